@@ -1,0 +1,162 @@
+"""Links and server ends over real gRPC on loopback: what is told first, what happens when either side goes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from weft.wire.channels import Link, Outbox, both_ways, channel
+from weft.wire.v1 import runner_pb2, runner_pb2_grpc
+
+
+def start(request_id: str) -> runner_pb2.GatewayToRunner:
+    return runner_pb2.GatewayToRunner(start=runner_pb2.Start(request_id=request_id))
+
+
+class Peer(runner_pb2_grpc.RunnerServicer):
+    """A server end that keeps what it was told and lets the test speak through its outbox."""
+
+    def __init__(self, outbox_limit: int = 100) -> None:
+        self.heard: asyncio.Queue[str] = asyncio.Queue()
+        self.outbox: Outbox[runner_pb2.RunnerToGateway] | None = None
+        self.limit = outbox_limit
+        self.ended = asyncio.Event()
+        self.fail_on: str | None = None
+
+    async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[runner_pb2.RunnerToGateway]:  # noqa: N802
+        self.outbox = Outbox(self.limit)
+        self.ended.clear()
+        try:
+            async for message in both_ways(request_iterator, context, self.outbox, self._on_message):
+                yield message
+        finally:
+            self.ended.set()
+
+    def _on_message(self, message: runner_pb2.GatewayToRunner) -> None:
+        if message.start.request_id == self.fail_on:
+            raise ValueError("cannot take that")
+        self.heard.put_nowait(message.start.request_id)
+
+
+async def serve_peer(peer: Peer, port: int = 0) -> tuple[grpc.aio.Server, int]:
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    runner_pb2_grpc.add_RunnerServicer_to_server(peer, server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    return server, port
+
+
+class Client:
+    """A link with its events as queues."""
+
+    def __init__(self, port: int) -> None:
+        self.channel = channel(f"127.0.0.1:{port}")
+        self.got: asyncio.Queue[str] = asyncio.Queue()
+        self.ups: asyncio.Queue[str] = asyncio.Queue()
+        self.hellos = 0
+        self.link: Link[runner_pb2.GatewayToRunner, runner_pb2.RunnerToGateway] = Link(
+            "test",
+            runner_pb2_grpc.RunnerStub(self.channel).Session,
+            hello=self._hello,
+            on_message=lambda m: self.got.put_nowait(m.no_room.request_id),
+            on_up=lambda: self.ups.put_nowait("up"),
+            on_down=lambda reason: self.ups.put_nowait(f"down: {reason}"),
+        )
+        self.task = asyncio.create_task(self.link.run())
+
+    def _hello(self) -> list[runner_pb2.GatewayToRunner]:
+        self.hellos += 1
+        return [start(f"hello{self.hellos}")]
+
+    async def close(self) -> None:
+        self.link.close()
+        await self.task
+        await self.channel.close()
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[tuple[Peer, Client]]:
+    peer = Peer()
+    server, port = await serve_peer(peer)
+    client = Client(port)
+    assert await client.ups.get() == "up"
+    yield peer, client
+    await client.close()
+    await server.stop(0)
+
+
+async def test_the_hello_comes_first_and_messages_keep_their_order(peer: tuple[Peer, Client]) -> None:
+    server, client = peer
+    for i in range(50):
+        assert client.link.send(start(str(i)))
+    assert [await server.heard.get() for _ in range(51)] == ["hello1", *map(str, range(50))]
+
+
+async def test_a_server_may_speak_first_and_ends_when_the_client_closes(peer: tuple[Peer, Client]) -> None:
+    server, client = peer
+    assert server.outbox is not None
+    server.outbox.put(runner_pb2.RunnerToGateway(no_room=runner_pb2.NoRoom(request_id="a")))
+    assert await client.got.get() == "a"
+    await client.close()
+    await asyncio.wait_for(server.ended.wait(), 5)
+
+
+async def test_a_link_finds_a_restarted_server_and_tells_its_hello_again() -> None:
+    first = Peer()
+    server, port = await serve_peer(first)
+    client = Client(port)
+    assert await client.ups.get() == "up"
+    await server.stop(0)
+    assert (await client.ups.get()).startswith("down")
+    assert not client.link.send(start("lost"))  # dropped: the next hello tells what still counts
+    second = Peer()
+    server, _ = await serve_peer(second, port)
+    assert await asyncio.wait_for(client.ups.get(), 10) == "up"
+    assert (await second.heard.get()).startswith("hello")
+    await client.close()
+    await server.stop(0)
+
+
+async def test_a_peer_that_does_not_read_is_cut_off_and_comes_back() -> None:
+    server = Peer(outbox_limit=3)
+    grpc_server, port = await serve_peer(server)
+    client = Client(port)
+    assert await client.ups.get() == "up"
+    assert await server.heard.get() == "hello1"
+    assert server.outbox is not None
+    message = runner_pb2.RunnerToGateway(no_room=runner_pb2.NoRoom(request_id="x"))
+    accepted = [server.outbox.put(message) for _ in range(5)]  # no chance to send in between
+    assert accepted == [True, True, True, False, False]
+    assert "RESOURCE_EXHAUSTED" in await client.ups.get()
+    assert await asyncio.wait_for(client.ups.get(), 10) == "up"
+    await client.close()
+    await grpc_server.stop(0)
+
+
+async def test_an_error_in_the_server_ends_the_stream_and_the_client_hears_of_it() -> None:
+    server = Peer()
+    server.fail_on = "bad"
+    grpc_server, port = await serve_peer(server)
+    client = Client(port)
+    assert await client.ups.get() == "up"
+    client.link.send(start("bad"))
+    assert (await client.ups.get()).startswith("down: UNKNOWN")
+    await client.close()
+    await grpc_server.stop(0)
+
+
+async def test_a_link_to_nobody_closes_at_once() -> None:
+    client = Client(1)  # nothing listens there
+    await asyncio.wait_for(client.close(), 5)
+    assert client.ups.empty()
+
+
+async def test_an_outbox_delivers_what_was_queued_before_it_closed() -> None:
+    outbox: Outbox[int] = Outbox()
+    outbox.put(1)
+    outbox.put(2)
+    outbox.close()
+    assert not outbox.put(3)
+    assert [m async for m in outbox] == [1, 2]

@@ -1,0 +1,57 @@
+"""A serving process: health, drain, a port in use."""
+
+import asyncio
+import os
+import signal
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from weft.wire.serving import serve, stop_on_signals
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+async def healthy(port: int) -> int:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service="weft.v1.X"), wait_for_ready=True, timeout=5)
+        return int(answer.status)
+
+
+async def test_sigterm_drains_before_the_server_stops() -> None:
+    port, stop = free_port(), stop_on_signals()
+    seen: list[int] = []
+
+    async def drain() -> None:
+        seen.append(await healthy(port))
+
+    task = asyncio.create_task(
+        serve(lambda _: None, listen=f"127.0.0.1:{port}", names=["weft.v1.X"], stop=stop, drain=drain)
+    )
+    assert await healthy(port) == health_pb2.HealthCheckResponse.SERVING
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(task, 10)
+    assert seen == [health_pb2.HealthCheckResponse.NOT_SERVING]
+
+
+async def test_a_port_in_use_is_an_error() -> None:
+    stop, port = asyncio.Event(), free_port()
+    first = asyncio.create_task(serve(lambda _: None, listen=f"127.0.0.1:{port}", names=[], stop=stop))
+    await healthy_default(port)
+    with pytest.raises(RuntimeError):
+        await serve(lambda _: None, listen=f"127.0.0.1:{port}", names=[], stop=stop)
+    stop.set()
+    await first
+
+
+async def healthy_default(port: int) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=5)

@@ -1,0 +1,73 @@
+"""Structured logs on the standard library's `logging`, one format for every process.
+
+An event is a short text plus key-values: `log.info("sequence admitted", extra=kv(request_id=r, adapter=d))`.
+`text` is for people (a line with `key=value` pairs), `json` for collectors (one object a line). Nothing is logged per
+token at INFO. Keys used everywhere: `request_id`, `adapter`, `pool`, `runner`, `epoch`.
+"""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+
+def kv(**fields: object) -> dict[str, dict[str, object]]:
+    """Key-values of a log event, kept apart from the attributes of `LogRecord`."""
+    return {"kv": fields}
+
+
+def configure(component: str, *, level: str = "INFO", fmt: str = "text") -> None:
+    """Send the whole process's logs to standard error. `fmt` is "text" or "json"."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(component) if fmt == "json" else TextFormatter(component))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class TextFormatter(logging.Formatter):
+    """`12:00:00.123 INFO  runner  sequence admitted  request_id=r1 adapter=sha256:ab`"""
+
+    def __init__(self, component: str) -> None:
+        super().__init__()
+        self._component = component
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
+        pairs = " ".join(f"{k}={_plain(v)}" for k, v in _fields(record).items())
+        line = f"{stamp} {record.levelname:<7} {self._component:<10} {record.getMessage()}  {pairs}".rstrip()
+        return line + _trace(self, record)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: ts, level, component, logger, event, then the key-values."""
+
+    def __init__(self, component: str) -> None:
+        super().__init__()
+        self._component = component
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "component": self._component,
+            "logger": record.name,
+            "event": record.getMessage(),
+            **_fields(record),
+        }
+        if trace := _trace(self, record):
+            entry["exception"] = trace.strip()
+        return json.dumps(entry, default=str)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    fields: dict[str, object] = getattr(record, "kv", {})
+    return fields
+
+
+def _plain(value: object) -> str:
+    text = str(value)
+    return json.dumps(text) if " " in text or "\n" in text or '"' in text else text
+
+
+def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    return "\n" + formatter.formatException(record.exc_info) if record.exc_info else ""

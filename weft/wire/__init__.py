@@ -1,0 +1,1 @@
+"""The wire: protobuf contracts (`weft.wire.v1`), streams that come back, servers that drain."""

@@ -1,0 +1,193 @@
+"""One long-lived bidirectional stream per pair of processes, and how it comes back.
+
+The rule that keeps this small: what a stream carries is *state that can be told again*. A link that breaks drops what
+was queued; on the next connection `hello()` tells everything that still counts. So there is no sequence number, no
+replay buffer and no unbounded queue: a queue that fills up breaks the link, and the hello repairs it.
+
+A link to a peer of the control plane reconnects for as long as its process lives (pauses are bounded and jittered): a
+restarted peer has to be found again without anybody's help.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from weft.telemetry.logs import kv
+
+Out = TypeVar("Out")
+In = TypeVar("In")
+log = logging.getLogger(__name__)
+
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
+ACCEPTED = ("weft-accepted", "1")  # a server's first word: the handler runs (a failed call has no such metadata)
+
+
+class Outbox(Generic[Out]):
+    """Messages on their way out: bounded, ordered, closed once. Iterate it to send; overflow closes it."""
+
+    def __init__(self, limit: int = 20_000) -> None:
+        self._queue: asyncio.Queue[Out | None] = asyncio.Queue()
+        self._limit = limit
+        self.closed = False
+        self.overflowed = False
+
+    def put(self, message: Out) -> bool:
+        """Queue a message. False (and closed from then on) when the peer does not keep up."""
+        if self.closed:
+            return False
+        if self._queue.qsize() >= self._limit:
+            self.overflowed = True
+            self.close()
+            return False
+        self._queue.put_nowait(message)
+        return True
+
+    def close(self) -> None:
+        """No more messages; what is queued is still delivered to the iterator."""
+        if not self.closed:
+            self.closed = True
+            self._queue.put_nowait(None)
+
+    async def __aiter__(self) -> AsyncIterator[Out]:
+        while (message := await self._queue.get()) is not None:
+            yield message
+
+
+class Opener(Protocol):
+    """A generated stub's stream-stream method."""
+
+    def __call__(self, request_iterator: Any, /) -> Any: ...
+
+
+class Link(Generic[Out, In]):
+    """The client's end of a stream that comes back by itself. One owner, one event loop.
+
+    `open` is the stub's method, `hello()` returns what has to be told first on every connection, `on_message` takes
+    each message in order, `on_up`/`on_down` (optional) mark the connection's life. Callbacks must not block.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open: Opener,  # noqa: A002 (it opens)
+        *,
+        hello: Callable[[], Iterable[Out]],
+        on_message: Callable[[In], None],
+        on_up: Callable[[], None] | None = None,
+        on_down: Callable[[str], None] | None = None,
+    ) -> None:
+        self._name, self._open, self._hello, self._on_message = name, open, hello, on_message
+        self._on_up, self._on_down = on_up, on_down
+        self._outbox: Outbox[Out] | None = None
+        self._closed = asyncio.Event()
+        self.up = False
+
+    def send(self, message: Out) -> bool:
+        """Queue a message on the present connection; False when there is none (the next hello will tell)."""
+        return self._outbox is not None and self._outbox.put(message)
+
+    def close(self) -> None:
+        """End the stream and `run()`."""
+        self._closed.set()
+        if self._outbox is not None:
+            self._outbox.close()
+
+    async def run(self) -> None:
+        """Connect, pump, reconnect, until closed."""
+        pause_s = PAUSE_MIN_S
+        while not self._closed.is_set():
+            was_up = await self._connection()
+            pause_s = PAUSE_MIN_S if was_up else min(pause_s * 2, PAUSE_MAX_S)
+            if not self._closed.is_set():
+                await self._pause(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (jitter, not a secret)
+
+    async def _connection(self) -> bool:
+        """One connection from hello to its end; True if the peer said anything."""
+        outbox: Outbox[Out] = Outbox()
+        for message in self._hello():
+            outbox.put(message)
+        self._outbox = outbox
+        call, reason = self._open(aiter(outbox)), "closed by the peer"
+        try:
+            if ACCEPTED[0] in dict(await call.initial_metadata() or ()):
+                self._mark_up()
+            async for message in call:
+                self._on_message(message)
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+        finally:
+            self._outbox = None
+            outbox.close()
+            call.cancel()
+        was_up, self.up = self.up, False
+        if was_up:
+            log.info("link down", extra=kv(link=self._name, reason=reason))
+            if self._on_down:
+                self._on_down(reason)
+        return was_up
+
+    def _mark_up(self) -> None:
+        self.up = True
+        log.info("link up", extra=kv(link=self._name))
+        if self._on_up:
+            self._on_up()
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._closed.wait(), seconds)
+        except TimeoutError:
+            return
+
+
+async def both_ways(
+    requests: AsyncIterator[In],
+    context: "grpc.aio.ServicerContext[In, Out]",
+    outbox: Outbox[Out],
+    on_message: Callable[[In], None],
+) -> AsyncIterator[Out]:
+    """The server's end of a stream: hands each request to `on_message`, yields the outbox until either side ends.
+
+    An exception of `on_message` ends the stream with that exception. The caller's `finally` learns of every end.
+    """
+    await context.send_initial_metadata((ACCEPTED,))
+    reader = asyncio.create_task(_read(requests, outbox, on_message))
+    try:
+        async for message in outbox:
+            yield message
+        if outbox.overflowed:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the peer does not read fast enough")
+        if reader.done():
+            reader.result()
+    finally:
+        reader.cancel()
+
+
+async def _read(requests: AsyncIterator[In], outbox: Outbox[Out], on_message: Callable[[In], None]) -> None:
+    try:
+        async for message in requests:
+            on_message(message)
+    finally:
+        outbox.close()
+
+
+def channel(address: str) -> grpc.aio.Channel:
+    """A channel with Weft's keepalive and bounds; plain text, as on loopback."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)

@@ -1,0 +1,81 @@
+"""The life of a process that serves gRPC: health, probes, SIGTERM, drain. One function for every service."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from weft.telemetry.logs import kv
+from weft.telemetry.probes import Probes
+from weft.wire.channels import CHANNEL_OPTIONS
+
+log = logging.getLogger(__name__)
+
+SERVER_OPTIONS = [
+    *CHANNEL_OPTIONS,
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not a silent share
+]
+
+
+def stop_on_signals() -> asyncio.Event:
+    """An event that SIGTERM or SIGINT sets. Call it before the start-up work that a signal may interrupt."""
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    return stop
+
+
+async def serve(
+    register: Callable[[grpc.aio.Server], None],
+    *,
+    listen: str,
+    names: Iterable[str],
+    stop: asyncio.Event,
+    probes: Probes | None = None,
+    drain: Callable[[], Awaitable[None]] | None = None,
+    grace_s: float = 1.0,
+) -> None:
+    """Serve until `stop`, then NOT_SERVING, `drain()`, and close within `grace_s`.
+
+    Raises RuntimeError when the address is in use.
+    """
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    statuses: _Statuses = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue] (not in the stubs)
+    health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
+    register(server)
+    server.add_insecure_port(listen)
+    await server.start()
+    await _set_health(statuses, names, health_pb2.HealthCheckResponse.SERVING)
+    log.info("serving", extra=kv(listen=listen))
+    beat = asyncio.create_task(_beat(probes)) if probes else None
+    await stop.wait()
+    await _set_health(statuses, names, health_pb2.HealthCheckResponse.NOT_SERVING)
+    log.info("draining")
+    if drain:
+        await drain()
+    await server.stop(grace_s)
+    if beat:
+        beat.cancel()
+
+
+class _Statuses(Protocol):
+    """The health servicer: what is said of each service name."""
+
+    async def set(self, service: str, status: int) -> None: ...
+
+
+async def _set_health(statuses: _Statuses, names: Iterable[str], status: int) -> None:
+    for name in ("", *names):
+        await statuses.set(name, status)
+
+
+async def _beat(probes: Probes) -> None:
+    while True:
+        probes.beat()
+        await asyncio.sleep(1.0)

@@ -1,0 +1,1 @@
+"""Generated from the .proto files beside this one; `make proto` writes it again, a test keeps it current."""

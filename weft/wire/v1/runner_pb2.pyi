@@ -1,0 +1,157 @@
+from weft.wire.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GatewayToRunner(_message.Message):
+    __slots__ = ("hello", "start", "stop")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    hello: SessionHello
+    start: Start
+    stop: Stop
+    def __init__(self, hello: _Optional[_Union[SessionHello, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+
+class SessionHello(_message.Message):
+    __slots__ = ("gateway_id", "incarnation")
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    gateway_id: str
+    incarnation: str
+    def __init__(self, gateway_id: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("request_id", "epoch", "adapter_digest", "prompt_tokens", "emitted_tokens", "max_tokens", "reservation_tokens", "sampling", "gateway_request_id")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: _common_pb2.Epoch
+    adapter_digest: str
+    prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
+    emitted_tokens: _containers.RepeatedScalarFieldContainer[int]
+    max_tokens: int
+    reservation_tokens: int
+    sampling: Sampling
+    gateway_request_id: str
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., emitted_tokens: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., gateway_request_id: _Optional[str] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("seed", "choice", "temperature", "top_p", "ignore_eos")
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    seed: int
+    choice: int
+    temperature: float
+    top_p: float
+    ignore_eos: bool
+    def __init__(self, seed: _Optional[int] = ..., choice: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
+
+class Stop(_message.Message):
+    __slots__ = ("request_id", "epoch")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: _common_pb2.Epoch
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ...) -> None: ...
+
+class RunnerToGateway(_message.Message):
+    __slots__ = ("ready", "step", "no_room", "ended", "draining")
+    READY_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NO_ROOM_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    ready: SessionReady
+    step: Step
+    no_room: NoRoom
+    ended: Ended
+    draining: Draining
+    def __init__(self, ready: _Optional[_Union[SessionReady, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., no_room: _Optional[_Union[NoRoom, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+
+class SessionReady(_message.Message):
+    __slots__ = ("runner",)
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    runner: _common_pb2.RunnerId
+    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("iteration", "sequences")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    iteration: int
+    sequences: _containers.RepeatedCompositeFieldContainer[SequenceTokens]
+    def __init__(self, iteration: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceTokens, _Mapping]]] = ...) -> None: ...
+
+class SequenceTokens(_message.Message):
+    __slots__ = ("request_id", "epoch", "position", "tokens", "finish_reason", "doublings")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    DOUBLINGS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: _common_pb2.Epoch
+    position: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    finish_reason: _common_pb2.FinishReason
+    doublings: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., doublings: _Optional[int] = ...) -> None: ...
+
+class NoRoom(_message.Message):
+    __slots__ = ("request_id", "epoch", "free_pages", "reason")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: _common_pb2.Epoch
+    free_pages: int
+    reason: str
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., free_pages: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Ended(_message.Message):
+    __slots__ = ("request_id", "epoch", "reason", "detail", "emitted_tokens")
+    class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        REASON_UNSPECIFIED: _ClassVar[Ended.Reason]
+        DRAINED: _ClassVar[Ended.Reason]
+        LOAD_FAILED: _ClassVar[Ended.Reason]
+        INTERNAL: _ClassVar[Ended.Reason]
+        UNKNOWN_ADAPTER: _ClassVar[Ended.Reason]
+    REASON_UNSPECIFIED: Ended.Reason
+    DRAINED: Ended.Reason
+    LOAD_FAILED: Ended.Reason
+    INTERNAL: Ended.Reason
+    UNKNOWN_ADAPTER: Ended.Reason
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: _common_pb2.Epoch
+    reason: Ended.Reason
+    detail: str
+    emitted_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., reason: _Optional[_Union[Ended.Reason, str]] = ..., detail: _Optional[str] = ..., emitted_tokens: _Optional[int] = ...) -> None: ...
+
+class Draining(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

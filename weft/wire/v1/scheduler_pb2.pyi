@@ -1,0 +1,430 @@
+from weft.wire.v1 import common_pb2 as _common_pb2
+from weft.wire.v1 import supervisor_pb2 as _supervisor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GatewayToScheduler(_message.Message):
+    __slots__ = ("hello", "submit", "failed", "cancel", "outcome", "started")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    hello: GatewayHello
+    submit: Submit
+    failed: Failed
+    cancel: Cancel
+    outcome: _common_pb2.Outcome
+    started: Started
+    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., outcome: _Optional[_Union[_common_pb2.Outcome, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ...) -> None: ...
+
+class GatewayHello(_message.Message):
+    __slots__ = ("gateway_id", "resubmit_complete")
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    RESUBMIT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    gateway_id: str
+    resubmit_complete: bool
+    def __init__(self, gateway_id: _Optional[str] = ..., resubmit_complete: _Optional[bool] = ...) -> None: ...
+
+class Submit(_message.Message):
+    __slots__ = ("request_id", "pool", "namespace", "model_name", "adapter_digest", "prompt_tokens", "emitted_tokens", "max_tokens", "p50_tokens", "p90_tokens", "waited_ms", "epoch", "runner", "moves", "reservation_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    P50_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    P90_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_MS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    pool: str
+    namespace: str
+    model_name: str
+    adapter_digest: str
+    prompt_tokens: int
+    emitted_tokens: int
+    max_tokens: int
+    p50_tokens: int
+    p90_tokens: int
+    waited_ms: int
+    epoch: _common_pb2.Epoch
+    runner: _common_pb2.RunnerId
+    moves: int
+    reservation_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., emitted_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., p50_tokens: _Optional[int] = ..., p90_tokens: _Optional[int] = ..., waited_ms: _Optional[int] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., moves: _Optional[int] = ..., reservation_tokens: _Optional[int] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("request_id", "epoch", "reason", "emitted_tokens", "free_pages", "detail")
+    class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        REASON_UNSPECIFIED: _ClassVar[Failed.Reason]
+        SESSION_LOST: _ClassVar[Failed.Reason]
+        NO_ROOM: _ClassVar[Failed.Reason]
+        PREEMPTED: _ClassVar[Failed.Reason]
+        DRAINED: _ClassVar[Failed.Reason]
+        LOAD_FAILED: _ClassVar[Failed.Reason]
+        RUNNER_ERROR: _ClassVar[Failed.Reason]
+    REASON_UNSPECIFIED: Failed.Reason
+    SESSION_LOST: Failed.Reason
+    NO_ROOM: Failed.Reason
+    PREEMPTED: Failed.Reason
+    DRAINED: Failed.Reason
+    LOAD_FAILED: Failed.Reason
+    RUNNER_ERROR: Failed.Reason
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: _common_pb2.Epoch
+    reason: Failed.Reason
+    emitted_tokens: int
+    free_pages: int
+    detail: str
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., reason: _Optional[_Union[Failed.Reason, str]] = ..., emitted_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Cancel(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class Started(_message.Message):
+    __slots__ = ("request_id", "epoch")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: _common_pb2.Epoch
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ...) -> None: ...
+
+class SchedulerToGateway(_message.Message):
+    __slots__ = ("assign", "preempt", "reject", "routes", "outcome_ack", "runner_gone")
+    ASSIGN_FIELD_NUMBER: _ClassVar[int]
+    PREEMPT_FIELD_NUMBER: _ClassVar[int]
+    REJECT_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_ACK_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_GONE_FIELD_NUMBER: _ClassVar[int]
+    assign: Assign
+    preempt: Preempt
+    reject: Reject
+    routes: Routes
+    outcome_ack: OutcomeAck
+    runner_gone: RunnerGone
+    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., outcome_ack: _Optional[_Union[OutcomeAck, _Mapping]] = ..., runner_gone: _Optional[_Union[RunnerGone, _Mapping]] = ...) -> None: ...
+
+class Assign(_message.Message):
+    __slots__ = ("request_id", "epoch", "runner", "address", "reservation_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: _common_pb2.Epoch
+    runner: _common_pb2.RunnerId
+    address: str
+    reservation_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., reservation_tokens: _Optional[int] = ...) -> None: ...
+
+class Preempt(_message.Message):
+    __slots__ = ("request_id", "epoch")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: _common_pb2.Epoch
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ...) -> None: ...
+
+class RunnerGone(_message.Message):
+    __slots__ = ("runner",)
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    runner: _common_pb2.RunnerId
+    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ...) -> None: ...
+
+class Reject(_message.Message):
+    __slots__ = ("request_id", "reason", "message", "retry_after_ms")
+    class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        REASON_UNSPECIFIED: _ClassVar[Reject.Reason]
+        QUEUE_FULL: _ClassVar[Reject.Reason]
+        TOO_LARGE: _ClassVar[Reject.Reason]
+        UNKNOWN_POOL: _ClassVar[Reject.Reason]
+        TOO_MANY_MOVES: _ClassVar[Reject.Reason]
+        ADAPTER_FAILED: _ClassVar[Reject.Reason]
+        UNKNOWN_ADAPTER: _ClassVar[Reject.Reason]
+    REASON_UNSPECIFIED: Reject.Reason
+    QUEUE_FULL: Reject.Reason
+    TOO_LARGE: Reject.Reason
+    UNKNOWN_POOL: Reject.Reason
+    TOO_MANY_MOVES: Reject.Reason
+    ADAPTER_FAILED: Reject.Reason
+    UNKNOWN_ADAPTER: Reject.Reason
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    reason: Reject.Reason
+    message: str
+    retry_after_ms: int
+    def __init__(self, request_id: _Optional[str] = ..., reason: _Optional[_Union[Reject.Reason, str]] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+
+class OutcomeAck(_message.Message):
+    __slots__ = ("request_ids",)
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Routes(_message.Message):
+    __slots__ = ("version", "routes", "pools", "keys", "keys_known")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    routes: _containers.RepeatedCompositeFieldContainer[Route]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolRoute]
+    keys: _containers.RepeatedCompositeFieldContainer[KeyRoute]
+    keys_known: bool
+    def __init__(self, version: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[PoolRoute, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[KeyRoute, _Mapping]]] = ..., keys_known: _Optional[bool] = ...) -> None: ...
+
+class Route(_message.Message):
+    __slots__ = ("model_name", "namespace", "pool", "adapter_digest", "rank", "uid", "created_unix_s")
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    model_name: str
+    namespace: str
+    pool: str
+    adapter_digest: str
+    rank: int
+    uid: str
+    created_unix_s: int
+    def __init__(self, model_name: _Optional[str] = ..., namespace: _Optional[str] = ..., pool: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., rank: _Optional[int] = ..., uid: _Optional[str] = ..., created_unix_s: _Optional[int] = ...) -> None: ...
+
+class PoolRoute(_message.Message):
+    __slots__ = ("pool", "base_digest", "base_model_name", "max_context_tokens", "ready_runners", "shared_all", "shared_namespaces")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    READY_RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_ALL_FIELD_NUMBER: _ClassVar[int]
+    SHARED_NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    base_digest: str
+    base_model_name: str
+    max_context_tokens: int
+    ready_runners: int
+    shared_all: bool
+    shared_namespaces: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., ready_runners: _Optional[int] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class KeyRoute(_message.Message):
+    __slots__ = ("key_hash", "namespace", "key_id")
+    KEY_HASH_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    key_hash: str
+    namespace: str
+    key_id: str
+    def __init__(self, key_hash: _Optional[str] = ..., namespace: _Optional[str] = ..., key_id: _Optional[str] = ...) -> None: ...
+
+class SupervisorToScheduler(_message.Message):
+    __slots__ = ("hello", "report", "outcome_ack", "keys")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_ACK_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    hello: SupervisorHello
+    report: ClusterReport
+    outcome_ack: OutcomeAck
+    keys: Keys
+    def __init__(self, hello: _Optional[_Union[SupervisorHello, _Mapping]] = ..., report: _Optional[_Union[ClusterReport, _Mapping]] = ..., outcome_ack: _Optional[_Union[OutcomeAck, _Mapping]] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ...) -> None: ...
+
+class SupervisorHello(_message.Message):
+    __slots__ = ("supervisor_id", "highest_term")
+    SUPERVISOR_ID_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_TERM_FIELD_NUMBER: _ClassVar[int]
+    supervisor_id: str
+    highest_term: int
+    def __init__(self, supervisor_id: _Optional[str] = ..., highest_term: _Optional[int] = ...) -> None: ...
+
+class ClusterReport(_message.Message):
+    __slots__ = ("runners", "lost", "preempts")
+    RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTS_FIELD_NUMBER: _ClassVar[int]
+    runners: _containers.RepeatedCompositeFieldContainer[_supervisor_pb2.RunnerState]
+    lost: _containers.RepeatedCompositeFieldContainer[_common_pb2.RunnerId]
+    preempts: _containers.RepeatedCompositeFieldContainer[PreemptDecision]
+    def __init__(self, runners: _Optional[_Iterable[_Union[_supervisor_pb2.RunnerState, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[_common_pb2.RunnerId, _Mapping]]] = ..., preempts: _Optional[_Iterable[_Union[PreemptDecision, _Mapping]]] = ...) -> None: ...
+
+class PreemptDecision(_message.Message):
+    __slots__ = ("runner", "request_id", "epoch", "for_request_id", "reservation_tokens")
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FOR_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    runner: _common_pb2.RunnerId
+    request_id: str
+    epoch: _common_pb2.Epoch
+    for_request_id: str
+    reservation_tokens: int
+    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., for_request_id: _Optional[str] = ..., reservation_tokens: _Optional[int] = ...) -> None: ...
+
+class Keys(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[KeyRoute]
+    def __init__(self, keys: _Optional[_Iterable[_Union[KeyRoute, _Mapping]]] = ...) -> None: ...
+
+class SchedulerToSupervisor(_message.Message):
+    __slots__ = ("hello", "orders", "outcome")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    hello: SchedulerHello
+    orders: RunnerOrders
+    outcome: _common_pb2.Outcome
+    def __init__(self, hello: _Optional[_Union[SchedulerHello, _Mapping]] = ..., orders: _Optional[_Union[RunnerOrders, _Mapping]] = ..., outcome: _Optional[_Union[_common_pb2.Outcome, _Mapping]] = ...) -> None: ...
+
+class SchedulerHello(_message.Message):
+    __slots__ = ("term",)
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    def __init__(self, term: _Optional[int] = ...) -> None: ...
+
+class RunnerOrders(_message.Message):
+    __slots__ = ("runner", "order")
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    runner: _common_pb2.RunnerId
+    order: _supervisor_pb2.RunnerOrder
+    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., order: _Optional[_Union[_supervisor_pb2.RunnerOrder, _Mapping]] = ...) -> None: ...
+
+class RegistryToScheduler(_message.Message):
+    __slots__ = ("version", "snapshot", "pools", "adapters", "removed_pools", "removed_adapter_uids")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_POOLS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_ADAPTER_UIDS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    snapshot: bool
+    pools: _containers.RepeatedCompositeFieldContainer[PoolDesired]
+    adapters: _containers.RepeatedCompositeFieldContainer[AdapterDesired]
+    removed_pools: _containers.RepeatedScalarFieldContainer[str]
+    removed_adapter_uids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., snapshot: _Optional[bool] = ..., pools: _Optional[_Iterable[_Union[PoolDesired, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterDesired, _Mapping]]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_adapter_uids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PoolDesired(_message.Message):
+    __slots__ = ("pool", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "max_moves", "placement", "queue", "reservation", "created_unix_s", "min_runners")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    SHARED_ALL_FIELD_NUMBER: _ClassVar[int]
+    SHARED_NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MOVES_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    MIN_RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    base_digest: str
+    base_model_name: str
+    shared_all: bool
+    shared_namespaces: _containers.RepeatedScalarFieldContainer[str]
+    max_queue: int
+    max_moves: int
+    placement: str
+    queue: str
+    reservation: str
+    created_unix_s: int
+    min_runners: int
+    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., max_moves: _Optional[int] = ..., placement: _Optional[str] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ...) -> None: ...
+
+class AdapterDesired(_message.Message):
+    __slots__ = ("uid", "namespace", "name", "model_name", "pool", "digest", "rank", "bytes", "pinned", "created_unix_s")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    uid: str
+    namespace: str
+    name: str
+    model_name: str
+    pool: str
+    digest: str
+    rank: int
+    bytes: int
+    pinned: bool
+    created_unix_s: int
+    def __init__(self, uid: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., model_name: _Optional[str] = ..., pool: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., created_unix_s: _Optional[int] = ...) -> None: ...
+
+class SchedulerToRegistry(_message.Message):
+    __slots__ = ("pool", "adapter")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    pool: PoolStatus
+    adapter: AdapterStatus
+    def __init__(self, pool: _Optional[_Union[PoolStatus, _Mapping]] = ..., adapter: _Optional[_Union[AdapterStatus, _Mapping]] = ...) -> None: ...
+
+class PoolStatus(_message.Message):
+    __slots__ = ("pool", "ready_runners", "wanted_runners", "running", "queued")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    READY_RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    WANTED_RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    ready_runners: int
+    wanted_runners: int
+    running: int
+    queued: int
+    def __init__(self, pool: _Optional[str] = ..., ready_runners: _Optional[int] = ..., wanted_runners: _Optional[int] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ...) -> None: ...
+
+class AdapterStatus(_message.Message):
+    __slots__ = ("uid", "digest", "routed", "ready_runners", "load_errors")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ROUTED_FIELD_NUMBER: _ClassVar[int]
+    READY_RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    uid: str
+    digest: str
+    routed: bool
+    ready_runners: int
+    load_errors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, uid: _Optional[str] = ..., digest: _Optional[str] = ..., routed: _Optional[bool] = ..., ready_runners: _Optional[int] = ..., load_errors: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -1,0 +1,257 @@
+from weft.wire.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RunnerToSupervisor(_message.Message):
+    __slots__ = ("hello", "state", "heartbeat")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    hello: RunnerHello
+    state: RunnerState
+    heartbeat: Heartbeat
+    def __init__(self, hello: _Optional[_Union[RunnerHello, _Mapping]] = ..., state: _Optional[_Union[RunnerState, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+
+class RunnerHello(_message.Message):
+    __slots__ = ("runner", "address", "pool", "base_digest", "numerics_class", "page_tokens", "total_pages", "max_sequences", "max_adapters", "max_rank", "max_context_tokens")
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_CLASS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    MAX_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_RANK_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    runner: _common_pb2.RunnerId
+    address: str
+    pool: str
+    base_digest: str
+    numerics_class: str
+    page_tokens: int
+    total_pages: int
+    max_sequences: int
+    max_adapters: int
+    max_rank: int
+    max_context_tokens: int
+    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., numerics_class: _Optional[str] = ..., page_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_adapters: _Optional[int] = ..., max_rank: _Optional[int] = ..., max_context_tokens: _Optional[int] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RunnerState(_message.Message):
+    __slots__ = ("runner", "sequence", "free_pages", "used_pages", "sequences", "adapters", "overruns", "draining", "ready", "highest_term", "iterations", "forwards", "grown_pages", "doublings", "desired_version", "id")
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    USED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    OVERRUNS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_TERM_FIELD_NUMBER: _ClassVar[int]
+    ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    FORWARDS_FIELD_NUMBER: _ClassVar[int]
+    GROWN_PAGES_FIELD_NUMBER: _ClassVar[int]
+    DOUBLINGS_FIELD_NUMBER: _ClassVar[int]
+    DESIRED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    runner: RunnerHello
+    sequence: int
+    free_pages: int
+    used_pages: int
+    sequences: _containers.RepeatedCompositeFieldContainer[SequenceState]
+    adapters: _containers.RepeatedCompositeFieldContainer[AdapterState]
+    overruns: _containers.RepeatedCompositeFieldContainer[Overrun]
+    draining: bool
+    ready: bool
+    highest_term: int
+    iterations: int
+    forwards: int
+    grown_pages: int
+    doublings: int
+    desired_version: int
+    id: _common_pb2.RunnerId
+    def __init__(self, runner: _Optional[_Union[RunnerHello, _Mapping]] = ..., sequence: _Optional[int] = ..., free_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceState, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., overruns: _Optional[_Iterable[_Union[Overrun, _Mapping]]] = ..., draining: _Optional[bool] = ..., ready: _Optional[bool] = ..., highest_term: _Optional[int] = ..., iterations: _Optional[int] = ..., forwards: _Optional[int] = ..., grown_pages: _Optional[int] = ..., doublings: _Optional[int] = ..., desired_version: _Optional[int] = ..., id: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ...) -> None: ...
+
+class SequenceState(_message.Message):
+    __slots__ = ("request_id", "epoch", "gateway_id", "adapter_digest", "reserved_pages", "used_pages", "tokens", "admitted", "reservation_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    USED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: _common_pb2.Epoch
+    gateway_id: str
+    adapter_digest: str
+    reserved_pages: int
+    used_pages: int
+    tokens: int
+    admitted: int
+    reservation_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., gateway_id: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., reserved_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., tokens: _Optional[int] = ..., admitted: _Optional[int] = ..., reservation_tokens: _Optional[int] = ...) -> None: ...
+
+class AdapterState(_message.Message):
+    __slots__ = ("digest", "tier", "running", "bytes", "loading", "error", "rank")
+    class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        TIER_UNSPECIFIED: _ClassVar[AdapterState.Tier]
+        REMOTE: _ClassVar[AdapterState.Tier]
+        DISK: _ClassVar[AdapterState.Tier]
+        HOST: _ClassVar[AdapterState.Tier]
+        DEVICE: _ClassVar[AdapterState.Tier]
+    TIER_UNSPECIFIED: AdapterState.Tier
+    REMOTE: AdapterState.Tier
+    DISK: AdapterState.Tier
+    HOST: AdapterState.Tier
+    DEVICE: AdapterState.Tier
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    tier: AdapterState.Tier
+    running: int
+    bytes: int
+    loading: bool
+    error: str
+    rank: int
+    def __init__(self, digest: _Optional[str] = ..., tier: _Optional[_Union[AdapterState.Tier, str]] = ..., running: _Optional[int] = ..., bytes: _Optional[int] = ..., loading: _Optional[bool] = ..., error: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
+
+class Overrun(_message.Message):
+    __slots__ = ("request_id", "epoch", "wanted_pages", "reservation_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WANTED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: _common_pb2.Epoch
+    wanted_pages: int
+    reservation_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., wanted_pages: _Optional[int] = ..., reservation_tokens: _Optional[int] = ...) -> None: ...
+
+class SupervisorToRunner(_message.Message):
+    __slots__ = ("registered", "order")
+    REGISTERED_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    registered: Registered
+    order: RunnerOrder
+    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., order: _Optional[_Union[RunnerOrder, _Mapping]] = ...) -> None: ...
+
+class Registered(_message.Message):
+    __slots__ = ("lease_ms", "report_ms")
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_MS_FIELD_NUMBER: _ClassVar[int]
+    lease_ms: int
+    report_ms: int
+    def __init__(self, lease_ms: _Optional[int] = ..., report_ms: _Optional[int] = ...) -> None: ...
+
+class RunnerOrder(_message.Message):
+    __slots__ = ("drain", "has_desired", "desired_version", "desired")
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    HAS_DESIRED_FIELD_NUMBER: _ClassVar[int]
+    DESIRED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DESIRED_FIELD_NUMBER: _ClassVar[int]
+    drain: bool
+    has_desired: bool
+    desired_version: int
+    desired: _containers.RepeatedCompositeFieldContainer[DesiredAdapter]
+    def __init__(self, drain: _Optional[bool] = ..., has_desired: _Optional[bool] = ..., desired_version: _Optional[int] = ..., desired: _Optional[_Iterable[_Union[DesiredAdapter, _Mapping]]] = ...) -> None: ...
+
+class DesiredAdapter(_message.Message):
+    __slots__ = ("digest", "rank", "bytes", "pinned")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    rank: int
+    bytes: int
+    pinned: bool
+    def __init__(self, digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ...) -> None: ...
+
+class CreateKeyRequest(_message.Message):
+    __slots__ = ("namespace", "note")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    note: str
+    def __init__(self, namespace: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
+
+class CreateKeyResponse(_message.Message):
+    __slots__ = ("key", "key_id")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    key_id: str
+    def __init__(self, key: _Optional[str] = ..., key_id: _Optional[str] = ...) -> None: ...
+
+class RevokeKeyRequest(_message.Message):
+    __slots__ = ("key_id",)
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    key_id: str
+    def __init__(self, key_id: _Optional[str] = ...) -> None: ...
+
+class RevokeKeyResponse(_message.Message):
+    __slots__ = ("existed",)
+    EXISTED_FIELD_NUMBER: _ClassVar[int]
+    existed: bool
+    def __init__(self, existed: _Optional[bool] = ...) -> None: ...
+
+class ListKeysRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListKeysResponse(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[KeyInfo]
+    def __init__(self, keys: _Optional[_Iterable[_Union[KeyInfo, _Mapping]]] = ...) -> None: ...
+
+class KeyInfo(_message.Message):
+    __slots__ = ("key_id", "namespace", "note", "created_unix_s", "revoked")
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
+    key_id: str
+    namespace: str
+    note: str
+    created_unix_s: int
+    revoked: bool
+    def __init__(self, key_id: _Optional[str] = ..., namespace: _Optional[str] = ..., note: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., revoked: _Optional[bool] = ...) -> None: ...
+
+class ListRunnersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRunnersResponse(_message.Message):
+    __slots__ = ("runners", "grows", "preempts", "doublings")
+    RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    GROWS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTS_FIELD_NUMBER: _ClassVar[int]
+    DOUBLINGS_FIELD_NUMBER: _ClassVar[int]
+    runners: _containers.RepeatedCompositeFieldContainer[RunnerState]
+    grows: int
+    preempts: int
+    doublings: int
+    def __init__(self, runners: _Optional[_Iterable[_Union[RunnerState, _Mapping]]] = ..., grows: _Optional[int] = ..., preempts: _Optional[int] = ..., doublings: _Optional[int] = ...) -> None: ...
