@@ -21,6 +21,17 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 up: install  ## install, then the whole stack on this machine with a small real model
 	@$(BIN)/weft up --demo
 
+check: install  ## format, lint, types, import contracts, unit tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/unit tests/kernels -m "not oracle" -q
+
+# Suites in order, each with its own budget in seconds on 2 cores; a suite that overruns its budget fails.
+test: install  ## all tests; no GPU, no network beyond package installation
+	@$(BIN)/python tests/suites.py
+
 proto: install  ## regenerate weft/wire/v1 from its .proto files
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. weft/wire/v1/*.proto
 
