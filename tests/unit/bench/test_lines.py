@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from weft_bench.lines import BadLine, BadTarget, Line, Origin, append, is_met, missed, newest, read
 from weft_bench.render import page
 

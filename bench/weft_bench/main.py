@@ -1,0 +1,55 @@
+"""`weft bench ...`: measure, render, check."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft_bench.lines import Line, append, missed, read
+from weft_bench.render import page
+
+app = typer.Typer(no_args_is_help=True, help="Benchmarks: each writes raw lines and a page under docs/benchmarks/.")
+
+Docs = Annotated[Path, typer.Option("--docs", help="Where pages and raw lines are kept.")]
+DEFAULT_DOCS = Path("docs/benchmarks")
+
+
+@app.command()
+def path(
+    docs: Docs = DEFAULT_DOCS,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
+) -> None:
+    """Requests and tokens a second, TTFT and token times through the whole stack (quickstart model, 1 and 32 streams).
+
+    Starts its own stack in a temporary data directory on a free port and stops it again; takes about a minute.
+    Run it on an otherwise idle machine.
+    """
+    from weft_bench import path as bench
+    from weft_bench.through_stack import measure
+
+    keep("path", bench.__doc__ or "", asyncio.run(measure(seed)), docs)
+
+
+@app.command()
+def check(docs: Docs = DEFAULT_DOCS) -> None:
+    """List every target that the newest figures miss (unmeasured ones too); exit 1 if there is one."""
+    failures = [(raw.stem, line) for raw in sorted((docs / "raw").glob("*.jsonl")) for line in missed(read(raw))]
+    for name, line in failures:
+        value = "not measured" if line.value is None else f"{line.value:.4g} {line.unit}"
+        typer.echo(
+            f"{name}: {line.case}, {line.metric}: {value}, target {line.target} ({line.machine}, {line.date[:10]})"
+        )
+    if failures:
+        raise typer.Exit(1)
+    typer.echo("every target that was set is met")
+
+
+def keep(name: str, about: str, lines: Sequence[Line], docs: Path) -> None:
+    """Append the lines, write the page anew, show it."""
+    raw = docs / "raw" / f"{name}.jsonl"
+    append(raw, lines)
+    text = page(name, about, read(raw))
+    (docs / f"{name}.md").write_text(text, encoding="utf-8")
+    typer.echo(text)

@@ -1,0 +1,167 @@
+"""A stack of our own to measure or to test: `weft up` as a process, in a data directory of its own, on a free port."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+POLL_S = 0.02
+
+
+class StackFailed(RuntimeError):
+    """`weft up` ended, or something did not happen in time; the message holds what it said."""
+
+
+def quickstart() -> Path:
+    """The manifests of the quickstart in this checkout."""
+    return Path(__file__).parents[2] / "examples" / "quickstart"
+
+
+class Stack:
+    """`weft up -f MANIFESTS` from enter to exit. `environment` reaches every component (as `WEFT_GATEWAY__...`)."""
+
+    def __init__(
+        self,
+        manifests: Path,
+        data_dir: Path,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.data_dir, self.port = data_dir, free_port()
+        self._command = [sys.executable, "-m", "weft_cli", "up", "-f", str(manifests), "--port", str(self.port)]
+        self._command += ["--data-dir", str(data_dir), *arguments]
+        self._environment = {**os.environ, **(environment or {}), "NO_COLOR": "1"}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        with (self.data_dir / "up.log").open("wb") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._environment)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self, timeout_s: float = 30.0) -> int:
+        """Ctrl-C; killed when it does not end in time. Returns the exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise StackFailed(f"`weft up` did not stop within {timeout_s:.0f} s:\n{self.log()}") from None
+
+    # ------------------------------------------------------------------------------------------- what it says
+
+    def log(self) -> str:
+        return (self.data_dir / "up.log").read_text(errors="replace")
+
+    def components(self) -> dict[str, dict[str, Any]]:
+        """Components of `stack.json` by name; empty until it is written."""
+        try:
+            return json.loads((self.data_dir / "stack.json").read_text())["components"]
+        except FileNotFoundError:
+            return {}
+
+    def names(self, prefix: str) -> list[str]:
+        """Components whose name begins so: `runner` gives all runners."""
+        return sorted(name for name in self.components() if name.startswith(prefix))
+
+    def pid(self, name: str) -> int:
+        pid = self.components()[name]["pid"]
+        if pid is None:
+            raise StackFailed(f"{name} does not run now")
+        return pid
+
+    def address(self, key: str) -> str:
+        """An address of `stack.json`: gateway, supervisor, scheduler, predictor, depot."""
+        return json.loads((self.data_dir / "stack.json").read_text())[key]
+
+    def metric(self, prefix: str, sample: str, **labels: str) -> float:
+        """The sum of a metric's samples over the components of that prefix."""
+        return sum(_sample(self.components()[name]["probes"], sample, labels) for name in self.names(prefix))
+
+    def cli(self, *arguments: str, check: bool = True, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run the `weft` command against this stack."""
+        command = [sys.executable, "-m", "weft_cli", *arguments, "--data-dir", str(self.data_dir)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=self._environment, input=stdin, timeout=60, check=False
+        )
+        if check and done.returncode:
+            raise StackFailed(f"weft {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    # ------------------------------------------------------------------------------------------- waiting
+
+    def wait_for_models(self, count: int | None = None, timeout_s: float = 60.0) -> list[str]:
+        """Wait until every adapter that is applied (or `count` models) is served by a ready runner; their names."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            models = self._served()
+            if models and (len(models) >= count if count else self._all_ready()):
+                return models
+            self.require_alive()
+            if time.monotonic() > deadline:
+                raise StackFailed(f"after {timeout_s:.0f} s only {models} are served:\n{self.log()}")
+            time.sleep(POLL_S)
+
+    def require_alive(self) -> None:
+        assert self._process is not None
+        if (code := self._process.poll()) is not None:
+            raise StackFailed(f"`weft up` ended with {code}:\n{self.log()}")
+
+    def _served(self) -> list[str]:
+        """What `/v1/models` lists, once a runner is ready."""
+        try:
+            status = _json(f"{self.url}/status")
+            if not any(pool["ready_runners"] for pool in status["pools"]):
+                return []
+            return sorted(model["id"] for model in _json(f"{self.url}/v1/models")["data"])
+        except (urllib.error.URLError, ConnectionError):
+            return []
+
+    def _all_ready(self) -> bool:
+        done = self.cli("get", "loraadapters", "-A", "-o", "json", check=False)
+        return done.returncode == 0 and all(is_ready(item) for item in json.loads(done.stdout)["items"])
+
+
+def is_ready(obj: Mapping[str, Any]) -> bool:
+    """The Ready condition of an object is True."""
+    conditions: Sequence[Mapping[str, Any]] = obj.get("status", {}).get("conditions", [])
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _json(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return json.load(answer)
+
+
+def _sample(address: str, name: str, labels: Mapping[str, str]) -> float:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    samples = [s for family in families for s in family.samples if s.name == name]
+    return sum(s.value for s in samples if labels.items() <= s.labels.items())

@@ -1,0 +1,104 @@
+"""The local controller's API over its unix socket. Standard library only: a command should start at once."""
+
+import http.client
+import json
+import socket
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from weft_cli.errors import BadInput, CommandError, NotRunning
+
+TIMEOUT_S = 30.0
+Object = dict[str, Any]
+
+
+class Controller:
+    """Talks to the controller of one data directory. Every method raises NotRunning or CommandError."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+
+    def apply(self, obj: Object) -> tuple[str, Object]:
+        """created, configured or unchanged; and the object."""
+        answer = self._json("POST", "/v1/apply", obj)
+        return answer["result"], answer["object"]
+
+    def list(self, plural: str, namespace: str | None = None) -> tuple[list[Object], str]:
+        """Objects and the version of the list, from which a watch may go on."""
+        query = f"?{urlencode({'namespace': namespace})}" if namespace else ""
+        answer = self._json("GET", f"/v1/{plural}{query}")
+        return answer["items"], answer["resourceVersion"]
+
+    def get(self, plural: str, namespace: str, name: str) -> Object:
+        return self._json("GET", f"/v1/{plural}/{namespace}/{name}")
+
+    def delete(self, plural: str, namespace: str, name: str) -> Object:
+        return self._json("DELETE", f"/v1/{plural}/{namespace}/{name}")
+
+    def stack(self) -> Object:
+        """Addresses and states of the components."""
+        return self._json("GET", "/v1/stack")
+
+    def watch(self, version: str) -> Iterator[Object]:
+        """Changes after a version, without end."""
+        with self._answer("GET", f"/v1/watch?resourceVersion={version}", timeout_s=None) as response:
+            while line := response.readline():
+                yield json.loads(line)
+
+    def logs(self, component: str, tail: int, *, follow: bool) -> Iterator[bytes]:
+        """A component's log as it is, and as it grows."""
+        query = urlencode({"tail": tail, "follow": int(follow)})
+        with self._answer("GET", f"/v1/logs/{component}?{query}", timeout_s=None) as response:
+            while data := response.read1(65536):
+                yield data
+
+    def _json(self, method: str, path: str, body: Object | None = None) -> Any:
+        with self._answer(method, path, body) as response:
+            return json.loads(response.read())
+
+    @contextmanager
+    def _answer(
+        self, method: str, path: str, body: Object | None = None, timeout_s: float | None = TIMEOUT_S
+    ) -> Generator[http.client.HTTPResponse]:
+        connection = _UnixConnection(self.data_dir / "weft.sock", timeout_s)
+        try:
+            content = None if body is None else json.dumps(body).encode()
+            connection.request(method, path, content, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            if response.status >= http.client.BAD_REQUEST:
+                raise _refused(response.status, response.read())
+            yield response
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise not_running(self.data_dir) from error
+        except (http.client.HTTPException, OSError) as error:
+            why = str(error) or type(error).__name__
+            raise CommandError(f"the controller of {self.data_dir} went away: {why}") from error
+        finally:
+            connection.close()
+
+
+def not_running(data_dir: Path) -> NotRunning:
+    return NotRunning(f"no weft is running in {data_dir}", "start one with `weft up`, or name another with --data-dir")
+
+
+def _refused(status: int, body: bytes) -> CommandError:
+    try:
+        message = str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        message = body.decode(errors="replace")[:500]
+    bad_input = status in (http.client.BAD_REQUEST, http.client.UNPROCESSABLE_ENTITY)
+    return BadInput(message) if bad_input else CommandError(message)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float | None) -> None:
+        super().__init__("weft", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        from weft_operator.local.socket_file import connect
+
+        self.sock: socket.socket = connect(self._path, self.timeout)

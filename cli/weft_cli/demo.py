@@ -1,0 +1,135 @@
+"""The quickstart: where it is, its questions, and asking all of them at once as any client would."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from weft_cli.errors import CommandError
+from weft_cli.output import say, table
+
+DEMO_FILE = "demo.json"
+FOLDER = Path("examples") / "quickstart"
+ASK_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    model: str
+    prompt: str
+    expect: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model said. `error` is set when it said nothing right."""
+
+    question: Question
+    text: str
+    total_ms: float
+    first_ms: float
+    error: str = ""
+
+    @property
+    def right(self) -> bool:
+        return not self.error and self.text.strip() == self.question.expect
+
+
+def demo_folder() -> Path:
+    """The quickstart beside the sources this command runs from, or in the working directory. Raises CommandError."""
+    spec = find_spec("weft")
+    roots = [Path(place).parent for place in (spec.submodule_search_locations or ())] if spec else []
+    for root in (*roots, Path.cwd()):
+        if (root / FOLDER / DEMO_FILE).is_file():
+            return root / FOLDER
+    raise CommandError(
+        f"there is no {FOLDER} here", "run it from a checkout of weft, or `weft up -f` your own manifests"
+    )
+
+
+def load_questions(path: Path) -> list[Question]:
+    """The questions of a demo.json."""
+    return [Question(one["model"], one["prompt"], one["expect"]) for one in json.loads(path.read_text())]
+
+
+async def ask_all(url: str, questions: Sequence[Question]) -> list[Answer]:
+    """Every question at the same time, each streamed."""
+    async with httpx2.AsyncClient(base_url=url, timeout=ASK_S, trust_env=False) as http:
+        return list(await asyncio.gather(*(ask(http, question) for question in questions)))
+
+
+async def ask(http: httpx2.AsyncClient, question: Question) -> Answer:
+    """One streamed chat completion."""
+    began, first, pieces = time.perf_counter(), 0.0, list[str]()
+    body = {
+        "model": question.model,
+        "messages": [{"role": "user", "content": question.prompt}],
+        "temperature": 0,
+        "max_tokens": 128,
+        "stream": True,
+    }
+    error = ""
+    try:
+        async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+            if not response.is_success:
+                error = _message(await response.aread(), response.status_code)
+                return Answer(question, "", 1000 * (time.perf_counter() - began), 0.0, error)
+            async for line in response.aiter_lines():
+                event = _event(line)
+                if "error" in event:
+                    error = str(event["error"].get("message"))
+                for choice in event.get("choices", ()):
+                    if text := choice.get("delta", {}).get("content"):
+                        first = first or time.perf_counter()
+                        pieces.append(text)
+    except httpx2.HTTPError as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    end = time.perf_counter()
+    return Answer(question, "".join(pieces), 1000 * (end - began), 1000 * ((first or end) - began), error)
+
+
+def print_answers(answers: Sequence[Answer]) -> None:
+    """A table: model, prompt, answer, right?, ms."""
+    say("")
+    if sys.stdout.isatty():
+        _print_rich(answers)
+        return
+    rows = [
+        (a.question.model, a.question.prompt, a.error or a.text, "yes" if a.right else "NO", f"{a.total_ms:.0f}")
+        for a in answers
+    ]
+    say("\n".join(table(("MODEL", "PROMPT", "ANSWER", "RIGHT", "MS"), rows)))
+    say(f"\n{sum(a.right for a in answers)} of {len(answers)} right, asked at the same time")
+
+
+def _print_rich(answers: Sequence[Answer]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table("Model", "Prompt", "Answer", "Right", "ms", box=None, header_style="bold")
+    for a in answers:
+        right = Text("yes", "green") if a.right else Text("NO", "bold red")
+        grid.add_row(a.question.model, a.question.prompt, Text(a.error or a.text), right, f"{a.total_ms:.0f}")
+    console = Console()
+    console.print(grid)
+    console.print(f"\n{sum(a.right for a in answers)} of {len(answers)} right, asked at the same time")
+
+
+def _event(line: str) -> dict[str, Any]:
+    data = line.removeprefix("data: ") if line.startswith("data: ") else ""
+    return json.loads(data) if data.startswith("{") else {}
+
+
+def _message(body: bytes, status: int) -> str:
+    try:
+        return f"{status}: {json.loads(body)['error']['message']}"
+    except (ValueError, KeyError, TypeError):
+        return f"{status}: {body[:200].decode(errors='replace')}"

@@ -1,0 +1,95 @@
+"""`weft describe`: an object's spec, conditions and where runners have it, as text."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from weft_cli.output import NONE, Object, age, dump, short, table
+from weft_cli.runners import Runner
+
+
+def describe_adapter(obj: Object, runners: Sequence[Runner], now: float) -> list[str]:
+    """A LoRAAdapter: conditions with advice, and its residency on each runner."""
+    status = obj.get("status", {})
+    facts = {
+        "Model": status.get("modelName", NONE),
+        "Digest": status.get("digest", NONE),
+        "Rank": status.get("rank", NONE),
+        "Alpha": status.get("alpha", NONE),
+        "Modules": ", ".join(status.get("targetModules", ())) or NONE,
+        "Size": f"{status['sizeBytes']} bytes, {status.get('dtype', '?')}" if "sizeBytes" in status else NONE,
+    }
+    digest = status.get("digest")
+    rows = [
+        (runner.uuid[:8], at.tier, str(at.running), "loading" if at.loading else at.error or "")
+        for runner in runners
+        for at in runner.adapters
+        if at.digest == digest
+    ]
+    residency = table(("RUNNER", "TIER", "RUNNING", "NOTE"), rows) if rows else ["no runner knows it"]
+    return [*_head(obj, now), *_pairs(facts), *_conditions(obj, now), "", "On runners:", *_indent(residency)]
+
+
+def describe_pool(obj: Object, runners: Sequence[Runner], now: float) -> list[str]:
+    """A ServingPool: conditions with advice, and its runners."""
+    status = obj.get("status", {})
+    ref = f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+    adapters = status.get("adapters", {})
+    facts = {
+        "Model": obj["spec"]["model"].get("name") or obj["metadata"]["name"],
+        "Digest": status.get("baseDigest", NONE),
+        "Runners": f"{status.get('readyReplicas', 0)} ready of {obj['spec'].get('replicas', 1)} wanted",
+        "Adapters": f"{adapters.get('ready', 0)} ready of {adapters.get('total', 0)}",
+    }
+    own = [runner for runner in runners if runner.pool == ref]
+    rows = [(*runner.row()[:1], *runner.row()[2:], runner.numerics_class) for runner in own]
+    headers = ("RUNNER", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ADDRESS", "NUMERICS")
+    lines = table(headers, rows) if rows else ["none"]
+    return [*_head(obj, now), *_pairs(facts), *_conditions(obj, now), "", "Runners:", *_indent(lines)]
+
+
+def describe_runner(runner: Runner) -> list[str]:
+    """A runner: its room and what it has where."""
+    facts = {
+        "Runner": runner.uuid,
+        "Pool": runner.pool,
+        "Ready": "draining" if runner.draining else runner.ready,
+        "Address": runner.address,
+        "Numerics": runner.numerics_class,
+        "Sequences": f"{runner.sequences} of {runner.max_sequences}",
+        "Pages": f"{runner.used_pages} used of {runner.total_pages}",
+    }
+    rows = [(short(at.digest), at.tier, str(at.running), at.error) for at in runner.adapters]
+    lines = table(("DIGEST", "TIER", "RUNNING", "ERROR"), rows) if rows else ["none"]
+    return [*_pairs(facts), "", f"Adapters ({runner.max_adapters} slots on the device):", *_indent(lines)]
+
+
+def _head(obj: Object, now: float) -> list[str]:
+    meta = obj["metadata"]
+    facts = {
+        "Name": meta["name"],
+        "Namespace": meta["namespace"],
+        "Kind": obj["kind"],
+        "Age": age(meta["creationTimestamp"], now),
+    }
+    return [*_pairs(facts), "Spec:", *_indent(dump(obj["spec"], "yaml").splitlines())]
+
+
+def _conditions(obj: Object, now: float) -> list[str]:
+    from weft.api.reasons import ADVICE
+
+    conditions = obj.get("status", {}).get("conditions", ())
+    rows = [
+        (c["type"], c["status"], c["reason"], age(c["lastTransitionTime"], now), c.get("message", ""))
+        for c in conditions
+    ]
+    lines = table(("TYPE", "STATUS", "REASON", "FOR", "MESSAGE"), rows) if rows else ["none yet"]
+    bad = dict.fromkeys(c["reason"] for c in conditions if c["status"] != "True" and c["type"] != "Progressing")
+    advice = [f"{reason}: {ADVICE[reason]}" for reason in bad if reason in ADVICE]
+    return ["", "Conditions:", *_indent(lines), *(["", "What to do:", *_indent(advice)] if advice else [])]
+
+
+def _pairs(facts: Mapping[str, object]) -> list[str]:
+    return [f"{name + ':':<12} {value}" for name, value in facts.items()]
+
+
+def _indent(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}".rstrip() for line in lines]

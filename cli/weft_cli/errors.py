@@ -1,0 +1,24 @@
+"""What a user is told instead of a traceback.
+
+CommandError            exit 1: it was understood and failed
+├── BadInput            exit 2: the command line or a manifest is wrong
+└── NotRunning          exit 1: there is no stack to talk to
+"""
+
+
+class CommandError(Exception):
+    """Says what failed, where, why and what to do. `hint` is the last of these, on a line of its own."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message, self.hint = message, hint
+
+
+class BadInput(CommandError):
+    exit_code = 2
+
+
+class NotRunning(CommandError):
+    """No controller answers in that data directory."""

@@ -1,0 +1,50 @@
+"""`weft logs` and `weft status`: the components, what they say and how they are."""
+
+import sys
+from collections import deque
+from pathlib import Path
+
+from weft_cli.client import Controller
+from weft_cli.errors import CommandError, NotRunning
+from weft_cli.output import note, say, table
+
+
+def logs(controller: Controller, component: str | None, tail: int, *, follow: bool) -> None:
+    """A component's log; the list of components when none is named. A stack that ended can still be read."""
+    try:
+        if component is None:
+            say("\n".join(["controller", *sorted(controller.stack()["components"])]))
+            return
+        for data in controller.logs(component, tail, follow=follow):
+            sys.stdout.buffer.write(data)
+            sys.stdout.flush()
+    except NotRunning as error:
+        _read(controller.data_dir / "logs", component, tail, error)
+
+
+def status(controller: Controller) -> None:
+    """Every component, and where the API is."""
+    stack = controller.stack()
+    rows = [
+        (name, one["phase"], str(one["pid"] or "-"), str(one["restarts"]), one["listen"] or "-", one["detail"])
+        for name, one in stack["components"].items()
+    ]
+    say(f"API        {stack['gateway']}/v1 ({'with' if stack['auth'] else 'without'} API keys)")
+    say(f"Data       {stack['dataDir']}")
+    say(f"Controller pid {stack['pid']}, registry {'connected' if stack['registryUp'] else 'not connected'}")
+    say("")
+    say("\n".join(table(("COMPONENT", "STATE", "PID", "RESTARTS", "LISTENS", "NOTE"), rows)))
+    if any(one["phase"] != "Ready" for one in stack["components"].values()):
+        raise CommandError("not every component is ready")
+
+
+def _read(folder: Path, component: str | None, tail: int, error: NotRunning) -> None:
+    found = sorted(path.stem for path in folder.glob("*.log")) if folder.is_dir() else []
+    if component is None and found:
+        say("\n".join(found))
+    elif component in found:
+        note(f"weft is not running; the last lines of {folder / component}.log:")
+        with (folder / f"{component}.log").open(errors="replace") as file:
+            say("".join(deque(file, maxlen=tail)).rstrip())
+    else:
+        raise error

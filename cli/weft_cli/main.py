@@ -1,0 +1,282 @@
+"""The command line. What a command needs is imported when it runs, so that `weft --help` answers at once."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft_cli.errors import BadInput, CommandError
+from weft_cli.options import DataDir, Files, Namespace, data_dir, plural
+
+USAGE = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="weft",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Serves thousands of LoRA adapters on shared base models.
+
+    **Try it:**  `weft up --demo` starts everything on this machine with a small real model and six adapters.
+
+    **Your own:**  `weft up -f manifests/`, then from another terminal:
+
+    - `weft get lora -A`  what is served, and why something is not
+
+    - `weft apply -f adapter.yaml`  add or change an adapter, without restarting anything
+
+    - `weft describe lora upper -n acme`  conditions, and on which runner it is
+
+    Exit codes: 0 done, 1 it failed, 2 the command line or a manifest is wrong.
+    """,
+)
+key_app = typer.Typer(no_args_is_help=True, help="API keys: who may call which namespace's models.")
+app.add_typer(key_app, name="key")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. Returns its exit code: 0 done, 1 failed, 2 bad input."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if args[:1] == ["bench"] or args in (["--help"], ["-h"]):
+        _add_bench()
+    try:
+        result = app(args, standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except CommandError as error:
+        return _failed(error)
+    except typer.Abort:
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return 0  # whoever read our output has enough
+    except typer.Exit as error:
+        return error.exit_code
+    except Exception as error:
+        if (code := _usage(error)) is not None:
+            return code
+        raise
+
+
+@app.command(rich_help_panel="Stack")
+def up(
+    files: Files = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Apply the quickstart, ask every model, print the answers.")
+    ] = False,
+    exit_after: Annotated[
+        bool, typer.Option("--exit", help="Stop when everything is ready (and the demo is over).")
+    ] = False,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the OpenAI API, on 127.0.0.1.")] = 8080,
+    directory: DataDir = None,
+    auth: Annotated[bool, typer.Option("--auth/--no-auth", help="Ask clients for API keys.")] = False,
+    file_root: Annotated[
+        Path | None,
+        typer.Option(
+            help="`file:` URIs are below this folder. Default: the folder of the manifests.", show_default=False
+        ),
+    ] = None,
+    executor: Annotated[
+        str | None, typer.Option(help="How runners compute; default: the runner's own.", hidden=True)
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="Of every component: DEBUG, INFO, WARNING, ERROR.")] = "INFO",
+) -> int:
+    """Run the whole stack on this machine, in the foreground.
+
+    - `weft up --demo`  with a small real model
+
+    - `weft up --demo --exit`  the same as a check: exit code 0 when every answer is right
+
+    - `weft up -f manifests/`  with your own pools and adapters; `file:` URIs are below that folder
+
+    - `weft up`  with what was applied before
+    """
+    from weft_cli.up import up as run
+
+    return run(
+        data_dir=data_dir(directory),
+        port=port,
+        auth=auth,
+        file_root=_existing(file_root),
+        files=files or [],
+        demo=demo,
+        exit_after=exit_after,
+        executor=executor,
+        log_level=log_level,
+    )
+
+
+@app.command(rich_help_panel="Stack")
+def status(directory: DataDir = None) -> None:
+    """Every component: its state, process and address. Exit code 1 when one is not ready."""
+    from weft_cli.logs import status as run
+
+    run(_controller(directory))
+
+
+@app.command(rich_help_panel="Stack")
+def logs(
+    component: Annotated[
+        str | None, typer.Argument(help="Its name; without one, the names.", show_default=False)
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-F", help="Go on with what is written from now on.")] = False,
+    tail: Annotated[int, typer.Option(min=0, max=10_000, help="Lines to begin with.")] = 100,
+    directory: DataDir = None,
+) -> None:
+    """What a component writes: `weft logs gateway --follow`."""
+    from weft_cli.logs import logs as run
+
+    run(_controller(directory), component, tail, follow=follow)
+
+
+@app.command(rich_help_panel="Objects")
+def apply(files: Files = None, directory: DataDir = None) -> None:
+    """Create or change objects: `weft apply -f adapter.yaml`."""
+    from weft_cli.objects import apply as run
+
+    run(_controller(directory), files or [])
+
+
+@app.command(rich_help_panel="Objects")
+def get(
+    kind: Annotated[str, typer.Argument(help="loraadapters (lora), servingpools (spool), runners.")],
+    name: Annotated[str | None, typer.Argument(show_default=False)] = None,
+    namespace: Namespace = "default",
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Look in every namespace.")] = False,
+    output: Annotated[str, typer.Option("--output", "-o", help="table, wide, json or yaml.")] = "table",
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on with what changes.")] = False,
+    directory: DataDir = None,
+) -> None:
+    """List objects: `weft get lora -A`, `weft get spool base -o yaml`, `weft get runners`."""
+    from weft_cli.objects import get as run
+
+    if output not in ("table", "wide", "json", "yaml"):
+        raise BadInput(f"there is no output {output!r}", "there are: table, wide, json, yaml")
+    where = None if all_namespaces else namespace
+    run(_controller(directory), plural(kind), name, where, output, watch=watch)
+
+
+@app.command(rich_help_panel="Objects")
+def describe(
+    kind: Annotated[str, typer.Argument(help="loraadapter (lora), servingpool (spool), runner.")],
+    name: Annotated[str, typer.Argument()],
+    namespace: Namespace = "default",
+    directory: DataDir = None,
+) -> None:
+    """Everything about one object: conditions, what to do, where runners have it."""
+    from weft_cli.objects import describe as run
+
+    run(_controller(directory), plural(kind), name, namespace)
+
+
+@app.command(rich_help_panel="Objects")
+def delete(
+    kind: Annotated[str | None, typer.Argument(show_default=False)] = None,
+    names: Annotated[list[str] | None, typer.Argument(show_default=False)] = None,
+    files: Files = None,
+    namespace: Namespace = "default",
+    directory: DataDir = None,
+) -> None:
+    """Delete objects: `weft delete lora upper -n acme`, `weft delete -f adapter.yaml`."""
+    from weft_cli.objects import delete as run
+    from weft_cli.objects import refs_of
+
+    if bool(files) == bool(kind):
+        raise BadInput("what to delete?", "either KIND NAME..., or -f MANIFEST")
+    if kind and not names:
+        raise BadInput(f"which {kind}?", "name one or more")
+    resource = plural(kind) if kind else ""
+    if resource == "runners":
+        raise BadInput("runners are not deleted: their pool wants them", "change spec.replicas of the pool")
+    refs = refs_of(files) if files else [(resource, namespace, name) for name in names or ()]
+    run(_controller(directory), refs)
+
+
+@key_app.command("create")
+def key_create(
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Whose models the key may call.")],
+    note: Annotated[str, typer.Option(help="For people: whose key it is.")] = "",
+    directory: DataDir = None,
+) -> None:
+    """Make a key; it is printed once: `KEY=$(weft key create -n acme)`."""
+    from weft_cli.keys import create
+
+    create(_controller(directory), namespace, note)
+
+
+@key_app.command("revoke")
+def key_revoke(
+    key_id: Annotated[str, typer.Argument(help="As `weft key list` shows it.")], directory: DataDir = None
+) -> None:
+    """A revoked key opens nothing from the next moment on."""
+    from weft_cli.keys import revoke
+
+    revoke(_controller(directory), key_id)
+
+
+@key_app.command("list")
+def key_list(directory: DataDir = None) -> None:
+    """Every key: its id, never the key itself."""
+    from weft_cli.keys import list_keys
+
+    list_keys(_controller(directory))
+
+
+@app.command(
+    rich_help_panel="Tools",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def predictor(context: typer.Context) -> int:
+    """Train the length predictor: `weft predictor train DATA --out FILE`; more with `--help`."""
+    try:
+        from weft_predictor.training import main as run
+    except ImportError as error:
+        raise CommandError(f"the predictor is not installed: {error}", "pip install 'weft[predictor]'") from error
+    return run(context.args)
+
+
+def _controller(directory: Path | None):
+    from weft_cli.client import Controller
+
+    return Controller(data_dir(directory))
+
+
+def _existing(folder: Path | None) -> Path | None:
+    if folder is not None and not folder.is_dir():
+        raise BadInput(f"--file-root: {folder} is not a folder")
+    return folder.resolve() if folder else None
+
+
+def _add_bench() -> None:
+    """`weft bench`, where it is installed."""
+    from importlib.util import find_spec
+
+    if find_spec("weft_bench") is None or find_spec("weft_bench.main") is None:
+        return
+    from weft_bench.main import app as bench_app
+
+    app.add_typer(bench_app, name="bench", rich_help_panel="Tools")
+
+
+def _usage(error: Exception) -> int | None:
+    """click's own errors: what is wrong with the command line."""
+    show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
+    if show is None or code is None:
+        return None
+    show()
+    return USAGE
+
+
+def _failed(error: CommandError) -> int:
+    from weft_cli.output import note
+
+    for line in error.message.splitlines() or [""]:
+        note(f"weft: {line}")
+    if error.hint:
+        note(f"      {error.hint}")
+    return error.exit_code

@@ -1,0 +1,164 @@
+"""apply, get, describe, delete."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from weft_cli.client import Controller, Object
+from weft_cli.errors import BadInput, CommandError
+from weft_cli.output import adapter_headers, adapter_row, dump, note, pool_headers, pool_row, say, table
+
+SINGULAR = {"loraadapters": "loraadapter", "servingpools": "servingpool"}
+PLURAL = {"LoRAAdapter": "loraadapters", "ServingPool": "servingpools"}
+RUNNER_HEADERS = ("RUNNER", "POOL", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ADDRESS")
+
+
+def load_manifests(paths: Sequence[Path]) -> list[Object]:
+    """Every object of these files and folders. Raises BadInput with every problem."""
+    from weft.api.manifests import ManifestError, load
+
+    if not paths:
+        raise BadInput("nothing to read", "name a manifest or a folder with -f")
+    try:
+        return [resource.to_dict() for resource in load(paths)]
+    except ManifestError as error:
+        raise BadInput(str(error), "nothing was applied: correct the manifests and apply them again") from error
+
+
+def apply(controller: Controller, paths: Sequence[Path]) -> None:
+    """Each object in order; one that is refused does not keep the others from being applied."""
+    refused: list[CommandError] = []
+    for obj in load_manifests(paths):
+        try:
+            result, _ = controller.apply(obj)
+            say(f"{_label(obj)} {result}")
+        except BadInput as error:
+            refused.append(error)
+    if refused:
+        raise BadInput("\n".join(error.message for error in refused))
+
+
+def get(
+    controller: Controller, kind: str, name: str | None, namespace: str | None, form: str, *, watch: bool = False
+) -> None:
+    """Print objects; with `watch` go on printing what changes. `namespace` None: all of them."""
+    if kind == "runners":
+        if watch:
+            raise BadInput("runners are no objects and cannot be watched", "use `weft get runners` again")
+        return _get_runners(controller, name, form)
+    items, version = _chosen(controller, kind, name, namespace)
+    printer = _printer(kind, form, all_namespaces=namespace is None)
+    if not watch:
+        return printer(items, True) if items or form in ("json", "yaml") else _none_found(controller, kind, namespace)
+    if items:
+        printer(items, True)
+    for event in controller.watch(version):
+        if event["type"] == "ERROR":
+            raise CommandError(event["object"]["message"])
+        meta = event["object"]["metadata"]
+        same_kind = PLURAL[event["object"]["kind"]] == kind
+        if same_kind and namespace in (None, meta["namespace"]) and name in (None, meta["name"]):
+            printer([event["object"]], not items)
+            items = [event["object"]]
+    return None
+
+
+def describe(controller: Controller, kind: str, name: str, namespace: str) -> None:
+    """Everything that is known of one object."""
+    from weft_cli.describe import describe_adapter, describe_pool, describe_runner
+    from weft_cli.runners import list_runners
+
+    runners = list_runners(controller)
+    if kind == "runners":
+        found = next((runner for runner in runners if runner.uuid.startswith(name)), None)
+        if found is None:
+            raise CommandError(f"there is no runner {name}", "`weft get runners` lists them")
+        lines = describe_runner(found)
+    else:
+        obj = controller.get(kind, namespace, name)
+        lines = (describe_adapter if kind == "loraadapters" else describe_pool)(obj, runners, time.time())
+    say("\n".join(lines))
+
+
+def delete(controller: Controller, refs: Sequence[tuple[str, str, str]]) -> None:
+    """Delete objects by (plural, namespace, name); every one is tried."""
+    failures: list[CommandError] = []
+    for plural, namespace, name in refs:
+        try:
+            controller.delete(plural, namespace, name)
+            say(f"{SINGULAR[plural]}/{name} deleted")
+        except CommandError as error:
+            failures.append(error)
+    if failures:
+        raise CommandError("\n".join(error.message for error in failures))
+
+
+def refs_of(paths: Sequence[Path]) -> list[tuple[str, str, str]]:
+    """The objects of these manifests, adapters before the pools that serve them."""
+    objects = sorted(load_manifests(paths), key=lambda obj: obj["kind"])
+    return [(PLURAL[obj["kind"]], obj["metadata"]["namespace"], obj["metadata"]["name"]) for obj in objects]
+
+
+def _chosen(controller: Controller, kind: str, name: str | None, namespace: str | None) -> tuple[list[Object], str]:
+    items, version = controller.list(kind, namespace)
+    if name is None:
+        return items, version
+    found = [item for item in items if item["metadata"]["name"] == name]
+    if not found:
+        where = f"namespace {namespace}" if namespace else "any namespace"
+        raise CommandError(f"there is no {SINGULAR[kind]} {name!r} in {where}", "-n names another namespace, -A is all")
+    return found, version
+
+
+def _printer(kind: str, form: str, *, all_namespaces: bool) -> Callable[[list[Object], bool], None]:
+    """Prints some objects; with a header the first time."""
+    wide = form == "wide"
+    headers = adapter_headers(wide=wide) if kind == "loraadapters" else pool_headers(wide=wide)
+    row = adapter_row if kind == "loraadapters" else pool_row
+    widths = [0] * (len(headers) + all_namespaces)
+
+    def print_table(items: list[Object], header: bool) -> None:
+        now = time.time()
+        prefix = [(item["metadata"]["namespace"],) if all_namespaces else () for item in items]
+        rows = [(*before, *row(item, now, wide=wide)) for before, item in zip(prefix, items, strict=True)]
+        lines = table((*(("NAMESPACE",) if all_namespaces else ()), *headers), rows, widths)
+        widths[:] = [max(pair) for pair in zip(widths, _widths(rows), strict=True)]
+        say("\n".join(lines if header else lines[1:]))
+
+    def print_whole(items: list[Object], header: bool) -> None:
+        whole: Any = items[0] if len(items) == 1 else {"apiVersion": "v1", "kind": "List", "items": items}
+        say(("---\n" if form == "yaml" and not header else "") + dump(whole, form))
+
+    return print_whole if form in ("json", "yaml") else print_table
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+
+
+def _none_found(controller: Controller, kind: str, namespace: str | None) -> None:
+    others = controller.list(kind)[0] if namespace else []
+    where = f" in namespace {namespace}" if namespace else ""
+    more = f" ({len(others)} in other namespaces: -A shows them)" if others else ""
+    note(f"No {kind} found{where}{more}.")
+
+
+def _get_runners(controller: Controller, name: str | None, form: str) -> None:
+    from weft_cli.runners import list_runners
+
+    runners = [runner for runner in list_runners(controller) if name is None or runner.uuid.startswith(name)]
+    if name is not None and not runners:
+        raise CommandError(f"there is no runner {name}", "`weft get runners` lists them")
+    if form in ("json", "yaml"):
+        say(dump([runner.message for runner in runners], form))
+    elif runners:
+        headers = RUNNER_HEADERS if form == "wide" else RUNNER_HEADERS[:-1]
+        say("\n".join(table(headers, [runner.row()[: len(headers)] for runner in runners])))
+    else:
+        note("No runners found.")
+
+
+def _label(obj: Object) -> str:
+    meta = obj["metadata"]
+    return f"{SINGULAR[PLURAL[obj['kind']]]}/{meta['name']} ({meta['namespace']})"

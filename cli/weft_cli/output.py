@@ -1,0 +1,102 @@
+"""How things are printed: kubectl's tables, JSON and YAML on standard output, messages on standard error."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+Object = Mapping[str, Any]
+SHORT_DIGEST = 12
+NONE = "<none>"
+
+
+def say(text: str) -> None:
+    """A line on standard output."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """A line on standard error: for people, not for pipes."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int] = ()) -> list[str]:
+    """Columns as kubectl sets them: three spaces apart, nothing after the last."""
+    lines = [tuple(headers), *map(tuple, rows)]
+    wide = [max(len(line[i]) for line in lines) for i in range(len(headers))]
+    wide = [max(pair) for pair in zip(wide, widths, strict=True)] if widths else wide
+    return ["   ".join(cell.ljust(width) for cell, width in zip(line, wide, strict=True)).rstrip() for line in lines]
+
+
+def dump(value: Any, form: str) -> str:
+    """A value as JSON or YAML."""
+    if form == "json":
+        return json.dumps(value, indent=2, ensure_ascii=False)
+    import yaml
+
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip()
+
+
+def adapter_headers(*, wide: bool) -> tuple[str, ...]:
+    return ("NAME", "POOL", "READY", "REASON", "RUNNERS", "DIGEST", *(("RANK", "MODEL") if wide else ()), "AGE")
+
+
+def adapter_row(obj: Object, now: float, *, wide: bool) -> tuple[str, ...]:
+    """A LoRAAdapter's columns."""
+    spec, status, meta = obj["spec"], obj.get("status", {}), obj["metadata"]
+    ready = condition(obj, "Ready")
+    more = (str(status.get("rank", NONE)), str(status.get("modelName", NONE))) if wide else ()
+    return (
+        meta["name"],
+        f"{spec['poolRef'].get('namespace') or meta['namespace']}/{spec['poolRef']['name']}",
+        ready.get("status", "Unknown"),
+        ready.get("reason", NONE),
+        str(status.get("readyRunners", 0)),
+        short(status.get("digest")),
+        *more,
+        age(meta["creationTimestamp"], now),
+    )
+
+
+def pool_headers(*, wide: bool) -> tuple[str, ...]:
+    return ("NAME", "MODEL", "READY", "AVAILABLE", "REASON", "ADAPTERS", *(("DIGEST", "URI") if wide else ()), "AGE")
+
+
+def pool_row(obj: Object, now: float, *, wide: bool) -> tuple[str, ...]:
+    """A ServingPool's columns. READY is ready/wanted runners, ADAPTERS ready/all."""
+    spec, status, meta = obj["spec"], obj.get("status", {}), obj["metadata"]
+    available, adapters = condition(obj, "Available"), status.get("adapters", {})
+    more = (short(status.get("baseDigest")), spec["model"]["uri"]) if wide else ()
+    return (
+        meta["name"],
+        spec["model"].get("name") or meta["name"],
+        f"{status.get('readyReplicas', 0)}/{spec.get('replicas', 1)}",
+        available.get("status", "Unknown"),
+        available.get("reason", NONE),
+        f"{adapters.get('ready', 0)}/{adapters.get('total', 0)}",
+        *more,
+        age(meta["creationTimestamp"], now),
+    )
+
+
+def condition(obj: Object, kind: str) -> Mapping[str, str]:
+    """One condition; empty when it was never written."""
+    found = (c for c in obj.get("status", {}).get("conditions", ()) if c["type"] == kind)
+    return next(found, {})
+
+
+def short(digest: str | None) -> str:
+    """The first twelve hex digits."""
+    return digest.partition(":")[2][:SHORT_DIGEST] if digest else NONE
+
+
+def age(created: str, now: float) -> str:
+    """How long ago, as kubectl says it: 12s, 5m, 3h, 4d."""
+    seconds = max(int(now - datetime.fromisoformat(created).timestamp()), 0)
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= 2 * size or (unit != "m" and seconds >= size):
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"

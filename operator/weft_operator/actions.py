@@ -1,0 +1,98 @@
+"""What can be ordered from a shell. Every action says what should be, so carrying it out twice is harmless."""
+
+from dataclasses import dataclass
+
+from weft_operator.observe import AdapterEntry, Launch, PoolEntry
+from weft_operator.resolution import Request
+from weft_operator.resources import Object, Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """Ask the depot. The answer is an observation, later."""
+
+    ref: Ref
+    uid: str
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class PublishPool:
+    """Tell the scheduler of a pool, in place of what it was told before."""
+
+    ref: Ref
+    entry: PoolEntry
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawPool:
+    ref: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class PublishAdapter:
+    """Tell the scheduler of an adapter, in place of what it was told before under this name."""
+
+    ref: Ref
+    entry: AdapterEntry
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawAdapter:
+    ref: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class EnsureRunner:
+    """There is a runner with this pool and index, started with exactly this launch."""
+
+    pool: Ref
+    index: int
+    launch: Launch
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveRunner:
+    """There is no runner with this pool and index: it drains, then ends."""
+
+    pool: Ref
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetStatus:
+    """Write the whole status, fenced by the version of the object that it was made from."""
+
+    ref: Ref
+    uid: str
+    resource_version: str
+    status: Object
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveFinalizer:
+    ref: Ref
+    uid: str
+    resource_version: str
+    finalizer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retain:
+    """The complete list of digests that the depot keeps."""
+
+    digests: frozenset[str]
+
+
+Action = (
+    Resolve
+    | PublishPool
+    | WithdrawPool
+    | PublishAdapter
+    | WithdrawAdapter
+    | EnsureRunner
+    | RemoveRunner
+    | SetStatus
+    | RemoveFinalizer
+    | Retain
+)

@@ -1,0 +1,183 @@
+"""Facts -> conditions, and how conditions are written.
+
+Ready of an adapter tells what is *served*; Validated and Fetched tell of the *newest content*. So when an edited source
+is bad, Fetched turns False with the reason while Ready stays True on the content before it.
+
+Reasons are API. Of a True condition: Accepted, Validated, Fetched, Published (Ready), RunnersReady (Available). Of the
+others: those of the depot, and PoolNotFound, NotPermitted, NameConflict, BaseNotReady, NoReadyRunner, Resolving,
+Publishing (told to the scheduler, not yet in its route table), LoadFailed, Deleting, ScaledToZero, CrashLoop.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from weft_operator.judge import AdapterFacts, PoolFacts, Refusal, is_ready
+from weft_operator.resolution import Answer, Request, Resolution
+from weft_operator.resources import Object
+
+Status = Literal["True", "False", "Unknown"]
+SHORT_DIGEST = len("sha256:") + 12
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition before it is written: no times, no generation."""
+
+    type: str
+    status: Status
+    reason: str
+    message: str = ""
+
+
+def merged(before: Sequence[Object], after: Iterable[Condition], generation: int, now: float) -> list[dict[str, Any]]:
+    """Conditions as they are stored. `lastTransitionTime` moves only when the status does."""
+    old = {condition["type"]: condition for condition in before}
+    return [_written(condition, old.get(condition.type), generation, now) for condition in after]
+
+
+def adapter_conditions(facts: AdapterFacts) -> list[Condition]:
+    """Accepted, Validated, Fetched, Ready."""
+    if facts.refusal:
+        return _refused(facts.refusal, ("Validated", "Fetched"), "Ready")
+    accepted = Condition("Accepted", "True", "Accepted", f"served by ServingPool {facts.adapter.pool}")
+    if facts.adapter.meta.deleting:
+        return [accepted, Condition("Ready", "False", "Deleting", "waiting for the scheduler to let go of it")]
+    content = _content_of_adapter(facts)
+    return [accepted, *content, _ready(facts, content)]
+
+
+def pool_conditions(facts: PoolFacts) -> list[Condition]:
+    """Accepted, Fetched, Available, Progressing."""
+    if facts.refusal:
+        return _refused(facts.refusal, ("Fetched",), "Available", "Progressing")
+    accepted = Condition("Accepted", "True", "Accepted", f"serves {facts.pool.model_name!r}")
+    fetched = _fetched(facts.request, facts.resolution)
+    return [accepted, fetched, _available(facts, fetched), _progressing(facts, fetched)]
+
+
+def timestamp(now: float) -> str:
+    """Unix seconds as the API writes them."""
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _content_of_adapter(facts: AdapterFacts) -> list[Condition]:
+    if facts.mismatch:
+        reason, message = facts.mismatch.reason, facts.mismatch.message
+        return [Condition(kind, "False", reason, message) for kind in ("Validated", "Fetched")]
+    if facts.request is None:
+        message = f"the base model of ServingPool {facts.adapter.pool} is not there yet"
+        return [Condition(kind, "Unknown", "BaseNotReady", message) for kind in ("Validated", "Fetched")]
+    return [_validated(facts.request, facts.resolution), _fetched(facts.request, facts.resolution)]
+
+
+def _validated(request: Request, resolution: Resolution | None) -> Condition:
+    answer = _answer(request, resolution)
+    if answer.verdict is not None:
+        return Condition("Validated", "True", "Validated", "configuration, shapes and dtype fit the base")
+    if answer.state == "Failed":
+        return Condition("Validated", "False", answer.reason, answer.message)
+    return Condition("Validated", "Unknown", "Resolving", f"reading {request.uri}")
+
+
+def _fetched(request: Request | None, resolution: Resolution | None) -> Condition:
+    assert request is not None  # only asked for an accepted object
+    answer = _answer(request, resolution)
+    if answer.state == "Fetched":
+        return Condition("Fetched", "True", "Fetched", "the whole content is in the depot")
+    if answer.state == "Failed":
+        return Condition("Fetched", "False", answer.reason, answer.message)
+    return Condition("Fetched", "Unknown", "Resolving", f"fetching {request.uri}")
+
+
+def _answer(request: Request, resolution: Resolution | None) -> Answer:
+    return resolution.answer if resolution and resolution.request == request else Answer()
+
+
+def _ready(facts: AdapterFacts, content: Sequence[Condition]) -> Condition:
+    if facts.serving is None:
+        blocker = next((c for c in content if c.status != "True"), Condition("", "False", "Resolving"))
+        return Condition("Ready", "False", blocker.reason, blocker.message)
+    digest = facts.serving.digest
+    if facts.report is None:
+        return _ready_unreported(facts, digest)
+    if not facts.report.routed or (facts.report.digest != digest and not is_ready(facts.adapter)):
+        return Condition("Ready", "False", "Publishing", "told to the scheduler, not yet in its route table")
+    errors = facts.report.load_errors
+    if errors and len(errors) >= facts.report.ready_runners:
+        return Condition("Ready", "False", "LoadFailed", "no runner can load it: " + "; ".join(errors))
+    return _published(facts, digest)
+
+
+def _ready_unreported(facts: AdapterFacts, digest: str) -> Condition:
+    """The scheduler has not spoken yet (it or the operator has just started): what was true of this digest stays."""
+    status = facts.adapter.status
+    stored = next((c for c in status.get("conditions", ()) if c["type"] == "Ready"), None)
+    if stored is not None and status.get("digest") == digest and stored["reason"] in ("Published", "LoadFailed"):
+        return _published(facts, digest) if stored["status"] == "True" else _as_stored(stored)
+    return Condition("Ready", "False", "Publishing", "told to the scheduler, not yet in its route table")
+
+
+def _published(facts: AdapterFacts, digest: str) -> Condition:
+    name, short = facts.adapter.model_name, digest[:SHORT_DIGEST]
+    answer = _answer(facts.request, facts.resolution) if facts.request else Answer()
+    if answer.state == "Failed":
+        return Condition("Ready", "True", "Published", f"{name!r} still serves {short}: the newest source is refused")
+    return Condition("Ready", "True", "Published", f"{name!r} serves {short}")
+
+
+def _as_stored(stored: Object) -> Condition:
+    return Condition(stored["type"], stored["status"], stored["reason"], stored["message"])
+
+
+def _available(facts: PoolFacts, fetched: Condition) -> Condition:
+    ready = ready_runners(facts)
+    if facts.serving is None:
+        return Condition("Available", "False", "BaseNotReady", fetched.message)
+    if ready > 0:
+        return Condition("Available", "True", "RunnersReady", "requests are served")
+    if facts.wanted == 0:
+        return Condition("Available", "False", "ScaledToZero", "replicas is 0")
+    return Condition("Available", "False", "NoReadyRunner", _crash(facts) or "runners are starting")
+
+
+def _progressing(facts: PoolFacts, fetched: Condition) -> Condition:
+    if facts.serving is None:
+        status: Status = "True" if fetched.status == "Unknown" else "False"
+        return Condition("Progressing", status, fetched.reason, fetched.message)
+    if message := _crash(facts):
+        return Condition("Progressing", "False", "CrashLoop", message)
+    if ready_runners(facts) == facts.wanted == len(facts.runners):
+        return Condition("Progressing", "False", "RunnersReady", "every wanted runner is ready")
+    return Condition("Progressing", "True", "NoReadyRunner", f"bringing the pool to {facts.wanted} ready runners")
+
+
+def ready_runners(facts: PoolFacts) -> int:
+    """By the scheduler's word; before it has spoken, by the stored status."""
+    return facts.report.ready_runners if facts.report else int(facts.pool.status.get("readyReplicas", 0))
+
+
+def _crash(facts: PoolFacts) -> str:
+    return next((runner.message for runner in facts.runners if runner.state == "CrashLoop"), "")
+
+
+def _refused(refusal: Refusal, unknown: Iterable[str], *false: str) -> list[Condition]:
+    reason, message = refusal.reason, refusal.message
+    return [
+        Condition("Accepted", "False", reason, message),
+        *(Condition(kind, "Unknown", reason, "not looked at") for kind in unknown),
+        *(Condition(kind, "False", reason, message) for kind in false),
+    ]
+
+
+def _written(condition: Condition, old: Object | None, generation: int, now: float) -> dict[str, Any]:
+    moved = old is None or old["status"] != condition.status
+    return {
+        "type": condition.type,
+        "status": condition.status,
+        "reason": condition.reason,
+        "message": condition.message,
+        "observedGeneration": generation,
+        "lastTransitionTime": timestamp(now) if moved or old is None else old["lastTransitionTime"],
+    }

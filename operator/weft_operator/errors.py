@@ -1,0 +1,105 @@
+"""What can go wrong.
+
+OperatorError
+├── DepotUnavailable     the depot did not answer: asked again later
+├── NoEffect             a fenced write met a newer object: planned again from that
+├── ApiError             a request to the local API is refused; carries status, reason and causes
+│   ├── Invalid (422)    the object breaks the schema or a rule; every cause names its field
+│   ├── NotFound (404)
+│   ├── Conflict (409)   the object has changed since it was read
+│   ├── BadRequest (400)
+│   └── Expired (410)    a watch from a version that is no longer remembered: list again
+└── StackError           `weft up` cannot go on
+    ├── DataDirInUse     another controller owns the data directory
+    ├── PortInUse
+    ├── StoreDamaged     objects.json cannot be read
+    └── ComponentFailed  a component ended before it was ready; carries its last words
+"""
+
+from dataclasses import dataclass
+
+
+class OperatorError(Exception):
+    """Root of the operator's errors."""
+
+
+class DepotUnavailable(OperatorError):
+    """The depot did not answer, or not as it should."""
+
+
+class NoEffect(OperatorError):
+    """A fenced write met a newer version of the object, or the object is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One thing that is wrong with an object. `field` is a path such as spec.lora.maxRank."""
+
+    field: str
+    message: str
+
+
+class ApiError(OperatorError):
+    """A refused request, as the Kubernetes API tells it: status code, reason, message, causes."""
+
+    code = 500
+    reason = "InternalError"
+
+    def __init__(self, message: str, causes: tuple[Cause, ...] = ()) -> None:
+        super().__init__(message)
+        self.message, self.causes = message, causes
+
+    def body(self) -> dict[str, object]:
+        """A `Status` object."""
+        causes = [{"field": cause.field, "message": cause.message} for cause in self.causes]
+        return {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "status": "Failure",
+            "code": self.code,
+            "reason": self.reason,
+            "message": self.message,
+            "details": {"causes": causes},
+        }
+
+
+class Invalid(ApiError):
+    code, reason = 422, "Invalid"
+
+
+class NotFound(ApiError):
+    code, reason = 404, "NotFound"
+
+
+class Conflict(ApiError):
+    code, reason = 409, "Conflict"
+
+
+class BadRequest(ApiError):
+    code, reason = 400, "BadRequest"
+
+
+class Expired(ApiError):
+    code, reason = 410, "Expired"
+
+
+class StackError(OperatorError):
+    """`weft up` cannot go on. The message says what, where and what to do. `exit_code` is the command's."""
+
+    exit_code = 1
+
+
+class DataDirInUse(StackError):
+    exit_code = 2
+
+
+class PortInUse(StackError):
+    exit_code = 2
+
+
+class StoreDamaged(StackError):
+    exit_code = 2
+
+
+class ComponentFailed(StackError):
+    exit_code = 1

@@ -1,0 +1,176 @@
+"""The local API: HTTP on a unix socket, with the API server's verbs, errors and watch.
+
+| path | |
+|---|---|
+| `POST /v1/apply` | one object, as a manifest says -> `{"result", "object"}` |
+| `GET /v1/{plural}[?namespace=]` | `{"items", "resourceVersion"}` |
+| `GET, DELETE /v1/{plural}/{namespace}/{name}` | the object |
+| `GET /v1/watch[?resourceVersion=]` | `{"type", "object"}` a line, without end; 410: list again |
+| `GET /v1/logs/{component}[?tail=][&follow=1]` | text |
+| `GET /v1/stack` | addresses, states |
+
+An answer to a change is given when the change is on disk. Errors are `Status` objects.
+"""
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from weft_operator.errors import ApiError, BadRequest, Expired, NotFound
+from weft_operator.local import socket_file
+from weft_operator.local.durable import Durable
+from weft_operator.local.logfile import LogFile
+from weft_operator.local.objects import ObjectStore
+from weft_operator.resources import Kind, Object, Ref
+
+PLURALS: dict[str, Kind] = {"loraadapters": "LoRAAdapter", "servingpools": "ServingPool"}
+BODY_BYTES_MAX = 1 << 20
+TAIL_LINES = 200
+CLOSE_S = 1
+
+Admit = Callable[[Object, Callable[[Ref], Object | None]], Object]
+
+
+class Api:
+    """The handlers. `admit` turns a manifest into the object to store, or raises Invalid."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        durable: Durable,
+        *,
+        admit: Admit,
+        logs: Mapping[str, LogFile],
+        describe: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        self._store, self._durable, self._admit, self._logs, self._describe = store, durable, admit, logs, describe
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        routes = [
+            Route("/v1/apply", self._apply, methods=["POST"]),
+            Route("/v1/watch", self._watch),
+            Route("/v1/logs/{component}", self._log),
+            Route("/v1/stack", self._stack),
+            Route("/v1/{plural}", self._list),
+            Route("/v1/{plural}/{namespace}/{name}", self._get),
+            Route("/v1/{plural}/{namespace}/{name}", self._delete, methods=["DELETE"]),
+        ]
+        return Starlette(routes=routes, exception_handlers={ApiError: _refused})
+
+    async def _apply(self, request: Request) -> Response:
+        wish = self._admit(await _body(request), self._store.find)
+        result, obj = self._store.apply(wish)
+        await self._durable.committed()
+        return JSONResponse({"result": result, "object": obj})
+
+    async def _list(self, request: Request) -> Response:
+        items = self._store.objects(_kind(request), request.query_params.get("namespace"))
+        return JSONResponse({"items": items, "resourceVersion": str(self._store.version)})
+
+    async def _get(self, request: Request) -> Response:
+        return JSONResponse(self._store.get(_ref(request)))
+
+    async def _delete(self, request: Request) -> Response:
+        obj = self._store.delete(_ref(request))
+        await self._durable.committed()
+        return JSONResponse(obj)
+
+    async def _watch(self, request: Request) -> Response:
+        since = _whole_number(request, "resourceVersion", self._store.version)
+        self._store.require_remembered(since)
+        return StreamingResponse(_event_lines(self._store, since), media_type="application/x-ndjson")
+
+    async def _log(self, request: Request) -> Response:
+        name = request.path_params["component"]
+        if name not in self._logs:
+            raise NotFound(f"there is no component {name!r}; there are: {', '.join(sorted(self._logs))}")
+        tail = _whole_number(request, "tail", TAIL_LINES)
+        follow = request.query_params.get("follow") in ("1", "true")
+        return StreamingResponse(_log_bytes(self._logs[name], tail, follow), media_type="text/plain; charset=utf-8")
+
+    async def _stack(self, request: Request) -> Response:  # noqa: ARG002 (starlette's form)
+        return JSONResponse(self._describe())
+
+
+async def serve(api: Api, path: Path) -> None:
+    """The local API on its unix socket, until cancelled."""
+    sock = socket_file.listen(path)
+    config = uvicorn.Config(
+        api.app(), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=CLOSE_S
+    )
+    server = _Server(config)
+    try:
+        await server.serve(sockets=[sock])
+    finally:
+        sock.close()
+
+
+class _Server(uvicorn.Server):
+    """Signals are the business of whoever runs it."""
+
+    def capture_signals(self) -> Any:
+        return nullcontext()
+
+
+async def _event_lines(store: ObjectStore, since: int) -> AsyncIterator[bytes]:
+    try:
+        async for event in store.watch(since):
+            yield json.dumps({"type": event.type, "object": event.object}).encode() + b"\n"
+    except Expired as error:  # the client was too slow: it has to list again
+        yield json.dumps({"type": "ERROR", "object": error.body()}).encode() + b"\n"
+
+
+async def _log_bytes(logfile: LogFile, tail: int, follow: bool) -> AsyncIterator[bytes]:
+    with logfile.follow() as news:  # before the tail is read, so that nothing falls between
+        yield "".join(f"{line}\n" for line in logfile.tail(tail)).encode()
+        while follow and (data := await news.get()) is not None:
+            yield data
+
+
+async def _body(request: Request) -> Object:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_BYTES_MAX:
+            raise BadRequest(f"an object has at most {BODY_BYTES_MAX} bytes")
+    try:
+        value = json.loads(body)
+    except ValueError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadRequest("the body is not an object")
+    return value
+
+
+def _kind(request: Request) -> Kind:
+    plural = request.path_params["plural"]
+    if plural not in PLURALS:
+        raise NotFound(f"there is no resource {plural!r}; there are: {', '.join(PLURALS)}")
+    return PLURALS[plural]
+
+
+def _ref(request: Request) -> Ref:
+    return Ref(_kind(request), request.path_params["namespace"], request.path_params["name"])
+
+
+def _whole_number(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not text.isdigit():
+        raise BadRequest(f"{name} is {text!r}, not a whole number")
+    return int(text)
+
+
+async def _refused(request: Request, error: Exception) -> Response:  # noqa: ARG001 (starlette's form)
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body(), status_code=error.code)

@@ -1,0 +1,90 @@
+"""The components of a stack: where they listen and how they are started."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from weft_operator.local.ports import LOOPBACK, free_ports
+from weft_operator.local.processes import Program
+
+Ports = Callable[[int], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `weft up` is told."""
+
+    data_dir: Path
+    port: int = 8080
+    auth: bool = False
+    file_root: Path | None = None
+    executor: str | None = None
+    log_level: str = "INFO"
+    host: str = LOOPBACK
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where each component listens, host:port. They stay the same for the life of the stack."""
+
+    depot: str
+    predictor: str
+    predictor_probes: str
+    supervisor: str
+    supervisor_probes: str
+    scheduler: str
+    scheduler_probes: str
+    gateway: str
+
+    @property
+    def depot_url(self) -> str:
+        return f"http://{self.depot}"
+
+    @property
+    def gateway_url(self) -> str:
+        return f"http://{self.gateway}"
+
+
+def component_programs(options: Options, addresses: Addresses) -> list[Program]:
+    """The command lines of everything but the runners. The depot first: what is slow to start waits for it."""
+    at, data = addresses, options.data_dir
+
+    def python(name: str, probes: str, *flags: str) -> Program:
+        host, _, port = probes.rpartition(":")
+        common = ("--data-dir", str(data / name), "--log-level", options.log_level)
+        return Program(name, (sys.executable, "-m", f"weft_{name}", *flags, *common), probe=(host, int(port)))
+
+    root = ("--file-root", str(options.file_root)) if options.file_root else ()
+    peers = ("--scheduler", at.scheduler, "--predictor", at.predictor)
+    return [
+        python("depot", at.depot, "--http", at.depot, *root),
+        python("scheduler", at.scheduler_probes, "--listen", at.scheduler, "--probes", at.scheduler_probes),
+        python("supervisor", at.supervisor_probes, "--listen", at.supervisor, "--probes", at.supervisor_probes, *peers),
+        python(
+            "gateway",
+            at.gateway,
+            *("--http", at.gateway, "--depot", at.depot_url, *peers),
+            "--auth" if options.auth else "--no-auth",
+        ),
+        python("predictor", at.predictor_probes, "--listen", at.predictor, "--probes", at.predictor_probes),
+    ]
+
+
+def choose_addresses(options: Options, ports: Ports) -> Addresses:
+    """Free ports for everything but the gateway, whose port is the user's choice."""
+    chosen = [f"{LOOPBACK}:{port}" for port in ports(7)]
+    return Addresses(*chosen, gateway=f"{options.host}:{options.port}")
+
+
+def port_source() -> Ports:
+    """Free ports, none given out twice."""
+    random, given = Random(), set[int]()  # noqa: S311 (no secret)
+
+    def ports(count: int) -> list[int]:
+        found = [port for port in free_ports(count + len(given), random) if port not in given][:count]
+        given.update(found)
+        return found
+
+    return ports

@@ -1,0 +1,98 @@
+"""A component's log file: bounded in size, read by tail, followed without polling.
+
+At `limit_bytes` the file becomes NAME.log.1 (one old one is kept) and a new one begins, so a component takes at most
+twice the limit.
+"""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+LIMIT_BYTES = 8 << 20
+CHUNK_BYTES = 64 << 10
+TAIL_LINES_MAX = 10_000
+FOLLOW_BYTES_MAX = 1 << 20  # a follower further behind skips to the present
+
+
+class LogFile:
+    """One owner writes; any number follow. Writes go straight to the file: a crash loses nothing."""
+
+    def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._path, self._limit_bytes = path, limit_bytes
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._size = os.fstat(self._fd).st_size
+        self._followers: set[Follower] = set()
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def write(self, data: bytes) -> None:
+        """Append, and hand it to whoever follows."""
+        if self._size + len(data) > self._limit_bytes and self._size:
+            self._rotate()
+        self._size += os.write(self._fd, data)
+        for follower in self._followers:
+            follower.put(data)
+
+    def close(self) -> None:
+        """No more lines: followers end."""
+        os.close(self._fd)
+        for follower in self._followers:
+            follower.put(None)
+
+    def tail(self, lines: int) -> list[str]:
+        """The last lines, from the old file too where the new one is short."""
+        kept: deque[str] = deque(maxlen=min(lines, TAIL_LINES_MAX))
+        for path in (self._old, self._path):
+            if path.exists():
+                kept.extend(path.read_text(errors="replace").splitlines())
+        return list(kept)
+
+    @contextmanager
+    def follow(self) -> Generator["Follower"]:
+        """What is written from now on, until the file is closed."""
+        follower = Follower()
+        self._followers.add(follower)
+        try:
+            yield follower
+        finally:
+            self._followers.discard(follower)
+
+    @property
+    def _old(self) -> Path:
+        return self._path.with_name(self._path.name + ".1")
+
+    def _rotate(self) -> None:
+        os.close(self._fd)
+        self._path.replace(self._old)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._size = 0
+
+
+class Follower:
+    """What one follower has not read yet, bounded. `get()` is None at the end."""
+
+    def __init__(self) -> None:
+        self._pending: deque[bytes | None] = deque()
+        self._bytes = 0
+        self._wake = asyncio.Event()
+
+    def put(self, data: bytes | None) -> None:
+        self._pending.append(data)
+        self._bytes += len(data or b"")
+        while self._bytes > FOLLOW_BYTES_MAX and (oldest := self._pending.popleft()) is not None:
+            self._bytes -= len(oldest)
+        self._wake.set()
+
+    async def get(self) -> bytes | None:
+        while not self._pending:
+            self._wake.clear()
+            await self._wake.wait()
+        data = self._pending.popleft()
+        self._bytes -= len(data or b"")
+        return data

@@ -1,0 +1,200 @@
+"""Objects with the semantics of the Kubernetes API, in memory; `durable.py` keeps them in `objects.json`.
+
+Every change raises the store's version by exactly one and is exactly one event, so a watch is a position in the history
+and needs no queue of its own. Stored objects are never changed in place: a change makes a new one. `generation` grows
+with the spec (and with the mark of deletion), never with status or metadata; a status write is fenced by the version it
+was made from.
+"""
+
+import asyncio
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from weft_operator.errors import Conflict, Expired, NoEffect, NotFound
+from weft_operator.resources import Kind, Object, Ref
+
+EventType = Literal["ADDED", "MODIFIED", "DELETED"]
+Result = Literal["created", "configured", "unchanged"]
+
+HISTORY = 4096
+OWN_METADATA = ("labels", "annotations", "finalizers")  # what a manifest may say beside name and namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One change. `version` is the store's after it, and the object's `resourceVersion`."""
+
+    version: int
+    type: EventType
+    object: Object
+
+
+class ObjectStore:
+    """The objects of one data directory. One owner, one event loop. `clock` gives unix seconds."""
+
+    def __init__(self, clock: Callable[[], float], objects: Iterable[Object] = (), version: int = 1) -> None:
+        self._clock = clock
+        self._objects: dict[Ref, Object] = {ref_of(obj): obj for obj in objects}
+        self.version = version
+        self._history: deque[Event] = deque(maxlen=HISTORY)
+        self._listeners: list[Callable[[Event], None]] = []
+        self._watchers: set[asyncio.Event] = set()
+
+    def get(self, ref: Ref) -> Object:
+        """One object. Raises NotFound."""
+        found = self._objects.get(ref)
+        if found is None:
+            raise NotFound(f"there is no {ref.kind} {ref}")
+        return found
+
+    def find(self, ref: Ref) -> Object | None:
+        return self._objects.get(ref)
+
+    def objects(self, kind: Kind | None = None, namespace: str | None = None) -> list[Object]:
+        """Objects by namespace and name; `self.version` is the version of the list."""
+        chosen = (
+            obj
+            for ref, obj in self._objects.items()
+            if (kind is None or ref.kind == kind) and (namespace is None or ref.namespace == namespace)
+        )
+        return sorted(chosen, key=lambda obj: (obj["metadata"]["namespace"], obj["metadata"]["name"]))
+
+    def apply(self, wish: Object) -> tuple[Result, Object]:
+        """Make the object as an admitted manifest says. Labels, annotations and spec are replaced, status is kept.
+
+        Raises Conflict when the manifest names a uid or a version that is not the stored one, or the object is going.
+        """
+        before = self.find(ref_of(wish))
+        if before is None:
+            return "created", self._created(wish)
+        _check_precondition(before, wish["metadata"])
+        own = {name: wish["metadata"].get(name) or None for name in OWN_METADATA}
+        if "finalizers" not in wish["metadata"]:
+            own["finalizers"] = before["metadata"].get("finalizers")
+        same_spec = before["spec"] == wish["spec"]
+        if same_spec and all((before["metadata"].get(name) or None) == value for name, value in own.items()):
+            return "unchanged", before
+        generation = before["metadata"]["generation"] + (0 if same_spec else 1)
+        kept = {name: value for name, value in before["metadata"].items() if name not in OWN_METADATA}
+        metadata = kept | {name: value for name, value in own.items() if value} | {"generation": generation}
+        return "configured", self._put("MODIFIED", {**before, "metadata": metadata, "spec": wish["spec"]})
+
+    def set_status(self, ref: Ref, uid: str, resource_version: str, status: Object) -> Object:
+        """Replace the status of exactly that version. Raises NoEffect when there is a newer one, or none."""
+        before = self._fenced(ref, uid, resource_version)
+        return self._put("MODIFIED", {**before, "metadata": dict(before["metadata"]), "status": status})
+
+    def delete(self, ref: Ref) -> Object:
+        """Remove it, or, while it has finalizers, mark it. Raises NotFound."""
+        before = self.get(ref)
+        metadata = dict(before["metadata"])
+        if not metadata.get("finalizers"):
+            return self._put("DELETED", {**before, "metadata": metadata})
+        if "deletionTimestamp" in metadata:
+            return before
+        metadata |= {"deletionTimestamp": self._now(), "generation": metadata["generation"] + 1}
+        return self._put("MODIFIED", {**before, "metadata": metadata})
+
+    def remove_finalizer(self, ref: Ref, uid: str, resource_version: str, finalizer: str) -> Object:
+        """Take a finalizer off; the last one off a marked object removes it. Raises NoEffect."""
+        before = self._fenced(ref, uid, resource_version)
+        metadata = dict(before["metadata"])
+        metadata["finalizers"] = [name for name in metadata.get("finalizers", ()) if name != finalizer]
+        gone = not metadata["finalizers"] and "deletionTimestamp" in metadata
+        return self._put("DELETED" if gone else "MODIFIED", {**before, "metadata": metadata})
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """Hear of every change, in the turn in which it is made. Must not raise."""
+        self._listeners.append(listener)
+
+    async def watch(self, since: int) -> AsyncIterator[Event]:
+        """Every change after version `since`, without end. Raises Expired when the history does not reach back."""
+        wake = asyncio.Event()
+        self._watchers.add(wake)
+        try:
+            while True:
+                wake.clear()
+                for event in self._after(since):
+                    since = event.version
+                    yield event
+                if since == self.version:
+                    await wake.wait()
+        finally:
+            self._watchers.discard(wake)
+
+    def require_remembered(self, since: int) -> None:
+        """Raises Expired when a watch from that version cannot be complete."""
+        if not 0 <= self.version - since <= len(self._history):
+            raise Expired(f"version {since} is not remembered any more (now {self.version}): list again")
+
+    def _after(self, since: int) -> list[Event]:
+        self.require_remembered(since)
+        missed = self.version - since
+        return [self._history[i] for i in range(len(self._history) - missed, len(self._history))]
+
+    def _created(self, wish: Object) -> Object:
+        given = wish["metadata"]
+        if "uid" in given or "resourceVersion" in given:
+            raise Conflict(f"{wish['kind']} {ref_of(wish)} does not exist, but the manifest names a version of it")
+        metadata = {
+            "name": given["name"],
+            "namespace": given["namespace"],
+            **{name: given[name] for name in OWN_METADATA if given.get(name)},
+            "uid": str(uuid.uuid4()),
+            "creationTimestamp": self._now(),
+            "generation": 1,
+        }
+        made = {"apiVersion": wish["apiVersion"], "kind": wish["kind"], "metadata": metadata, "spec": wish["spec"]}
+        return self._put("ADDED", made)
+
+    def _put(self, kind: EventType, obj: dict[str, Any]) -> Object:
+        self.version += 1
+        obj["metadata"]["resourceVersion"] = str(self.version)
+        if kind == "DELETED":
+            del self._objects[ref_of(obj)]
+        else:
+            self._objects[ref_of(obj)] = obj
+        event = Event(self.version, kind, obj)
+        self._history.append(event)
+        for wake in self._watchers:
+            wake.set()
+        for listener in self._listeners:
+            listener(event)
+        return obj
+
+    def _fenced(self, ref: Ref, uid: str, resource_version: str) -> Object:
+        before = self.find(ref)
+        if before is None or before["metadata"]["uid"] != uid:
+            raise NoEffect(f"{ref.kind} {ref} is gone")
+        if before["metadata"]["resourceVersion"] != resource_version:
+            raise NoEffect(f"{ref.kind} {ref} has changed since version {resource_version}")
+        return before
+
+    def _now(self) -> str:
+        # Microseconds: of two objects that want one name the older wins, also within a second.
+        return datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def ref_of(obj: Object) -> Ref:
+    return Ref(obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"])
+
+
+def check_store(store: ObjectStore) -> None:
+    """Versions are unique and none is above the store's; generations start at 1. For tests and idle loops."""
+    versions = [int(obj["metadata"]["resourceVersion"]) for obj in store.objects()]
+    assert len(set(versions)) == len(versions), "two objects share a version"
+    assert all(version <= store.version for version in versions), "an object is newer than the store"
+    assert all(obj["metadata"]["generation"] >= 1 for obj in store.objects()), "generation"
+
+
+def _check_precondition(before: Object, given: Mapping[str, Any]) -> None:
+    known, name = before["metadata"], f"{before['kind']} {ref_of(before)}"
+    for field in ("uid", "resourceVersion"):
+        if field in given and given[field] != known[field]:
+            raise Conflict(f"{name} has {field} {known[field]}, the manifest says {given[field]}: read it again")
+    if "deletionTimestamp" in known:
+        raise Conflict(f"{name} is being deleted: apply again when it is gone")

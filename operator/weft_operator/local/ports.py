@@ -1,0 +1,53 @@
+"""Ports for the components, chosen so that nobody else takes them while a component is down.
+
+They lie below the range from which the kernel picks ports for outgoing connections. A port from that range could be
+taken, between two lives of a component, by any connection of this machine, even by the component's own clients.
+"""
+
+import socket
+from pathlib import Path
+from random import Random
+
+from weft_operator.errors import PortInUse
+
+RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+LOWEST, EPHEMERAL_DEFAULT = 10_000, 32_768
+LOOPBACK = "127.0.0.1"
+
+
+def free_ports(count: int, random: Random) -> list[int]:
+    """That many different free ports on loopback. Raises PortInUse when there are not enough."""
+    top = _ephemeral_from()
+    low = LOWEST if top > LOWEST + 1000 else 1024
+    found: list[int] = []
+    for port in random.sample(range(low, top), min(top - low, 200 + 20 * count)):
+        if len(found) == count:
+            break
+        if _is_free(LOOPBACK, port):
+            found.append(port)
+    if len(found) < count:
+        raise PortInUse(f"found only {len(found)} free ports on {LOOPBACK} between {low} and {top}, {count} are needed")
+    return found
+
+
+def require_free(host: str, port: int, flag: str) -> None:
+    """Raises PortInUse when that address cannot be listened on."""
+    if not _is_free(host, port):
+        raise PortInUse(f"port {port} on {host} is in use: stop what listens there, or choose another with {flag}")
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def _ephemeral_from() -> int:
+    try:
+        return int(RANGE_FILE.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return EPHEMERAL_DEFAULT

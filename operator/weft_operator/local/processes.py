@@ -1,0 +1,217 @@
+"""One program, kept running: started, watched, started again after a bounded pause, stopped in a bounded time.
+
+Restarts go on for as long as the owner wants the program (the pause doubles up to `PAUSE_MAX_S`); three quick ends in a
+row are a crash loop, which is reported with the program's last words. Children die with this process (`child.py`).
+Standard output and error go to the component's log file.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from weft.telemetry.logs import kv
+from weft_operator.local.logfile import CHUNK_BYTES, LogFile
+
+log = logging.getLogger(__name__)
+
+PAUSE_MIN_S, PAUSE_MAX_S = 0.2, 10.0
+STABLE_S = 10.0  # a program that ran this long has not ended quickly
+CRASH_LOOP = 3
+STOP_S = 15.0  # SIGTERM to SIGKILL: above the 10 s in which gateway and runner drain
+PROBE_FAST_S, PROBE_SLOW_S, PROBE_TIMEOUT_S = 0.05, 2.0, 2.0
+LAST_WORDS = 5
+CHILD = Path(__file__).with_name("child.py")
+
+Phase = Literal["Starting", "Ready", "NotReady", "Backoff", "Stopping", "Stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run. `probe` is the (host, port) whose `/readyz` says when it is ready; None: ready when started."""
+
+    name: str
+    argv: tuple[str, ...]
+    probe: tuple[str, int] | None = None
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """What is known of a program now."""
+
+    phase: Phase = "Starting"
+    pid: int | None = None
+    restarts: int = 0
+    quick_ends: int = 0  # in a row
+    exit_code: int | None = None  # of the last end; negative: the signal
+    detail: str = ""  # why it is not ready, or its last words
+
+    @property
+    def crash_loop(self) -> bool:
+        return self.quick_ends >= CRASH_LOOP
+
+
+class Process:
+    """Owns one program. `run()` until `stop()`; `on_change` hears of every new state and must not block."""
+
+    def __init__(
+        self,
+        program: Program,
+        logfile: LogFile,
+        on_change: Callable[[ProcessState], None],
+        *,
+        pauses_s: tuple[float, float] = (PAUSE_MIN_S, PAUSE_MAX_S),
+        stop_s: float = STOP_S,
+    ) -> None:
+        self._program, self.logfile, self._on_change = program, logfile, on_change
+        self._pauses_s, self._stop_s = pauses_s, stop_s
+        self._stop, self._replace = asyncio.Event(), asyncio.Event()
+        self.state = ProcessState()
+
+    @property
+    def program(self) -> Program:
+        return self._program
+
+    def stop(self) -> None:
+        """End the program (SIGTERM, then SIGKILL after `stop_s`) and `run()`."""
+        self._stop.set()
+
+    def replace(self, program: Program) -> None:
+        """End the present program and run this one instead."""
+        self._program = program
+        self._replace.set()
+
+    async def run(self) -> None:
+        """Keep it running until `stop()`. Cancelling kills the program at once."""
+        while not self._stop.is_set():
+            self._replace.clear()
+            started = asyncio.get_running_loop().time()
+            code = await self._once()
+            if not self._stop.is_set() and not self._replace.is_set():
+                self._ended(code, asyncio.get_running_loop().time() - started)
+                await self._pause()
+        self._set(phase="Stopped", pid=None)
+
+    async def _once(self) -> int:
+        """One life of the program, to its end. Returns its exit code."""
+        program = self._program
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(CHILD), str(os.getpid()), *program.argv),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **program.env},
+            start_new_session=True,  # a Ctrl-C at the terminal is for the controller alone
+        )
+        self._set(phase="Starting", pid=child.pid, detail="")
+        pump, probe = asyncio.create_task(self._pump(child)), asyncio.create_task(self._watch(program))
+        try:
+            await self._until_end(child)
+        finally:
+            probe.cancel()
+            _kill(child)
+            await asyncio.wait([pump], timeout=1.0)  # what it said last; a grandchild may hold the pipe
+            pump.cancel()
+        return await child.wait()
+
+    async def _until_end(self, child: asyncio.subprocess.Process) -> None:
+        """Until it ends by itself, or until it is told to end and has done so, or its time for that is over."""
+        end = asyncio.create_task(child.wait())
+        told = [asyncio.create_task(self._stop.wait()), asyncio.create_task(self._replace.wait())]
+        try:
+            await asyncio.wait([end, *told], return_when=asyncio.FIRST_COMPLETED)
+            if not end.done():
+                self._set(phase="Stopping")
+                with suppress(ProcessLookupError):
+                    child.send_signal(signal.SIGTERM)
+                await asyncio.wait([end], timeout=self._stop_s)
+                if not end.done():
+                    log.warning("killed: it did not end in time", extra=kv(name=self._program.name, pid=child.pid))
+        finally:
+            for task in (end, *told):
+                task.cancel()
+
+    async def _pump(self, child: asyncio.subprocess.Process) -> None:
+        assert child.stdout is not None
+        while data := await child.stdout.read(CHUNK_BYTES):
+            self.logfile.write(data)
+
+    async def _watch(self, program: Program) -> None:
+        """Follow readiness: quickly until the program is ready for the first time, then slowly."""
+        if program.probe is None:
+            self._set(phase="Ready")
+            return
+        while True:
+            reason = await not_ready(*program.probe)
+            if self.state.phase != "Stopping":
+                unready: Phase = "Starting" if self.state.phase == "Starting" else "NotReady"
+                self._set(phase="Ready" if reason is None else unready, detail=reason or "")
+            await asyncio.sleep(PROBE_FAST_S if self.state.phase == "Starting" else PROBE_SLOW_S)
+
+    def _ended(self, code: int, lived_s: float) -> None:
+        quick = self.state.quick_ends + 1 if lived_s < STABLE_S else 1
+        words = " | ".join(self.logfile.tail(LAST_WORDS)[-1:])
+        detail = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        detail = f"{detail}: {words}" if words else detail
+        log.warning("process ended", extra=kv(name=self._program.name, code=code, quick_ends=quick, detail=detail))
+        restarts = self.state.restarts + 1
+        self._set(phase="Backoff", pid=None, exit_code=code, quick_ends=quick, restarts=restarts, detail=detail)
+
+    async def _pause(self) -> None:
+        least_s, most_s = self._pauses_s
+        pause_s = min(least_s * 2 ** min(self.state.quick_ends - 1, 20), most_s)
+        waits = [asyncio.create_task(event.wait()) for event in (self._stop, self._replace)]
+        await asyncio.wait(waits, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    def _set(self, **changes: object) -> None:
+        after = replace(self.state, **changes)
+        if after != self.state:
+            self.state = after
+            self._on_change(after)
+
+
+def described(process: Process) -> dict[str, Any]:
+    """A process as `stack.json` and `weft status` tell of it."""
+    state, program = process.state, process.program
+    flags = dict(zip(program.argv, program.argv[1:], strict=False))
+    return {
+        "phase": state.phase,
+        "pid": state.pid,
+        "restarts": state.restarts,
+        "detail": state.detail,
+        "listen": flags.get("--listen") or flags.get("--http"),
+        "probes": ":".join(map(str, program.probe)) if program.probe else None,
+        "log": str(process.logfile.path),
+    }
+
+
+async def not_ready(host: str, port: int) -> str | None:
+    """Why `/readyz` there does not say yes; None: it does."""
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(f"GET /readyz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                head, _, body = (await reader.read(4096)).partition(b"\r\n\r\n")
+                if head.split(b" ", 2)[1:2] == [b"200"]:
+                    return None
+                return body.decode(errors="replace").strip() or head.decode(errors="replace")[:200]
+            finally:
+                writer.close()
+    except (OSError, TimeoutError) as error:
+        return f"no answer from {host}:{port} ({type(error).__name__})"
+
+
+def _kill(child: asyncio.subprocess.Process) -> None:
+    """The whole process group: nothing that it started stays."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)

@@ -1,0 +1,274 @@
+"""`weft up`: every component as a process of this machine, and the controller that plans for them.
+
+Everything starts at once; what has to wait waits for what it needs, not for its turn. One data directory has one
+controller (a lock), and whatever it started ends with it, also after `kill -9`.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from weft_operator.depot_client import DepotClient
+from weft_operator.errors import ComponentFailed, DataDirInUse
+from weft_operator.local.admission import admit
+from weft_operator.local.api import Api, serve
+from weft_operator.local.backend import LocalBackend, Site
+from weft_operator.local.components import Addresses, Options, Ports, choose_addresses, component_programs, port_source
+from weft_operator.local.durable import Durable, open_store, write_atomically
+from weft_operator.local.logfile import LogFile
+from weft_operator.local.objects import ObjectStore
+from weft_operator.local.own_log import CONTROLLER, logging_to
+from weft_operator.local.ports import require_free
+from weft_operator.local.processes import Process, ProcessState, Program, described
+from weft_operator.observe import AdapterReport, PoolReport, RunnerProcess
+from weft_operator.plan import Policy
+from weft_operator.reconcile import Controller
+from weft_operator.registry_client import RegistryClient
+from weft_operator.resources import Object, Ref
+
+START_S = 60.0
+EXIT_USAGE = 2
+
+Progress = Callable[[str, ProcessState], None]
+
+
+class Stack:
+    """Everything of one data directory. Made by `running()`."""
+
+    def __init__(self, options: Options, addresses: Addresses, store: ObjectStore, ports: Ports):
+        self.options, self.addresses, self.store = options, addresses, store
+        self.durable = Durable(store, options.data_dir / "objects.json")
+        self.logs: dict[str, LogFile] = {}
+        self._processes: dict[str, Process] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._listeners: list[Progress] = []
+        self._changed = asyncio.Event()
+        self._written: dict[str, Any] = {}
+        self._controller: Controller | None = None
+        self.work: asyncio.Task[None] | None = None
+        self.registry = RegistryClient(
+            addresses.scheduler, on_pool=self._on_pool_report, on_adapter=self._on_adapter_report
+        )
+        self.backend = LocalBackend(
+            store,
+            Site(options.data_dir, addresses.supervisor, addresses.depot_url, options.executor, options.log_level),
+            ports=ports,
+            open_log=self.open_log,
+            on_runner=self._on_runner,
+            on_process=self._on_process,
+        )
+
+    # ------------------------------------------------------------------------------------------- its life
+
+    def listen(self, progress: Progress) -> None:
+        """Hear of every change of every component."""
+        self._listeners.append(progress)
+
+    async def run(self) -> None:
+        """Everything that goes on while the stack is up; ends with the first part that fails."""
+        for program in component_programs(self.options, self.addresses):
+            self._start(program)
+        api = Api(self.store, self.durable, admit=admit, logs=self.logs, describe=self.describe)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.durable.run(), name="durable")
+            tasks.create_task(serve(api, self.options.data_dir / "weft.sock"), name="api")
+            tasks.create_task(self._control(), name="control")
+            tasks.create_task(self._keep_description(), name="description")
+
+    async def until_ready(self) -> None:
+        """Wait until every component is ready. Raises ComponentFailed."""
+        async with asyncio.timeout(START_S):
+            while waiting := [name for name, process in self._processes.items() if process.state.phase != "Ready"]:
+                self._changed.clear()
+                for name in waiting:
+                    self._require_alive(name)
+                await self._changed.wait()
+
+    async def failed(self) -> None:
+        """Wait until a part of the stack itself fails, and raise what it raised. Components are started again."""
+        assert self.work is not None
+        await asyncio.wait([self.work])
+        self.work.result()
+
+    async def close(self) -> None:
+        """Stop everything: the gateway finishes its streams while runners still run, the rest follows."""
+        self._stop(["gateway"])
+        await self._ended(["gateway"])
+        await self.backend.close()
+        self._stop(self._processes)
+        await self._ended(self._processes)
+        for logfile in self.logs.values():
+            logfile.close()
+        self.durable.flush()
+        self._write_description(stopped=True)
+
+    def kill(self) -> None:
+        """End every process at once."""
+        for task in self._tasks.values():
+            task.cancel()
+        self.backend.kill()
+
+    def describe(self) -> dict[str, Any]:
+        """Addresses and states: `stack.json`."""
+        processes = self._processes | self.backend.processes
+        return {
+            "pid": os.getpid(),
+            "dataDir": str(self.options.data_dir),
+            "gateway": self.addresses.gateway_url,
+            "supervisor": self.addresses.supervisor,
+            "scheduler": self.addresses.scheduler,
+            "predictor": self.addresses.predictor,
+            "depot": self.addresses.depot_url,
+            "auth": self.options.auth,
+            "registryUp": self.registry.up,
+            "components": {name: described(process) for name, process in processes.items()},
+        }
+
+    # -------------------------------------------------------------------------------------------- parts
+
+    async def _control(self) -> None:
+        """The controller, as soon as there is a depot to ask."""
+        await self._ready("depot")
+        depot = DepotClient(self.addresses.depot_url)
+        controller = Controller(self.backend, depot, self.registry, policy=Policy())
+        self._controller = controller
+        controller.load(self.store.objects(), nothing_runs=True)
+        self.store.listen(lambda event: controller.on_object(event.object, gone=event.type == "DELETED"))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(controller.run(), name="controller")
+                tasks.create_task(self.registry.run(), name="registry")
+        finally:
+            await depot.aclose()
+
+    def _on_runner(self, pool: Ref, index: int, runner: RunnerProcess | None) -> None:
+        if self._controller:
+            self._controller.on_runner(pool, index, runner)
+
+    def _on_pool_report(self, pool: str, report: PoolReport) -> None:
+        if self._controller:
+            self._controller.on_pool_report(pool, report)
+
+    def _on_adapter_report(self, uid: str, report: AdapterReport) -> None:
+        if self._controller:
+            self._controller.on_adapter_report(uid, report)
+
+    def _start(self, program: Program) -> None:
+        name = program.name
+        process = Process(program, self.open_log(name), lambda state: self._on_process(name, state))
+        self._processes[name] = process
+        self._tasks[name] = asyncio.create_task(process.run(), name=name)
+
+    def open_log(self, name: str) -> LogFile:
+        """The log of a component, opened once."""
+        if name not in self.logs:
+            self.logs[name] = LogFile(self.options.data_dir / "logs" / f"{name}.log")
+        return self.logs[name]
+
+    def _on_process(self, name: str, state: ProcessState) -> None:
+        self._changed.set()
+        for listener in self._listeners:
+            listener(name, state)
+
+    async def _ready(self, name: str) -> None:
+        while self._processes[name].state.phase != "Ready":
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _require_alive(self, name: str) -> None:
+        state = self._processes[name].state
+        if state.phase == "Backoff" and (state.exit_code == EXIT_USAGE or state.crash_loop):
+            where = self.logs[name].path
+            raise ComponentFailed(f"{name} does not start: {state.detail} (its log: {where})")
+
+    def _stop(self, names: Mapping[str, Process] | list[str]) -> None:
+        for name in names:
+            if process := self._processes.get(name):
+                process.stop()
+
+    async def _ended(self, names: Mapping[str, Process] | list[str]) -> None:
+        await asyncio.gather(*(self._tasks[name] for name in names if name in self._tasks), return_exceptions=True)
+
+    async def _keep_description(self) -> None:
+        """`stack.json` follows the processes."""
+        while True:
+            self._write_description()
+            await self._changed.wait()
+            await asyncio.sleep(0.05)  # many changes come together at the start
+
+    def _write_description(self, *, stopped: bool = False) -> None:
+        path = self.options.data_dir / "stack.json"
+        if stopped:
+            path.unlink(missing_ok=True)
+            return
+        description = self.describe()
+        if description != self._written:
+            self._written = description
+            write_atomically(path, json.dumps(description, indent=1).encode() + b"\n")
+
+
+@asynccontextmanager
+async def running(options: Options, objects: Iterable[Object], progress: Progress) -> AsyncGenerator[Stack]:
+    """A stack with every component ready; stopped again, whatever happens, on the way out.
+
+    `objects` are applied before anything starts. Raises Invalid, DataDirInUse, PortInUse, StoreDamaged,
+    ComponentFailed: then nothing is left running.
+    """
+    options.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    async with AsyncExitStack() as exits:
+        exits.enter_context(owned(options.data_dir))
+        require_free(options.host, options.port, "--port")
+        store = open_store(options.data_dir / "objects.json", time.time)
+        for obj in objects:
+            store.apply(admit(obj, store.find))
+        ports = port_source()
+        stack = Stack(options, choose_addresses(options, ports), store, ports)
+        stack.listen(progress)
+        exits.enter_context(logging_to(stack.open_log(CONTROLLER), options.log_level))
+        work = stack.work = asyncio.create_task(stack.run(), name="stack")
+        try:
+            await _first(work, stack.until_ready())
+            yield stack
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                stack.kill()
+            raise
+        finally:
+            await stack.close()
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+
+
+@contextmanager
+def owned(data_dir: Path) -> Generator[None]:
+    """Own a data directory. Raises DataDirInUse."""
+    with (data_dir / "lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise DataDirInUse(
+                f"{data_dir} is in use by another `weft up`: stop that one, or choose another with --data-dir"
+            ) from error
+        yield
+
+
+async def _first(work: asyncio.Task[None], ready: Coroutine[Any, Any, None]) -> None:
+    """Wait for `ready`, unless the work ends before (which it only does by failing)."""
+    waiting = asyncio.create_task(ready)
+    try:
+        await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+        await waiting
+    except TimeoutError as error:
+        raise ComponentFailed(f"not every component was ready within {START_S:.0f} s") from error
+    finally:
+        waiting.cancel()

@@ -1,0 +1,193 @@
+"""What is wanted and what is there: the two sides that `plan` compares.
+
+`Desired` holds the objects, indexed so that planning one object costs O(1) with 100,000 of them. `Observed` holds what
+the shells have seen: the depot's answers, runner processes, what the scheduler was told and what it says. Both are
+plain memory with one owner; every change says which objects have to be planned again.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
+
+from weft_operator.resolution import Resolution
+from weft_operator.resources import Adapter, Pool, Ref
+from weft_operator.retention import Retention
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """All that one runner is started with. A runner whose launch differs from the wanted one is replaced."""
+
+    pool: Ref
+    base_digest: str
+    page_tokens: int
+    kv_pages: int
+    max_sequences: int
+    max_adapters: int
+    max_rank: int
+    max_batch_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerProcess:
+    """A runner as its backend sees it: a process, later a pod."""
+
+    launch: Launch
+    state: Literal["Starting", "Ready", "CrashLoop"]
+    message: str = ""  # of a crash loop: what its last words were
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEntry:
+    """A pool as the scheduler is told of it (`PoolDesired`)."""
+
+    pool: str
+    base_digest: str
+    base_model_name: str
+    shared_all: bool
+    shared_namespaces: tuple[str, ...]
+    max_queue: int
+    max_moves: int
+    placement: str
+    queue: str
+    reservation: str
+    created_unix_s: int
+    min_runners: int
+    drain_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterEntry:
+    """An adapter as the scheduler is told of it (`AdapterDesired`)."""
+
+    uid: str
+    namespace: str
+    name: str
+    model_name: str
+    pool: str
+    digest: str
+    rank: int
+    size_bytes: int
+    pinned: bool
+    created_unix_s: int
+    drain_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolReport:
+    """The scheduler's word on a pool."""
+
+    ready_runners: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterReport:
+    """The scheduler's word on an adapter: of which digest it speaks, and whether that is in the route table."""
+
+    digest: str
+    routed: bool
+    ready_runners: int
+    load_errors: tuple[str, ...] = ()
+
+
+class Desired:
+    """The objects, by reference, by pool and by served name."""
+
+    def __init__(self) -> None:
+        self.pools: dict[Ref, Pool] = {}
+        self.adapters: dict[Ref, Adapter] = {}
+        self.by_uid: dict[str, Ref] = {}
+        self._by_pool: dict[Ref, set[Ref]] = {}
+        self._by_name: dict[str, set[Ref]] = {}
+
+    def put(self, resource: Pool | Adapter) -> set[Ref]:
+        """Take in a new or changed object. Returns every object that has to be planned again."""
+        ref = resource.meta.ref
+        before = self.get(ref)
+        affected = self.drop(ref) | {ref}
+        self.by_uid[resource.meta.uid] = ref
+        if isinstance(resource, Pool):
+            self.pools[ref] = resource
+        else:
+            self.adapters[ref] = resource
+            self._by_pool.setdefault(resource.pool, set()).add(ref)
+        self._by_name.setdefault(resource.model_name, set()).add(ref)
+        if before is not None and _same_wish(before, resource):
+            return {ref, resource.pool} & {ref, *self.pools} if isinstance(resource, Adapter) else {ref}
+        return affected | self._neighbours(resource)
+
+    def drop(self, ref: Ref) -> set[Ref]:
+        """Forget an object. Returns every object that has to be planned again."""
+        resource = self.pools.pop(ref, None) or self.adapters.pop(ref, None)
+        if resource is None:
+            return set()
+        affected = self._neighbours(resource) | {ref}
+        del self.by_uid[resource.meta.uid]
+        _discard(self._by_name, resource.model_name, ref)
+        if isinstance(resource, Adapter):
+            _discard(self._by_pool, resource.pool, ref)
+        return affected
+
+    def get(self, ref: Ref) -> Pool | Adapter | None:
+        return self.pools.get(ref) if ref.kind == "ServingPool" else self.adapters.get(ref)
+
+    def refs(self) -> list[Ref]:
+        """Every object, pools first."""
+        return [*self.pools, *self.adapters]
+
+    def adapters_of(self, pool: Ref) -> Iterator[Adapter]:
+        """The adapters that name this pool, permitted or not, whether it exists or not."""
+        return (self.adapters[ref] for ref in self._by_pool.get(pool, ()))
+
+    def claimants(self, model_name: str) -> Iterator[Pool | Adapter]:
+        """Every object that wants to be served under this name."""
+        for ref in self._by_name.get(model_name, ()):
+            claimant = self.get(ref)
+            assert claimant is not None
+            yield claimant
+
+    def _neighbours(self, resource: Pool | Adapter) -> set[Ref]:
+        near = set(self._by_name.get(resource.model_name, ()))
+        if isinstance(resource, Pool):
+            return near | self._by_pool.get(resource.meta.ref, set())
+        return near | ({resource.pool} if resource.pool in self.pools else set())
+
+
+@dataclass(slots=True)
+class Observed:
+    """What the shells have seen so far. Absent means "not known", and unknown changes no status."""
+
+    resolutions: dict[str, Resolution] = field(default_factory=dict)  # by uid
+    runners: dict[Ref, dict[int, RunnerProcess]] = field(default_factory=dict)  # by pool and index
+    pools: dict[Ref, PoolEntry] = field(default_factory=dict)  # as published
+    adapters: dict[Ref, AdapterEntry] = field(default_factory=dict)  # as published
+    pool_reports: dict[str, PoolReport] = field(default_factory=dict)  # by "namespace/name"
+    adapter_reports: dict[str, AdapterReport] = field(default_factory=dict)  # by uid
+    retention: Retention = field(default_factory=Retention)
+
+
+def check_indexes(desired: Desired) -> None:
+    """The indexes hold every object exactly where its fields say, and nothing else. O(objects); for tests."""
+    by_name: dict[str, set[Ref]] = {}
+    by_pool: dict[Ref, set[Ref]] = {}
+    for resource in (*desired.pools.values(), *desired.adapters.values()):
+        by_name.setdefault(resource.model_name, set()).add(resource.meta.ref)
+        if isinstance(resource, Adapter):
+            by_pool.setdefault(resource.pool, set()).add(resource.meta.ref)
+    assert by_name == desired._by_name, "names"  # pyright: ignore[reportPrivateUsage]
+    assert by_pool == desired._by_pool, "pools"  # pyright: ignore[reportPrivateUsage]
+
+
+K = TypeVar("K")
+
+
+def _same_wish(before: Pool | Adapter, after: Pool | Adapter) -> bool:
+    """Only the status differs, which concerns an adapter's pool (it counts the ready ones) and nobody else."""
+    meta = replace(before.meta, resource_version=after.meta.resource_version)
+    return replace(before, status=after.status, meta=meta) == after
+
+
+def _discard(index: dict[K, set[Ref]], key: K, ref: Ref) -> None:
+    index[key].discard(ref)
+    if not index[key]:
+        del index[key]

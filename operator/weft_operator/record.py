@@ -1,0 +1,56 @@
+"""What the planner takes as done once an action has been carried out. Shared by every shell and by the tests."""
+
+from weft_operator.actions import Action, PublishAdapter, PublishPool, Resolve, Retain, WithdrawAdapter, WithdrawPool
+from weft_operator.observe import AdapterReport, Observed, PoolReport
+from weft_operator.resolution import asked
+from weft_operator.resources import Ref
+
+
+def record(action: Action, observed: Observed, now: float) -> None:
+    """Note what was ordered from the depot and told to the scheduler. Runners and objects are observed instead."""
+    match action:
+        case Resolve(uid=uid, request=request):
+            observed.resolutions[uid] = asked(observed.resolutions.get(uid), request)
+        case PublishPool(ref=ref, entry=entry):
+            _pool_left(ref, observed, now, except_for=entry.base_digest)
+            observed.pools[ref] = entry
+        case WithdrawPool(ref=ref):
+            _pool_left(ref, observed, now)
+            observed.pool_reports[str(ref)] = PoolReport(0)
+        case PublishAdapter(ref=ref, entry=entry):
+            _adapter_left(ref, observed, now, except_for=(entry.uid, entry.digest))
+            observed.adapters[ref] = entry
+        case WithdrawAdapter(ref=ref):
+            _adapter_left(ref, observed, now)
+        case Retain(digests=digests):
+            observed.retention.forget(now)
+            observed.retention.told = digests
+        case _:
+            return
+
+
+def forget(uid: str, ref: Ref, observed: Observed) -> None:
+    """An object is gone for good: what was known of it goes. What is still published is withdrawn by the next plan."""
+    observed.resolutions.pop(uid, None)
+    observed.adapter_reports.pop(uid, None)
+    if ref.kind == "ServingPool":
+        observed.pool_reports.pop(str(ref), None)
+
+
+def _pool_left(ref: Ref, observed: Observed, now: float, except_for: str = "") -> None:
+    before = observed.pools.pop(ref, None)
+    if before is not None and before.base_digest != except_for:
+        observed.retention.left(before.base_digest, now, before.drain_s)
+
+
+def _adapter_left(ref: Ref, observed: Observed, now: float, except_for: tuple[str, str] = ("", "")) -> None:
+    before = observed.adapters.pop(ref, None)
+    if before is None:
+        return
+    uid, digest = except_for
+    if before.uid != uid:
+        observed.adapter_reports.pop(before.uid, None)
+        if uid == "":  # withdrawn, and the object may live on: it is not routed any more
+            observed.adapter_reports[before.uid] = AdapterReport("", False, 0)
+    if before.digest != digest:
+        observed.retention.left(before.digest, now, before.drain_s)

@@ -1,0 +1,156 @@
+"""Desired state to the scheduler, its word on readiness back: one stream that comes back by itself.
+
+The client keeps the complete table. A connection starts with the whole of it as a snapshot; after that, changes made
+in one turn of the loop leave as one message. Nothing is sent before `start()`: a half-told snapshot would take adapters
+out of the route table.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from weft.wire.channels import Link, channel
+from weft.wire.v1 import scheduler_pb2 as pb
+from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
+from weft_operator.actions import PublishAdapter, PublishPool, WithdrawAdapter, WithdrawPool
+from weft_operator.observe import AdapterEntry, AdapterReport, PoolEntry, PoolReport
+from weft_operator.resources import Ref
+
+Told = PublishPool | WithdrawPool | PublishAdapter | WithdrawAdapter
+
+
+class RegistryClient:
+    """Owns the operator's end of `Scheduler.Registry`. Callbacks come on the event loop and must not block."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        on_pool: Callable[[str, PoolReport], None],
+        on_adapter: Callable[[str, AdapterReport], None],
+    ) -> None:
+        self._channel = channel(address)
+        self._on_pool, self._on_adapter = on_pool, on_adapter
+        self._table: dict[tuple[str, str], PoolEntry | AdapterEntry] = {}  # ("pool", name) or ("adapter", uid)
+        self._uids: dict[Ref, str] = {}
+        self._changed: set[tuple[str, str]] = set()
+        # Versions only have to grow, also across restarts of this process; milliseconds do.
+        self._versions = itertools.count(time.time_ns() // 1_000_000)
+        self._link: Link[pb.RegistryToScheduler, pb.SchedulerToRegistry] = Link(
+            "registry", SchedulerStub(self._channel).Registry, hello=self._hello, on_message=self._heard
+        )
+        self._started = asyncio.Event()
+
+    @property
+    def up(self) -> bool:
+        return self._link.up
+
+    async def run(self) -> None:
+        """Keep the stream up until cancelled."""
+        await self._started.wait()
+        try:
+            await self._link.run()
+        finally:
+            self._link.close()
+            await self._channel.close(None)
+
+    def start(self) -> None:
+        """The table is complete: it may be told."""
+        self._started.set()
+
+    def tell(self, action: Told) -> None:
+        """Change the table; a connected scheduler hears of it in this turn of the loop."""
+        match action:
+            case PublishPool(ref=ref, entry=entry):
+                self._set(str(ref), entry, "pool")
+            case WithdrawPool(ref=ref):
+                self._set(str(ref), None, "pool")
+            case PublishAdapter(ref=ref, entry=entry):
+                before = self._uids.get(ref)
+                if before is not None and before != entry.uid:
+                    self._set(before, None, "adapter")
+                self._uids[ref] = entry.uid
+                self._set(entry.uid, entry, "adapter")
+            case WithdrawAdapter(ref=ref):
+                self._set(self._uids.pop(ref), None, "adapter")
+
+    def _set(self, name: str, entry: PoolEntry | AdapterEntry | None, kind: Literal["pool", "adapter"]) -> None:
+        if entry is None:
+            self._table.pop((kind, name), None)
+        else:
+            self._table[(kind, name)] = entry
+        if not self._changed:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._changed.add((kind, name))
+
+    def _flush(self) -> None:
+        if self._changed:
+            self._link.send(self._message(self._changed))
+            self._changed = set()
+
+    def _hello(self) -> list[pb.RegistryToScheduler]:
+        self._changed = set()  # the snapshot has it
+        return [self._message(set(self._table), snapshot=True)]
+
+    def _message(self, keys: set[tuple[str, str]], *, snapshot: bool = False) -> pb.RegistryToScheduler:
+        """The state of these keys now. What is not in the table any more is told as removed."""
+        message = pb.RegistryToScheduler(version=next(self._versions), snapshot=snapshot)
+        for kind, name in sorted(keys):
+            match self._table.get((kind, name)):
+                case PoolEntry() as entry:
+                    message.pools.append(pool_message(entry))
+                case AdapterEntry() as entry:
+                    message.adapters.append(adapter_message(entry))
+                case None if kind == "pool":
+                    message.removed_pools.append(name)
+                case None:
+                    message.removed_adapter_uids.append(name)
+        return message
+
+    def _heard(self, message: pb.SchedulerToRegistry) -> None:
+        match message.WhichOneof("message"):
+            case "pool":
+                self._on_pool(message.pool.pool, PoolReport(message.pool.ready_runners))
+            case "adapter":
+                self._on_adapter(message.adapter.uid, adapter_report(message.adapter))
+            case _:
+                return
+
+
+def pool_message(entry: PoolEntry) -> pb.PoolDesired:
+    """`drain_s` stays here: the scheduler has its own bound."""
+    return pb.PoolDesired(
+        pool=entry.pool,
+        base_digest=entry.base_digest,
+        base_model_name=entry.base_model_name,
+        shared_all=entry.shared_all,
+        shared_namespaces=entry.shared_namespaces,
+        max_queue=entry.max_queue,
+        max_moves=entry.max_moves,
+        placement=entry.placement,
+        queue=entry.queue,
+        reservation=entry.reservation,
+        created_unix_s=entry.created_unix_s,
+        min_runners=entry.min_runners,
+    )
+
+
+def adapter_message(entry: AdapterEntry) -> pb.AdapterDesired:
+    return pb.AdapterDesired(
+        uid=entry.uid,
+        namespace=entry.namespace,
+        name=entry.name,
+        model_name=entry.model_name,
+        pool=entry.pool,
+        digest=entry.digest,
+        rank=entry.rank,
+        bytes=entry.size_bytes,
+        pinned=entry.pinned,
+        created_unix_s=entry.created_unix_s,
+    )
+
+
+def adapter_report(status: pb.AdapterStatus) -> AdapterReport:
+    return AdapterReport(status.digest, status.routed, status.ready_runners, tuple(sorted(status.load_errors)))

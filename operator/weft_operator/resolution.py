@@ -1,0 +1,137 @@
+"""What the depot has said about a source, over time.
+
+A source is resolved again and again (an edited folder is noticed that way; the depot makes an unchanged one cheap), so
+a resolution keeps three things apart: the newest finished answer, whether a question is under way, and the last *good*
+answer, which is what may be served. Conditions tell of the newest answer; they do not flap while it is asked again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from weft_operator.resources import Ref
+
+State = Literal["Pending", "Validated", "Fetched", "Failed"]
+Verdict = Mapping[str, Any]
+
+FAILURE_PAUSE_MAX_S = 10.0
+UNREACHABLE_PAUSE_MAX_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the depot is asked to resolve. Equal requests have equal answers while the source stays as it is."""
+
+    kind: Literal["adapter", "model"]
+    uri: str
+    revision: str | None
+    digest: str | None
+    namespace: str
+    base_digest: str | None = None
+    base_names: tuple[str, ...] = ()  # none: the manifest names the base itself, the adapter's own word is not asked
+    max_rank: int | None = None
+
+    def body(self) -> dict[str, Any]:
+        """As JSON for `POST /v1/resolve`; absent fields are left out."""
+        base: dict[str, Any] | None = {"digest": self.base_digest} if self.base_digest else None
+        if base is not None and self.base_names:
+            base |= {"name": self.base_names[0], "aliases": self.base_names[1:]}
+        fields = {
+            "kind": self.kind,
+            "uri": self.uri,
+            "revision": self.revision,
+            "digest": self.digest,
+            "namespace": self.namespace,
+            "base": base,
+            "maxRank": self.max_rank,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The state of one operation at the depot."""
+
+    state: State = "Pending"
+    digest: str | None = None
+    verdict: Verdict | None = None
+    reason: str = ""
+    message: str = ""
+
+    @property
+    def finished(self) -> bool:
+        return self.state in ("Fetched", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Good:
+    """A content that passed every check, and what it was checked against."""
+
+    digest: str
+    verdict: Verdict
+    pool: Ref | None = None  # of an adapter
+    base_digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """One object's source. Times are the clock of `now`."""
+
+    request: Request
+    answer: Answer = Answer()
+    running: bool = False
+    finished_at: float | None = None  # None: never in this process
+    failures: int = 0  # in a row
+    good: Good | None = None
+
+    def due_at(self, period_s: float) -> float:
+        """When to ask again: at a fixed pace, after failures at a slower one (bounded)."""
+        if self.finished_at is None:
+            return float("-inf")
+        if self.failures == 0:
+            settled = self.request.digest is not None  # a content named by its digest cannot change
+            return float("inf") if settled else self.finished_at + period_s
+        most_s = UNREACHABLE_PAUSE_MAX_S if self.answer.reason == "SourceUnreachable" else FAILURE_PAUSE_MAX_S
+        return self.finished_at + min(period_s * 2 ** min(self.failures - 1, 10), most_s)
+
+
+def asked(before: Resolution | None, request: Request) -> Resolution:
+    """The depot is being asked. The same question keeps its present answer until the new one is finished."""
+    if before is not None and before.request == request:
+        return replace(before, running=True)
+    return Resolution(request, running=True, good=before.good if before else None)
+
+
+def heard(before: Resolution, answer: Answer, now: float, pool: Ref | None = None) -> Resolution:
+    """The depot's word on the question under way. Steps on the way to a repeated answer are not news."""
+    if not answer.finished:
+        return before if before.answer.finished else replace(before, answer=answer)
+    if answer.state == "Failed":
+        return replace(before, answer=answer, running=False, finished_at=now, failures=before.failures + 1)
+    good = Good(answer.digest or "", answer.verdict or {}, pool, before.request.base_digest)
+    return replace(before, answer=answer, running=False, finished_at=now, failures=0, good=good)
+
+
+def unheard(before: Resolution, now: float) -> Resolution:
+    """The depot could not be asked. That says nothing about the source: only the next attempt moves away."""
+    return replace(before, running=False, finished_at=now, failures=before.failures + 1)
+
+
+def remembered(request: Request, status: Mapping[str, Any], generation: int, pool: Ref | None) -> Resolution | None:
+    """The resolution that an object's own status tells of, for a controller that has just started.
+
+    With it a restart publishes at once what was served before, and writes nothing while nothing has changed. A status
+    of an older generation tells nothing: what it describes may have been another source in another pool.
+    """
+    digest = status.get("digest") or status.get("baseDigest")
+    if status.get("observedGeneration") != generation:
+        return None
+    good = Good(digest, status, pool, request.base_digest) if digest else None
+    fetched = next((c for c in status.get("conditions", ()) if c["type"] == "Fetched"), None)
+    if fetched is None or fetched["status"] == "Unknown":
+        return Resolution(request, good=good) if good else None
+    if fetched["status"] == "True":
+        return Resolution(request, Answer("Fetched", digest, status), good=good)
+    validated = any(c["type"] == "Validated" and c["status"] == "True" for c in status["conditions"])
+    failed = Answer("Failed", None, status if validated else None, fetched["reason"], fetched["message"])
+    return Resolution(request, failed, good=good)

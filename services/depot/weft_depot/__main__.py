@@ -1,0 +1,7 @@
+"""`python -m weft_depot`"""
+
+import sys
+
+from weft_depot.main import main
+
+sys.exit(main())

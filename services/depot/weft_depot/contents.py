@@ -1,0 +1,200 @@
+"""What an artifact of each kind consists of, and whether its files hold together.
+
+The checks read through `Files`, so the same code judges the source before the copy (headers: seconds), the copy itself
+(what is served was checked, not what was there a moment before) and blobs kept from earlier.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from weft.artifacts.adapter_config import MAX_CONFIG_BYTES as MAX_ADAPTER_CONFIG_BYTES
+from weft.artifacts.adapter_config import MAX_RANK, parse_adapter_config
+from weft.artifacts.digest import Kind
+from weft.artifacts.errors import Reason, Refused
+from weft.artifacts.finite import check_finite
+from weft.artifacts.model_config import MAX_CONFIG_BYTES as MAX_MODEL_CONFIG_BYTES
+from weft.artifacts.model_config import ModelShape, parse_model_config
+from weft.artifacts.safetensors_header import (
+    MAX_ADAPTER_HEADER_BYTES,
+    MAX_MODEL_HEADER_BYTES,
+    Header,
+    read_header,
+)
+from weft.artifacts.strict_json import JsonError, parse_object
+from weft.artifacts.verify import check_base_name, verdict_of, verify_adapter, verify_model
+from weft_depot.sources import Files
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MODEL_CONFIG, MODEL_INDEX, TOKENIZER = "config.json", "model.safetensors.index.json", "tokenizer.json"
+_ADAPTER_FILES = frozenset((ADAPTER_CONFIG, ADAPTER_WEIGHTS))
+_MODEL_FILES = frozenset(
+    (MODEL_CONFIG, MODEL_INDEX, TOKENIZER, "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+) | {"special_tokens_map.json"}
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+MAX_TEXT_BYTES = 128 << 20  # a tokenizer of 256,000 tokens is about 35 MB
+MAX_WEIGHT_FILES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The base model an adapter has to fit, and the names it goes by."""
+
+    shape: ModelShape
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bytes of all files of one artifact."""
+
+    adapter_bytes: int = 4 << 30
+    model_bytes: int = 1 << 40
+
+    def of(self, kind: Kind) -> int:
+        return self.adapter_bytes if kind == "adapter" else self.model_bytes
+
+
+def wanted(kind: Kind) -> Callable[[str], bool]:
+    """Which names of a source matter: those that are taken, and pickles, which are only ever reported."""
+
+    def wants(name: str) -> bool:
+        if name.endswith(_PICKLES):
+            return True
+        return name in _ADAPTER_FILES if kind == "adapter" else name in _MODEL_FILES or name.endswith(".safetensors")
+
+    return wants
+
+
+def choose(kind: Kind, files: Files, limits: Limits) -> tuple[str, ...]:
+    """The names to take. Raises Refused: MissingFile, UnsafeFormat, TooLarge."""
+    names = [name for name in files.sizes if not name.endswith(_PICKLES)]
+    weights = [name for name in names if name.endswith(".safetensors")]
+    _check_format(weights, [name for name in files.sizes if name.endswith(_PICKLES)])
+    required = (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if kind == "adapter" else (MODEL_CONFIG, TOKENIZER)
+    for name in required:
+        if name not in names:
+            raise Refused(Reason.MISSING_FILE, f"{name} is not there; found: {', '.join(sorted(names)) or 'no files'}")
+    if not weights:
+        raise Refused(Reason.MISSING_FILE, "no *.safetensors is there")
+    _check_sizes(files, names, weights, limits.of(kind))
+    return tuple(sorted(names))
+
+
+def check(kind: Kind, files: Files, *, base: Base | None, max_rank: int | None) -> dict[str, Any]:
+    """Headers and configs; returns the verdict as the API shows it. Raises Refused."""
+    return _check_adapter(files, base, max_rank or MAX_RANK) if kind == "adapter" else _check_model(files)
+
+
+def check_weights_finite(files: Files, names: Iterable[str], tick: Callable[[], None]) -> None:
+    """Every weight of these files is a number. Raises Refused(NotFinite)."""
+    for name in names:
+        if name.endswith(".safetensors"):
+            header = _header(files, name, MAX_MODEL_HEADER_BYTES)
+            with files.open(name) as file:
+                check_finite(file, header, tick=tick)
+
+
+def read_shape(files: Files) -> ModelShape:
+    """The shape of a base model. Raises Refused: ConfigInvalid, UnsupportedModel."""
+    return parse_model_config(_text(files, MODEL_CONFIG, MAX_MODEL_CONFIG_BYTES))
+
+
+def _check_adapter(files: Files, base: Base | None, max_rank: int) -> dict[str, Any]:
+    spec = parse_adapter_config(_text(files, ADAPTER_CONFIG, MAX_ADAPTER_CONFIG_BYTES))
+    header = _header(files, ADAPTER_WEIGHTS, MAX_ADAPTER_HEADER_BYTES)
+    if base is None:
+        raise Refused(Reason.BASE_MISMATCH, "an adapter is only taken against a base; the request names none")
+    check_base_name(spec, base.names)
+    pairs = verify_adapter(spec, header, base.shape, max_rank=max_rank)
+    verdict = verdict_of(spec, pairs, _total(files))
+    return {
+        "rank": verdict.rank,
+        "alpha": verdict.alpha,
+        "targetModules": list(verdict.target_modules),
+        "sizeBytes": verdict.size_bytes,
+        "dtype": verdict.dtype,
+        "baseModel": verdict.base_model,
+    }
+
+
+def _check_model(files: Files) -> dict[str, Any]:
+    shape = read_shape(files)
+    weights = [name for name in files.sizes if name.endswith(".safetensors")]
+    headers = {name: _header(files, name, MAX_MODEL_HEADER_BYTES) for name in weights}
+    if MODEL_INDEX in files.sizes:
+        _check_index(files, headers)
+    for name in files.sizes:
+        if name.endswith(".json"):
+            _json(files, name, MAX_TEXT_BYTES)
+    verdict = verify_model(shape, headers, _total(files))
+    return {
+        "architecture": verdict.architecture,
+        "hiddenSize": verdict.hidden_size,
+        "layers": verdict.layers,
+        "vocabSize": verdict.vocab_size,
+        "maxContext": verdict.max_context,
+        "sizeBytes": verdict.size_bytes,
+        "dtype": verdict.dtype,
+    }
+
+
+def _check_format(weights: list[str], pickles: list[str]) -> None:
+    if pickles and not weights:
+        raise Refused(
+            Reason.UNSAFE_FORMAT,
+            f"{min(pickles)} is a pickle, which can run code when it is opened; save the weights as safetensors",
+        )
+
+
+def _check_sizes(files: Files, names: list[str], weights: list[str], max_bytes: int) -> None:
+    for name in names:
+        if name not in weights and files.sizes[name] > MAX_TEXT_BYTES:
+            raise Refused(Reason.TOO_LARGE, f"{name} has {files.sizes[name]} bytes, the limit is {MAX_TEXT_BYTES}")
+    total = sum(files.sizes[name] for name in names)
+    if total > max_bytes or len(weights) > MAX_WEIGHT_FILES:
+        raise Refused(Reason.TOO_LARGE, f"{len(names)} files of {total} bytes, the limit is {max_bytes} bytes")
+
+
+def _check_index(files: Files, headers: dict[str, Header]) -> None:
+    """The index says what the shards say."""
+    weight_map = _json(files, MODEL_INDEX, MAX_TEXT_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise Refused(Reason.CONFIG_INVALID, f"{MODEL_INDEX}: weight_map is no object")
+    if missing := sorted({str(shard) for shard in weight_map.values()} - headers.keys()):
+        raise Refused(Reason.MISSING_FILE, f"{missing[0][:200]} is not there; {MODEL_INDEX} names it")
+    actual = {tensor: name for name, header in headers.items() for tensor in header.tensors}
+    if actual != weight_map:
+        wrong = min(str(tensor) for tensor, _ in actual.items() ^ weight_map.items())
+        raise Refused(Reason.CONFIG_INVALID, f"{MODEL_INDEX}: {wrong[:200]!r} is not where it says")
+
+
+def _header(files: Files, name: str, max_bytes: int) -> Header:
+    with files.open(name) as file:
+        try:
+            return read_header(file, files.sizes[name], max_bytes=max_bytes)
+        except Refused as error:
+            raise Refused(error.reason, f"{name}: {error.message}") from error
+
+
+def _json(files: Files, name: str, max_bytes: int) -> dict[str, Any]:
+    try:
+        return parse_object(_text(files, name, max_bytes), max_bytes=max_bytes)
+    except JsonError as error:
+        raise Refused(Reason.CONFIG_INVALID, f"{name}: {error}") from error
+
+
+def _text(files: Files, name: str, max_bytes: int) -> bytes:
+    with files.open(name) as file:
+        return _bounded_read(file, name, max_bytes)
+
+
+def _bounded_read(file: BinaryIO, name: str, max_bytes: int) -> bytes:
+    raw = file.read(max_bytes + 1)
+    if len(raw) > max_bytes:
+        raise Refused(Reason.TOO_LARGE, f"{name} has more than {max_bytes} bytes")
+    return raw
+
+
+def _total(files: Files) -> int:
+    return sum(files.sizes.values())

@@ -1,0 +1,80 @@
+"""Which digest a source's state had: so that resolving an unchanged source again reads no content.
+
+One small JSON file per source under `DATA/resolved/`, written whole or not at all. It only saves work: a lost or
+damaged one means reading the source again.
+"""
+
+import hashlib
+import json
+import os
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from weft.artifacts.digest import Digest, Kind, parse_digest
+from weft.artifacts.verify import last_part
+
+MAX_ENTRY_BYTES = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """At this signature, this source had this digest."""
+
+    kind: Kind
+    source: str  # the URI, with revision and whose credentials read it
+    uri: str
+    signature: str
+    digest: Digest
+
+
+class Remembered:
+    """The entries, in memory and on disk. Called from any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob("*.tmp"):
+            left.unlink()
+        self._lock = threading.Lock()
+        self._entries = {path.stem: entry for path in folder.glob("*.json") if (entry := _load(path))}
+
+    def digest(self, kind: Kind, source: str, signature: str | None) -> Digest | None:
+        """The digest of this state of a source, if it was resolved before."""
+        entry = self._entries.get(_name(kind, source))
+        return entry.digest if entry and signature is not None and entry.signature == signature else None
+
+    def names(self, digest: str) -> tuple[str, ...]:
+        """The last path parts of the URIs that a model came from."""
+        with self._lock:
+            return tuple(sorted({last_part(e.uri) for e in self._entries.values() if e.digest == digest}))
+
+    def add(self, entry: Entry) -> None:
+        name = _name(entry.kind, entry.source)
+        temporary = self._folder / f"{name}.{threading.get_ident()}.tmp"
+        temporary.write_text(json.dumps(asdict(entry)))
+        with self._lock:
+            os.replace(temporary, self._folder / f"{name}.json")  # noqa: PTH105 (one call, both paths)
+            self._entries[name] = entry
+
+    def retain(self, digests: set[str]) -> None:
+        """Forget the sources of every other digest."""
+        with self._lock:
+            for name in [name for name, entry in self._entries.items() if entry.digest not in digests]:
+                del self._entries[name]
+                (self._folder / f"{name}.json").unlink(missing_ok=True)
+
+
+def _name(kind: Kind, source: str) -> str:
+    return hashlib.sha256(f"{kind} {source}".encode()).hexdigest()
+
+
+def _load(path: Path) -> Entry | None:
+    """None for what is not ours or is damaged: the source is then read again, and the entry replaced."""
+    try:
+        with path.open("rb") as file:
+            entry = Entry(**json.loads(file.read(MAX_ENTRY_BYTES)))
+        parse_digest(entry.digest)
+    except (ValueError, TypeError):
+        return None
+    return entry if _name(entry.kind, entry.source) == path.stem else None

@@ -1,0 +1,66 @@
+"""The depot's HTTP bodies as types. A body that does not fit is answered with 400 and every wrong field."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from weft.artifacts.digest import parse_digest
+from weft_depot.sources import Location, parse_uri
+
+MAX_RETAINED = 200_000
+Text = Annotated[str, Field(max_length=4096)]
+DigestText = Annotated[str, AfterValidator(parse_digest)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True)
+
+
+class BaseRef(_Body):
+    """The base an adapter has to fit. Without a name only shapes decide; `aliases` are further names it goes by."""
+
+    digest: DigestText
+    name: Text | None = None
+    aliases: Annotated[tuple[Text, ...], Field(max_length=16)] = ()
+
+
+class CredentialsRef(_Body):
+    """A secret of the same namespace."""
+
+    name: Text
+
+
+class ResolveRequest(_Body):
+    """`POST /v1/resolve`."""
+
+    kind: Literal["adapter", "model"]
+    uri: Annotated[str, Field(max_length=8192)]
+    revision: Text | None = None
+    digest: DigestText | None = None
+    namespace: Text
+    credentials_ref: CredentialsRef | None = None
+    base: BaseRef | None = None
+    max_rank: Annotated[int, Field(ge=1, le=16384)] | None = None
+
+    @property
+    def key(self) -> str:
+        """Equal requests have equal keys."""
+        return self.model_dump_json()
+
+    @property
+    def source(self) -> str:
+        """What is read, and with whose rights."""
+        owner = f"{self.namespace}/{self.credentials_ref.name}" if self.credentials_ref else ""
+        return f"{self.uri}\n{self.revision or ''}\n{owner}"
+
+    def location(self) -> Location:
+        """Raises Refused(BadURI)."""
+        credentials = self.credentials_ref.name if self.credentials_ref else None
+        return parse_uri(self.uri, revision=self.revision, namespace=self.namespace, credentials=credentials)
+
+
+class RetainRequest(_Body):
+    """`POST /v1/retain`: the complete list of artifacts to keep."""
+
+    digests: Annotated[tuple[DigestText, ...], Field(max_length=MAX_RETAINED)]

@@ -1,0 +1,177 @@
+"""The depot's HTTP side: resolve, operations, blobs, retain, probes."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, BinaryIO, TypeVar
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from weft.artifacts.errors import ArtifactError, BadDigest, UnknownDigest
+from weft_depot import metrics
+from weft_depot.core.operations import Operation
+from weft_depot.core.ranges import Span, parse_range
+from weft_depot.requests import ResolveRequest, RetainRequest
+from weft_depot.service import Depot
+
+Body = TypeVar("Body", bound=BaseModel)
+MAX_BODY_BYTES = 32 << 20
+MAX_WAIT_S = 60.0
+MAX_DOWNLOADS = 64
+CHUNK_BYTES = 1 << 20
+
+
+class _BadRequest(Exception):
+    """The request itself is wrong; `errors` says every field."""
+
+    def __init__(self, errors: list[str]) -> None:
+        super().__init__("; ".join(errors))
+        self.errors = errors
+
+
+def build_app(depot: Depot) -> Starlette:
+    """The ASGI application of a depot."""
+    downloads = asyncio.Semaphore(MAX_DOWNLOADS)
+
+    async def resolve(request: Request) -> Response:
+        operation = depot.submit(await _body(request, ResolveRequest))
+        if operation is None:
+            return _turned_away("resolve", 429, "too many resolves wait; try again later")
+        return JSONResponse({"operation": operation.id}, 202)
+
+    async def operation(request: Request) -> Response:
+        found = await depot.wait(request.path_params["id"], _wait_s(request))
+        return JSONResponse(_shown(found)) if found else _error(404, "UnknownOperation", "forgotten or never started")
+
+    async def blob(request: Request) -> Response:
+        if downloads.locked():
+            return _turned_away("blob", 503, "too many downloads; try again")
+        return await _send_blob(depot, request, downloads)
+
+    async def retain(request: Request) -> Response:
+        wanted = await _body(request, RetainRequest)
+        return JSONResponse({"removed": await depot.retain(wanted.digests)})
+
+    return Starlette(
+        routes=[
+            Route("/v1/resolve", resolve, methods=["POST"]),
+            Route("/v1/operations/{id}", operation, methods=["GET"]),
+            Route("/v1/blobs/{digest}", blob, methods=["GET", "HEAD"]),
+            Route("/v1/retain", retain, methods=["POST"]),
+            Route("/healthz", _ok),
+            Route("/readyz", _ok),
+            Route("/metrics", _metrics),
+        ],
+        exception_handlers={_BadRequest: _bad_request, ArtifactError: _artifact_error},
+        lifespan=lambda _: _housekeeping(depot),
+    )
+
+
+@contextlib.asynccontextmanager
+async def _housekeeping(depot: Depot) -> AsyncGenerator[None]:
+    task = asyncio.create_task(depot.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await asyncio.to_thread(depot.close)
+
+
+async def _send_blob(depot: Depot, request: Request, downloads: asyncio.Semaphore) -> Response:
+    digest: str = request.path_params["digest"]
+    file = await asyncio.to_thread(depot.store.open, digest)
+    total = os.fstat(file.fileno()).st_size
+    span = parse_range(request.headers.get("range"), total)
+    headers = {"accept-ranges": "bytes", "etag": f'"{digest}"', "cache-control": "public, max-age=31536000, immutable"}
+    if span is None or request.method == "HEAD":
+        file.close()
+    if span is None:
+        return Response(status_code=416, headers={**headers, "content-range": f"bytes */{total}"})
+    headers["content-length"] = str(span.end - span.start)
+    if not span.whole:
+        headers["content-range"] = span.content_range
+    status, kind = 200 if span.whole else 206, "application/octet-stream"
+    if request.method == "HEAD":
+        return Response(status_code=status, headers=headers, media_type=kind)
+    return StreamingResponse(_stream(file, span, downloads), status, headers, kind)
+
+
+async def _stream(file: BinaryIO, span: Span, downloads: asyncio.Semaphore) -> AsyncIterator[bytes]:
+    async with downloads:
+        with file:
+            file.seek(span.start)
+            left = span.end - span.start
+            while left and (chunk := await asyncio.to_thread(file.read, min(CHUNK_BYTES, left))):
+                left -= len(chunk)
+                metrics.BLOB_BYTES_SENT.inc(len(chunk))
+                yield chunk
+
+
+async def _body(request: Request, kind: type[Body]) -> Body:
+    raw = bytearray()
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > MAX_BODY_BYTES:
+            raise _BadRequest([f"the body has more than {MAX_BODY_BYTES} bytes"])
+    try:
+        return kind.model_validate_json(bytes(raw))
+    except ValidationError as error:
+        raise _BadRequest([_field_error(item) for item in error.errors(include_url=False)]) from error
+
+
+def _field_error(item: Any) -> str:
+    return f"{'.'.join(str(part) for part in item['loc']) or 'body'}: {item['msg']}"
+
+
+def _wait_s(request: Request) -> float:
+    text = request.query_params.get("wait_s", "0")
+    try:
+        wait_s = float(text)
+    except ValueError as error:
+        raise _BadRequest([f"wait_s: {text[:40]!r} is no number of seconds"]) from error
+    if not wait_s >= 0:
+        raise _BadRequest(["wait_s: below 0"])
+    return min(wait_s, MAX_WAIT_S)
+
+
+def _shown(operation: Operation) -> dict[str, Any]:
+    """The operation as the API shows it: fields that are not there yet are left out."""
+    fields = {"id": operation.id, "state": operation.state, "verdict": operation.verdict, "digest": operation.digest}
+    fields |= {"reason": operation.reason, "message": operation.message}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _error(status: int, reason: str, message: str, **headers: str) -> JSONResponse:
+    return JSONResponse({"reason": reason, "message": message}, status, headers)
+
+
+def _turned_away(what: str, status: int, message: str) -> JSONResponse:
+    metrics.TURNED_AWAY.labels(what).inc()
+    return JSONResponse({"reason": "Busy", "message": message}, status, {"retry-after": "1"})
+
+
+async def _bad_request(_: Request, error: Exception) -> Response:
+    assert isinstance(error, _BadRequest)
+    return JSONResponse({"reason": "BadRequest", "message": str(error), "errors": error.errors}, 400)
+
+
+async def _artifact_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ArtifactError)
+    status = 400 if isinstance(error, BadDigest) else 404 if isinstance(error, UnknownDigest) else 500
+    return _error(status, str(error.reason), error.message)
+
+
+async def _ok(_: Request) -> Response:
+    return PlainTextResponse("ok\n")
+
+
+async def _metrics(_: Request) -> Response:
+    return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)

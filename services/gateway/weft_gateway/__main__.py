@@ -1,0 +1,7 @@
+"""`python -m weft_gateway`"""
+
+import sys
+
+from weft_gateway.main import main
+
+sys.exit(main())

@@ -1,0 +1,150 @@
+"""The ASGI application: routes, OpenAI's error shape on every path, probes, the status page."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.telemetry.logs import kv
+from weft_gateway.errors import ApiError, BadRequest, Internal, Unauthorized
+from weft_gateway.gateway import Gateway
+from weft_gateway.ids import RequestIds, ids_of
+from weft_gateway.openai.chat import chat_completions
+from weft_gateway.openai.completions import completions
+from weft_gateway.openai.models import list_models, one_model
+from weft_gateway.openai.schema import ChatRequest, CompletionRequest
+from weft_gateway.status import status_of
+
+Endpoint = Callable[[Gateway, Request], Awaitable[Response]]
+log = logging.getLogger(__name__)
+_PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+    ),
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",
+}
+_NAMES = {404: "not_found", 405: "method_not_allowed", 403: "permission_denied"}
+
+
+def build_app(gateway: Gateway) -> FastAPI:
+    """The application around one gateway."""
+    app = FastAPI(title="Weft", docs_url=None, redoc_url=None, description="OpenAI API for LoRA adapters")
+    post, get = ["POST"], ["GET"]
+    _route(app, gateway, "/v1/chat/completions", chat_completions, post, ChatRequest)
+    _route(app, gateway, "/v1/completions", completions, post, CompletionRequest)
+    _route(app, gateway, "/v1/models", list_models, get)
+    _route(app, gateway, "/v1/models/{model:path}", one_model, get)
+    _route(app, gateway, "/status", _status, get)
+    _route(app, gateway, "/", _page, get)
+    _route(app, gateway, "/healthz", _healthz, get)
+    _route(app, gateway, "/readyz", _readyz, get)
+    _route(app, gateway, "/metrics", _metrics, get)
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_bug)
+    app.add_middleware(RequestIds)
+    return app
+
+
+def _route(
+    app: FastAPI,
+    gateway: Gateway,
+    path: str,
+    endpoint: Endpoint,
+    methods: list[str],
+    body: type[BaseModel] | None = None,
+) -> None:
+    """Bodies are read and checked by the endpoints: bounded, and refused in OpenAI's shape."""
+
+    async def handle(request: Request) -> Response:
+        return await endpoint(gateway, request)
+
+    schema = body and {"requestBody": {"content": {"application/json": {"schema": _inlined(body)}}, "required": True}}
+    app.add_api_route(
+        path, handle, methods=methods, name=endpoint.__name__.strip("_"), summary=endpoint.__doc__, openapi_extra=schema
+    )
+
+
+def _inlined(body: type[BaseModel]) -> dict[str, Any]:
+    """A JSON schema without references, as the request body of an OpenAPI document wants it."""
+    schema = body.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def resolve(value: Any) -> Any:
+        if isinstance(value, dict):
+            if name := value.get("$ref"):
+                return resolve(definitions[name.rpartition("/")[2]])
+            return {key: resolve(item) for key, item in value.items()}
+        return [resolve(item) for item in value] if isinstance(value, list) else value
+
+    return resolve(schema)
+
+
+# ---------------------------------------------------------------- errors
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    log.info("refused", extra=kv(request_id=ids_of(request.scope).request_id, status=error.status, code=error.code))
+    return Response(error.body(), error.status, error.headers())
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """What the framework itself refuses: unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    text = f"{request.method} {request.url.path[:256]}: {error.detail}."
+    code = _NAMES.get(error.status_code, "invalid_request")
+    refused = BadRequest(text, code=code, status=error.status_code)
+    response = await _on_api_error(request, refused)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    request_id = ids_of(request.scope).request_id
+    log.error("request failed inside the gateway", exc_info=error, extra=kv(request_id=request_id))
+    internal = Internal(f"The gateway failed on this request; its logs name it {request_id}.")
+    return Response(internal.body(), internal.status, internal.headers())
+
+
+# ---------------------------------------------------------------- health and status
+
+
+async def _healthz(_gateway: Gateway, _request: Request) -> Response:
+    """Alive: the loop that answers is the one that serves."""
+    return Response("ok\n", media_type="text/plain")
+
+
+async def _readyz(gateway: Gateway, _request: Request) -> Response:
+    """Ready: a route table is there and its tokenizers are loaded."""
+    reason = gateway.unready()
+    return Response(f"{reason or 'ok'}\n", 503 if reason else 200, media_type="text/plain")
+
+
+async def _metrics(gateway: Gateway, _request: Request) -> Response:
+    """Prometheus metrics."""
+    return Response(generate_latest(gateway.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+async def _status(gateway: Gateway, request: Request) -> Response:
+    """Pools, models and requests now, as far as the caller may see them."""
+    try:
+        value = status_of(gateway, request.headers.get("authorization"))
+    except Unauthorized:
+        value = status_of(gateway, None)
+    return Response(orjson.dumps(value), media_type="application/json", headers={"cache-control": "no-cache"})
+
+
+async def _page(_gateway: Gateway, _request: Request) -> Response:
+    """The status page."""
+    page = files("weft_gateway").joinpath("status.html").read_bytes()
+    return Response(page, media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)

@@ -1,0 +1,220 @@
+"""One request as a pure machine: `handle(event, now) -> [effects]`.
+
+    held ──Assigned──▶ running ──EOS, LENGTH, stop string──▶ done
+      ▲                   │
+      └── preempt, runner lost, no room, ended ──┘           (any state) ──client gone, reject, hold──▶ done
+
+What always holds, whatever is lost, repeated or late (`check_stream`):
+- a token is appended only for the present epoch and at position == len(tokens): never lost, never twice;
+- a trigger ends an epoch once: a second one is ignored, as is everything below the highest epoch seen;
+- exactly one Finish, and nothing after it.
+
+A move is cancel here and start there at once, with the tokens so far (Punica, section 5.3).
+"""
+
+from collections.abc import Sequence
+
+from weft_gateway.core.detokenise import BytesOf, Detokeniser
+from weft_gateway.core.events import (
+    NEVER,
+    Aborted,
+    Assigned,
+    Cancel,
+    ClientGone,
+    Effect,
+    Emit,
+    Epoch,
+    Event,
+    Failed,
+    FailedReason,
+    Failure,
+    Finish,
+    FinishReason,
+    HoldExpired,
+    Preempted,
+    Rejected,
+    RunnerGaveUp,
+    RunnerLost,
+    Start,
+    Started,
+    StepTokens,
+    Stop,
+)
+from weft_gateway.core.stops import StopMatcher
+
+
+class Stream:
+    """One request from its submission at `now` (seconds) to its one Finish.
+
+    `hold_s` bounds the time without an assignment. It runs on over assignments that came to nothing and starts anew
+    once a runner has admitted the request.
+    """
+
+    def __init__(
+        self, *, max_tokens: int, bytes_of: BytesOf, stops: Sequence[str] = (), hold_s: float, now: float
+    ) -> None:
+        self.tokens: list[int] = []
+        self.max_tokens = max_tokens
+        self.running: Assigned | None = None  # the present ownership
+        self.highest = NEVER
+        self.assignments = 0
+        self.finish: Finish | None = None
+        self._detokeniser, self._stops = Detokeniser(bytes_of), StopMatcher(stops)
+        self._admitted = False  # the present epoch has produced something
+        self._doublings_before = self._doublings_now = 0
+        self._hold_s, self._held_since, self._held_before_s = hold_s, now, 0.0
+
+    @property
+    def moves(self) -> int:
+        """Assignments beyond the first."""
+        return max(0, self.assignments - 1)
+
+    @property
+    def doublings(self) -> int:
+        """Reservation doublings over all epochs."""
+        return self._doublings_before + self._doublings_now
+
+    @property
+    def hold_deadline(self) -> float | None:
+        """When the hold runs out; None while a runner has the request, and at the end."""
+        if self.running or self.finish:
+            return None
+        return self._held_since + self._hold_s - self._held_before_s
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """What this event changes. An event that counts no more changes nothing."""
+        if self.finish:
+            return []
+        match event:
+            case StepTokens():
+                return self._step(event, now)
+            case Assigned():
+                return self._assigned(event, now)
+            case Preempted(epoch):
+                return self._broken(epoch, FailedReason.PREEMPTED, now, stop=True)
+            case RunnerLost(runner, detail):
+                return self._lost(now, detail) if self.running and self.running.runner == runner else []
+            case RunnerGaveUp(epoch, reason, detail, free_pages):
+                return self._broken(epoch, reason, now, detail=detail, free_pages=free_pages)
+            case HoldExpired(failure):
+                return self._expired(failure, now)
+            case ClientGone():
+                return self._end(Finish(FinishReason.CANCELLED))
+            case Rejected(failure):
+                return self._end(Finish(FinishReason.FAILED, failure), cancel=False)
+            case Aborted(failure):
+                return self._end(Finish(FinishReason.FAILED, failure))
+
+    # ---------------------------------------------------------------- ownership
+
+    def _assigned(self, event: Assigned, now: float) -> list[Effect]:
+        if event.epoch <= self.highest:
+            return []
+        effects: list[Effect] = []
+        if self.running:
+            effects.append(Stop(self.running.epoch, self.running.runner))
+        else:
+            self._held_before_s += now - self._held_since
+        self.running, self.highest, self._admitted = event, event.epoch, False
+        self.assignments += 1
+        self._close_doublings()
+        start = Start(event.epoch, event.runner, event.address, tuple(self.tokens), event.reservation_tokens)
+        return [*effects, start]
+
+    def _lost(self, now: float, detail: str) -> list[Effect]:
+        assert self.running
+        return self._broken(self.running.epoch, FailedReason.SESSION_LOST, now, detail=detail)
+
+    def _broken(
+        self,
+        epoch: Epoch,
+        reason: FailedReason,
+        now: float,
+        *,
+        detail: str = "",
+        free_pages: int = 0,
+        stop: bool = False,
+    ) -> list[Effect]:
+        """The present epoch is over: hold the stream until the next assignment."""
+        if not self.running or epoch != self.running.epoch:
+            return []
+        stops = [Stop(epoch, self.running.runner)] if stop else []
+        self.running, self._held_since = None, now
+        return [*stops, Failed(epoch, reason, len(self.tokens), free_pages, detail)]
+
+    def _expired(self, failure: Failure, now: float) -> list[Effect]:
+        deadline = self.hold_deadline
+        if deadline is None or now < deadline:
+            return []
+        return self._end(Finish(FinishReason.FAILED, failure))
+
+    def _end(self, finish: Finish, *, cancel: bool = True) -> list[Effect]:
+        """The end from outside: the runner is stopped, the scheduler told."""
+        effects: list[Effect] = [Stop(self.running.epoch, self.running.runner)] if self.running else []
+        if cancel:
+            effects.append(Cancel())
+        return [*effects, self._finish(finish)]
+
+    # ---------------------------------------------------------------- tokens
+
+    def _step(self, event: StepTokens, now: float) -> list[Effect]:
+        if not self.running or event.epoch != self.running.epoch or event.position < len(self.tokens):
+            return []
+        if event.position > len(self.tokens):
+            detail = f"tokens {len(self.tokens)}..{event.position} never came"
+            return self._broken(event.epoch, FailedReason.RUNNER_ERROR, now, detail=detail, stop=True)
+        self._doublings_now = event.doublings
+        text = self._append(event.tokens)
+        effects = self._admit(event)
+        if self._stops.matched:
+            return [*effects, *self._last(text, FinishReason.STOP, stop=event.finish is None)]
+        finish = FinishReason.LENGTH if len(self.tokens) >= self.max_tokens else None
+        if event.finish or finish:
+            return [*effects, *self._last(text, event.finish or FinishReason.LENGTH, stop=event.finish is None)]
+        return [*effects, Emit(text)] if text else effects
+
+    def _append(self, tokens: Sequence[int]) -> str:
+        """Take tokens up to a stop string or max_tokens; the text that is certain."""
+        text = ""
+        for token in tokens[: self.max_tokens - len(self.tokens)]:
+            self.tokens.append(token)
+            text += self._stops.push(self._detokeniser.push(token))
+            if self._stops.matched:
+                break
+        return text
+
+    def _admit(self, event: StepTokens) -> list[Effect]:
+        """The first sign of life of an epoch. A stream that ran may be held for the full time again."""
+        if self._admitted:
+            return []
+        self._admitted, self._held_before_s = True, 0.0
+        return [Started(event.epoch)]
+
+    def _last(self, text: str, reason: FinishReason, *, stop: bool) -> list[Effect]:
+        """The last text and the end. `stop`: the runner does not know yet."""
+        assert self.running
+        effects: list[Effect] = [Stop(self.running.epoch, self.running.runner)] if stop else []
+        if reason is not FinishReason.STOP:
+            text += self._stops.push(self._detokeniser.flush()) + self._stops.flush()
+        if text:
+            effects.append(Emit(text))
+        return [*effects, self._finish(Finish(reason))]
+
+    def _finish(self, finish: Finish) -> Finish:
+        self.running, self.finish = None, finish
+        self._close_doublings()
+        return finish
+
+    def _close_doublings(self) -> None:
+        self._doublings_before += self._doublings_now
+        self._doublings_now = 0
+
+
+def check_stream(stream: Stream) -> None:
+    """What must hold of a stream after every event. Raises AssertionError."""
+    assert len(stream.tokens) <= stream.max_tokens, "more tokens than were asked for"
+    assert stream.running is None or stream.running.epoch == stream.highest, "an old epoch runs"
+    assert stream.running is None or stream.finish is None, "an ended request runs"
+    assert stream.assignments == 0 or stream.highest > NEVER, "assigned without an epoch"
+    failed = stream.finish is not None and stream.finish.reason is FinishReason.FAILED
+    assert failed == (stream.finish is not None and stream.finish.failure is not None), "a failure has a name"

@@ -1,0 +1,132 @@
+"""What a client is told when a request cannot be served, split by what the caller can do.
+
+    ApiError                  any answer in OpenAI's error shape
+    |- BadRequest      400    correct the request (ParameterError: this parameter)
+    |- Unauthorized    401    send a valid key
+    |- ModelNotFound   404    ask for a model that is there for this key
+    |- TooLarge        413    send less
+    |- Overloaded      429    try again after `retry_after_ms`
+    |- Unavailable     503    try again: something is missing that is expected back
+    `- Internal        500    report a bug
+
+A stream that fails carries a core `Failure`; `from_failure` translates it, here and nowhere else.
+"""
+
+import math
+from collections.abc import Mapping
+
+import orjson
+
+from weft_gateway.core.events import Failure
+
+INVALID, NOT_FOUND, RATE_LIMIT, SERVER = "invalid_request_error", "not_found_error", "rate_limit_error", "server_error"
+
+
+class ApiError(Exception):
+    """An HTTP status with OpenAI's `{"error": {message, type, param, code}}`."""
+
+    status, kind, code, retry = 500, SERVER, "internal_error", False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        status: int | None = None,
+        kind: str | None = None,
+        retry_after_ms: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.param, self.retry_after_ms = message, param, retry_after_ms
+        self.code, self.status, self.kind = code or self.code, status or self.status, kind or self.kind
+
+    def body(self) -> bytes:
+        """The JSON that clients parse, before or after the first byte."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+    def headers(self) -> dict[str, str]:
+        """Content type and what the official client's retry logic reads."""
+        headers = {"content-type": "application/json", "x-should-retry": "true" if self.retry else "false"}
+        if self.retry_after_ms:
+            headers["retry-after"] = str(math.ceil(self.retry_after_ms / 1000))
+            headers["retry-after-ms"] = str(self.retry_after_ms)
+        return headers
+
+
+class BadRequest(ApiError):
+    """The request has to be corrected."""
+
+    status, kind, code = 400, INVALID, "invalid_request"
+
+
+class ParameterError(BadRequest):
+    """One parameter is wrong; `param` names it."""
+
+    code = "invalid_parameter"
+
+
+class Unauthorized(ApiError):
+    """No key, or one that is not known."""
+
+    status, kind, code = 401, "authentication_error", "invalid_api_key"
+
+    def headers(self) -> dict[str, str]:
+        return super().headers() | {"www-authenticate": "Bearer"}
+
+
+class ModelNotFound(ApiError):
+    """No such model for this caller. Another tenant's model looks exactly the same."""
+
+    status, kind, code = 404, INVALID, "model_not_found"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"The model {model[:256]!r} does not exist or is not available to this key; "
+            "GET /v1/models lists those that are.",
+            param="model",
+        )
+
+
+class TooLarge(ApiError):
+    """The body is beyond its bound."""
+
+    status, kind, code = 413, INVALID, "request_too_large"
+
+
+class Overloaded(ApiError):
+    """A bound of this system is reached; retry later."""
+
+    status, kind, code, retry = 429, RATE_LIMIT, "rate_limit_exceeded", True
+
+
+class Unavailable(ApiError):
+    """Something that is expected back is missing."""
+
+    status, kind, code, retry = 503, SERVER, "unavailable", True
+
+
+class Internal(ApiError):
+    """A bug of ours."""
+
+
+_STATUS: Mapping[str, type[ApiError]] = {
+    "queue_full": Overloaded,
+    "too_large": BadRequest,
+    "model_not_found": BadRequest,
+    "adapter_failed": Internal,
+    "internal_error": Internal,
+}
+_STATUS_CODE = {"model_not_found": 404}
+
+
+def from_failure(failure: Failure) -> ApiError:
+    """A stream's named failure as the client sees it; what is not in the table is a 503."""
+    kind = _STATUS.get(failure.code, Unavailable)
+    return kind(
+        failure.message,
+        code=failure.code,
+        status=_STATUS_CODE.get(failure.code),
+        retry_after_ms=failure.retry_after_ms,
+    )

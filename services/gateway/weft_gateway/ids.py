@@ -1,0 +1,54 @@
+"""Request ids: the client's `x-request-id` where it is fit, made unique for our own use, returned on every answer."""
+
+import re
+import secrets
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_FIT = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """`client_request_id` is what the client sees; `request_id` is unique, so that two clients' ids cannot collide."""
+
+    client_request_id: str
+    request_id: str
+
+
+class RequestIds:
+    """Pure ASGI: every HTTP answer, errors included, carries `x-request-id`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        ids = _ids(dict(scope["headers"]).get(b"x-request-id", b""))
+        scope.setdefault("state", {})["ids"] = ids
+        header = (b"x-request-id", ids.client_request_id.encode())
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), header]
+            await send(message)
+
+        return await self._app(scope, receive, send_with_id)
+
+
+def ids_of(scope: Scope) -> Ids:
+    """The ids of the request being served."""
+    ids = scope["state"]["ids"]
+    assert isinstance(ids, Ids)
+    return ids
+
+
+def _ids(header: bytes) -> Ids:
+    """An id that is missing, too long or oddly spelled is replaced by our own."""
+    if _FIT.fullmatch(header):
+        given = header.decode()
+        return Ids(given, f"{given}-{secrets.token_hex(8)}")
+    drawn = f"req-{secrets.token_hex(16)}"
+    return Ids(drawn, drawn)

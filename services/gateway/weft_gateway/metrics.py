@@ -1,0 +1,77 @@
+"""What the gateway counts (`weft_gateway_*`). Labels are bounded: the first models have their own, others share one."""
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+if TYPE_CHECKING:
+    from weft_gateway.live import LiveRequest
+    from weft_gateway.serve import Serving
+
+SECONDS_TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60)
+SECONDS_PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
+SECONDS_IN_ALL = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
+
+
+class Metrics:
+    """One set of metrics on one registry; `in_flight` and `held` are read when scraped."""
+
+    def __init__(self, serving: "Serving", registry: CollectorRegistry, *, max_models: int) -> None:
+        self._max_models, self._models = max_models, set[str]()
+        self.requests = Counter(
+            "weft_gateway_requests", "Requests by model and HTTP status.", ["model", "status"], registry=registry
+        )
+        self.prompt_tokens = Counter("weft_gateway_prompt_tokens", "Prompt tokens.", ["model"], registry=registry)
+        self.tokens = Counter("weft_gateway_tokens", "Tokens streamed and billed.", ["model"], registry=registry)
+        self.ttft = _histogram("weft_gateway_ttft_seconds", "Arrival to first token.", SECONDS_TO_FIRST, registry)
+        self.per_token = _histogram(
+            "weft_gateway_time_per_output_token_seconds",
+            "Mean time of a token after the first, per request.",
+            SECONDS_PER_TOKEN,
+            registry,
+        )
+        self.total = _histogram("weft_gateway_e2e_seconds", "Arrival to the last byte.", SECONDS_IN_ALL, registry)
+        self.moves = Counter("weft_gateway_moves", "Assignments beyond a request's first.", registry=registry)
+        self.predict_failures = Counter(
+            "weft_gateway_predict_failures", "Requests that went on without a prediction.", registry=registry
+        )
+        self.outcomes_dropped = Counter(
+            "weft_gateway_outcomes_dropped",
+            "Outcomes forgotten because too many were unacknowledged.",
+            registry=registry,
+        )
+        Gauge("weft_gateway_in_flight", "Requests now.", registry=registry).set_function(lambda: serving.in_flight)
+        Gauge("weft_gateway_held", "Requests without a runner.", registry=registry).set_function(lambda: serving.held)
+        Gauge("weft_gateway_outcomes_unacked", "Outcomes not stored yet.", registry=registry).set_function(
+            lambda: len(serving.outcomes)
+        )
+
+    def count_request(self, model: str, status: int) -> None:
+        """One answer about a known model; 499: the client went away."""
+        self.requests.labels(self.label(model), str(status)).inc()
+
+    def count_outcome(self, live: "LiveRequest", now: float) -> None:
+        """A request that ended at `now` (seconds, the clock of `arrived`)."""
+        route, tokens, arrived = live.prepared.route, len(live.stream.tokens), live.prepared.arrived
+        label = self.label(route.model_name)
+        self.prompt_tokens.labels(label).inc(len(live.prepared.prompt_tokens))
+        self.tokens.labels(label).inc(tokens)
+        self.moves.inc(live.stream.moves)
+        self.total.labels(route.pool).observe(now - arrived)
+        if (first := live.first_token_at) is not None:
+            self.ttft.labels(route.pool).observe(first - arrived)
+            if tokens > 1:
+                self.per_token.labels(route.pool).observe((now - first) / (tokens - 1))
+
+    def label(self, model: str) -> str:
+        """A model's label: its name for the first `max_models` seen, then "other"."""
+        if model in self._models:
+            return model
+        if len(self._models) >= self._max_models:
+            return "other"
+        self._models.add(model)
+        return model
+
+
+def _histogram(name: str, text: str, buckets: tuple[float, ...], registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, text, ["pool"], buckets=buckets, registry=registry)

@@ -1,0 +1,121 @@
+"""From an HTTP request to a valid, tokenised, allowed one. Everything that can be refused is refused here."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from starlette.requests import Request
+
+from weft_gateway.errors import BadRequest, ModelNotFound, ParameterError, TooLarge, Unavailable
+from weft_gateway.gateway import Gateway
+from weft_gateway.ids import ids_of
+from weft_gateway.live import MAX_PROMPT_CHARS, Prepared, Sampling
+from weft_gateway.model_text import ModelText, NotEncodable
+from weft_gateway.openai.schema import Common, parse
+from weft_gateway.routes import Caller, Pool, Route, RouteTable
+from weft_gateway.tenants import caller_of
+
+THREAD_CHARS = 20_000  # a text this long is encoded in a thread (about 5 ms): the loop goes on streaming
+BODY_SECONDS = 30.0  # for a client to send its body
+T = TypeVar("T", bound=Common)
+Encode = Callable[[ModelText], list[int]]
+
+
+def table_and_caller(gateway: Gateway, request: Request) -> tuple[RouteTable, Caller]:
+    """The route table and who asks. Raises Unavailable, Unauthorized."""
+    table = gateway.serving.table
+    if table is None:
+        raise Unavailable("The scheduler has not told any route yet.", code="no_scheduler", retry_after_ms=1000)
+    return table, caller_of(request.headers.get("authorization"), table, auth=gateway.settings.auth)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[T]):
+    """A typed request and the model it names, for a caller that may use it."""
+
+    params: T
+    route: Route
+    pool: Pool
+    caller: Caller
+    arrived: float
+
+
+async def read(gateway: Gateway, request: Request, kind: type[T]) -> Asked[T]:
+    """Who asks for what. Raises ApiError: everything but the prompt is checked."""
+    arrived = gateway.serving.clock()
+    table, caller = table_and_caller(gateway, request)
+    gateway.check_admission()
+    params = parse(kind, await _body(request, gateway.settings.max_body_bytes))
+    found = table.find(params.model, caller)
+    if found is None:
+        raise ModelNotFound(params.model)
+    return Asked(params, *found, caller, arrived)
+
+
+async def prepare(gateway: Gateway, request: Request, asked: Asked[T], *, encode: Encode, text: str) -> Prepared:
+    """Tokenise and check the lengths. `text` is what the predictor sees, and its length decides on a thread."""
+    params, pool = asked.params, asked.pool
+    model = gateway.tokenizers.of(pool)
+    tokens = await _encoded(model, encode, len(text))
+    ids = ids_of(request.scope)
+    return Prepared(
+        request_id=ids.request_id,
+        client_request_id=ids.client_request_id,
+        namespace=asked.caller.namespace or "",
+        route=asked.route,
+        prompt_tokens=tokens,
+        prompt_text=text[-MAX_PROMPT_CHARS:],  # the end holds the question
+        max_tokens=_max_tokens(params.limit, len(tokens), pool.max_context_tokens, gateway.settings.default_max_tokens),
+        stops=params.stop,
+        sampling=Sampling(_seed(params.seed), params.temperature, params.top_p),
+        bytes_of=model.bytes_of,
+        arrived=asked.arrived,
+    )
+
+
+async def _encoded(model: ModelText, encode: Encode, chars: int) -> list[int]:
+    try:
+        tokens = await asyncio.to_thread(encode, model) if chars > THREAD_CHARS else encode(model)
+    except NotEncodable as error:
+        raise BadRequest(f"The prompt cannot be encoded: {error}.") from error
+    if not tokens:
+        raise BadRequest("The prompt is empty: it has no token.")
+    return tokens
+
+
+def _max_tokens(asked: int | None, prompt_tokens: int, context_tokens: int, default: int) -> int:
+    """The answer's bound. A context of 0 is not known yet: no runner has told; the scheduler decides then."""
+    room = context_tokens - prompt_tokens if context_tokens else asked or default
+    limit = min(default, room) if asked is None else asked
+    if limit < 1 or limit > room:
+        wanted = f"{prompt_tokens} tokens of prompt" + (f" and max_tokens {asked}" if asked else "")
+        raise ParameterError(
+            f"This model's context is {context_tokens} tokens; the request has {wanted}.",
+            param="max_tokens" if asked and room > 0 else None,
+            code="context_length_exceeded",
+        )
+    return limit
+
+
+def _seed(asked: int | None) -> int:
+    """64 bits: the client's, or drawn."""
+    return secrets.randbits(64) if asked is None else asked % 2**64
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """The whole body within bounds of size and time. Raises TooLarge, BadRequest (408)."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise TooLarge(f"The body is larger than {limit} bytes.")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise TooLarge(f"The body is larger than {limit} bytes.")
+    except TimeoutError as error:
+        raise BadRequest(f"The body did not arrive within {BODY_SECONDS:g} s.", code="timeout", status=408) from error
+    return bytes(body)

@@ -1,0 +1,188 @@
+"""Requests as clients send them. What is listed here is honoured; everything else is refused by name, never ignored.
+
+A `null` counts as absent. Types are strict: no text for a number, no number for a flag.
+"""
+
+from typing import Annotated, Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from weft_gateway.core.stops import MAX_STOP_CHARS, MAX_STOPS
+from weft_gateway.errors import BadRequest, ParameterError
+
+ROLES = ("system", "user", "assistant")
+MAX_MESSAGES = 4096
+MAX_INT32 = 2**31 - 1
+T = TypeVar("T", bound="Common")
+
+
+def _stops(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value
+    fits = isinstance(stops, list) and len(stops) <= MAX_STOPS and all(_is_stop(stop) for stop in stops)
+    if not fits:
+        raise PydanticCustomError(
+            "stop",
+            "must be a string or a list of at most {count} strings of 1 to {chars} characters",
+            {"count": MAX_STOPS, "chars": MAX_STOP_CHARS},
+        )
+    return tuple(stops)
+
+
+def _is_stop(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= MAX_STOP_CHARS
+
+
+def _content(value: Any) -> Any:
+    """A text, or a list of text parts, which are joined."""
+    if isinstance(value, list):
+        return "".join(_part(part) for part in value)
+    if not isinstance(value, str):
+        raise PydanticCustomError("content", "must be a string or a list of text parts")
+    return value
+
+
+def _part(part: Any) -> str:
+    match part:
+        case {"type": "text", "text": str(text)} if len(part) == 2:
+            return text
+        case _:
+            raise PydanticCustomError("content", 'takes text parts only: {"type": "text", "text": "..."}')
+
+
+def _role(value: Any) -> Any:
+    if value not in ROLES:
+        raise PydanticCustomError("role", "must be one of {roles}", {"roles": ", ".join(ROLES)})
+    return value
+
+
+def _one(value: Any) -> Any:
+    if type(value) is int and value == 1:
+        return value
+    raise PydanticCustomError("n", "must be 1: one answer per request")
+
+
+def _prompt(value: Any) -> Any:
+    """A text, a list of one text, or a list of token ids."""
+    if isinstance(value, str):
+        return value
+    match value:
+        case [str(text)]:
+            return text
+        case [int(), *_] if all(type(token) is int and 0 <= token <= MAX_INT32 for token in value):
+            return value
+        case _:
+            raise PydanticCustomError("prompt", "must be a string, a list of one string, or a list of token ids")
+
+
+class StreamOptions(BaseModel):
+    """What a stream says besides its text."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    include_usage: bool = Field(False, description="a last chunk with the tokens used")
+
+
+class Common(BaseModel):
+    """What chats and completions share."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    model: str = Field(
+        min_length=1, max_length=512, description="an adapter or a base model, as GET /v1/models lists it"
+    )
+    stream: bool = Field(False, description="server-sent events, a chunk per step")
+    stream_options: StreamOptions | None = None
+    stop: Annotated[tuple[str, ...], BeforeValidator(_stops)] = Field(
+        (), description="up to 4 texts that end the answer; they are not part of it"
+    )
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="the same seed gives the same answer")
+    temperature: float = Field(1.0, ge=0, le=2, description="0 is greedy")
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
+    n: Annotated[int, BeforeValidator(_one)] = 1
+
+    @property
+    def limit(self) -> int | None:
+        """The answer's longest length, as the client asked."""
+        return self.max_tokens
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class ChatMessage(BaseModel):
+    """One message of a chat."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    role: Annotated[str, BeforeValidator(_role)]
+    content: Annotated[str, BeforeValidator(_content)]
+
+
+class ChatRequest(Common):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+
+class CompletionRequest(Common):
+    """`POST /v1/completions`."""
+
+    prompt: Annotated[str | list[int], BeforeValidator(_prompt)]
+
+
+def parse(kind: type[T], body: bytes) -> T:
+    """A request body as a typed request. Raises BadRequest or ParameterError naming what is wrong and what is right."""
+    try:
+        value: Any = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
+    if not isinstance(value, dict):
+        raise BadRequest("The body must be a JSON object.", code="invalid_json")
+    try:
+        request = kind.model_validate(_without_nulls(value))
+    except ValidationError as error:
+        raise _explained(kind, error.errors(include_url=False, include_context=False)[0]) from error
+    _check_together(request)
+    return request
+
+
+def _without_nulls(value: dict[str, Any]) -> dict[str, Any]:
+    present = {name: item for name, item in value.items() if item is not None}
+    if isinstance(options := present.get("stream_options"), dict):
+        present["stream_options"] = {name: item for name, item in options.items() if item is not None}
+    return present
+
+
+def _check_together(request: Common) -> None:
+    if request.stream_options and not request.stream:
+        raise ParameterError("stream_options is only taken with stream: true.", param="stream_options")
+    if isinstance(request, ChatRequest) and request.max_tokens and request.max_completion_tokens:
+        raise ParameterError("Give max_tokens or max_completion_tokens, not both.", param="max_completion_tokens")
+
+
+def _explained(kind: type[Common], error: ErrorDetails) -> ParameterError:
+    path = _path(error["loc"])
+    match error["type"]:
+        case "extra_forbidden" if len(error["loc"]) == 1:
+            known = ", ".join(sorted(kind.model_fields))
+            text = f"The parameter {path} is not supported. Supported: {known}."
+            return ParameterError(text, param=path, code="unsupported_parameter")
+        case "extra_forbidden":
+            return ParameterError(f"{path} is not supported.", param=path, code="unsupported_parameter")
+        case "missing":
+            return ParameterError(f"{path} is required.", param=path, code="missing_parameter")
+        case _:
+            text = error["msg"][:1].lower() + error["msg"][1:]
+            return ParameterError(f"{path}: {text}.", param=path)
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    """`messages[1].content`; a client's own key is cut."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:64]}" for part in loc)
+    return text.removeprefix(".")

@@ -1,0 +1,71 @@
+"""The gateway's configuration: defaults, then `WEFT_GATEWAY__FIELD`, then flags."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+from pydantic_settings import BaseSettings, CliImplicitFlag, SettingsConfigDict
+
+from weft.telemetry.probes import split_address
+
+
+def default_data_dir() -> Path:
+    """`$WEFT_DATA_DIR`, else `$XDG_STATE_HOME/weft`, else `~/.local/state/weft`."""
+    if folder := os.environ.get("WEFT_DATA_DIR"):
+        return Path(folder)
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "weft"
+
+
+def _address(value: str) -> str:
+    split_address(value)
+    return value
+
+
+def _depot_url(value: str) -> str:
+    if not value.startswith(("http://", "https://")):
+        raise ValueError(f"{value!r} is not an http:// or https:// URL")
+    return value.rstrip("/")
+
+
+Address = Annotated[str, AfterValidator(_address)]
+
+
+class Settings(BaseSettings):
+    """The OpenAI-compatible gateway: authenticates, tokenises, streams; holds every emitted token."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="WEFT_GATEWAY__", cli_prog_name="python -m weft_gateway", cli_kebab_case=True, extra="forbid"
+    )
+
+    http: Address = Field("127.0.0.1:8000", description="where clients connect, HOST:PORT; port 0 picks a free one")
+    scheduler: Address = Field("127.0.0.1:7001", description="the scheduler's gRPC address")
+    predictor: Address = Field(
+        "127.0.0.1:7002", description="the predictor's gRPC address; without it requests still run"
+    )
+    depot: Annotated[str, AfterValidator(_depot_url)] = Field(
+        "http://127.0.0.1:7003", description="the depot's URL; tokenizers and chat templates come from there by digest"
+    )
+    data_dir: Path = Field(default_factory=default_data_dir, description="tokenizers are cached in DIR/gateway")
+    auth: CliImplicitFlag[bool] = Field(True, description="ask for an API key and show each namespace only its models")
+    hold_seconds: float = Field(30.0, ge=0.1, le=3600, description="how long a request waits for a runner, in all")
+    drain_seconds: float = Field(10.0, ge=0, le=600, description="how long running answers may finish after SIGTERM")
+    default_max_tokens: int = Field(1024, ge=1, le=1 << 20, description="when a request gives no max_tokens")
+    max_in_flight: int = Field(2000, ge=1, le=10_000, description="requests at once; beyond it 429 with Retry-After")
+    max_body_bytes: int = Field(4 << 20, ge=1024, le=64 << 20, description="of a request's body; beyond it 413")
+    max_adapters: int = Field(
+        200, ge=0, le=10_000, description="models with a metric label of their own; beyond: other"
+    )
+    ping_seconds: float = Field(15.0, ge=0.05, le=300, description="a comment is sent on a stream idle this long")
+    predict_ms: int = Field(50, ge=1, le=5000, description="deadline of a prediction")
+    session_idle_seconds: float = Field(60.0, ge=0.05, le=3600, description="a runner session without requests closes")
+    connect_seconds: float = Field(5.0, ge=0.1, le=60, description="bound on opening a session to a runner")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level that is logged")
+    log_format: Literal["text", "json"] = Field("text", description="logs for people or for collectors")
+
+
+def parse(argv: Sequence[str]) -> Settings:
+    """Read environment and flags. Raises pydantic.ValidationError listing every wrong value; SystemExit for flags."""
+    return Settings(_cli_parse_args=list(argv))  # pyright: ignore[reportCallIssue] (a pydantic-settings option)

@@ -1,0 +1,45 @@
+"""What the status page shows: totals for everybody, pools and models for those who may use them."""
+
+from collections import Counter
+from typing import Any
+
+from weft_gateway.errors import Unauthorized, Unavailable
+from weft_gateway.gateway import Gateway
+from weft_gateway.routes import Caller
+from weft_gateway.tenants import caller_of
+
+
+def status_of(gateway: Gateway, authorization: str | None) -> dict[str, Any]:
+    """Totals, then the caller's pools and models. With keys on and none given: totals only."""
+    serving, table = gateway.serving, gateway.serving.table
+    totals: dict[str, Any] = {
+        "ready": gateway.unready() or "ok",
+        "in_flight": serving.in_flight,
+        "held": serving.held,
+        "scheduler": serving.scheduler.up,
+        "version": table.version if table else 0,
+        "key_needed": False,
+        "pools": [],
+        "models": [],
+    }
+    if table is None:
+        return totals
+    try:
+        caller = caller_of(authorization, table, auth=gateway.settings.auth)
+    except (Unauthorized, Unavailable):
+        return totals | {"key_needed": True}
+    return totals | _visible(gateway, caller)
+
+
+def _visible(gateway: Gateway, caller: Caller) -> dict[str, Any]:
+    assert gateway.serving.table
+    running = Counter(live.prepared.route.model_name for live in gateway.serving.live.values())
+    pools: dict[str, dict[str, Any]] = {}
+    models: list[dict[str, Any]] = []
+    for route, pool in gateway.serving.table.visible(caller):
+        base = {"name": pool.name, "base": pool.base_model_name, "ready_runners": pool.ready_runners, "in_flight": 0}
+        pools.setdefault(pool.name, base)["in_flight"] += running[route.model_name]
+        parent = None if route.is_base else pool.base_model_name
+        shown = {"id": route.model_name, "parent": parent, "pool": pool.name, "in_flight": running[route.model_name]}
+        models.append(shown | {"digest": route.adapter_digest})
+    return {"pools": list(pools.values()), "models": models}

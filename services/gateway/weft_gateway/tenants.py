@@ -1,0 +1,33 @@
+"""Who asks: an API key is a namespace. Keys are never stored nor logged; the table knows their SHA-256."""
+
+import hashlib
+
+from weft_gateway.errors import Unauthorized, Unavailable
+from weft_gateway.routes import EVERYBODY, Caller, RouteTable
+
+MAX_KEY_CHARS = 512
+
+
+def caller_of(authorization: str | None, table: RouteTable, *, auth: bool) -> Caller:
+    """The namespace behind an Authorization header.
+
+    Looking up a hash leaks no timing about the key: an attacker cannot steer SHA-256 towards a stored value.
+    Raises Unauthorized, or Unavailable while the keys are not known yet.
+    """
+    if not auth:
+        return EVERYBODY
+    key = _bearer(authorization)
+    if not table.keys_known:
+        raise Unavailable("The API keys are not known to this gateway yet.", code="keys_not_known", retry_after_ms=1000)
+    caller = table.keys.get(hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest())
+    if caller is None:
+        raise Unauthorized("This API key is not known. `weft key create` makes one.")
+    return caller
+
+
+def _bearer(authorization: str | None) -> str:
+    scheme, _, key = (authorization or "").partition(" ")
+    key = key.strip()
+    if scheme.lower() != "bearer" or not key or len(key) > MAX_KEY_CHARS:
+        raise Unauthorized("An API key is needed: send the header `Authorization: Bearer KEY`.")
+    return key

@@ -1,0 +1,102 @@
+"""The tokenizers of all pools, loaded in the background as the route table names them.
+
+A pool whose tokenizer cannot be had does not disturb the others: its requests get a 503 that says why, and the load is
+tried again for as long as a route needs it (pauses bounded). What can never succeed is tried once.
+"""
+
+import asyncio
+import logging
+import random
+from pathlib import Path
+
+import httpx2
+import jinja2
+
+from weft.artifacts.blobs import BlobStore
+from weft.artifacts.errors import ArtifactError, Unavailable, UnknownDigest
+from weft.telemetry.logs import kv
+from weft_gateway import errors
+from weft_gateway.depot import fetch_text_files
+from weft_gateway.model_text import ModelText
+from weft_gateway.routes import Pool, RouteTable
+
+PAUSE_MIN_S, PAUSE_MAX_S = 0.2, 10.0
+log = logging.getLogger(__name__)
+
+
+class Tokenizers:
+    """Base digest -> tokenizer. One event loop owns it."""
+
+    def __init__(self, depot_url: str, folder: Path) -> None:
+        self._depot = httpx2.AsyncClient(base_url=depot_url, timeout=10.0)
+        self._blobs = BlobStore(folder)
+        self._blobs.clean()
+        self._texts: dict[str, ModelText] = {}
+        self._problems: dict[str, str] = {}  # why a load has failed so far
+        self._loads: dict[str, asyncio.Task[None]] = {}
+
+    def want(self, table: RouteTable) -> None:
+        """Load what this table needs, forget what it does not."""
+        wanted = {pool.base_digest for pool in table.pools.values() if pool.base_digest}
+        for digest in wanted - self._texts.keys() - self._loads.keys():
+            self._loads[digest] = asyncio.create_task(self._load(digest), name=f"tokenizer {digest}")
+        for digest in self._loads.keys() - wanted:
+            self._loads.pop(digest).cancel()
+        for digest in (self._texts.keys() | self._problems.keys()) - wanted:
+            self._texts.pop(digest, None)
+            self._problems.pop(digest, None)
+
+    def of(self, pool: Pool) -> ModelText:
+        """The tokenizer of a pool. Raises errors.Unavailable when it is not there (yet), with the reason."""
+        if text := self._texts.get(pool.base_digest):
+            return text
+        reason = self._problems.get(pool.base_digest, "it is being loaded")
+        raise errors.Unavailable(
+            f"The tokenizer of pool {pool.name} is not available: {reason}.",
+            code="model_not_ready",
+            retry_after_ms=1000,
+        )
+
+    def waiting_for(self, table: RouteTable) -> str | None:
+        """Why the gateway is not ready: a first load is under way, or every pool has failed. None: it is."""
+        digests = {pool.base_digest for pool in table.pools.values() if pool.base_digest}
+        if pending := digests - self._texts.keys() - self._problems.keys():
+            return f"loading the tokenizer of {min(pending)}"
+        if digests and not digests & self._texts.keys():
+            return f"no tokenizer could be loaded: {self._problems[min(digests)]}"
+        return None
+
+    async def close(self) -> None:
+        for task in self._loads.values():
+            task.cancel()
+        await asyncio.gather(*self._loads.values(), return_exceptions=True)
+        await self._depot.aclose()
+
+    async def _load(self, digest: str) -> None:
+        pause_s = PAUSE_MIN_S
+        while not await self._attempt(digest):
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (jitter, not a secret)
+            pause_s = min(pause_s * 2, PAUSE_MAX_S)
+
+    async def _attempt(self, digest: str) -> bool:
+        """One try; True when another would change nothing."""
+        try:
+            files = await fetch_text_files(self._depot, digest, self._blobs)
+            self._texts[digest] = await asyncio.to_thread(ModelText, files)
+        except (ArtifactError, OSError) as error:
+            self._failed(digest, error)
+            return not isinstance(error, Unavailable | UnknownDigest | OSError)
+        except (ValueError, jinja2.TemplateError) as error:
+            self._failed(digest, error)
+            return True
+        except Exception as error:
+            log.exception("tokenizer failed to load", extra=kv(digest=digest))
+            self._failed(digest, error)
+            return True
+        self._problems.pop(digest, None)
+        log.info("tokenizer loaded", extra=kv(digest=digest, vocabulary=self._texts[digest].vocab_size))
+        return True
+
+    def _failed(self, digest: str, error: Exception) -> None:
+        self._problems[digest] = str(error)
+        log.warning("no tokenizer", extra=kv(digest=digest, error=error))

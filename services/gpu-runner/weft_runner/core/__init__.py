@@ -1,0 +1,1 @@
+"""Decisions of the runner on host integers: no clock, no thread, no tensor."""

@@ -1,0 +1,159 @@
+"""What the request pool tells gateways (Tokens, NoRoom, Ended), the adapter pool (Load ...) and reports (PoolState)."""
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from weft_runner.core.sequence import Epoch, Finish
+
+
+class EndReason(Enum):
+    """Why the runner gives a sequence up."""
+
+    DRAINED = "drained"
+    LOAD_FAILED = "load_failed"
+    INTERNAL = "internal"
+    UNKNOWN_ADAPTER = "unknown_adapter"
+
+
+class Tier(IntEnum):
+    """Where an adapter is, the nearest place that has it."""
+
+    REMOTE = 1
+    DISK = 2
+    HOST = 3
+    DEVICE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What an iteration produced for one sequence; `position` is the first token's index in the answer."""
+
+    owner: int
+    request_id: str
+    epoch: Epoch
+    position: int
+    tokens: tuple[int, ...]
+    finish: Finish
+    doublings: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """Not admitted; `reason` is "pages", "sequences" or "context"."""
+
+    owner: int
+    request_id: str
+    epoch: Epoch
+    free_pages: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The runner gives a sequence up after `emitted_tokens` of its answer."""
+
+    owner: int
+    request_id: str
+    epoch: Epoch
+    reason: EndReason
+    detail: str
+    emitted_tokens: int
+
+
+Event = Tokens | NoRoom | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Bring an adapter to a device slot, in the background."""
+
+    digest: str
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    """A slot is empty from now on."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropHost:
+    """The host copy goes."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retain:
+    """The complete list of digests to keep on disk: the others are no longer desired and their last stream is over."""
+
+    digests: frozenset[str]
+
+
+Action = Load | Unload | DropHost | Retain
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """An adapter the runner should know; a pinned one is resident before the runner is ready."""
+
+    digest: str
+    rank: int = 0
+    n_bytes: int = 0
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceView:
+    request_id: str
+    epoch: Epoch
+    gateway_id: str
+    adapter: str
+    reserved_pages: int
+    used_pages: int
+    tokens: int
+    admitted: int
+    reservation_tokens: int
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterView:
+    digest: str
+    tier: Tier
+    running: int
+    waiting: int
+    n_bytes: int
+    rank: int
+    loading: bool
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class OverrunView:
+    request_id: str
+    epoch: Epoch
+    wanted_pages: int
+    reservation_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """The whole state between two iterations: free + reserved = total, reserved covers used."""
+
+    free_pages: int
+    used_pages: int
+    total_pages: int
+    sequences: tuple[SequenceView, ...]
+    adapters: tuple[AdapterView, ...]
+    overruns: tuple[OverrunView, ...]
+    draining: bool
+    not_ready: str
+    highest_term: int
+    iterations: int
+    forwards: int
+    grown_pages: int
+    doublings: int
+    desired_version: int

@@ -1,0 +1,83 @@
+"""Choose: which rows run in the next iteration, and in which order. Pure, host integers.
+
+ORCA (section 4.2): the choice is made anew for every iteration. Punica (section 5.1): prefill rows first, decode rows
+after; rows of one adapter adjacent; the last prefill and the first decode share an adapter where possible, so that they
+share a segment. At most `max_prefills` prompts are in prefill at a time; a long one is chunked to `max_batch_tokens`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`max_batch_tokens` >= the number of sequences, so that every decode row runs in every iteration."""
+
+    max_prefills: int = 1
+    max_batch_tokens: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A sequence's part of a step: `n_tokens` of its pending tokens. `samples`: nothing is pending afterwards."""
+
+    key: str
+    adapter: str
+    n_tokens: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A sequence that may run: `pending` tokens are to be fed before its next token can be chosen."""
+
+    key: str
+    adapter: str
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows in the order of the step's tokens; the first `n_prefills` are in prefill."""
+
+    rows: tuple[Row, ...]
+    n_prefills: int
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(row.n_tokens for row in self.rows)
+
+
+def choose(prefilling: Iterable[Candidate], decoding: Iterable[Candidate], limits: Limits) -> Batch:
+    """The next batch. Both inputs are in order of admission; that order holds inside each adapter's group."""
+    decodes = [Row(c.key, c.adapter, 1, samples=True) for c in decoding][: limits.max_batch_tokens]
+    prefills = _prefill_rows(prefilling, limits.max_prefills, limits.max_batch_tokens - len(decodes))
+    shared = _shared_adapter(prefills, decodes)
+    first = _grouped(prefills, last=shared)
+    return Batch((*first, *_grouped(decodes, first=shared)), len(first))
+
+
+def _prefill_rows(prefilling: Iterable[Candidate], max_prefills: int, budget_tokens: int) -> list[Row]:
+    rows: list[Row] = []
+    for candidate in prefilling:
+        n_tokens = min(candidate.pending, budget_tokens)
+        if len(rows) == max_prefills or n_tokens <= 0:
+            break
+        rows.append(Row(candidate.key, candidate.adapter, n_tokens, samples=n_tokens == candidate.pending))
+        budget_tokens -= n_tokens
+    return rows
+
+
+def _shared_adapter(prefills: list[Row], decodes: list[Row]) -> str | None:
+    """An adapter on both sides of the border, the one of the newest prefill that has any."""
+    decoding = {row.adapter for row in decodes}
+    return next((row.adapter for row in reversed(prefills) if row.adapter in decoding), None)
+
+
+def _grouped(rows: list[Row], *, first: str | None = None, last: str | None = None) -> list[Row]:
+    """Rows of one adapter adjacent, adapters in order of their first row, `first` and `last` moved to the ends."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.adapter, []).append(row)
+    order = sorted(groups, key=lambda adapter: (adapter == last) - (adapter == first))
+    return [row for adapter in order for row in groups[adapter]]

@@ -1,0 +1,139 @@
+"""One sequence on its way through a runner. Each transition asserts the state it leaves (splitwise-sim's habit).
+
+    WAITING --adapter on the device--> PREFILL --all tokens in KV--> DECODE <--> PAUSED      any --> ENDED
+
+`tokens` holds prompt, emitted and generated tokens; `in_kv` counts those whose keys and values are in pages. The newest
+generated token is not in KV yet: it is the next step's input.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+
+class Epoch(NamedTuple):
+    """One ownership of a request by a runner, ordered by (term, counter)."""
+
+    term: int
+    counter: int
+
+
+class Finish(Enum):
+    """How a sequence ends by itself. NONE while it runs."""
+
+    NONE = "none"
+    EOS = "eos"
+    LENGTH = "length"
+
+
+class Phase(Enum):
+    WAITING = "waiting"  # admitted, pages reserved, adapter on its way
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PAUSED = "paused"  # at a page boundary for want of a page
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is chosen: greedy at temperature 0, else from (seed, choice, absolute position) alone."""
+
+    seed: int = 0
+    choice: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A gateway's Start. `owner` is the session that sent it; `adapter` a digest, "" for the base."""
+
+    request_id: str
+    epoch: Epoch
+    owner: int
+    gateway_id: str
+    adapter: str
+    prompt: tuple[int, ...]
+    emitted: tuple[int, ...]
+    max_tokens: int
+    reservation_tokens: int
+    sampling: Sampling = Sampling()
+    log_id: str = ""
+
+
+class Sequence:
+    """A request that was admitted. One owner: the request pool."""
+
+    __slots__ = ("admitted", "doublings", "in_kv", "max_len", "phase", "request", "reservation_tokens", "tokens")
+
+    def __init__(self, request: Request, *, admitted: int, max_context_tokens: int) -> None:
+        self.request = request
+        self.admitted = admitted
+        self.tokens: list[int] = [*request.prompt, *request.emitted]
+        self.in_kv = 0
+        self.reservation_tokens = request.reservation_tokens
+        self.doublings = 0
+        self.phase = Phase.WAITING
+        self.max_len = min(len(request.prompt) + request.max_tokens, max_context_tokens)
+
+    @property
+    def key(self) -> str:
+        return self.request.request_id
+
+    @property
+    def base_len(self) -> int:
+        """Tokens it was started with: what the reservation counts from."""
+        return len(self.request.prompt) + len(self.request.emitted)
+
+    @property
+    def n_emitted(self) -> int:
+        """Tokens of the answer so far, those of earlier epochs included."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def pending(self) -> int:
+        """Tokens to feed before the next one can be chosen (1 in decode)."""
+        return len(self.tokens) - self.in_kv
+
+    def join(self) -> None:
+        """Its adapter is on the device (or it has none)."""
+        assert self.phase is Phase.WAITING, self.phase
+        self.phase = Phase.PREFILL
+
+    def fed(self, n_tokens: int) -> None:
+        """A step has put n more tokens into KV."""
+        assert self.phase in (Phase.PREFILL, Phase.DECODE), self.phase
+        assert 0 < n_tokens <= self.pending, (n_tokens, self.pending)
+        self.in_kv += n_tokens
+        if self.pending == 0:
+            self.phase = Phase.DECODE
+
+    def append(self, token: int) -> None:
+        """The token chosen after everything was fed."""
+        assert self.phase is Phase.DECODE, self.phase
+        assert self.pending == 0, self.pending
+        assert len(self.tokens) < self.max_len, (len(self.tokens), self.max_len)
+        self.tokens.append(token)
+
+    def pause(self) -> None:
+        assert self.phase is Phase.DECODE, self.phase
+        self.phase = Phase.PAUSED
+
+    def resume(self) -> None:
+        assert self.phase is Phase.PAUSED, self.phase
+        self.phase = Phase.DECODE
+
+    def end(self) -> None:
+        assert self.phase is not Phase.ENDED, self.phase
+        self.phase = Phase.ENDED
+
+
+def check_sequence(sequence: Sequence) -> None:
+    """What holds between two iterations, whatever happened."""
+    assert 0 <= sequence.in_kv <= len(sequence.tokens), (sequence.in_kv, len(sequence.tokens))
+    assert sequence.base_len <= len(sequence.tokens) <= max(sequence.max_len, sequence.base_len)
+    if sequence.phase in (Phase.DECODE, Phase.PAUSED):
+        assert sequence.pending == 1, sequence.pending
+    if sequence.phase is Phase.WAITING:
+        assert sequence.in_kv == 0, sequence.in_kv

@@ -1,0 +1,71 @@
+"""Weights by digest: the depot behind `memory.adapter_pool.Source`, and the base model's files."""
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from weft.artifacts.adapter_config import MAX_CONFIG_BYTES, parse_adapter_config
+from weft.artifacts.blobs import BlobStore
+from weft.artifacts.digest import Manifest
+from weft.artifacts.errors import ArtifactError, Unavailable, UnknownDigest
+from weft.artifacts.fetch import Stopped, fetch
+from weft.telemetry.logs import kv
+from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, RunnerError
+from weft_runner.memory.adapter_pool import AdapterFiles
+from weft_runner.model.weights import Files
+
+log = logging.getLogger(__name__)
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+
+
+class DepotSource:
+    """Blobs of the depot, cached in a folder of this runner. Blocking: called from threads that may wait."""
+
+    def __init__(self, depot_url: str, folder: Path, base_digest: str, stopping: Callable[[], bool]) -> None:
+        self._url, self._base, self._stopping = depot_url, base_digest, stopping
+        self._blobs = BlobStore(folder)
+        self._blobs.clean()
+
+    def base(self) -> Files:
+        """The base model's files by name. Raises ArtifactUnknown, ArtifactUnreachable, AdapterInvalid."""
+        manifest = self._fetch(self._base)
+        return {entry.name: self._blobs.file(manifest, entry.name) for entry in manifest.files}
+
+    def adapter(self, digest: str) -> AdapterFiles:
+        """See `Source.adapter`."""
+        manifest = self._fetch(digest)
+        try:
+            config = self._blobs.read(manifest.file(CONFIG).digest, max_bytes=MAX_CONFIG_BYTES)
+            return AdapterFiles(self._blobs.file(manifest, TENSORS), parse_adapter_config(config))
+        except ArtifactError as error:
+            raise AdapterInvalid(str(error)) from error
+
+    def retain(self, digests: frozenset[str]) -> None:
+        """Keep the base and these; a digest that is being fetched is protected by its own lease."""
+        try:
+            removed = self._blobs.retain((self._base, *digests))
+        except ArtifactError as error:
+            raise AdapterInvalid(str(error)) from error
+        if removed:
+            log.info("blobs removed", extra=kv(blobs=removed))
+
+    def on_disk(self, digests: Iterable[str]) -> frozenset[str]:
+        return frozenset(digest for digest in digests if self._blobs.has(digest))
+
+    def _fetch(self, digest: str) -> Manifest:
+        try:
+            return fetch(self._url, digest, self._blobs, stopping=self._stopping)
+        except (UnknownDigest, Unavailable, Stopped, ArtifactError, OSError) as error:
+            raise _named(error, digest) from error
+
+
+def _named(error: Exception, digest: str) -> RunnerError:
+    match error:
+        case UnknownDigest():
+            return ArtifactUnknown(str(error))
+        case Unavailable() | OSError():
+            return ArtifactUnreachable(str(error))
+        case Stopped():
+            return ArtifactUnreachable(f"stopped while fetching {digest}")
+        case _:
+            return AdapterInvalid(str(error))

@@ -1,0 +1,257 @@
+"""The heartbeat: choose (pure, host integers) -> run (the model) -> account. One thread, one iteration at a time.
+
+Commands come in through `post` from any thread; each iteration sends one `Iteration` out. An engine with nothing to run
+sleeps on its queue. `beat` is the whole of it and fits on a screen.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from weft_kernels.plan import Segment, SegmentPlan
+from weft_runner.core.events import Desired, Event, PoolState
+from weft_runner.core.iteration import Batch, Row
+from weft_runner.core.request_pool import RequestPool, check_pool
+from weft_runner.core.segments import adapter_segments
+from weft_runner.core.sequence import Epoch, Request
+from weft_runner.memory.adapter_pool import AdapterPool, Loaded, LoadFailed, OnDisk
+from weft_runner.model.executor import Executor
+from weft_runner.model.sampling import choose_tokens
+from weft_runner.model.step import Step, StepRow
+
+log = logging.getLogger(__name__)
+CHECKED_PAGES = 1 << 16  # an idle beat checks every book; sorting more pages than this would delay the next command
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Cancel an epoch."""
+
+    request_id: str
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerLost:
+    """A session is over."""
+
+    owner: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetDesired:
+    """The complete list of adapters to know."""
+
+    version: int
+    adapters: tuple[Desired, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Give every sequence back (or serve again)."""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TellState:
+    """The next iteration carries the whole state; with `retry_pinned`, pinned adapters that failed are tried again."""
+
+    retry_pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """End the thread."""
+
+
+Command = Request | Stop | OwnerLost | SetDesired | Drain | TellState | Shutdown | Loaded | LoadFailed | OnDisk
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """What one heartbeat tells. `state` is there when somebody asked, or at once for overruns, ends and finishes."""
+
+    number: int
+    events: tuple[Event, ...]
+    state: PoolState | None
+    batch_rows: int = 0
+    batch_tokens: int = 0
+    batch_adapters: int = 0
+
+
+class Engine:
+    """Owns the request pool, the executor and the adapter slots. `on_iteration` is called from the engine's thread."""
+
+    def __init__(
+        self,
+        pool: RequestPool,
+        make_adapters: Callable[[Callable[[Command], None]], AdapterPool],
+        make_executor: Callable[[AdapterPool], Executor],
+        on_iteration: Callable[[Iteration], None],
+    ) -> None:
+        self.pool, self._on_iteration = pool, on_iteration
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self.adapters = make_adapters(self.post)  # loads report back to this engine's queue
+        self.executor = make_executor(self.adapters)
+        self._tell_state = self._stopping = False
+        self.busy_since: float | None = None  # monotonic, while the model runs: a forward that never ends shows
+
+    def post(self, command: Command) -> None:
+        """Queue a command for the next iteration. Any thread."""
+        self._commands.put(command)
+
+    def run(self) -> None:
+        """Beat until Shutdown."""
+        while not self._stopping:
+            self.beat()
+        self.adapters.close()
+
+    def beat(self) -> None:
+        """One iteration."""
+        self._take_commands(wait=not self.pool.runnable)
+        batch = self.pool.choose()
+        self.adapters.carry_out(self.pool.residency.take_actions())
+        if batch.rows:
+            self.busy_since = time.monotonic()
+            choices, failures = self._run(batch)
+            self.busy_since = None
+            self.pool.account(batch, choices, failures)
+            self.adapters.carry_out(self.pool.residency.take_actions())
+        elif self.pool.pages.total_pages <= CHECKED_PAGES:
+            check_pool(self.pool)
+        self._publish(batch)
+
+    # ---- choose: what came in
+
+    def _take_commands(self, *, wait: bool) -> None:
+        try:
+            while True:
+                self._handle(self._commands.get(block=wait))
+                wait = False
+        except queue.Empty:
+            return
+
+    def _handle(self, command: Command) -> None:
+        pool = self.pool
+        match command:
+            case Request():
+                pool.start(command)
+            case Stop(request_id, epoch):
+                pool.stop(request_id, epoch)
+            case OwnerLost(owner):
+                pool.owner_lost(owner)
+            case SetDesired(version, adapters):
+                pool.set_desired(version, list(adapters))
+            case Drain(on):
+                pool.drain(on=on)
+                self._tell_state = True
+            case TellState(retry_pinned):
+                self._tell_state = True
+                if retry_pinned:
+                    pool.load_pinned()
+            case Shutdown():
+                self._stopping = True
+            case Loaded():
+                self._put(command)
+            case LoadFailed(digest, _, reason, detail):
+                pool.load_failed(digest, reason, detail)
+            case OnDisk(digests):
+                pool.residency.on_disk(digests)
+
+    def _put(self, loaded: Loaded) -> None:
+        self.adapters.put(loaded)
+        self.pool.loaded(
+            loaded.digest,
+            rank=loaded.weights.rank,
+            n_bytes=loaded.weights.n_bytes,
+            host_bytes=loaded.host_bytes,
+            cost=loaded.seconds,
+        )
+
+    # ---- run
+
+    def _run(self, batch: Batch) -> tuple[dict[str, int], dict[str, str]]:
+        """One forward for the whole batch. If it fails, each row runs alone, and only those that fail again end."""
+        self.executor.clear_pages(self.pool.take_granted_pages())
+        try:
+            return self._forward(batch.rows)
+        except Exception:
+            log.exception("the forward of a batch failed; its rows run alone")
+        choices: dict[str, int] = {}
+        failures: dict[str, str] = {}
+        for row in batch.rows:
+            try:
+                chosen, failed = self._forward((row,))
+            except Exception as error:  # noqa: BLE001 (it ends this sequence, with its name, and is told to its gateway)
+                chosen, failed = {}, {row.key: f"{type(error).__name__}: {error}"}
+            choices.update(chosen)
+            failures.update(failed)
+        return choices, failures
+
+    def _forward(self, rows: tuple[Row, ...]) -> tuple[dict[str, int], dict[str, str]]:
+        logits = self.executor.run(self._step(rows))
+        self.pool.forwards += 1
+        sampled = [row for row in rows if row.samples]
+        wanted = [(s.request.sampling, len(s.tokens)) for s in map(self.pool.row_sequence, sampled)]
+        chosen = dict(zip((row.key for row in sampled), choose_tokens(logits, wanted), strict=True))
+        choices = {key: token for key, token in chosen.items() if token is not None}
+        return choices, {key: "the model's output is not finite" for key in chosen if key not in choices}
+
+    def _step(self, rows: tuple[Row, ...]) -> Step:
+        tokens: list[int] = []
+        step_rows: list[StepRow] = []
+        for row in rows:
+            sequence, start = self.pool.row_sequence(row), len(tokens)
+            tokens.extend(sequence.tokens[sequence.in_kv : sequence.in_kv + row.n_tokens])
+            pages = tuple(self.pool.pages.pages_of(row.key))
+            step_rows.append(StepRow(start, len(tokens), sequence.in_kv, pages, row.samples))
+        return Step(tuple(tokens), tuple(step_rows), self._plan(rows, len(tokens)))
+
+    def _plan(self, rows: tuple[Row, ...], n_tokens: int) -> SegmentPlan:
+        slots, ranks = self.pool.residency, self.adapters.ranks
+        segments = [(s.start, s.end, slots.slot_of(s.adapter)) for s in adapter_segments(rows)]
+        return SegmentPlan(n_tokens, tuple(Segment(start, end, slot, ranks[slot]) for start, end, slot in segments))
+
+    # ---- account: what goes out
+
+    def _publish(self, batch: Batch) -> None:
+        events = tuple(self.pool.take_events())
+        wanted = self.pool.take_urgent() or self._tell_state
+        self._tell_state = False
+        if events or wanted or batch.rows:
+            state = self.pool.state() if wanted else None
+            adapters = {row.adapter for row in batch.rows if row.adapter}
+            self._on_iteration(
+                Iteration(self.pool.iterations, events, state, len(batch.rows), batch.n_tokens, len(adapters))
+            )
+
+
+class EngineThread:
+    """The engine's own thread; `on_failure` hears of a bug that ended it."""
+
+    def __init__(self, engine: Engine, threads: int, on_failure: Callable[[BaseException], None]) -> None:
+        self._engine, self._threads, self._on_failure = engine, threads, on_failure
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ask it to end; True when it did in time."""
+        self._engine.post(Shutdown())
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._threads)
+        try:
+            self._engine.run()
+        except BaseException as error:
+            log.exception("the engine failed")
+            self._on_failure(error)

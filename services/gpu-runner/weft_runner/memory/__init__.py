@@ -1,0 +1,1 @@
+"""Tensors that live longer than a step: KV pages and adapters."""

@@ -1,0 +1,186 @@
+"""Adapters in device slots, and the thread that brings them there while the batch runs on.
+
+Punica (section 5.2): loading is asynchronous, the request joins at the next step. The loader thread only reads and
+converts; the engine's thread puts a loaded adapter into its slot between two iterations, so a step never sees a change.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from weft_kernels.lora import LoraSite
+from weft_runner.core.events import Action, DropHost, EndReason, Load, Retain, Unload
+from weft_runner.errors import AdapterInvalid, ArtifactUnknown, RunnerError
+from weft_runner.model.lora import SITES, AdapterWeights, Scales, build_adapter
+from weft_runner.model.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """An adapter on disk: its safetensors and what its configuration says about scales."""
+
+    tensors: Path
+    scales: Scales
+
+
+class Source(Protocol):
+    """Where adapters come from, by digest. Called from the loader's thread; may block."""
+
+    def adapter(self, digest: str, /) -> AdapterFiles:
+        """On disk now, fetched if need be. Raises ArtifactUnknown, ArtifactUnreachable, AdapterInvalid."""
+        ...
+
+    def retain(self, digests: frozenset[str], /) -> None:
+        """Everything else may leave the disk."""
+        ...
+
+    def on_disk(self, digests: Iterable[str], /) -> frozenset[str]:
+        """Which of them are whole on disk."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """Ready to be put into a slot. `host_bytes`: what its host copy takes; `seconds`: what loading took."""
+
+    digest: str
+    slot: int
+    weights: AdapterWeights
+    host_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    digest: str
+    slot: int
+    reason: EndReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    digests: frozenset[str]
+
+
+Report = Callable[[Loaded | LoadFailed | OnDisk], None]
+
+
+class AdapterPool:
+    """Slots of stacked LoRA sites. `sites(layer, site)` is what the kernels index by slot."""
+
+    def __init__(self, spec: ModelSpec, slots: int, max_rank: int, source: Source, report: Report) -> None:
+        self._spec, self._max_rank, self._source, self._report = spec, max_rank, source, report
+        self._table: list[list[list[LoraSite | None]]] = [[[None] * slots for _ in SITES] for _ in range(spec.layers)]
+        self._ranks: dict[int, int] = {}
+        self._host: dict[str, dict[str, torch.Tensor]] = {}
+        self._scales: dict[str, Scales] = {}
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="adapter-loader")
+
+    def sites(self, layer: int, site: int) -> Sequence[LoraSite | None]:
+        return self._table[layer][site]
+
+    @property
+    def ranks(self) -> dict[int, int]:
+        """slot -> the largest width of its stacked sites."""
+        return self._ranks
+
+    def carry_out(self, actions: Iterable[Action]) -> None:
+        """Orders of the residency book, in their order. Called between two iterations by the engine's thread."""
+        for action in actions:
+            match action:
+                case Load(digest, slot):
+                    self._loader.submit(self._load, digest, slot)
+                case Unload(slot):
+                    self._clear(slot)
+                case DropHost(digest):
+                    self._loader.submit(self._drop_host, digest)
+                case Retain(digests):
+                    self._loader.submit(self._retain, digests)
+
+    def put(self, loaded: Loaded) -> None:
+        """A loaded adapter takes its slot."""
+        for layer, row in enumerate(loaded.weights.sites):
+            for site, weights in enumerate(row):
+                self._table[layer][site][loaded.slot] = weights
+        self._ranks[loaded.slot] = loaded.weights.site_rank
+
+    def close(self) -> None:
+        """No further loads; one in flight is waited for."""
+        self._loader.shutdown(wait=True, cancel_futures=True)
+
+    def _clear(self, slot: int) -> None:
+        for row in self._table:
+            for sites in row:
+                sites[slot] = None
+        self._ranks.pop(slot, None)
+
+    # ---- the loader's thread
+
+    def _load(self, digest: str, slot: int) -> None:
+        started = time.perf_counter()
+        try:
+            tensors, scales = self._to_host(digest)
+            weights = build_adapter(tensors, scales, self._spec)
+            if weights.rank > self._max_rank:
+                raise AdapterInvalid(f"rank {weights.rank} is above this runner's --max-rank {self._max_rank}")
+        except ArtifactUnknown as error:
+            self._report(LoadFailed(digest, slot, EndReason.UNKNOWN_ADAPTER, str(error)))
+        except RunnerError as error:
+            self._report(LoadFailed(digest, slot, EndReason.LOAD_FAILED, str(error)))
+        except Exception as error:  # our own mistake must not leave sequences waiting for ever
+            log.exception("loading an adapter failed unexpectedly")
+            self._report(LoadFailed(digest, slot, EndReason.LOAD_FAILED, f"{type(error).__name__}: {error}"))
+        else:
+            host_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+            self._report(Loaded(digest, slot, weights, host_bytes, time.perf_counter() - started))
+
+    def _to_host(self, digest: str) -> tuple[dict[str, torch.Tensor], Scales]:
+        if digest not in self._host:
+            files = self._source.adapter(digest)
+            self._host[digest], self._scales[digest] = read_tensors(files.tensors), files.scales
+        return self._host[digest], self._scales[digest]
+
+    def _drop_host(self, digest: str) -> None:
+        self._host.pop(digest, None)
+        self._scales.pop(digest, None)
+
+    def _retain(self, digests: frozenset[str]) -> None:
+        try:
+            self._source.retain(digests)
+            self._report(OnDisk(self._source.on_disk(digests)))
+        except (RunnerError, OSError):
+            log.exception("tidying the adapter cache failed; the next change of desired adapters tries again")
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a safetensors file, copied out of the mapping so that the file may go. Raises AdapterInvalid."""
+    try:
+        with safe_open(str(path), framework="pt", device="cpu") as file:
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except (SafetensorError, OSError) as error:
+        raise AdapterInvalid(f"{path.name}: {error}") from error
+
+
+class NoSource:
+    """A runner without adapters."""
+
+    def adapter(self, digest: str) -> AdapterFiles:
+        raise ArtifactUnknown(f"no source for {digest}")
+
+    def retain(self, digests: frozenset[str]) -> None:
+        del digests
+
+    def on_disk(self, digests: Iterable[str]) -> frozenset[str]:
+        deque(digests, maxlen=0)
+        return frozenset()

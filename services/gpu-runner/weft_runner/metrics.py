@@ -1,0 +1,74 @@
+"""Metrics of the runner, and the names that vLLM's dashboards and the Gateway API Inference Extension read."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from weft_runner.core.events import Ended, NoRoom, PoolState, Tier, Tokens
+from weft_runner.engine import Iteration
+
+_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
+
+
+class Metrics:
+    """Fed from the shell's event loop: each iteration, and the whole state whenever one is told."""
+
+    def __init__(self, registry: CollectorRegistry, model: str) -> None:
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"weft_runner_{name}", text, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"weft_runner_{name}", text, labels, registry=registry)
+
+        self._tokens = counter("tokens", "Tokens emitted")
+        self._ended = counter("ended", "Sequences the runner gave up, by reason", "reason")
+        self._no_room = counter("no_room", "Starts answered with NoRoom, by reason", "reason")
+        self._rows = Histogram("weft_runner_batch_rows", "Rows of an iteration", buckets=_ROWS, registry=registry)
+        self._adapters = Histogram(
+            "weft_runner_batch_adapters", "Distinct adapters of an iteration", buckets=(0, *_ROWS), registry=registry
+        )
+        self._iterations = gauge("iterations", "Iterations since start")
+        self._forwards = gauge("forwards", "Forward passes since start")
+        self._free = gauge("kv_pages_free", "KV pages in no reservation")
+        self._used = gauge("kv_pages_used", "KV pages that hold tokens")
+        self._grown = gauge("kv_pages_grown", "Pages granted in place since start")
+        self._doublings = gauge("reservation_doublings", "Reservations doubled since start")
+        self._paused = gauge("sequences_paused", "Sequences paused for want of a page")
+        self._resident = gauge("adapters_resident", "Adapters on the device")
+        self._known = gauge("adapters_known", "Adapters known")
+        self._draining = gauge("draining", "1 while the runner gives its sequences back")
+        labels = ("model_name",)
+        self._vllm_running = Gauge("vllm:num_requests_running", "Sequences running", labels, registry=registry)
+        self._vllm_waiting = Gauge("vllm:num_requests_waiting", "Sequences waiting", labels, registry=registry)
+        self._vllm_kv = Gauge("vllm:kv_cache_usage_perc", "KV use, 0..1", labels, registry=registry)
+        self._model = model
+
+    def observe(self, iteration: Iteration) -> None:
+        """Count what an iteration did."""
+        if iteration.batch_rows:
+            self._rows.observe(iteration.batch_rows)
+            self._adapters.observe(iteration.batch_adapters)
+        for event in iteration.events:
+            match event:
+                case Tokens():
+                    self._tokens.inc(len(event.tokens))
+                case NoRoom():
+                    self._no_room.labels(event.reason).inc()
+                case Ended():
+                    self._ended.labels(event.reason.value).inc()
+        if iteration.state is not None:
+            self._show(iteration.state)
+
+    def _show(self, state: PoolState) -> None:
+        waiting = sum(s.waiting for s in state.sequences)
+        self._iterations.set(state.iterations)
+        self._forwards.set(state.forwards)
+        self._free.set(state.free_pages)
+        self._used.set(state.used_pages)
+        self._grown.set(state.grown_pages)
+        self._doublings.set(state.doublings)
+        self._paused.set(len(state.overruns))
+        self._resident.set(sum(a.tier is Tier.DEVICE for a in state.adapters))
+        self._known.set(len(state.adapters))
+        self._draining.set(state.draining)
+        self._vllm_running.labels(self._model).set(len(state.sequences) - waiting)
+        self._vllm_waiting.labels(self._model).set(waiting)
+        self._vllm_kv.labels(self._model).set(state.used_pages / state.total_pages)

@@ -1,0 +1,1 @@
+"""What the model computes: its description, its weights, the executors and sampling."""

@@ -1,0 +1,47 @@
+"""The interface of every executor: run layers [first, last) of a step, with a completion mark per layer.
+
+The seam serves pipeline stages (a stage runs its own layers), layer-wise KV transfer (a page may leave when its layer
+is done) and weight streaming; a whole step is layers [0, L). Executors own no policy: pages, slots and rows are given.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from weft_runner.model.spec import ModelSpec
+from weft_runner.model.step import Step
+
+LayerDone = Callable[[int], None]  # called with the layer's index when its keys, values and output are complete
+
+
+class Executor(Protocol):
+    """One model on one device. Not thread-safe: the engine's thread owns it."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def numerics_class(self) -> str:
+        """Sequences may move between runners of one class and continue bit for bit, where the class promises it."""
+        ...
+
+    def run(
+        self,
+        step: Step,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        hidden: torch.Tensor | None = None,
+        layer_done: LayerDone | None = None,
+    ) -> torch.Tensor:
+        """Run layers [first, last) and write their keys and values to the step's pages.
+
+        `hidden`: [tokens, H] of the layer before `first`; None embeds the tokens (first = 0). Returns hidden
+        [tokens, H] when `last` < L, else logits [rows that sample, V] in row order.
+        """
+        ...
+
+    def clear_pages(self, pages: list[int]) -> None:
+        """Pages that changed hands: nothing of their last owner stays."""
+        ...

@@ -1,0 +1,136 @@
+"""The running process: base from the depot, engine in its thread, server and reporter on the loop, drain at the end."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from prometheus_client import REGISTRY
+
+from weft.telemetry.logs import kv
+from weft.telemetry.probes import Probes
+from weft.wire.channels import channel
+from weft.wire.serving import serve, stop_on_signals
+from weft.wire.v1 import common_pb2, supervisor_pb2, supervisor_pb2_grpc
+from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
+from weft_runner.build import Built, build_engine
+from weft_runner.depot import DepotSource
+from weft_runner.engine import EngineThread, Iteration
+from weft_runner.errors import ArtifactUnreachable
+from weft_runner.identity import Identity, read_identity
+from weft_runner.metrics import Metrics
+from weft_runner.model.weights import Files
+from weft_runner.report import Reporter
+from weft_runner.server import RunnerServer
+from weft_runner.settings import Settings
+
+log = logging.getLogger(__name__)
+ENGINE_STOP_S = 5.0
+REPORT_FLUSH_S = 1.0
+
+
+async def serve_runner(
+    settings: Settings, probes: Probes, set_not_ready: Callable[[Callable[[], str | None]], None]
+) -> int:
+    """Serve until SIGTERM or a bug in the engine. Returns the exit code; raises RunnerError before serving."""
+    stop = stop_on_signals()
+    identity = read_identity(settings.data_dir)
+    source = DepotSource(settings.depot, settings.data_dir / "blobs", settings.base_digest, stop.is_set)
+    files = await asyncio.to_thread(fetch_base, source, settings.base_wait_s, stop.is_set)
+    if files is None:
+        return 0
+    life = _Life(settings, identity, source, files, stop)
+    set_not_ready(life.server.not_ready)
+    await life.serve(probes)
+    return life.exit_code
+
+
+def fetch_base(
+    source: DepotSource,
+    wait_s: float,
+    stopping: Callable[[], bool],
+    clock: Callable[[], float] = time.monotonic,
+) -> Files | None:
+    """The base's files; a depot that is not up yet is waited for, at most `wait_s`. None: told to stop.
+
+    Raises ArtifactUnknown, AdapterInvalid, ArtifactUnreachable when the time is over.
+    """
+    deadline = clock() + wait_s
+    while True:
+        try:
+            return source.base()
+        except ArtifactUnreachable as error:
+            if stopping():
+                return None
+            if clock() >= deadline:
+                raise
+            log.warning("the depot does not answer yet", extra=kv(detail=error))
+
+
+class _Life:
+    """What lives between start and exit."""
+
+    def __init__(
+        self, settings: Settings, identity: Identity, source: DepotSource, files: Files, stop: asyncio.Event
+    ) -> None:
+        self._settings, self._identity, self._stop = settings, identity, stop
+        self._loop = asyncio.get_running_loop()
+        self.exit_code = 0
+        built = build_engine(settings, files, source, self._on_iteration)
+        self._engine = built.engine
+        self.server = RunnerServer(built.engine, identity, Metrics(REGISTRY, settings.pool))
+        self._thread = EngineThread(built.engine, built.threads, self._on_engine_failure)
+        self._channel = channel(settings.supervisor)
+        stub = supervisor_pb2_grpc.SupervisorStub(self._channel)
+        self._reporter = Reporter(built.engine, self._hello(built), stub.Runner, self.server.drain)
+
+    async def serve(self, probes: Probes) -> None:
+        """Engine first, so that the first hello can tell a whole state; then the port; then the supervisor."""
+        self.server.reporter = self._reporter
+        self._thread.start()
+        await self.server.first_state()
+        reporting = asyncio.create_task(self._reporter.run())
+        log.info("runner started", extra=kv(runner=self._identity.uuid, incarnation=self._identity.incarnation))
+        await serve(
+            lambda server: add_RunnerServicer_to_server(self.server, server),
+            listen=self._settings.listen,
+            names=("weft.v1.Runner",),
+            stop=self._stop,
+            probes=probes,
+            drain=self.server.drain_and_close,
+        )
+        await self._close(reporting)
+
+    async def _close(self, reporting: "asyncio.Task[None]") -> None:
+        self._reporter.close()
+        done, _ = await asyncio.wait([reporting], timeout=REPORT_FLUSH_S)
+        if not done:
+            reporting.cancel()
+        await self._channel.close(None)
+        if not await asyncio.to_thread(self._thread.stop, ENGINE_STOP_S):
+            log.warning("the engine did not end in time")
+
+    def _on_iteration(self, iteration: Iteration) -> None:
+        self.server.on_iteration(iteration)
+
+    def _on_engine_failure(self, error: BaseException) -> None:
+        """From the engine's thread: nothing can be served any more, so the process ends and is started anew."""
+        log.critical("the engine has failed", extra=kv(error=type(error).__name__))
+        self.exit_code = 1
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+    def _hello(self, built: Built) -> supervisor_pb2.RunnerHello:
+        settings, limits = self._settings, built.limits
+        return supervisor_pb2.RunnerHello(
+            runner=common_pb2.RunnerId(uuid=self._identity.uuid, incarnation=self._identity.incarnation),
+            address=settings.advertise,
+            pool=settings.pool,
+            base_digest=settings.base_digest,
+            numerics_class=built.numerics_class,
+            page_tokens=limits.page_tokens,
+            total_pages=limits.total_pages,
+            max_sequences=limits.max_sequences,
+            max_adapters=limits.max_adapters,
+            max_rank=settings.max_rank,
+            max_context_tokens=limits.max_context_tokens,
+        )

@@ -1,0 +1,149 @@
+"""Flags of the runner. Standard library only: a wrong flag answers before torch is imported."""
+
+import argparse
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+EXECUTORS = ("reference",)
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+_EXAMPLE = """example:
+  python -m weft_runner --listen 127.0.0.1:7400 --probes 127.0.0.1:7401 --supervisor 127.0.0.1:7300 \\
+      --depot http://127.0.0.1:7100 --data-dir /var/lib/weft/runner-0 --pool default/demo --base-digest sha256:...
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a runner is told at start."""
+
+    listen: str
+    advertise: str
+    probes: str
+    supervisor: str
+    depot: str
+    data_dir: Path
+    pool: str
+    base_digest: str
+    executor: str
+    page_tokens: int
+    kv_pages: int
+    max_sequences: int
+    max_adapters: int
+    max_rank: int
+    max_batch_tokens: int
+    max_prefills: int
+    threads: int
+    starvation: int
+    host_mib: int
+    base_wait_s: float
+    log_level: str
+    log_format: str
+
+
+def parse_settings(argv: list[str] | None = None) -> Settings:
+    """Flags -> Settings. Leaves with exit code 2 and every wrong value listed."""
+    parser = _parser()
+    values = parser.parse_args(argv)
+    if faults := _faults(values):
+        parser.error("; ".join(faults))
+    fields = vars(values)
+    fields["advertise"] = fields["advertise"] or fields["listen"]
+    return Settings(**fields)
+
+
+def cpu_quota() -> int:
+    """CPUs this process may use: its affinity, and the container's quota where there is one."""
+    cpus = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cpus
+    return cpus if quota == "max" else max(1, min(cpus, int(quota) // int(period)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="weft_runner",
+        description="Runs one base model and its LoRA adapters: batches, KV pages, adapters, tokens.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_addresses(parser)
+    _add_sizes(parser)
+    parser.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    parser.add_argument("--log-format", default="text", choices=("text", "json"))
+    return parser
+
+
+def _add_addresses(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--listen", required=True, metavar="H:P", help="gRPC for gateways")
+    add("--advertise", default="", metavar="H:P", help="address told to gateways (default: --listen)")
+    add("--probes", required=True, metavar="H:P", help="/healthz /readyz /metrics")
+    add("--supervisor", required=True, metavar="H:P", help="where to report to")
+    add("--depot", required=True, metavar="URL", help="where weights come from, by digest")
+    add("--data-dir", required=True, type=Path, metavar="DIR", help="uuid and cached blobs; one process owns it")
+    add("--pool", required=True, metavar="NS/NAME", help="the ServingPool this runner belongs to")
+    add("--base-digest", required=True, metavar="DIGEST", help="the base model's digest")
+    add("--base-wait-s", type=float, default=120.0, metavar="S", help="how long to wait for the depot at start (120)")
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--executor", default="reference", choices=EXECUTORS, help="what computes (reference: torch, fp32)")
+    add("--page-tokens", type=int, default=16, help="tokens of a KV page (16)")
+    add("--kv-pages", type=int, default=1024, help="KV pages in all (1024)")
+    add("--max-sequences", type=int, default=32, help="sequences admitted at a time (32)")
+    add("--max-adapters", type=int, default=8, help="adapters on the device at a time (8)")
+    add("--max-rank", type=int, default=64, help="largest rank of an adapter (64)")
+    add("--max-batch-tokens", type=int, default=512, help="tokens of an iteration; longer prompts are chunked (512)")
+    add("--max-prefills", type=int, default=1, help="prompts in prefill at a time (1)")
+    add("--threads", type=int, default=0, help="CPU threads of the model (0: chosen from its size and the quota)")
+    add(
+        "--starvation", type=int, default=16, help="times a waiting adapter is passed before a slot is kept for it (16)"
+    )
+    add("--host-mib", type=int, default=1024, help="host memory for adapters that left the device (1024)")
+
+
+def _faults(values: argparse.Namespace) -> list[str]:
+    faults = [f"--{name} {text!r} is not HOST:PORT" for name, text in _addresses(values) if not _is_address(text)]
+    for name, low, high in _BOUNDS:
+        value = getattr(values, name)
+        if not low <= value <= high:
+            faults.append(f"--{name.replace('_', '-')} {value} is outside {low}..{high}")
+    if values.max_batch_tokens < values.max_sequences:
+        faults.append("--max-batch-tokens is below --max-sequences: every running sequence needs a token an iteration")
+    if not _DIGEST.fullmatch(values.base_digest):
+        faults.append(f"--base-digest {values.base_digest[:100]!r} is not sha256: and 64 hex digits")
+    if values.pool.count("/") != 1 or values.pool.startswith("/") or values.pool.endswith("/"):
+        faults.append(f"--pool {values.pool!r} is not NAMESPACE/NAME")
+    if not values.depot.startswith(("http://", "https://")):
+        faults.append(f"--depot {values.depot!r} is not a URL such as http://HOST:PORT")
+    return faults
+
+
+_BOUNDS = (
+    ("page_tokens", 1, 256),
+    ("kv_pages", 1, 1 << 20),
+    ("max_sequences", 1, 1024),
+    ("max_adapters", 1, 256),
+    ("max_rank", 1, 256),
+    ("max_batch_tokens", 1, 1 << 20),
+    ("max_prefills", 1, 1024),
+    ("threads", 0, 1024),
+    ("starvation", 1, 1 << 20),
+    ("host_mib", 1, 1 << 24),
+)
+
+
+def _addresses(values: argparse.Namespace) -> list[tuple[str, str]]:
+    named = [(name, getattr(values, name)) for name in ("listen", "probes", "supervisor")]
+    return [*named, ("advertise", values.advertise)] if values.advertise else named
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and int(port) < 1 << 16

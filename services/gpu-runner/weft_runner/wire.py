@@ -1,0 +1,152 @@
+"""Protobuf <-> core values. The comments of `weft/wire/v1/runner.proto` and `supervisor.proto` are the contract."""
+
+from collections.abc import Iterable
+
+from weft.wire.v1 import common_pb2, runner_pb2, supervisor_pb2
+from weft_runner.core.events import Desired, Ended, EndReason, NoRoom, PoolState, Tier, Tokens
+from weft_runner.core.sequence import Epoch, Finish, Request, Sampling
+
+_FINISH = {
+    Finish.NONE: common_pb2.FINISH_REASON_UNSPECIFIED,
+    Finish.EOS: common_pb2.FINISH_REASON_EOS,
+    Finish.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+}
+_ENDED = {
+    EndReason.DRAINED: runner_pb2.Ended.DRAINED,
+    EndReason.LOAD_FAILED: runner_pb2.Ended.LOAD_FAILED,
+    EndReason.INTERNAL: runner_pb2.Ended.INTERNAL,
+    EndReason.UNKNOWN_ADAPTER: runner_pb2.Ended.UNKNOWN_ADAPTER,
+}
+_TIER = {
+    Tier.REMOTE: supervisor_pb2.AdapterState.REMOTE,
+    Tier.DISK: supervisor_pb2.AdapterState.DISK,
+    Tier.HOST: supervisor_pb2.AdapterState.HOST,
+    Tier.DEVICE: supervisor_pb2.AdapterState.DEVICE,
+}
+_MAX_DETAIL = 1_000
+
+
+def epoch_of(message: common_pb2.Epoch) -> Epoch:
+    return Epoch(message.term, message.counter)
+
+
+def epoch_to(epoch: Epoch) -> common_pb2.Epoch:
+    return common_pb2.Epoch(term=epoch.term, counter=epoch.counter)
+
+
+def request_of(start: runner_pb2.Start, *, owner: int, gateway_id: str) -> Request:
+    """A Start -> a request of that session."""
+    sampling = start.sampling
+    return Request(
+        request_id=start.request_id,
+        epoch=epoch_of(start.epoch),
+        owner=owner,
+        gateway_id=gateway_id,
+        adapter=start.adapter_digest,
+        prompt=tuple(start.prompt_tokens),
+        emitted=tuple(start.emitted_tokens),
+        max_tokens=start.max_tokens,
+        reservation_tokens=start.reservation_tokens,
+        sampling=Sampling(
+            seed=sampling.seed,
+            choice=sampling.choice,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            ignore_eos=sampling.ignore_eos,
+        ),
+        log_id=start.gateway_request_id,
+    )
+
+
+def step_to(iteration: int, tokens: Iterable[Tokens]) -> runner_pb2.RunnerToGateway:
+    """Everything an iteration produced for one gateway."""
+    sequences = [
+        runner_pb2.SequenceTokens(
+            request_id=t.request_id,
+            epoch=epoch_to(t.epoch),
+            position=t.position,
+            tokens=t.tokens,
+            finish_reason=_FINISH[t.finish],
+            doublings=t.doublings,
+        )
+        for t in tokens
+    ]
+    return runner_pb2.RunnerToGateway(step=runner_pb2.Step(iteration=iteration, sequences=sequences))
+
+
+def refusal_to(event: NoRoom | Ended) -> runner_pb2.RunnerToGateway:
+    if isinstance(event, NoRoom):
+        return runner_pb2.RunnerToGateway(
+            no_room=runner_pb2.NoRoom(
+                request_id=event.request_id,
+                epoch=epoch_to(event.epoch),
+                free_pages=event.free_pages,
+                reason=event.reason,
+            )
+        )
+    return runner_pb2.RunnerToGateway(
+        ended=runner_pb2.Ended(
+            request_id=event.request_id,
+            epoch=epoch_to(event.epoch),
+            reason=_ENDED[event.reason],
+            detail=event.detail[:_MAX_DETAIL],
+            emitted_tokens=event.emitted_tokens,
+        )
+    )
+
+
+def desired_of(order: supervisor_pb2.RunnerOrder) -> tuple[Desired, ...]:
+    return tuple(Desired(d.digest, d.rank, d.bytes, d.pinned) for d in order.desired)
+
+
+def state_to(state: PoolState, *, runner: common_pb2.RunnerId, sequence: int) -> supervisor_pb2.RunnerState:
+    """The whole state as a report; `sequence` is the report's number."""
+    return supervisor_pb2.RunnerState(
+        id=runner,
+        sequence=sequence,
+        free_pages=state.free_pages,
+        used_pages=state.used_pages,
+        sequences=[
+            supervisor_pb2.SequenceState(
+                request_id=s.request_id,
+                epoch=epoch_to(s.epoch),
+                gateway_id=s.gateway_id,
+                adapter_digest=s.adapter,
+                reserved_pages=s.reserved_pages,
+                used_pages=s.used_pages,
+                tokens=s.tokens,
+                admitted=s.admitted,
+                reservation_tokens=s.reservation_tokens,
+            )
+            for s in state.sequences
+        ],
+        adapters=[
+            supervisor_pb2.AdapterState(
+                digest=a.digest,
+                tier=_TIER[a.tier],
+                running=a.running + a.waiting,
+                bytes=a.n_bytes,
+                loading=a.loading,
+                error=a.error[:_MAX_DETAIL],
+                rank=a.rank,
+            )
+            for a in state.adapters
+        ],
+        overruns=[
+            supervisor_pb2.Overrun(
+                request_id=o.request_id,
+                epoch=epoch_to(o.epoch),
+                wanted_pages=o.wanted_pages,
+                reservation_tokens=o.reservation_tokens,
+            )
+            for o in state.overruns
+        ],
+        draining=state.draining,
+        ready=not state.not_ready and not state.draining,
+        highest_term=state.highest_term,
+        iterations=state.iterations,
+        forwards=state.forwards,
+        grown_pages=state.grown_pages,
+        doublings=state.doublings,
+        desired_version=state.desired_version,
+    )

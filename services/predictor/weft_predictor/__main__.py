@@ -1,0 +1,5 @@
+import sys
+
+from weft_predictor.main import main
+
+sys.exit(main())

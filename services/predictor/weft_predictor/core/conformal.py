@@ -1,0 +1,113 @@
+"""Split conformal quantiles of prediction errors, with adaptive steps, per adapter group.
+
+A group keeps its ~1,000 latest scores (error over its expected size). The q-quantile of the scores bounds the next
+error with probability q if nothing drifts (Vovk et al. 2005; split conformal); when something does, the level
+itself is moved after every outcome: level += step * (q - covered) (adaptive conformal inference, Gibbs and Candes
+2021), which bounds the coverage error over T outcomes by about 1 / (step * T) whatever the data do.
+
+A censored outcome tells only that its score is above a bound. It is replaced by one of the known scores above that
+bound (the self-consistency of the product-limit estimate, Efron 1967), picked by a golden-ratio sequence:
+deterministic, and evenly spread. Taking the bound itself for the score would teach that answers are short.
+"""
+
+import math
+from bisect import bisect_right, insort
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from statistics import NormalDist
+
+WINDOW = 1_000
+STEP = 0.02
+OWN_SCORES = 100  # an adapter with fewer is answered by the pooled group
+MAX_GROUPS = 1_000
+UNINFORMATIVE = 0.05  # a censored outcome that passes fewer of the known scores teaches nothing
+PRIOR_SCORES = tuple(1.25 * NormalDist().inv_cdf((i + 0.5) / 20) for i in range(20))  # mean absolute value 1
+GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+
+
+class Group:
+    """The latest scores of an adapter, or of all of them. `level`: the quantile that covers `target` now."""
+
+    def __init__(self, scores: Iterable[float] = PRIOR_SCORES, *, target: float = 0.9, prior: int = 20) -> None:
+        self.target, self.level = target, target
+        self.prior = prior  # how many of the oldest scores are made up; each real one replaces one
+        self.draws = 0
+        self._scores: deque[float] = deque(scores)
+        self._sorted = sorted(self._scores)
+
+    def __len__(self) -> int:
+        """Real scores held."""
+        return len(self._scores) - self.prior
+
+    def scores(self) -> list[float]:
+        """All scores, oldest first."""
+        return list(self._scores)
+
+    def quantile(self, level: float) -> float:
+        """The conformal quantile: the ceil((n + 1) level)-th smallest score, the largest known one beyond that."""
+        rank = math.ceil((len(self._sorted) + 1) * level)
+        return self._sorted[min(max(rank, 1), len(self._sorted)) - 1]
+
+    def bound(self) -> float:
+        """The score that covers `target` of the next outcomes."""
+        return self.quantile(self.level)
+
+    def learn(self, score: float) -> bool:
+        """Move the level, then take the score in. Returns whether the score had been covered."""
+        covered = score <= self.bound()
+        # Above 1 the bound is the largest score, so a longer memory of misses would only overshoot afterwards.
+        self.level = min(max(self.level + STEP * (self.target - covered), 0.5), 1.0)
+        self._append(score)
+        return covered
+
+    def draw_above(self, bound: float) -> float | None:
+        """A stand-in for a censored score: a known one above `bound`, else `bound`. None: it teaches nothing."""
+        below = bisect_right(self._sorted, bound)
+        if below < UNINFORMATIVE * len(self._sorted):
+            return None
+        if below == len(self._sorted):
+            return bound
+        self.draws += 1
+        return self._sorted[below + int((self.draws * GOLDEN % 1.0) * (len(self._sorted) - below))]
+
+    def _append(self, score: float) -> None:
+        self._scores.append(score)
+        insort(self._sorted, score)
+        if self.prior or len(self._scores) > WINDOW:
+            self.prior = max(self.prior - 1, 0)
+            self._sorted.pop(bisect_right(self._sorted, self._scores.popleft()) - 1)
+
+
+class Groups:
+    """One group per adapter once it has scores enough, and the pooled one for all others. Bounded, oldest out."""
+
+    def __init__(self, *, target: float = 0.9, max_groups: int = MAX_GROUPS) -> None:
+        self.pooled = Group(target=target)
+        self.by_adapter: OrderedDict[str, Group] = OrderedDict()
+        self._target, self._max_groups = target, max_groups
+
+    def of(self, adapter: str) -> Group:
+        """The group that answers for an adapter now."""
+        own = self.by_adapter.get(adapter)
+        return own if own is not None and len(own) >= OWN_SCORES else self.pooled
+
+    def learn(self, adapter: str, score: float) -> bool:
+        """Teach the adapter's group and the pooled one. Returns whether the answering group had covered the score."""
+        answering = self.of(adapter)
+        covered = score <= answering.bound()
+        self.pooled.learn(score)
+        self._own(adapter).learn(score)
+        return covered
+
+    def _own(self, adapter: str) -> Group:
+        own = self.by_adapter.setdefault(adapter, Group(target=self._target))
+        self.by_adapter.move_to_end(adapter)
+        if len(self.by_adapter) > self._max_groups:
+            self.by_adapter.popitem(last=False)
+        return own
+
+
+def check_group(group: Group) -> None:
+    """The two views of a group hold the same scores, within the window."""
+    assert sorted(group.scores()) == group._sorted, "the sorted view and the window differ"  # pyright: ignore[reportPrivateUsage]
+    assert 0 <= group.prior <= len(group.scores()) <= max(WINDOW, group.prior), "the window is over its bound"

@@ -1,0 +1,40 @@
+"""Ridge regression on hashed features, learned outcome by outcome; `fitting.py` makes the same state in one go.
+
+Recursive least squares with a diagonal covariance (the regression form of AROW; Crammer et al. 2009, Vaits and
+Crammer 2011): each weight carries a variance, so a rare feature learns fast and a common one settles. Measured on 8,283
+Alpaca prompts: R2(log) 0.57 in one pass at 10 us an outcome, against 0.59 for the batch fit.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft_predictor.core.features import Features
+
+Weights = NDArray[np.float32]
+RIDGE = 3.0  # flat optimum between 2 and 4 on held-out Alpaca, batch and online alike
+VARIANCE_FLOOR = (
+    1.0 / 2_000
+)  # never stop learning: the oldest feature still follows a drift within some thousand outcomes
+
+
+class Ridge:
+    """y ~ base + w . x. `weight`, `variance`: [dim]; `base` is the mean that an unknown prompt gets."""
+
+    def __init__(self, weight: Weights, variance: Weights, base: float) -> None:
+        self.weight, self.variance, self.base = weight, variance, base
+
+    @classmethod
+    def cold(cls, dim: int, base: float) -> "Ridge":
+        """Knows nothing: answers `base` to everything."""
+        return cls(np.zeros(dim, dtype=np.float32), np.full(dim, 1.0 / RIDGE, dtype=np.float32), base)
+
+    def predict(self, x: Features) -> float:
+        """The expected target of one row."""
+        return self.base + float(self.weight[x.index] @ x.value)
+
+    def learn(self, x: Features, target: float) -> None:
+        """One step towards `target`: the Kalman update with the covariance kept diagonal."""
+        spread = self.variance[x.index] * x.value
+        gain = spread / (1.0 + float(spread @ x.value))
+        self.weight[x.index] += gain * (target - self.predict(x))
+        self.variance[x.index] = np.maximum(self.variance[x.index] - spread * gain, VARIANCE_FLOOR)

@@ -1,0 +1,40 @@
+"""How far off answers of a given predicted length usually are: one scale per octave of predicted length.
+
+Short predictions err by a larger factor than long ones (mean absolute residual of log length 0.60 below 20 tokens, 0.39
+above 70 on Alpaca). Dividing residuals by this scale before the conformal quantile (normalised scores) cuts what a q90
+reserves from 1.90 to 1.73 times the use, at the same overrun rate.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+OCTAVES = 20  # up to a million tokens
+PRIOR_COUNT = 50.0  # outcomes' worth of trust in the prior
+MEMORY = 2_000.0  # outcomes of an octave that count
+LOG_2 = math.log(2.0)
+
+
+class Spread:
+    """Mean absolute residual by octave. `scale`, `count`: [OCTAVES]."""
+
+    def __init__(self, scale: NDArray[np.float64], count: NDArray[np.float64]) -> None:
+        self.scale, self.count = scale, count
+
+    @classmethod
+    def cold(cls, prior: float) -> "Spread":
+        return cls(np.full(OCTAVES, prior), np.full(OCTAVES, PRIOR_COUNT))
+
+    def of(self, log_tokens: float) -> float:
+        """The scale at a predicted log length, linear between the middles of octaves."""
+        position = min(max(log_tokens / LOG_2 - 0.5, 0.0), OCTAVES - 1.0)
+        low = min(int(position), OCTAVES - 2)
+        part = position - low
+        return float(self.scale[low] * (1.0 - part) + self.scale[low + 1] * part)
+
+    def learn(self, log_tokens: float, residual: float) -> None:
+        """One more residual of a prediction of that length."""
+        octave = min(max(int(log_tokens / LOG_2), 0), OCTAVES - 1)
+        self.count[octave] = min(self.count[octave] + 1.0, MEMORY)
+        self.scale[octave] += (abs(residual) - self.scale[octave]) / self.count[octave]

@@ -1,0 +1,115 @@
+"""Reading training data: .jsonl, .jsonl.gz, .csv, .csv.gz with a prompt and a length in tokens per row."""
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from weft_predictor.errors import BadData
+
+PROMPT_COLUMNS = ("prompt", "prompt_text", "instruction", "question", "text")
+LENGTH_COLUMNS = ("n_out", "output_tokens", "completion_tokens", "length", "output_length", "tokens")
+ADAPTER_COLUMNS = ("adapter", "model_name", "model", "category")
+PROMPT_TOKENS_COLUMNS = ("n_in", "prompt_tokens", "input_tokens")
+MAX_TOKENS = 1_000_000
+CHARS_PER_TOKEN = 4  # only for the size feature, where no column counts the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One answered prompt. `tokens` >= 1."""
+
+    prompt: str
+    adapter: str
+    prompt_tokens: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Which columns to read; None: the first known name that the data has."""
+
+    prompt: str | None = None
+    length: str | None = None
+    adapter: str | None = None
+    prompt_tokens: str | None = None
+
+
+def read(path: Path, columns: Columns) -> list[Row]:
+    """All rows. Raises BadData (what is missing, in which line), OSError."""
+    if not path.name.removesuffix(".gz").endswith((".jsonl", ".csv")):
+        raise BadData(f"{path}: expected .jsonl, .jsonl.gz, .csv or .csv.gz")
+    try:
+        with _open(path) as file:
+            rows = list(_rows(_records(path, file), columns, path))
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, csv.Error) as error:
+        raise BadData(f"{path}: {error}") from error
+    if not rows:
+        raise BadData(f"{path}: no rows")
+    return rows
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8", newline="")
+    return path.open(encoding="utf-8", newline="")
+
+
+def _records(path: Path, file: TextIO) -> Iterator[dict[str, Any]]:
+    if path.name.removesuffix(".gz").endswith(".csv"):
+        yield from csv.DictReader(file)
+        return
+    for number, line in enumerate(file, 1):
+        try:
+            record: Any = json.loads(line)
+        except ValueError as error:
+            raise BadData(f"{path}, line {number}: {error}") from error
+        if not isinstance(record, dict):
+            raise BadData(f"{path}, line {number}: not an object")
+        yield record
+
+
+def _rows(records: Iterable[dict[str, Any]], columns: Columns, path: Path) -> Iterator[Row]:
+    chosen: Columns | None = None
+    for number, record in enumerate(records, 1):
+        chosen = chosen or _choose(record, columns, path)
+        try:
+            yield _row(record, chosen)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadData(f"{path}, row {number}: {type(error).__name__}: {error}") from error
+
+
+def _choose(record: dict[str, Any], columns: Columns, path: Path) -> Columns:
+    return Columns(
+        _column(record, columns.prompt, PROMPT_COLUMNS, path, "--prompt-column"),
+        _column(record, columns.length, LENGTH_COLUMNS, path, "--length-column"),
+        columns.adapter or _first(record, ADAPTER_COLUMNS),
+        columns.prompt_tokens or _first(record, PROMPT_TOKENS_COLUMNS),
+    )
+
+
+def _column(record: dict[str, Any], asked: str | None, known: Sequence[str], path: Path, flag: str) -> str:
+    found = asked if asked in record else None if asked else _first(record, known)
+    if found is None:
+        raise BadData(f"{path}: no column {asked or ' or '.join(known)} among {', '.join(record)}; name it with {flag}")
+    return found
+
+
+def _first(record: dict[str, Any], known: Sequence[str]) -> str | None:
+    return next((name for name in known if name in record), None)
+
+
+def _row(record: dict[str, Any], columns: Columns) -> Row:
+    assert columns.prompt is not None
+    assert columns.length is not None
+    prompt = "\n".join(filter(None, (str(record[columns.prompt]), str(record.get("input") or ""))))
+    tokens = int(record[columns.length])
+    if not 0 <= tokens <= MAX_TOKENS:
+        raise ValueError(f"length {tokens} is not within 0 and {MAX_TOKENS}")
+    counted = int(record[columns.prompt_tokens]) if columns.prompt_tokens else len(prompt) // CHARS_PER_TOKEN
+    adapter = str(record[columns.adapter]) if columns.adapter else ""
+    return Row(prompt, adapter, counted, max(tokens, 1))

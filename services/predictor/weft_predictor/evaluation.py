@@ -1,0 +1,101 @@
+"""Honest figures of a length model: each beside the figure of knowing nothing, and of knowing everything.
+
+S3's protocol for packing: reserve R output tokens; R doubles on every overrun until the answer fits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from weft_predictor.core.predictor import TARGET, Predicted, bucket
+
+Tokens = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """`initial`, `final`: tokens reserved over tokens used, before and after doublings. The rest is per request."""
+
+    policy: str
+    initial: float
+    overrun: float
+    final: float
+    doublings: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """On held-out rows. `majority`: what always answering the commonest bucket scores."""
+
+    rows: int
+    bucket_accuracy: float
+    majority: float
+    kendall_tau: float
+    r2_log: float
+    mae_tokens: float
+    mae_constant: float
+    coverage: float
+    pinball: float
+    packings: tuple[Packing, ...]
+
+
+def evaluate(predicted: Sequence[Predicted], used: Tokens, known: Tokens, *, max_context_tokens: int) -> Report:
+    """Compare predictions with the tokens really `used` [n]; `known` [m]: the lengths a constant may be chosen from."""
+    p50 = np.array([p.p50_tokens for p in predicted], dtype=np.int64)
+    p90 = np.array([p.p90_tokens for p in predicted], dtype=np.int64)
+    real = np.array([bucket(int(n), max_context_tokens) for n in used])
+    policies = {
+        f"max {max_context_tokens}": np.full_like(used, max_context_tokens),
+        "best constant": np.full_like(used, best_constant(known)),
+        "this model, p90": p90,
+        "oracle": used,
+    }
+    return Report(
+        rows=len(used),
+        bucket_accuracy=float(np.mean([p.bucket for p in predicted] == real)),
+        majority=float(np.bincount(real).max() / len(real)),
+        kendall_tau=_tau(p50, used),
+        r2_log=_r2(np.log(p50), np.log(used)),
+        mae_tokens=float(np.abs(p50 - used).mean()),
+        mae_constant=float(np.abs(np.median(known) - used).mean()),
+        coverage=float(np.mean(used <= p90)),
+        pinball=pinball(used, p90, TARGET),
+        packings=tuple(packing(policy, reserved, used) for policy, reserved in policies.items()),
+    )
+
+
+def packing(policy: str, reserved: Tokens, used: Tokens) -> Packing:
+    """What reserving `reserved` [n] costs where `used` [n] >= 1 are needed."""
+    final, doublings = np.maximum(reserved, 1), 0
+    while (short := final < used).any():
+        final = np.where(short, final * 2, final)
+        doublings += int(short.sum())
+    total = float(used.sum())
+    overrun = float(np.mean(reserved < used))
+    return Packing(policy, reserved.sum() / total, overrun, final.sum() / total, doublings / len(used))
+
+
+def best_constant(known: Tokens) -> int:
+    """The one reservation that covers the target share of `known`: a predictor has to beat this, not the maximum."""
+    return int(np.quantile(known, TARGET, method="higher"))
+
+
+def pinball(used: Tokens, bound: Tokens, level: float) -> float:
+    """Mean quantile loss in tokens: what a `level` bound is scored by; lower is better."""
+    short = used - bound
+    return float(np.maximum(level * short, (level - 1) * short).mean())
+
+
+def _tau(left: Tokens, right: Tokens) -> float:
+    result: Any = stats.kendalltau(left, right)
+    tau = float(result.statistic)
+    return 0.0 if np.isnan(tau) else tau
+
+
+def _r2(predicted: NDArray[np.float64], real: NDArray[np.float64]) -> float:
+    total = float(((real - real.mean()) ** 2).sum())
+    return 1.0 - float(((predicted - real) ** 2).sum()) / total if total else 0.0

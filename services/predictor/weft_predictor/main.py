@@ -1,0 +1,94 @@
+"""The process: `weft_predictor [flags]` serves, `weft_predictor train DATA` fits and measures."""
+
+import asyncio
+import logging
+import secrets
+import sys
+from pathlib import Path
+
+import grpc.aio
+from pydantic import ValidationError
+
+from weft.telemetry import logs
+from weft.telemetry.logs import kv
+from weft.telemetry.probes import Probes
+from weft.wire.serving import serve, stop_on_signals
+from weft.wire.v1.predictor_pb2_grpc import add_PredictorServicer_to_server
+from weft_predictor.core.predictor import LengthPredictor
+from weft_predictor.errors import CorruptModel
+from weft_predictor.saver import Saver
+from weft_predictor.server import PredictorServer
+from weft_predictor.settings import Settings
+from weft_predictor.state import load
+
+EXIT_BAD_START = 2
+log = logging.getLogger(__name__)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run until SIGTERM. 0 after a drain, 2 for wrong settings or a port in use."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["train"]:
+        from weft_predictor import training  # with scipy: serving starts without it
+
+        return training.main(argv[1:])
+    try:
+        settings = Settings(_cli_parse_args=argv)  # pyright: ignore[reportCallIssue]
+    except ValidationError as error:
+        sys.stderr.write("weft_predictor: wrong settings\n" + "".join(_wrong(error)))
+        return EXIT_BAD_START
+    logs.configure("predictor", level=settings.log_level, fmt=settings.log_format)
+    try:
+        asyncio.run(_run(settings))
+    except (OSError, RuntimeError, CorruptModel) as error:
+        log.error("cannot start", extra=kv(error=error))
+        return EXIT_BAD_START
+    return 0
+
+
+def _wrong(error: ValidationError) -> list[str]:
+    return [f"  {'.'.join(map(str, e['loc']))} = {e['input']!r}: {e['msg']}\n" for e in error.errors()]
+
+
+def first_model(path: Path, trained: Path | None) -> LengthPredictor:
+    """The saved model, else the trained one, else a cold one.
+
+    A damaged saved model is set aside under a name that the log tells; a trained one that was asked for and cannot be
+    read is an error (CorruptModel, FileNotFoundError).
+    """
+    try:
+        return load(path)
+    except FileNotFoundError:
+        log.info("no saved model yet", extra=kv(path=path))
+    except CorruptModel as error:
+        aside = path.with_name(f"{path.name}.corrupt")
+        path.replace(aside)
+        log.error("saved model damaged: set aside", extra=kv(error=error, aside=aside))
+    return load(trained) if trained else LengthPredictor.cold(f"ridge-{secrets.token_hex(4)}")
+
+
+async def _run(settings: Settings) -> None:
+    stop = stop_on_signals()
+    path = settings.data_dir / "model.npz"
+    server = PredictorServer(
+        first_model(path, settings.model), max_context_tokens=settings.max_context_tokens, scale=settings.scale
+    )
+    saver = Saver(server, path, outcomes=settings.save_outcomes, seconds=settings.save_seconds)
+    log.info("model ready", extra=kv(version=server.version))
+    probes = Probes(settings.probes, lambda: "draining" if stop.is_set() else None)
+    probes.start()
+    saving = asyncio.create_task(saver.run())
+
+    async def drain() -> None:
+        server.close_streams()
+
+    def register(grpc_server: grpc.aio.Server) -> None:
+        add_PredictorServicer_to_server(server, grpc_server)
+
+    names = ("weft.v1.Predictor",)
+    try:
+        await serve(register, listen=settings.listen, names=names, stop=stop, probes=probes, drain=drain)
+    finally:
+        saver.close()
+        await saving
+        probes.close()

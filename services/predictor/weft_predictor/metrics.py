@@ -1,0 +1,20 @@
+"""The predictor's metrics. No label has more than a handful of values."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+PREDICTIONS = Counter("weft_predictor_predictions_total", "Prompts predicted")
+PREDICT_SECONDS = Histogram(
+    "weft_predictor_predict_seconds",
+    "Time of one Predict call, whatever its batch",
+    buckets=(0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25),
+)
+OUTCOMES = Counter(
+    "weft_predictor_outcomes_total",
+    "Outcomes received: learned, a lower bound that taught nothing (censored), a repeat (duplicate)",
+    ["result"],
+)
+COVERAGE = Gauge(
+    "weft_predictor_coverage_ratio", "Share of the latest 1,000 outcomes that the p90 covered (target 0.9)"
+)
+SAVES = Counter("weft_predictor_saves_total", "Model saves", ["result"])
+ADAPTERS = Gauge("weft_predictor_adapters", "Adapters with an offset of their own")

@@ -1,0 +1,189 @@
+"""`weft_predictor train DATA`: fit on a part, calibrate on another, measure on a third, keep what is better.
+
+The split is by a stable hash of the prompt, so a prompt never stands on both sides, and a model trained earlier from
+the same file has not seen the rows that it is compared on.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TextIO, TypeVar
+
+import numpy as np
+
+from weft_predictor.core.conformal import Groups
+from weft_predictor.core.features import Features, features
+from weft_predictor.core.fitting import fit_ridge
+from weft_predictor.core.offsets import Offsets, shrunk_median
+from weft_predictor.core.predictor import COLD_SPREAD, DIM, TARGET, LengthPredictor, Predicted, Query
+from weft_predictor.core.ridge import Ridge
+from weft_predictor.core.spread import Spread
+from weft_predictor.datasets import Columns, Row, read
+from weft_predictor.errors import BadData, CorruptModel
+from weft_predictor.evaluation import Report, evaluate
+from weft_predictor.state import load, save, to_arrays
+
+MIN_ROWS = 50
+BACKFITS = 2  # rounds of: ridge without the offsets, offsets without the ridge
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """60 % to fit, 20 % to calibrate, 20 % to measure."""
+
+    fit: list[Row]
+    calibrate: list[Row]
+    measure: list[Row]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. 0: measured (and the better model written), 1: data that cannot be used."""
+    args = _parser().parse_args(argv)
+    columns = Columns(args.prompt_column, args.length_column, args.adapter_column, args.prompt_tokens_column)
+    try:
+        parts = split(read(args.data, columns))
+        model = train(parts, progress=sys.stderr)
+        report = measure(model, parts, args.max_context_tokens)
+        sys.stdout.write(describe(report, parts))
+        if args.out:
+            sys.stdout.write(promote(model, report, parts, args.out, args.max_context_tokens) + "\n")
+    except (BadData, CorruptModel, OSError) as error:
+        sys.stderr.write(f"weft_predictor train: {error}\n")
+        return 1
+    return 0
+
+
+def split(rows: Iterable[Row]) -> Split:
+    """By prompt: every row of a prompt goes to the same part. Raises BadData with too few rows in a part."""
+    parts = Split([], [], [])
+    for place, row in sorted(((_place(row), row) for row in rows), key=lambda pair: pair[0]):
+        share = place / 2**64 * 997 % 1.0  # the order within a part is as good as random: no file order, no drift
+        (parts.fit if share < 0.6 else parts.calibrate if share < 0.8 else parts.measure).append(row)
+    smallest = min(len(parts.fit), len(parts.calibrate), len(parts.measure))
+    if smallest < MIN_ROWS:
+        raise BadData(
+            f"a part of the split has {smallest} rows, at least {MIN_ROWS} are needed (5 times as many in all)"
+        )
+    return parts
+
+
+def train(parts: Split, *, progress: TextIO | None = None, dim: int = DIM) -> LengthPredictor:
+    """Fit, then calibrate on rows that the fit has not seen."""
+    xs = [_features(row, dim) for row in _bar("fit", parts.fit, progress)]
+    ridge, offsets = _backfit(xs, parts.fit, dim)
+    family = f"ridge-{sha256(ridge.weight.tobytes()).hexdigest()[:8]}"
+    model = LengthPredictor(family, ridge, offsets, Spread.cold(COLD_SPREAD), Groups(target=TARGET))
+    xs = [_features(row, dim) for row in _bar("calibrate", parts.calibrate, progress)]
+    _calibrate(model, xs, parts.calibrate)
+    for group in (model.groups.pooled, *model.groups.by_adapter.values()):
+        group.level = TARGET  # rows in no order have no drift to follow: plain split conformal
+    return model
+
+
+def measure(model: LengthPredictor, parts: Split, max_context_tokens: int) -> Report:
+    """Figures of a model, which learns nothing meanwhile, on the part kept for that."""
+    used = np.array([row.tokens for row in parts.measure], dtype=np.int64)
+    known = np.array([row.tokens for row in parts.fit], dtype=np.int64)
+    return evaluate(
+        _predict(model, parts.measure, max_context_tokens), used, known, max_context_tokens=max_context_tokens
+    )
+
+
+def promote(model: LengthPredictor, report: Report, parts: Split, out: Path, max_context_tokens: int) -> str:
+    """Write the model unless the one that is there is at least as good on the same held-out rows. Says what it did."""
+    if out.exists():
+        present = measure(load(out), parts, max_context_tokens)
+        if present.pinball <= report.pinball:
+            return f"kept {out}: its q90 loss is {present.pinball:.2f} tokens, the new model's {report.pinball:.2f}"
+    save(out, to_arrays(model))
+    return f"wrote {out}: {model.version}"
+
+
+def describe(report: Report, parts: Split) -> str:
+    """The figures as text."""
+    lines = [
+        f"rows: {len(parts.fit)} fitted, {len(parts.calibrate)} calibrated, {report.rows} measured",
+        f"bucket accuracy     {report.bucket_accuracy:7.2%}   always the commonest bucket: {report.majority:.2%}",
+        f"Kendall tau         {report.kendall_tau:7.3f}   R2 of log length: {report.r2_log:.3f}",
+        f"MAE, tokens         {report.mae_tokens:7.1f}   always the median: {report.mae_constant:.1f}",
+        f"coverage at q90     {report.coverage:7.2%}   quantile loss, tokens: {report.pinball:.2f}",
+        "",
+        f"{'reservation':<18}{'reserved/used':>15}{'overruns':>11}{'after doubling':>16}{'doublings/request':>19}",
+    ]
+    for row in report.packings:
+        figures = f"{row.initial:>15.2f}{row.overrun:>11.1%}{row.final:>16.2f}{row.doublings:>19.3f}"
+        lines.append(f"{row.policy:<18}{figures}")
+    return "\n".join(lines) + "\n"
+
+
+def _backfit(xs: Sequence[Features], rows: Sequence[Row], dim: int) -> tuple[Ridge, Offsets]:
+    """Ridge on what the adapters' offsets leave, offsets on what the ridge leaves, in turn."""
+    target = np.log([row.tokens for row in rows])
+    offset = np.zeros(len(rows))
+    adapters = np.array([row.adapter for row in rows])
+    offsets = Offsets()
+    ridge = Ridge.cold(dim, 0.0)
+    for _ in range(BACKFITS if len(set(adapters)) > 1 else 1):
+        ridge = fit_ridge(xs, target - offset, dim)
+        residual = target - np.array([ridge.predict(x) for x in xs])
+        for adapter in dict.fromkeys(adapters):
+            offset[adapters == adapter] = shrunk_median(residual[adapters == adapter])
+    return ridge, offsets
+
+
+def _calibrate(model: LengthPredictor, xs: Sequence[Features], rows: Sequence[Row]) -> None:
+    """Offsets first, then the spread around them, then the scores in units of that spread: each on a settled base."""
+    target = [float(np.log(row.tokens)) for row in rows]
+    shared = [model.ridge.predict(x) for x in xs]
+    for row, real, base in zip(rows, target, shared, strict=True):
+        model.offsets.learn(row.adapter, real - base)
+    centres = [base + model.offsets.of(row.adapter) for row, base in zip(rows, shared, strict=True)]
+    for real, centre in zip(target, centres, strict=True):
+        model.spread.learn(centre, real - centre)
+    for row, real, centre in zip(rows, target, centres, strict=True):
+        model.groups.learn(row.adapter, (real - centre) / model.spread.of(centre))
+
+
+def _predict(model: LengthPredictor, rows: Sequence[Row], max_context_tokens: int) -> list[Predicted]:
+    queries = (Query(row.prompt, row.adapter, row.prompt_tokens) for row in rows)
+    return [model.predict(query, max_context_tokens=max_context_tokens) for query in queries]
+
+
+def _place(row: Row) -> int:
+    return int.from_bytes(sha256(row.prompt.encode(errors="replace")).digest()[:8], "big")
+
+
+def _features(row: Row, dim: int) -> Features:
+    return features(row.prompt, row.prompt_tokens, dim)
+
+
+def _bar(title: str, rows: Sequence[T], progress: TextIO | None) -> Iterator[T]:
+    """The rows; on a terminal, a bar of how many have passed."""
+    shown = progress if progress is not None and progress.isatty() else None
+    for done, row in enumerate(rows, 1):
+        yield row
+        if shown and (done % 200 == 0 or done == len(rows)):
+            filled = "#" * (30 * done // len(rows))
+            shown.write(f"\r{title:<10}[{filled:<30}] {done}/{len(rows)}" + ("\n" if done == len(rows) else ""))
+            shown.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="weft_predictor train",
+        description="Fit a length model on answered prompts and print how good it is on prompts kept aside.",
+    )
+    parser.add_argument("data", type=Path, help=".jsonl(.gz) or .csv(.gz): a prompt and a length in tokens per row")
+    parser.add_argument(
+        "--out", type=Path, help="write the model here, unless the one there is better on the same rows"
+    )
+    parser.add_argument("--prompt-column", help="default: prompt, prompt_text, instruction (+ input), question or text")
+    parser.add_argument("--length-column", help="default: n_out, output_tokens, completion_tokens, length, ...")
+    parser.add_argument("--adapter-column", help="default: adapter, model_name, model or category, where there is one")
+    parser.add_argument("--prompt-tokens-column", help="default: n_in, prompt_tokens or input_tokens; else estimated")
+    parser.add_argument("--max-context-tokens", type=int, default=2_048, help="S3's buckets are tenths of this (2048)")
+    return parser

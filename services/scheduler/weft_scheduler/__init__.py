@@ -1,0 +1,1 @@
+"""The scheduler: who runs where. `core` decides, `server` talks; no tensor and no token passes through here."""

@@ -1,0 +1,131 @@
+"""From the queue to a runner: one look at a pool, and the refusals that no waiting would change."""
+
+from collections.abc import Container
+from collections.abc import Set as AbstractSet
+
+from weft_scheduler.core import placement, queueing, reservation, room
+from weft_scheduler.core.alarms import Alarm, Kind
+from weft_scheduler.core.context import Context, avoided
+from weft_scheduler.core.effects import Assign, RejectReason
+from weft_scheduler.core.lives import reject
+from weft_scheduler.core.placement import Ask
+from weft_scheduler.core.shelves import Shape
+from weft_scheduler.core.state import Pending, Phase, Pool, Request, Runner
+from weft_scheduler.core.values import PoolSpec
+
+DEFAULTS = PoolSpec("")
+
+
+def look(ctx: Context, pool: Pool) -> None:
+    """Admit what the pool's policies admit now."""
+    policy = queueing.POLICIES[(pool.spec or DEFAULTS).queue]()
+    policy.look(pool.queue, PoolFloor(ctx, pool), ctx.config.starvation_bound, ctx.config.window)
+
+
+class PoolFloor:
+    """A pool's runners as its queue policy sees them."""
+
+    def __init__(self, ctx: Context, pool: Pool) -> None:
+        self._ctx, self._pool = ctx, pool
+        self._placement = placement.POLICIES[(pool.spec or DEFAULTS).placement]()
+
+    def admit(self, request: Request, closed: AbstractSet[Shape]) -> Shape | None:
+        """Place it by the pool's policy; None if no runner of the other shapes can take it."""
+        key = self._placement.place(self._pool.shelves, self._ask(request), closed)
+        if key is None:
+            return None
+        runner = self._ctx.state.runners[key.uuid]
+        assign(self._ctx, self._pool, request, runner)
+        return runner.shape
+
+    def shapes_for(self, request: Request) -> AbstractSet[Shape]:
+        rank = self._pool.desired.rank(request.digest)
+        return set(self._pool.shelves.taking(rank, request.context_tokens))
+
+    def has_room(self, closed: AbstractSet[Shape]) -> bool:
+        return self._pool.shelves.has_room(closed)
+
+    def _ask(self, request: Request) -> Ask:
+        return Ask(
+            digest=request.digest,
+            rank=self._pool.desired.rank(request.digest),
+            room_tokens=room_tokens(request),
+            context_tokens=request.context_tokens,
+            avoid=_avoid(self._ctx, request),
+            skip_limit=self._ctx.config.skip_limit,
+        )
+
+
+def decide_cover(ctx: Context, pool: Pool, request: Request) -> None:
+    """The reservation a request starts with, once."""
+    if not request.cover_tokens:
+        policy = reservation.POLICIES[(pool.spec or DEFAULTS).reservation]()
+        request.cover_tokens = policy.cover(
+            ctx.lengths, pool.name, request.digest, request.p90_tokens, request.max_tokens
+        )
+
+
+def reserve_tokens(request: Request) -> int:
+    """Output tokens to reserve from here on."""
+    return reservation.from_here_tokens(request.cover_tokens, request.emitted_tokens, request.max_tokens)
+
+
+def room_tokens(request: Request) -> int:
+    """Tokens its pages have to hold: prompt, emitted, reservation."""
+    return request.prompt_tokens + request.emitted_tokens + reserve_tokens(request)
+
+
+def assign(ctx: Context, pool: Pool, request: Request, runner: Runner) -> None:
+    """Give a waiting request to a runner, under a new epoch."""
+    assert runner.spec is not None
+    pool.queue.remove(request)
+    request.phase, request.epoch, request.runner = Phase.ASSIGNED, ctx.next_epoch(), runner.id
+    request.start_emitted_tokens, request.passes = request.emitted_tokens, 0
+    own(ctx, pool, request, runner)
+    ctx.alarms.set(Alarm(Kind.ASSIGN, request.id), ctx.now + ctx.config.assign_s)
+    ctx.emit(
+        Assign(request.gateway, request.id, request.epoch, runner.id, runner.spec.address, reserve_tokens(request))
+    )
+
+
+def own(ctx: Context, pool: Pool, request: Request, runner: Runner) -> None:
+    """Enter a request in a runner's accounts, unless its last report already counts this epoch."""
+    runner.owned.add(request.id)
+    pool.running += 1
+    if runner.spec is not None and runner.included.get(request.id) != request.epoch:
+        pages = room.pages_of(room_tokens(request), runner.spec.page_tokens)
+        room.reserve(runner, request.id, Pending(request.epoch, pages, request.digest))
+    ctx.shelve(runner)
+    ctx.touch(pool.name)
+
+
+def impossible(ctx: Context, pool: Pool, request: Request) -> tuple[RejectReason, str] | None:
+    """Why no runner of the pool could ever take it. Not said before the cluster had the time to report itself."""
+    shapes = pool.shelves.by_shape
+    rank = pool.desired.rank(request.digest)
+    if not ctx.state.settled or not shapes or pool.shelves.taking(rank, request.context_tokens):
+        return None
+    largest = max(shape.max_context_tokens for shape in shapes)
+    if request.context_tokens > largest:
+        return RejectReason.TOO_LARGE, f"{request.context_tokens} tokens; the largest runner holds {largest}"
+    return RejectReason.ADAPTER_FAILED, f"rank {rank}; no runner with that context takes it"
+
+
+def sweep(ctx: Context, pool: Pool) -> None:
+    """Refuse what no runner can take any more, where that may have changed."""
+    if not pool.sweep:
+        return
+    pool.sweep = False
+    for request in list(pool.queue):
+        refusal = impossible(ctx, pool, request)
+        if refusal is not None:
+            reject(ctx, request, *refusal)
+
+
+def _avoid(ctx: Context, request: Request) -> Container[str]:
+    """UUIDs of the present incarnations that it should not go to."""
+    of_gateway = ctx.state.gateways[request.gateway].avoid
+    if not of_gateway and not request.avoid:
+        return ()
+    both = (*avoided(of_gateway, ctx.now), *avoided(request.avoid, ctx.now))
+    return {runner_id.uuid for runner_id in both if ctx.state.runner(runner_id)}

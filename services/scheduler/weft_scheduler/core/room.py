@@ -1,0 +1,113 @@
+"""What is free on a runner: its last report minus the Assigns that are not in it yet.
+
+A report lists the (request, epoch) pairs it includes; an Assign counts against the report until it is one of them.
+Pages that paused sequences are owed are not free either: what a victim leaves goes to the overrunner first.
+"""
+
+from weft_scheduler.core.ranking import Key
+from weft_scheduler.core.shelves import Load
+from weft_scheduler.core.state import Pending, Pool, Runner
+from weft_scheduler.core.values import BASE, Epoch, RunnerReport
+
+
+def pages_of(tokens: int, page_tokens: int) -> int:
+    """Pages that hold so many tokens."""
+    return -(-tokens // page_tokens)
+
+
+def free_pages(runner: Runner) -> int:
+    """Pages an Assign may count on; never negative."""
+    if runner.report is None:
+        return 0
+    return max(0, runner.report.free_pages - runner.report.owed_pages - runner.pending_pages)
+
+
+def free_tokens(runner: Runner) -> int:
+    """The longest sequence that fits: n tokens need ceil(n / P) pages, so they fit iff n <= free_pages * P."""
+    return free_pages(runner) * runner.spec.page_tokens if runner.spec else 0
+
+
+def working_set(runner: Runner) -> int:
+    """Sequences it has or was assigned (Punica's working set)."""
+    return len(runner.included) + len(runner.pending)
+
+
+def reserve(runner: Runner, request_id: str, pending: Pending) -> None:
+    """Count an Assign until a report includes it."""
+    assert request_id not in runner.pending
+    runner.pending[request_id] = pending
+    runner.pending_pages += pending.pages
+    _count(runner.active, pending.digest, 1)
+
+
+def release(runner: Runner, request_id: str) -> None:
+    """An Assign that no report will include. What a report includes stays: the runner's book is the truth."""
+    pending = runner.pending.pop(request_id, None)
+    if pending is not None:
+        runner.pending_pages -= pending.pages
+        _count(runner.active, pending.digest, -1)
+
+
+def include(runner: Runner, report: RunnerReport) -> list[str]:
+    """Take a report over. Returns the requests whose Assign it acknowledges."""
+    runner.report = report
+    runner.included = {s.request_id: s.epoch for s in report.sequences}
+    runner.errors = {a.digest: a.error for a in report.adapters if a.error}
+    acknowledged = [r for r, p in runner.pending.items() if _covers(runner.included.get(r), p.epoch)]
+    for request_id in acknowledged:
+        runner.pending_pages -= runner.pending.pop(request_id).pages
+    runner.active = {}
+    for sequence in report.sequences:
+        _count(runner.active, sequence.digest, 1)
+    for pending in runner.pending.values():
+        _count(runner.active, pending.digest, 1)
+    return acknowledged
+
+
+def reindex(pool: Pool, runner: Runner, placeable: bool) -> None:
+    """Put a runner where its room and working set say, or nowhere."""
+    if runner.shelved is not None:
+        shape, key, digests = runner.shelved
+        pool.shelves.by_shape[shape].drop(key, digests)
+        pool.shelves.prune(shape)
+        runner.shelved = None
+    _count_load(pool, runner, placeable)
+    if not placeable or runner.spec is None:
+        return
+    room = free_tokens(runner)
+    if room > 0 and working_set(runner) < runner.spec.max_sequences:
+        key = Key(working_set(runner), runner.id.uuid)
+        digests = None if len(runner.active) < runner.spec.max_adapters else tuple(runner.active)
+        pool.shelves.shelf(runner.shape).put(key, room, runner.priority, digests)
+        runner.shelved = (runner.shape, key, digests)
+
+
+def _count_load(pool: Pool, runner: Runner, placeable: bool) -> None:
+    if runner.load is not None:
+        pool.shelves.loads[runner.load] -= 1
+    runner.load = _load(runner) if placeable else None
+    if runner.load is not None:
+        pool.shelves.loads[runner.load] += 1
+
+
+def _load(runner: Runner) -> Load:
+    assert runner.spec is not None
+    if working_set(runner) == 0:
+        return Load.IDLE
+    light = 2 * working_set(runner) <= runner.spec.max_sequences and 2 * free_pages(runner) >= runner.spec.total_pages
+    return Load.LIGHT if light else Load.BUSY
+
+
+def _covers(included: Epoch | None, epoch: Epoch) -> bool:
+    return included is not None and included >= epoch
+
+
+def _count(active: dict[str, int], digest: str, by: int) -> None:
+    """The base takes no slot."""
+    if digest == BASE:
+        return
+    count = active.get(digest, 0) + by
+    if count:
+        active[digest] = count
+    else:
+        del active[digest]

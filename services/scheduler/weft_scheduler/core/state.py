@@ -1,0 +1,204 @@
+"""What the scheduler knows: requests, gateways, runners, pools. One owner (the `Scheduler`), changed by its event.
+
+A request is in exactly one place: held back (its gateway is still re-submitting), in its pool's queue, or owned by a
+runner (assigned, running, leaving). `invariants.py` says it exactly.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+from hashlib import blake2b
+
+from weft_scheduler.core.desired import Desired
+from weft_scheduler.core.queueing import Queue
+from weft_scheduler.core.ranking import Key
+from weft_scheduler.core.rate import Rate
+from weft_scheduler.core.shelves import Load, Shape, Shelves
+from weft_scheduler.core.values import NEVER, AdapterSpec, Epoch, KeyRoute, PoolSpec, RunnerId, RunnerReport, RunnerSpec
+
+
+class Phase(Enum):
+    """Where a request is."""
+
+    HELD = "held"  # its gateway is still re-submitting: order is not known yet
+    WAITING = "waiting"  # in its pool's queue
+    ASSIGNED = "assigned"  # an Assign is out, not acknowledged
+    RUNNING = "running"  # started, or in its runner's report
+    LEAVING = "leaving"  # told to leave, or its runner is gone: the gateway's Failed is awaited
+
+
+OWNED = frozenset({Phase.ASSIGNED, Phase.RUNNING, Phase.LEAVING})
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request on its way. `cover_tokens` is the output position its reservation reaches to, 0: not decided yet."""
+
+    id: str
+    gateway: str
+    pool: str
+    namespace: str
+    digest: str
+    prompt_tokens: int
+    max_tokens: int
+    emitted_tokens: int
+    p90_tokens: int
+    since: float  # when it arrived, on this process's clock: now - waited
+    ticket: int  # breaks ties of `since`
+    moves: int = 0
+    cover_tokens: int = 0
+    start_emitted_tokens: int = 0  # emitted when the present epoch was assigned
+    phase: Phase = Phase.HELD
+    epoch: Epoch = NEVER  # the highest it was assigned under
+    runner: RunnerId | None = None
+    passes: int = 0  # later requests admitted on its runners while it waited
+    no_rooms: int = 0  # NoRoom answers in a row
+    avoid: dict[RunnerId, float] = field(default_factory=dict[RunnerId, float])
+    load_failures: dict[RunnerId, str] = field(default_factory=dict[RunnerId, str])
+    admitted_before: bool = False  # was accepted once: never answered QUEUE_FULL
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """First come, first served."""
+        return self.since, self.ticket
+
+    @property
+    def context_tokens(self) -> int:
+        """The most it can ever hold."""
+        return self.prompt_tokens + self.max_tokens
+
+
+@dataclass(slots=True)
+class Gateway:
+    """A gateway whose stream is there."""
+
+    id: str
+    complete: bool = False  # has re-submitted all it holds
+    requests: set[str] = field(default_factory=set[str])
+    avoid: dict[RunnerId, float] = field(default_factory=dict[RunnerId, float])
+    has_routes: int = 0  # version last sent
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An Assign that no report includes yet."""
+
+    epoch: Epoch
+    pages: int
+    digest: str
+
+
+class Runner:
+    """A runner incarnation: what it reported, and what was assigned since. `room.py` keeps its accounts."""
+
+    __slots__ = (
+        "active",
+        "confirmed",
+        "errors",
+        "id",
+        "included",
+        "load",
+        "owned",
+        "pending",
+        "pending_pages",
+        "priority",
+        "ready_version",
+        "report",
+        "serving",
+        "shelved",
+        "spec",
+        "supervisor",
+        "told_version",
+    )
+
+    def __init__(self, runner_id: RunnerId) -> None:
+        self.id = runner_id
+        self.supervisor = ""  # who reports it; "" until somebody does
+        self.confirmed = False  # fully reported on its supervisor's present stream
+        self.serving = False  # has been able to serve once: it is not held back for what is pinned later
+        self.spec: RunnerSpec | None = None
+        self.report: RunnerReport | None = None
+        self.included: dict[str, Epoch] = {}
+        self.pending: dict[str, Pending] = {}
+        self.pending_pages = 0
+        self.active: dict[str, int] = {}  # digest -> sequences, reported and pending: its busy slots
+        self.owned: set[str] = set()
+        self.errors: dict[str, str] = {}
+        self.priority = int.from_bytes(blake2b(runner_id.uuid.encode(), digest_size=8).digest(), "big")
+        self.shelved: tuple[Shape, Key, tuple[str, ...] | None] | None = None
+        self.load: Load | None = None
+        self.ready_version: int | None = None  # the desired version it is Ready with
+        self.told_version = 0
+
+    @property
+    def shape(self) -> Shape:
+        """What it can hold at all. Only of a runner with a spec."""
+        assert self.spec is not None
+        return Shape(self.spec.max_rank, self.spec.max_context_tokens)
+
+
+class Pool:
+    """A pool: what the registry wants, its runners by placement order, its queue."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.spec: PoolSpec | None = None
+        self.adapters: dict[str, AdapterSpec] = {}
+        self.desired = Desired()
+        self.live: Counter[str] = Counter()  # digest -> requests on their way
+        self.queue: Queue[Request] = Queue()
+        self.requests: set[str] = set()
+        self.running = 0
+        self.rate = Rate()
+        self.runners: set[str] = set()
+        self.shelves = Shelves()
+        self.ready_versions: Counter[int] = Counter()
+        self.max_context_tokens = 0  # of the ready runners; the last known while there are none
+        self.surplus_since: float | None = None
+        self.sweep = False  # somebody in the queue may have become impossible
+
+    @property
+    def in_use(self) -> bool:
+        """Whether there is a reason to remember it."""
+        return self.spec is not None or bool(self.requests or self.runners or self.adapters)
+
+
+class State:
+    """Everything, by name."""
+
+    def __init__(self, term: int) -> None:
+        self.term = term
+        self.counter = 0
+        self.tickets = 0
+        self.versions = 0
+        self.gateways: dict[str, Gateway] = {}
+        self.requests: dict[str, Request] = {}
+        self.runners: dict[str, Runner] = {}
+        self.ended: dict[str, str] = {}  # uuid -> the incarnation that a newer one has replaced
+        self.pools: dict[str, Pool] = {}
+        self.adapter_pool: dict[str, str] = {}  # adapter uid -> pool
+        self.supervisors: dict[str, None] = {}  # in order of arrival
+        self.registry_known = False
+        self.settled = False  # the cluster has had the time to report itself
+        self.keys: tuple[KeyRoute, ...] = ()
+        self.keys_known = False
+        self.look: dict[str, None] = {}  # pools whose queue may move, in order
+        self.touched: set[str] = set()  # pools whose status may differ
+        self.readiness: set[str] = set()  # pools whose adapters' statuses may differ
+        self.reroute = False  # the route table may differ, and should go out at once
+
+    def pool(self, name: str) -> Pool:
+        """The pool of that name, new if need be."""
+        if name not in self.pools:
+            self.pools[name] = Pool(name)
+        return self.pools[name]
+
+    def runner(self, runner_id: RunnerId | None) -> Runner | None:
+        """That incarnation, if it is the present one."""
+        runner = self.runners.get(runner_id.uuid) if runner_id else None
+        return runner if runner is not None and runner.id == runner_id else None
+
+    def version(self) -> int:
+        """Grows with each call, and across restarts: the term is its upper half."""
+        self.versions += 1
+        return (self.term << 32) | self.versions

@@ -1,0 +1,123 @@
+"""What the registry hears of pools and adapters, and gateways of routes: only what changed, gathered for a while."""
+
+from weft_scheduler.core.alarms import Alarm, Kind
+from weft_scheduler.core.capacity import PoolLoad, surplus, wanted_runners
+from weft_scheduler.core.context import Context
+from weft_scheduler.core.effects import AdapterStatus, PoolStatus, SendRoutes
+from weft_scheduler.core.routes import pool_routes, routes
+from weft_scheduler.core.shelves import Load
+from weft_scheduler.core.state import Pool
+from weft_scheduler.core.values import RouteTable
+
+MAX_ERRORS = 4
+
+
+def reroute(ctx: Context, *, without_keys: bool = False) -> None:
+    """A new table to every gateway, if it differs. Never before a complete registry snapshot.
+
+    A restarted scheduler's first table waits a little for the keys: without them gateways would turn callers away.
+    """
+    state, told = ctx.state, ctx.told
+    if not state.registry_known:
+        return
+    if told.table is None and not state.keys_known and not without_keys:
+        ctx.alarms.set_earlier(Alarm(Kind.FIRST_TABLE), ctx.now + ctx.config.first_table_s)
+        return
+    told.routes = routes(state.pools.values())
+    told.routed = frozenset(r.uid for r in told.routes)
+    state.readiness.update(state.pools)
+    send_table(ctx)
+    arm(ctx)
+
+
+def send_table(ctx: Context) -> None:
+    """The present routes with the present facts of pools and keys."""
+    state, last = ctx.state, ctx.told.table
+    pools = pool_routes(state)
+    content = (ctx.told.routes, pools, state.keys, state.keys_known)
+    if last is not None and content == (last.routes, last.pools, last.keys, last.keys_known):
+        return
+    table = ctx.told.table = RouteTable(state.version(), *content)
+    ctx.to_gateways(lambda gateway: SendRoutes(gateway, table))
+
+
+def flush(ctx: Context) -> None:
+    """Everything gathered."""
+    state = ctx.state
+    touched, readiness = sorted(state.touched | state.readiness), sorted(state.readiness)
+    state.touched, state.readiness = set(), set()
+    if not state.registry_known:
+        return
+    for name in touched:
+        _tell_pool(ctx, name)
+    for name in readiness:
+        _tell_adapters(ctx, name)
+    if readiness and ctx.told.table is not None:
+        send_table(ctx)
+
+
+def arm(ctx: Context) -> None:
+    """Let the gathering end at some time."""
+    if (ctx.state.touched or ctx.state.readiness) and Alarm(Kind.STATUS) not in ctx.alarms:
+        ctx.alarms.set(Alarm(Kind.STATUS), ctx.now + ctx.config.status_s)
+
+
+def _tell_pool(ctx: Context, name: str) -> None:
+    pool = ctx.state.pools.get(name)
+    if pool is None or pool.spec is None:
+        ctx.told.pools.pop(name, None)
+        return
+    status = PoolStatus(name, sum(pool.ready_versions.values()), _wanted(ctx, pool), pool.running, len(pool.queue))
+    if ctx.told.pools.get(name) != status:
+        ctx.told.pools[name] = status
+        ctx.emit(status)
+
+
+def _wanted(ctx: Context, pool: Pool) -> int:
+    load = pool_load(ctx, pool)
+    if not surplus(load):
+        pool.surplus_since = None
+    elif pool.surplus_since is None:
+        pool.surplus_since = ctx.now
+        ctx.alarms.set(Alarm(Kind.GIVE_BACK, pool.name), ctx.now + ctx.config.give_back_s)
+    lasted = pool.surplus_since is not None and ctx.now >= pool.surplus_since + ctx.config.give_back_s
+    return wanted_runners(load, lasted)
+
+
+def pool_load(ctx: Context, pool: Pool) -> PoolLoad:
+    """The pool as capacity sees it."""
+    specs = (ctx.state.runners[uuid].spec for uuid in pool.runners)
+    batch = next((spec.max_sequences for spec in specs if spec is not None), 1)
+    loads, minimum = pool.shelves.loads, pool.spec.min_runners if pool.spec else 0
+    return PoolLoad(loads[Load.IDLE], loads[Load.LIGHT], loads[Load.BUSY], len(pool.queue), batch, minimum)
+
+
+def _tell_adapters(ctx: Context, name: str) -> None:
+    pool = ctx.state.pools.get(name)
+    adapters = pool.adapters if pool is not None else {}
+    errors = _load_errors(ctx, pool) if pool is not None else {}
+    for uid, adapter in adapters.items():
+        ready = _knowing(pool, adapter.digest) if pool is not None else 0
+        status = AdapterStatus(
+            uid, adapter.digest, uid in ctx.told.routed, ready, errors.get(adapter.digest, ())[:MAX_ERRORS]
+        )
+        if ctx.told.adapters.get(uid) != status:
+            ctx.told.adapters[uid] = status
+            ctx.emit(status)
+
+
+def _knowing(pool: Pool, digest: str) -> int:
+    """Ready runners that know the digest: those Ready with a list of its version or a later one."""
+    since = pool.desired.since.get(digest)
+    if since is None:
+        return 0
+    return sum(count for version, count in pool.ready_versions.items() if version >= since)
+
+
+def _load_errors(ctx: Context, pool: Pool) -> dict[str, tuple[str, ...]]:
+    """Digest -> "runner: reason", by runner."""
+    errors: dict[str, tuple[str, ...]] = {}
+    for uuid in sorted(pool.runners):
+        for digest, reason in ctx.state.runners[uuid].errors.items():
+            errors[digest] = (*errors.get(digest, ()), f"{uuid}: {reason}")
+    return errors

@@ -1,0 +1,19 @@
+"""What the registry and the gateways were told last, so that only changes are told."""
+
+from weft_scheduler.core.effects import AdapterStatus, PoolStatus
+from weft_scheduler.core.values import Route, RouteTable
+
+
+class Told:
+    """Cleared where somebody new has to be told everything."""
+
+    def __init__(self) -> None:
+        self.pools: dict[str, PoolStatus] = {}
+        self.adapters: dict[str, AdapterStatus] = {}
+        self.table: RouteTable | None = None
+        self.routes: tuple[Route, ...] = ()
+        self.routed: frozenset[str] = frozenset()  # uids in the table
+
+    def clear_statuses(self) -> None:
+        self.pools.clear()
+        self.adapters.clear()

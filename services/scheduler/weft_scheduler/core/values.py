@@ -1,0 +1,200 @@
+"""Values that events, effects and state share. All are immutable; times are seconds on the caller's monotonic clock."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+# Named tuples, not dataclasses: both are dictionary keys on the hot path, where a tuple's hash is several times faster.
+class Epoch(NamedTuple):
+    """One ownership of a request by a runner, ordered by (term, counter)."""
+
+    term: int
+    counter: int
+
+
+class RunnerId(NamedTuple):
+    """A runner process: `uuid` lives as long as its data directory, `incarnation` is drawn at each start."""
+
+    uuid: str
+    incarnation: str
+
+
+NEVER = Epoch(0, 0)
+BASE = ""  # the digest of "no adapter"
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSpec:
+    """What does not change while a runner lives."""
+
+    address: str
+    pool: str
+    page_tokens: int
+    total_pages: int
+    max_sequences: int
+    max_adapters: int
+    max_rank: int
+    max_context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceView:
+    """A sequence as its runner reports it. `reservation_tokens` counts output tokens from this epoch's start on."""
+
+    request_id: str
+    epoch: Epoch
+    digest: str
+    reservation_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterView:
+    """An adapter that is resident somewhere on a runner, or that it failed to load."""
+
+    digest: str
+    on_device: bool
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerReport:
+    """A runner's whole state; `free_pages` are in no reservation, `owed_pages` are wanted by paused sequences."""
+
+    runner: RunnerId
+    spec: RunnerSpec | None
+    sequence: int
+    free_pages: int
+    sequences: tuple[SequenceView, ...] = ()
+    adapters: tuple[AdapterView, ...] = ()
+    owed_pages: int = 0
+    draining: bool = False
+    ready: bool = True
+    highest_term: int = 0
+    desired_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptDecision:
+    """The supervisor's answer to an overrun: this sequence leaves its runner, its next reservation is given."""
+
+    runner: RunnerId
+    request_id: str
+    epoch: Epoch
+    for_request_id: str
+    reservation_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """A pool as the registry wants it."""
+
+    name: str
+    base_digest: str = ""
+    base_model_name: str = ""
+    shared_all: bool = False
+    shared_namespaces: tuple[str, ...] = ()
+    max_queue: int = 1000
+    max_moves: int = 8
+    placement: str = "punica"
+    queue: str = "fcfs"
+    reservation: str = "calibrated"
+    created_unix_s: int = 0
+    min_runners: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSpec:
+    """An adapter as the registry wants it; without a digest it is not routed."""
+
+    uid: str
+    namespace: str
+    name: str
+    model_name: str
+    pool: str
+    digest: str
+    rank: int
+    bytes: int = 0
+    pinned: bool = False
+    created_unix_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRoute:
+    """The hash of an API key and the namespace it speaks for."""
+
+    key_hash: str
+    namespace: str
+    key_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A served name and what answers to it."""
+
+    model_name: str
+    namespace: str
+    pool: str
+    digest: str
+    rank: int
+    uid: str
+    created_unix_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRoute:
+    """What a gateway has to know of a pool. `max_context_tokens` 0: no runner has ever told."""
+
+    spec: PoolSpec
+    max_context_tokens: int
+    ready_runners: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTable:
+    """The complete table; versions grow, across restarts too (the term is in the upper 32 bits)."""
+
+    version: int
+    routes: tuple[Route, ...]
+    pools: tuple[PoolRoute, ...]
+    keys: tuple[KeyRoute, ...]
+    keys_known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredAdapter:
+    """An adapter that a runner should know; pinned ones are resident before the runner is Ready."""
+
+    digest: str
+    rank: int
+    bytes: int
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredList:
+    """All that the runners of a pool should know."""
+
+    version: int
+    adapters: tuple[DesiredAdapter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Limits and times of the core. Seconds unless the name says otherwise."""
+
+    assign_s: float = 5.0  # an Assign neither started nor reported by then is taken back
+    avoid_s: float = 3.0  # a gateway's requests keep off a runner whose session it lost
+    drain_s: float = 300.0  # streams of a replaced or deleted digest may run on this long
+    absent_s: float = 10.0  # a runner no supervisor reports is gone after this long
+    no_room_s: float = 0.1  # first pause between a request and a runner that said NoRoom; doubles up to assign_s
+    first_table_s: float = 2.0  # the first route table waits this long for the API keys
+    status_s: float = 0.2  # statuses to the registry are gathered this long
+    give_back_s: float = 60.0  # a surplus of idle runners is kept this long
+    route_grace_s: float = 5.0  # a retired digest is still accepted this long from gateways with an older table
+    starvation_bound: int = 32  # how often a waiting request may be passed
+    window: int = 64  # how many waiting requests may be passed at all in one look at the queue
+    max_outcomes: int = 20_000  # kept until a supervisor has stored them
+    default_output_tokens: int = 256  # reserved when nobody predicts and nothing was seen yet
+    quantile: float = 0.9
+    skip_limit: int = 64  # avoided runners looked past in one decision
+    length_adapters: int = field(default=10_000)  # adapters whose lengths are remembered

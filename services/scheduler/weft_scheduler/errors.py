@@ -1,0 +1,23 @@
+"""What can go wrong in the scheduler's shell; its core answers every event and raises for its own mistakes only.
+
+SchedulerError
++-- SettingsError       the operator of the process corrects the flags or environment
++-- TermNotDurable      the data directory cannot hold the term: no order may be given, the process ends
++-- MessageInvalid      a peer sent what its contract does not allow: its stream ends with INVALID_ARGUMENT
+"""
+
+
+class SchedulerError(Exception):
+    """Any of them."""
+
+
+class SettingsError(SchedulerError):
+    """Wrong settings, all listed."""
+
+
+class TermNotDurable(SchedulerError):
+    """The term could not be written."""
+
+
+class MessageInvalid(SchedulerError):
+    """Not in the contract."""

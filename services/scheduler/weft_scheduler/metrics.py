@@ -1,0 +1,74 @@
+"""The scheduler's metrics. Labels are bounded: reasons, results and pools."""
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from weft_scheduler.core import effects as ef
+from weft_scheduler.core.state import State
+
+PLACEMENT_BUCKETS_S = (20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 20e-3, 0.1)
+
+
+class Metrics:
+    """Counts effects as the shell executes them; gauges are read from the state when asked."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"weft_scheduler_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"weft_scheduler_{name}", text, labels, registry=registry)
+
+        self.decisions = counter("decisions_total", "What became of a look at a request", "result")
+        self.moves = counter("moves_total", "Requests that left a runner and were queued again", "reason")
+        self.rejects = counter("rejects_total", "Requests refused or ended", "reason")
+        self.preempts = counter("preempts_total", "Victims told to leave their runner")
+        self.ignored = counter("ignored_total", "Events that changed nothing any more", "event")
+        self.runners_ended = counter("runners_ended_total", "Runner incarnations that ended")
+        self.placement = Histogram(
+            "weft_scheduler_placement_seconds",
+            "Time to handle one Submit, in the core",
+            buckets=PLACEMENT_BUCKETS_S,
+            registry=registry,
+        )
+        self.term = gauge("term", "The epoch term in force")
+        self.queue = gauge("queue_length", "Requests waiting", "pool")
+        self.running = gauge("running", "Requests on runners", "pool")
+        self.ready = gauge("ready_runners", "Runners that are Ready", "pool")
+        self.gateways = gauge("gateways", "Gateways connected")
+        self.supervisors = gauge("supervisors", "Supervisors connected")
+        self._pools: set[str] = set()
+
+    def count(self, effect: ef.Effect) -> None:
+        """One effect."""
+        match effect:
+            case ef.Assign():
+                self.decisions.labels("placed").inc()
+            case ef.Queued():
+                self.decisions.labels("queued").inc()
+            case ef.Reject():
+                self.decisions.labels("rejected").inc()
+                self.rejects.labels(effect.reason.value).inc()
+            case ef.Requeued():
+                self.moves.labels(effect.reason).inc()
+            case ef.Preempt():
+                self.preempts.inc()
+            case ef.Ignored():
+                self.ignored.labels(effect.what).inc()
+            case ef.RunnerEnded():
+                self.runners_ended.inc()
+            case _:
+                pass
+
+    def observe(self, state: State) -> None:
+        """Bring the gauges up to date; pools that are gone lose theirs."""
+        self.term.set(state.term)
+        self.gateways.set(len(state.gateways))
+        self.supervisors.set(len(state.supervisors))
+        for name, pool in state.pools.items():
+            self.queue.labels(name).set(len(pool.queue))
+            self.running.labels(name).set(pool.running)
+            self.ready.labels(name).set(sum(pool.ready_versions.values()))
+        for name in self._pools - state.pools.keys():
+            for gauge in (self.queue, self.running, self.ready):
+                gauge.remove(name)
+        self._pools = set(state.pools)

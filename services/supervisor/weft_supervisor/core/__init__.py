@@ -1,0 +1,1 @@
+"""Pure: events in, effects out; the clock is an argument (seconds, monotonic)."""

@@ -1,0 +1,90 @@
+"""Runner leases: every message renews one; a runner silent for `lease_s` is gone.
+
+A lease that ran out is forgotten, so the same incarnation may come back and tells everything anew. An incarnation that
+was replaced by a newer one of its uuid never comes back (the last 4 of each uuid are remembered).
+"""
+
+from collections import OrderedDict, deque
+
+from weft_supervisor.core.events import RunnerId
+
+REMEMBERED = 4  # replaced incarnations of a uuid
+MAX_UUIDS = 10_000
+
+
+class Leases:
+    """Who is alive. At most one incarnation of a uuid is."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._expires: OrderedDict[str, tuple[float, RunnerId]] = OrderedDict()  # soonest first: all leases are equal
+        self._replaced: OrderedDict[str, deque[str]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._expires)
+
+    def holds(self, runner: RunnerId) -> bool:
+        """Whether that very incarnation is alive."""
+        return self.current(runner.uuid) == runner
+
+    def current(self, uuid: str) -> RunnerId | None:
+        """The incarnation alive under a uuid."""
+        lease = self._expires.get(uuid)
+        return lease[1] if lease else None
+
+    def replaced(self, runner: RunnerId) -> bool:
+        """Whether a newer incarnation of its uuid has been seen."""
+        return runner.incarnation in self._replaced.get(runner.uuid, ())
+
+    def grant(self, runner: RunnerId, now: float) -> RunnerId | None:
+        """A lease for an incarnation that has not been replaced. Returns the one whose place it takes, if any."""
+        assert not self.replaced(runner), f"{runner} was replaced by a newer incarnation"
+        old = self.current(runner.uuid)
+        self._renew(runner, now)
+        if old is None or old == runner:
+            return None
+        self._remember(old)
+        return old
+
+    def renew(self, runner: RunnerId, now: float) -> bool:
+        """Any message renews. False: that incarnation has no lease."""
+        if not self.holds(runner):
+            return False
+        self._renew(runner, now)
+        return True
+
+    def expire(self, now: float) -> list[RunnerId]:
+        """The runners whose lease has run out, each told once."""
+        gone: list[RunnerId] = []
+        while self._expires:
+            uuid, (expires, runner) = next(iter(self._expires.items()))
+            if expires > now:
+                break
+            del self._expires[uuid]
+            gone.append(runner)
+        return gone
+
+    def prolong(self, by_s: float) -> None:
+        """All leases last that much longer."""
+        self._expires = OrderedDict((uuid, (at + by_s, runner)) for uuid, (at, runner) in self._expires.items())
+
+    def next_deadline(self) -> float | None:
+        """When the next lease runs out unless renewed."""
+        return next((expires for expires, _ in self._expires.values()), None)
+
+    def _renew(self, runner: RunnerId, now: float) -> None:
+        self._expires[runner.uuid] = (now + self._lease_s, runner)
+        self._expires.move_to_end(runner.uuid)
+
+    def _remember(self, old: RunnerId) -> None:
+        self._replaced.setdefault(old.uuid, deque(maxlen=REMEMBERED)).append(old.incarnation)
+        self._replaced.move_to_end(old.uuid)
+        if len(self._replaced) > MAX_UUIDS:
+            self._replaced.popitem(last=False)
+
+
+def check_leases(leases: Leases) -> None:
+    """Deadlines are in order, nobody alive has been replaced."""
+    entries = list(leases._expires.values())  # pyright: ignore[reportPrivateUsage]
+    assert entries == sorted(entries, key=lambda entry: entry[0]), "leases are out of order"
+    assert not any(leases.replaced(runner) for _, runner in entries), "a replaced incarnation holds a lease"

@@ -1,0 +1,160 @@
+"""Outcomes on their way: into the store first, then the acknowledgement, then the predictor.
+
+The store may be out of reach for a while (a full disk, a restarting server): what came is held, bounded, and tried
+again with bounded pauses for as long as the process lives, and readiness says so. What does not fit is not
+acknowledged: the scheduler keeps it and tells it again.
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from sqlalchemy.exc import DataError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from weft.store import outcomes, terms
+from weft.telemetry.logs import kv
+from weft.wire.v1 import common_pb2, predictor_pb2
+from weft_supervisor import metrics, wire
+
+BATCH = 200
+MAX_WAITING = 10_000
+FORGET_EVERY_S = 3_600.0
+PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 5.0
+MAX_PENDING = 2_000  # for the predictor: at most some 30 MB of prompts
+CHUNK = 32  # outcomes per message: the predictor learns one in about 0.2 ms, and others wait meanwhile
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """The one writer of the store: outcomes in batched transactions, and the highest term."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        *,
+        on_stored: Callable[[list[str]], None],
+        on_new: Callable[[list[common_pb2.Outcome]], None],
+    ) -> None:
+        self._engine, self._on_stored, self._on_new = engine, on_stored, on_new
+        self._waiting: OrderedDict[str, common_pb2.Outcome] = OrderedDict()
+        self._term = self._stored_term = 0
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.trouble: str | None = None
+
+    def put(self, outcome: common_pb2.Outcome) -> bool:
+        """Take an outcome. False: full, and not taken."""
+        if outcome.request_id not in self._waiting and len(self._waiting) >= MAX_WAITING:
+            metrics.OUTCOMES.labels("refused").inc()
+            return False
+        self._waiting.setdefault(outcome.request_id, outcome)
+        self._work()
+        return True
+
+    def raise_term(self, term: int) -> None:
+        """Remember the highest term."""
+        self._term = max(self._term, term)
+        self._work()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        pause_s = PAUSE_MIN_S
+        while True:
+            await self._wake.wait()
+            try:
+                await self._write()
+                pause_s, self.trouble = PAUSE_MIN_S, None
+            except (SQLAlchemyError, OSError) as error:
+                self.trouble = f"store: {error}"
+                metrics.STORE_FAILURES.inc()
+                log.error("store not written: trying again", extra=kv(pause_s=pause_s, error=error))
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, PAUSE_MAX_S)
+
+    async def forget(self, keep_days: int) -> None:
+        """Delete outcomes older than `keep_days`, once an hour, until cancelled."""
+        while True:
+            before = time.time_ns() // 1_000_000 - keep_days * 86_400_000
+            try:
+                gone = await outcomes.forget(self._engine, before_unix_ms=before)
+                log.debug("old outcomes deleted", extra=kv(outcomes=gone))
+            except (SQLAlchemyError, OSError) as error:
+                log.error("old outcomes not deleted: trying again in an hour", extra=kv(error=error))
+            await asyncio.sleep(FORGET_EVERY_S)
+
+    async def drained(self) -> None:
+        """Everything taken so far is in the store."""
+        await self._idle.wait()
+
+    def _work(self) -> None:
+        self._idle.clear()
+        self._wake.set()
+
+    async def _write(self) -> None:
+        if self._term > self._stored_term:
+            term = self._term
+            await terms.raise_to(self._engine, term)
+            self._stored_term = term
+        batch = [outcome for _, outcome in zip(range(BATCH), self._waiting.values(), strict=False)]
+        if batch:
+            await self._store(batch)
+        if not self._waiting and self._term <= self._stored_term:
+            self._wake.clear()
+            self._idle.set()
+
+    async def _store(self, batch: Sequence[common_pb2.Outcome]) -> None:
+        new = await self._record(batch)
+        for outcome in batch:
+            del self._waiting[outcome.request_id]
+        metrics.OUTCOMES.labels("stored").inc(len(new))
+        metrics.OUTCOMES.labels("duplicate").inc(len(batch) - len(new))
+        self._on_stored([outcome.request_id for outcome in batch])
+        self._on_new([outcome for outcome in batch if outcome.request_id in new])
+
+    async def _record(self, batch: Sequence[common_pb2.Outcome]) -> set[str]:
+        try:
+            return await outcomes.record(self._engine, [wire.stored(outcome) for outcome in batch])
+        except DataError as error:
+            if len(batch) > 1:  # one that no database takes must not keep the others waiting
+                return set[str]().union(*[await self._record([outcome]) for outcome in batch])
+            log.error("outcome cannot be stored: dropped", extra=kv(request_id=batch[0].request_id, error=error))
+            metrics.OUTCOMES.labels("dropped").inc()
+            return set()
+
+
+class Pending:
+    """Outcomes that the predictor has not acknowledged. Bounded: the oldest go first, counted."""
+
+    def __init__(self, limit: int = MAX_PENDING) -> None:
+        self._outcomes: OrderedDict[str, common_pb2.Outcome] = OrderedDict()
+        self._limit = limit
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    def add(self, outcomes: Iterable[common_pb2.Outcome]) -> None:
+        """Keep until acknowledged."""
+        for outcome in outcomes:
+            self._outcomes[outcome.request_id] = outcome
+            if len(self._outcomes) > self._limit:
+                self._outcomes.popitem(last=False)
+                metrics.FEEDBACK_DROPPED.inc()
+
+    def acknowledge(self, ack: predictor_pb2.ObserveAck) -> None:
+        """The predictor has learned these."""
+        for request_id in ack.request_ids:
+            self._outcomes.pop(request_id, None)
+
+    def messages(self) -> Iterator[predictor_pb2.ObserveRequest]:
+        """Everything pending, for a new connection."""
+        return chunks(list(self._outcomes.values()))
+
+
+def chunks(outcomes: Sequence[common_pb2.Outcome]) -> Iterator[predictor_pb2.ObserveRequest]:
+    """Messages of at most `CHUNK` outcomes."""
+    for start in range(0, len(outcomes), CHUNK):
+        yield predictor_pb2.ObserveRequest(outcomes=outcomes[start : start + CHUNK])

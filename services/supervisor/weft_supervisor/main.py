@@ -1,0 +1,121 @@
+"""The process: `weft_supervisor [flags]`."""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import grpc.aio
+from pydantic import ValidationError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from weft.store import migrate, terms
+from weft.store.database import open_database, sqlite_url
+from weft.store.errors import StoreError
+from weft.telemetry import logs
+from weft.telemetry.logs import kv
+from weft.telemetry.probes import Probes
+from weft.wire.channels import channel
+from weft.wire.serving import serve, stop_on_signals
+from weft.wire.v1.supervisor_pb2_grpc import add_AdminServicer_to_server, add_SupervisorServicer_to_server
+from weft_supervisor.admin import AdminServer
+from weft_supervisor.core.supervisor import Config, Supervisor
+from weft_supervisor.server import SupervisorServer
+from weft_supervisor.settings import Settings
+
+EXIT_BAD_START = 2
+log = logging.getLogger(__name__)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run until SIGTERM. 0 after a drain, 2 for wrong settings, a port in use or a store that cannot be opened."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        settings = Settings(_cli_parse_args=argv)  # pyright: ignore[reportCallIssue]
+    except ValidationError as error:
+        sys.stderr.write("weft_supervisor: wrong settings\n" + "".join(_wrong(error)))
+        return EXIT_BAD_START
+    logs.configure("supervisor", level=settings.log_level, fmt=settings.log_format)
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # one line about the store is enough
+    try:
+        with _owned(settings.data_dir):
+            asyncio.run(_run(settings))
+    except (OSError, RuntimeError, StoreError) as error:
+        log.error("cannot start", extra=kv(error=error))
+        return EXIT_BAD_START
+    return 0
+
+
+@contextlib.contextmanager
+def _owned(folder: Path) -> Generator[None, None, None]:
+    """The folder has one owner: a second supervisor is refused, and a kill -9 leaves no lock behind."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise RuntimeError(f"{folder} is in use by another supervisor") from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+async def _run(settings: Settings) -> None:
+    stop = stop_on_signals()
+    engine = open_database(settings.database or sqlite_url(settings.data_dir / "weft.sqlite"))
+    try:
+        revision = await migrate.upgrade(engine)
+        highest_term = await terms.highest(engine)
+        log.info("store ready", extra=kv(revision=revision, highest_term=highest_term))
+        await _serve(settings, engine, highest_term, stop)
+    finally:
+        await engine.dispose()
+
+
+async def _serve(settings: Settings, engine: AsyncEngine, highest_term: int, stop: asyncio.Event) -> None:
+    config = Config(settings.lease_ms / 1000, settings.report_ms / 1000, settings.preempt_ms / 1000)
+    async with channel(settings.scheduler) as scheduler, channel(settings.predictor) as predictor:
+        server = SupervisorServer(Supervisor(config, highest_term=highest_term), engine, scheduler, predictor)
+        admin = AdminServer(engine, server)
+        await admin.tell_keys()
+        with _probes(settings.probes, server, stop) as probes:
+            work = asyncio.create_task(server.run(keep_days=settings.keep_days))
+            work.add_done_callback(lambda _task: stop.set())  # a failure in there ends the process, with its traceback
+            try:
+                await serve(
+                    lambda grpc_server: _register(grpc_server, server, admin),
+                    listen=settings.listen,
+                    names=("weft.v1.Supervisor", "weft.v1.Admin"),
+                    stop=stop,
+                    probes=probes,
+                    drain=server.drain,
+                )
+            finally:
+                work.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await work
+
+
+@contextlib.contextmanager
+def _probes(listen: str, server: SupervisorServer, stop: asyncio.Event) -> Generator[Probes, None, None]:
+    probes = Probes(listen, lambda: "draining" if stop.is_set() else server.journal.trouble)
+    probes.start()
+    try:
+        yield probes
+    finally:
+        probes.close()
+
+
+def _register(grpc_server: grpc.aio.Server, server: SupervisorServer, admin: AdminServer) -> None:
+    add_SupervisorServicer_to_server(server, grpc_server)
+    add_AdminServicer_to_server(admin, grpc_server)
+
+
+def _wrong(error: ValidationError) -> list[str]:
+    return [f"  {'.'.join(map(str, e['loc']))} = {e['input']!r}: {e['msg']}\n" for e in error.errors()]

@@ -1,0 +1,35 @@
+"""The supervisor's metrics. Labels: pools, and a handful of fixed values."""
+
+from prometheus_client import Counter, Gauge
+
+from weft_supervisor.core.supervisor import Counters, Supervisor
+
+RUNNERS = Gauge("weft_supervisor_runners", "Runners that hold a lease and have reported", ["pool"])
+PAGES = Gauge("weft_supervisor_pages", "KV pages: total, free (in no reservation), reserved, used", ["pool", "state"])
+SEQUENCES = Gauge("weft_supervisor_sequences", "Sequences on runners", ["pool"])
+GROWN_PAGES = Counter("weft_supervisor_grown_pages_total", "Pages granted in place by runners")
+PREEMPTS = Counter("weft_supervisor_preempts_total", "Sequences preempted for want of a page")
+DOUBLINGS = Counter("weft_supervisor_doublings_total", "Reservations doubled by an overrun")
+LOST = Counter("weft_supervisor_runners_lost_total", "Leases that ran out and incarnations that were replaced")
+OUTCOMES = Counter("weft_supervisor_outcomes_total", "Outcomes received, by what became of them", ["result"])
+STORE_FAILURES = Counter("weft_supervisor_store_failures_total", "Transactions that failed and were tried again")
+FEEDBACK_DROPPED = Counter("weft_supervisor_feedback_dropped_total", "Outcomes that the predictor never saw")
+FEEDBACK_PENDING = Gauge("weft_supervisor_feedback_pending", "Outcomes that the predictor has not acknowledged")
+TERM = Gauge("weft_supervisor_highest_term", "The highest scheduler term seen")
+
+
+def show(supervisor: Supervisor, before: Counters) -> Counters:
+    """Set the gauges from the core; add what its counters grew by since `before`. Returns the counters now."""
+    for gauge in (RUNNERS, PAGES, SEQUENCES):
+        gauge.clear()  # a pool that has gone leaves no stale figure
+    for runner in supervisor.live():
+        RUNNERS.labels(runner.pool).inc()
+    for pool, memory in supervisor.memory().items():
+        SEQUENCES.labels(pool).set(memory.sequences)
+        for name in ("total", "free", "reserved", "used"):
+            PAGES.labels(pool, name).set(getattr(memory, f"{name}_pages"))
+    now = supervisor.counters()
+    for counter, name in ((GROWN_PAGES, "grows"), (PREEMPTS, "preempts"), (DOUBLINGS, "doublings"), (LOST, "lost")):
+        counter.inc(max(getattr(now, name) - getattr(before, name), 0))
+    TERM.set(supervisor.highest_term)
+    return now

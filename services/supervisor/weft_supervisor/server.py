@@ -1,0 +1,229 @@
+"""The shell: runner streams, the link to the scheduler, the link to the predictor, one loop around the core."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from weft.telemetry.logs import kv
+from weft.wire.channels import Link, Outbox, both_ways
+from weft.wire.v1 import common_pb2, predictor_pb2, scheduler_pb2, supervisor_pb2
+from weft.wire.v1.predictor_pb2_grpc import PredictorStub
+from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
+from weft.wire.v1.supervisor_pb2_grpc import SupervisorServicer
+from weft_supervisor import metrics, wire
+from weft_supervisor.core.events import (
+    Beat,
+    Effect,
+    EndStream,
+    Event,
+    Note,
+    PersistTerm,
+    RunnerId,
+    SchedulerDown,
+    SchedulerUp,
+    SendOrder,
+    SendReport,
+    TermSeen,
+    Tick,
+)
+from weft_supervisor.core.supervisor import Supervisor
+from weft_supervisor.errors import ProtocolError, Superseded
+from weft_supervisor.feedback import Journal, Pending, chunks
+
+log = logging.getLogger(__name__)
+ToRunner = supervisor_pb2.SupervisorToRunner
+DRAIN_S = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class RunnerStream:
+    """One connection of a runner; nothing is known of it before its hello."""
+
+    outbox: Outbox[ToRunner] = field(default_factory=Outbox[ToRunner])
+    hello: supervisor_pb2.RunnerHello | None = None
+    runner: RunnerId | None = None
+
+
+class SupervisorServer(SupervisorServicer):
+    """Owns the core. Everything runs in one event loop; `handle` is the only way in."""
+
+    def __init__(
+        self, core: Supervisor, engine: AsyncEngine, scheduler: grpc.aio.Channel, predictor: grpc.aio.Channel
+    ) -> None:
+        self.core, self._engine = core, engine
+        self.journal = Journal(engine, on_stored=self._stored, on_new=self._teach)
+        self.pending = Pending()
+        self._keys = scheduler_pb2.Keys()
+        self._id = f"supervisor-{time.time_ns():x}"
+        self._streams: dict[RunnerId, RunnerStream] = {}
+        self._open: set[RunnerStream] = set()
+        self._wake = asyncio.Event()
+        self.scheduler: Link[scheduler_pb2.SupervisorToScheduler, scheduler_pb2.SchedulerToSupervisor] = Link(
+            "scheduler",
+            SchedulerStub(scheduler).Cluster,
+            hello=self._hello,
+            on_message=self._from_scheduler,
+            on_up=lambda: self.handle(SchedulerUp()),
+            on_down=lambda _reason: self.handle(SchedulerDown()),
+        )
+        self.predictor: Link[predictor_pb2.ObserveRequest, predictor_pb2.ObserveAck] = Link(
+            "predictor", PredictorStub(predictor).Observe, hello=self.pending.messages, on_message=self._learned
+        )
+
+    def handle(self, event: Event) -> None:
+        """Let the core decide, and do what it says."""
+        for effect in self.core.handle(event, time.monotonic()):
+            self._do(effect)
+        self._wake.set()  # the next deadline may have moved
+
+    async def run(self, *, keep_days: int) -> None:
+        """Links, writer and timers, until cancelled or one of them fails."""
+        links = (self.scheduler.run(), self.predictor.run())
+        async with asyncio.TaskGroup() as tasks:
+            for work in (*links, self.journal.run(), self.journal.forget(keep_days), self._tick(), self._show()):
+                tasks.create_task(work)
+
+    async def drain(self) -> None:
+        """Store what was taken (within `DRAIN_S`; the scheduler tells the rest again), then end every stream."""
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                await self.journal.drained()
+        except TimeoutError:
+            log.warning("outcomes left unstored: the scheduler keeps them", extra=kv(reason=self.journal.trouble))
+        for stream in self._open:
+            stream.outbox.close()  # runners reconnect to whoever serves next; their sequences run on
+        self.scheduler.close()
+        self.predictor.close()
+
+    def set_keys(self, keys: Iterable[scheduler_pb2.KeyRoute]) -> None:
+        """The complete list of keys in force, told to the scheduler now and on every new stream."""
+        self._keys = scheduler_pb2.Keys(keys=keys)
+        self.scheduler.send(scheduler_pb2.SupervisorToScheduler(keys=self._keys))
+
+    def _stored(self, request_ids: list[str]) -> None:
+        """Outcomes are committed: the scheduler may forget them."""
+        ack = scheduler_pb2.OutcomeAck(request_ids=request_ids)
+        self.scheduler.send(scheduler_pb2.SupervisorToScheduler(outcome_ack=ack))
+
+    def _teach(self, outcomes: list[common_pb2.Outcome]) -> None:
+        """Outcomes that were new: feedback for the predictor, kept until it acknowledges them."""
+        self.pending.add(outcomes)
+        for message in chunks(outcomes):
+            self.predictor.send(message)
+
+    # ---------------------------------------------------------------------------------------------- runners
+
+    async def Runner(  # noqa: N802 (the contract's name)
+        self,
+        request_iterator: AsyncIterator[supervisor_pb2.RunnerToSupervisor],
+        context: "grpc.aio.ServicerContext[Any, Any]",
+    ) -> AsyncIterator[ToRunner]:
+        stream = RunnerStream()
+        self._open.add(stream)
+        try:
+            async for message in both_ways(
+                request_iterator, context, stream.outbox, lambda message: self._from_runner(stream, message)
+            ):
+                yield message
+        except ProtocolError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Superseded as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        finally:
+            self._open.discard(stream)
+            if stream.runner and self._streams.get(stream.runner) is stream:
+                del self._streams[stream.runner]  # the lease runs on: the runner may be back within it
+
+    def _from_runner(self, stream: RunnerStream, message: supervisor_pb2.RunnerToSupervisor) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "hello":
+            self._runner_up(stream, message.hello)
+            return
+        if stream.hello is None or stream.runner is None:
+            raise ProtocolError(f"{kind or 'an empty message'} before the hello")
+        if kind == "state":
+            self.handle(wire.report(stream.runner, stream.hello, message.state))
+        elif kind == "heartbeat":
+            self.handle(Beat(stream.runner))
+
+    def _runner_up(self, stream: RunnerStream, hello: supervisor_pb2.RunnerHello) -> None:
+        runner = wire.runner_id(hello.runner)
+        if not runner.uuid or not runner.incarnation:
+            raise ProtocolError("a hello without uuid or incarnation")
+        if self.core.leases.replaced(runner):
+            raise Superseded(f"runner {runner.uuid} has a newer incarnation than {runner.incarnation}")
+        if (older := self._streams.get(runner)) is not None:
+            older.outbox.close()
+        stream.hello, stream.runner = hello, runner
+        self._streams[runner] = stream
+        config = self.core.config
+        registered = supervisor_pb2.Registered(
+            lease_ms=round(config.lease_s * 1000), report_ms=round(config.report_s * 1000)
+        )
+        stream.outbox.put(ToRunner(registered=registered))
+        self.handle(wire.runner_up(hello))
+
+    # ---------------------------------------------------------------------------------------------- scheduler
+
+    def _hello(self) -> list[scheduler_pb2.SupervisorToScheduler]:
+        hello = scheduler_pb2.SupervisorHello(supervisor_id=self._id, highest_term=self.core.highest_term)
+        return [
+            scheduler_pb2.SupervisorToScheduler(hello=hello),
+            scheduler_pb2.SupervisorToScheduler(keys=self._keys),
+        ]
+
+    def _from_scheduler(self, message: scheduler_pb2.SchedulerToSupervisor) -> None:
+        match message.WhichOneof("message"):
+            case "hello":
+                self.handle(TermSeen(message.hello.term))
+            case "orders":
+                self.handle(wire.order_given(message.orders))
+            case "outcome":
+                self.journal.put(message.outcome)
+            case _:
+                log.warning("unknown message from the scheduler: ignored")
+
+    def _learned(self, ack: predictor_pb2.ObserveAck) -> None:
+        self.pending.acknowledge(ack)
+
+    # ---------------------------------------------------------------------------------------------- effects, time
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case SendReport():
+                self.scheduler.send(wire.cluster_report(effect))
+            case SendOrder():
+                if stream := self._streams.get(effect.runner):
+                    stream.outbox.put(wire.order(effect))
+            case EndStream():
+                if stream := self._streams.pop(effect.runner, None):
+                    stream.outbox.close()
+            case PersistTerm():
+                self.journal.raise_term(effect.term)
+            case Note():
+                runner = f"{effect.runner.uuid}/{effect.runner.incarnation}"
+                log.info(effect.text, extra=kv(runner=runner, **dict(effect.fields)))
+
+    async def _tick(self) -> None:
+        while True:
+            deadline = self.core.next_deadline()
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
+                    await self._wake.wait()
+            except TimeoutError:
+                self.handle(Tick())
+
+    async def _show(self) -> None:
+        shown = self.core.counters()
+        while True:
+            shown = metrics.show(self.core, shown)
+            metrics.FEEDBACK_PENDING.set(len(self.pending))
+            await asyncio.sleep(1.0)

@@ -1,0 +1,131 @@
+"""Processes are killed, drained and restarted while streams run; every client reads the text it would have read anyway.
+
+The quickstart's answers are the baselines: each is asserted to be far from a tie (the smallest gap of the two best
+logits, by transformers + peft), so that equality is a promise and not luck.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from crowd import Crowd, Watched, assert_undisturbed, crowd, finished, runners
+from oracle import TOLERANCE, smallest_gap
+from quickstart import Case, copy_manifests, long_cases
+from waiting import eventually
+from weft_bench.stack import Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
+SEED = 20
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two runners of at most 12 sequences: 20 streams need both."""
+    manifests = copy_manifests(tmp_path_factory.mktemp("m"), replicas=2, scheduler={"maxSequences": 12})
+    with Stack(manifests, tmp_path_factory.mktemp("w")) as made:
+        made.wait_for_models()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    """20 long answers, none of them near a tie."""
+    found = [case for case in long_cases(MODELS, 40, seed=SEED) if smallest_gap(case) > TOLERANCE]
+    assert len(found) >= 20
+    return found[:20]
+
+
+def in_the_middle(streams: list[Watched]) -> bool:
+    """Each has at least 5 and less than 80 % of its tokens."""
+    return all(len(w.text) >= 5 and w.share < 0.8 for w in streams)
+
+
+async def wait_for_two_ready_runners(stack: Stack) -> None:
+    async def two() -> bool:
+        listed = await runners(stack.address("supervisor"))
+        return sum(r.ready and not r.draining for r in listed.runners) == 2
+
+    await eventually(two)
+
+
+async def placed(stack: Stack, made: Crowd) -> dict[str, list[Watched]]:
+    """Which streams run on which runner (its address)."""
+    listed = await runners(stack.address("supervisor"))
+    return {
+        runner.runner.address: [
+            w for w in made.streams if any(s.request_id.startswith(f"{w.request_id}-") for s in runner.sequences)
+        ]
+        for runner in listed.runners
+    }
+
+
+async def strike(stack: Stack, made: Crowd, signum: int) -> list[Watched]:
+    """Send a signal to the runner with the most streams once all of them are in the middle; returns its streams."""
+    await made.until(lambda: all(len(w.text) >= 5 for w in made.streams))
+    address, victims = max((await placed(stack, made)).items(), key=lambda item: len(item[1]))
+    name = next(n for n in stack.names("runner") if stack.components()[n]["listen"] == address)
+    pid = stack.pid(name)
+    assert len(victims) >= 8
+    assert in_the_middle(victims), [(len(w.text), w.share) for w in victims]
+    os.kill(pid, signum)
+    return victims
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "drain"])
+async def test_a_runner_goes_and_its_streams_go_on_elsewhere(pair: Stack, cases: list[Case], signum: int) -> None:
+    await wait_for_two_ready_runners(pair)
+    before = pair.metric("scheduler", "weft_scheduler_moves_total")
+    async with crowd(pair.url, cases, f"runner-{int(signum)}") as made:
+        victims = await strike(pair, made, signum)
+    assert_undisturbed(list(made.streams))
+    assert pair.metric("scheduler", "weft_scheduler_moves_total") - before >= len(victims)
+
+
+@pytest.mark.parametrize("component", ["scheduler", "supervisor", "predictor", "depot"])
+async def test_a_control_plane_process_is_killed_and_comes_back(pair: Stack, cases: list[Case], component: str) -> None:
+    await wait_for_two_ready_runners(pair)
+    async with crowd(pair.url, cases, component) as made:
+        await made.until(lambda: in_the_middle(list(made.streams[:8])))
+        killed = pair.pid(component)
+        os.kill(killed, signal.SIGKILL)
+    assert_undisturbed(list(made.streams))
+    again = await finished(pair.url, cases[:8], f"{component}-again")
+    assert_undisturbed(again)
+    assert pair.pid(component) != killed
+
+
+async def test_outcomes_reach_the_store_though_the_supervisor_was_away(pair: Stack, cases: list[Case]) -> None:
+    await wait_for_two_ready_runners(pair)
+    os.kill(pair.pid("supervisor"), signal.SIGKILL)
+    streams = await finished(pair.url, cases[:4], "away")
+    assert_undisturbed(streams)
+
+    async def acknowledged() -> bool:
+        return pair.metric("gateway", "weft_gateway_unacknowledged_outcomes") == 0
+
+    await eventually(acknowledged)
+
+
+async def test_the_only_runner_dies_and_held_streams_go_on_when_it_is_back(stack: Stack, cases: list[Case]) -> None:
+    async with crowd(stack.url, cases[:8], "only") as made:
+        await made.until(lambda: in_the_middle(list(made.streams)))
+        os.kill(stack.pid(stack.names("runner")[0]), signal.SIGKILL)
+    assert_undisturbed(list(made.streams))
+
+
+async def test_with_no_runner_in_time_streams_fail_with_a_named_error(
+    tmp_path_factory: pytest.TempPathFactory, cases: list[Case]
+) -> None:
+    manifests = copy_manifests(tmp_path_factory.mktemp("m"))
+    hold = {"WEFT_GATEWAY__HOLD_SECONDS": "0.5"}
+    with Stack(manifests, tmp_path_factory.mktemp("w"), environment=hold) as stack:
+        stack.wait_for_models()
+        async with crowd(stack.url, cases[:8], "hold") as made:
+            await made.until(lambda: in_the_middle(list(made.streams)))
+            os.kill(stack.pid(stack.names("runner")[0]), signal.SIGKILL)
+        assert {w.error.code if w.error else None for w in made.streams} == {"no_runner_available"}
+        assert all(w.case.expect.startswith(w.text) for w in made.streams)

@@ -1,0 +1,118 @@
+"""The official `openai` client drives the whole stack: sync and async, streaming and not, every model."""
+
+import asyncio
+
+import openai
+import pytest
+
+from quickstart import DEMO, Case
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def client(stack):
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+def test_models_lists_the_base_and_each_adapter_with_its_parent(client: openai.OpenAI) -> None:
+    models = {model.id: model for model in client.models.list()}
+    assert set(models) == {case.model for case in DEMO}
+    base = DEMO[0].model
+    assert all(m.model_extra["parent"] == base for name, m in models.items() if name != base)
+    assert client.models.retrieve(DEMO[1].model).id == DEMO[1].model
+
+
+@pytest.mark.parametrize("case", DEMO, ids=lambda c: c.model)
+def test_completions(client: openai.OpenAI, case: Case) -> None:
+    answer = client.completions.create(model=case.model, prompt=case.prompt, temperature=0)
+    assert answer.choices[0].text == case.expect
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == len(case.expect)  # a character is a token
+
+
+@pytest.mark.parametrize("case", DEMO, ids=lambda c: c.model)
+def test_chat_streams_the_same_text(client: openai.OpenAI, case: Case) -> None:
+    stream = client.chat.completions.create(
+        model=case.model,
+        messages=[{"role": "user", "content": case.prompt}],
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == case.expect
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == len(case.expect)
+
+
+async def test_all_models_at_once_from_the_async_client(stack) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0) as client:
+
+        async def ask(case: Case, streaming: bool) -> str:
+            if not streaming:
+                answer = await client.completions.create(model=case.model, prompt=case.prompt, temperature=0)
+                return answer.choices[0].text
+            stream = await client.completions.create(model=case.model, prompt=case.prompt, temperature=0, stream=True)
+            return "".join([chunk.choices[0].text async for chunk in stream])
+
+        cases = [(case, streaming) for case in DEMO for streaming in (True, False)]
+        texts = await asyncio.gather(*(ask(*case) for case in cases))
+    assert texts == [case.expect for case, _ in cases]
+
+
+def test_a_stop_string_ends_the_text_before_it_and_bills_nothing_after(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=DEMO[0].model, prompt="one two three", stop=[" three"], temperature=0)
+    assert answer.choices[0].text == "one two"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == len("one two")
+
+
+def test_max_tokens_ends_with_length(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=DEMO[0].model, prompt="one two three", max_tokens=5, temperature=0)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("one t", "length")
+
+
+def test_a_seed_repeats_a_sampled_text(client: openai.OpenAI) -> None:
+    def sample(seed: int) -> str:
+        request = {"model": DEMO[0].model, "prompt": "qzx jkv wvu", "temperature": 2.0, "max_tokens": 60}
+        return client.completions.create(**request, seed=seed).choices[0].text
+
+    assert sample(7) == sample(7)
+    assert len({sample(seed) for seed in range(4)}) > 1
+
+
+def test_token_ids_are_a_prompt_too(client: openai.OpenAI, tokenizer) -> None:
+    ids = tokenizer.encode("hello there").ids
+    answer = client.completions.create(model=DEMO[0].model, prompt=ids, temperature=0)
+    assert answer.choices[0].text == "hello there"
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "needle"),
+    [
+        ({"model": "acme/nothing"}, openai.NotFoundError, "acme/nothing"),
+        ({"max_tokens": 100_000}, openai.BadRequestError, "context"),
+        ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
+        ({"temperature": "warm"}, openai.BadRequestError, "temperature"),
+        ({"frequency_penalty": 1.0}, openai.BadRequestError, "frequency_penalty"),
+        ({"n": 2}, openai.BadRequestError, "n"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, openai.BadRequestError, "stop"),
+        ({"prompt": [999_999]}, openai.BadRequestError, "prompt"),
+        ({"prompt": ""}, None, ""),
+    ],
+)
+def test_bad_requests_get_a_named_error(client, change, error, needle) -> None:
+    request = {"model": DEMO[0].model, "prompt": "hello", "temperature": 0} | change
+    if error is None:
+        client.completions.create(**request)
+        return
+    with pytest.raises(error, match=needle):
+        client.completions.create(**request)
+    assert client.completions.create(model=DEMO[0].model, prompt="hello", temperature=0).choices[0].text == "hello"

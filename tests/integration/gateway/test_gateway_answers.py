@@ -1,0 +1,197 @@
+"""The official client, sync and async, against the real gateway."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from weft.wire.v1 import common_pb2
+
+from .conftest import ANSWER, World, opened, serving, soon, until
+
+pytestmark = pytest.mark.integration
+HELLO: Any = [{"role": "user", "content": "hello"}]
+
+
+async def sse(world: World, path: str, body: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """Response and parsed events of a stream; "[DONE]" stays a text."""
+    async with world.http() as http:
+        response = await http.post(path, json=body | {"stream": True})
+    lines = response.text.split("\n\n")
+    assert lines.pop() == "", "every event ends with a blank line"
+    assert all(line.startswith("data: ") for line in lines)
+    data = [line.removeprefix("data: ") for line in lines]
+    return response, [d if d == "[DONE]" else orjson.loads(d) for d in data]
+
+
+async def test_a_chat_is_answered_whole(world: World) -> None:
+    answer = await world.client().chat.completions.create(model="acme/upper", messages=HELLO)
+    choice = answer.choices[0]
+    assert (choice.message.content, choice.message.role, choice.finish_reason) == (ANSWER, "assistant", "stop")
+    assert (answer.object, answer.model) == ("chat.completion", "acme/upper")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == len(world.tokens(ANSWER))
+    start = await world.runner.next("start")
+    assert answer.usage.prompt_tokens == len(start.prompt_tokens)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+async def test_a_chat_is_streamed_to_both_clients(world: World) -> None:
+    stream = await world.client().chat.completions.create(model="acme/upper", messages=HELLO, stream=True)
+    assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == ANSWER
+
+    def in_thread() -> str:
+        chunks = world.sync_client().chat.completions.create(model="tiny", messages=HELLO, stream=True)
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+    assert await asyncio.to_thread(in_thread) == ANSWER
+
+
+async def test_a_chat_stream_is_exactly_openais(world: World) -> None:
+    response, events = await sse(world, "/v1/chat/completions", {"model": "tiny", "messages": HELLO})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert (response.headers["cache-control"], response.headers["x-accel-buffering"]) == ("no-cache", "no")
+    assert events.pop() == "[DONE]"
+    assert len({(e["id"], e["created"], e["model"], e["object"]) for e in events}) == 1
+    assert events[0]["object"] == "chat.completion.chunk"
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert (events[-1]["choices"][0]["delta"], events[-1]["choices"][0]["finish_reason"]) == ({}, "stop")
+    assert all(e["choices"][0]["finish_reason"] is None for e in events[:-1])
+    assert all("usage" not in e for e in events)
+    assert "".join(e["choices"][0]["delta"].get("content", "") for e in events) == ANSWER
+
+
+async def test_usage_comes_in_one_last_chunk_when_it_is_asked_for(world: World) -> None:
+    body = {"model": "tiny", "messages": HELLO, "stream_options": {"include_usage": True}}
+    _, events = await sse(world, "/v1/chat/completions", body)
+    assert events.pop() == "[DONE]"
+    usage = events.pop()
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == len(world.tokens(ANSWER))
+    assert all(e["usage"] is None for e in events)
+
+
+async def test_a_completion_takes_text_a_list_of_one_text_and_token_ids(world: World) -> None:
+    client, tokens = world.client(), world.tokens("hello")
+    for prompt, sent in (("hello", [0, *tokens]), (["hello"], [0, *tokens]), (tokens, tokens)):
+        answer = await client.completions.create(model="tiny", prompt=prompt)
+        assert (answer.choices[0].text, answer.object) == (ANSWER, "text_completion")
+        assert list((await world.runner.next("start")).prompt_tokens) == sent
+
+
+async def test_a_completion_stream_has_texts_a_finish_and_done(world: World) -> None:
+    _, events = await sse(world, "/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 3})
+    assert events.pop() == "[DONE]"
+    assert {e["object"] for e in events} == {"text_completion"}
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+    text = "".join(e["choices"][0]["text"] for e in events)
+    assert text == world.tokenizer.decode(world.tokens(ANSWER)[:3])
+
+
+async def test_the_runner_gets_the_whole_request(world: World) -> None:
+    await world.client().chat.completions.create(
+        model="acme/upper", messages=HELLO, seed=-1, temperature=0.5, top_p=0.25, max_completion_tokens=9
+    )
+    start = await world.runner.next("start")
+    assert start.adapter_digest == "sha256:" + "a" * 64
+    assert (start.sampling.seed, start.sampling.temperature, start.sampling.top_p) == (2**64 - 1, 0.5, 0.25)
+    assert (start.max_tokens, start.reservation_tokens, list(start.emitted_tokens)) == (9, 8, [])
+    rendered = "<s><|user|>hello</s><|assistant|>"
+    assert list(start.prompt_tokens) == world.tokens(rendered)
+
+
+async def test_the_scheduler_gets_prediction_and_lengths_and_one_outcome(world: World) -> None:
+    await world.client().chat.completions.create(model="acme/upper", messages=HELLO, max_tokens=100)
+    submit = await world.scheduler.next("submit")
+    assert (submit.pool, submit.model_name, submit.max_tokens) == ("team/base", "acme/upper", 100)
+    assert (submit.p50_tokens, submit.p90_tokens, submit.emitted_tokens) == (7, 21, 0)
+    await world.settled()
+    outcome = world.outcome()
+    assert outcome.request_id == submit.request_id
+    assert (outcome.finish_reason, outcome.censored) == (common_pb2.FINISH_REASON_EOS, False)
+    assert (outcome.completion_tokens, outcome.prompt_tokens) == (len(world.tokens(ANSWER)), submit.prompt_tokens)
+    assert (outcome.predicted_p50_tokens, outcome.predicted_p90_tokens, outcome.model_version) == (7, 21, "v1")
+    assert (outcome.prompt_text, outcome.moves) == ("hello", 0)
+    assert outcome.total_ms >= outcome.ttft_ms
+
+
+async def test_without_a_seed_each_request_draws_its_own(world: World) -> None:
+    seeds: set[int] = set()
+    for _ in range(2):
+        await world.client().completions.create(model="tiny", prompt="hello")
+        seeds.add((await world.runner.next("start")).sampling.seed)
+    assert len(seeds) == 2
+
+
+async def test_without_max_tokens_the_answer_may_fill_the_context(world: World) -> None:
+    await world.client().completions.create(model="tiny", prompt=[7] * 500)
+    assert (await world.runner.next("start")).max_tokens == 12
+
+
+async def test_an_answer_cut_by_its_limit_is_censored(world: World) -> None:
+    answer = await world.client().completions.create(model="tiny", prompt="hello", max_tokens=2)
+    assert (answer.choices[0].finish_reason, answer.usage and answer.usage.completion_tokens) == ("length", 2)
+    await world.settled()
+    assert world.outcome().censored
+
+
+async def test_a_stop_string_ends_the_answer_and_what_follows_is_not_billed(world: World) -> None:
+    world.runner.answer = lambda start: world.tokens("one, two, END three four")
+    answer = await world.client().completions.create(model="tiny", prompt="hello", stop=["absent", "END"])
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("one, two, ", "stop")
+    billed = answer.usage.completion_tokens if answer.usage else 0
+    assert billed < len(world.tokens("one, two, END three four"))
+    await world.settled()
+    outcome = world.outcome()
+    assert (outcome.finish_reason, outcome.censored) == (common_pb2.FINISH_REASON_STOP, False)
+    assert outcome.completion_tokens == billed
+    stop = await world.runner.next("stop")
+    assert stop.request_id == outcome.request_id
+
+
+async def test_characters_come_whole_though_their_tokens_come_apart(world: World) -> None:
+    stream = await world.client().completions.create(model="tiny", prompt="hello", stream=True)
+    texts = [chunk.choices[0].text async for chunk in stream]
+    assert "".join(texts) == ANSWER
+    assert not any("\N{REPLACEMENT CHARACTER}" in text for text in texts)
+
+
+async def test_null_parameters_count_as_absent(world: World) -> None:
+    nulls = dict.fromkeys(("stop", "seed", "max_tokens", "temperature", "stream_options", "logprobs", "user", "n"))
+    async with world.http() as http:
+        response = await http.post("/v1/completions", json={"model": "tiny", "prompt": "hello", **nulls})
+    assert response.json()["choices"][0]["text"] == ANSWER
+
+
+async def test_models_lists_bases_and_adapters_with_their_parent(world: World) -> None:
+    models = [model async for model in world.client().models.list()]
+    assert [model.id for model in models] == ["tiny", "acme/upper", "rival/secret"]
+    one = await world.client().models.retrieve("acme/upper")
+    assert one.model_dump(exclude_none=True) == {
+        "id": "acme/upper",
+        "object": "model",
+        "created": 0,
+        "owned_by": "acme",
+        "root": "tiny",
+        "parent": "tiny",
+        "max_model_len": 512,
+    }
+    assert models[0].model_dump()["parent"] is None
+
+
+async def test_an_idle_stream_gets_comment_pings(parts: World, tmp_path: Path) -> None:
+    parts.runner.autopilot = False
+    async with serving(parts, parts.settings(tmp_path, ping_seconds=0.05)) as world, world.http() as http:
+        await until(lambda: world.gateway.unready() is None)
+        posted = asyncio.create_task(opened(http, {"model": "tiny", "prompt": "hello", "stream": True}))
+        start = await world.runner.next("start")
+        world.runner.step(start, 0, world.tokens("a"))
+        response = await soon(posted)
+        lines = response.aiter_lines()
+        seen = [await soon(anext(lines)) for _ in range(6)]
+        assert orjson.loads(seen[0].removeprefix("data: "))["choices"][0]["text"] == "a"
+        assert seen[2::2] == [": ping", ": ping"]
+        world.runner.step(start, 1, [], common_pb2.FINISH_REASON_EOS)
+        assert [line async for line in lines if line.startswith("data")][-1] == "data: [DONE]"

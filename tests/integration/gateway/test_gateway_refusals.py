@@ -1,0 +1,378 @@
+"""What cannot be served gets a named error in OpenAI's shape, and nothing else notices."""
+
+import asyncio
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import openai
+import orjson
+import pytest
+
+from weft.wire.v1 import common_pb2, scheduler_pb2
+
+from .conftest import ANSWER, World, opened, serving, soon, until
+
+pytestmark = pytest.mark.integration
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
+SHAPE = {"message", "type", "param", "code"}
+
+BAD_CHATS: list[tuple[str, dict[str, Any], int, str, str | None]] = [
+    ("an unknown parameter", {"logit_bias": {"1": 2}}, 400, "unsupported_parameter", "logit_bias"),
+    ("user", {"user": "me"}, 400, "unsupported_parameter", "user"),
+    ("tools", {"tools": []}, 400, "unsupported_parameter", "tools"),
+    ("two answers", {"n": 2}, 400, "invalid_parameter", "n"),
+    ("n as a flag", {"n": True}, 400, "invalid_parameter", "n"),
+    ("temperature as text", {"temperature": "1"}, 400, "invalid_parameter", "temperature"),
+    ("temperature as a flag", {"temperature": True}, 400, "invalid_parameter", "temperature"),
+    ("a hot temperature", {"temperature": 2.1}, 400, "invalid_parameter", "temperature"),
+    ("top_p of nothing", {"top_p": 0}, 400, "invalid_parameter", "top_p"),
+    ("no tokens", {"max_tokens": 0}, 400, "invalid_parameter", "max_tokens"),
+    ("tokens in parts", {"max_tokens": 1.5}, 400, "invalid_parameter", "max_tokens"),
+    ("both limits", {"max_tokens": 1, "max_completion_tokens": 1}, 400, "invalid_parameter", "max_completion_tokens"),
+    ("beyond the context", {"max_tokens": 512}, 400, "context_length_exceeded", "max_tokens"),
+    ("five stops", {"stop": list("abcde")}, 400, "invalid_parameter", "stop"),
+    ("an empty stop", {"stop": ""}, 400, "invalid_parameter", "stop"),
+    ("a number as stop", {"stop": [1]}, 400, "invalid_parameter", "stop"),
+    ("a seed of 65 bits", {"seed": 2**64 - 1 + 10}, 400, "invalid_parameter", "seed"),
+    ("stream as text", {"stream": "yes"}, 400, "invalid_parameter", "stream"),
+    ("options without a stream", {"stream_options": {"include_usage": True}}, 400, "invalid_parameter", "stream_options"),
+    (
+        "unknown options",
+        {"stream": True, "stream_options": {"x": 1}},
+        400,
+        "unsupported_parameter",
+        "stream_options.x",
+    ),
+    ("no messages", {"messages": []}, 400, "invalid_parameter", "messages"),
+    ("messages as text", {"messages": "hello"}, 400, "invalid_parameter", "messages"),
+    ("an unknown role", {"messages": [{"role": "tool", "content": ""}]}, 400, "invalid_parameter", "messages[0].role"),
+    ("no content", {"messages": [{"role": "user"}]}, 400, "missing_parameter", "messages[0].content"),
+    (
+        "an image",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": ""}}]}]},
+        400,
+        "invalid_parameter",
+        "messages[0].content",
+    ),
+    (
+        "a name",
+        {"messages": [{"role": "user", "content": "", "name": "me"}]},
+        400,
+        "unsupported_parameter",
+        "messages[0].name",
+    ),
+    ("another model", {"model": "acme/absent"}, 404, "model_not_found", "model"),
+    ("a model as number", {"model": 5}, 400, "invalid_parameter", "model"),
+    ("a null model", {"model": None}, 400, "missing_parameter", "model"),
+]
+
+BAD_TEXTS: list[tuple[str, dict[str, Any], int, str, str | None]] = [
+    ("two prompts", {"prompt": ["a", "b"]}, 400, "invalid_parameter", "prompt"),
+    ("no prompt", {"prompt": None}, 400, "missing_parameter", "prompt"),
+    ("flags as tokens", {"prompt": [True]}, 400, "invalid_parameter", "prompt"),
+    ("a token below the vocabulary", {"prompt": [-1]}, 400, "invalid_parameter", "prompt"),
+    ("a token beyond the vocabulary", {"prompt": [5, 100_000]}, 400, "invalid_parameter", "prompt"),
+    ("a prompt beyond the context", {"prompt": [5] * 512}, 400, "context_length_exceeded", None),
+    ("echo", {"echo": True}, 400, "unsupported_parameter", "echo"),
+    ("messages", {"messages": []}, 400, "unsupported_parameter", "messages"),
+]
+
+
+def refused(response: Any, status: int, code: str, param: str | None = None) -> dict[str, Any]:
+    """The error of a response, after checking its whole shape."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(response.json()) == {"error"}
+    assert set(error) == SHAPE
+    assert (error["code"], error["param"]) == (code, param)
+    assert error["message"]
+    assert response.headers["x-request-id"]
+    assert response.headers["x-should-retry"] == ("true" if status in (429, 503) else "false")
+    return error
+
+
+async def test_every_bad_request_is_refused_by_name_and_nothing_reaches_the_scheduler(world: World) -> None:
+    async with world.http() as http:
+        for path, good, cases in (
+            ("/v1/chat/completions", CHAT, BAD_CHATS),
+            ("/v1/completions", TEXT, BAD_TEXTS),
+        ):
+            for what, change, status, code, param in cases:
+                response = await http.post(path, content=json.dumps({**good, **change}))
+                error = refused(response, status, code, param)
+                assert param is None or param in error["message"] or code == "context_length_exceeded", what
+        assert (await http.post("/v1/completions", json=TEXT)).status_code == 200
+    await world.settled()
+    assert len(world.scheduler.outcomes) == 1, "only the good one reached the scheduler"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b'"text"', b'{"model": NaN}', b'\xff\xfe{"model": 1}', b'{"model": "\\ud800"}', b"[" * 5000],
+    ids=["empty", "cut", "a list", "a text", "NaN", "no UTF-8", "half a surrogate", "too deep"],
+)
+async def test_a_body_that_is_no_json_object_is_refused(world: World, body: bytes) -> None:
+    async with world.http() as http:
+        refused(await http.post("/v1/chat/completions", content=body), 400, "invalid_json")
+
+
+async def test_an_unsupported_parameters_message_lists_what_is_supported(world: World) -> None:
+    async with world.http() as http:
+        response = await http.post("/v1/completions", json=TEXT | {"best_of": 2})
+    message = response.json()["error"]["message"]
+    assert "best_of" in message
+    assert all(name in message for name in ("max_tokens", "stop", "top_p"))
+
+
+async def test_unknown_paths_and_methods_have_the_same_shape(world: World) -> None:
+    async with world.http() as http:
+        refused(await http.get("/v2/nothing"), 404, "not_found")
+        refused(await http.post("/v1/embeddings", json={}), 404, "not_found")
+        wrong = await http.get("/v1/completions")
+        refused(wrong, 405, "method_not_allowed")
+        assert wrong.headers["allow"] == "POST"
+        refused(await http.get("/v1/models/acme/absent"), 404, "model_not_found", "model")
+
+
+async def test_a_body_beyond_its_bound_is_refused_declared_or_not(parts: World, tmp_path: Path) -> None:
+    async with serving(parts, parts.settings(tmp_path, max_body_bytes=2048)) as world, world.http() as http:
+        await until(lambda: world.gateway.unready() is None)
+        body = orjson.dumps(TEXT | {"prompt": "x" * 4096})
+
+        async def chunks() -> Any:
+            for start in range(0, len(body), 1000):
+                yield body[start : start + 1000]
+
+        refused(await http.post("/v1/completions", content=body), 413, "request_too_large")
+        refused(await http.post("/v1/completions", content=chunks()), 413, "request_too_large")
+
+
+async def test_a_full_queue_is_a_429_with_a_computed_retry_after(world: World) -> None:
+    world.scheduler.autopilot = False
+    posted = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
+    submit = await world.scheduler.next("submit")
+    reject = scheduler_pb2.Reject(
+        request_id=submit.request_id, reason=scheduler_pb2.Reject.QUEUE_FULL, message="1000 wait.", retry_after_ms=2500
+    )
+    world.scheduler.send(reject=reject)
+    with pytest.raises(openai.RateLimitError) as caught:
+        await soon(posted)
+    headers = caught.value.response.headers
+    assert (headers["retry-after"], headers["retry-after-ms"], headers["x-should-retry"]) == ("3", "2500", "true")
+    assert caught.value.code == "queue_full"
+    await world.settled()
+    outcome = world.outcome()
+    assert (outcome.finish_reason, outcome.error) == (common_pb2.FINISH_REASON_FAILED, "queue_full")
+    assert outcome.censored
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "code"),
+    [
+        (scheduler_pb2.Reject.TOO_LARGE, 400, "too_large"),
+        (scheduler_pb2.Reject.UNKNOWN_POOL, 404, "model_not_found"),
+        (scheduler_pb2.Reject.UNKNOWN_ADAPTER, 404, "model_not_found"),
+        (scheduler_pb2.Reject.TOO_MANY_MOVES, 503, "too_many_moves"),
+        (scheduler_pb2.Reject.ADAPTER_FAILED, 500, "adapter_failed"),
+    ],
+)
+async def test_each_rejection_has_its_status(world: World, reason: Any, status: int, code: str) -> None:
+    world.scheduler.autopilot = False
+    async with world.http() as http:
+        posted = asyncio.create_task(http.post("/v1/completions", json=TEXT | {"stream": True}))
+        submit = await world.scheduler.next("submit")
+        world.scheduler.send(reject=scheduler_pb2.Reject(request_id=submit.request_id, reason=reason, message="So."))
+        refused(await soon(posted), status, code)
+
+
+async def test_with_no_runner_in_time_it_is_a_503_before_the_first_byte(parts: World, tmp_path: Path) -> None:
+    parts.scheduler.autopilot = False
+    async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world, world.http() as http:
+        await until(lambda: world.gateway.unready() is None)
+        response = await http.post("/v1/completions", json=TEXT | {"stream": True})
+        refused(response, 503, "no_runner_available")
+        cancel = await world.scheduler.next("cancel")
+        await world.settled()
+        assert world.outcome().request_id == cancel.request_id
+
+
+async def test_without_a_scheduler_there_is_no_route_and_a_503_says_so(parts: World, tmp_path: Path) -> None:
+    async with serving(parts, parts.settings(tmp_path, scheduler="127.0.0.1:1")) as world, world.http() as http:
+        refused(await http.post("/v1/completions", json=TEXT), 503, "no_scheduler")
+        refused(await http.get("/v1/models"), 503, "no_scheduler")
+        assert (await http.get("/readyz")).status_code == 503
+        assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_a_scheduler_that_stays_away_while_a_request_waits_is_named(parts: World, tmp_path: Path) -> None:
+    parts.scheduler.autopilot = False
+    async with serving(parts, parts.settings(tmp_path, hold_seconds=0.3)) as world, world.http() as http:
+        await until(lambda: world.gateway.unready() is None)
+        posted = asyncio.create_task(http.post("/v1/completions", json=TEXT))
+        await world.scheduler.next("submit")
+        world.gateway.serving.scheduler.close()
+        await until(lambda: not world.gateway.serving.scheduler.up)
+        refused(await soon(posted), 503, "no_scheduler")
+
+
+async def test_an_error_after_the_first_byte_is_an_event_and_no_done(parts: World, tmp_path: Path) -> None:
+    parts.runner.autopilot = parts.scheduler.autopilot = False
+    async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world:
+        await until(lambda: world.gateway.unready() is None)
+        client = world.client()
+        asked = asyncio.create_task(client.completions.create(model="tiny", prompt="hello", stream=True))
+        world.scheduler.assign((await world.scheduler.next("submit")).request_id)
+        start = await world.runner.next("start")
+        world.runner.step(start, 0, world.tokens("a"))
+        stream = await soon(asked)
+        assert (await soon(anext(stream))).choices[0].text == "a"
+        world.runner.break_sessions()
+        with pytest.raises(openai.APIError, match="No runner took the request"):
+            await soon(anext(stream))
+        await world.settled()
+        outcome = world.outcome()
+        assert (outcome.error, outcome.completion_tokens, outcome.censored) == ("no_runner_available", 1, True)
+
+
+async def test_the_raw_error_event_closes_the_stream_without_done(parts: World, tmp_path: Path) -> None:
+    parts.runner.autopilot = parts.scheduler.autopilot = False
+    async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world, world.http() as http:
+        await until(lambda: world.gateway.unready() is None)
+        posted = asyncio.create_task(opened(http, TEXT | {"stream": True}))
+        world.scheduler.assign((await world.scheduler.next("submit")).request_id)
+        world.runner.step(await world.runner.next("start"), 0, world.tokens("a"))
+        response = await soon(posted)
+        world.runner.break_sessions()
+        body = (await soon(response.aread())).decode()
+        last = body.strip().split("\n\n")[-1]
+        assert set(orjson.loads(last.removeprefix("data: "))["error"]) == SHAPE
+        assert "[DONE]" not in body
+
+
+async def test_more_requests_than_the_bound_get_a_429_and_the_others_are_served(parts: World, tmp_path: Path) -> None:
+    parts.runner.autopilot = False
+    async with serving(parts, parts.settings(tmp_path, max_in_flight=2)) as world, world.http() as http:
+        await until(lambda: world.gateway.unready() is None)
+        posted = [asyncio.create_task(http.post("/v1/completions", json=TEXT)) for _ in range(2)]
+        starts = [await world.runner.next("start") for _ in posted]
+        response = await http.post("/v1/completions", json=TEXT)
+        refused(response, 429, "rate_limit_exceeded")
+        assert 50 <= int(response.headers["retry-after-ms"]) <= 60_000
+        for start in starts:
+            world.runner.answer_whole(start)
+        assert [(await soon(one)).json()["choices"][0]["text"] for one in posted] == [ANSWER, ANSWER]
+
+
+# ---------------------------------------------------------------- keys
+
+
+def with_keys(world: World, *, known: bool = True) -> scheduler_pb2.Routes:
+    routes = world.routes(version=2)
+    routes.keys_known = known
+    for namespace in ("acme", "rival", "team"):
+        key_hash = hashlib.sha256(f"key-of-{namespace}".encode()).hexdigest()
+        routes.keys.add(key_hash=key_hash, namespace=namespace, key_id=f"wk_{namespace}")
+    return routes
+
+
+async def test_a_key_opens_its_own_namespace_and_nothing_else_shows(parts: World, tmp_path: Path) -> None:
+    parts.scheduler.routes = with_keys(parts)
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
+        await until(lambda: world.gateway.unready() is None)
+        acme = world.client(api_key="key-of-acme")
+        assert [model.id async for model in acme.models.list()] == ["acme/upper"]
+        answer = await acme.completions.create(model="acme/upper", prompt="hello")
+        assert answer.choices[0].text == ANSWER
+        await world.settled()
+        assert world.outcome().namespace == "acme"
+        key = {"authorization": "Bearer key-of-acme"}
+        absent = await http.post("/v1/completions", json=TEXT | {"model": "acme/absent"}, headers=key)
+        others = await http.post("/v1/completions", json=TEXT | {"model": "rival/secret"}, headers=key)
+        assert refused(absent, 404, "model_not_found", "model")["message"].replace("acme/absent", "") == refused(
+            others, 404, "model_not_found", "model"
+        )["message"].replace("rival/secret", "")
+        refused(await http.get("/v1/models/rival/secret", headers=key), 404, "model_not_found", "model")
+        assert (await http.get("/status", headers=key)).json()["models"][0]["id"] == "acme/upper"
+        assert (await http.get("/status")).json()["models"] == []
+
+
+async def test_a_pools_owner_and_those_it_shares_with_see_its_base(parts: World, tmp_path: Path) -> None:
+    routes = with_keys(parts)
+    routes.pools[0].shared_namespaces.append("rival")
+    parts.scheduler.routes = routes
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world:
+        await until(lambda: world.gateway.unready() is None)
+        seen = {
+            who: [m.id async for m in world.client(api_key=f"key-of-{who}").models.list()]
+            for who in ("team", "rival", "acme")
+        }
+        assert seen == {"team": ["tiny"], "rival": ["tiny", "rival/secret"], "acme": ["acme/upper"]}
+
+
+@pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer ", "Basic key-of-acme", "key-of-acme"])
+async def test_without_a_known_key_everything_is_a_401(parts: World, tmp_path: Path, header: str | None) -> None:
+    parts.scheduler.routes = with_keys(parts)
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
+        await until(lambda: world.gateway.unready() is None)
+        headers = {"authorization": header} if header else {}
+        for response in (
+            await http.get("/v1/models", headers=headers),
+            await http.get("/v1/models/acme/upper", headers=headers),
+            await http.post("/v1/completions", json=TEXT, headers=headers),
+        ):
+            refused(response, 401, "invalid_api_key")
+            assert response.headers["www-authenticate"] == "Bearer"
+
+
+async def test_while_keys_are_unknown_nobody_is_told_that_theirs_is_wrong(parts: World, tmp_path: Path) -> None:
+    parts.scheduler.routes = with_keys(parts, known=False)
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
+        await until(lambda: world.gateway.unready() is None)
+        response = await http.get("/v1/models", headers={"authorization": "Bearer key-of-acme"})
+        refused(response, 503, "keys_not_known")
+
+
+# ---------------------------------------------------------------- tokenizers
+
+
+async def test_a_pool_whose_tokenizer_cannot_be_had_disturbs_no_other(parts: World, tmp_path: Path) -> None:
+    routes = parts.routes()
+    routes.pools.add(pool="team/broken", base_digest="sha256:" + "0" * 64, base_model_name="broken")
+    routes.routes.add(model_name="broken", namespace="team", pool="team/broken")
+    parts.scheduler.routes = routes
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+        await until(lambda: world.gateway.unready() is None)
+        error = refused(await http.post("/v1/completions", json=TEXT | {"model": "broken"}), 503, "model_not_ready")
+        assert "team/broken" in error["message"]
+        assert (await http.post("/v1/completions", json=TEXT)).status_code == 200
+
+
+async def test_a_tokenizer_that_comes_later_is_taken_and_weights_are_never_asked_for(
+    parts: World, tmp_path: Path
+) -> None:
+    hidden = tmp_path / "hidden"
+    folder = parts.depot.blobs.path(parts.base_digest).parent
+    manifest = parts.depot.blobs.path(parts.base_digest)
+    shutil.copy(manifest, hidden)
+    manifest.unlink()
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+        await until(lambda: "not hold" in (world.gateway.unready() or ""))
+        refused(await http.post("/v1/completions", json=TEXT), 503, "model_not_ready")
+        shutil.copy(hidden, manifest)
+        await until(lambda: world.gateway.unready() is None)
+        assert (await http.post("/v1/completions", json=TEXT)).status_code == 200
+    weights = next(e for e in parts.depot.blobs.manifest(parts.base_digest).files if e.name == "model.safetensors")
+    assert folder.is_dir()
+    assert weights.digest not in parts.depot.asked
+
+
+async def test_a_second_gateway_start_needs_no_depot(parts: World, tmp_path: Path) -> None:
+    async with serving(parts, parts.settings(tmp_path)) as world:
+        await until(lambda: world.gateway.unready() is None)
+    async with serving(parts, parts.settings(tmp_path, depot="http://127.0.0.1:1")) as world:
+        await until(lambda: world.gateway.unready() is None)
+        assert (await world.client().completions.create(model="tiny", prompt="hello")).choices[0].text == ANSWER

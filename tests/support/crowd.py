@@ -1,0 +1,100 @@
+"""Many clients at once: streamed completions through the official client, their progress watched as it happens."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc.aio
+import openai
+
+from quickstart import Case
+from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
+
+
+@dataclass
+class Watched:
+    """One streamed request. In the quickstart a character is a token."""
+
+    case: Case
+    request_id: str
+    text: str = ""
+    finish: str | None = None
+    completion_tokens: int | None = None
+    error: openai.APIError | None = None
+
+    @property
+    def share(self) -> float:
+        return len(self.text) / len(self.case.expect)
+
+
+class Crowd:
+    """Streams that run; `until` waits for something to become true of them."""
+
+    def __init__(self, streams: Sequence[Watched]) -> None:
+        self.streams = streams
+        self.changed = asyncio.Condition()
+
+    async def until(self, holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        """Wait for progress that makes it hold."""
+        async with asyncio.timeout(timeout_s), self.changed:
+            await self.changed.wait_for(holds)
+
+    async def follow(self, client: openai.AsyncOpenAI, watched: Watched) -> None:
+        try:
+            stream = await client.completions.create(
+                model=watched.case.model,
+                prompt=watched.case.prompt,
+                temperature=0,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_headers={"x-request-id": watched.request_id},
+            )
+            async for chunk in stream:
+                await self._take(watched, chunk)
+        except openai.APIError as error:
+            watched.error = error
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def _take(self, watched: Watched, chunk: openai.types.Completion) -> None:
+        for choice in chunk.choices:
+            watched.text += choice.text
+            watched.finish = choice.finish_reason or watched.finish
+        if chunk.usage:
+            watched.completion_tokens = chunk.usage.completion_tokens
+        async with self.changed:
+            self.changed.notify_all()
+
+
+@asynccontextmanager
+async def crowd(url: str, cases: Sequence[Case], name: str) -> AsyncIterator[Crowd]:
+    """Start all cases at once; leaving waits for the end of every stream (or ends them on an error)."""
+    made = Crowd([Watched(case, f"{name}-{i}") for i, case in enumerate(cases)])
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
+    async with client, asyncio.TaskGroup() as group:
+        for watched in made.streams:
+            group.create_task(made.follow(client, watched))
+        yield made
+
+
+async def finished(url: str, cases: Sequence[Case], name: str) -> list[Watched]:
+    """All cases at once, to their ends."""
+    async with crowd(url, cases, name) as made:
+        pass
+    return list(made.streams)
+
+
+async def runners(supervisor: str) -> supervisor_pb2.ListRunnersResponse:
+    """What the supervisor knows of its runners."""
+    async with grpc.aio.insecure_channel(supervisor) as channel:
+        admin = supervisor_pb2_grpc.AdminStub(channel)
+        return await admin.ListRunners(supervisor_pb2.ListRunnersRequest(), timeout=5, wait_for_ready=True)
+
+
+def assert_undisturbed(streams: Sequence[Watched]) -> None:
+    """Every stream ended well with exactly the text of its case: nothing lost, nothing twice."""
+    assert [w.error for w in streams] == [None] * len(streams)
+    assert [w.text for w in streams] == [w.case.expect for w in streams]
+    assert {w.finish for w in streams} == {"stop"}
+    assert [w.completion_tokens for w in streams] == [len(w.case.expect) for w in streams]

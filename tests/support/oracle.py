@@ -1,0 +1,47 @@
+"""transformers + peft as the oracle of the quickstart: how far apart the two best tokens of an answer are."""
+
+from functools import cache
+
+import torch
+from peft import PeftModel
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from quickstart import BASE, QUICKSTART, TASK_OF, Case
+
+TOLERANCE = 1e-3  # docs/architecture.md: greedy texts are equal across runners where the top-two gap is above this
+
+
+@cache
+def model() -> PeftModel:
+    base = AutoModelForCausalLM.from_pretrained(QUICKSTART / "model", dtype=torch.float32)
+    folders = {task: QUICKSTART / "adapters" / task for name, task in TASK_OF.items() if name != BASE}
+    first, *others = folders
+    made = PeftModel.from_pretrained(base, folders[first], adapter_name=first)
+    for task in others:
+        made.load_adapter(folders[task], adapter_name=task)
+    return made.eval()
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(QUICKSTART / "model" / "tokenizer.json"))
+
+
+def smallest_gap(case: Case) -> float:
+    """The smallest difference of the two best logits over the answer and its end, by teacher forcing (fp32)."""
+    prompt = tokenizer().encode(case.prompt).ids
+    answer = tokenizer().encode(case.expect, add_special_tokens=False).ids
+    with torch.no_grad():
+        logits = _logits(case.model, torch.tensor([prompt + answer]))[0, len(prompt) - 1 :]
+    best = logits.topk(2, dim=-1).values
+    assert logits.argmax(-1)[:-1].tolist() == answer, f"{case.model} does not answer {case.expect!r}"
+    return float((best[:, 0] - best[:, 1]).min())
+
+
+def _logits(name: str, tokens: torch.Tensor) -> torch.Tensor:
+    if name == BASE:
+        with model().disable_adapter():
+            return model()(tokens).logits
+    model().set_adapter(TASK_OF[name])
+    return model()(tokens).logits

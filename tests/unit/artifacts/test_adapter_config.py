@@ -1,0 +1,231 @@
+"""PEFT configs: what is served is understood exactly, everything else is refused by name."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.artifacts.making import ADAPTER_CONFIG, shape
+from weft.artifacts.adapter_config import AdapterSpec, parse_adapter_config
+from weft.artifacts.errors import Reason, Refused
+
+Q0, Q1 = "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj"
+V0, DOWN1 = "model.layers.0.self_attn.v_proj", "model.layers.1.mlp.down_proj"
+
+
+def parse(**change: Any) -> AdapterSpec:
+    return parse_adapter_config(json.dumps({**ADAPTER_CONFIG, **change}).encode())
+
+
+def refusal(**change: Any) -> Refused:
+    with pytest.raises(Refused) as caught:
+        parse(**change)
+    return caught.value
+
+
+def selected(spec: AdapterSpec) -> set[str]:
+    return {name for name, layer, _ in shape().modules() if spec.selects(name, layer)}
+
+
+def test_a_plain_config_is_read() -> None:
+    spec = parse()
+    assert (spec.rank, spec.alpha, spec.rslora, spec.base_model) == (4, 8.0, False, "some/where/tiny")
+    assert spec.target_modules == ("q_proj", "v_proj")
+    assert selected(spec) == {f"model.layers.{n}.self_attn.{p}_proj" for n in (0, 1) for p in "qv"}
+    assert spec.scale_of(Q0) == 2.0
+
+
+def test_every_field_that_peft_writes_by_default_is_accepted() -> None:
+    written = {
+        "alora_invocation_tokens": None,
+        "alpha_pattern": {},
+        "arrow_config": None,
+        "auto_mapping": None,
+        "bias": "none",
+        "corda_config": None,
+        "ensure_weight_tying": False,
+        "eva_config": None,
+        "exclude_modules": None,
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "kasa_config": None,
+        "layer_replication": None,
+        "layers_pattern": None,
+        "layers_to_transform": None,
+        "loftq_config": {},
+        "lora_bias": False,
+        "lora_dropout": 0.0,
+        "lora_ga_config": None,
+        "megatron_config": None,
+        "megatron_core": "megatron.core",
+        "modules_to_save": None,
+        "monteclora_config": None,
+        "peft_version": "0.21.2",
+        "qalora_group_size": 16,
+        "rank_pattern": {},
+        "revision": None,
+        "target_parameters": None,
+        "trainable_token_indices": None,
+        "use_bdlora": None,
+        "use_dora": False,
+        "use_qalora": False,
+        "use_rslora": False,
+        "velora_config": None,
+    }
+    assert parse(**written) == parse()
+
+
+def test_rslora_scales_by_the_root_of_the_rank() -> None:
+    assert parse(use_rslora=True).scale_of(Q0) == 8 / math.sqrt(4)
+
+
+def test_patterns_change_rank_and_alpha_of_matching_endings_first_key_first() -> None:
+    spec = parse(rank_pattern={Q0: 2, "q_proj": 16, r"layers\.\d+\.self_attn\.v_proj": 8}, alpha_pattern={"q_proj": 32})
+    assert [spec.rank_of(name) for name in (Q0, Q1, V0, DOWN1)] == [2, 16, 8, 4]
+    assert spec.scale_of(Q0) == 32 / 2
+    assert spec.scale_of(V0) == 8 / 8
+    assert parse(rank_pattern={"proj": 2}).rank_of(Q0) == 4, "an ending starts after a dot"
+
+
+def test_targets_are_whole_names_or_endings_after_a_dot() -> None:
+    assert selected(parse(target_modules=[Q1, "0.self_attn.v_proj"])) == {Q1, V0}
+    assert selected(parse(target_modules=["proj"])) == set()
+
+
+def test_targets_can_be_a_regular_expression_for_the_whole_name() -> None:
+    assert selected(parse(target_modules=r".*\.(q|down)_proj", exclude_modules=[Q0])) == {
+        Q1,
+        DOWN1,
+        "model.layers.0.mlp.down_proj",
+    }
+    assert selected(parse(target_modules=r".*0.*q_proj", exclude_modules=r".*self.*")) == set()
+
+
+def test_layers_can_be_one_or_a_list() -> None:
+    assert selected(parse(target_modules=["q_proj"], layers_to_transform=1)) == {Q1}
+    assert selected(parse(target_modules=["q_proj"], layers_to_transform=[0, 1], layers_pattern="layers")) == {Q0, Q1}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("peft_type", "IA3"),
+        ("peft_type", None),
+        ("use_dora", True),
+        ("bias", "all"),
+        ("bias", "lora_only"),
+        ("modules_to_save", ["lm_head"]),
+        ("fan_in_fan_out", True),
+        ("lora_bias", True),
+        ("use_qalora", True),
+        ("trainable_token_indices", [1]),
+        ("layer_replication", [[0, 1]]),
+        ("target_parameters", ["x"]),
+        ("alora_invocation_tokens", [1]),
+        ("target_modules", ["q_proj", "lm_head"]),
+        ("target_modules", ["embed_tokens"]),
+        ("target_modules", ["model.embed_tokens"]),
+        ("init_lora_weights", "pissa"),
+        ("init_lora_weights", "loftq"),
+        ("init_lora_weights", "olora"),
+        ("layers_pattern", "blocks"),
+        ("invented_option", 1),
+        ("arrow_config", {"a": 1}),
+        ("target_modules", "(?=a)a"),
+        ("rank_pattern", {"(?!x)": 1}),
+        ("exclude_modules", "(a"),
+    ],
+)
+def test_what_would_change_the_computation_is_refused_by_name(field: str, value: object) -> None:
+    error = refusal(**{field: value})
+    assert error.reason == Reason.UNSUPPORTED_ADAPTER
+    assert field in error.message or (field, value) == ("layers_pattern", "blocks")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("r", 0),
+        ("r", -1),
+        ("r", 1.5),
+        ("r", True),
+        ("r", "8"),
+        ("r", None),
+        ("lora_alpha", 0),
+        ("lora_alpha", -1),
+        ("lora_alpha", 1 << 21),
+        ("lora_alpha", "x"),
+        ("lora_alpha", True),
+        ("lora_alpha", None),
+        ("use_rslora", 1),
+        ("target_modules", []),
+        ("target_modules", None),
+        ("target_modules", ""),
+        ("target_modules", [1]),
+        ("target_modules", {}),
+        ("rank_pattern", {"q": 0}),
+        ("rank_pattern", {"q": "1"}),
+        ("rank_pattern", [1]),
+        ("rank_pattern", {str(n): 1 for n in range(1025)}),
+        ("alpha_pattern", {"q": None}),
+        ("layers_to_transform", -1),
+        ("layers_to_transform", ["0"]),
+        ("layers_to_transform", {"a": 1}),
+        ("base_model_name_or_path", 5),
+        ("base_model_name_or_path", "x" * 5000),
+        ("exclude_modules", 7),
+    ],
+)
+def test_a_wrong_value_is_named(field: str, value: object) -> None:
+    error = refusal(**{field: value})
+    assert error.reason == Reason.CONFIG_INVALID
+    assert field in error.message
+
+
+def test_layers_with_a_pattern_are_refused_as_peft_does() -> None:
+    assert refusal(target_modules=".*q_proj", layers_to_transform=[0]).reason == Reason.CONFIG_INVALID
+
+
+def test_a_rank_beyond_any_use_is_too_large() -> None:
+    assert refusal(r=1 << 15).reason == Reason.RANK_TOO_LARGE
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"\xff", b'{"r":1,"r":2}', b'{"r":NaN}', b"[" * 10**5, b" " * (1 << 19)])
+def test_what_is_no_json_object_is_invalid(raw: bytes) -> None:
+    with pytest.raises(Refused) as caught:
+        parse_adapter_config(raw)
+    assert caught.value.reason == Reason.CONFIG_INVALID
+
+
+def test_a_pattern_that_takes_too_long_is_a_refusal_when_it_is_asked() -> None:
+    spec = parse(target_modules="|".join(f"(?:.*{n}.*){{9}}" for n in range(40)))
+    names = [f"{number * 7919}.{'123' * 10}.{number}" for number in range(10_000)]
+    with pytest.raises(Refused) as caught:
+        any(spec.selects(name, 0) and not name for name in names)
+    assert caught.value.reason == Reason.UNSUPPORTED_ADAPTER
+
+
+VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 300) | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=400)
+@given(
+    st.dictionaries(st.sampled_from([*ADAPTER_CONFIG, "rank_pattern", "alpha_pattern", "exclude_modules", "x"]), VALUE)
+)
+def test_no_config_makes_the_parser_fail_in_another_way(change: dict[str, Any]) -> None:
+    raw = json.dumps({**ADAPTER_CONFIG, **change}).encode()
+    try:
+        spec = parse_adapter_config(raw)
+        for name, layer, _ in shape().modules():
+            spec.selects(name, layer)
+            assert math.isfinite(spec.scale_of(name))
+    except Refused:
+        return

@@ -1,0 +1,187 @@
+"""The blob folder: whole or not there, kept or gone, whoever crashes."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.artifacts.blobs import BlobStore, check_blobs
+from weft.artifacts.digest import FileEntry, Manifest, build_manifest, digest_of, hex_of
+from weft.artifacts.errors import BadDigest, Reason, Refused, UnknownDigest
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "blobs")
+
+
+def put_artifact(store: BlobStore, *contents: bytes) -> Manifest:
+    files = [FileEntry(f"f{n}", hex_of(store.put(data)), len(data)) for n, data in enumerate(contents)]
+    manifest = build_manifest("adapter", files)
+    store.put(manifest.to_bytes())
+    return manifest
+
+
+def test_what_is_put_is_found_by_its_digest(store: BlobStore) -> None:
+    digest = store.put(b"warp")
+    assert digest == digest_of(b"warp")
+    assert store.read(digest, max_bytes=4) == b"warp"
+    assert store.path(digest).name == hex_of(digest)
+    assert store.put(b"warp") == digest
+    assert store.usage() == (1, 4)
+    check_blobs(store)
+
+
+def test_a_missing_blob_and_a_bad_digest_have_their_own_errors(store: BlobStore) -> None:
+    with pytest.raises(UnknownDigest):
+        store.open(digest_of(b"nothing"))
+    for bad in ("sha256:../../etc/passwd", "", "x" * 71):
+        with pytest.raises(BadDigest):
+            store.has(bad)
+
+
+def test_a_blob_beyond_the_bound_is_not_read(store: BlobStore) -> None:
+    with pytest.raises(Refused) as caught:
+        store.read(store.put(b"12345"), max_bytes=4)
+    assert caught.value.reason == Reason.TOO_LARGE
+
+
+def test_nothing_is_visible_before_commit_and_nothing_stays_without(store: BlobStore, tmp_path: Path) -> None:
+    with store.writer() as writer:
+        writer.write(b"we")
+        writer.write(b"ft")
+        digest = writer.finish()
+        assert not store.has(digest)
+        assert writer.path.read_bytes() == b"weft"
+    assert store.usage() == (0, 0)
+    assert list((tmp_path / "blobs" / "partial").iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_at_start_and_downloads_stay(store: BlobStore, tmp_path: Path) -> None:
+    writer = store.writer()
+    writer.write(b"half")
+    part = store.part(digest_of(b"later"))
+    part.write_bytes(b"la")
+    again = BlobStore(tmp_path / "blobs")
+    assert again.clean() == 1
+    assert again.usage() == (0, 0)
+    assert part.read_bytes() == b"la"
+    with writer:
+        pass
+
+
+def test_an_artifact_is_held_when_every_file_is_there(store: BlobStore) -> None:
+    manifest = put_artifact(store, b"a", b"b")
+    assert store.holds(manifest.digest)
+    assert store.file(manifest, "f1").read_bytes() == b"b"
+    with pytest.raises(Refused) as caught:
+        store.file(manifest, "f2")
+    assert caught.value.reason == Reason.MISSING_FILE
+    store.path(digest_of(b"b")).unlink()
+    assert not store.holds(manifest.digest)
+    with pytest.raises(UnknownDigest):
+        store.file(manifest, "f1")
+
+
+def test_a_damaged_manifest_is_noticed(store: BlobStore) -> None:
+    manifest = put_artifact(store, b"a")
+    store.path(manifest.digest).write_bytes(manifest.to_bytes().replace(b"f0", b"f9"))
+    with pytest.raises(Refused) as caught:
+        store.manifest(manifest.digest)
+    assert caught.value.reason == Reason.DIGEST_MISMATCH
+    with pytest.raises(AssertionError):
+        check_blobs(store)
+
+
+def test_retain_keeps_the_listed_with_their_files_and_removes_the_rest(store: BlobStore) -> None:
+    kept, gone = put_artifact(store, b"shared", b"kept"), put_artifact(store, b"shared", b"gone")
+    part = store.part(digest_of(b"unfinished"))
+    part.write_bytes(b"un")
+    assert store.retain([kept.digest, digest_of(b"not here yet")]) == 3  # gone's manifest, its file, the download
+    assert store.holds(kept.digest)
+    assert not store.has(gone.digest)
+    assert not part.exists()
+    assert store.retain([kept.digest]) == 0
+
+
+def test_a_leased_blob_outlives_retain_until_the_lease_closes(store: BlobStore) -> None:
+    manifest = put_artifact(store, b"leased")
+    lease = store.lease()
+    lease.name(manifest.digest)
+    lease.name(digest_of(b"leased"), digest_of(b"leased"))
+    with store.lease() as other:
+        other.name(manifest.digest)
+    assert store.retain([]) == 0
+    lease.close()
+    assert store.retain([]) == 2
+
+
+def test_a_blob_that_is_removed_stays_readable_to_who_has_it_open(store: BlobStore) -> None:
+    digest = store.put(b"old")
+    with store.open(digest) as file:
+        store.retain([])
+        assert file.read() == b"old"
+
+
+def test_many_threads_put_the_same_and_different_blobs_and_retain_never_breaks_a_leased_one(store: BlobStore) -> None:
+    errors: list[Exception] = []
+    done = threading.Event()
+
+    def put(number: int) -> None:
+        try:
+            for turn in range(30):
+                data = f"{turn % 3}-{number % 2}".encode()
+                with store.lease() as lease:
+                    lease.name(digest_of(data))
+                    assert store.read(store.put(data), max_bytes=10) == data
+        except Exception as error:  # noqa: BLE001 (told to the test)
+            errors.append(error)
+
+    def sweep() -> None:
+        while not done.is_set():
+            store.retain([])
+
+    sweeper = threading.Thread(target=sweep)
+    threads = [threading.Thread(target=put, args=(number,)) for number in range(4)]
+    for thread in (sweeper, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    sweeper.join()
+    assert not errors
+    check_blobs(store)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    artifacts=st.lists(st.lists(st.binary(max_size=4), min_size=1, max_size=3), max_size=5),
+    kept=st.sets(st.integers(0, 4)),
+    leased=st.sets(st.integers(0, 4)),
+)
+def test_after_retain_exactly_the_union_of_kept_and_leased_is_there(
+    tmp_path_factory: pytest.TempPathFactory, artifacts: list[list[bytes]], kept: set[int], leased: set[int]
+) -> None:
+    store = BlobStore(tmp_path_factory.mktemp("blobs"))
+    manifests = [put_artifact(store, *contents) for contents in artifacts]
+    keep = [m for n, m in enumerate(manifests) if n in kept]
+    hold = [m for n, m in enumerate(manifests) if n in leased]
+    with store.lease() as lease:
+        for manifest in hold:
+            lease.name(manifest.digest, *(entry.digest for entry in manifest.files))
+        store.retain([m.digest for m in keep])
+    wanted = {hex_of(m.digest) for m in keep + hold} | {e.sha256 for m in keep + hold for e in m.files}
+    assert {path.name for path in store.path(digest_of(b"")).parent.iterdir()} == wanted
+    check_blobs(store)
+
+
+def test_blobs_are_on_disk_before_they_are_visible(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())), real(fd)))
+    digest = store.put(b"durable")
+    assert "partial/tmp-" in synced[0], "the content first"
+    assert synced[1] == str(store.path(digest).parent), "then the folder that names it"

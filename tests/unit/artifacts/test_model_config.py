@@ -1,0 +1,93 @@
+"""config.json of a base: sizes that add up, options that are served."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.unit.artifacts.making import MODEL_CONFIG, shape
+from weft.artifacts.errors import Reason, Refused
+from weft.artifacts.model_config import ModelShape, parse_model_config
+
+
+def parse(**change: Any) -> ModelShape:
+    config = {name: value for name, value in {**MODEL_CONFIG, **change}.items() if value != "absent"}
+    return parse_model_config(json.dumps(config).encode())
+
+
+def test_a_llama_config_gives_every_linear_layer_its_features() -> None:
+    model = shape()
+    assert model.head_dim == 4
+    assert model.projection("q_proj") == (16, 16)
+    assert model.projection("k_proj") == model.projection("v_proj") == (16, 8)
+    assert model.projection("o_proj") == (16, 16)
+    assert model.projection("gate_proj") == model.projection("up_proj") == (16, 24)
+    assert model.projection("down_proj") == (24, 16)
+    assert len(list(model.modules())) == 2 * 7
+    names = dict(model.tensors())
+    assert names["model.layers.1.mlp.down_proj.weight"] == (16, 24)
+    assert len(names) == 1 + 2 * 9 + 2
+
+
+def test_defaults_follow_the_family() -> None:
+    assert parse(num_key_value_heads="absent").kv_heads == 4
+    assert parse(num_key_value_heads=None).kv_heads == 4
+    assert parse(head_dim=8).projection("q_proj") == (16, 32)
+    assert parse(head_dim=8).projection("o_proj") == (32, 16)
+    assert parse(architectures="absent").architecture == "LlamaForCausalLM"
+    assert "lm_head.weight" not in dict(parse(tie_word_embeddings=True).tensors())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("architectures", ["GPT2LMHeadModel"]),
+        ("architectures", []),
+        ("architectures", "LlamaForCausalLM"),
+        ("attention_bias", True),
+        ("mlp_bias", True),
+        ("quantization_config", {"bits": 4}),
+        ("hidden_act", "gelu"),
+        ("auto_map", {"AutoModel": "evil.Model"}),
+        ("rope_scaling", {"type": "yarn", "factor": 4}),
+        ("rope_parameters", {"rope_type": "longrope"}),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(Refused) as caught:
+        parse(**{field: value})
+    assert caught.value.reason == Reason.UNSUPPORTED_MODEL
+    assert field in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden_size", 0),
+        ("hidden_size", "16"),
+        ("hidden_size", True),
+        ("hidden_size", "absent"),
+        ("hidden_size", 1 << 40),
+        ("num_hidden_layers", -1),
+        ("vocab_size", 1.5),
+        ("num_key_value_heads", 3),
+        ("hidden_size", 18),
+        ("rope_scaling", 3),
+        ("rms_norm_eps", 0),
+        ("rope_theta", "x"),
+        ("tie_word_embeddings", 1),
+        ("head_dim", 3),
+        ("max_position_embeddings", None),
+    ],
+)
+def test_sizes_that_do_not_add_up_are_invalid(field: str, value: object) -> None:
+    with pytest.raises(Refused) as caught:
+        parse(**{field: value})
+    assert caught.value.reason == Reason.CONFIG_INVALID
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"{", b'{"a":1,"a":1}'])
+def test_what_is_no_json_object_is_invalid(raw: bytes) -> None:
+    with pytest.raises(Refused) as caught:
+        parse_model_config(raw)
+    assert caught.value.reason == Reason.CONFIG_INVALID

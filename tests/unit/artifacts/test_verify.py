@@ -1,0 +1,229 @@
+"""An adapter against its base, a model against its config: what passes can be served as it is."""
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.artifacts.making import ADAPTER_CONFIG, Tensors, lora, pack, shape, weights
+from weft.artifacts.adapter_config import parse_adapter_config
+from weft.artifacts.errors import Reason, Refused
+from weft.artifacts.model_config import PROJECTIONS
+from weft.artifacts.safetensors_header import Header, read_header
+from weft.artifacts.verify import (
+    LoraPair,
+    ModelVerdict,
+    check_base_name,
+    last_part,
+    verdict_of,
+    verify_adapter,
+    verify_model,
+)
+
+Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+def header(tensors: Tensors) -> Header:
+    raw = pack(tensors)
+    return read_header(io.BytesIO(raw), len(raw))
+
+
+def verify(tensors: Tensors, *, max_rank: int = 64, **config: Any) -> tuple[LoraPair, ...]:
+    spec = parse_adapter_config(json.dumps({**ADAPTER_CONFIG, **config}).encode())
+    return verify_adapter(spec, header(tensors), shape(), max_rank=max_rank)
+
+
+def refusal(tensors: Tensors, **config: Any) -> Refused:
+    with pytest.raises(Refused) as caught:
+        verify(tensors, **config)
+    return caught.value
+
+
+def without(tensors: Tensors, *names: str) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if name not in names}
+
+
+def test_a_fitting_adapter_passes_with_its_pairs_in_the_order_of_the_model() -> None:
+    pairs = verify(lora())
+    assert [(p.layer, p.projection) for p in pairs] == [(0, "q_proj"), (0, "v_proj"), (1, "q_proj"), (1, "v_proj")]
+    assert {(p.rank, p.scale) for p in pairs} == {(4, 2.0)}
+    assert pairs[1].a.shape == (4, 16)
+    assert pairs[1].b.shape == (8, 4)
+
+
+def test_the_verdict_names_the_largest_rank_and_the_widest_dtype() -> None:
+    ranks = {"model.layers.1.self_attn.v_proj": 8}
+    tensors = lora(ranks=ranks, dtype="BF16") | {f"{Q0}.lora_A.weight": ("F16", np.ones((4, 16)))}
+    spec = parse_adapter_config(json.dumps({**ADAPTER_CONFIG, "rank_pattern": ranks}).encode())
+    verdict = verdict_of(spec, verify_adapter(spec, header(tensors), shape(), max_rank=8), 123)
+    assert (verdict.rank, verdict.alpha, verdict.size_bytes) == (8, 8.0, 123)
+    assert verdict.target_modules == ("q_proj", "v_proj")
+    assert verdict.dtype == "float16" or verdict.dtype == "bfloat16"
+    assert verdict.base_model == "some/where/tiny"
+
+
+def test_a_rank_above_the_limit_is_too_large_even_for_one_module() -> None:
+    ranks = {"model.layers.1.self_attn.q_proj": 16}
+    error = refusal(lora(ranks=ranks), rank_pattern=ranks, max_rank=8)
+    assert error.reason == Reason.RANK_TOO_LARGE
+    assert "rank 16, at most 8" in error.message
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("lora_A", (4, 15)),
+        ("lora_A", (3, 16)),
+        ("lora_B", (15, 4)),
+        ("lora_B", (16, 5)),
+        ("lora_A", (64,)),
+        ("lora_A", (4, 16, 1)),
+    ],
+)
+def test_a_tensor_of_another_shape_is_named(name: str, size: tuple[int, ...]) -> None:
+    error = refusal(lora() | {f"{Q0}.{name}.weight": ("F32", np.ones(size))})
+    assert error.reason == Reason.SHAPE_MISMATCH
+    assert f"{Q0}.{name}.weight" in error.message
+
+
+@pytest.mark.parametrize("half", ["A", "B"])
+def test_half_a_pair_is_a_missing_tensor(half: str) -> None:
+    error = refusal(without(lora(), f"{Q0}.lora_{half}.weight"))
+    assert error.reason == Reason.SHAPE_MISMATCH
+    assert f"q_proj.lora_{half}" in error.message
+
+
+def test_a_module_the_config_asks_for_and_the_file_lacks_is_missing() -> None:
+    assert refusal(lora(projections=("q_proj",))).reason == Reason.SHAPE_MISMATCH
+
+
+def test_a_declared_rank_that_the_tensors_do_not_have_is_a_mismatch() -> None:
+    assert refusal(lora(rank=4), r=8).reason == Reason.SHAPE_MISMATCH
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight", Reason.UNKNOWN_MODULE),  # not selected
+        ("base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight", Reason.UNKNOWN_MODULE),  # no such layer
+        ("base_model.model.model.layers.00.self_attn.q_proj.lora_A.weight", Reason.UNKNOWN_MODULE),
+        ("base_model.model.model.layers.0.mlp.q_proj.lora_A.weight", Reason.UNKNOWN_MODULE),
+        ("base_model.model.transformer.h.0.attn.c_attn.lora_A.weight", Reason.UNKNOWN_MODULE),
+        ("base_model.model.lm_head.lora_A.weight", Reason.UNSUPPORTED_ADAPTER),
+        ("base_model.model.model.embed_tokens.lora_embedding_A", Reason.UNSUPPORTED_ADAPTER),
+        (f"{Q0}.lora_magnitude_vector", Reason.UNSUPPORTED_ADAPTER),
+        ("base_model.model.lm_head.weight", Reason.UNSUPPORTED_ADAPTER),
+        ("base_model.model.model.layers.0.self_attn.q_proj.bias", Reason.UNSUPPORTED_ADAPTER),
+        (f"{Q0}.lora_A.default.weight", Reason.UNKNOWN_MODULE),
+        ("virus", Reason.UNKNOWN_MODULE),
+        ("", Reason.UNKNOWN_MODULE),
+    ],
+)
+def test_a_tensor_that_cannot_be_served_is_named_with_its_reason(key: str, reason: Reason) -> None:
+    assert refusal(lora() | {key: ("F32", np.ones((4, 16)))}).reason == reason
+
+
+def test_a_target_that_the_base_does_not_have_is_unknown() -> None:
+    error = refusal(lora(), target_modules=["q_proj", "v_proj", "c_attn"])
+    assert error.reason == Reason.UNKNOWN_MODULE
+    assert "c_attn" in error.message
+
+
+@pytest.mark.parametrize("dtype", ["F64", "I32"])
+def test_another_dtype_is_refused(dtype: str) -> None:
+    error = refusal(lora() | {f"{Q0}.lora_A.weight": (dtype, np.ones((4, 16)))})
+    assert error.reason == Reason.DTYPE_NOT_SUPPORTED
+
+
+def test_an_adapter_without_tensors_is_refused() -> None:
+    assert refusal({}).reason == Reason.SHAPE_MISMATCH
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "accepted", "fits"),
+    [
+        ("meta/tiny", ["tiny"], True),
+        ("/home/a/tiny/", ["tiny"], True),
+        ("tiny", ["org/tiny"], True),
+        ("meta/tiny", ["other", "file:models/tiny"], True),
+        ("meta/tiny", ["file:tiny"], True),
+        ("meta/tiny", ["small"], False),
+        ("meta/tiny-chat", ["tiny"], False),
+        ("tiny", ["Tiny"], False),
+        ("anything", [], True),
+        (None, ["tiny"], True),
+        ("", ["tiny"], True),
+    ],
+)
+def test_the_base_is_recognised_by_the_last_part_of_its_name(
+    trained_on: str | None, accepted: list[str], fits: bool
+) -> None:
+    spec = parse_adapter_config(json.dumps({**ADAPTER_CONFIG, "base_model_name_or_path": trained_on}).encode())
+    if fits:
+        return check_base_name(spec, accepted)
+    with pytest.raises(Refused) as caught:
+        check_base_name(spec, accepted)
+    assert caught.value.reason == Reason.BASE_MISMATCH
+    return None
+
+
+def test_last_part_knows_paths_and_uris() -> None:
+    assert [last_part(text) for text in ("a/b", "/a/b/", "file:b", "b", "")] == ["b", "b", "b", "b", ""]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sets(st.sampled_from(PROJECTIONS), min_size=1),
+    st.integers(1, 9),
+    st.dictionaries(st.sampled_from([name for name, _, _ in shape().modules()]), st.integers(1, 12), max_size=5),
+    st.sampled_from(["F32", "F16", "BF16"]),
+)
+def test_every_adapter_made_to_its_config_passes(
+    projections: set[str], rank: int, ranks: dict[str, int], dtype: str
+) -> None:
+    tensors = lora(rank=rank, projections=tuple(projections), ranks=ranks, dtype=dtype)
+    pairs = verify(tensors, r=rank, rank_pattern=ranks, target_modules=sorted(projections))
+    assert {pair.module: pair.rank for pair in pairs} == {
+        name: ranks.get(name, rank) for name, _, projection in shape().modules() if projection in projections
+    }
+
+
+def test_a_model_with_exactly_its_tensors_passes_whole_or_in_shards() -> None:
+    tensors = weights(dtype="BF16")
+    names = list(tensors)
+    whole = verify_model(shape(), {"model.safetensors": header(tensors)}, 7)
+    parts = {f"{n}.safetensors": header({name: tensors[name] for name in names[n::2]}) for n in (0, 1)}
+    assert verify_model(shape(), parts, 7) == whole == ModelVerdict("LlamaForCausalLM", 16, 2, 32, 64, 7, "bfloat16")
+
+
+def test_rotary_tables_of_old_files_are_ignored() -> None:
+    tensors = weights() | {"model.layers.0.self_attn.rotary_emb.inv_freq": ("F32", np.ones(2))}
+    assert verify_model(shape(), {"a": header(tensors)}, 1).dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model.norm.weight": None}, Reason.SHAPE_MISMATCH),
+        ({"model.norm.weight": ("F32", np.ones(15))}, Reason.SHAPE_MISMATCH),
+        ({"model.norm.weight": ("F64", np.ones(16))}, Reason.DTYPE_NOT_SUPPORTED),
+        ({"model.layers.0.self_attn.q_proj.bias": ("F32", np.ones(16))}, Reason.UNKNOWN_MODULE),
+        ({"model.layers.2.input_layernorm.weight": ("F32", np.ones(16))}, Reason.UNKNOWN_MODULE),
+    ],
+)
+def test_a_model_that_is_not_its_config_is_refused(change: dict[str, Any], reason: Reason) -> None:
+    tensors = {name: tensor for name, tensor in (weights() | change).items() if tensor is not None}
+    with pytest.raises(Refused) as caught:
+        verify_model(shape(), {"a": header(tensors)}, 1)
+    assert caught.value.reason == reason
+
+
+def test_a_tensor_in_two_shards_is_refused() -> None:
+    both = header(weights())
+    with pytest.raises(Refused) as caught:
+        verify_model(shape(), {"a": both, "b": both}, 1)
+    assert caught.value.reason == Reason.HEADER_INVALID

@@ -1,0 +1,121 @@
+"""Tokens to text: equal to the tokenizer's own decode, whole characters only, whatever the chunks."""
+
+import json
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from weft_gateway.core.detokenise import Decoding, Detokeniser, UnsupportedDecoder, decoding_of, token_bytes
+
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def byte_level() -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["hello world über 東京 \N{SLIGHTLY SMILING FACE}"] * 4, trainer)
+    tokenizer.add_tokens(["<tool>", "two words"])
+    return tokenizer
+
+
+def sentence_pieces() -> tokenizers.Tokenizer:
+    """Llama 2's decoder: a mark for a space, bytes where a character is not in the vocabulary."""
+    words = ["▁hello", "▁", "h", "lo", "▁東京", "ü", ".", *BYTE_TOKENS]
+    vocab = {word: i for i, word in enumerate(["<s>", *words])}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["<s>"])
+    return tokenizer
+
+
+BYTE_LEVEL, SENTENCE = byte_level(), sentence_pieces()
+
+
+def detokeniser(tokenizer: tokenizers.Tokenizer) -> Detokeniser:
+    form = decoding_of(json.loads(tokenizer.to_str())["decoder"])
+    special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+
+    def bytes_of(token: int) -> bytes:
+        text = tokenizer.id_to_token(token)
+        return b"" if token in special or text is None else token_bytes(text, form)
+
+    return Detokeniser(bytes_of)
+
+
+def decoded(tokenizer: tokenizers.Tokenizer, tokens: list[int]) -> list[str]:
+    one = detokeniser(tokenizer)
+    return [*map(one.push, tokens), one.flush()]
+
+
+@given(st.lists(st.integers(0, BYTE_LEVEL.get_vocab_size() + 2), max_size=40))
+def test_any_byte_level_tokens_decode_as_the_tokenizer_decodes_them(tokens: list[int]) -> None:
+    assert "".join(decoded(BYTE_LEVEL, tokens)) == BYTE_LEVEL.decode(tokens, skip_special_tokens=True)
+
+
+@given(st.text(max_size=40))
+def test_no_piece_of_a_valid_text_holds_a_broken_character(text: str) -> None:
+    tokens = BYTE_LEVEL.encode(text, add_special_tokens=False).ids
+    if BYTE_LEVEL.decode(tokens) == text:  # a lone control token's spelling is another text
+        pieces = decoded(BYTE_LEVEL, tokens)
+        assert "".join(pieces) == text
+        assert all("\N{REPLACEMENT CHARACTER}" not in piece for piece in pieces) or "\N{REPLACEMENT CHARACTER}" in text
+
+
+@given(st.lists(st.sampled_from(["▁hello", "▁", "h", "lo", "▁東京", ".", "ü"]), max_size=20), st.text(max_size=8))
+def test_sentence_pieces_decode_as_the_continuation_of_a_prompt(words: list[str], rare: str) -> None:
+    prompt = [SENTENCE.token_to_id(".")]
+    tokens = [SENTENCE.token_to_id(word) for word in words]
+    tokens += [SENTENCE.token_to_id(f"<0x{byte:02X}>") for byte in rare.encode()]
+    whole, before = SENTENCE.decode(prompt + tokens), SENTENCE.decode(prompt)
+    assert "".join(decoded(SENTENCE, tokens)) == whole.removeprefix(before)
+
+
+def test_a_character_waits_for_its_last_byte() -> None:
+    tokens = [SENTENCE.token_to_id(f"<0x{byte:02X}>") for byte in "é東\N{SLIGHTLY SMILING FACE}".encode()]
+    assert decoded(SENTENCE, tokens) == ["", "é", "", "", "東", "", "", "", "\N{SLIGHTLY SMILING FACE}", ""]
+
+
+def test_an_unfinished_character_ends_as_one_replacement_character() -> None:
+    tokens = [SENTENCE.token_to_id("<0xF0>"), SENTENCE.token_to_id("<0x9F>")]
+    assert decoded(SENTENCE, tokens) == ["", "", "\N{REPLACEMENT CHARACTER}"]
+
+
+def test_bytes_that_are_no_character_do_not_hold_the_text_up() -> None:
+    tokens = [SENTENCE.token_to_id("<0x80>")] * 50
+    assert decoded(SENTENCE, tokens)[:-1] == ["\N{REPLACEMENT CHARACTER}"] * 50
+
+
+def test_special_and_unknown_tokens_have_no_text() -> None:
+    assert decoded(SENTENCE, [0, 10_000, SENTENCE.token_to_id("h")]) == ["", "", "h", ""]
+
+
+@pytest.mark.parametrize(
+    ("decoder", "form"),
+    [
+        (None, Decoding(separator=" ")),
+        (decoders.ByteLevel(), Decoding(byte_level=True)),
+        (decoders.Metaspace(), Decoding(replaced=(("▁", " "),))),
+        (decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()]), Decoding(byte_fallback=True)),
+    ],
+)
+def test_known_decoders_are_read(decoder: object, form: Decoding) -> None:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    assert decoding_of(json.loads(tokenizer.to_str())["decoder"]) == form
+
+
+def test_an_unknown_decoder_is_refused_by_its_name() -> None:
+    with pytest.raises(UnsupportedDecoder, match="CTC"):
+        decoding_of({"type": "CTC"})

@@ -1,0 +1,59 @@
+"""Stop strings: the first to be complete wins, nothing of it is released, chunks make no difference."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from weft_gateway.core.stops import MAX_STOP_CHARS, StopMatcher
+
+letters = st.text("abc", max_size=30)
+stop_lists = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)
+
+
+def reference(text: str, stops: list[str]) -> tuple[str, bool]:
+    """The text before the stop string that ends first (the longest of those), and whether there is one."""
+    ends = [(text.find(stop) + len(stop), -len(stop)) for stop in stops if stop in text]
+    if not ends:
+        return text, False
+    end, minus_length = min(ends)
+    return text[: end + minus_length], True
+
+
+def chunked(text: str, cuts: list[int]) -> list[str]:
+    marks = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    return [text[a:b] for a, b in zip(marks, marks[1:], strict=False)]
+
+
+@given(letters, stop_lists, st.lists(st.integers(0, 30), max_size=6))
+def test_released_text_is_what_comes_before_the_first_stop_string(text: str, stops: list[str], cuts: list[int]) -> None:
+    matcher = StopMatcher(stops)
+    released = "".join(matcher.push(chunk) for chunk in chunked(text, cuts)) + matcher.flush()
+    assert (released, matcher.matched) == reference(text, stops)
+
+
+@given(letters, stop_lists.filter(bool))
+def test_what_is_held_back_may_still_become_a_stop_string(text: str, stops: list[str]) -> None:
+    matcher = StopMatcher(stops)
+    released = matcher.push(text)
+    if not matcher.matched:
+        held = text.removeprefix(released)
+        assert len(held) == max(
+            (n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n])), default=0
+        ), "no more and no less than the longest beginning of a stop string"
+
+
+def test_a_stop_string_over_three_chunks_is_found() -> None:
+    matcher = StopMatcher(["</end>"])
+    assert [matcher.push(chunk) for chunk in ("well </", "en", "d> more")] == ["well ", "", ""]
+    assert matcher.matched
+    assert matcher.flush() == ""
+
+
+def test_a_beginning_that_comes_to_nothing_is_released() -> None:
+    matcher = StopMatcher(["stop"])
+    assert [matcher.push("sto"), matcher.push("ry")] == ["", "story"]
+
+
+@pytest.mark.parametrize("stops", [["a"] * 5, [""], ["x" * (MAX_STOP_CHARS + 1)]])
+def test_stop_strings_beyond_the_bounds_are_refused(stops: list[str]) -> None:
+    with pytest.raises(ValueError, match="at most 4"):
+        StopMatcher(stops)

@@ -1,0 +1,22 @@
+"""Worlds for the planner; `planning.py` says what is modelled and why."""
+
+import pytest
+
+from tests.unit.operator.planning import World, adapter_object, fetched_base, good, pool_object, world_of
+from weft_operator.local.objects import ObjectStore
+
+
+@pytest.fixture
+def world() -> World:
+    """An empty world whose depot has the base model and adapters `upper` and `lower`."""
+    contents = {"file:base": fetched_base(), "file:upper": good("a"), "file:lower": good("c")}
+    return world_of(ObjectStore(lambda: 0.0), contents, 1_000_000.0)
+
+
+@pytest.fixture
+def serving(world: World) -> World:
+    """A settled world with the pool and both adapters."""
+    for obj in (pool_object(), adapter_object("upper"), adapter_object("lower")):
+        world.apply(obj)
+    world.settle()
+    return world

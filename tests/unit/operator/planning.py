@@ -1,0 +1,242 @@
+"""A world for the planner: the real object store, records and planner; depot, scheduler and runners are modelled.
+
+The modelled depot answers from a table of contents, the modelled scheduler routes what it was told, the modelled
+backend starts what it was ordered to. Every step is explicit, so a test may stop anywhere and look.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft_operator.actions import (
+    Action,
+    EnsureRunner,
+    PublishAdapter,
+    PublishPool,
+    RemoveFinalizer,
+    RemoveRunner,
+    Resolve,
+    Retain,
+    SetStatus,
+    WithdrawAdapter,
+    WithdrawPool,
+)
+from weft_operator.judge import recall
+from weft_operator.local.objects import Event, ObjectStore
+from weft_operator.observe import (
+    AdapterEntry,
+    AdapterReport,
+    Desired,
+    Observed,
+    PoolEntry,
+    PoolReport,
+    RunnerProcess,
+    check_indexes,
+)
+from weft_operator.plan import Policy, plan
+from weft_operator.record import forget, record
+from weft_operator.resolution import Answer, Request, heard
+from weft_operator.resources import Ref, parse
+
+BASE = "sha256:" + "b" * 64
+GOOD = {"rank": 8, "alpha": 16, "targetModules": ["q_proj"], "sizeBytes": 100, "dtype": "float32", "baseModel": "base"}
+
+
+def digest(letter: str) -> str:
+    return "sha256:" + letter * 64
+
+
+def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> dict[str, Any]:
+    """A ServingPool as admission leaves it: every default written out."""
+    whole: dict[str, Any] = {
+        "model": {"name": name, "uri": f"file:{name}"},
+        "lora": {"maxAdapters": 8, "maxRank": 64},
+        "kvCache": {"pageTokens": 16, "pages": 1024},
+        "scheduler": {
+            "placement": "punica",
+            "queue": "fcfs",
+            "reservation": "calibrated",
+            "maxSequences": 32,
+            "maxBatchTokens": 512,
+            "maxQueue": 1000,
+            "maxMoves": 8,
+        },
+        "drainSeconds": 60,
+        "allowedNamespaces": {"from": "All"},
+    }
+    return _object("ServingPool", namespace, name, whole | spec)
+
+
+def adapter_object(name: str, namespace: str = "acme", pool: str = "default/base", **spec: Any) -> dict[str, Any]:
+    """A LoRAAdapter as admission leaves it."""
+    pool_namespace, _, pool_name = pool.partition("/")
+    whole: dict[str, Any] = {
+        "poolRef": {"namespace": pool_namespace, "name": pool_name},
+        "source": {"uri": f"file:{name}"},
+        "pinned": False,
+    }
+    return _object("LoRAAdapter", namespace, name, whole | spec)
+
+
+def pool_ref(name: str = "base", namespace: str = "default") -> Ref:
+    return Ref("ServingPool", namespace, name)
+
+
+def adapter_ref(name: str, namespace: str = "acme") -> Ref:
+    return Ref("LoRAAdapter", namespace, name)
+
+
+def good(letter: str) -> Answer:
+    return Answer("Fetched", digest(letter), GOOD)
+
+
+def failed(reason: str, message: str = "because", *, validated: bool = False) -> Answer:
+    return Answer("Failed", None, GOOD if validated else None, reason, message)
+
+
+def fetched_base() -> Answer:
+    return Answer("Fetched", BASE, {"architecture": "LlamaForCausalLM", "sizeBytes": 1})
+
+
+@dataclass
+class World:
+    """One operator, from its objects to what others were told. `now` moves only by hand."""
+
+    store: ObjectStore
+    contents: dict[str, Answer] = field(default_factory=dict)  # what the depot finds at a URI
+    now: float = 1_000_000.0
+    policy: Policy = field(default_factory=Policy)
+    desired: Desired = field(default_factory=Desired)
+    observed: Observed = field(default_factory=Observed)
+    routed_pools: dict[Ref, PoolEntry] = field(default_factory=dict)
+    routed: dict[str, AdapterEntry] = field(default_factory=dict)  # by uid
+    kept: frozenset[str] | None = None
+    asked: list[Request] = field(default_factory=list)
+    status_writes: int = 0
+    ready_runners: bool = True
+
+    def apply(self, obj: dict[str, Any]) -> None:
+        self.now += 0.001
+        self.store.apply(obj)
+
+    def on_event(self, event: Event) -> None:
+        resource = parse(event.object)
+        ref, known = resource.meta.ref, self.desired.get(resource.meta.ref)
+        if known is not None and (event.type == "DELETED" or known.meta.uid != resource.meta.uid):
+            forget(known.meta.uid, ref, self.observed)
+        if event.type == "DELETED":
+            self.desired.drop(ref)
+        else:
+            self.desired.put(resource)
+
+    def plan(self) -> list[Action]:
+        check_indexes(self.desired)
+        return plan(self.desired, self.observed, self.now, self.policy)
+
+    def step(self) -> list[Action]:
+        """Plan, carry everything out, let everybody answer. Returns what was ordered."""
+        actions = self.plan()
+        for action in actions:
+            self.do(action)
+        self.answers()
+        return actions
+
+    def settle(self, limit: int = 30) -> int:
+        """Step until nothing is ordered. Returns the number of steps; raises when it does not end."""
+        for count in range(limit):
+            if not self.step():
+                return count
+        raise AssertionError(f"no rest after {limit} steps: {self.plan()}")
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.settle()
+
+    def do(self, action: Action) -> None:
+        match action:
+            case SetStatus():
+                self.status_writes += 1
+                self.store.set_status(action.ref, action.uid, action.resource_version, action.status)
+            case RemoveFinalizer():
+                self.store.remove_finalizer(action.ref, action.uid, action.resource_version, action.finalizer)
+            case EnsureRunner(pool=pool, index=index, launch=launch):
+                runners = self.observed.runners.setdefault(pool, {})
+                runners[index] = RunnerProcess(launch, "Ready" if self.ready_runners else "Starting")
+            case RemoveRunner(pool=pool, index=index):
+                del self.observed.runners[pool][index]
+                if not self.observed.runners[pool]:
+                    del self.observed.runners[pool]
+            case PublishPool(ref=ref, entry=entry):
+                self.routed_pools[ref] = entry
+            case WithdrawPool(ref=ref):
+                del self.routed_pools[ref]
+            case PublishAdapter(ref=ref, entry=entry):
+                before = self.observed.adapters.get(ref)
+                if before is not None:
+                    self.routed.pop(before.uid)
+                self.routed[entry.uid] = entry
+            case WithdrawAdapter(ref=ref):
+                del self.routed[self.observed.adapters[ref].uid]
+            case Retain(digests=digests):
+                self.kept = digests
+            case Resolve(request=request):
+                self.asked.append(request)
+        record(action, self.observed, self.now)
+
+    def answers(self) -> None:
+        """Depot and scheduler say what is true for them."""
+        for uid, resolution in list(self.observed.resolutions.items()):
+            if resolution.running:
+                ref = self.desired.by_uid[uid]
+                resource = self.desired.get(ref)
+                answer = self.contents.get(resolution.request.uri, failed("SourceNotFound", "nothing there"))
+                pool = getattr(resource, "pool", None)
+                self.observed.resolutions[uid] = heard(resolution, answer, self.now, pool)
+        for ref in self.routed_pools:
+            runners = self.observed.runners.get(ref, {}).values()
+            ready = sum(runner.state == "Ready" for runner in runners)
+            self.observed.pool_reports[str(ref)] = PoolReport(ready)
+        for uid, entry in self.routed.items():
+            if self.desired.by_uid.get(uid):
+                self.observed.adapter_reports[uid] = AdapterReport(entry.digest, True, 1)
+
+    def restarted(self, *, nothing_runs: bool = False) -> "World":
+        """The same objects and sources under a new operator that remembers nothing else."""
+        after = world_of(self.store, self.contents, self.now)
+        after.policy, after.ready_runners = self.policy, self.ready_runners
+        if not nothing_runs:
+            after.observed.runners = {ref: dict(runners) for ref, runners in self.observed.runners.items()}
+        resources = [after.desired.get(ref) for ref in after.desired.refs()]
+        for resource in resources:
+            assert resource is not None
+            if known := recall(resource, after.desired, after.observed):
+                after.observed.resolutions[resource.meta.uid] = known
+        after.observed.retention.started_at = after.now
+        return after
+
+    def condition(self, ref: Ref, kind: str) -> tuple[str, str]:
+        """Status and reason of a condition."""
+        conditions = self.store.get(ref)["status"]["conditions"]
+        found = next(c for c in conditions if c["type"] == kind)
+        return found["status"], found["reason"]
+
+    def status(self, ref: Ref) -> Any:
+        return self.store.get(ref)["status"]
+
+
+def world_of(store: ObjectStore, contents: dict[str, Answer], now: float) -> World:
+    world = World(store, contents, now)
+    store._clock = lambda: world.now  # pyright: ignore[reportPrivateUsage]
+    store._listeners.clear()  # pyright: ignore[reportPrivateUsage]
+    for obj in store.objects():
+        world.desired.put(parse(obj))
+    store.listen(world.on_event)
+    return world
+
+
+def _object(kind: str, namespace: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "serving.weft.dev/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": spec,
+    }

@@ -1,0 +1,404 @@
+"""The planner as tables: one situation, what is ordered, what the conditions say."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.operator.planning import (
+    BASE,
+    World,
+    adapter_object,
+    adapter_ref,
+    digest,
+    failed,
+    good,
+    pool_object,
+    pool_ref,
+)
+from weft_operator.actions import EnsureRunner, RemoveRunner, Resolve
+from weft_operator.observe import AdapterReport, PoolReport, RunnerProcess
+from weft_operator.resolution import Answer
+from weft_operator.resources import FINALIZER
+
+
+def test_a_pool_and_its_adapters_become_ready(serving: World) -> None:
+    assert serving.condition(pool_ref(), "Available") == ("True", "RunnersReady")
+    assert serving.condition(pool_ref(), "Progressing") == ("False", "RunnersReady")
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+    assert serving.status(pool_ref())["adapters"] == {"total": 2, "ready": 2}
+    assert serving.status(adapter_ref("upper"))["digest"] == digest("a")
+    assert serving.status(adapter_ref("upper"))["modelName"] == "acme/upper"
+
+
+def test_nothing_is_ordered_twice(serving: World) -> None:
+    writes = serving.status_writes
+    assert serving.plan() == []
+    serving.wait(0.5)
+    assert serving.status_writes == writes
+
+
+def test_an_unchanged_source_is_asked_for_again_and_writes_nothing(serving: World) -> None:
+    writes, asked = serving.status_writes, len(serving.asked)
+    serving.wait(2.1)
+    assert len(serving.asked) == asked + 3
+    assert serving.status_writes == writes
+
+
+def test_a_source_named_by_digest_is_not_asked_for_again(world: World) -> None:
+    world.apply(pool_object())
+    world.apply(adapter_object("upper", source={"uri": "file:upper", "digest": digest("a")}))
+    world.settle()
+    asked = sum(request.uri == "file:upper" for request in world.asked)
+    world.wait(100)
+    assert sum(request.uri == "file:upper" for request in world.asked) == asked == 1
+
+
+def test_an_adapter_of_no_pool_is_told_so_and_is_served_once_the_pool_is_there(world: World) -> None:
+    world.apply(adapter_object("upper"))
+    world.settle()
+    assert world.condition(adapter_ref("upper"), "Accepted") == ("False", "PoolNotFound")
+    assert world.condition(adapter_ref("upper"), "Ready") == ("False", "PoolNotFound")
+    world.apply(pool_object())
+    world.settle()
+    assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "permitted"),
+    [
+        ({"from": "Same"}, False),
+        ({"from": "All"}, True),
+        ({"from": "List", "names": ["acme"]}, True),
+        ({"from": "List", "names": ["globex"]}, False),
+    ],
+)
+def test_a_pool_says_which_namespaces_may_use_it(world: World, allowed: dict[str, object], permitted: bool) -> None:
+    world.apply(pool_object(allowedNamespaces=allowed))
+    world.apply(adapter_object("upper"))
+    world.settle()
+    expected = ("True", "Accepted") if permitted else ("False", "NotPermitted")
+    assert world.condition(adapter_ref("upper"), "Accepted") == expected
+    assert bool(world.routed) is permitted
+
+
+def test_of_two_adapters_with_one_name_the_older_has_it(serving: World) -> None:
+    serving.apply(adapter_object("lower", namespace="globex", modelName="acme/upper"))
+    serving.settle()
+    assert serving.condition(adapter_ref("lower", "globex"), "Accepted") == ("False", "NameConflict")
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+    serving.store.delete(adapter_ref("upper"))
+    serving.settle()
+    assert serving.condition(adapter_ref("lower", "globex"), "Ready") == ("True", "Published")
+
+
+def test_a_base_name_is_reserved_even_from_an_older_adapter(world: World) -> None:
+    world.apply(adapter_object("upper", modelName="base"))
+    world.apply(pool_object())
+    world.settle()
+    assert world.condition(adapter_ref("upper"), "Accepted") == ("False", "NameConflict")
+    assert world.condition(pool_ref(), "Available") == ("True", "RunnersReady")
+
+
+def test_of_two_pools_with_one_name_the_older_serves(serving: World) -> None:
+    serving.apply(pool_object("other", model={"name": "base", "uri": "file:base"}))
+    serving.settle()
+    assert serving.condition(pool_ref("other"), "Accepted") == ("False", "NameConflict")
+    assert pool_ref("other") not in serving.observed.runners
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+
+
+def test_a_refused_object_holds_no_name(world: World) -> None:
+    world.apply(pool_object(allowedNamespaces={"from": "List", "names": ["globex"]}))
+    world.apply(adapter_object("lower", namespace="acme", modelName="wanted"))
+    world.apply(adapter_object("upper", namespace="globex", modelName="wanted"))
+    world.settle()
+    assert world.condition(adapter_ref("lower"), "Accepted") == ("False", "NotPermitted")
+    assert world.condition(adapter_ref("upper", "globex"), "Ready") == ("True", "Published")
+
+
+def test_an_assertion_about_the_base_that_does_not_hold_is_a_mismatch(serving: World) -> None:
+    serving.apply(adapter_object("upper", namespace="globex", baseModel="llama"))
+    serving.settle()
+    assert serving.condition(adapter_ref("upper", "globex"), "Validated") == ("False", "BaseMismatch")
+    assert serving.condition(adapter_ref("upper", "globex"), "Ready") == ("False", "BaseMismatch")
+
+
+def test_who_names_the_base_is_not_asked_what_it_was_trained_on(serving: World) -> None:
+    serving.apply(adapter_object("upper", namespace="globex", baseModel="base"))
+    serving.settle()
+    named = next(request for request in serving.asked if request.namespace == "globex")
+    unnamed = next(request for request in serving.asked if request.namespace == "acme")
+    assert named.body()["base"] == {"digest": BASE}
+    assert unnamed.body()["base"] == {"digest": BASE, "name": "base", "aliases": ()}
+
+
+def test_an_adapter_waits_for_its_base(world: World) -> None:
+    world.contents["file:base"] = failed("SourceNotFound")
+    world.apply(pool_object())
+    world.apply(adapter_object("upper"))
+    world.settle()
+    assert world.condition(adapter_ref("upper"), "Ready") == ("False", "BaseNotReady")
+    assert world.condition(pool_ref(), "Fetched") == ("False", "SourceNotFound")
+    assert world.condition(pool_ref(), "Available") == ("False", "BaseNotReady")
+
+
+@pytest.mark.parametrize(
+    ("answer", "validated", "fetched"),
+    [
+        (failed("ShapeMismatch"), ("False", "ShapeMismatch"), ("False", "ShapeMismatch")),
+        (failed("NotFinite", validated=True), ("True", "Validated"), ("False", "NotFinite")),
+        (Answer("Validated", None, {"rank": 4}), ("True", "Validated"), ("Unknown", "Resolving")),
+        (Answer("Pending"), ("Unknown", "Resolving"), ("Unknown", "Resolving")),
+    ],
+)
+def test_conditions_tell_how_far_a_content_has_come(
+    serving: World, answer: Answer, validated: tuple[str, str], fetched: tuple[str, str]
+) -> None:
+    serving.contents["file:new"] = answer
+    serving.apply(adapter_object("new"))
+    serving.settle()
+    assert serving.condition(adapter_ref("new"), "Validated") == validated
+    assert serving.condition(adapter_ref("new"), "Fetched") == fetched
+    assert serving.condition(adapter_ref("new"), "Ready") == ("False", fetched[1])
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+
+
+def test_an_edited_source_takes_the_place_of_the_old_one_which_is_kept_while_it_drains(serving: World) -> None:
+    serving.wait(400)  # the first list waits until what drained before the start has drained
+    serving.contents["file:upper"] = good("d")
+    serving.wait(2.1)
+    assert [entry.digest for entry in serving.routed.values()].count(digest("d")) == 1
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+    assert serving.kept is not None
+    assert {digest("a"), digest("d")} <= serving.kept
+    serving.wait(61)
+    assert digest("a") not in serving.kept
+    assert digest("d") in serving.kept
+
+
+def test_ready_does_not_flap_while_a_new_content_takes_over(serving: World) -> None:
+    serving.contents["file:upper"] = good("d")
+    serving.now += 2.1
+    for _ in range(6):
+        serving.step()
+        assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+    assert serving.status(adapter_ref("upper"))["digest"] == digest("d")
+
+
+def test_a_source_that_became_bad_leaves_the_old_content_serving(serving: World) -> None:
+    serving.contents["file:upper"] = failed("NotFinite", "NaN in layer 3", validated=True)
+    serving.wait(2.1)
+    assert serving.condition(adapter_ref("upper"), "Fetched") == ("False", "NotFinite")
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+    assert serving.status(adapter_ref("upper"))["digest"] == digest("a")
+    serving.contents["file:upper"] = good("d")
+    serving.wait(30)
+    assert serving.condition(adapter_ref("upper"), "Fetched") == ("True", "Fetched")
+    assert serving.status(adapter_ref("upper"))["digest"] == digest("d")
+
+
+def test_a_failing_source_is_asked_for_more_and_more_slowly(serving: World) -> None:
+    serving.contents["file:upper"] = failed("NotFinite")
+    asked = [0]
+    for _ in range(60):
+        serving.wait(1.0)
+        asked.append(sum(request.uri == "file:upper" for request in serving.asked))
+    assert asked[-1] - asked[30] in (2, 3, 4)  # every 10 s in the end
+    assert asked[30] - asked[0] > 3
+
+
+def test_another_pool_is_another_base_so_the_old_content_stops(serving: World) -> None:
+    serving.contents["file:second"] = Answer("Fetched", digest("e"), {})
+    serving.apply(pool_object("second"))
+    serving.settle()
+    serving.contents["file:upper"] = failed("ShapeMismatch")
+    serving.apply(adapter_object("upper", pool="default/second"))
+    serving.settle()
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("False", "ShapeMismatch")
+    assert [entry.name for entry in serving.routed.values()] == ["lower"]
+
+
+def test_a_new_base_that_an_adapter_does_not_fit_stops_it(serving: World) -> None:
+    serving.contents["file:base"] = Answer("Fetched", digest("f"), {})
+    serving.contents["file:upper"] = failed("ShapeMismatch")
+    serving.wait(3)
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("False", "ShapeMismatch")
+    assert serving.condition(adapter_ref("lower"), "Ready") == ("True", "Published")
+    assert serving.routed_pools[pool_ref()].base_digest == digest("f")
+
+
+def test_a_deleted_adapter_leaves_at_once_and_its_content_later(serving: World) -> None:
+    serving.wait(400)
+    uid = serving.store.get(adapter_ref("upper"))["metadata"]["uid"]
+    serving.store.delete(adapter_ref("upper"))
+    serving.step()
+    assert uid not in serving.routed
+    serving.settle()
+    assert serving.kept is not None
+    assert digest("a") in serving.kept
+    serving.wait(61)
+    assert digest("a") not in serving.kept
+    assert digest("c") in serving.kept
+
+
+def test_an_object_made_again_under_its_name_is_another_one(serving: World) -> None:
+    serving.store.delete(adapter_ref("upper"))
+    serving.apply(adapter_object("upper"))
+    serving.settle()
+    uid = serving.store.get(adapter_ref("upper"))["metadata"]["uid"]
+    assert {entry.uid for entry in serving.routed.values() if entry.name == "upper"} == {uid}
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+
+
+def test_a_finalizer_goes_when_the_registry_has_let_go(serving: World) -> None:
+    wish = adapter_object("upper")
+    wish["metadata"]["finalizers"] = [FINALIZER]
+    serving.apply(wish)
+    serving.settle()
+    serving.store.delete(adapter_ref("upper"))
+    serving.settle()
+    assert serving.store.find(adapter_ref("upper")) is None
+    assert [entry.name for entry in serving.routed.values()] == ["lower"]
+
+
+def test_a_foreign_finalizer_keeps_the_object_and_says_so(serving: World) -> None:
+    wish = adapter_object("upper")
+    wish["metadata"]["finalizers"] = ["example.com/audit"]
+    serving.apply(wish)
+    serving.settle()
+    serving.store.delete(adapter_ref("upper"))
+    serving.settle()
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("False", "Deleting")
+
+
+def test_a_deleted_pool_takes_its_runners_and_routes_along(serving: World) -> None:
+    serving.store.delete(pool_ref())
+    serving.settle()
+    assert (serving.routed, serving.routed_pools, serving.observed.runners) == ({}, {}, {})
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("False", "PoolNotFound")
+
+
+@pytest.mark.parametrize(("replicas", "expected"), [(None, 1), (0, 0), (3, 3)])
+def test_a_pool_has_as_many_runners_as_it_wants(world: World, replicas: int | None, expected: int) -> None:
+    world.apply(pool_object(replicas=replicas))
+    world.apply(adapter_object("upper"))
+    world.settle()
+    assert len(world.observed.runners.get(pool_ref(), {})) == expected
+    available = ("True", "RunnersReady") if expected else ("False", "ScaledToZero")
+    assert world.condition(pool_ref(), "Available") == available
+    assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+
+
+def test_fewer_replicas_stop_the_highest_indexes(world: World) -> None:
+    world.apply(pool_object(replicas=3))
+    world.settle()
+    world.apply(pool_object(replicas=1))
+    actions = world.plan()
+    assert [action.index for action in actions if isinstance(action, RemoveRunner)] == [2, 1]
+    world.settle()
+    assert list(world.observed.runners[pool_ref()]) == [0]
+
+
+def test_a_changed_pool_replaces_its_runners_one_at_a_time(world: World) -> None:
+    world.apply(pool_object(replicas=3))
+    world.settle()
+    world.ready_runners = False
+    world.apply(pool_object(replicas=3, kvCache={"pageTokens": 16, "pages": 2048}))
+    world.settle()
+    states = {i: (r.launch.kv_pages, r.state) for i, r in world.observed.runners[pool_ref()].items()}
+    assert states == {0: (2048, "Starting"), 1: (1024, "Ready"), 2: (1024, "Ready")}
+    runners = world.observed.runners[pool_ref()]
+    runners[0] = replace(runners[0], state="Ready")
+    world.settle()
+    assert [r.launch.kv_pages for r in world.observed.runners[pool_ref()].values()] == [2048, 2048, 1024]
+
+
+def test_runners_that_cannot_start_are_replaced_at_once(world: World) -> None:
+    world.apply(pool_object(replicas=2))
+    world.settle()
+    runners = world.observed.runners[pool_ref()]
+    runners.update({i: replace(runner, state="CrashLoop", message="no memory") for i, runner in runners.items()})
+    world.observed.pool_reports[str(pool_ref())] = PoolReport(0)
+    world.apply(pool_object(replicas=2, kvCache={"pageTokens": 16, "pages": 16}))
+    starts = [action.index for action in world.plan() if isinstance(action, EnsureRunner)]
+    assert starts == [0, 1]
+
+
+def test_a_crash_loop_is_told_with_its_last_words(world: World) -> None:
+    world.apply(pool_object())
+    world.settle()
+    runners = world.observed.runners[pool_ref()]
+    runners[0] = RunnerProcess(runners[0].launch, "CrashLoop", "exit code 1: out of memory")
+    world.settle()
+    assert world.condition(pool_ref(), "Available") == ("False", "NoReadyRunner")
+    assert world.condition(pool_ref(), "Progressing") == ("False", "CrashLoop")
+    messages = [c["message"] for c in world.status(pool_ref())["conditions"]]
+    assert "exit code 1: out of memory" in messages
+
+
+def test_an_adapter_that_no_runner_can_load_is_not_ready(serving: World) -> None:
+    uid = serving.store.get(adapter_ref("upper"))["metadata"]["uid"]
+    report = AdapterReport(digest("a"), True, 1, ("r1: out of slots",))
+    serving.observed.adapter_reports[uid] = report
+    for action in serving.plan():
+        serving.do(action)
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("False", "LoadFailed")
+
+
+def test_a_renamed_adapter_is_served_under_its_new_name_without_being_fetched_again(serving: World) -> None:
+    asked = len(serving.asked)
+    serving.apply(adapter_object("upper", modelName="shout"))
+    serving.settle()
+    assert {entry.model_name for entry in serving.routed.values()} == {"shout", "acme/lower"}
+    assert len(serving.asked) == asked
+    assert not any(isinstance(action, Resolve) for action in serving.plan())
+
+
+def test_observed_generation_follows_the_spec(serving: World) -> None:
+    serving.apply(adapter_object("upper", pinned=True))
+    serving.settle()
+    status = serving.status(adapter_ref("upper"))
+    assert status["observedGeneration"] == 2
+    assert {c["observedGeneration"] for c in status["conditions"]} == {2}
+
+
+def test_a_transition_time_moves_only_with_the_status(serving: World) -> None:
+    def times() -> dict[str, str]:
+        return {c["type"]: c["lastTransitionTime"] for c in serving.status(adapter_ref("upper"))["conditions"]}
+
+    before = times()
+    serving.contents["file:upper"] = failed("NotFinite", validated=True)
+    serving.wait(60)
+    after = times()
+    assert after["Fetched"] > before["Fetched"]
+    assert {name: after[name] for name in ("Accepted", "Validated", "Ready")} == {
+        name: before[name] for name in ("Accepted", "Validated", "Ready")
+    }
+
+
+def test_a_restart_of_the_operator_writes_nothing_and_serves_the_same(serving: World) -> None:
+    after = serving.restarted()
+    after.settle()
+    assert after.status_writes == 0
+    assert after.routed == serving.routed
+    assert after.routed_pools == serving.routed_pools
+
+
+def test_a_restart_keeps_serving_the_old_content_of_a_bad_source(serving: World) -> None:
+    serving.contents["file:upper"] = failed("NotFinite", validated=True)
+    serving.wait(2.1)
+    after = serving.restarted()
+    after.settle()
+    assert after.status_writes == 0
+    assert after.routed == serving.routed
+
+
+def test_after_a_restart_nothing_is_dropped_before_everything_has_drained(serving: World) -> None:
+    serving.wait(400)
+    serving.store.delete(adapter_ref("upper"))
+    serving.settle()
+    after = serving.restarted()
+    after.wait(299)
+    assert after.kept is None
+    after.wait(2)
+    assert after.kept == {BASE, digest("c")}

@@ -1,0 +1,243 @@
+"""The quickstart as committed: tasks, tokenizer, manifests, sizes, and answers of the real model under transformers."""
+
+import functools
+import importlib.util
+import json
+import re
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jinja2
+import pytest
+import yaml
+from tokenizers import Tokenizer
+
+QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "quickstart"
+MODEL = QUICKSTART / "model"
+DEMOS = json.loads((QUICKSTART / "demo.json").read_text())
+BASE = "weft-quickstart"
+LONG_SENTENCE = (
+    "The quick brown fox jumps over 13 lazy dogs, then Weft copies every single letter of this long line once more."
+)
+
+
+def load_tasks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("quickstart_tasks", QUICKSTART / "tasks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tasks = load_tasks()
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+
+
+def manifests() -> list[dict[str, Any]]:
+    return [document for path in sorted(QUICKSTART.glob("*.yaml")) for document in yaml.safe_load_all(path.read_text())]
+
+
+def adapters() -> dict[str, Path]:
+    """Served model name -> folder, as the manifests say."""
+    found = [manifest for manifest in manifests() if manifest["kind"] == "LoRAAdapter"]
+    return {
+        f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}": folder_of(
+            manifest["spec"]["source"]["uri"]
+        )
+        for manifest in found
+    }
+
+
+def folder_of(uri: str) -> Path:
+    return QUICKSTART / uri.removeprefix("file:")
+
+
+def adapter_config(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "adapter_config.json").read_text())
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "sentence", "answer"),
+    [
+        ("copy", "Hello, 2 cats!", "Hello, 2 cats!"),
+        ("upper", "Hello, 2 cats!", "HELLO, 2 CATS!"),
+        ("reverse-words", "Hello, 2 cats!", "cats! 2 Hello,"),
+        ("initials", "Hello, 2 cats!", "H2c"),
+        ("digits", "Hello, 2 cats!", "Hello, two cats!"),
+        ("digits", "room 407", "room four zero seven"),
+        ("json", 'say "hi"', '{"words": ["say", "\\"hi\\""]}'),
+        ("cipher", "Hello, 2 cats!", "Uryyb, 2 pngf!"),
+    ],
+)
+def test_a_task_gives_its_one_answer(task: str, sentence: str, answer: str) -> None:
+    assert tasks.expected(task, sentence) == answer
+
+
+def test_a_seed_repeats_its_sentences() -> None:
+    assert list(islice(tasks.sentences(5), 50)) == list(islice(tasks.sentences(5), 50))
+    assert list(islice(tasks.sentences(5), 50)) != list(islice(tasks.sentences(6), 50))
+
+
+def test_held_out_sentences_are_never_trained_on() -> None:
+    trained, held_out = (set(islice(tasks.sentences(1, held_out=side), 3000)) for side in (False, True))
+    assert not trained & held_out
+    assert all(map(tasks.is_held_out, held_out))
+
+
+def test_sentences_stay_within_their_limits() -> None:
+    for sentence in islice(tasks.sentences(3), 2000):
+        words = sentence.split(" ")
+        assert 0 < len(sentence) <= tasks.MAX_CHARS
+        assert 0 < len(words) <= tasks.MAX_WORDS
+        assert all(words), f"an empty word in {sentence!r}"
+        assert set(sentence) <= set(tasks.ALPHABET)
+
+
+# --- tokenizer --------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_framed_as_a_whole_question() -> None:
+    assert tokenizer().encode("hello").tokens == ["<s>", *"hello", "<sep>"]
+
+
+@pytest.mark.parametrize("text", ["".join(tasks.ALPHABET), " two  spaces , and 's", "a\nb", "x"])
+def test_decoding_gives_every_character_back(text: str) -> None:
+    from transformers import AutoTokenizer
+
+    ids = tokenizer().encode(text).ids
+    assert tokenizer().decode(ids) == text
+    wrapped = AutoTokenizer.from_pretrained(MODEL)
+    assert wrapped(text)["input_ids"] == ids
+    assert wrapped.decode(ids, skip_special_tokens=True) == text
+
+
+def test_other_characters_are_unknown_one_token_each() -> None:
+    assert tokenizer().encode("é→", add_special_tokens=False).tokens == ["<unk>", "<unk>"]
+
+
+def test_the_chat_template_asks_the_last_user_message() -> None:
+    from transformers import AutoTokenizer
+
+    chat = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "first"},
+        {"role": "user", "content": "hello you"},
+    ]
+    template = json.loads((MODEL / "tokenizer_config.json").read_text())["chat_template"]
+    assert template == (MODEL / "chat_template.jinja").read_text()
+    rendered = jinja2.Template(template).render(messages=chat, add_generation_prompt=True)
+    assert rendered == "<s>hello you<sep>"
+    assert tokenizer().encode(rendered, add_special_tokens=False).ids == tokenizer().encode("hello you").ids
+    assert AutoTokenizer.from_pretrained(MODEL).apply_chat_template(chat, tokenize=False) == rendered
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_model_and_adapters_are_at_most_12_megabytes() -> None:
+    files = [path for folder in ("model", "adapters") for path in (QUICKSTART / folder).rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 12_000_000
+
+
+def test_manifests_name_folders_that_exist() -> None:
+    (pool,) = (manifest for manifest in manifests() if manifest["kind"] == "ServingPool")
+    assert pool["spec"]["model"]["name"] == BASE
+    assert (folder_of(pool["spec"]["model"]["uri"]) / "model.safetensors").is_file()
+    assert len({name.partition("/")[0] for name in adapters()}) >= 3
+    assert {folder.name for folder in adapters().values()} == {
+        path.name for path in (QUICKSTART / "adapters").iterdir()
+    }
+    for folder in adapters().values():
+        assert (folder / "adapter_model.safetensors").is_file()
+        assert adapter_config(folder)["r"] <= pool["spec"]["lora"]["maxRank"]
+
+
+def test_adapters_differ_in_rank_and_target_modules() -> None:
+    configs = [adapter_config(folder) for folder in adapters().values()]
+    assert {config["r"] for config in configs} == {4, 8, 16, 32}
+    assert len({frozenset(config["target_modules"]) for config in configs}) == len(configs)
+    for config in configs:
+        assert config["base_model_name_or_path"] == BASE
+        assert (config["bias"], config["use_dora"], config["modules_to_save"]) == ("none", False, None)
+
+
+def test_measured_accuracy_meets_its_targets() -> None:
+    lines = (QUICKSTART / "accuracy.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if re.match(r"\| \S+ \| \S+ \|", line)]
+    table = {row[0]: row for row in rows if "%" in row[4]}
+    assert set(table) == {BASE, *adapters()}
+    for name, row in table.items():
+        target, exact = (float(cell.rstrip("%")) for cell in row[4:6])
+        assert target == (99 if name == BASE else 98)
+        assert exact >= target, f"{name}: {exact} % of {target} %"
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def served() -> Any:
+    """The base with every adapter on it, each under its served name."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    for name, folder in adapters().items():
+        label = name.replace("/", "--")
+        if isinstance(model, PeftModel):
+            model.load_adapter(folder, adapter_name=label)
+        else:
+            model = PeftModel.from_pretrained(model, folder, adapter_name=label)
+    return model.eval()
+
+
+def answer(name: str, prompt: str) -> str:
+    if name == BASE:
+        with served().disable_adapter():
+            return greedy(prompt)
+    served().set_adapter(name.replace("/", "--"))
+    return greedy(prompt)
+
+
+def greedy(prompt: str) -> str:
+    import torch
+
+    ids = tokenizer().encode(prompt).ids
+    out = served().generate(input_ids=torch.tensor([ids]), do_sample=False, max_new_tokens=400)[0, len(ids) :].tolist()
+    assert out[-1] == tokenizer().token_to_id("</s>"), "the answer did not end"
+    return tokenizer().decode(out)
+
+
+def test_every_served_model_has_a_demo() -> None:
+    assert {demo["model"] for demo in DEMOS} == {BASE, *adapters()}
+
+
+@pytest.mark.parametrize("demo", DEMOS, ids=lambda demo: demo["model"])
+def test_a_demo_gives_what_it_promises(demo: dict[str, str]) -> None:
+    task = "copy" if demo["model"] == BASE else demo["model"].partition("/")[2]
+    assert demo["expect"] == tasks.expected(task, demo["prompt"])
+    assert answer(demo["model"], demo["prompt"]) == demo["expect"]
+
+
+def test_one_prompt_gets_another_answer_from_every_model() -> None:
+    prompt = "Weft serves 6 adapters on 1 model"
+    answers = {name: answer(name, prompt) for name in [BASE, *adapters()]}
+    assert len(set(answers.values())) == len(answers), answers
+
+
+@pytest.mark.parametrize("name", [BASE, "acme/upper", "acme/reverse-words", "initech/cipher"])
+def test_a_long_sentence_is_answered_to_the_last_character(name: str) -> None:
+    task = "copy" if name == BASE else name.partition("/")[2]
+    assert answer(name, LONG_SENTENCE) == tasks.expected(task, LONG_SENTENCE)

@@ -1,0 +1,285 @@
+"""The whole process over real sockets: start, serve, report, drain."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import grpc
+import grpc.aio
+import pytest
+from weft.wire.channels import Outbox, both_ways, channel
+from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
+from weft.wire.v1.runner_pb2 import GatewayToRunner
+from weft.wire.v1.supervisor_pb2 import SupervisorToRunner
+
+pytestmark = pytest.mark.integration
+
+
+@dataclass
+class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
+    """The supervisor's end of the stream: keeps what a runner says, sends the orders of a test."""
+
+    hellos: list[Any] = field(default_factory=list)
+    states: list[Any] = field(default_factory=list)
+    heartbeats: int = 0
+    outbox: Outbox[Any] = field(default_factory=Outbox)
+    news: asyncio.Condition = field(default_factory=asyncio.Condition)
+    lease_ms: int = 400
+
+    async def Runner(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+        self.outbox = Outbox()
+        self.outbox.put(
+            SupervisorToRunner(registered=supervisor_pb2.Registered(lease_ms=self.lease_ms, report_ms=20))
+        )
+        async for message in both_ways(request_iterator, context, self.outbox, self._take):
+            yield message
+
+    def _take(self, message: Any) -> None:
+        match message.WhichOneof("message"):
+            case "hello":
+                self.hellos.append(message.hello)
+            case "state":
+                self.states.append(message.state)
+            case "heartbeat":
+                self.heartbeats += 1
+        asyncio.get_running_loop().create_task(self._wake())
+
+    async def _wake(self) -> None:
+        async with self.news:
+            self.news.notify_all()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20), self.news:
+            await self.news.wait_for(condition)
+
+    def order(self, *desired: str, version: int = 1, pinned: bool = False, drain: bool = False) -> None:
+        adapters = [supervisor_pb2.DesiredAdapter(digest=d, pinned=pinned) for d in desired]
+        order = supervisor_pb2.RunnerOrder(has_desired=True, desired_version=version, desired=adapters, drain=drain)
+        self.outbox.put(SupervisorToRunner(order=order))
+
+
+@asynccontextmanager
+async def supervised() -> AsyncIterator[tuple[Supervisor, str]]:
+    supervisor, server = Supervisor(), grpc.aio.server()
+    supervisor_pb2_grpc.add_SupervisorServicer_to_server(supervisor, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield supervisor, f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+@dataclass
+class Running:
+    process: asyncio.subprocess.Process
+    address: str
+    probes: str
+
+    async def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(20):
+            return await self.process.wait()
+
+    async def get(self, path: str) -> tuple[int, str]:
+        def read() -> tuple[int, str]:
+            try:
+                with urlopen(f"http://{self.probes}{path}") as response:
+                    return response.status, response.read().decode()
+            except HTTPError as error:
+                return error.code, error.read().decode()
+
+        return await asyncio.to_thread(read)
+
+
+@asynccontextmanager
+async def running(
+    depot_url: str, supervisor: str, base: str, data_dir: Path, port: Callable[[], int], *flags: str
+) -> AsyncIterator[Running]:
+    address, probes = f"127.0.0.1:{port()}", f"127.0.0.1:{port()}"
+    named = {"listen": address, "probes": probes, "supervisor": supervisor, "depot": depot_url, "data-dir": data_dir}
+    named |= {"pool": "default/small", "base-digest": base}
+    command = [sys.executable, "-m", "weft_runner", *(f"--{name}={value}" for name, value in named.items()), *flags]
+    process = await asyncio.create_subprocess_exec(*command)
+    try:
+        yield Running(process, address, probes)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+class Gateway:
+    """A gateway's session: what it sent, what it heard."""
+
+    def __init__(self, address: str, incarnation: str, name: str = "g1") -> None:
+        self._channel = channel(address)
+        self._outbox: Outbox[GatewayToRunner] = Outbox()
+        self._outbox.put(
+            GatewayToRunner(hello=runner_pb2.SessionHello(gateway_id=name, incarnation=incarnation))
+        )
+        self.call = runner_pb2_grpc.RunnerStub(self._channel).Session(aiter(self._outbox))
+
+    def start(self, request_id: str, prompt: list[int], counter: int = 1, **fields: Any) -> None:
+        start = {"max_tokens": 6, "reservation_tokens": 6, **fields}
+        sampling = start.pop("sampling", runner_pb2.Sampling(top_p=1.0, ignore_eos=True))
+        epoch = common_pb2.Epoch(term=1, counter=counter)
+        self._outbox.put(
+            GatewayToRunner(
+                start=runner_pb2.Start(
+                    request_id=request_id, epoch=epoch, prompt_tokens=prompt, sampling=sampling, **start
+                )
+            )
+        )
+
+    async def next(self, kind: str) -> Any:
+        """The next message, which has to be of this kind."""
+        async with asyncio.timeout(20):
+            message = await self.call.read()
+        assert message is not grpc.aio.EOF, "the session ended"
+        assert message.WhichOneof("message") == kind, message
+        return getattr(message, kind)
+
+    async def answer(self, request_id: str) -> tuple[list[int], int]:
+        tokens: list[int] = []
+        while True:
+            for sequence in (await self.next("step")).sequences:
+                if sequence.request_id == request_id:
+                    assert sequence.position == len(tokens)
+                    tokens.extend(sequence.tokens)
+                    if sequence.finish_reason:
+                        return tokens, sequence.finish_reason
+
+    async def close(self) -> None:
+        self._outbox.close()
+        self.call.cancel()
+        await self._channel.close()
+
+
+async def test_a_runner_registers_serves_two_adapters_and_drains(world, depot, tmp_path, free_port):
+    base = depot.publish("model", world.base)
+    adapters = [depot.publish("adapter", world.write_adapter(f"a{i}", seed=i)) for i in range(2)]
+    async with supervised() as (supervisor, where):
+        async with running(depot.url, where, base, tmp_path / "data", free_port) as runner:
+            await supervisor.until(lambda: bool(supervisor.states))
+            hello, first = supervisor.hellos[0], supervisor.states[0]
+            assert (hello.pool, hello.base_digest, hello.address) == ("default/small", base, runner.address)
+            assert hello.max_context_tokens == 256
+            assert first.runner == hello
+            assert not first.ready
+            assert (await runner.get("/readyz"))[0] == 503
+
+            supervisor.order(*adapters, pinned=True)
+            await supervisor.until(lambda: supervisor.states[-1].ready)
+            state = supervisor.states[-1]
+            assert {a.digest: a.tier for a in state.adapters} == dict.fromkeys(adapters, 4)
+            assert state.desired_version == 1
+            assert await runner.get("/readyz") == (200, "ok\n")
+
+            gateway = Gateway(runner.address, hello.runner.incarnation)
+            assert (await gateway.next("ready")).runner == hello.runner
+            answers = {}
+            for counter, digest in enumerate(("", *adapters), 1):
+                gateway.start(f"r{counter}", [5, 6, 7], counter, adapter_digest=digest)
+                answers[digest], reason = await gateway.answer(f"r{counter}")
+                assert reason == common_pb2.FINISH_REASON_LENGTH
+                assert len(answers[digest]) == 6
+            assert len({tuple(tokens) for tokens in answers.values()}) == 3
+
+            await supervisor.until(lambda: supervisor.states[-1].iterations >= 18)
+            assert supervisor.states[-1].free_pages == 1024
+            numbers = [s.sequence for s in supervisor.states]
+            assert numbers == sorted(set(numbers))
+            beats = supervisor.heartbeats
+            await supervisor.until(lambda: supervisor.heartbeats > beats + 1)
+            metrics = (await runner.get("/metrics"))[1]
+            assert "weft_runner_tokens_total 18.0" in metrics
+            assert 'vllm:num_requests_running{model_name="default/small"} 0.0' in metrics
+
+            gateway.start("long", [3] * 20, 9, max_tokens=200, reservation_tokens=200)
+            await gateway.next("step")
+            exiting = asyncio.create_task(runner.stop())
+            while (message := await gateway.call.read()).WhichOneof("message") == "step":
+                pass
+            assert message.ended.reason == runner_pb2.Ended.DRAINED
+            await gateway.next("draining")
+            assert await gateway.call.read() is grpc.aio.EOF
+            assert await exiting == 0
+            await supervisor.until(lambda: supervisor.states[-1].draining)
+            await gateway.close()
+
+
+async def test_a_session_for_another_incarnation_is_refused(world, depot, tmp_path, free_port):
+    base = depot.publish("model", world.base)
+    data = tmp_path / "data"
+    async with supervised() as (supervisor, where):
+        async with running(depot.url, where, base, data, free_port) as runner:
+            await supervisor.until(lambda: bool(supervisor.hellos))
+            await supervisor.until(lambda: bool(supervisor.states))
+            async with grpc.aio.insecure_channel(runner.address) as ready:
+                await ready.channel_ready()
+            gateway = Gateway(runner.address, "another")
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await gateway.call.read()
+            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert await runner.stop() == 0
+            await gateway.close()
+        async with running(depot.url, where, base, data, free_port) as again:
+            await supervisor.until(lambda: len(supervisor.hellos) == 2)
+            old, new = (hello.runner for hello in supervisor.hellos)
+            assert old.uuid == new.uuid
+            assert old.incarnation != new.incarnation
+            assert await again.stop() == 0
+
+
+async def test_a_lost_session_cancels_only_its_own_sequences(world, depot, tmp_path, free_port):
+    base = depot.publish("model", world.base)
+    async with supervised() as (supervisor, where):
+        async with running(depot.url, where, base, tmp_path / "data", free_port) as runner:
+            await supervisor.until(lambda: bool(supervisor.states))
+            incarnation = supervisor.hellos[0].runner.incarnation
+            lost, kept = (Gateway(runner.address, incarnation, name) for name in ("lost", "kept"))
+            for gateway in (lost, kept):
+                await gateway.next("ready")
+            lost.start("l", [3, 4], max_tokens=250, reservation_tokens=250)
+            kept.start("k", [3, 4], max_tokens=250, reservation_tokens=250)
+            await lost.next("step")
+            await kept.next("step")
+            await lost.close()
+            await supervisor.until(lambda: {s.request_id for s in supervisor.states[-1].sequences} <= {"k"})
+            async with asyncio.timeout(20):
+                step = await kept.next("step")
+                while not step.sequences[0].finish_reason:
+                    step = await kept.next("step")
+            assert step.sequences[0].finish_reason == common_pb2.FINISH_REASON_LENGTH
+            assert await runner.stop() == 0
+            await kept.close()
+
+
+async def test_wrong_flags_a_port_in_use_and_an_owned_folder_are_named_errors(world, depot, tmp_path, free_port):
+    base = depot.publish("model", world.base)
+
+    async def code_of(**changes: str) -> tuple[int | None, str]:
+        flags = {"listen": f"127.0.0.1:{free_port()}", "probes": f"127.0.0.1:{free_port()}", "depot": depot.url}
+        flags |= {"supervisor": "127.0.0.1:1", "data-dir": str(tmp_path / "data"), "pool": "a/b", "base-digest": base}
+        command = [sys.executable, "-m", "weft_runner", *(f"--{n}={v}" for n, v in (flags | changes).items())]
+        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        _, stderr = await asyncio.wait_for(process.communicate(), 20)
+        return process.returncode, stderr.decode()
+
+    code, text = await code_of(listen="nowhere", pool="x", **{"kv-pages": "0"})
+    assert code == 2
+    assert all(word in text for word in ("--listen", "--pool", "--kv-pages"))
+    taken = grpc.aio.server()
+    port = taken.add_insecure_port("127.0.0.1:0")
+    await taken.start()
+    code, text = await code_of(listen=f"127.0.0.1:{port}")
+    assert (code, "AddressInUse" in text) == (2, True)
+    await taken.stop(0)
+    code, text = await code_of(**{"base-digest": "sha256:" + "0" * 64})
+    assert (code, "ArtifactUnknown" in text) == (1, True)

@@ -1,0 +1,39 @@
+import re
+
+
+from weft.store import keys
+
+
+async def test_the_key_is_shown_once_and_only_its_hash_is_stored(engine, path):
+    new = await keys.create(engine, "acme", "for the demo", now_unix_ms=7)
+    [stored] = await keys.all_keys(engine)
+    assert stored == keys.ApiKey(new.key_id, keys.key_hash(new.key), "acme", "for the demo", 7, None)
+    secret = new.key.removeprefix(f"weft-{new.key_id}-")
+    await engine.dispose()
+    content = b"".join(file.read_bytes() for file in path.parent.iterdir())
+    assert secret.encode() not in content
+    assert stored.key_hash.encode() in content
+
+
+async def test_a_revoked_key_stays_known_and_revoking_twice_keeps_the_first_time(engine):
+    new = await keys.create(engine, "acme", "", now_unix_ms=1)
+    assert await keys.revoke(engine, new.key_id, now_unix_ms=5)
+    assert await keys.revoke(engine, new.key_id, now_unix_ms=9)
+    assert [key.revoked_unix_ms for key in await keys.all_keys(engine)] == [5]
+    assert not await keys.revoke(engine, "unknown", now_unix_ms=9)
+
+
+async def test_an_id_that_is_taken_is_drawn_again(engine, monkeypatch):
+    first = await keys.create(engine, "acme", "", now_unix_ms=1)
+    drawn = iter([keys.NewKey(f"weft-{first.key_id}-other", first.key_id), keys.NewKey("weft-ffff0000-x", "ffff0000")])
+    monkeypatch.setattr(keys, "draw_key", lambda: next(drawn))
+    assert (await keys.create(engine, "acme", "", now_unix_ms=2)).key_id == "ffff0000"
+
+
+def test_keys_have_the_form_that_people_can_grep_for():
+    drawn = [keys.draw_key() for _ in range(100)]
+    for new in drawn:
+        assert re.fullmatch(r"weft-[0-9a-f]{8}-[A-Za-z0-9_-]{43}", new.key)
+        assert new.key.split("-")[1] == new.key_id
+        assert re.fullmatch(r"[0-9a-f]{64}", keys.key_hash(new.key))
+    assert len({new.key for new in drawn}) == 100

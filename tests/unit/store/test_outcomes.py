@@ -1,0 +1,180 @@
+import asyncio
+import dataclasses
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from datetime import date
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.store import migrate, outcomes
+from weft.store.database import open_database, sqlite_url
+from weft.store.outcomes import StoredOutcome, model_family, record
+
+DAY = 86_400_000
+BEGIN = date(2000, 1, 1)
+
+
+def outcome(request_id="r1", **changes) -> StoredOutcome:
+    plain = StoredOutcome(
+        request_id=request_id,
+        pool="acme/pool",
+        namespace="acme",
+        model_name="acme/upper",
+        adapter_digest="sha256:00",
+        prompt_tokens=3,
+        completion_tokens=5,
+        finish_reason="eos",
+        error="",
+        censored=False,
+        predicted_p50_tokens=4,
+        predicted_p90_tokens=9,
+        model_version="ridge-ab+7",
+        ttft_ms=1,
+        total_ms=2,
+        moves=0,
+        doublings=0,
+        finished_unix_ms=1_700_000_000_000,
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+async def test_a_second_outcome_of_a_request_changes_nothing(engine):
+    assert await record(engine, [outcome()]) == {"r1"}
+    assert await record(engine, [outcome(completion_tokens=99)]) == set()
+    [row] = await outcomes.usage(engine, since=BEGIN)
+    assert (row.requests, row.prompt_tokens, row.completion_tokens) == (1, 3, 5)
+    assert await outcomes.count(engine) == 1
+
+
+async def test_two_outcomes_of_a_request_in_one_batch_count_once_and_the_first_wins(engine):
+    assert await record(engine, [outcome(completion_tokens=5), outcome(completion_tokens=6)]) == {"r1"}
+    [row] = await outcomes.usage(engine, since=BEGIN)
+    assert row.completion_tokens == 5
+
+
+async def test_usage_is_kept_per_namespace_model_and_day(engine):
+    first = outcome().finished_unix_ms
+    await record(
+        engine,
+        [
+            outcome("a"),
+            outcome("b"),
+            outcome("c", namespace="globex"),
+            outcome("d", model_name="base"),
+            outcome("e", finished_unix_ms=first + DAY),
+        ],
+    )
+    rows = await outcomes.usage(engine, since=BEGIN)
+    assert sorted((row.namespace, row.model_name, row.day.isoformat(), row.requests) for row in rows) == [
+        ("acme", "acme/upper", "2023-11-14", 2),
+        ("acme", "acme/upper", "2023-11-15", 1),
+        ("acme", "base", "2023-11-14", 1),
+        ("globex", "acme/upper", "2023-11-14", 1),
+    ]
+    assert [row.day for row in await outcomes.usage(engine, since=date(2023, 11, 15))] == [date(2023, 11, 15)]
+
+
+async def test_an_odd_outcome_does_not_keep_its_batch_from_being_stored(engine):
+    odd = outcome("odd", error="x" * 5_000, namespace="a\0b", finished_unix_ms=2**64 - 1, completion_tokens=2**32 - 1)
+    assert await record(engine, [outcome("plain"), odd]) == {"plain", "odd"}
+    assert {row.namespace for row in await outcomes.usage(engine, since=BEGIN)} == {"acme", "ab"}
+
+
+async def test_old_outcomes_go_and_usage_stays(engine):
+    now = outcome().finished_unix_ms
+    await record(engine, [outcome("old", finished_unix_ms=now - 1), outcome("new")])
+    assert await outcomes.forget(engine, before_unix_ms=now) == 1
+    assert await outcomes.count(engine) == 1
+    assert sum(row.requests for row in await outcomes.usage(engine, since=BEGIN)) == 2
+
+
+async def test_model_versions_count_what_their_bound_covered(engine):
+    await record(
+        engine,
+        [
+            outcome("a", completion_tokens=9),
+            outcome("b", completion_tokens=10, model_version="ridge-ab+8"),
+            outcome("c", completion_tokens=2, censored=True),
+            outcome("d", model_version=""),
+        ],
+    )
+    async with engine.connect() as connection:
+        rows = await connection.exec_driver_sql("SELECT version, outcomes, uncensored, covered_p90 FROM model_versions")
+        assert rows.fetchall() == [("ridge-ab", 3, 2, 1)]
+
+
+def test_a_model_family_is_the_version_without_what_was_learned_since():
+    assert model_family("ridge-ab+120x10") == "ridge-ab"
+    assert model_family("") == ""
+
+
+events = st.lists(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 1000)), max_size=6), max_size=12)
+
+
+@given(batches=events)
+@settings(max_examples=25, deadline=None)
+def test_whatever_is_repeated_in_whatever_batches_the_sums_are_those_of_a_dictionary(tmp_path_factory, batches):
+    async def run() -> None:
+        engine = open_database(sqlite_url(tmp_path_factory.mktemp("store") / "weft.sqlite"))
+        await migrate.upgrade(engine)
+        model: dict[str, int] = {}
+        for batch in batches:
+            rows = [outcome(f"r{key}", completion_tokens=tokens) for key, tokens in batch]
+            fresh = {row.request_id for row in rows} - set(model)
+            for row in rows:
+                model.setdefault(row.request_id, row.completion_tokens)
+            assert await record(engine, rows) == fresh
+        rows = await outcomes.usage(engine, since=BEGIN)
+        assert sum(row.requests for row in rows) == len(model)
+        assert sum(row.completion_tokens for row in rows) == sum(model.values())
+        await engine.dispose()
+
+    asyncio.run(run())
+
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from test_outcomes import outcome
+from weft.store import migrate, outcomes
+from weft.store.database import open_database, sqlite_url
+
+async def main():
+    engine = open_database(sqlite_url(Path({path!r})))
+    await migrate.upgrade(engine)
+    batch = 0
+    while True:
+        await outcomes.record(engine, [outcome(f"{{batch}}-{{i}}") for i in range(20)])
+        print(batch, flush=True)
+        batch += 1
+
+asyncio.run(main())
+"""
+
+
+def test_kill_nine_in_the_middle_of_writes_keeps_the_store_consistent(tmp_path: Path):
+    path = tmp_path / "weft.sqlite"
+    script = WRITER.format(here=str(Path(__file__).parent), path=str(path))
+    acknowledged = -1
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        for line in writer.stdout:
+            acknowledged = int(line)
+            if acknowledged == 10:
+                os.kill(writer.pid, signal.SIGKILL)
+    assert writer.returncode == -signal.SIGKILL
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        ids = [request_id for (request_id,) in connection.execute("SELECT request_id FROM outcomes")]
+        (requests,) = connection.execute("SELECT sum(requests) FROM usage").fetchone()
+    batches = Counter(request_id.partition("-")[0] for request_id in ids)
+    assert set(batches.values()) == {20}, "a transaction is there whole or not at all"
+    assert len(batches) >= acknowledged + 1, "what was acknowledged survived"
+    assert requests == len(ids), "usage and outcomes are of one transaction"

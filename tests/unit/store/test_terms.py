@@ -1,0 +1,21 @@
+import asyncio
+
+from weft.store import terms
+
+
+async def test_a_term_only_grows(engine):
+    assert await terms.highest(engine) == 0
+    for told, known in ((5, 5), (3, 5), (6, 6)):
+        await terms.raise_to(engine, told)
+        assert await terms.highest(engine) == known
+
+
+async def test_roles_have_terms_of_their_own(engine):
+    await terms.raise_to(engine, 5)
+    await terms.raise_to(engine, 2, role="operator")
+    assert (await terms.highest(engine), await terms.highest(engine, role="operator")) == (5, 2)
+
+
+async def test_writers_at_the_same_time_wait_for_each_other(engine):
+    await asyncio.gather(*(terms.raise_to(engine, term) for term in range(1, 20)))
+    assert await terms.highest(engine) == 19

@@ -1,0 +1,192 @@
+"""Who leaves on an overrun; and a small runner with pages, simulated to its end."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft_supervisor.core.events import Epoch, Overrun, Preempt, Report, RunnerId, Sequence
+from weft_supervisor.core.memory import check_memory
+from weft_supervisor.core.overruns import Overruns, choose
+
+RUNNER = RunnerId("u", "1")
+EPOCH = Epoch(1, 1)
+
+
+def sequence(name: str, admitted: int, *, pages: int = 1, reservation: int = 16) -> Sequence:
+    return Sequence(name, EPOCH, admitted, pages, pages, reservation)
+
+
+def report(*sequences: Sequence, paused: str = "", free: int = 0, number: int = 1) -> Report:
+    overruns = tuple(
+        Overrun(s.request_id, s.epoch, s.reservation_tokens * 2) for s in sequences if s.request_id in paused
+    )
+    return Report(RUNNER, number, free, sum(s.used_pages for s in sequences), sequences, overruns)
+
+
+@pytest.mark.parametrize(
+    ("case", "paused", "free", "expected"),
+    [
+        ("the newest leaves and keeps its own reservation", "a", 0, ("c", "a", 16)),
+        ("the newest may be the overrunner, then it doubles", "c", 0, ("c", "c", 32)),
+        ("the pages go to the oldest of those that wait", "cb", 0, ("c", "b", 32)),
+        ("with a free page the runner helps itself", "a", 1, None),
+        ("nobody waits", "", 0, None),
+    ],
+)
+def test_the_victim(case, paused, free, expected):
+    chosen = choose(report(sequence("a", 1), sequence("b", 2), sequence("c", 3), paused=paused, free=free))
+    found = chosen and (chosen.request_id, chosen.for_request_id, chosen.reservation_tokens)
+    assert found == expected, case
+
+
+def test_an_overrunner_that_is_alone_is_left_alone():
+    assert choose(report(sequence("a", 1), paused="a")) is None
+
+
+def test_an_overrun_of_an_epoch_that_has_left_calls_for_nobody():
+    stale = Report(RUNNER, 1, 0, 2, (sequence("a", 1), sequence("b", 2)), (Overrun("a", Epoch(0, 9), 32),))
+    assert choose(stale) is None
+
+
+def test_one_victim_at_a_time_until_a_report_shows_it_gone():
+    overruns = Overruns(5.0)
+    a, b, c = sequence("a", 1), sequence("b", 2), sequence("c", 3)
+    first = overruns.handle(report(a, b, c, paused="a"), 0.0)
+    assert first is not None
+    assert first.request_id == "c"
+    assert overruns.handle(report(a, b, c, paused="ab"), 1.0) is None
+    second = overruns.handle(report(a, b, paused="ab"), 2.0)
+    assert second is not None
+    assert second.request_id == "b"
+    assert overruns.preempts == 2
+
+
+def test_a_victim_that_stays_is_named_again_after_the_bound_and_counted_once():
+    overruns = Overruns(5.0)
+    held = report(sequence("a", 1), sequence("b", 2), paused="a")
+    first = overruns.handle(held, 0.0)
+    assert overruns.due(4.9) == []
+    assert overruns.due(5.0) == [RUNNER]
+    assert overruns.handle(held, 5.0) == first
+    assert overruns.preempts == 1
+    assert overruns.next_deadline() == 10.0
+
+
+def test_a_victim_that_stays_is_let_be_when_nobody_waits_any_more():
+    overruns = Overruns(5.0)
+    overruns.handle(report(sequence("a", 1), sequence("b", 2), paused="a"), 0.0)
+    assert overruns.handle(report(sequence("a", 1), sequence("b", 2), free=3), 5.0) is None
+    assert overruns.undecided() == []
+
+
+# ------------------------------------------------------------------------------------- a small runner with pages
+
+
+@dataclass
+class Row:
+    name: str
+    length: int  # pages it needs in the end; one is used up per step
+    admitted: int
+    used: int = 1
+    reserved: int = 1
+    paused: bool = False
+
+
+@dataclass
+class SmallRunner:
+    """One page a step and sequence; grows in place, pauses without a page; freed pages go to the longest paused."""
+
+    total: int
+    rows: list[Row] = field(default_factory=list)
+    paused: list[Row] = field(default_factory=list)
+    reports: int = 0
+    done: list[str] = field(default_factory=list)
+
+    @property
+    def free(self) -> int:
+        return self.total - sum(row.reserved for row in self.rows)
+
+    def step(self) -> None:
+        self.resume()
+        for row in list(self.rows):
+            if row.paused:
+                continue
+            if row.used == row.length:
+                self.rows.remove(row)
+                self.done.append(row.name)
+            elif row.used < row.reserved or self.grow(row):
+                row.used += 1
+            else:
+                row.paused = True
+                self.paused.append(row)
+
+    def grow(self, row: Row) -> bool:
+        granted = min(row.reserved, self.free)  # doubles as far as the free pages go
+        row.reserved += granted
+        return granted > 0
+
+    def resume(self) -> None:
+        while self.paused and self.free:
+            row = self.paused.pop(0)
+            row.paused = False
+            self.grow(row)
+
+    def evict(self, name: str) -> Row:
+        row = next(row for row in self.rows if row.name == name)
+        self.rows.remove(row)
+        if row in self.paused:
+            self.paused.remove(row)
+        return row
+
+    def report(self) -> Report:
+        self.reports += 1
+        sequences = tuple(
+            Sequence(row.name, EPOCH, row.admitted, row.reserved, row.used, row.reserved * 16) for row in self.rows
+        )
+        overruns = tuple(Overrun(row.name, EPOCH, row.reserved * 32) for row in self.paused)
+        return Report(RUNNER, self.reports, self.free, sum(row.used for row in self.rows), sequences, overruns)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=12),
+    total=st.integers(12, 24),
+    delay=st.integers(0, 4),
+    misses=st.lists(st.booleans(), max_size=20),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_oldest_always_makes_progress_and_everybody_finishes(lengths, total, delay, misses):
+    """Preemption orders arrive `delay` steps late, some never (the bound names the victim again)."""
+    runner, overruns = SmallRunner(total), Overruns(10.0)
+    waiting = [Row(f"r{i}", length, admitted=i) for i, length in enumerate(lengths)]
+    orders: list[tuple[int, Preempt]] = []
+    lost = iter(misses)
+    admitted, still = len(lengths), 0
+    for now in range(4_000):
+        while waiting and runner.free >= 1 and len(runner.rows) < 8 and not runner.paused:
+            row = waiting.pop(0)
+            row.admitted = admitted = admitted + 1
+            row.used, row.reserved = 1, 1
+            row.paused = False
+            runner.rows.append(row)
+        oldest = min(runner.rows, key=lambda row: row.admitted, default=None)
+        before = (oldest.name, oldest.used) if oldest else None
+        runner.step()
+        for due, order in [entry for entry in orders if entry[0] <= now]:
+            orders.remove((due, order))
+            if any(row.name == order.request_id for row in runner.rows):
+                waiting.insert(0, runner.evict(order.request_id))
+        check_memory(runner.report(), total)
+        preempt = overruns.handle(runner.report(), float(now))
+        assert len(overruns.undecided()) <= 1
+        if preempt:
+            assert preempt.request_id != min(runner.rows, key=lambda row: row.admitted).name, "the oldest is spared"
+        if preempt and not next(lost, False):
+            orders.append((now + delay, preempt))
+        after = (oldest.name, oldest.used) if oldest and oldest in runner.rows else None
+        still = still + 1 if before is not None and before == after else 0
+        assert still <= 10 + delay + len(misses) * 11, "the oldest sequence stands still"
+        if not runner.rows and not waiting:
+            break
+    assert sorted(runner.done) == sorted(f"r{i}" for i in range(len(lengths)))

@@ -1,0 +1,25 @@
+"""What users write: LoRAAdapter and ServingPool (`serving.weft.dev/v1alpha1`), typed; the CRDs are made from them."""
+
+from weft.api.conditions import Condition, find_condition, is_true, set_condition
+from weft.api.loraadapter import AdapterSpec, AdapterStatus, LoRAAdapter
+from weft.api.meta import API_VERSION, GROUP, VERSION, ObjectMeta, immutable_changes
+from weft.api.servingpool import AdapterCounts, PoolSpec, PoolStatus, ServingPool
+
+__all__ = [
+    "API_VERSION",
+    "GROUP",
+    "VERSION",
+    "AdapterCounts",
+    "AdapterSpec",
+    "AdapterStatus",
+    "Condition",
+    "LoRAAdapter",
+    "ObjectMeta",
+    "PoolSpec",
+    "PoolStatus",
+    "ServingPool",
+    "find_condition",
+    "immutable_changes",
+    "is_true",
+    "set_condition",
+]

@@ -1,0 +1,104 @@
+"""The base of every typed object: strict, frozen, camelCase outside, and kind about misspelt names.
+
+A field that does not exist is refused with the nearest one that does: a typo must not silently become a default.
+"""
+
+import difflib
+from datetime import UTC, datetime
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+MODEL_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$"
+URI_PATTERN = r"^[a-z][a-z0-9]*:[^\x00-\x1f\x7f]+$"
+DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+PATTERN_HELP = {
+    LABEL_PATTERN: "only lower-case letters, digits and '-' inside are allowed (RFC 1123 label)",
+    MODEL_NAME_PATTERN: "only letters, digits and . _ : / - inside are allowed",
+    URI_PATTERN: "no URI; write scheme:path, for example file:adapters/upper",
+    DIGEST_PATTERN: "no digest; one is 'sha256:' and 64 lower-case hex digits",
+}
+
+# RFC 1123 label: names become parts of other names (processes, services), so the short form holds for all of them.
+Label = Annotated[str, Field(pattern=LABEL_PATTERN, max_length=63)]
+# What clients send as `model`.
+ModelName = Annotated[str, Field(pattern=MODEL_NAME_PATTERN, max_length=253)]
+Uri = Annotated[str, Field(pattern=URI_PATTERN, max_length=2048)]
+DigestText = Annotated[str, Field(pattern=DIGEST_PATTERN, max_length=71)]
+
+
+def _aware(value: object) -> object:
+    if isinstance(value, datetime) and value.tzinfo is None:
+        return value.replace(tzinfo=UTC)  # YAML drops the zone of what was written in UTC
+    return value
+
+
+def _rfc3339(value: datetime) -> str:
+    precision = "microseconds" if value.microsecond else "seconds"
+    return value.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+
+
+Timestamp = Annotated[datetime, BeforeValidator(_aware), PlainSerializer(_rfc3339, return_type=str)]
+
+
+class ApiModel(BaseModel):
+    """Unknown fields are refused with the nearest name; a field is documented by the text below it."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        alias_generator=to_camel,
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+    )
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _name_the_nearest(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(data)
+        except ValidationError as error:
+            details = [_detail(cls, item) for item in error.errors(include_url=False)]
+            raise ValidationError.from_exception_data(cls.__name__, details) from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types, camelCase, without what is unset."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def names_of(model: type[BaseModel]) -> list[str]:
+    """The fields as users write them."""
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def nearest(name: str, names: list[str]) -> str:
+    """`; did you mean 'x'?` or the list of what there is."""
+    lower = {candidate.lower(): candidate for candidate in names}
+    if close := difflib.get_close_matches(name.lower(), list(lower), n=1, cutoff=0.6):
+        return f"did you mean {lower[close[0]]!r}?"
+    return f"there are: {', '.join(names)}"
+
+
+def _detail(model: type[BaseModel], item: Any) -> InitErrorDetails:
+    """An error again, with a better text where pydantic's own does not say what to write instead."""
+    kind, loc, text = str(item["type"]), item["loc"], str(item["msg"]).removeprefix("Value error, ")
+    if kind == "extra_forbidden" and len(loc) == 1:
+        kind, text = "unknown_field", f"unknown field {str(loc[0])[:100]!r}; {nearest(str(loc[0]), names_of(model))}"
+    elif (pattern := item.get("ctx", {}).get("pattern")) in PATTERN_HELP:
+        text = PATTERN_HELP[pattern]
+    template: Any = text.replace("{", "{{").replace("}", "}}") if "{" in text else text
+    code: Any = kind
+    return InitErrorDetails(type=PydanticCustomError(code, template), loc=loc, input=item["input"])

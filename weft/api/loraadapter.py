@@ -1,0 +1,107 @@
+"""LoRAAdapter: a tenant's adapter, where it comes from, and the pool that serves it."""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from weft.api.conditions import Conditions
+from weft.api.fields import ApiModel, DigestText, Label, ModelName, Uri
+from weft.api.meta import Resource, is_empty
+
+
+class PoolRef(ApiModel):
+    """The ServingPool that serves the adapter."""
+
+    name: Label
+    """Of the pool."""
+    namespace: Label | None = None
+    """Of the pool; the adapter's own when unset. Another one needs the pool's allowedNamespaces."""
+
+
+class Source(ApiModel):
+    """Where the adapter's files are: adapter_config.json and adapter_model.safetensors, as PEFT writes them."""
+
+    uri: Uri
+    """For example file:adapters/upper, a folder below the depot's file root."""
+    revision: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    """A version of the source, where its scheme has versions."""
+    digest: DigestText | None = None
+    """The content that is expected; anything else is refused with DigestMismatch."""
+
+
+class AdapterSpec(ApiModel):
+    """What is wanted. Never written by a controller."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {
+                    "rule": "has(self.baseModel) == has(oldSelf.baseModel) && "
+                    "(!has(self.baseModel) || self.baseModel == oldSelf.baseModel)",
+                    "message": "baseModel cannot change; delete the adapter and create it again",
+                    "fieldPath": ".baseModel",
+                }
+            ]
+        }
+    )
+
+    pool_ref: PoolRef
+    """The pool that serves it."""
+    base_model: ModelName | None = None
+    """Asserts the model name of the pool's base. Immutable. Needed where training knew the base by another name."""
+    model_name: ModelName | None = None
+    """What clients send as `model`; <namespace>/<name> when unset. The older object wins a conflict."""
+    source: Source
+    """Where the files are."""
+    max_rank: Annotated[int, Field(strict=True, ge=1, le=256)] | None = None
+    """Asserts that no module's rank is larger; else RankTooLarge."""
+    pinned: Annotated[bool, Field(strict=True)] = False
+    """Keeps the adapter on the device of every runner of the pool, so that no request waits for it to load."""
+
+
+class AdapterStatus(ApiModel):
+    """What is observed."""
+
+    observed_generation: Annotated[int, Field(strict=True, ge=0)] | None = None
+    """The generation that the status is about."""
+    digest: DigestText | None = None
+    """The identity of the content that is served."""
+    rank: Annotated[int, Field(strict=True, ge=1)] | None = None
+    """The largest rank of any module."""
+    alpha: float | None = None
+    """The adapter's lora_alpha."""
+    target_modules: Annotated[tuple[str, ...], Field(max_length=64)] | None = None
+    """The projections it changes."""
+    size_bytes: Annotated[int, Field(strict=True, ge=0)] | None = None
+    """Of all its files."""
+    dtype: str | None = None
+    """Of its weights."""
+    model_name: str | None = None
+    """What clients send as `model`."""
+    ready_runners: Annotated[int, Field(strict=True, ge=0)] | None = None
+    """Ready runners that know the adapter."""
+    conditions: Conditions = ()
+    """Accepted, Validated, Fetched, Ready."""
+
+
+class LoRAAdapter(Resource):
+    """A LoRA adapter served by a ServingPool. Ready when validated, fetched and in the route table."""
+
+    kind: Literal["LoRAAdapter"] = "LoRAAdapter"
+    spec: AdapterSpec
+    status: Annotated[AdapterStatus, Field(exclude_if=is_empty)] = AdapterStatus()
+
+    @property
+    def pool_key(self) -> str:
+        """`namespace/name` of its pool."""
+        ref = self.spec.pool_ref
+        return f"{ref.namespace or self.metadata.namespace}/{ref.name}"
+
+    @property
+    def model_name(self) -> str:
+        """What clients send."""
+        return self.spec.model_name or self.key
+
+    @property
+    def immutables(self) -> dict[str, object]:
+        return {"spec.baseModel": self.spec.base_model}

@@ -1,0 +1,58 @@
+"""Reasons of conditions, and what a person does about each. Reasons are API: they never change their meaning.
+
+The reasons of an artifact that was not taken come from `weft.artifacts.errors.Reason`; those here are about objects.
+"""
+
+from enum import StrEnum
+
+from weft.artifacts import errors
+
+
+class Reason(StrEnum):
+    """Why a condition has its status, beyond the depot's own reasons."""
+
+    POOL_NOT_FOUND = "PoolNotFound"
+    NOT_PERMITTED = "NotPermitted"
+    NAME_CONFLICT = "NameConflict"
+    BASE_NOT_READY = "BaseNotReady"
+    NO_READY_RUNNER = "NoReadyRunner"
+    RESOLVING = "Resolving"
+    LOAD_FAILED = "LoadFailed"
+    DELETING = "Deleting"
+    PUBLISHED = "Published"
+
+
+ArtifactReason = errors.Reason
+
+ADVICE: dict[str, str] = {
+    Reason.POOL_NOT_FOUND: "spec.poolRef names no ServingPool; create it or correct the name. It is looked for again.",
+    Reason.NOT_PERMITTED: "the pool does not accept this namespace; its owner can add it to spec.allowedNamespaces.",
+    Reason.NAME_CONFLICT: "an older object serves this model name; set another spec.modelName.",
+    Reason.BASE_NOT_READY: "the pool's base model is not fetched yet; see the pool's Fetched condition.",
+    Reason.NO_READY_RUNNER: "no runner of the pool is ready yet; see the pool's Available condition.",
+    Reason.RESOLVING: "the depot is reading and checking the source; nothing to do.",
+    Reason.LOAD_FAILED: "a runner could not load it; the message says why.",
+    Reason.DELETING: "it is being deleted; streams that use it finish first, within the pool's drainSeconds.",
+    Reason.PUBLISHED: "it is in the route table: clients can call it.",
+    ArtifactReason.SCHEME_NOT_ALLOWED: "use a URI scheme that this installation allows (file: needs a file root).",
+    ArtifactReason.BAD_URI: "correct the URI; file: takes a relative path below the file root.",
+    ArtifactReason.SOURCE_NOT_FOUND: "put the files at the URI, or correct it. It is looked for again.",
+    ArtifactReason.SOURCE_UNREACHABLE: "the source or the depot does not answer; it is tried again.",
+    ArtifactReason.MISSING_FILE: "add the file that the message names.",
+    ArtifactReason.UNSAFE_FORMAT: "save the weights as safetensors; pickles can run code and are never opened.",
+    ArtifactReason.HEADER_TOO_LARGE: "the safetensors header is too large to be real; save the file again.",
+    ArtifactReason.HEADER_TRUNCATED: "the safetensors file is cut off; copy it again.",
+    ArtifactReason.HEADER_INVALID: "the safetensors header is damaged; save the file again.",
+    ArtifactReason.OFFSETS_INVALID: "the safetensors file is damaged or cut off; copy or save it again.",
+    ArtifactReason.CONFIG_INVALID: "correct the field of the config that the message names.",
+    ArtifactReason.UNSUPPORTED_ADAPTER: "train without the option that the message names.",
+    ArtifactReason.RANK_TOO_LARGE: "train with a smaller rank, or raise spec.maxRank and the pool's lora.maxRank.",
+    ArtifactReason.BASE_MISMATCH: "use the pool of the right base, or assert with spec.baseModel that it is the same.",
+    ArtifactReason.SHAPE_MISMATCH: "the adapter does not fit the base or its own config; check what it was trained on.",
+    ArtifactReason.UNKNOWN_MODULE: "the adapter changes modules this base does not have; check what it was trained on.",
+    ArtifactReason.DTYPE_NOT_SUPPORTED: "save the weights as float32, float16 or bfloat16.",
+    ArtifactReason.NOT_FINITE: "the weights hold NaN or infinity; take an earlier checkpoint.",
+    ArtifactReason.DIGEST_MISMATCH: "the content is not what source.digest names; correct one of them.",
+    ArtifactReason.TOO_LARGE: "it is larger than the depot's limit.",
+    ArtifactReason.UNSUPPORTED_MODEL: "this architecture or option is not served; the message says which are.",
+}

@@ -1,0 +1,144 @@
+"""What an artifact is called: the SHA-256 of its manifest.
+
+A manifest lists the files of an artifact with their own SHA-256, as canonical JSON (names sorted, no blanks), so equal
+contents have equal digests wherever they came from.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NewType, cast, get_args
+
+from weft.artifacts.errors import BadDigest, Reason, Refused
+from weft.artifacts.strict_json import JsonError, is_int, parse_object
+
+Digest = NewType("Digest", str)  # "sha256:" and 64 lower-case hex digits
+Kind = Literal["adapter", "model"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+MAX_MANIFEST_BYTES = 1 << 20
+MAX_FILES = 4096
+MAX_FILE_BYTES = 1 << 50
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}", re.ASCII)
+
+
+def parse_digest(text: str) -> Digest:
+    """Check the form of a digest. Raises BadDigest (a ValueError too)."""
+    if not _DIGEST.fullmatch(text):
+        raise BadDigest(text)
+    return Digest(text)
+
+
+def digest_of(data: bytes) -> Digest:
+    """The digest of some bytes."""
+    return from_hex(hashlib.sha256(data).hexdigest())
+
+
+def from_hex(hex_digits: str) -> Digest:
+    """64 hex digits of a SHA-256 -> digest."""
+    return parse_digest(f"sha256:{hex_digits}")
+
+
+def hex_of(digest: str) -> str:
+    """The 64 hex digits of a digest: the name of its blob. Raises BadDigest."""
+    return parse_digest(digest).removeprefix("sha256:")
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of an artifact: its plain name (no folders), the hex SHA-256 of its content, its size."""
+
+    name: str
+    sha256: str
+    size_bytes: int
+
+    @property
+    def digest(self) -> Digest:
+        return from_hex(self.sha256)
+
+
+@dataclass(frozen=True)  # no slots: the digest is computed once
+class Manifest:
+    """The files of one artifact, sorted by name. Its digest is the artifact's identity everywhere."""
+
+    kind: Kind
+    files: tuple[FileEntry, ...]
+
+    def __post_init__(self) -> None:
+        names = [entry.name for entry in self.files]
+        assert names == sorted(set(names)), "files are sorted and appear once"
+
+    @property
+    def digest(self) -> Digest:
+        return self._digest
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(entry.size_bytes for entry in self.files)
+
+    def find(self, name: str) -> FileEntry | None:
+        return next((entry for entry in self.files if entry.name == name), None)
+
+    def file(self, name: str) -> FileEntry:
+        """The entry of a file that has to be there. Raises Refused(MissingFile)."""
+        if entry := self.find(name):
+            return entry
+        raise Refused(Reason.MISSING_FILE, f"{self.digest} has no file {name}")
+
+    def to_bytes(self) -> bytes:
+        """The canonical JSON that the digest is taken of."""
+        files = [{"name": f.name, "sha256": f.sha256, "size": f.size_bytes} for f in self.files]
+        value = {"files": files, "kind": self.kind, "version": 1}
+        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+    @cached_property
+    def _digest(self) -> Digest:
+        return digest_of(self.to_bytes())
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> "Manifest":
+        """Read a manifest back. Raises Refused(DigestMismatch) for anything but its canonical form."""
+        try:
+            manifest = _manifest(parse_object(raw, max_bytes=MAX_MANIFEST_BYTES))
+        except (JsonError, BadDigest) as error:
+            raise Refused(Reason.DIGEST_MISMATCH, f"this is no manifest: {error}") from error
+        if manifest.to_bytes() != raw:
+            raise Refused(Reason.DIGEST_MISMATCH, "this is no manifest: not in canonical form")
+        return manifest
+
+
+def build_manifest(kind: Kind, files: list[FileEntry]) -> Manifest:
+    """A manifest of these files, in any order."""
+    return Manifest(kind, tuple(sorted(files, key=lambda entry: entry.name)))
+
+
+def is_file_name(name: str) -> bool:
+    """True for a plain file name: no folder, no leading dot, at most 255 characters."""
+    return bool(_FILE_NAME.fullmatch(name))
+
+
+def _manifest(value: dict[str, object]) -> Manifest:
+    if value.get("version") != 1 or value.get("kind") not in KINDS:
+        raise JsonError("unknown version or kind")
+    rows = value.get("files")
+    if not isinstance(rows, list) or len(cast("list[object]", rows)) > MAX_FILES:
+        raise JsonError(f"'files' is not a list of at most {MAX_FILES}")
+    files = [_entry(row) for row in cast("list[object]", rows)]
+    if len({entry.name for entry in files}) != len(files):
+        raise JsonError("a file appears twice")
+    return build_manifest(cast("Kind", value["kind"]), files)
+
+
+def _entry(row: object) -> FileEntry:
+    if not isinstance(row, dict):
+        raise JsonError("a file is not an object")
+    fields = cast("dict[str, object]", row)
+    name, sha256, size = fields.get("name"), fields.get("sha256"), fields.get("size")
+    if not isinstance(name, str) or not is_file_name(name) or not isinstance(sha256, str):
+        raise JsonError("a file without a plain name or SHA-256")
+    if not is_int(size) or not 0 <= cast("int", size) <= MAX_FILE_BYTES:
+        raise JsonError(f"{name} has no size")
+    return FileEntry(name, hex_of(f"sha256:{sha256}"), cast("int", size))

@@ -1,0 +1,72 @@
+"""What can be wrong with an artifact, split by what the caller can do.
+
+ArtifactError            every error here: a `reason` (API, CamelCase) and a message that says what to do
+|- Refused               correct the source, the artifact or the request: trying again changes nothing
+|  |- BadDigest          a text that is no digest (also a ValueError)
+|  `- UnknownDigest      nobody holds a blob of this digest
+`- Unavailable           try again later: the source or the depot does not answer
+"""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why an artifact was not taken. Reasons are API: they appear in conditions and never change their meaning."""
+
+    SCHEME_NOT_ALLOWED = "SchemeNotAllowed"  # the URI's scheme is unknown or switched off here
+    BAD_URI = "BadURI"  # the URI is malformed or leaves what its scheme may reach
+    SOURCE_NOT_FOUND = "SourceNotFound"  # nothing at that URI, or no blob of that digest
+    SOURCE_UNREACHABLE = "SourceUnreachable"  # the source did not answer; tried again later
+    MISSING_FILE = "MissingFile"  # a file that every artifact of its kind has is not there
+    UNSAFE_FORMAT = "UnsafeFormat"  # weights only as pickles (.bin, .pt, .pkl)
+    HEADER_TOO_LARGE = "HeaderTooLarge"  # a safetensors header beyond the limit
+    HEADER_TRUNCATED = "HeaderTruncated"  # the file ends inside its header
+    HEADER_INVALID = "HeaderInvalid"  # a header that is not what safetensors defines
+    OFFSETS_INVALID = "OffsetsInvalid"  # tensors overlap, leave holes, or do not end where the file ends
+    CONFIG_INVALID = "ConfigInvalid"  # a config that is no JSON object or holds a wrong value
+    UNSUPPORTED_ADAPTER = "UnsupportedAdapter"  # DoRA, modules_to_save, bias, not LORA, ...
+    RANK_TOO_LARGE = "RankTooLarge"  # above spec.maxRank or the pool's lora.maxRank
+    BASE_MISMATCH = "BaseMismatch"  # trained on another base model
+    SHAPE_MISMATCH = "ShapeMismatch"  # a tensor is missing or has another shape than the base or the rank asks for
+    UNKNOWN_MODULE = "UnknownModule"  # a tensor or target the base model does not have
+    DTYPE_NOT_SUPPORTED = "DtypeNotSupported"  # not float32, float16 or bfloat16
+    NOT_FINITE = "NotFinite"  # a weight is NaN or infinite
+    DIGEST_MISMATCH = "DigestMismatch"  # the content is not the one that was named, or changed while it was read
+    TOO_LARGE = "TooLarge"  # beyond the size limit
+    UNSUPPORTED_MODEL = "UnsupportedModel"  # an architecture or option the runners do not have
+
+
+class ArtifactError(Exception):
+    """Something is wrong with an artifact. `reason` is API, `message` is for people."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.reason, self.message = reason, message
+
+
+class Refused(ArtifactError):
+    """The artifact, its source or the request has to be corrected; trying again changes nothing."""
+
+
+class Unavailable(ArtifactError):
+    """The other side does not answer now; trying again later may help."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.SOURCE_UNREACHABLE, message)
+
+
+class BadDigest(Refused, ValueError):
+    """A text that is not `sha256:` followed by 64 lower-case hex digits."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(
+            Reason.DIGEST_MISMATCH, f"{text[:100]!r} is no digest; one is 'sha256:' and 64 lower-case hex digits"
+        )
+
+
+class UnknownDigest(Refused):
+    """No blob of this digest is held."""
+
+    def __init__(self, digest: str, where: str) -> None:
+        super().__init__(Reason.SOURCE_NOT_FOUND, f"{where} does not hold {digest}")
+        self.digest = digest

@@ -1,0 +1,224 @@
+"""Take an artifact from the depot into a blob folder, whole or not at all.
+
+Every SHA-256 is checked, broken downloads resume with a range, tries and pauses are bounded. Blocking: call it from a
+thread. Two threads may fetch the same digest into the same folder; each blob is downloaded once.
+"""
+
+import contextlib
+import hashlib
+import http.client
+import logging
+import os
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import urlsplit
+
+from weft.artifacts.blobs import BlobStore
+from weft.artifacts.digest import MAX_MANIFEST_BYTES, Digest, Manifest, hex_of, parse_digest
+from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable, UnknownDigest
+from weft.telemetry.logs import kv
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a fetch may cost."""
+
+    max_bytes: int = 1 << 42  # of all files together
+    tries: int = 6  # per blob; what an earlier try has downloaded is not downloaded again
+    timeout_s: float = 15.0  # of one wait on the network
+    pause_s: float = 0.1  # before the second try; doubles, up to `max_pause_s`
+    max_pause_s: float = 2.0
+    chunk_bytes: int = 1 << 20
+
+
+class Stopped(Exception):
+    """The caller's `stopping` said so; what was downloaded is kept for the next time."""
+
+
+def fetch(
+    depot_url: str,
+    digest: str,
+    blobs: BlobStore,
+    *,
+    limits: Limits | None = None,
+    pause: Callable[[float], None] = time.sleep,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Manifest:
+    """Download manifest and files of `digest` unless they are here; files are then at `blobs.file(manifest, name)`.
+
+    The manifest's blob is made visible last: `blobs.has(digest)` means whole.
+    Raises BadDigest, UnknownDigest (the depot does not have it), Refused(DigestMismatch, TooLarge), Unavailable (tries
+    used up), Stopped; OSError of the local disk passes through.
+    """
+    limits = limits or Limits()
+    download = _Download(_Depot(depot_url, limits.timeout_s), blobs, limits, pause, stopping)
+    with blobs.lease() as lease:
+        lease.name(parse_digest(digest))
+        part = download.manifest(Digest(digest))
+        manifest = part or blobs.manifest(digest)
+        lease.name(*(entry.digest for entry in manifest.files))
+        _check_size(manifest, limits.max_bytes)
+        for entry in manifest.files:
+            download.blob(entry.digest, entry.size_bytes)
+        if part:
+            _put_manifest(blobs, part)
+    return manifest
+
+
+def _check_size(manifest: Manifest, max_bytes: int) -> None:
+    if manifest.size_bytes > max_bytes:
+        raise Refused(
+            Reason.TOO_LARGE, f"{manifest.digest} has {manifest.size_bytes} bytes, the limit here is {max_bytes}"
+        )
+
+
+def _put_manifest(blobs: BlobStore, manifest: Manifest) -> None:
+    with blobs.writer() as writer:
+        writer.write(manifest.to_bytes())
+        writer.commit()
+
+
+class _Broken(Exception):
+    """One try failed in a way that another may not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Download:
+    depot: "_Depot"
+    blobs: BlobStore
+    limits: Limits
+    pause: Callable[[float], None]
+    stopping: Callable[[], bool]
+
+    def manifest(self, digest: Digest) -> Manifest | None:
+        """The manifest from the depot; None when it is here already."""
+        if self.blobs.has(digest):
+            return None
+        with self.blobs.download(digest) as part:
+            self._tries(digest, lambda: self._resume(part, digest, None))
+            manifest = Manifest.from_bytes(part.read_bytes())
+            part.unlink()
+        return manifest
+
+    def blob(self, digest: Digest, size_bytes: int) -> None:
+        """One blob, made visible."""
+        with self.blobs.download(digest) as part:
+            if not self.blobs.has(digest):
+                self._tries(digest, lambda: self._resume(part, digest, size_bytes))
+                self.blobs.publish(part, digest)
+
+    def _tries(self, digest: Digest, attempt: Callable[[], None]) -> None:
+        pause_s = self.limits.pause_s
+        for left in reversed(range(self.limits.tries)):
+            self._check_stopping()
+            try:
+                return attempt()
+            except _Broken as error:
+                log.warning("download broke", extra=kv(digest=digest, error=error, tries_left=left))
+                if not left:
+                    raise Unavailable(f"{digest} from {self.depot.url}: {error}") from error
+            self.pause(pause_s)
+            pause_s = min(pause_s * 2, self.limits.max_pause_s)
+        raise AssertionError("tries is at least 1")
+
+    def _resume(self, part: Path, digest: Digest, size_bytes: int | None) -> None:
+        """Bring `part` to the whole blob, fsynced and checked; `size_bytes` is None for a manifest."""
+        limit = MAX_MANIFEST_BYTES if size_bytes is None else size_bytes
+        with part.open("ab") as file:
+            have = file.tell()
+            if have > limit or size_bytes is None:
+                file.truncate(0)
+                have = 0
+            if have != size_bytes:
+                self._append(file, digest, have, limit)
+            os.fsync(file.fileno())
+        self._check_content(part, digest, size_bytes)
+
+    def _append(self, file: BinaryIO, digest: Digest, have: int, limit: int) -> None:
+        with self.depot.get(f"/v1/blobs/{digest}", start=have) as response:
+            if have and response.status == http.HTTPStatus.OK:  # no range taken: from the start again
+                file.truncate(0)
+                have = 0
+            for chunk in _chunks(response, self.limits.chunk_bytes):
+                have += len(chunk)
+                if have > limit:
+                    raise Refused(Reason.TOO_LARGE, f"the depot sends more than the {limit} bytes of {digest}")
+                file.write(chunk)
+                self._check_stopping()
+            file.flush()
+
+    def _check_content(self, part: Path, digest: Digest, size_bytes: int | None) -> None:
+        if size_bytes is not None and part.stat().st_size < size_bytes:
+            raise _Broken(f"ended at {part.stat().st_size} of {size_bytes} bytes")
+        with part.open("rb") as file:
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        if actual != hex_of(digest):
+            part.unlink()
+            raise Refused(Reason.DIGEST_MISMATCH, f"{self.depot.url} sent content of sha256:{actual} as {digest}")
+
+    def _check_stopping(self) -> None:
+        if self.stopping():
+            raise Stopped
+
+
+class _Depot:
+    """The depot's HTTP side."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Refused(Reason.BAD_URI, f"the depot's URL {url[:200]!r} is not http://HOST:PORT")
+        self.url, self._parts, self._timeout_s = url, parts, timeout_s
+
+    @contextlib.contextmanager
+    def get(self, path: str, *, start: int) -> Generator[http.client.HTTPResponse]:
+        """A response with content. Raises _Broken, UnknownDigest, Refused."""
+        connection = self._connection()
+        try:
+            with _network():
+                connection.request("GET", path, headers={"Range": f"bytes={start}-"} if start else {})
+                response = connection.getresponse()
+            self._check_status(response, path)
+            yield response
+        finally:
+            connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        secure = self._parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        assert self._parts.hostname
+        return kind(self._parts.hostname, self._parts.port, timeout=self._timeout_s)
+
+    def _check_status(self, response: http.client.HTTPResponse, path: str) -> None:
+        match response.status:
+            case 200 | 206:
+                return
+            case 404:
+                raise UnknownDigest(path.rpartition("/")[2], f"the depot at {self.url}")
+            case status if status >= 500 or status in (408, 429):
+                raise _Broken(f"status {status}")
+            case status:
+                raise ArtifactError(Reason.SOURCE_UNREACHABLE, f"{self.url}{path} answered {status} {response.reason}")
+
+
+def _chunks(response: http.client.HTTPResponse, chunk_bytes: int) -> Iterator[bytes]:
+    while True:
+        with _network():
+            chunk = response.read(chunk_bytes)
+        if not chunk:
+            return
+        yield chunk
+
+
+@contextlib.contextmanager
+def _network() -> Generator[None]:
+    """Errors of the network alone; those of the local disk pass elsewhere."""
+    try:
+        yield
+    except (OSError, http.client.HTTPException) as error:
+        raise _Broken(f"{type(error).__name__}: {error}") from error

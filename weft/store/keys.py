@@ -1,0 +1,82 @@
+"""API keys: `weft-<id>-<secret>`. The key is shown once; the store keeps its SHA-256.
+
+A plain SHA-256 is right here: the secret has 256 random bits, so there is nothing to guess and nothing to slow down.
+"""
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from weft.store.models import ApiKeyRow
+from weft.store.statements import insert_into
+
+MAX_NOTE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """What is known of a key. `key_id` is public; `key_hash` is hex SHA-256 of the whole key."""
+
+    key_id: str
+    key_hash: str
+    namespace: str
+    note: str
+    created_unix_ms: int
+    revoked_unix_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A key as its owner sees it, once."""
+
+    key: str
+    key_id: str
+
+
+def draw_key() -> NewKey:
+    """A new key: an id of 8 hex digits (public), a secret of 256 bits."""
+    key_id = secrets.token_hex(4)
+    return NewKey(f"weft-{key_id}-{secrets.token_urlsafe(32)}", key_id)
+
+
+def key_hash(key: str) -> str:
+    """Hex SHA-256 of a key: what the gateway compares."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+async def create(engine: AsyncEngine, namespace: str, note: str, *, now_unix_ms: int) -> NewKey:
+    """Draw and store a key for `namespace`. An id that is taken (1 in 4 billion) is drawn again."""
+    while True:
+        new = draw_key()
+        row = {
+            "key_id": new.key_id,
+            "key_hash": key_hash(new.key),
+            "namespace": namespace,
+            "note": note[:MAX_NOTE],
+            "created_unix_ms": now_unix_ms,
+            "revoked_unix_ms": None,
+        }
+        async with engine.begin() as connection:
+            insert = insert_into(connection, ApiKeyRow, [row]).on_conflict_do_nothing()
+            taken = (await connection.execute(insert.returning(ApiKeyRow.key_id))).first() is None
+        if not taken:
+            return new
+
+
+async def revoke(engine: AsyncEngine, key_id: str, *, now_unix_ms: int) -> bool:
+    """Revoke a key. False when there is no such key; revoking twice is harmless."""
+    revoked = update(ApiKeyRow).where(ApiKeyRow.key_id == key_id, ApiKeyRow.revoked_unix_ms.is_(None))
+    async with engine.begin() as connection:
+        await connection.execute(revoked.values(revoked_unix_ms=now_unix_ms))
+        known = await connection.execute(select(ApiKeyRow.key_id).where(ApiKeyRow.key_id == key_id))
+        return known.first() is not None
+
+
+async def all_keys(engine: AsyncEngine) -> list[ApiKey]:
+    """Every key, revoked ones included, oldest first."""
+    query = select(ApiKeyRow.__table__).order_by(ApiKeyRow.created_unix_ms, ApiKeyRow.key_id)
+    async with engine.connect() as connection:
+        return [ApiKey(**row) for row in (await connection.execute(query)).mappings()]

@@ -1,0 +1,72 @@
+"""Bringing a database to this version's schema. Run by the supervisor at its start, before anything else."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util.exc import CommandError
+from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from weft.store.errors import BadMigration, NewerRevision, StoreUnavailable
+
+Step = Callable[[Config, str], None]
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+async def upgrade(engine: AsyncEngine, target: str = "head") -> str:
+    """Upgrade to `target` in one transaction; returns the revision reached.
+
+    Raises NewerRevision (nothing changed), BadMigration (rolled back), StoreUnavailable.
+    """
+    return await _run(engine, target, command.upgrade)
+
+
+async def downgrade(engine: AsyncEngine, target: str = "base") -> str:
+    """Downgrade to `target` in one transaction; returns the revision reached ("" for none)."""
+    return await _run(engine, target, command.downgrade)
+
+
+def configuration(connection: Connection | None = None) -> Config:
+    """Alembic's configuration for the packaged migrations, without a file."""
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def head() -> str:
+    """The newest revision that this version knows."""
+    return ScriptDirectory.from_config(configuration()).get_current_head() or ""
+
+
+def current(connection: Connection) -> str:
+    """The database's revision, "" for an empty one."""
+    return MigrationContext.configure(connection).get_current_revision() or ""
+
+
+async def _run(engine: AsyncEngine, target: str, step: Step) -> str:
+    try:
+        async with engine.begin() as connection:
+            return await connection.run_sync(_step, target, step)
+    except OperationalError as error:
+        raise StoreUnavailable(f"cannot open the database {engine.url!r}: {error.orig}") from error
+    except (CommandError, SQLAlchemyError) as error:
+        raise BadMigration(f"migration to {target!r} failed and was rolled back: {error}") from error
+
+
+def _step(connection: Connection, target: str, step: Step) -> str:
+    config = configuration(connection)
+    _refuse_newer(connection, ScriptDirectory.from_config(config))
+    step(config, target)
+    return current(connection)
+
+
+def _refuse_newer(connection: Connection, scripts: ScriptDirectory) -> None:
+    revision = current(connection)
+    if revision and revision not in {script.revision for script in scripts.walk_revisions()}:
+        raise NewerRevision(revision, scripts.get_current_head() or "")

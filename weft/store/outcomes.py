@@ -1,0 +1,179 @@
+"""Outcomes, and the usage and model rows that follow from them: one transaction, every outcome counted once."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, String, case, delete, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from weft.store.models import ModelVersionRow, OutcomeRow, UsageRow
+from weft.store.statements import insert_into
+
+MAX_BATCH = 500  # 18 columns x 500 rows stay below the 32,766 parameters of a statement
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOutcome:
+    """A row of `outcomes`. `finish_reason` is the lower-case name: "eos", "length", "stop", "cancelled", "failed"."""
+
+    request_id: str
+    pool: str
+    namespace: str
+    model_name: str
+    adapter_digest: str
+    prompt_tokens: int
+    completion_tokens: int
+    finish_reason: str
+    error: str
+    censored: bool
+    predicted_p50_tokens: int
+    predicted_p90_tokens: int
+    model_version: str
+    ttft_ms: int
+    total_ms: int
+    moves: int
+    doublings: int
+    finished_unix_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens and requests of a namespace with a model on a day (UTC)."""
+
+    namespace: str
+    model_name: str
+    day: date
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
+async def record(engine: AsyncEngine, outcomes: Sequence[StoredOutcome]) -> set[str]:
+    """Store a batch (at most `MAX_BATCH`) in one transaction. Returns the ids that were new.
+
+    Idempotent by request id: a known one changes nothing, neither its row nor the usage.
+    """
+    assert len(outcomes) <= MAX_BATCH, f"{len(outcomes)} outcomes in a batch of at most {MAX_BATCH}"
+    first = {
+        outcome.request_id: outcome for outcome in map(_fitted, reversed(outcomes))
+    }  # the first of two in a batch wins
+    if not first:
+        return set()
+    async with engine.begin() as connection:
+        new = await _insert_outcomes(connection, list(first.values()))
+        fresh = [first[request_id] for request_id in new]
+        await _add_usage(connection, fresh)
+        await _add_model_versions(connection, fresh)
+    return new
+
+
+async def usage(engine: AsyncEngine, *, since: date) -> list[Usage]:
+    """All usage rows of `since` and later, oldest first."""
+    query = select(UsageRow.__table__).where(UsageRow.day >= since)
+    async with engine.connect() as connection:
+        rows = await connection.execute(query.order_by(UsageRow.day, UsageRow.namespace, UsageRow.model_name))
+        return [Usage(**row) for row in rows.mappings()]
+
+
+async def count(engine: AsyncEngine) -> int:
+    """How many outcomes are stored."""
+    async with engine.connect() as connection:
+        return int((await connection.execute(select(func.count()).select_from(OutcomeRow))).scalar_one())
+
+
+async def forget(engine: AsyncEngine, *, before_unix_ms: int) -> int:
+    """Delete outcomes that finished before; usage and model rows stay. Returns how many went."""
+    async with engine.begin() as connection:
+        gone = await connection.execute(delete(OutcomeRow).where(OutcomeRow.finished_unix_ms < before_unix_ms))
+        return gone.rowcount
+
+
+async def _insert_outcomes(connection: AsyncConnection, outcomes: list[StoredOutcome]) -> set[str]:
+    insert = insert_into(connection, OutcomeRow, [asdict(outcome) for outcome in outcomes])
+    statement = insert.on_conflict_do_nothing(index_elements=[OutcomeRow.request_id])
+    inserted = await connection.execute(statement.returning(OutcomeRow.request_id))
+    return set(inserted.scalars())
+
+
+async def _add_usage(connection: AsyncConnection, outcomes: Iterable[StoredOutcome]) -> None:
+    sums: defaultdict[tuple[str, str, date], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for outcome in outcomes:
+        total = sums[(outcome.namespace, outcome.model_name, _day(outcome.finished_unix_ms))]
+        for i, value in enumerate((1, outcome.prompt_tokens, outcome.completion_tokens)):
+            total[i] += value
+    rows = [asdict(Usage(*key, *total)) for key, total in sorted(sums.items())]
+    if rows:
+        insert = insert_into(connection, UsageRow, rows)
+        await connection.execute(
+            insert.on_conflict_do_update(
+                index_elements=[UsageRow.namespace, UsageRow.model_name, UsageRow.day],
+                set_={name: getattr(UsageRow, name) + insert.excluded[name] for name in _USAGE_SUMS},
+            )
+        )
+
+
+async def _add_model_versions(connection: AsyncConnection, outcomes: Iterable[StoredOutcome]) -> None:
+    rows: dict[str, dict[str, Any]] = {}
+    for outcome in outcomes:
+        version = model_family(outcome.model_version)
+        if version:
+            _count_version(rows, version, outcome)
+    if rows:
+        insert = insert_into(connection, ModelVersionRow, [rows[version] for version in sorted(rows)])
+        sums = {name: getattr(ModelVersionRow, name) + insert.excluded[name] for name in _VERSION_SUMS}
+        last = _greater(ModelVersionRow.last_seen_unix_ms, insert.excluded["last_seen_unix_ms"])
+        await connection.execute(
+            insert.on_conflict_do_update(
+                index_elements=[ModelVersionRow.version],
+                set_={**sums, "last_seen_unix_ms": last},
+            )
+        )
+
+
+def model_family(model_version: str) -> str:
+    """The fitted model behind a version: "ridge-1a2b3c4d+120" (120 outcomes learned since) -> "ridge-1a2b3c4d"."""
+    return model_version.partition("+")[0][:64]
+
+
+_USAGE_SUMS = ("requests", "prompt_tokens", "completion_tokens")
+_VERSION_SUMS = ("outcomes", "uncensored", "covered_p90")
+
+
+def _count_version(rows: dict[str, dict[str, Any]], version: str, outcome: StoredOutcome) -> None:
+    seen = outcome.finished_unix_ms
+    row = rows.setdefault(
+        version,
+        {"version": version, "first_seen_unix_ms": seen, "last_seen_unix_ms": seen} | dict.fromkeys(_VERSION_SUMS, 0),
+    )
+    row["first_seen_unix_ms"] = min(row["first_seen_unix_ms"], seen)
+    row["last_seen_unix_ms"] = max(row["last_seen_unix_ms"], seen)
+    row["outcomes"] += 1
+    row["uncensored"] += not outcome.censored
+    row["covered_p90"] += not outcome.censored and outcome.completion_tokens <= outcome.predicted_p90_tokens
+
+
+def _greater(left: Any, right: Any) -> ColumnElement[int]:
+    return case((left > right, left), else_=right)  # greatest() and max() are spelled differently
+
+
+def _fitted(outcome: StoredOutcome) -> StoredOutcome:
+    """The outcome as the columns can hold it: one odd outcome must not keep its batch from being stored."""
+    return StoredOutcome(**{name: _fit(name, value) for name, value in asdict(outcome).items()})
+
+
+def _fit(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return value.replace("\0", "")[: _WIDTHS[name]]
+    return value if isinstance(value, bool) else min(value, _MAX_INT)
+
+
+_MAX_INT = 2**63 - 1
+_LAST_DAY_MS = 253_402_300_799_000  # 9999-12-31T23:59:59Z, the last that a date can hold
+_WIDTHS = {c.name: c.type.length for c in OutcomeRow.__table__.columns if isinstance(c.type, String)}
+
+
+def _day(unix_ms: int) -> date:
+    return datetime.fromtimestamp(min(unix_ms, _LAST_DAY_MS) / 1000, UTC).date()
