@@ -35,6 +35,9 @@ test: install  ## all tests; no GPU, no network beyond package installation
 proto: install  ## regenerate weft/wire/v1 from its .proto files
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. weft/wire/v1/*.proto
 
+crds: install  ## write crds/ again from weft/api
+	$(BIN)/python -m weft.api.crd --write crds
+
 lock: install  ## write requirements.lock again from pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml --extra dev --python-version 3.11 --universal --generate-hashes --no-emit-index-url --output-file requirements.lock --quiet
 

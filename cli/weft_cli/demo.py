@@ -54,6 +54,11 @@ def demo_folder() -> Path:
     )
 
 
+def demo_manifests(folder: Path) -> list[Path]:
+    """The quickstart's manifests; its questions lie beside them."""
+    return sorted(folder.glob("*.yaml"))
+
+
 def load_questions(path: Path) -> list[Question]:
     """The questions of a demo.json."""
     return [Question(one["model"], one["prompt"], one["expect"]) for one in json.loads(path.read_text())]

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args[:1] == ["bench"] or args in (["--help"], ["-h"]):
         _add_bench()
     try:
-        result = app(args, standalone_mode=False)
+        result = app(args, prog_name="weft", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except CommandError as error:
         return _failed(error)
@@ -233,11 +233,14 @@ def key_list(directory: DataDir = None) -> None:
 )
 def predictor(context: typer.Context) -> int:
     """Train the length predictor: `weft predictor train DATA --out FILE`; more with `--help`."""
+    words = context.args
+    if words[:1] != ["train"] and not {"-h", "--help"} & set(words):
+        raise BadInput("what should the predictor do?", "weft predictor train DATA [--out FILE]")
     try:
         from weft_predictor.training import main as run
     except ImportError as error:
         raise CommandError(f"the predictor is not installed: {error}", "pip install 'weft[predictor]'") from error
-    return run(context.args)
+    return run(words[1:] if words[:1] == ["train"] else words)
 
 
 def _controller(directory: Path | None):

@@ -258,26 +258,33 @@ class Controller:
 
     async def _retention(self) -> None:
         """Tell the depot what to keep whenever something has drained."""
+        not_before = 0.0
         while True:
             due = self.observed.retention.due_at(longest_drain_s(self.desired, self._policy))
             self._drains.clear()
+            pause_s = None if due is None else max(due, not_before) - self._clock()
             try:
-                async with asyncio.timeout(None if due is None else max(due - self._clock(), PAUSE_MAX_S / 100)):
+                async with asyncio.timeout(None if pause_s is None else max(pause_s, 0.0)):
                     await self._drains.wait()
             except TimeoutError:
-                await self._retain()
+                not_before = 0.0 if await self._retain() else self._clock() + PAUSE_MAX_S
 
-    async def _retain(self) -> None:
+    async def _retain(self) -> bool:
         """With no resolution under way: a content that was just fetched, and that no list names yet, must not go."""
         for _ in range(RESOLVES_AT_ONCE):
             await self._permits.acquire()
         try:
-            for action in plan_retention(self.desired, self.observed, self._clock(), self._policy):
+            now = self._clock()
+            for action in plan_retention(self.desired, self.observed, now, self._policy):
                 assert isinstance(action, Retain)
                 await self._depot.retain(action.digests)
-                record(action, self.observed, self._clock())
+                record(action, self.observed, now)
+            self.observed.retention.forget(now)
         except DepotUnavailable as error:
             log.warning("depot does not answer", extra=kv(error=str(error)))
+            return False
+        else:
+            return True
         finally:
             for _ in range(RESOLVES_AT_ONCE):
                 self._permits.release()

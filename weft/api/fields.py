@@ -74,6 +74,12 @@ class ApiModel(BaseModel):
             details = [_detail(cls, item) for item in error.errors(include_url=False)]
             raise ValidationError.from_exception_data(cls.__name__, details) from error
 
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """As pydantic's, but only the names that users write are fields: `maxRank`, not Python's `max_rank`."""
+        names: dict[str, Any] = {"by_alias": True, "by_name": False}
+        return super().model_validate(obj, **{**names, **options})
+
     def to_dict(self) -> dict[str, Any]:
         """JSON types, camelCase, without what is unset."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -99,6 +105,6 @@ def _detail(model: type[BaseModel], item: Any) -> InitErrorDetails:
         kind, text = "unknown_field", f"unknown field {str(loc[0])[:100]!r}; {nearest(str(loc[0]), names_of(model))}"
     elif (pattern := item.get("ctx", {}).get("pattern")) in PATTERN_HELP:
         text = PATTERN_HELP[pattern]
-    template: Any = text.replace("{", "{{").replace("}", "}}") if "{" in text else text
     code: Any = kind
+    template: Any = text  # without a context it is taken as it is
     return InitErrorDetails(type=PydanticCustomError(code, template), loc=loc, input=item["input"])

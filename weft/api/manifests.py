@@ -113,7 +113,7 @@ class _Reading:
                     self.document(name, number, value)
         except _BadYaml as error:
             self._problem(name, error.document or number + 1, "", str(error))
-        except yaml.YAMLError as error:
+        except yaml.YAMLError as error:  # a tag that is not plain YAML: found while building
             self._problem(name, number + 1, "", f"no valid YAML: {_one_line(error)}")
 
     def document(self, name: str, number: int, value: object) -> None:
@@ -163,25 +163,24 @@ class _Reading:
 class _BadYaml(Exception):
     """YAML that is well-formed and not acceptable."""
 
-    def __init__(self, message: str, mark: Any, document: int = 0) -> None:
-        super().__init__(f"{message} (line {mark.line + 1})")
+    def __init__(self, message: str, mark: Any = None, document: int = 0) -> None:
+        super().__init__(f"{message} (line {mark.line + 1})" if mark else message)
         self.document = document
 
 
 def check_events(text: str) -> None:
-    """Depth and number of documents, before anything is built (building recurses). Raises _BadYaml, yaml.YAMLError."""
+    """Depth and number of documents, before anything is built (building recurses). Raises _BadYaml."""
     depth = documents = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
+    try:
+        for event in yaml.parse(text, Loader=_Loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            documents += isinstance(event, yaml.DocumentStartEvent)
             if depth > MAX_DEPTH:
                 raise _BadYaml(f"nested deeper than {MAX_DEPTH}", event.start_mark, documents)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        elif isinstance(event, yaml.DocumentStartEvent):
-            documents += 1
             if documents > MAX_DOCUMENTS:
                 raise _BadYaml(f"more than {MAX_DOCUMENTS} documents; split the file", event.start_mark, documents)
+    except yaml.YAMLError as error:
+        raise _BadYaml(f"no valid YAML: {_one_line(error)}", document=max(documents, 1)) from error
 
 
 def _documents(text: str) -> Iterator[object]:

@@ -83,7 +83,7 @@ class AllowedNamespaces(ApiModel):
 
     from_: Annotated[Literal["Same", "All", "List"], Field(alias="from")] = "Same"
     """Same: the pool's own namespace. All: every namespace. List: the pool's own and those in names."""
-    names: Annotated[tuple[Label, ...], Field(min_length=1, max_length=256)] | None = None
+    names: Annotated[tuple[Label, ...], Field(max_length=256)] | None = None
     """Namespaces, with from: List."""
 
     @model_validator(mode="after")

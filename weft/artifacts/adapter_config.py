@@ -27,13 +27,13 @@ MAX_PATTERN_KEYS = 1024
 
 # Fields that only matter while training, or only say how the weights came to be.
 _TRAINING = frozenset(
-    "auto_mapping base_model_class corda_config ensure_weight_tying eva_config inference_mode lora_dropout lora_ga_config "
-    "loftq_config megatron_config megatron_core parent_library peft_version qalora_group_size revision runtime_config "
-    "task_type".split()
+    "auto_mapping base_model_class corda_config ensure_weight_tying eva_config inference_mode lora_dropout "
+    "lora_ga_config loftq_config megatron_config megatron_core parent_library peft_version qalora_group_size revision "
+    "runtime_config task_type".split()
 )
 _READ = frozenset(
-    "alpha_pattern base_model_name_or_path exclude_modules init_lora_weights layers_pattern layers_to_transform lora_alpha peft_type r "
-    "rank_pattern target_modules use_rslora".split()
+    "alpha_pattern base_model_name_or_path exclude_modules init_lora_weights layers_pattern layers_to_transform "
+    "lora_alpha peft_type r rank_pattern target_modules use_rslora".split()
 )
 # Fields that change the computation: only these values mean "not used".
 _REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
@@ -49,8 +49,8 @@ _REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "target_parameters": ("LoRA on bare parameters", (None, [])),
     "alora_invocation_tokens": ("activated LoRA", (None, [])),
 }
-# Initialisations that leave the base's own weights alone. Others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) change them, so the
-# adapter only fits the changed base; PEFT can convert it when it is saved, and then writes `true` here.
+# Initialisations that leave the base's own weights alone. Others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) change them, so
+# the adapter only fits the changed base; PEFT can convert it when it is saved, and then writes `true` here.
 _PLAIN_INITS = (True, False, None, "gaussian", "orthogonal", "eva")
 _EMBEDDINGS = frozenset(("embed_tokens", "lm_head", "wte", "wpe"))
 

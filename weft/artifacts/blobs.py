@@ -30,7 +30,7 @@ class BlobStore:
         self._partial.mkdir(exist_ok=True)
         self._lock = threading.Lock()
         self._leased: Counter[str] = Counter()
-        self._downloads: dict[str, threading.Lock] = {}
+        self._downloads: dict[str, tuple[threading.Lock, int]] = {}  # and how many want it
 
     def path(self, digest: str) -> Path:
         """Where the blob is, or would be. Raises BadDigest."""
@@ -96,9 +96,19 @@ class BlobStore:
     def download(self, digest: str) -> Generator[Path]:
         """Own the part file of a blob: one thread at a time."""
         with self._lock:
-            lock = self._downloads.setdefault(digest, threading.Lock())
-        with lock:
-            yield self.part(digest)
+            lock, users = self._downloads.get(digest, (threading.Lock(), 0))
+            self._downloads[digest] = (lock, users + 1)
+        try:
+            with lock:
+                yield self.part(digest)
+        finally:
+            self._end_download(digest)
+
+    def _end_download(self, digest: str) -> None:
+        with self._lock:
+            lock, users = self._downloads.pop(digest)
+            if users > 1:
+                self._downloads[digest] = (lock, users - 1)
 
     def publish(self, temporary: Path, digest: Digest) -> None:
         """Rename a whole, fsynced temporary file into place. Doing it twice is harmless."""

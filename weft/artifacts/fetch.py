@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import MAX_MANIFEST_BYTES, Digest, Manifest, hex_of, parse_digest
-from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable, UnknownDigest
+from weft.artifacts.errors import Reason, Refused, Unavailable, UnknownDigest
 from weft.telemetry.logs import kv
 
 log = logging.getLogger(__name__)
@@ -203,7 +203,7 @@ class _Depot:
             case status if status >= 500 or status in (408, 429):
                 raise _Broken(f"status {status}")
             case status:
-                raise ArtifactError(Reason.SOURCE_UNREACHABLE, f"{self.url}{path} answered {status} {response.reason}")
+                raise Refused(Reason.SOURCE_UNREACHABLE, f"{self.url}{path} answered {status} {response.reason}")
 
 
 def _chunks(response: http.client.HTTPResponse, chunk_bytes: int) -> Iterator[bytes]:

@@ -15,7 +15,9 @@ ARCHITECTURES = ("LlamaForCausalLM",)
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 PROJECTIONS = ATTENTION + MLP
-ROPE_TYPES = ("default", "llama3")
+ROPE_TYPES = ("default", "linear", "llama3")
+
+_ROPE_NUMBERS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +128,18 @@ def _check_rope(config: JsonObject) -> None:
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind not in ROPE_TYPES:
             raise _unsupported(f"{field} has the type {str(kind)[:40]}; served are: {', '.join(ROPE_TYPES)}")
-    for name in ("rms_norm_eps", "rope_theta"):
-        value = config.get(name, 1.0)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise _invalid(f"{name} is no number above 0")
+        if rope.get("partial_rotary_factor") not in (None, 1):
+            raise _unsupported(f"{field} has a partial_rotary_factor; only whole heads are rotated")
+        _check_positive(rope, _ROPE_NUMBERS)
+    _check_positive(config, ("rms_norm_eps", "rope_theta"))
+
+
+def _check_positive(fields: JsonObject, names: tuple[str, ...]) -> None:
+    for name in names:
+        value = fields.get(name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (number and 0 < value < math.inf):
+            raise _invalid(f"{name} is {str(value)[:40]}, not a number above 0")
 
 
 def _size(config: JsonObject, name: str, most: int, default: int | None = None) -> int:

@@ -26,7 +26,7 @@ class OutcomeRow(Base):
     """The one terminal record of a request (`weft.v1.Outcome` without the prompt's text)."""
 
     __tablename__ = "outcomes"
-    __table_args__ = (Index(None, "finished_unix_ms"),)
+    __table_args__ = (Index(None, "stored_unix_ms"),)
 
     request_id: Mapped[str] = mapped_column(String(128), primary_key=True)
     pool: Mapped[str] = mapped_column(String(320))
@@ -46,6 +46,7 @@ class OutcomeRow(Base):
     moves: Mapped[int] = mapped_column(BigInteger)
     doublings: Mapped[int] = mapped_column(BigInteger)
     finished_unix_ms: Mapped[int] = mapped_column(BigInteger)
+    stored_unix_ms: Mapped[int] = mapped_column(BigInteger)  # by the store's clock: what deletion goes by
 
 
 class UsageRow(Base):

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from weft.store.models import ModelVersionRow, OutcomeRow, UsageRow
 from weft.store.statements import insert_into
 
-MAX_BATCH = 500  # 18 columns x 500 rows stay below the 32,766 parameters of a statement
+MAX_BATCH = 500  # 19 columns x 500 rows stay below the 32,766 parameters of a statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class Usage:
     completion_tokens: int
 
 
-async def record(engine: AsyncEngine, outcomes: Sequence[StoredOutcome]) -> set[str]:
+async def record(engine: AsyncEngine, outcomes: Sequence[StoredOutcome], *, now_unix_ms: int) -> set[str]:
     """Store a batch (at most `MAX_BATCH`) in one transaction. Returns the ids that were new.
 
-    Idempotent by request id: a known one changes nothing, neither its row nor the usage.
+    Idempotent by request id until `forget`: a known one changes nothing, neither its row nor the usage.
     """
     assert len(outcomes) <= MAX_BATCH, f"{len(outcomes)} outcomes in a batch of at most {MAX_BATCH}"
     first = {
@@ -63,7 +63,7 @@ async def record(engine: AsyncEngine, outcomes: Sequence[StoredOutcome]) -> set[
     if not first:
         return set()
     async with engine.begin() as connection:
-        new = await _insert_outcomes(connection, list(first.values()))
+        new = await _insert_outcomes(connection, list(first.values()), now_unix_ms)
         fresh = [first[request_id] for request_id in new]
         await _add_usage(connection, fresh)
         await _add_model_versions(connection, fresh)
@@ -85,14 +85,19 @@ async def count(engine: AsyncEngine) -> int:
 
 
 async def forget(engine: AsyncEngine, *, before_unix_ms: int) -> int:
-    """Delete outcomes that finished before; usage and model rows stay. Returns how many went."""
+    """Delete outcomes stored before; usage and model rows stay. Returns how many went.
+
+    By the time of storing, not of finishing: a gateway with a wrong clock must not have its outcomes counted twice.
+    """
     async with engine.begin() as connection:
-        gone = await connection.execute(delete(OutcomeRow).where(OutcomeRow.finished_unix_ms < before_unix_ms))
+        gone = await connection.execute(delete(OutcomeRow).where(OutcomeRow.stored_unix_ms < before_unix_ms))
         return gone.rowcount
 
 
-async def _insert_outcomes(connection: AsyncConnection, outcomes: list[StoredOutcome]) -> set[str]:
-    insert = insert_into(connection, OutcomeRow, [asdict(outcome) for outcome in outcomes])
+async def _insert_outcomes(connection: AsyncConnection, outcomes: list[StoredOutcome], now_unix_ms: int) -> set[str]:
+    insert = insert_into(
+        connection, OutcomeRow, [asdict(outcome) | {"stored_unix_ms": now_unix_ms} for outcome in outcomes]
+    )
     statement = insert.on_conflict_do_nothing(index_elements=[OutcomeRow.request_id])
     inserted = await connection.execute(statement.returning(OutcomeRow.request_id))
     return set(inserted.scalars())

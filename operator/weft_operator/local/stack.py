@@ -53,6 +53,7 @@ class Stack:
         self._written: dict[str, Any] = {}
         self._controller: Controller | None = None
         self.work: asyncio.Task[None] | None = None
+        self._planning: asyncio.Task[None] | None = None
         self.registry = RegistryClient(
             addresses.scheduler, on_pool=self._on_pool_report, on_adapter=self._on_adapter_report
         )
@@ -79,7 +80,7 @@ class Stack:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.durable.run(), name="durable")
             tasks.create_task(serve(api, self.options.data_dir / "weft.sock"), name="api")
-            tasks.create_task(self._control(), name="control")
+            self._planning = tasks.create_task(self._control(), name="control")
             tasks.create_task(self._keep_description(), name="description")
 
     async def until_ready(self) -> None:
@@ -99,6 +100,8 @@ class Stack:
 
     async def close(self) -> None:
         """Stop everything: the gateway finishes its streams while runners still run, the rest follows."""
+        if self._planning:
+            self._planning.cancel()  # what ends now is not to be planned for
         self._stop(["gateway"])
         await self._ended(["gateway"])
         await self.backend.close()

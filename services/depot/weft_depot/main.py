@@ -106,6 +106,7 @@ def _listen(address: str) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
+        listener.listen(128)  # from here on a client may connect; it is answered once the loop turns
     except OSError as error:
         raise CannotStart(f"{address}: {error.strerror}") from error
     return listener

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -48,9 +49,8 @@ def build_app(gateway: Gateway) -> FastAPI:
     _route(app, gateway, "/healthz", _healthz, get)
     _route(app, gateway, "/readyz", _readyz, get)
     _route(app, gateway, "/metrics", _metrics, get)
-    app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_exception_handler(Exception, _on_bug)
+    for kind, handler in ((ApiError, _on_api_error), (HTTPException, _on_http_error), (Exception, _on_bug)):
+        app.add_exception_handler(kind, partial(handler, gateway))
     app.add_middleware(RequestIds)
     return app
 
@@ -92,28 +92,35 @@ def _inlined(body: type[BaseModel]) -> dict[str, Any]:
 # ---------------------------------------------------------------- errors
 
 
-async def _on_api_error(request: Request, error: Exception) -> Response:
+async def _on_api_error(gateway: Gateway, request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    _count(gateway, request, error.status)
     log.info("refused", extra=kv(request_id=ids_of(request.scope).request_id, status=error.status, code=error.code))
     return Response(error.body(), error.status, error.headers())
 
 
-async def _on_http_error(request: Request, error: Exception) -> Response:
+async def _on_http_error(gateway: Gateway, request: Request, error: Exception) -> Response:
     """What the framework itself refuses: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     text = f"{request.method} {request.url.path[:256]}: {error.detail}."
     code = _NAMES.get(error.status_code, "invalid_request")
     refused = BadRequest(text, code=code, status=error.status_code)
-    response = await _on_api_error(request, refused)
+    response = await _on_api_error(gateway, request, refused)
     response.headers.update(error.headers or {})
     return response
 
 
-async def _on_bug(request: Request, error: Exception) -> Response:
+async def _on_bug(gateway: Gateway, request: Request, error: Exception) -> Response:
+    _count(gateway, request, Internal.status)
     request_id = ids_of(request.scope).request_id
     log.error("request failed inside the gateway", exc_info=error, extra=kv(request_id=request_id))
     internal = Internal(f"The gateway failed on this request; its logs name it {request_id}.")
     return Response(internal.body(), internal.status, internal.headers())
+
+
+def _count(gateway: Gateway, request: Request, status: int) -> None:
+    """A request that was refused; "-" stands for all names that are no model."""
+    gateway.serving.metrics.count_request(getattr(request.state, "model", None), status)
 
 
 # ---------------------------------------------------------------- health and status

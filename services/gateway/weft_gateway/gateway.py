@@ -24,7 +24,7 @@ class Gateway:
     def __init__(self, settings: Settings, *, registry: CollectorRegistry = REGISTRY) -> None:
         self.settings, self.registry = settings, registry
         self.serving = Serving(settings, registry=registry)
-        self.tokenizers = Tokenizers(settings.depot, settings.data_dir / "gateway")
+        self.tokenizers = Tokenizers(settings.depot, settings.data_dir / "blobs")
         self.serving.on_table = self.tokenizers.want
 
     def unready(self) -> str | None:
@@ -54,7 +54,7 @@ class Gateway:
         """Take no more requests, let running answers finish for `drain_seconds`, then end the rest by name."""
         self.serving.draining = True
         log.info("draining", extra=kv(in_flight=self.serving.in_flight))
-        await _until(lambda: not self.serving.live, self.settings.drain_seconds)
+        await _until(lambda: not self.serving.in_flight, self.settings.drain_seconds)
         stopped = Failure("shutting_down", "The gateway stopped before the answer was complete.", 1000)
         for live in list(self.serving.live.values()):
             self.serving.abort(live, stopped)

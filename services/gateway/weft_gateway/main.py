@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import socket
 import sys
 from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import BinaryIO
 
 import uvicorn
 import uvloop
@@ -31,6 +34,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(_listed(error))
         return EXIT_USAGE
     logs.configure("gateway", level=settings.log_level, fmt=settings.log_format)
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line a request to the depot
+    try:
+        lock = _own(settings.data_dir)
+    except OSError as error:
+        log.error(
+            "cannot own the data directory", extra=kv(error="DataDirInUse", data_dir=settings.data_dir, detail=error)
+        )
+        return EXIT_USAGE
+    with lock:
+        return _serve(settings)
+
+
+def _serve(settings: Settings) -> int:
     try:
         listener = _listen(settings.http)
     except OSError as error:
@@ -82,6 +98,18 @@ def _config(gateway: Gateway) -> uvicorn.Config:
         timeout_keep_alive=60,
         timeout_graceful_shutdown=round(grace_s + 1),
     )
+
+
+def _own(data_dir: Path) -> BinaryIO:
+    """The data directory's lock, held while the file is open. Raises OSError when another process holds it."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    lock = (data_dir / "lock").open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise
+    return lock
 
 
 def _listen(address: str) -> socket.socket:

@@ -46,9 +46,9 @@ class Metrics:
             lambda: len(serving.outcomes)
         )
 
-    def count_request(self, model: str, status: int) -> None:
-        """One answer about a known model; 499: the client went away."""
-        self.requests.labels(self.label(model), str(status)).inc()
+    def count_request(self, model: str | None, status: int) -> None:
+        """One answer; 499: the client went away. Without a known model the label is "-"."""
+        self.requests.labels(self.label(model) if model else "-", str(status)).inc()
 
     def count_outcome(self, live: "LiveRequest", now: float) -> None:
         """A request that ended at `now` (seconds, the clock of `arrived`)."""

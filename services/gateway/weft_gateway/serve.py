@@ -131,7 +131,8 @@ class Serving:
             await self._predictor.close()
 
     async def _housekeep(self) -> None:
-        """Once a second: close idle sessions, check what must always hold."""
+        """Now and then: close idle sessions, check what must always hold."""
+        pause_s = min(1.0, self.settings.session_idle_seconds)
         while True:
             used = {live.stream.running.runner for live in self.live.values() if live.stream.running}
             self.sessions.close_idle(used, self.clock())
@@ -139,7 +140,7 @@ class Serving:
                 check_serving(self)
             except AssertionError:
                 log.exception("an invariant does not hold")
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(pause_s)
 
     def _hello(self) -> Iterator[ToScheduler]:
         """Everything that counts, told again: what is held, what has ended."""

@@ -12,11 +12,11 @@ from weft.telemetry.probes import split_address
 
 
 def default_data_dir() -> Path:
-    """`$WEFT_DATA_DIR`, else `$XDG_STATE_HOME/weft`, else `~/.local/state/weft`."""
+    """`gateway/` below `$WEFT_DATA_DIR`, else `$XDG_STATE_HOME/weft`, else `~/.local/state/weft`."""
     if folder := os.environ.get("WEFT_DATA_DIR"):
-        return Path(folder)
+        return Path(folder) / "gateway"
     state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "weft"
+    return (Path(state) if state else Path.home() / ".local" / "state") / "weft" / "gateway"
 
 
 def _address(value: str) -> str:
@@ -48,7 +48,9 @@ class Settings(BaseSettings):
     depot: Annotated[str, AfterValidator(_depot_url)] = Field(
         "http://127.0.0.1:7003", description="the depot's URL; tokenizers and chat templates come from there by digest"
     )
-    data_dir: Path = Field(default_factory=default_data_dir, description="tokenizers are cached in DIR/gateway")
+    data_dir: Path = Field(
+        default_factory=default_data_dir, description="of this process alone; tokenizers are cached there"
+    )
     auth: CliImplicitFlag[bool] = Field(True, description="ask for an API key and show each namespace only its models")
     hold_seconds: float = Field(30.0, ge=0.1, le=3600, description="how long a request waits for a runner, in all")
     drain_seconds: float = Field(10.0, ge=0, le=600, description="how long running answers may finish after SIGTERM")

@@ -25,6 +25,7 @@ from weft_runner.report import Reporter
 from weft_runner.wire import epoch_of, refusal_to, request_of, step_to
 
 log = logging.getLogger(__name__)
+DRAIN_S = 10.0  # a forward that is under way ends first
 FLUSH_S = 2.0
 
 
@@ -49,6 +50,7 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
         self._first_state = asyncio.Event()
         self._drained = asyncio.Event()
         self._draining = False
+        self._announcing: asyncio.Task[None] | None = None
         self.state: PoolState | None = None
         self.reporter: Reporter | None = None
 
@@ -155,13 +157,17 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
         self._draining = on
         self._drained.clear()
         self._engine.post(Drain(on))
-        if on:
-            self._loop.create_task(self._announce())
+        if self._announcing is not None:
+            self._announcing.cancel()
+        self._announcing = self._loop.create_task(self._announce()) if on else None
 
     async def drain_and_close(self) -> None:
         """On SIGTERM: every sequence is given back, every gateway told, then the streams end."""
         self.drain(on=True)
-        await self._announce()
+        assert self._announcing is not None
+        done, _ = await asyncio.wait([self._announcing], timeout=DRAIN_S)
+        if not done:
+            log.warning("the engine did not give its sequences back in time", extra=kv(seconds=DRAIN_S))
         sessions = list(self._sessions.values())
         for session in sessions:
             session.outbox.close()

@@ -51,7 +51,7 @@ def request_of(start: runner_pb2.Start, *, owner: int, gateway_id: str) -> Reque
             seed=sampling.seed,
             choice=sampling.choice,
             temperature=sampling.temperature,
-            top_p=sampling.top_p,
+            top_p=sampling.top_p or 1.0,  # not set: the whole distribution
             ignore_eos=sampling.ignore_eos,
         ),
         log_id=start.gateway_request_id,

@@ -35,15 +35,16 @@ class Journal:
         self,
         engine: AsyncEngine,
         *,
-        on_stored: Callable[[list[str]], None],
-        on_new: Callable[[list[common_pb2.Outcome]], None],
+        on_stored: Callable[[Sequence[common_pb2.Outcome]], None],
     ) -> None:
-        self._engine, self._on_stored, self._on_new = engine, on_stored, on_new
+        self._engine, self._on_stored = engine, on_stored
         self._waiting: OrderedDict[str, common_pb2.Outcome] = OrderedDict()
         self._term = self._stored_term = 0
         self._wake = asyncio.Event()
+        self._close = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._forget_at = 0.0
         self.trouble: str | None = None
 
     def put(self, outcome: common_pb2.Outcome) -> bool:
@@ -60,35 +61,41 @@ class Journal:
         self._term = max(self._term, term)
         self._work()
 
-    async def run(self) -> None:
-        """Write until cancelled."""
+    async def run(self, *, keep_days: int) -> None:
+        """Write until closed. A transaction that was begun is finished."""
         pause_s = PAUSE_MIN_S
-        while True:
-            await self._wake.wait()
+        while not self._closed:
             try:
                 await self._write()
+                await self._forget(keep_days)
                 pause_s, self.trouble = PAUSE_MIN_S, None
             except (SQLAlchemyError, OSError) as error:
                 self.trouble = f"store: {error}"
                 metrics.STORE_FAILURES.inc()
                 log.error("store not written: trying again", extra=kv(pause_s=pause_s, error=error))
-                await asyncio.sleep(pause_s)
+                await self._sleep(self._close, pause_s)
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
-
-    async def forget(self, keep_days: int) -> None:
-        """Delete outcomes older than `keep_days`, once an hour, until cancelled."""
-        while True:
-            before = time.time_ns() // 1_000_000 - keep_days * 86_400_000
-            try:
-                gone = await outcomes.forget(self._engine, before_unix_ms=before)
-                log.debug("old outcomes deleted", extra=kv(outcomes=gone))
-            except (SQLAlchemyError, OSError) as error:
-                log.error("old outcomes not deleted: trying again in an hour", extra=kv(error=error))
-            await asyncio.sleep(FORGET_EVERY_S)
+            if self._idle.is_set():
+                await self._sleep(self._wake, max(self._forget_at - time.monotonic(), 0.0))
 
     async def drained(self) -> None:
         """Everything taken so far is in the store."""
         await self._idle.wait()
+
+    def close(self) -> None:
+        """Let `run` return; what is not stored by then was not acknowledged either."""
+        self._close.set()
+        self._wake.set()
+
+    @property
+    def _closed(self) -> bool:
+        return self._close.is_set()
+
+    async def _sleep(self, event: asyncio.Event, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(event.wait(), seconds)
+        except TimeoutError:
+            return
 
     def _work(self) -> None:
         self._idle.clear()
@@ -106,24 +113,36 @@ class Journal:
             self._wake.clear()
             self._idle.set()
 
+    async def _forget(self, keep_days: int) -> None:
+        """Delete old outcomes, once an hour."""
+        if time.monotonic() < self._forget_at:
+            return
+        gone = await outcomes.forget(self._engine, before_unix_ms=_now_unix_ms() - keep_days * 86_400_000)
+        self._forget_at = time.monotonic() + FORGET_EVERY_S
+        log.debug("old outcomes deleted", extra=kv(outcomes=gone))
+
     async def _store(self, batch: Sequence[common_pb2.Outcome]) -> None:
         new = await self._record(batch)
         for outcome in batch:
             del self._waiting[outcome.request_id]
         metrics.OUTCOMES.labels("stored").inc(len(new))
         metrics.OUTCOMES.labels("duplicate").inc(len(batch) - len(new))
-        self._on_stored([outcome.request_id for outcome in batch])
-        self._on_new([outcome for outcome in batch if outcome.request_id in new])
+        self._on_stored(batch)
 
     async def _record(self, batch: Sequence[common_pb2.Outcome]) -> set[str]:
         try:
-            return await outcomes.record(self._engine, [wire.stored(outcome) for outcome in batch])
+            rows = [wire.stored(outcome) for outcome in batch]
+            return await outcomes.record(self._engine, rows, now_unix_ms=_now_unix_ms())
         except DataError as error:
             if len(batch) > 1:  # one that no database takes must not keep the others waiting
                 return set[str]().union(*[await self._record([outcome]) for outcome in batch])
             log.error("outcome cannot be stored: dropped", extra=kv(request_id=batch[0].request_id, error=error))
             metrics.OUTCOMES.labels("dropped").inc()
             return set()
+
+
+def _now_unix_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class Pending:

@@ -28,6 +28,7 @@ from weft_supervisor.server import SupervisorServer
 from weft_supervisor.settings import Settings
 
 EXIT_BAD_START = 2
+FINISH_S = 1.0
 log = logging.getLogger(__name__)
 
 
@@ -97,9 +98,15 @@ async def _serve(settings: Settings, engine: AsyncEngine, highest_term: int, sto
                     drain=server.drain,
                 )
             finally:
-                work.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await work
+                await _finish(work)
+
+
+async def _finish(work: "asyncio.Task[None]") -> None:
+    """Drained work ends by itself; work that was never drained (a port in use) or hangs is cancelled."""
+    await asyncio.wait([work], timeout=FINISH_S)
+    work.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 from prometheus_client import Counter, Gauge
 
-from weft_supervisor.core.supervisor import Counters, Supervisor
+from weft_supervisor.core.counters import Counters
+from weft_supervisor.core.supervisor import Supervisor
 
 RUNNERS = Gauge("weft_supervisor_runners", "Runners that hold a lease and have reported", ["pool"])
 PAGES = Gauge("weft_supervisor_pages", "KV pages: total, free (in no reservation), reserved, used", ["pool", "state"])

@@ -1,9 +1,10 @@
 """The shell: runner streams, the link to the scheduler, the link to the predictor, one loop around the core."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,7 @@ from weft_supervisor.feedback import Journal, Pending, chunks
 log = logging.getLogger(__name__)
 ToRunner = supervisor_pb2.SupervisorToRunner
 DRAIN_S = 2.0
+SHOW_EVERY_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -58,13 +60,13 @@ class SupervisorServer(SupervisorServicer):
         self, core: Supervisor, engine: AsyncEngine, scheduler: grpc.aio.Channel, predictor: grpc.aio.Channel
     ) -> None:
         self.core, self._engine = core, engine
-        self.journal = Journal(engine, on_stored=self._stored, on_new=self._teach)
+        self.journal = Journal(engine, on_stored=self._stored)
         self.pending = Pending()
         self._keys = scheduler_pb2.Keys()
         self._id = f"supervisor-{time.time_ns():x}"
         self._streams: dict[RunnerId, RunnerStream] = {}
         self._open: set[RunnerStream] = set()
-        self._wake = asyncio.Event()
+        self._wake, self._closed = asyncio.Event(), asyncio.Event()
         self.scheduler: Link[scheduler_pb2.SupervisorToScheduler, scheduler_pb2.SchedulerToSupervisor] = Link(
             "scheduler",
             SchedulerStub(scheduler).Cluster,
@@ -84,14 +86,14 @@ class SupervisorServer(SupervisorServicer):
         self._wake.set()  # the next deadline may have moved
 
     async def run(self, *, keep_days: int) -> None:
-        """Links, writer and timers, until cancelled or one of them fails."""
-        links = (self.scheduler.run(), self.predictor.run())
+        """Links, writer and timers, until drained or one of them fails."""
+        links, writer = (self.scheduler.run(), self.predictor.run()), self.journal.run(keep_days=keep_days)
         async with asyncio.TaskGroup() as tasks:
-            for work in (*links, self.journal.run(), self.journal.forget(keep_days), self._tick(), self._show()):
+            for work in (*links, writer, self._tick(), self._show()):
                 tasks.create_task(work)
 
     async def drain(self) -> None:
-        """Store what was taken (within `DRAIN_S`; the scheduler tells the rest again), then end every stream."""
+        """Store what was taken (within `DRAIN_S`; the scheduler tells the rest again), then end streams and `run`."""
         try:
             async with asyncio.timeout(DRAIN_S):
                 await self.journal.drained()
@@ -99,23 +101,25 @@ class SupervisorServer(SupervisorServicer):
             log.warning("outcomes left unstored: the scheduler keeps them", extra=kv(reason=self.journal.trouble))
         for stream in self._open:
             stream.outbox.close()  # runners reconnect to whoever serves next; their sequences run on
-        self.scheduler.close()
-        self.predictor.close()
+        for part in (self.journal, self.scheduler, self.predictor):
+            part.close()
+        self._closed.set()
+        self._wake.set()
 
     def set_keys(self, keys: Iterable[scheduler_pb2.KeyRoute]) -> None:
         """The complete list of keys in force, told to the scheduler now and on every new stream."""
         self._keys = scheduler_pb2.Keys(keys=keys)
         self.scheduler.send(scheduler_pb2.SupervisorToScheduler(keys=self._keys))
 
-    def _stored(self, request_ids: list[str]) -> None:
-        """Outcomes are committed: the scheduler may forget them."""
-        ack = scheduler_pb2.OutcomeAck(request_ids=request_ids)
-        self.scheduler.send(scheduler_pb2.SupervisorToScheduler(outcome_ack=ack))
+    def _stored(self, batch: Sequence[common_pb2.Outcome]) -> None:
+        """Committed: the scheduler may forget them, the predictor learns them.
 
-    def _teach(self, outcomes: list[common_pb2.Outcome]) -> None:
-        """Outcomes that were new: feedback for the predictor, kept until it acknowledges them."""
-        self.pending.add(outcomes)
-        for message in chunks(outcomes):
+        Repeats are passed on too (a crash may have come between commit and feedback); the predictor knows their ids.
+        """
+        ack = scheduler_pb2.OutcomeAck(request_ids=[outcome.request_id for outcome in batch])
+        self.scheduler.send(scheduler_pb2.SupervisorToScheduler(outcome_ack=ack))
+        self.pending.add(batch)
+        for message in chunks(batch):
             self.predictor.send(message)
 
     # ---------------------------------------------------------------------------------------------- runners
@@ -212,7 +216,7 @@ class SupervisorServer(SupervisorServicer):
                 log.info(effect.text, extra=kv(runner=runner, **dict(effect.fields)))
 
     async def _tick(self) -> None:
-        while True:
+        while not self._closed.is_set():
             deadline = self.core.next_deadline()
             self._wake.clear()
             try:
@@ -223,7 +227,8 @@ class SupervisorServer(SupervisorServicer):
 
     async def _show(self) -> None:
         shown = self.core.counters()
-        while True:
+        while not self._closed.is_set():
             shown = metrics.show(self.core, shown)
             metrics.FEEDBACK_PENDING.set(len(self.pending))
-            await asyncio.sleep(1.0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), SHOW_EVERY_S)

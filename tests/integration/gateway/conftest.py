@@ -25,10 +25,6 @@ import tokenizers
 import uvicorn
 from prometheus_client import CollectorRegistry
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
-from weft_gateway.app import build_app
-from weft_gateway.gateway import Gateway
-from weft_gateway.serve import check_serving
-from weft_gateway.settings import Settings
 
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import FileEntry, build_manifest, hex_of
@@ -42,11 +38,13 @@ from weft.wire.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
+from weft_gateway.app import build_app
+from weft_gateway.gateway import Gateway
+from weft_gateway.serve import check_serving
+from weft_gateway.settings import Settings
 
 PATIENCE_S = 10.0  # for something that has to happen; never waited out by a passing test
-TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}</s>{% endfor %}<|assistant|>"
-)
+TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}</s>{% endfor %}<|assistant|>"
 ANSWER = "Grüße, dear reader \N{SLIGHTLY SMILING FACE}!"
 
 
@@ -58,7 +56,7 @@ async def soon(awaitable: Any) -> Any:
 async def until(condition: Callable[[], Any]) -> Any:
     """For what has no event to await: the first true value of a condition."""
     async with asyncio.timeout(PATIENCE_S):
-        while not (value := condition()):
+        while not (value := condition()):  # noqa: ASYNC110 (nothing to wait on)
             await asyncio.sleep(0.002)
     return value
 
@@ -134,7 +132,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.outcomes: dict[str, common_pb2.Outcome] = {}
         self.streams = 0
 
-    async def Gateway(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+    async def Gateway(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         self.streams += 1
         self.outbox = Outbox()
         if self.routes.version:
@@ -190,19 +188,21 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         self.id = common_pb2.RunnerId(uuid=uuid, incarnation=f"{uuid}-1")
         self.address = ""
         self.autopilot = True
-        self.answer: Callable[[runner_pb2.Start], Sequence[int]] = lambda start: ()
+        self.answer: Callable[[runner_pb2.Start], Sequence[int]] = lambda _: ()
         self.outboxes: list[Outbox[runner_pb2.RunnerToGateway]] = []
         self.inbox: asyncio.Queue[runner_pb2.GatewayToRunner] = asyncio.Queue()
         self.iteration = 0
-        self.calls: list[Any] = []
+        self.closed = 0  # sessions that have ended
         self.silent = False
 
-    async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+    async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         outbox: Outbox[runner_pb2.RunnerToGateway] = Outbox()
         self.outboxes.append(outbox)
-        self.calls.append(context)
-        async for message in both_ways(request_iterator, context, outbox, self._take):
-            yield message
+        try:
+            async for message in both_ways(request_iterator, context, outbox, self._take):
+                yield message
+        finally:
+            self.closed += 1
 
     def _take(self, message: runner_pb2.GatewayToRunner) -> None:
         self.inbox.put_nowait(message)
@@ -259,7 +259,7 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
         self.go.set()
         self.fails = False
 
-    async def Predict(self, request: Any, context: Any) -> Any:
+    async def Predict(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.batches.append([item.request_id for item in request.items])
         await self.go.wait()
         if self.fails:
@@ -301,11 +301,16 @@ class World:
     predictor_address: str = ""
     gateway: Gateway = field(default=None)  # type: ignore[assignment]
     url: str = ""
+    pool: httpx2.AsyncClient = field(default=None)  # type: ignore[assignment]
 
     def routes(self, version: int = 1, **fields: Any) -> scheduler_pb2.Routes:
         """A pool `team/base` with its base model and two adapters of different tenants."""
         pool = scheduler_pb2.PoolRoute(
-            pool="team/base", base_digest=self.base_digest, base_model_name="tiny", max_context_tokens=512, ready_runners=1
+            pool="team/base",
+            base_digest=self.base_digest,
+            base_model_name="tiny",
+            max_context_tokens=512,
+            ready_runners=1,
         )
         routes = [
             scheduler_pb2.Route(model_name="tiny", namespace="team", pool="team/base", created_unix_s=100),
@@ -335,12 +340,13 @@ class World:
         return Settings(**(values | changes))
 
     def client(self, **options: Any) -> openai.AsyncOpenAI:
-        values: dict[str, Any] = {"base_url": f"{self.url}/v1", "api_key": "unused", "max_retries": 0, "timeout": PATIENCE_S}
-        return openai.AsyncOpenAI(**(values | options))
+        return openai.AsyncOpenAI(**(self._options() | {"http_client": self.pool} | options))
 
     def sync_client(self, **options: Any) -> openai.OpenAI:
-        values: dict[str, Any] = {"base_url": f"{self.url}/v1", "api_key": "unused", "max_retries": 0, "timeout": PATIENCE_S}
-        return openai.OpenAI(**(values | options))
+        return openai.OpenAI(**(self._options() | options))
+
+    def _options(self) -> dict[str, Any]:
+        return {"base_url": f"{self.url}/v1", "api_key": "unused", "max_retries": 0, "timeout": PATIENCE_S}
 
     def http(self) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(base_url=self.url, timeout=PATIENCE_S)
@@ -377,12 +383,10 @@ async def parts(depot: FakeDepot, tokenizer: tokenizers.Tokenizer) -> AsyncItera
         "chat_template.jinja": TEMPLATE.encode(),
         "model.safetensors": b"weights that a gateway never asks for",
     }
-    world = World(
-        depot, FakeScheduler(), FakeRunner("runner-1"), FakePredictor(), tokenizer, depot.add_model(files)
-    )
+    world = World(depot, FakeScheduler(), FakeRunner("runner-1"), FakePredictor(), tokenizer, depot.add_model(files))
     world.scheduler.runner = world.runner
     world.scheduler.routes = world.routes()
-    world.runner.answer = lambda start: world.tokens(ANSWER)
+    world.runner.answer = lambda _: world.tokens(ANSWER)
     add_scheduler = scheduler_pb2_grpc.add_SchedulerServicer_to_server
     add_predictor = predictor_pb2_grpc.add_PredictorServicer_to_server
     async with (
@@ -402,7 +406,7 @@ async def serving(world: World, settings: Settings) -> AsyncIterator[World]:
     config.timeout_graceful_shutdown = 1
     server = uvicorn.Server(config)
     world.gateway, world.url = gateway, f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with gateway.running():
+    async with gateway.running(), httpx2.AsyncClient(timeout=PATIENCE_S) as world.pool:
         http = asyncio.create_task(server._serve([listener]))
         try:
             await until(lambda: server.started)

@@ -138,7 +138,7 @@ async def test_an_answer_cut_by_its_limit_is_censored(world: World) -> None:
 
 
 async def test_a_stop_string_ends_the_answer_and_what_follows_is_not_billed(world: World) -> None:
-    world.runner.answer = lambda start: world.tokens("one, two, END three four")
+    world.runner.answer = lambda _: world.tokens("one, two, END three four")
     answer = await world.client().completions.create(model="tiny", prompt="hello", stop=["absent", "END"])
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("one, two, ", "stop")
     billed = answer.usage.completion_tokens if answer.usage else 0

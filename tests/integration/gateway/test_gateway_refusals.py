@@ -39,7 +39,13 @@ BAD_CHATS: list[tuple[str, dict[str, Any], int, str, str | None]] = [
     ("a number as stop", {"stop": [1]}, 400, "invalid_parameter", "stop"),
     ("a seed of 65 bits", {"seed": 2**64 - 1 + 10}, 400, "invalid_parameter", "seed"),
     ("stream as text", {"stream": "yes"}, 400, "invalid_parameter", "stream"),
-    ("options without a stream", {"stream_options": {"include_usage": True}}, 400, "invalid_parameter", "stream_options"),
+    (
+        "options without a stream",
+        {"stream_options": {"include_usage": True}},
+        400,
+        "invalid_parameter",
+        "stream_options",
+    ),
     (
         "unknown options",
         {"stream": True, "stream_options": {"x": 1}},
@@ -313,7 +319,7 @@ async def test_a_pools_owner_and_those_it_shares_with_see_its_base(parts: World,
         assert seen == {"team": ["tiny"], "rival": ["tiny", "rival/secret"], "acme": ["acme/upper"]}
 
 
-@pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer ", "Basic key-of-acme", "key-of-acme"])
+@pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer", "Basic key-of-acme", "key-of-acme"])
 async def test_without_a_known_key_everything_is_a_401(parts: World, tmp_path: Path, header: str | None) -> None:
     parts.scheduler.routes = with_keys(parts)
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
@@ -376,3 +382,35 @@ async def test_a_second_gateway_start_needs_no_depot(parts: World, tmp_path: Pat
     async with serving(parts, parts.settings(tmp_path, depot="http://127.0.0.1:1")) as world:
         await until(lambda: world.gateway.unready() is None)
         assert (await world.client().completions.create(model="tiny", prompt="hello")).choices[0].text == ANSWER
+
+
+# ---------------------------------------------------------------- bodies that do not come
+
+
+async def half_a_body(world: World) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = world.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"model":')
+    await until(lambda: world.gateway.serving.preparing == 1)
+    return reader, writer
+
+
+async def test_a_client_that_goes_away_within_its_body_is_no_error_of_ours(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, writer = await half_a_body(world)
+    writer.close()
+    registry, labels = world.gateway.registry, {"model": "-", "status": "499"}
+    await until(lambda: registry.get_sample_value("weft_gateway_requests_total", labels) == 1)
+    await world.settled()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_body_that_never_ends_is_given_up_in_bounded_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft_gateway.openai.prepare.BODY_SECONDS", 0.05)
+    reader, writer = await half_a_body(world)
+    assert b"408" in await soon(reader.readline())
+    writer.close()
+    await world.settled()

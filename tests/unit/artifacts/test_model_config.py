@@ -29,6 +29,12 @@ def test_a_llama_config_gives_every_linear_layer_its_features() -> None:
     assert len(names) == 1 + 2 * 9 + 2
 
 
+@pytest.mark.parametrize("kind", ["default", "linear", "llama3"])
+def test_the_rotary_forms_of_both_generations_are_read(kind: str) -> None:
+    old = parse(rope_scaling={"type": kind, "factor": 8.0})
+    assert old == parse(rope_parameters={"rope_type": kind, "rope_theta": 5e5, "factor": 8.0}, rope_theta="absent")
+
+
 def test_defaults_follow_the_family() -> None:
     assert parse(num_key_value_heads="absent").kv_heads == 4
     assert parse(num_key_value_heads=None).kv_heads == 4
@@ -51,6 +57,7 @@ def test_defaults_follow_the_family() -> None:
         ("auto_map", {"AutoModel": "evil.Model"}),
         ("rope_scaling", {"type": "yarn", "factor": 4}),
         ("rope_parameters", {"rope_type": "longrope"}),
+        ("rope_scaling", {"rope_type": "default", "partial_rotary_factor": 0.5}),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(field: str, value: object) -> None:
@@ -73,6 +80,8 @@ def test_what_is_not_served_is_refused_by_name(field: str, value: object) -> Non
         ("num_key_value_heads", 3),
         ("hidden_size", 18),
         ("rope_scaling", 3),
+        ("rope_scaling", {"rope_type": "llama3", "factor": 0}),
+        ("rope_parameters", {"rope_theta": "x"}),
         ("rms_norm_eps", 0),
         ("rope_theta", "x"),
         ("tie_word_embeddings", 1),

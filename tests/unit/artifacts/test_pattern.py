@@ -79,7 +79,15 @@ def test_patterns_that_run_away_in_a_backtracking_matcher_are_matched_at_once(te
 
 
 @pytest.mark.parametrize(
-    "text", ["a{1000}{1000}", "((a{100}){100}){100}", "(" * 40 + ")" * 40, "a" * 3000, "(?:a{999}){9}"]
+    "text",
+    [
+        "a{1000}{1000}",
+        "((a{100}){100}){100}",
+        "(" * 40 + ")" * 40,
+        "a" * 3000,
+        "(?:a{999}){9}",
+        "(?:(?:(?:){1000}){1000}){1000}",
+    ],
 )
 def test_patterns_that_are_too_large_are_refused(text: str) -> None:
     with pytest.raises(PatternError):

@@ -1,4 +1,4 @@
-"""One request's machine: whatever is lost, repeated or late, the text is that of an undisturbed run, and it ends once."""
+"""One request's machine: whatever is lost, repeated or late, the text is the undisturbed one, and it ends once."""
 
 import random
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from weft_gateway.core.events import (
     Aborted,
     Assigned,
@@ -50,7 +51,9 @@ def assigned(counter: int, runner: RunnerId = RUNNERS[0], term: int = 1) -> Assi
     return Assigned(Epoch(term, counter), runner, f"{runner.uuid}:1", 8)
 
 
-def step(counter: int, position: int, text: str | bytes, finish: FinishReason | None = None, term: int = 1) -> StepTokens:
+def step(
+    counter: int, position: int, text: str | bytes, finish: FinishReason | None = None, term: int = 1
+) -> StepTokens:
     tokens = text.encode() if isinstance(text, str) else text
     return StepTokens(Epoch(term, counter), position, list(tokens), finish)
 

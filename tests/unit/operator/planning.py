@@ -201,7 +201,8 @@ class World:
 
     def restarted(self, *, nothing_runs: bool = False) -> "World":
         """The same objects and sources under a new operator that remembers nothing else."""
-        after = world_of(self.store, self.contents, self.now)
+        store = ObjectStore(lambda: 0.0, self.store.objects(), self.store.version)
+        after = world_of(store, self.contents, self.now)
         after.policy, after.ready_runners = self.policy, self.ready_runners
         if not nothing_runs:
             after.observed.runners = {ref: dict(runners) for ref, runners in self.observed.runners.items()}
@@ -226,7 +227,6 @@ class World:
 def world_of(store: ObjectStore, contents: dict[str, Answer], now: float) -> World:
     world = World(store, contents, now)
     store._clock = lambda: world.now  # pyright: ignore[reportPrivateUsage]
-    store._listeners.clear()  # pyright: ignore[reportPrivateUsage]
     for obj in store.objects():
         world.desired.put(parse(obj))
     store.listen(world.on_event)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.artifacts.digest import FileEntry, build_manifest
 from weft_runner.core.iteration import Limits
@@ -127,8 +128,8 @@ def depot() -> Iterator[Depot]:
             self.end_headers()
             self.wfile.write(body or b"")
 
-        def log_message(self, format: str, *args: object) -> None:
-            del format, args
+        def log_message(self, *args: object) -> None:
+            del args
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -209,7 +210,13 @@ class Driver:
         sizes = {"total_pages": 64, "page_tokens": 4, "max_sequences": 32, "max_adapters": 4, **limits}
         context = min(spec.max_positions, sizes["total_pages"] * sizes["page_tokens"])
         self.limits = PoolLimits(
-            **{"batch": Limits(), "max_context_tokens": context, "vocab_size": spec.vocab_size, "eos": spec.eos, **sizes}
+            **{
+                "batch": Limits(),
+                "max_context_tokens": context,
+                "vocab_size": spec.vocab_size,
+                "eos": spec.eos,
+                **sizes,
+            }
         )
         kv = KvCache(spec, self.limits.total_pages, self.limits.page_tokens)
         self.iterations: list[Iteration] = []

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,10 +15,13 @@ from urllib.request import urlopen
 import grpc
 import grpc.aio
 import pytest
+
 from weft.wire.channels import Outbox, both_ways, channel
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
 from weft.wire.v1.supervisor_pb2 import SupervisorToRunner
+from weft_runner.identity import own_directory
+from weft_runner.main import main
 
 pytestmark = pytest.mark.integration
 
@@ -33,11 +37,9 @@ class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
     lease_ms: int = 400
 
-    async def Runner(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+    async def Runner(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802 (the contract's name)
         self.outbox = Outbox()
-        self.outbox.put(
-            SupervisorToRunner(registered=supervisor_pb2.Registered(lease_ms=self.lease_ms, report_ms=20))
-        )
+        self.outbox.put(SupervisorToRunner(registered=supervisor_pb2.Registered(lease_ms=self.lease_ms, report_ms=20)))
         async for message in both_ways(request_iterator, context, self.outbox, self._take):
             yield message
 
@@ -66,10 +68,10 @@ class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
 
 
 @asynccontextmanager
-async def supervised() -> AsyncIterator[tuple[Supervisor, str]]:
+async def supervised(address: str = "127.0.0.1:0") -> AsyncIterator[tuple[Supervisor, str]]:
     supervisor, server = Supervisor(), grpc.aio.server()
     supervisor_pb2_grpc.add_SupervisorServicer_to_server(supervisor, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(address)
     await server.start()
     yield supervisor, f"127.0.0.1:{port}"
     await server.stop(0)
@@ -120,9 +122,7 @@ class Gateway:
     def __init__(self, address: str, incarnation: str, name: str = "g1") -> None:
         self._channel = channel(address)
         self._outbox: Outbox[GatewayToRunner] = Outbox()
-        self._outbox.put(
-            GatewayToRunner(hello=runner_pb2.SessionHello(gateway_id=name, incarnation=incarnation))
-        )
+        self._outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway_id=name, incarnation=incarnation)))
         self.call = runner_pb2_grpc.RunnerStub(self._channel).Session(aiter(self._outbox))
 
     def start(self, request_id: str, prompt: list[int], counter: int = 1, **fields: Any) -> None:
@@ -164,54 +164,56 @@ class Gateway:
 async def test_a_runner_registers_serves_two_adapters_and_drains(world, depot, tmp_path, free_port):
     base = depot.publish("model", world.base)
     adapters = [depot.publish("adapter", world.write_adapter(f"a{i}", seed=i)) for i in range(2)]
-    async with supervised() as (supervisor, where):
-        async with running(depot.url, where, base, tmp_path / "data", free_port) as runner:
-            await supervisor.until(lambda: bool(supervisor.states))
-            hello, first = supervisor.hellos[0], supervisor.states[0]
-            assert (hello.pool, hello.base_digest, hello.address) == ("default/small", base, runner.address)
-            assert hello.max_context_tokens == 256
-            assert first.runner == hello
-            assert not first.ready
-            assert (await runner.get("/readyz"))[0] == 503
+    async with (
+        supervised() as (supervisor, where),
+        running(depot.url, where, base, tmp_path / "data", free_port) as runner,
+    ):
+        await supervisor.until(lambda: bool(supervisor.states))
+        hello, first = supervisor.hellos[0], supervisor.states[0]
+        assert (hello.pool, hello.base_digest, hello.address) == ("default/small", base, runner.address)
+        assert hello.max_context_tokens == 256
+        assert first.runner == hello
+        assert not first.ready
+        assert (await runner.get("/readyz"))[0] == 503
 
-            supervisor.order(*adapters, pinned=True)
-            await supervisor.until(lambda: supervisor.states[-1].ready)
-            state = supervisor.states[-1]
-            assert {a.digest: a.tier for a in state.adapters} == dict.fromkeys(adapters, 4)
-            assert state.desired_version == 1
-            assert await runner.get("/readyz") == (200, "ok\n")
+        supervisor.order(*adapters, pinned=True)
+        await supervisor.until(lambda: supervisor.states[-1].ready)
+        state = supervisor.states[-1]
+        assert {a.digest: a.tier for a in state.adapters} == dict.fromkeys(adapters, 4)
+        assert state.desired_version == 1
+        assert await runner.get("/readyz") == (200, "ok\n")
 
-            gateway = Gateway(runner.address, hello.runner.incarnation)
-            assert (await gateway.next("ready")).runner == hello.runner
-            answers = {}
-            for counter, digest in enumerate(("", *adapters), 1):
-                gateway.start(f"r{counter}", [5, 6, 7], counter, adapter_digest=digest)
-                answers[digest], reason = await gateway.answer(f"r{counter}")
-                assert reason == common_pb2.FINISH_REASON_LENGTH
-                assert len(answers[digest]) == 6
-            assert len({tuple(tokens) for tokens in answers.values()}) == 3
+        gateway = Gateway(runner.address, hello.runner.incarnation)
+        assert (await gateway.next("ready")).runner == hello.runner
+        answers = {}
+        for counter, digest in enumerate(("", *adapters), 1):
+            gateway.start(f"r{counter}", [5, 6, 7], counter, adapter_digest=digest)
+            answers[digest], reason = await gateway.answer(f"r{counter}")
+            assert reason == common_pb2.FINISH_REASON_LENGTH
+            assert len(answers[digest]) == 6
+        assert len({tuple(tokens) for tokens in answers.values()}) == 3
 
-            await supervisor.until(lambda: supervisor.states[-1].iterations >= 18)
-            assert supervisor.states[-1].free_pages == 1024
-            numbers = [s.sequence for s in supervisor.states]
-            assert numbers == sorted(set(numbers))
-            beats = supervisor.heartbeats
-            await supervisor.until(lambda: supervisor.heartbeats > beats + 1)
-            metrics = (await runner.get("/metrics"))[1]
-            assert "weft_runner_tokens_total 18.0" in metrics
-            assert 'vllm:num_requests_running{model_name="default/small"} 0.0' in metrics
+        await supervisor.until(lambda: supervisor.states[-1].iterations >= 18)
+        assert supervisor.states[-1].free_pages == 1024
+        numbers = [s.sequence for s in supervisor.states]
+        assert numbers == sorted(set(numbers))
+        beats = supervisor.heartbeats
+        await supervisor.until(lambda: supervisor.heartbeats > beats + 1)
+        metrics = (await runner.get("/metrics"))[1]
+        assert "weft_runner_tokens_total 18.0" in metrics
+        assert 'vllm:num_requests_running{model_name="default/small"} 0.0' in metrics
 
-            gateway.start("long", [3] * 20, 9, max_tokens=200, reservation_tokens=200)
-            await gateway.next("step")
-            exiting = asyncio.create_task(runner.stop())
-            while (message := await gateway.call.read()).WhichOneof("message") == "step":
-                pass
-            assert message.ended.reason == runner_pb2.Ended.DRAINED
-            await gateway.next("draining")
-            assert await gateway.call.read() is grpc.aio.EOF
-            assert await exiting == 0
-            await supervisor.until(lambda: supervisor.states[-1].draining)
-            await gateway.close()
+        gateway.start("long", [3] * 20, 9, max_tokens=200, reservation_tokens=200)
+        await gateway.next("step")
+        exiting = asyncio.create_task(runner.stop())
+        while (message := await gateway.call.read()).WhichOneof("message") == "step":
+            pass
+        assert message.ended.reason == runner_pb2.Ended.DRAINED
+        await gateway.next("draining")
+        assert await gateway.call.read() is grpc.aio.EOF
+        assert await exiting == 0
+        await supervisor.until(lambda: supervisor.states[-1].draining)
+        await gateway.close()
 
 
 async def test_a_session_for_another_incarnation_is_refused(world, depot, tmp_path, free_port):
@@ -239,47 +241,77 @@ async def test_a_session_for_another_incarnation_is_refused(world, depot, tmp_pa
 
 async def test_a_lost_session_cancels_only_its_own_sequences(world, depot, tmp_path, free_port):
     base = depot.publish("model", world.base)
-    async with supervised() as (supervisor, where):
-        async with running(depot.url, where, base, tmp_path / "data", free_port) as runner:
-            await supervisor.until(lambda: bool(supervisor.states))
-            incarnation = supervisor.hellos[0].runner.incarnation
-            lost, kept = (Gateway(runner.address, incarnation, name) for name in ("lost", "kept"))
-            for gateway in (lost, kept):
-                await gateway.next("ready")
-            lost.start("l", [3, 4], max_tokens=250, reservation_tokens=250)
-            kept.start("k", [3, 4], max_tokens=250, reservation_tokens=250)
-            await lost.next("step")
-            await kept.next("step")
-            await lost.close()
-            await supervisor.until(lambda: {s.request_id for s in supervisor.states[-1].sequences} <= {"k"})
-            async with asyncio.timeout(20):
+    async with (
+        supervised() as (supervisor, where),
+        running(depot.url, where, base, tmp_path / "data", free_port) as runner,
+    ):
+        await supervisor.until(lambda: bool(supervisor.states))
+        incarnation = supervisor.hellos[0].runner.incarnation
+        lost, kept = (Gateway(runner.address, incarnation, name) for name in ("lost", "kept"))
+        for gateway in (lost, kept):
+            await gateway.next("ready")
+        lost.start("l", [3, 4], max_tokens=250, reservation_tokens=250)
+        kept.start("k", [3, 4], max_tokens=250, reservation_tokens=250)
+        await lost.next("step")
+        await kept.next("step")
+        await lost.close()
+        await supervisor.until(lambda: {s.request_id for s in supervisor.states[-1].sequences} <= {"k"})
+        async with asyncio.timeout(20):
+            step = await kept.next("step")
+            while not step.sequences[0].finish_reason:
                 step = await kept.next("step")
-                while not step.sequences[0].finish_reason:
-                    step = await kept.next("step")
-            assert step.sequences[0].finish_reason == common_pb2.FINISH_REASON_LENGTH
-            assert await runner.stop() == 0
-            await kept.close()
+        assert step.sequences[0].finish_reason == common_pb2.FINISH_REASON_LENGTH
+        assert await runner.stop() == 0
+        await kept.close()
 
 
-async def test_wrong_flags_a_port_in_use_and_an_owned_folder_are_named_errors(world, depot, tmp_path, free_port):
-    base = depot.publish("model", world.base)
-
-    async def code_of(**changes: str) -> tuple[int | None, str]:
+def test_an_address_in_use_an_owned_folder_and_an_unknown_base_have_exit_codes_and_names(
+    depot, tmp_path, free_port, capfd
+):
+    def code_of(**changes: str) -> tuple[int, str]:
         flags = {"listen": f"127.0.0.1:{free_port()}", "probes": f"127.0.0.1:{free_port()}", "depot": depot.url}
-        flags |= {"supervisor": "127.0.0.1:1", "data-dir": str(tmp_path / "data"), "pool": "a/b", "base-digest": base}
-        command = [sys.executable, "-m", "weft_runner", *(f"--{n}={v}" for n, v in (flags | changes).items())]
-        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-        _, stderr = await asyncio.wait_for(process.communicate(), 20)
-        return process.returncode, stderr.decode()
+        flags |= {"supervisor": "127.0.0.1:1", "data-dir": str(tmp_path / "data"), "pool": "a/b"}
+        flags["base-digest"] = "sha256:" + "0" * 64
+        code = main([f"--{name}={value}" for name, value in (flags | changes).items()])
+        return code, capfd.readouterr().err
 
-    code, text = await code_of(listen="nowhere", pool="x", **{"kv-pages": "0"})
-    assert code == 2
-    assert all(word in text for word in ("--listen", "--pool", "--kv-pages"))
-    taken = grpc.aio.server()
-    port = taken.add_insecure_port("127.0.0.1:0")
-    await taken.start()
-    code, text = await code_of(listen=f"127.0.0.1:{port}")
-    assert (code, "AddressInUse" in text) == (2, True)
-    await taken.stop(0)
-    code, text = await code_of(**{"base-digest": "sha256:" + "0" * 64})
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        for flag in ("listen", "probes"):
+            code, text = code_of(**{flag: f"127.0.0.1:{taken.getsockname()[1]}"})
+            assert (code, "AddressInUse" in text, f"--{flag}" in text) == (2, True, True)
+    with own_directory(tmp_path / "data"):
+        code, text = code_of()
+    assert (code, "DataDirectoryBusy" in text) == (2, True)
+    code, text = code_of()
     assert (code, "ArtifactUnknown" in text) == (1, True)
+
+
+async def test_a_supervisor_that_comes_back_is_told_everything_again_and_nothing_is_disturbed(
+    world, depot, tmp_path, free_port
+):
+    base = depot.publish("model", world.base)
+    where = f"127.0.0.1:{free_port()}"
+    async with running(depot.url, where, base, tmp_path / "data", free_port) as runner:
+        async with supervised(where) as (first, _):
+            await first.until(lambda: bool(first.states))
+            first.order(version=3)
+            await first.until(lambda: first.states[-1].ready)
+            gateway = Gateway(runner.address, first.hellos[0].runner.incarnation)
+            await gateway.next("ready")
+            gateway.start("r", [3, 4], max_tokens=200, reservation_tokens=200)
+            await gateway.next("step")
+        async with supervised(where) as (second, _):
+            await second.until(lambda: bool(second.states))
+            assert second.hellos == first.hellos
+            told = second.states[0]
+            assert told.runner == second.hellos[0]
+            assert (told.desired_version, told.ready) == (3, True)
+            assert told.sequence > first.states[-1].sequence
+            tokens = 1
+            while not (step := (await gateway.next("step")).sequences[0]).finish_reason:
+                tokens += len(step.tokens)
+            assert tokens + len(step.tokens) == 200
+            await gateway.close()
+            assert await runner.stop() == 0

@@ -151,8 +151,8 @@ SPEC = RunnerSpec(
 
 
 def adapter(digest: str, pool: str = POOL, rank: int = 8, **fields: Any) -> AdapterSpec:
-    values: dict[str, Any] = {"uid": f"uid-{digest}", "namespace": "acme", "name": digest, "rank": rank} | fields
-    return AdapterSpec(model_name=fields.pop("model_name", f"acme/{digest}"), pool=pool, digest=digest, **values)
+    values: dict[str, Any] = {"uid": f"uid-{digest}", "model_name": f"acme/{digest}"} | fields
+    return AdapterSpec(namespace="acme", name=digest, pool=pool, digest=digest, rank=rank, **values)
 
 
 @pytest.fixture

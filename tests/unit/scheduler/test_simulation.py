@@ -1,8 +1,8 @@
 """Gateways, runners, a supervisor and an operator around the real core, with faults: what the whole must do anyway.
 
 Each pair of processes talks over ordered streams that break; between streams every order is possible. Runners generate
-one token a step under the contract's rules (epochs, reservations, doubling in place, overruns). The laws are checked after
-every event, and when the faults stop every request must have ended exactly once, with exactly its tokens.
+one token a step under the contract's rules (epochs, reservations, doubling in place, overruns). The laws are checked
+after every event, and when the faults stop every request must have ended exactly once, with exactly its tokens.
 """
 
 import random
@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from weft_scheduler.core import effects as ef
 from weft_scheduler.core import events as ev
@@ -96,9 +103,7 @@ class Runner:
 
     def report(self) -> RunnerReport:
         self.reports += 1
-        views = tuple(
-            SequenceView(s.live_id, s.epoch, s.digest, s.reservation) for s in self.sequences.values()
-        )
+        views = tuple(SequenceView(s.live_id, s.epoch, s.digest, s.reservation) for s in self.sequences.values())
         terms = [e.term for e in self.highest.values()]
         spec = RunnerSpec(f"host:{self.id.uuid}", POOL, PAGE, PAGES, BATCH, SLOTS, 64, PAGE * PAGES)
         return RunnerReport(
@@ -173,7 +178,9 @@ class World:
             case ef.RaiseTerm(term=term):
                 assert term > self.term
                 self.term = term
-            case ef.Assign() | ef.Preempt() | ef.Reject() | ef.TellGone() | ef.AckOutcomes() if effect.gateway in self.up:
+            case ef.Assign() | ef.Preempt() | ef.Reject() | ef.TellGone() | ef.AckOutcomes() if (
+                effect.gateway in self.up
+            ):
                 self.to_core[f">{effect.gateway}"].append(effect)
             case ef.HangUp(gateway=gateway):
                 self.break_gateway(gateway)
@@ -264,9 +271,7 @@ class World:
 
     def submit(self, gateway: str, digest: str, prompt: int, max_tokens: int, true_tokens: int, p90: int) -> None:
         self.numbers += 1
-        live = Live(
-            f"r{self.numbers}", digest, prompt, max_tokens, min(true_tokens, max_tokens), p90, self.now
-        )
+        live = Live(f"r{self.numbers}", digest, prompt, max_tokens, min(true_tokens, max_tokens), p90, self.now)
         self.gateways[gateway][live.id] = live
         self.submitted.add(live.id)
         self.say(gateway, self.submit_of(gateway, live))
@@ -353,9 +358,7 @@ class World:
         if how == "outcome":
             assert len(live.tokens) == live.true_tokens
         censored = how != "outcome"
-        outcome = ev.OutcomeReported(
-            gateway, live.id, POOL, live.digest, len(live.tokens), censored, live.id.encode()
-        )
+        outcome = ev.OutcomeReported(gateway, live.id, POOL, live.digest, len(live.tokens), censored, live.id.encode())
         self.outcomes[gateway][live.id] = outcome
         self.say(gateway, outcome)
 
@@ -436,9 +439,7 @@ class World:
             sequence.emitted += len(tokens)
             finished = sequence.emitted >= sequence.end
             back = self.sessions[(sequence.gateway, runner.id)][1]
-            back.append(
-                ("tokens", sequence.live_id, sequence.epoch, sequence.emitted - len(tokens), tokens, finished)
-            )
+            back.append(("tokens", sequence.live_id, sequence.epoch, sequence.emitted - len(tokens), tokens, finished))
             if finished:
                 del runner.sequences[sequence.live_id]
 
@@ -463,9 +464,7 @@ class World:
         if not self.supervisor_up:
             return
         victims = tuple(v for runner in self.runners.values() if (v := self.victim(runner)) is not None)
-        self.to_core["s"].append(
-            ev.ClusterReport("s", tuple(self.leases.values()), tuple(self.unsent), victims)
-        )
+        self.to_core["s"].append(ev.ClusterReport("s", tuple(self.leases.values()), tuple(self.unsent), victims))
         self.unsent.clear()
 
     def victim(self, runner: Runner) -> PreemptDecision | None:

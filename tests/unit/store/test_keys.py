@@ -1,6 +1,5 @@
 import re
 
-
 from weft.store import keys
 
 

@@ -14,10 +14,15 @@ from hypothesis import strategies as st
 
 from weft.store import migrate, outcomes
 from weft.store.database import open_database, sqlite_url
-from weft.store.outcomes import StoredOutcome, model_family, record
+from weft.store.outcomes import StoredOutcome, model_family
 
 DAY = 86_400_000
+NOW = 1_700_000_000_500
 BEGIN = date(2000, 1, 1)
+
+
+async def record(engine, rows, *, now_unix_ms=NOW) -> set[str]:
+    return await outcomes.record(engine, rows, now_unix_ms=now_unix_ms)
 
 
 def outcome(request_id="r1", **changes) -> StoredOutcome:
@@ -86,12 +91,13 @@ async def test_an_odd_outcome_does_not_keep_its_batch_from_being_stored(engine):
     assert {row.namespace for row in await outcomes.usage(engine, since=BEGIN)} == {"acme", "ab"}
 
 
-async def test_old_outcomes_go_and_usage_stays(engine):
-    now = outcome().finished_unix_ms
-    await record(engine, [outcome("old", finished_unix_ms=now - 1), outcome("new")])
-    assert await outcomes.forget(engine, before_unix_ms=now) == 1
+async def test_old_outcomes_go_by_the_time_they_were_stored_and_usage_stays(engine):
+    await record(engine, [outcome("old", finished_unix_ms=2**50)], now_unix_ms=99)
+    await record(engine, [outcome("new", finished_unix_ms=0)], now_unix_ms=100)
+    assert await outcomes.forget(engine, before_unix_ms=100) == 1
+    assert await record(engine, [outcome("new")], now_unix_ms=101) == set()
     assert await outcomes.count(engine) == 1
-    assert sum(row.requests for row in await outcomes.usage(engine, since=BEGIN)) == 2
+    assert sum(row.requests for row in await outcomes.usage(engine, since=date(1970, 1, 1))) == 2
 
 
 async def test_model_versions_count_what_their_bound_covered(engine):
@@ -151,7 +157,7 @@ async def main():
     await migrate.upgrade(engine)
     batch = 0
     while True:
-        await outcomes.record(engine, [outcome(f"{{batch}}-{{i}}") for i in range(20)])
+        await outcomes.record(engine, [outcome(f"{{batch}}-{{i}}") for i in range(20)], now_unix_ms=1)
         print(batch, flush=True)
         batch += 1
 

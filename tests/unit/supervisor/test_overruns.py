@@ -155,7 +155,7 @@ class SmallRunner:
     delay=st.integers(0, 4),
     misses=st.lists(st.booleans(), max_size=20),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_the_oldest_always_makes_progress_and_everybody_finishes(lengths, total, delay, misses):
     """Preemption orders arrive `delay` steps late, some never (the bound names the victim again)."""
     runner, overruns = SmallRunner(total), Overruns(10.0)
@@ -186,7 +186,8 @@ def test_the_oldest_always_makes_progress_and_everybody_finishes(lengths, total,
             orders.append((now + delay, preempt))
         after = (oldest.name, oldest.used) if oldest and oldest in runner.rows else None
         still = still + 1 if before is not None and before == after else 0
-        assert still <= 10 + delay + len(misses) * 11, "the oldest sequence stands still"
+        # At most 7 others can have to leave, each `delay` after its naming; an order that gets lost costs the bound.
+        assert still <= 8 * (delay + 2) + sum(misses) * 11, "the oldest sequence stands still"
         if not runner.rows and not waiting:
             break
     assert sorted(runner.done) == sorted(f"r{i}" for i in range(len(lengths)))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from weft_gateway.errors import BadRequest, ModelNotFound, ParameterError, TooLarge, Unavailable
 from weft_gateway.gateway import Gateway
@@ -51,6 +51,7 @@ async def read(gateway: Gateway, request: Request, kind: type[T]) -> Asked[T]:
     found = table.find(params.model, caller)
     if found is None:
         raise ModelNotFound(params.model)
+    request.state.model = params.model
     return Asked(params, *found, caller, arrived)
 
 
@@ -118,4 +119,6 @@ async def _body(request: Request, limit: int) -> bytes:
                     raise TooLarge(f"The body is larger than {limit} bytes.")
     except TimeoutError as error:
         raise BadRequest(f"The body did not arrive within {BODY_SECONDS:g} s.", code="timeout", status=408) from error
+    except ClientDisconnect as error:
+        raise BadRequest("The client went away.", code="client_gone", status=499) from error
     return bytes(body)

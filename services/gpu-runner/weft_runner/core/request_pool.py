@@ -110,7 +110,7 @@ class RequestPool:
         self.residency.failed(digest, detail)
         for sequence in [s for s in self.sequences.values() if s.request.adapter == digest]:
             self._end(sequence, reason, detail)
-        self.residency.load_pinned()
+        self.urgent = True
 
     # ---- the heartbeat's two halves
 

@@ -98,13 +98,17 @@ class Residency:
         self._settle()
 
     def failed(self, digest: str, error: str) -> None:
-        """Loading has failed; the slot is free. The caller ends the sequences that waited."""
+        """Loading has failed; the slot is free. The caller ends the sequences that waited at once.
+
+        It is tried again when the next sequence asks for it, or by `load_pinned`: never by itself.
+        """
         adapter = self.adapters[digest]
         assert adapter.loading, digest
         assert adapter.slot is not None
         adapter.loading, adapter.error = False, error
         del self._by_slot[adapter.slot]
         adapter.slot = None
+        self._settle()
 
     def set_desired(self, desired: Iterable[Desired]) -> None:
         """The complete list of what the runner should know; everything else goes after its last sequence."""
@@ -246,6 +250,8 @@ class Residency:
             adapter.slot = None
 
     def _close_and_reopen(self) -> None:
+        for adapter in [a for slot in self.closed if (a := self._by_slot[slot]).protected]:
+            self._reopen(adapter)  # pinned since
         aged = sum(self.adapters[digest].passed >= self.starvation for digest in self.queue)
         while len(self.closed) > aged:
             self._reopen(max((self._by_slot[slot] for slot in self.closed), key=lambda a: a.running))

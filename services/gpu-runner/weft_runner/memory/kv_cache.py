@@ -1,6 +1,7 @@
 """KV pages in Punica's layout `[page, L, 2, N, P, D]`: batch outermost, so a sequence leaves as whole contiguous pages.
 
-L layers, 2 = keys and values, N = kv heads, P tokens a page, D head size (Punica, arXiv 2310.18547, section 5.4).
+L layers, 2 = keys and values, N = kv heads, P tokens a page, D head size (Punica, arXiv 2310.18547, section 5.4). Reads
+and writes go through flat views with indices that are built once a step for layer 0 and shifted for the others.
 """
 
 import torch
@@ -13,13 +14,31 @@ class KvCache:
 
     def __init__(self, spec: ModelSpec, pages: int, page_tokens: int, dtype: torch.dtype = torch.float32) -> None:
         self.page_tokens = page_tokens
+        self._layers, self._heads, self._head_dim = spec.layers, spec.kv_heads, spec.head_dim
         shape = (pages, spec.layers, 2, spec.kv_heads, page_tokens, spec.head_dim)
         self.tensor = torch.zeros(shape, dtype=dtype)
-        self._layers = [(self.tensor[:, layer, 0], self.tensor[:, layer, 1]) for layer in range(spec.layers)]
+        self._by_page = self.tensor.view(-1, page_tokens * spec.head_dim)  # one row: a page's tokens of one head
+        self._by_token = self.tensor.view(-1, spec.head_dim)
 
-    def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer: views [page, N, P, D]."""
-        return self._layers[layer]
+    def page_index(self, pages: torch.Tensor) -> torch.Tensor:
+        """Pages [..., W] of sequences -> where `read` finds layer 0: [2, ..., N, W]."""
+        head = torch.arange(2 * self._heads).view(2, *([1] * (pages.dim() - 1)), self._heads, 1)
+        return pages.unsqueeze(-2) * (self._layers * 2 * self._heads) + head
+
+    def token_index(self, pages: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """A page and an offset for each of T tokens -> where `write` puts layer 0: [T, 2 N]."""
+        head = pages[:, None] * (self._layers * 2 * self._heads) + torch.arange(2 * self._heads)
+        return head * self.page_tokens + offsets[:, None]
+
+    def read(self, layer: int, page_index: torch.Tensor) -> torch.Tensor:
+        """[2, ..., N, W] -> keys and values [2, ..., N, W * P, D], a copy."""
+        rows = self._by_page.index_select(0, (page_index + layer * 2 * self._heads).flatten())
+        return rows.view(*page_index.shape[:-1], -1, self._head_dim)
+
+    def write(self, layer: int, token_index: torch.Tensor, keys_values: torch.Tensor) -> None:
+        """Put new keys and values [T, 2 N, D] (keys first) where `token_index` says."""
+        shifted = token_index + layer * 2 * self._heads * self.page_tokens
+        self._by_token.index_copy_(0, shifted.flatten(), keys_values.reshape(-1, self._head_dim))
 
     def clear(self, pages: list[int]) -> None:
         """Zero pages before they get a new owner.

@@ -35,9 +35,16 @@ class Slots(Protocol):
 class _PrefillRow:
     start: int
     end: int
-    pages: torch.Tensor  # [pages of the context]
     context: int
+    pages: torch.Tensor  # page index of its whole context
     mask: torch.Tensor  # [tokens, context], 0 or -inf: causal, shifted by what is in KV already
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _DecodeRows:
+    rows: torch.Tensor | None  # [B] indices of the decode tokens; None: all of the step's tokens are
+    pages: torch.Tensor  # page index [2, B, N, W], padded with the row's own first page
+    mask: torch.Tensor  # [B, 1, 1, W * P], 0 or -inf
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,12 +54,9 @@ class _Prepared:
     tokens: torch.Tensor  # [T]
     cos: torch.Tensor  # [T, 1, D]
     sin: torch.Tensor
-    page: torch.Tensor  # [T], where each token's keys and values go
-    offset: torch.Tensor  # [T]
+    written: torch.Tensor  # token index [T, 2 N], where each token's keys and values go
     prefills: tuple[_PrefillRow, ...]
-    decode_rows: torch.Tensor  # [B] indices of the decode tokens
-    decode_pages: torch.Tensor  # [B * most pages of a row], padded with the row's own first page
-    decode_mask: torch.Tensor  # [B, 1, 1, S], 0 or -inf
+    decodes: _DecodeRows | None
     sampled: torch.Tensor  # [rows that sample]
     plan: SegmentPlan
 
@@ -97,16 +101,16 @@ class ReferenceExecutor:
         return x if last < self._spec.layers else self._logits(x, prepared)
 
     def _logits(self, x: torch.Tensor, prepared: _Prepared) -> torch.Tensor:
-        normed = self._norm(x[prepared.sampled], self._weights.norm)
-        return F.linear(normed, self._weights.head)
+        return F.linear(self._norm(x[prepared.sampled], self._weights.norm), self._weights.head)
 
     def _layer(self, x: torch.Tensor, layer: int, prepared: _Prepared) -> torch.Tensor:
         weights: LayerWeights = self._weights.layers[layer]
         attended = self._attention(self._norm(x, weights.attention_norm), layer, weights, prepared)
         x = x + self._project(attended, weights.o, layer, OUT, prepared.plan)
         gate_up = self._project(self._norm(x, weights.mlp_norm), weights.gate_up, layer, GATE_UP, prepared.plan)
-        gate, up = gate_up.split(self._spec.intermediate_size, dim=-1)
-        return x + self._project(F.silu(gate) * up, weights.down, layer, DOWN, prepared.plan)
+        inner = self._spec.intermediate_size
+        gated = F.silu(gate_up[:, :inner]) * gate_up[:, inner:]
+        return x + self._project(gated, weights.down, layer, DOWN, prepared.plan)
 
     def _project(self, x: torch.Tensor, weight: torch.Tensor, layer: int, site: int, plan: SegmentPlan) -> torch.Tensor:
         """Base projection of all rows, then each segment's adapter on top."""
@@ -116,61 +120,43 @@ class ReferenceExecutor:
         return y
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self._spec.norm_eps))
+        return F.rms_norm(x, weight.shape, weight, self._spec.norm_eps)
 
     # ---- attention
 
     def _attention(self, x: torch.Tensor, layer: int, weights: LayerWeights, prepared: _Prepared) -> torch.Tensor:
         """[T, H] -> [T, heads * D]; writes the new keys and values to their pages first."""
-        spec = self._spec
-        qkv = self._project(x, weights.qkv, layer, QKV, prepared.plan)
-        q, k, v = qkv.split((spec.q_size, spec.kv_size, spec.kv_size), dim=-1)
-        q = rotate(q.view(-1, spec.heads, spec.head_dim), prepared.cos, prepared.sin)
-        k = rotate(k.view(-1, spec.kv_heads, spec.head_dim), prepared.cos, prepared.sin)
-        keys, values = self._kv.layer(layer)
-        keys[prepared.page, :, prepared.offset] = k
-        values[prepared.page, :, prepared.offset] = v.view(-1, spec.kv_heads, spec.head_dim)
-        out = torch.empty_like(q)
+        heads, kv_heads, dim = self._spec.heads, self._spec.kv_heads, self._spec.head_dim
+        qkv = self._project(x, weights.qkv, layer, QKV, prepared.plan).view(-1, heads + 2 * kv_heads, dim)
+        qk = rotate(qkv[:, : heads + kv_heads], prepared.cos, prepared.sin)
+        self._kv.write(layer, prepared.written, torch.cat((qk[:, heads:], qkv[:, heads + kv_heads :]), dim=1))
+        q = qk[:, :heads] * self._scale
+        if prepared.decodes is not None and prepared.decodes.rows is None:
+            return self._attend_decode(q, layer, prepared.decodes)
+        out = torch.empty_like(q).view(-1, heads * dim)
         for row in prepared.prefills:
-            out[row.start : row.end] = self._attend_prefill(q[row.start : row.end], keys, values, row)
-        if prepared.decode_rows.numel():
-            out[prepared.decode_rows] = self._attend_decode(q[prepared.decode_rows], keys, values, prepared)
-        return out.view(-1, spec.q_size)
+            out[row.start : row.end] = self._attend_prefill(q[row.start : row.end], layer, row)
+        if prepared.decodes is not None:
+            rows = prepared.decodes.rows
+            out[rows] = self._attend_decode(q[rows], layer, prepared.decodes)
+        return out
 
-    def _attend_prefill(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, row: _PrefillRow
-    ) -> torch.Tensor:
+    def _attend_prefill(self, q: torch.Tensor, layer: int, row: _PrefillRow) -> torch.Tensor:
         """q [t, heads, D] over the row's whole context: causal among its own tokens, open towards earlier ones."""
-        k, v = (self._context(source, row.pages, row.context) for source in (keys, values))
-        scores = self._grouped(q) @ k[:, None].transpose(-1, -2) * self._scale + row.mask  # [N, G, t, S]
-        mixed = torch.softmax(scores, dim=-1) @ v[:, None]
-        return mixed.permute(2, 0, 1, 3).reshape(q.shape)
-
-    def _context(self, source: torch.Tensor, pages: torch.Tensor, context: int) -> torch.Tensor:
-        """Pages of one sequence -> [N, S, D]."""
-        gathered = source.index_select(0, pages)  # [pages, N, P, D]
-        return gathered.transpose(0, 1).flatten(1, 2)[:, :context]
-
-    def _grouped(self, q: torch.Tensor) -> torch.Tensor:
-        """[t, heads, D] -> [N, G, t, D]: G query heads share one kv head."""
         spec = self._spec
-        return q.view(-1, spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim).permute(1, 2, 0, 3)
+        k, v = self._kv.read(layer, row.pages)[:, :, None, : row.context]  # each [N, 1, S, D]
+        grouped = q.view(-1, spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim).permute(1, 2, 0, 3)
+        scores = grouped @ k.transpose(-1, -2) + row.mask  # [N, G, t, S]
+        mixed = torch.softmax(scores, dim=-1) @ v
+        return mixed.permute(2, 0, 1, 3).reshape(q.shape[0], -1)
 
-    def _attend_decode(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, prepared: _Prepared
-    ) -> torch.Tensor:
+    def _attend_decode(self, q: torch.Tensor, layer: int, decodes: _DecodeRows) -> torch.Tensor:
         """q [B, heads, D], each row over its own pages, padded to the longest."""
         spec, batch = self._spec, q.shape[0]
-        k, v = (self._padded(source, prepared.decode_pages, batch) for source in (keys, values))
-        grouped = q.view(batch, spec.kv_heads, -1, spec.head_dim)  # [B, N, G, D]
-        scores = grouped @ k.transpose(-1, -2) * self._scale + prepared.decode_mask
-        return (torch.softmax(scores, dim=-1) @ v).view(q.shape)
-
-    def _padded(self, source: torch.Tensor, pages: torch.Tensor, batch: int) -> torch.Tensor:
-        """Pages of B sequences -> [B, N, S, D]."""
-        gathered = source.index_select(0, pages)
-        _, n, p, d = gathered.shape
-        return gathered.view(batch, -1, n, p, d).transpose(1, 2).reshape(batch, n, -1, d)
+        k, v = self._kv.read(layer, decodes.pages)  # each [B, N, S, D]
+        grouped = q.reshape(batch, spec.kv_heads, -1, spec.head_dim)  # [B, N, G, D]: G heads share one kv head
+        scores = grouped @ k.transpose(-1, -2) + decodes.mask
+        return (torch.softmax(scores, dim=-1) @ v).view(batch, -1)
 
     # ---- the step as tensors
 
@@ -184,18 +170,13 @@ class ReferenceExecutor:
             pages.extend(row.pages[position // size] for position in here)
         position = torch.tensor(positions)
         cos, sin = cos_sin(position, self._inverse)
-        decodes = [row for row in step.rows if row.end - row.start == 1]
-        table, mask = self._decode_table(decodes)
         return _Prepared(
             tokens=torch.tensor(step.tokens),
             cos=cos,
             sin=sin,
-            page=torch.tensor(pages),
-            offset=position % size,
+            written=self._kv.token_index(torch.tensor(pages), position % size),
             prefills=tuple(self._prefill_row(row) for row in step.rows if row.end - row.start > 1),
-            decode_rows=torch.tensor([row.start for row in decodes], dtype=torch.int64),
-            decode_pages=table,
-            decode_mask=mask,
+            decodes=self._decode_rows(step),
             sampled=torch.tensor([row.end - 1 for row in step.rows if row.samples], dtype=torch.int64),
             plan=step.plan,
         )
@@ -204,15 +185,20 @@ class ReferenceExecutor:
         n_pages = -(-row.context // self._kv.page_tokens)
         allowed = torch.arange(row.context) <= torch.arange(row.position, row.context)[:, None]
         mask = torch.zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
-        return _PrefillRow(row.start, row.end, torch.tensor(row.pages[:n_pages]), row.context, mask)
+        return _PrefillRow(
+            row.start, row.end, row.context, self._kv.page_index(torch.tensor(row.pages[:n_pages])), mask
+        )
 
-    def _decode_table(self, rows: Sequence[StepRow]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _decode_rows(self, step: Step) -> _DecodeRows | None:
         """Page table and mask; padding points to the row's own first page, so no row ever reads another's."""
         size = self._kv.page_tokens
+        rows = [row for row in step.rows if row.end - row.start == 1]
+        if not rows:
+            return None
         used = [row.pages[: -(-row.context // size)] for row in rows]
-        width = max((len(pages) for pages in used), default=0)
-        table = [page for pages in used for page in (*pages, *[pages[0]] * (width - len(pages)))]
-        contexts = torch.tensor([row.context for row in rows])
-        allowed = torch.arange(width * size) < contexts[:, None]
+        width = max(len(pages) for pages in used)
+        table = torch.tensor([[*pages, *[pages[0]] * (width - len(pages))] for pages in used])
+        allowed = torch.arange(width * size) < torch.tensor([row.context for row in rows])[:, None]
         mask = torch.zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
-        return torch.tensor(table, dtype=torch.int64), mask[:, None, None, :]
+        picked = None if len(rows) == len(step.rows) else torch.tensor([row.start for row in rows])
+        return _DecodeRows(picked, self._kv.page_index(table), mask[:, None, None, :])

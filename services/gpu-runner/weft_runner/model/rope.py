@@ -12,7 +12,7 @@ def inverse_frequencies(spec: ModelSpec) -> torch.Tensor:
     rope, dim = spec.rope, spec.head_dim
     inverse = 1.0 / (rope.theta ** (torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim))
     match rope.kind:
-        case "linear":
+        case "linearx":
             return inverse / rope.factor
         case "llama3":
             return _llama3(inverse, rope)
@@ -45,4 +45,4 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     """x [T, heads, D] rotated by its position; halves are paired as in transformers, not neighbours."""
     half = x.shape[-1] // 2
     turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return x * cos + turned * sin
+    return torch.addcmul(x * cos, turned, sin)

@@ -76,9 +76,11 @@ def absorb(ctx: Context, supervisor: str, state: RunnerReport) -> None:
         return
     if not runner.confirmed or runner.supervisor != supervisor:
         _confirm(ctx, runner, supervisor, state)
-    acknowledged = room.include(runner, state)
-    for request_id in acknowledged:
+    errors = runner.errors
+    for request_id in room.include(runner, state):
         acknowledge(ctx, ctx.state.requests[request_id])
+    if runner.errors != errors:
+        ctx.state.readiness.add(ctx.pool_of(runner).name)
     _learn_covers(ctx, runner)
     _readiness(ctx, ctx.pool_of(runner), runner)
     tell_desired(ctx, runner)
@@ -129,7 +131,7 @@ def _present(ctx: Context, state: RunnerReport) -> Runner | None:
         return None
     runner = ctx.state.runners.get(uuid)
     if runner is not None and runner.id != state.runner:
-        ctx.state.ended[uuid] = runner.id.incarnation
+        ctx.state.end(runner.id)
         lost(ctx, runner.id, "a new incarnation started")
         runner = None
     if runner is None:

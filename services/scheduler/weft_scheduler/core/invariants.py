@@ -130,6 +130,8 @@ def _check_members(pool: Pool, runners: list[Runner]) -> None:
 
 def check_desired(state: State) -> None:
     """Once the registry is known: what requests use is on their pool's list, and the list is what was published."""
+    by_uid = {uid: pool.name for pool in state.pools.values() for uid in pool.adapters}
+    assert state.adapter_pool == by_uid, (state.adapter_pool, by_uid)
     if not state.registry_known:
         return
     for pool in state.pools.values():

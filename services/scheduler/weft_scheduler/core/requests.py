@@ -57,7 +57,7 @@ def gateway_down(ctx: Context, event: GatewayDown) -> None:
 def resubmit_complete(ctx: Context, event: ResubmitComplete) -> None:
     """Its requests' order is known now: those held back join the queue."""
     gateway = ctx.state.gateways.get(event.gateway)
-    if gateway is None or gateway.complete:
+    if gateway is None:
         return
     gateway.complete = True
     ctx.alarms.clear(Alarm(Kind.RESUBMIT, gateway.id))

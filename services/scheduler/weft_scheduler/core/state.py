@@ -27,6 +27,7 @@ class Phase(Enum):
     LEAVING = "leaving"  # told to leave, or its runner is gone: the gateway's Failed is awaited
 
 
+MAX_ENDED = 20_000  # replaced incarnations remembered, twice the fleet this is made for
 OWNED = frozenset({Phase.ASSIGNED, Phase.RUNNING, Phase.LEAVING})
 
 
@@ -197,6 +198,13 @@ class State:
         """That incarnation, if it is the present one."""
         runner = self.runners.get(runner_id.uuid) if runner_id else None
         return runner if runner is not None and runner.id == runner_id else None
+
+    def end(self, runner_id: RunnerId) -> None:
+        """Remember an incarnation that a newer one has replaced: what is still said of it is stale. Bounded."""
+        self.ended.pop(runner_id.uuid, None)
+        self.ended[runner_id.uuid] = runner_id.incarnation
+        if len(self.ended) > MAX_ENDED:
+            del self.ended[next(iter(self.ended))]
 
     def version(self) -> int:
         """Grows with each call, and across restarts: the term is its upper half."""

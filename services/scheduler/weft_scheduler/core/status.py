@@ -1,5 +1,7 @@
 """What the registry hears of pools and adapters, and gateways of routes: only what changed, gathered for a while."""
 
+from itertools import islice
+
 from weft_scheduler.core.alarms import Alarm, Kind
 from weft_scheduler.core.capacity import PoolLoad, surplus, wanted_runners
 from weft_scheduler.core.context import Context
@@ -42,8 +44,8 @@ def send_table(ctx: Context) -> None:
 
 
 def flush(ctx: Context) -> None:
-    """Everything gathered."""
-    state = ctx.state
+    """Everything gathered; of adapters a bounded number, the rest next time."""
+    state, told = ctx.state, ctx.told
     touched, readiness = sorted(state.touched | state.readiness), sorted(state.readiness)
     state.touched, state.readiness = set(), set()
     if not state.registry_known:
@@ -51,14 +53,16 @@ def flush(ctx: Context) -> None:
     for name in touched:
         _tell_pool(ctx, name)
     for name in readiness:
-        _tell_adapters(ctx, name)
-    if readiness and ctx.told.table is not None:
+        told.unsaid.update(dict.fromkeys(state.pools[name].adapters if name in state.pools else ()))
+    _tell_adapters(ctx)
+    if readiness and told.table is not None:
         send_table(ctx)
 
 
 def arm(ctx: Context) -> None:
     """Let the gathering end at some time."""
-    if (ctx.state.touched or ctx.state.readiness) and Alarm(Kind.STATUS) not in ctx.alarms:
+    waiting = ctx.state.touched or ctx.state.readiness or ctx.told.unsaid
+    if waiting and Alarm(Kind.STATUS) not in ctx.alarms:
         ctx.alarms.set(Alarm(Kind.STATUS), ctx.now + ctx.config.status_s)
 
 
@@ -92,18 +96,28 @@ def pool_load(ctx: Context, pool: Pool) -> PoolLoad:
     return PoolLoad(loads[Load.IDLE], loads[Load.LIGHT], loads[Load.BUSY], len(pool.queue), batch, minimum)
 
 
-def _tell_adapters(ctx: Context, name: str) -> None:
-    pool = ctx.state.pools.get(name)
-    adapters = pool.adapters if pool is not None else {}
-    errors = _load_errors(ctx, pool) if pool is not None else {}
-    for uid, adapter in adapters.items():
-        ready = _knowing(pool, adapter.digest) if pool is not None else 0
-        status = AdapterStatus(
-            uid, adapter.digest, uid in ctx.told.routed, ready, errors.get(adapter.digest, ())[:MAX_ERRORS]
-        )
-        if ctx.told.adapters.get(uid) != status:
-            ctx.told.adapters[uid] = status
+def _tell_adapters(ctx: Context) -> None:
+    """The next batch of adapters whose status may differ."""
+    told, errors = ctx.told, dict[str, dict[str, tuple[str, ...]]]()
+    for uid in list(islice(told.unsaid, ctx.config.status_batch)):
+        del told.unsaid[uid]
+        name = ctx.state.adapter_pool.get(uid)
+        if name is None:
+            continue
+        pool = ctx.state.pools[name]
+        if name not in errors:
+            errors[name] = _load_errors(ctx, pool)
+        status = _adapter_status(ctx, pool, uid, errors[name])
+        if told.adapters.get(uid) != status:
+            told.adapters[uid] = status
             ctx.emit(status)
+
+
+def _adapter_status(ctx: Context, pool: Pool, uid: str, errors: dict[str, tuple[str, ...]]) -> AdapterStatus:
+    digest = pool.adapters[uid].digest
+    return AdapterStatus(
+        uid, digest, uid in ctx.told.routed, _knowing(pool, digest), errors.get(digest, ())[:MAX_ERRORS]
+    )
 
 
 def _knowing(pool: Pool, digest: str) -> int:

@@ -10,6 +10,7 @@ class Told:
     def __init__(self) -> None:
         self.pools: dict[str, PoolStatus] = {}
         self.adapters: dict[str, AdapterStatus] = {}
+        self.unsaid: dict[str, None] = {}  # adapter uids to look at, in order
         self.table: RouteTable | None = None
         self.routes: tuple[Route, ...] = ()
         self.routed: frozenset[str] = frozenset()  # uids in the table
@@ -17,3 +18,4 @@ class Told:
     def clear_statuses(self) -> None:
         self.pools.clear()
         self.adapters.clear()
+        self.unsaid.clear()

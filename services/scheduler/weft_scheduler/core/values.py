@@ -189,6 +189,7 @@ class Config:
     no_room_s: float = 0.1  # first pause between a request and a runner that said NoRoom; doubles up to assign_s
     first_table_s: float = 2.0  # the first route table waits this long for the API keys
     status_s: float = 0.2  # statuses to the registry are gathered this long
+    status_batch: int = 2_000  # adapters looked at per gathering: a stream's queue holds ten times as many messages
     give_back_s: float = 60.0  # a surplus of idle runners is kept this long
     route_grace_s: float = 5.0  # a retired digest is still accepted this long from gateways with an older table
     starvation_bound: int = 32  # how often a waiting request may be passed

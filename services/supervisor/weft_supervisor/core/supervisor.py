@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from weft_supervisor.core import memory
+from weft_supervisor.core.counters import Counters, Tally
 from weft_supervisor.core.events import (
     Beat,
     Effect,
@@ -33,7 +34,6 @@ from weft_supervisor.core.leases import Leases
 from weft_supervisor.core.overruns import Overruns
 
 MAX_LOST = 1_000  # lost runners told again to a new scheduler, which finds others missing by itself
-MAX_COUNTED = 10_000  # incarnations whose counters are kept apart, so that one that comes back counts once
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +43,6 @@ class Config:
     lease_s: float = 2.0
     report_s: float = 0.05
     preempt_s: float = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """Over all incarnations: pages grown in place, victims, reservations doubled, runners lost since the start."""
-
-    grows: int
-    preempts: int
-    doublings: int
-    lost: int
 
 
 @dataclass(slots=True)
@@ -85,9 +75,7 @@ class Supervisor:
         self._preempts: dict[RunnerId, None] = {}  # runners whose undecided victim has to be told
         self._next_report = 0.0
         self._urgent = False
-        self._counted: OrderedDict[RunnerId, tuple[int, int]] = OrderedDict()  # pages grown, doublings
-        self._folded = (0, 0)  # of incarnations long gone
-        self._lost_count = 0
+        self._tally = Tally()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Everything that follows from `event` at `now` (seconds, monotonic)."""
@@ -110,9 +98,8 @@ class Supervisor:
 
     def counters(self) -> Counters:
         """Sums over the incarnations that are and that were."""
-        grows = self._folded[0] + sum(grown for grown, _ in self._counted.values())
-        doublings = self._folded[1] + sum(doubled for _, doubled in self._counted.values())
-        return Counters(grows, self.overruns.preempts, doublings, self._lost_count)
+        grows, doublings = self._tally.sums()
+        return Counters(grows, self.overruns.preempts, doublings, self._tally.lost)
 
     def memory(self) -> dict[str, memory.Memory]:
         """The memory picture, by pool."""
@@ -169,7 +156,7 @@ class Supervisor:
         if broken := memory.fault(report, runner.total_pages):
             yield Note("page book does not balance", report.runner, (("fault", broken),))
         runner.report, runner.retells = report, False
-        self._count(report)
+        self._tally.count(report)
         self._dirty[report.runner] = None
         self._urgent |= before is None or _urgent(before, report)
         self._decide(report, now)
@@ -225,7 +212,7 @@ class Supervisor:
         self.overruns.forget(id_)
         for book in (self._dirty, self._preempts):
             book.pop(id_, None)
-        self._lost_count += 1
+        self._tally.lost += 1
         self._lost[id_] = self._untold[id_] = None
         if len(self._lost) > MAX_LOST:
             oldest, _ = self._lost.popitem(last=False)
@@ -237,13 +224,6 @@ class Supervisor:
         deadline = self.leases.next_deadline()
         if deadline is not None and now - deadline > self.config.lease_s / 4:
             self.leases.prolong(now - deadline + self.config.lease_s / 2)
-
-    def _count(self, report: Report) -> None:
-        self._counted[report.runner] = (report.grown_pages, report.doublings)
-        self._counted.move_to_end(report.runner)
-        if len(self._counted) > MAX_COUNTED:
-            _, (grown, doubled) = self._counted.popitem(last=False)
-            self._folded = (self._folded[0] + grown, self._folded[1] + doubled)
 
     # -------------------------------------------------------------------------------------------- to the scheduler
 

@@ -23,7 +23,12 @@ ADAPTERS: tuple[dict[str, Any], ...] = (
     {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
     {"r": 8, "lora_alpha": 8, "target_modules": ["gate_proj", "up_proj", "down_proj"]},
     {"r": 16, "lora_alpha": 8, "target_modules": "all-linear", "use_rslora": True},
-    {"r": 5, "lora_alpha": 10, "target_modules": ["q_proj", "o_proj", "up_proj", "down_proj"], "layers_to_transform": [1]},
+    {
+        "r": 5,
+        "lora_alpha": 10,
+        "target_modules": ["q_proj", "o_proj", "up_proj", "down_proj"],
+        "layers_to_transform": [1],
+    },
     {
         "r": 4,
         "lora_alpha": 8,
@@ -38,7 +43,7 @@ ADAPTERS: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Verdict:
-    """What the oracle says of an answer: positions that differ although the gap is clear, and those too close to tell."""
+    """What the oracle says of an answer: positions that differ by a clear gap, and those too close to tell."""
 
     wrong: list[int] = field(default_factory=list)
     near_ties: int = 0

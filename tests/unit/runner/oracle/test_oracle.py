@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
+
 from weft_runner.core.iteration import Limits
 from weft_runner.core.request_pool import check_pool
 from weft_runner.core.sequence import Epoch, Sampling
@@ -140,7 +141,9 @@ QUICKSTART = Path(__file__).parents[4] / "examples" / "quickstart"
 
 
 @pytest.mark.skipif(not (QUICKSTART / "model").is_dir(), reason="the quickstart's model is not there")
-def test_the_quickstart_model_equals_the_oracle_alone_and_in_a_mixed_batch(make_driver, new_world, load_oracle_from, tmp_path):
+def test_the_quickstart_model_equals_the_oracle_alone_and_in_a_mixed_batch(
+    make_driver, new_world, load_oracle_from, tmp_path
+):
     import json
 
     from tokenizers import Tokenizer
@@ -157,9 +160,7 @@ def test_the_quickstart_model_equals_the_oracle_alone_and_in_a_mixed_batch(make_
     names = list(itertools.islice(itertools.cycle(["", *oracle.adapters]), 16))
 
     def requests(driver):
-        return [
-            driver.request(f"r{i}", prompts[i % 3], 32, name, sampling=GREEDY) for i, name in enumerate(names)
-        ]
+        return [driver.request(f"r{i}", prompts[i % 3], 32, name, sampling=GREEDY) for i, name in enumerate(names)]
 
     alone, together = (make_driver(world, max_adapters=8, page_tokens=16) for _ in range(2))
     for request in requests(alone):

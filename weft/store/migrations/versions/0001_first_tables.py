@@ -51,9 +51,10 @@ def upgrade() -> None:
         sa.Column("moves", sa.BigInteger(), nullable=False),
         sa.Column("doublings", sa.BigInteger(), nullable=False),
         sa.Column("finished_unix_ms", sa.BigInteger(), nullable=False),
+        sa.Column("stored_unix_ms", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("request_id", name=op.f("pk_outcomes")),
     )
-    op.create_index(op.f("ix_outcomes_finished_unix_ms"), "outcomes", ["finished_unix_ms"])
+    op.create_index(op.f("ix_outcomes_stored_unix_ms"), "outcomes", ["stored_unix_ms"])
     op.create_table(
         "terms",
         sa.Column("role", sa.String(length=32), nullable=False),
@@ -75,7 +76,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_table("usage")
     op.drop_table("terms")
-    op.drop_index(op.f("ix_outcomes_finished_unix_ms"), table_name="outcomes")
+    op.drop_index(op.f("ix_outcomes_stored_unix_ms"), table_name="outcomes")
     op.drop_table("outcomes")
     op.drop_table("model_versions")
     op.drop_table("api_keys")

@@ -1,0 +1,29 @@
+"""Is an applied object served, or refused, by its own conditions."""
+
+from typing import Any
+
+
+def is_ready(obj: Any) -> bool:
+    """Served: an adapter that is Ready, a pool that is Available."""
+    status = obj.get("status", {})
+    wanted = "Ready" if obj["kind"] == "LoRAAdapter" else "Available"
+    current = status.get("observedGeneration") == obj["metadata"]["generation"]
+    return current and any(c["type"] == wanted and c["status"] == "True" for c in status.get("conditions", ()))
+
+
+def is_refused(obj: Any) -> bool:
+    """Decided, and not for it: it will not be ready unless somebody changes something."""
+    status = obj.get("status", {})
+    if status.get("observedGeneration") != obj["metadata"]["generation"]:
+        return False
+    decisive = ("Accepted", "Validated", "Fetched")
+    if any(c["reason"] == "PoolNotFound" for c in status["conditions"]):
+        return True
+    return any(c["type"] in decisive and c["status"] == "False" for c in status["conditions"])
+
+
+def state_of(obj: Any) -> str:
+    wanted = "Ready" if obj["kind"] == "LoRAAdapter" else "Available"
+    found = next((c for c in obj.get("status", {}).get("conditions", ()) if c["type"] == wanted), None)
+    what = f"{obj['kind']} {obj['metadata']['namespace']}/{obj['metadata']['name']}"
+    return f"{what}: {found['reason']}: {found['message']}" if found else f"{what}: nothing known yet"

@@ -1,0 +1,52 @@
+"""The first thing that a newcomer types."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quickstart import DEMO
+from weft_bench.stack import free_port
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
+
+
+def demo(data_dir: Path, port: int) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "weft_cli",
+        "up",
+        "--demo",
+        "--exit",
+        "--port",
+        str(port),
+        "--data-dir",
+        str(data_dir),
+    ]
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=80, env=environment, check=False)
+
+
+def test_the_demo_answers_right_for_every_model_and_stops_everything(tmp_path: Path) -> None:
+    done = demo(tmp_path / "d", free_port())
+    assert done.returncode == 0, done.stdout + done.stderr
+    for case in DEMO:
+        assert case.model in done.stdout
+    assert not (tmp_path / "d" / "stack.json").exists()
+
+
+def test_a_port_in_use_is_named_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = demo(tmp_path / "d", port)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"port {port}" in done.stderr
+    assert "--port" in done.stderr
+    assert "Traceback" not in done.stderr

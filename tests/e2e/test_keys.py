@@ -1,0 +1,60 @@
+"""`weft up --auth`: a key opens its namespace's adapters and the pools shared with it, and nothing else."""
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from waiting import eventually
+from weft_bench.stack import Stack, quickstart
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with Stack(quickstart(), tmp_path_factory.mktemp("w"), "--auth") as made:
+        yield made
+
+
+def create_key(stack: Stack, namespace: str) -> str:
+    words = stack.cli("key", "create", "-n", namespace).stdout.split()
+    return next(word for word in words if word.startswith("weft-"))
+
+
+async def test_keys_open_their_namespace_and_close_when_revoked(locked: Stack) -> None:
+    async def up() -> bool:
+        return locked.cli("key", "list", check=False).returncode == 0
+
+    await eventually(up)
+    key = create_key(locked, "acme")
+    with openai.OpenAI(base_url=f"{locked.url}/v1", api_key=key, max_retries=0) as client:
+
+        async def works() -> bool:
+            try:
+                answer = client.completions.create(model="acme/upper", prompt="hello", temperature=0)
+            except (openai.APIStatusError, openai.APIConnectionError):
+                return False
+            return answer.choices[0].text == "HELLO"
+
+        await eventually(works)
+        assert {m.id for m in client.models.list()} == {"weft-quickstart", "acme/upper", "acme/reverse-words"}
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="globex/initials", prompt="hello")
+        locked.cli("key", "revoke", key.split("-")[1] if key.count("-") == 2 else key)
+
+        async def refused() -> bool:
+            try:
+                client.models.list()
+            except openai.AuthenticationError:
+                return True
+            return False
+
+        await eventually(refused)
+
+
+def test_no_key_and_a_wrong_key_are_refused(locked: Stack) -> None:
+    for key in ("wrong", "weft-00000000-0000"):
+        client = openai.OpenAI(base_url=f"{locked.url}/v1", api_key=key, max_retries=0)
+        with client, pytest.raises(openai.AuthenticationError):
+            client.models.list()

@@ -1,0 +1,161 @@
+"""Adapters come, change and go while the stack runs: seconds, no restart, no interrupted stream."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+import yaml
+
+from crowd import assert_undisturbed, crowd, finished, runners
+from quickstart import Case, adapter_manifest, copy_manifests, long_cases, tasks
+from waiting import eventually
+from weft.wire.v1 import supervisor_pb2
+from weft_bench.stack import Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+PROMPT = "Seven foxes met 3 wolves"
+
+
+@pytest.fixture(scope="module")
+def manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_manifests(tmp_path_factory.mktemp("m"))
+
+
+@pytest.fixture(scope="module")
+def stack(manifests: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with Stack(manifests, tmp_path_factory.mktemp("w")) as made:
+        made.wait_for_models()
+        yield made
+
+
+def apply(stack: Stack, folder: Path, manifest: dict[str, object]) -> None:
+    path = folder / "one.yaml"
+    path.write_text(yaml.safe_dump(manifest))
+    stack.cli("apply", "-f", str(path))
+
+
+async def answer(stack: Stack, model: str) -> str | int:
+    """The text, or the HTTP status."""
+    async with httpx2.AsyncClient(base_url=stack.url, timeout=30) as client:
+        body = {"model": model, "prompt": PROMPT, "temperature": 0}
+        got = await client.post("/v1/completions", json=body)
+    return got.json()["choices"][0]["text"] if got.status_code == 200 else got.status_code
+
+
+async def digest_of(stack: Stack, name: str, namespace: str) -> str:
+    got = stack.cli("get", "lora", name, "-n", namespace, "-o", "json")
+    return json.loads(got.stdout)["status"].get("digest", "")
+
+
+async def tiers(stack: Stack, digest: str) -> set[int]:
+    """In which tiers runners have a digest."""
+    listed = await runners(stack.address("supervisor"))
+    return {a.tier for r in listed.runners for a in r.adapters if a.digest == digest}
+
+
+async def test_a_new_adapter_answers_within_seconds(stack: Stack, tmp_path: Path) -> None:
+    assert await answer(stack, "acme/shout") == 404
+    apply(stack, tmp_path, adapter_manifest("shout", "acme", "file:adapters/upper"))
+
+    async def answers() -> bool:
+        return await answer(stack, "acme/shout") == PROMPT.upper()
+
+    await eventually(answers, timeout_s=5)
+
+
+async def test_an_edited_source_swaps_and_running_streams_finish_on_the_old_one(
+    stack: Stack, manifests: Path, tmp_path: Path
+) -> None:
+    source = manifests / "adapters" / "changing"
+    shutil.copytree(manifests / "adapters" / "upper", source)
+    apply(stack, tmp_path, adapter_manifest("changing", "acme", "file:adapters/changing"))
+
+    async def served(text: str) -> bool:
+        return await answer(stack, "acme/changing") == text
+
+    await eventually(lambda: served(PROMPT.upper()), timeout_s=5)
+    old = await digest_of(stack, "changing", "acme")
+    running = [Case("acme/changing", c.prompt, c.prompt.upper()) for c in long_cases(("acme/upper",), 4, seed=5)]
+    async with crowd(stack.url, running, "swap") as made:
+        await made.until(lambda: all(w.text for w in made.streams))
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            fresh = tmp_path / name
+            shutil.copy(manifests / "adapters" / "cipher" / name, fresh)
+            fresh.replace(source / name)
+    assert_undisturbed(list(made.streams))
+    await eventually(lambda: served(tasks().expected("cipher", PROMPT)), timeout_s=10)
+    assert await digest_of(stack, "changing", "acme") != old
+
+    async def left() -> bool:
+        return await tiers(stack, old) == set()
+
+    if old != await digest_of(stack, "upper", "acme"):
+        await eventually(left)
+
+
+async def test_a_deleted_adapter_is_unknown_at_once_and_leaves_every_tier(stack: Stack, tmp_path: Path) -> None:
+    weights = stack.data_dir / "runners"
+    apply(stack, tmp_path, adapter_manifest("leaving", "globex", "file:adapters/json", modelName="globex/leaving"))
+    stack.cli("delete", "lora", "json", "-n", "initech")  # the other user of this digest
+
+    async def ready() -> bool:
+        return await answer(stack, "globex/leaving") == tasks().expected("json", PROMPT)
+
+    await eventually(ready, timeout_s=5)
+    digest = await digest_of(stack, "leaving", "globex")
+    assert supervisor_pb2.AdapterState.DEVICE in await tiers(stack, digest)
+    assert list(weights.rglob(digest.removeprefix("sha256:")))
+    running = [Case("globex/leaving", c.prompt, c.expect) for c in long_cases(("initech/json",), 4, seed=6)]
+    async with crowd(stack.url, running, "delete") as made:
+        await made.until(lambda: all(w.text for w in made.streams))
+        stack.cli("delete", "lora", "leaving", "-n", "globex")
+
+        async def unknown() -> bool:
+            return await answer(stack, "globex/leaving") == 404
+
+        await eventually(unknown, timeout_s=5)
+    assert_undisturbed(list(made.streams))
+
+    async def left() -> bool:
+        return await tiers(stack, digest) == set() and not list(weights.rglob(digest.removeprefix("sha256:")))
+
+    await eventually(left)
+
+
+async def test_a_bad_source_is_named_and_disturbs_nobody(stack: Stack, manifests: Path, tmp_path: Path) -> None:
+    broken = manifests / "adapters" / "broken"
+    shutil.copytree(manifests / "adapters" / "upper", broken)
+    weights = broken / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    apply(stack, tmp_path, adapter_manifest("broken", "acme", "file:adapters/broken"))
+
+    async def named() -> bool:
+        got = stack.cli("get", "lora", "broken", "-n", "acme", "-o", "json")
+        conditions = json.loads(got.stdout)["status"].get("conditions", [])
+        return any(c["type"] == "Ready" and c["status"] == "False" and c["reason"] != "Resolving" for c in conditions)
+
+    await eventually(named, timeout_s=5)
+    assert "OffsetsInvalid" in stack.cli("describe", "lora", "broken", "-n", "acme").stdout
+    assert await answer(stack, "acme/broken") == 404
+    assert_undisturbed(await finished(stack.url, long_cases(("acme/upper",), 2, seed=7), "beside"))
+
+
+async def test_describe_tells_where_an_adapter_is(stack: Stack) -> None:
+    assert await answer(stack, "acme/upper") == PROMPT.upper()
+
+    async def told() -> bool:
+        text = stack.cli("describe", "lora", "upper", "-n", "acme").stdout.lower()
+        return "device" in text
+
+    await eventually(told, timeout_s=5)
+
+
+async def test_one_request_id_runs_from_the_client_to_the_runner(stack: Stack) -> None:
+    await finished(stack.url, long_cases(("acme/upper",), 1, seed=8), "traced-request")
+    for component in ("gateway", *stack.names("runner")):
+        log = Path(stack.components()[component]["log"]).read_text()
+        assert "traced-request-0" in log, component

@@ -1,0 +1,39 @@
+"""Predictions far too short in a pool far too small: sequences grow, are preempted, are doubled; the texts stay."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from crowd import assert_undisturbed, finished, runners
+from quickstart import copy_manifests, long_cases
+from waiting import eventually
+from weft_bench.stack import Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Pages for about four of these requests at their full length, and predictions of a tenth."""
+    manifests = copy_manifests(tmp_path_factory.mktemp("m"), kvCache={"pageTokens": 8, "pages": 160})
+    scale = {"WEFT_PREDICTOR__SCALE": "0.1"}
+    with Stack(manifests, tmp_path_factory.mktemp("w"), environment=scale) as made:
+        made.wait_for_models()
+        yield made
+
+
+async def test_a_third_of_the_requests_overrun_and_every_text_is_the_same(small: Stack) -> None:
+    cases = long_cases(MODELS, 24, seed=3)
+    assert_undisturbed(await finished(small.url, cases, "overrun"))
+    listed = await runners(small.address("supervisor"))
+    counters = {name: getattr(listed, name) for name in ("grows", "preempts", "doublings")}
+    assert all(count > 0 for count in counters.values()), counters
+    assert small.metric("gateway", "weft_gateway_overrun_requests_total") >= 0.3 * len(cases)
+
+    async def idle() -> bool:
+        runner = (await runners(small.address("supervisor"))).runners[0]
+        return runner.free_pages == runner.runner.total_pages and runner.used_pages == 0
+
+    await eventually(idle)

@@ -1,0 +1,341 @@
+"""Whatever breaks, moves or restarts: the client's text is that of an undisturbed run."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import httpx2
+import pytest
+
+from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2, scheduler_pb2_grpc
+
+from .conftest import ANSWER, FakeRunner, FakeScheduler, World, grpc_server, opened, runner_server, serving, soon, until
+
+pytestmark = pytest.mark.integration
+BODY: dict[str, Any] = {"model": "acme/upper", "prompt": "hello", "stream": True}
+
+
+@pytest.fixture
+async def other() -> AsyncIterator[FakeRunner]:
+    """A second runner."""
+    async with runner_server(FakeRunner("runner-2")) as runner:
+        yield runner
+
+
+class Running:
+    """A streamed completion that has its first tokens."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.tokens = world, world.tokens(ANSWER)
+        self.request_id = ""
+        self.text = asyncio.get_running_loop().create_future()
+
+    async def begin(self) -> runner_pb2.Start:
+        self.world.runner.autopilot = self.world.scheduler.autopilot = False
+        self._task = asyncio.create_task(self._read())
+        submit = await self.world.scheduler.next("submit")
+        self.request_id = submit.request_id
+        self.epoch = self.world.scheduler.assign(self.request_id)
+        start = await self.world.runner.next("start")
+        self.world.runner.step(start, 0, self.tokens[:2])
+        await self.world.scheduler.next("started")
+        return start
+
+    async def _read(self) -> str:
+        stream = await self.world.client().completions.create(model="acme/upper", prompt="hello", stream=True)
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    async def ends_well_on(self, runner: FakeRunner) -> runner_pb2.Start:
+        """The runner continues after the tokens so far, and the whole text is the answer."""
+        start = await runner.next("start")
+        assert list(start.emitted_tokens) == self.tokens[: len(start.emitted_tokens)]
+        runner.answer = lambda _: self.tokens
+        runner.answer_whole(start)
+        assert await soon(self._task) == ANSWER
+        await self.world.settled()
+        assert len(self.world.scheduler.outcomes) == 1
+        return start
+
+    async def failed(self, reason: Any) -> scheduler_pb2.Failed:
+        failed = await self.world.scheduler.next("failed")
+        assert (failed.request_id, failed.epoch, failed.reason) == (self.request_id, self.epoch, reason)
+        assert failed.emitted_tokens == 2
+        return failed
+
+
+async def test_a_runner_that_dies_is_told_at_once_and_another_continues(world: World, other: FakeRunner) -> None:
+    running = Running(world)
+    await running.begin()
+    world.runner.break_sessions()
+    await running.failed(scheduler_pb2.Failed.SESSION_LOST)
+    world.scheduler.assign(running.request_id, other)
+    start = await running.ends_well_on(other)
+    assert len(start.emitted_tokens) == 2
+    assert world.outcome().moves == 1
+
+
+async def test_a_move_starts_there_at_once_and_stops_here(world: World, other: FakeRunner) -> None:
+    running = Running(world)
+    old = await running.begin()
+    world.scheduler.assign(running.request_id, other)
+    stop = await world.runner.next("stop")
+    assert (stop.request_id, stop.epoch) == (old.request_id, old.epoch)
+    world.runner.step(old, 2, running.tokens[2:])  # the old runner did not hear in time
+    start = await running.ends_well_on(other)
+    assert start.epoch == world.scheduler.epoch()
+
+
+async def test_a_preempted_stream_is_held_until_it_is_assigned_again(world: World) -> None:
+    running = Running(world)
+    old = await running.begin()
+    world.scheduler.send(preempt=scheduler_pb2.Preempt(request_id=running.request_id, epoch=running.epoch))
+    assert (await world.runner.next("stop")).epoch == old.epoch
+    await running.failed(scheduler_pb2.Failed.PREEMPTED)
+    world.scheduler.assign(running.request_id)
+    await running.ends_well_on(world.runner)
+
+
+@pytest.mark.parametrize(
+    ("ended", "reason"),
+    [
+        (runner_pb2.Ended.DRAINED, scheduler_pb2.Failed.DRAINED),
+        (runner_pb2.Ended.LOAD_FAILED, scheduler_pb2.Failed.LOAD_FAILED),
+        (runner_pb2.Ended.UNKNOWN_ADAPTER, scheduler_pb2.Failed.LOAD_FAILED),
+        (runner_pb2.Ended.INTERNAL, scheduler_pb2.Failed.RUNNER_ERROR),
+    ],
+)
+async def test_what_a_runner_gives_back_goes_to_the_queue(
+    world: World, other: FakeRunner, ended: Any, reason: Any
+) -> None:
+    running = Running(world)
+    start = await running.begin()
+    message = runner_pb2.Ended(request_id=start.request_id, epoch=start.epoch, reason=ended, detail="because")
+    world.runner.send(ended=message)
+    assert (await running.failed(reason)).detail == "because"
+    world.scheduler.assign(running.request_id, other)
+    await running.ends_well_on(other)
+
+
+async def test_a_runner_without_room_says_how_much_it_has(world: World, other: FakeRunner) -> None:
+    world.runner.autopilot = world.scheduler.autopilot = False
+    asked = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
+    submit = await world.scheduler.next("submit")
+    world.scheduler.assign(submit.request_id)
+    start = await world.runner.next("start")
+    world.runner.send(
+        no_room=runner_pb2.NoRoom(request_id=start.request_id, epoch=start.epoch, free_pages=3, reason="pages")
+    )
+    failed = await world.scheduler.next("failed")
+    assert (failed.reason, failed.free_pages, failed.detail) == (scheduler_pb2.Failed.NO_ROOM, 3, "pages")
+    other.answer = world.runner.answer
+    world.scheduler.assign(submit.request_id, other)
+    assert (await soon(asked)).choices[0].text == ANSWER
+
+
+async def test_a_lease_that_ran_out_ends_the_session_though_the_network_is_fine(
+    world: World, other: FakeRunner
+) -> None:
+    running = Running(world)
+    await running.begin()
+    world.scheduler.send(runner_gone=scheduler_pb2.RunnerGone(runner=world.runner.id))
+    await running.failed(scheduler_pb2.Failed.SESSION_LOST)
+    await until(lambda: world.runner.closed == 1)
+    world.scheduler.assign(running.request_id, other)
+    await running.ends_well_on(other)
+
+
+async def test_a_runner_that_came_back_under_the_same_name_gets_a_new_session(world: World) -> None:
+    running = Running(world)
+    await running.begin()
+    world.scheduler.send(runner_gone=scheduler_pb2.RunnerGone(runner=world.runner.id))
+    world.scheduler.assign(running.request_id)  # its lease was renewed meanwhile
+    await running.ends_well_on(world.runner)
+    assert len(world.runner.outboxes) == 2
+
+
+async def test_a_new_incarnation_ends_the_session_to_the_old_one(world: World) -> None:
+    running = Running(world)
+    await running.begin()
+    async with runner_server(FakeRunner("runner-1")) as reborn:
+        reborn.id.incarnation = "runner-1-2"
+        world.scheduler.assign(running.request_id, reborn)
+        await until(lambda: world.runner.closed == 1)
+        await running.ends_well_on(reborn)
+
+
+async def test_a_runner_under_another_name_is_refused(world: World, other: FakeRunner) -> None:
+    world.scheduler.autopilot = False
+    asked = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
+    submit = await world.scheduler.next("submit")
+    imposter = FakeRunner("runner-3")
+    imposter.address = other.address  # the address is that of runner-2 now
+    world.scheduler.assign(submit.request_id, imposter)
+    failed = await world.scheduler.next("failed")
+    assert failed.reason == scheduler_pb2.Failed.SESSION_LOST
+    assert "another runner answered" in failed.detail
+    world.scheduler.assign(submit.request_id)
+    assert (await soon(asked)).choices[0].text == ANSWER
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["silent", "not there"])
+async def test_a_runner_that_does_not_answer_is_given_up_in_bounded_time(
+    parts: World, tmp_path: Path, other: FakeRunner, silent: bool
+) -> None:
+    parts.scheduler.autopilot = other.autopilot = False
+    other.silent = silent
+    if not silent:
+        other.address = "127.0.0.1:1"
+    async with serving(parts, parts.settings(tmp_path, connect_seconds=0.2)) as world:
+        await until(lambda: world.gateway.unready() is None)
+        asked = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
+        submit = await world.scheduler.next("submit")
+        world.scheduler.assign(submit.request_id, other)
+        failed = await world.scheduler.next("failed")
+        assert (failed.reason, failed.epoch) == (scheduler_pb2.Failed.SESSION_LOST, world.scheduler.epoch())
+        world.scheduler.assign(submit.request_id)
+        assert (await soon(asked)).choices[0].text == ANSWER
+
+
+async def test_a_session_without_requests_is_closed_and_opened_again(parts: World, tmp_path: Path) -> None:
+    async with serving(parts, parts.settings(tmp_path, session_idle_seconds=0.05)) as world:
+        await until(lambda: world.gateway.unready() is None)
+        for sessions in (1, 2):
+            await world.client().completions.create(model="tiny", prompt="hello")
+            assert len(world.runner.outboxes) == sessions
+            await until(lambda: not len(world.gateway.serving.sessions))
+
+
+# ---------------------------------------------------------------- the scheduler goes and comes back
+
+
+async def test_a_scheduler_restart_is_told_everything_and_the_stream_does_not_notice(
+    parts: World, tmp_path: Path
+) -> None:
+    parts.scheduler.acknowledges = False
+    async with serving(parts, parts.settings(tmp_path)) as world:
+        await until(lambda: world.gateway.unready() is None)
+        await world.client().completions.create(model="tiny", prompt="hello")
+        finished = await world.scheduler.next("outcome")
+        await world.runner.next("start")
+        running = Running(world)
+        start = await running.begin()
+        world.scheduler.outbox.close()  # the stream ends; the gateway comes back by itself
+        hello = await world.scheduler.next("hello")
+        assert (hello.gateway_id, hello.resubmit_complete) == (world.gateway.serving.gateway_id, False)
+        submit = await world.scheduler.next("submit")
+        assert (submit.request_id, submit.epoch, submit.runner) == (running.request_id, start.epoch, world.runner.id)
+        assert (submit.emitted_tokens, submit.reservation_tokens) == (2, 8)
+        assert await world.scheduler.next("outcome") == finished
+        assert (await world.scheduler.next("hello")).resubmit_complete
+        world.scheduler.acknowledges = True
+        world.scheduler.send(outcome_ack=scheduler_pb2.OutcomeAck(request_ids=[finished.request_id]))
+        world.runner.step(start, 2, running.tokens[2:], common_pb2.FINISH_REASON_EOS)
+        assert await soon(running._task) == ANSWER
+        await world.settled()
+
+
+async def test_a_request_that_broke_while_the_scheduler_was_away_is_told_as_running_nowhere(world: World) -> None:
+    running = Running(world)
+    await running.begin()
+    world.scheduler.outbox.close()
+    await until(lambda: not world.gateway.serving.scheduler.up)
+    world.runner.break_sessions()
+    await until(lambda: world.gateway.serving.held == 1)
+    submit = await world.scheduler.next("submit")
+    while submit.HasField("runner"):  # the hello may have been faster than the break
+        submit = await world.scheduler.next("submit")
+    assert (submit.emitted_tokens, submit.HasField("epoch")) == (2, False)
+    world.scheduler.term, world.scheduler.counter = 2, 0
+    world.scheduler.assign(running.request_id)
+    await running.ends_well_on(world.runner)
+
+
+async def test_a_request_that_comes_while_the_scheduler_is_away_waits_for_it(parts: World, tmp_path: Path) -> None:
+    first = FakeScheduler()
+    first.routes = parts.routes()
+    add = scheduler_pb2_grpc.add_SchedulerServicer_to_server
+    async with grpc_server(lambda s: add(first, s)) as address:
+        context = serving(parts, parts.settings(tmp_path, scheduler=address))
+        world = await context.__aenter__()
+        await until(lambda: world.gateway.unready() is None)
+    try:
+        await until(lambda: not world.gateway.serving.scheduler.up)
+        asked = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
+        await until(lambda: world.gateway.serving.held == 1)
+        second = FakeScheduler()
+        second.runner, second.term = parts.runner, 2
+        server = grpc.aio.server()
+        add(second, server)
+        server.add_insecure_port(address)
+        await server.start()
+        assert (await soon(asked)).choices[0].text == ANSWER
+        await server.stop(None)
+    finally:
+        await context.__aexit__(None, None, None)
+
+
+async def test_the_last_route_table_is_kept_until_a_newer_one_comes(world: World) -> None:
+    world.scheduler.routes = scheduler_pb2.Routes()  # a new scheduler without a complete registry snapshot
+    world.scheduler.outbox.close()
+    await until(lambda: world.scheduler.streams == 2 and world.gateway.serving.scheduler.up)
+    assert (await world.client().completions.create(model="tiny", prompt="hello")).choices[0].text == ANSWER
+    routes = world.routes(version=5)
+    del routes.routes[1:]
+    world.scheduler.tell_routes(routes)
+    await until(lambda: world.gateway.serving.table and world.gateway.serving.table.version == 5)
+    assert [model.id async for model in world.client().models.list()] == ["tiny"]
+
+
+# ---------------------------------------------------------------- clients that go away
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("started", [True, False], ids=["with tokens", "before the first"])
+async def test_a_client_that_goes_away_is_stopped_everywhere(world: World, stream: bool, started: bool) -> None:
+    world.runner.autopilot = False
+    http = world.http()
+    posted = asyncio.create_task(opened(http, BODY | {"stream": stream}))
+    start = await world.runner.next("start")
+    if started:
+        world.runner.step(start, 0, world.tokens("ab"))
+        await world.scheduler.next("started")
+    if started and stream:
+        await (await soon(posted)).aclose()
+    else:
+        posted.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await posted
+    await http.aclose()
+    stop = await world.runner.next("stop")
+    assert (stop.request_id, stop.epoch) == (start.request_id, start.epoch)
+    assert (await world.scheduler.next("cancel")).request_id == start.request_id
+    await world.settled()
+    outcome = world.outcome()
+    assert (outcome.finish_reason, outcome.censored) == (common_pb2.FINISH_REASON_CANCELLED, True)
+    assert outcome.completion_tokens == (len(world.tokens("ab")) if started else 0)
+
+
+async def test_a_client_that_goes_away_from_the_queue_is_cancelled_there(world: World) -> None:
+    world.scheduler.autopilot = False
+    http = world.http()
+    posted = asyncio.create_task(opened(http, BODY))
+    submit = await world.scheduler.next("submit")
+    posted.cancel()
+    await http.aclose()
+    assert (await world.scheduler.next("cancel")).request_id == submit.request_id
+    await world.settled()
+
+
+async def test_a_client_that_times_out_does_not_disturb_its_neighbour(world: World) -> None:
+    world.runner.autopilot = False
+    neighbour = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
+    kept = await world.runner.next("start")
+    async with httpx2.AsyncClient(base_url=world.url, timeout=0.2) as hasty:
+        with pytest.raises(httpx2.ReadTimeout):
+            await hasty.post("/v1/completions", json=BODY)
+    lost = await world.runner.next("start")
+    assert (await world.runner.next("stop")).request_id == lost.request_id
+    world.runner.answer_whole(kept)
+    assert (await soon(neighbour)).choices[0].text == ANSWER

@@ -1,0 +1,296 @@
+"""The process itself: flags, ports, signals; and what it shows of itself."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import orjson
+import pytest
+
+from weft.wire.v1 import common_pb2
+
+from .conftest import ANSWER, PATIENCE_S, World, opened, serving, soon, until
+
+pytestmark = pytest.mark.integration
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
+
+
+class Process:
+    """`python -m weft_gateway` and its log."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process, self.log = process, ""
+
+    async def logged(self, text: str) -> str:
+        """The first line from here on that holds `text`."""
+        assert self.process.stderr
+        async with asyncio.timeout(3 * PATIENCE_S):
+            while line := (await self.process.stderr.readline()).decode():
+                self.log += line
+                if text in line:
+                    return line
+        raise AssertionError(f"{text!r} was never logged:\n{self.log}")
+
+
+@asynccontextmanager
+async def started(world: World, tmp_path: Path, *flags: str) -> AsyncIterator[tuple[Process, str]]:
+    """The process, serving; and its URL."""
+    arguments = [
+        "--http",
+        "127.0.0.1:0",
+        "--scheduler",
+        world.scheduler_address,
+        "--predictor",
+        world.predictor_address,
+    ]
+    arguments += ["--depot", world.depot.url, "--data-dir", str(tmp_path / "data"), "--no-auth", *flags]
+    command = [sys.executable, "-m", "weft_gateway", *arguments]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    try:
+        running = Process(process)
+        line = await running.logged("gateway_id")
+        found = re.search(r"127\.0\.0\.1:\d+", line)
+        assert found, line
+        yield running, f"http://{found[0]}"
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def refuses_connections(url: str) -> None:
+    """Until it does, a connection that was accepted just before is answered with a 503."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                async with httpx2.AsyncClient(base_url=url) as late:
+                    assert (await late.post("/v1/completions", json=TEXT)).status_code == 503
+            except httpx2.TransportError:
+                return
+
+
+async def ready(http: httpx2.AsyncClient) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while (await http.get("/readyz")).status_code != 200:  # noqa: ASYNC110 (another process)
+            await asyncio.sleep(0.02)
+
+
+async def test_sigterm_lets_running_answers_finish_refuses_new_ones_and_exits_0(parts: World, tmp_path: Path) -> None:
+    parts.runner.autopilot = False
+    async with started(parts, tmp_path) as (running, url), httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
+        await ready(http)
+        posted = asyncio.create_task(opened(http, TEXT | {"stream": True}))
+        start = await parts.runner.next("start")
+        tokens = parts.tokens(ANSWER)
+        parts.runner.step(start, 0, tokens[:2])
+        response = await soon(posted)
+        running.process.send_signal(signal.SIGTERM)
+        await running.logged("draining")
+        await refuses_connections(url)
+        parts.runner.step(start, 2, tokens[2:], common_pb2.FINISH_REASON_EOS)
+        body = (await soon(response.aread())).decode()
+        assert body.endswith("data: [DONE]\n\n")
+        assert await soon(running.process.wait()) == 0
+    assert parts.outcome().finish_reason == common_pb2.FINISH_REASON_EOS
+
+
+async def test_answers_that_do_not_finish_in_the_drain_time_end_by_name(parts: World, tmp_path: Path) -> None:
+    parts.runner.autopilot = False
+    async with started(parts, tmp_path, "--drain-seconds", "0.2") as (running, url):
+        async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
+            await ready(http)
+            posted = asyncio.create_task(opened(http, TEXT | {"stream": True}))
+            start = await parts.runner.next("start")
+            parts.runner.step(start, 0, parts.tokens("a"))
+            response = await soon(posted)
+            running.process.send_signal(signal.SIGTERM)
+            body = (await soon(response.aread())).decode()
+        last = orjson.loads(body.strip().split("\n\n")[-1].removeprefix("data: "))
+        assert last["error"]["code"] == "shutting_down"
+        assert (await parts.runner.next("stop")).request_id == start.request_id
+        assert await soon(running.process.wait()) == 0
+    assert parts.outcome().error == "shutting_down"
+
+
+async def test_a_request_id_is_the_same_from_client_to_runner_and_log(parts: World, tmp_path: Path) -> None:
+    async with started(parts, tmp_path, "--log-format", "json") as (running, url):
+        async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
+            await ready(http)
+            response = await http.post("/v1/completions", json=TEXT, headers={"x-request-id": "trace-1"})
+        assert response.headers["x-request-id"] == "trace-1"
+        start = await parts.runner.next("start")
+        assert start.gateway_request_id == "trace-1"
+        assert start.request_id.startswith("trace-1-")
+        line = orjson.loads(await running.logged('"finished"'))
+        assert (line["request_id"], line["component"]) == (start.request_id, "gateway")
+
+
+async def test_a_port_in_use_is_a_named_error_and_exit_2(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, log = await ended("--http", f"127.0.0.1:{taken.getsockname()[1]}", "--data-dir", str(tmp_path))
+    assert code == 2
+    assert "PortInUse" in log
+
+
+async def test_a_data_directory_has_one_owner(parts: World, tmp_path: Path) -> None:
+    async with started(parts, tmp_path):
+        code, log = await ended("--http", "127.0.0.1:0", "--data-dir", str(tmp_path / "data"))
+    assert code == 2
+    assert "DataDirInUse" in log
+
+
+async def test_wrong_values_stop_the_start_and_are_all_listed() -> None:
+    code, log = await ended("--http", "nonsense", "--hold-seconds", "-1", "--depot", "ftp://x")
+    assert code == 2
+    assert all(flag in log for flag in ("--http", "--hold-seconds", "--depot"))
+
+
+async def test_the_environment_stands_below_the_flags() -> None:
+    environment = {"WEFT_GATEWAY__HTTP": "nonsense", "WEFT_GATEWAY__HOLD_SECONDS": "0"}
+    code, log = await ended("--hold-seconds", "5", environment=environment)
+    assert code == 2
+    assert "--http" in log
+    assert "--hold-seconds" not in log
+
+
+async def ended(*flags: str, environment: dict[str, str] | None = None) -> tuple[int | None, str]:
+    command = [sys.executable, "-m", "weft_gateway", *flags]
+    process = await asyncio.create_subprocess_exec(
+        *command, stderr=asyncio.subprocess.PIPE, env={**os.environ, **(environment or {})}
+    )
+    _, log = await asyncio.wait_for(process.communicate(), 3 * PATIENCE_S)
+    return process.returncode, log.decode()
+
+
+# ---------------------------------------------------------------- what it shows
+
+
+@pytest.mark.parametrize("given", ["with space", "x" * 129, "ünfit", "<script>"])
+async def test_an_unfit_request_id_is_replaced(world: World, given: str) -> None:
+    async with world.http() as http:
+        response = await http.get("/healthz", headers={"x-request-id": given.encode()})
+    assert response.headers["x-request-id"].startswith("req-")
+
+
+async def test_equal_request_ids_of_two_clients_do_not_collide(world: World) -> None:
+    async with world.http() as http:
+        headers = {"x-request-id": "same"}
+        both = [http.post("/v1/completions", json=TEXT, headers=headers) for _ in range(2)]
+        assert [r.json()["choices"][0]["text"] for r in await asyncio.gather(*both)] == [ANSWER, ANSWER]
+    await world.settled()
+    assert len(world.scheduler.outcomes) == 2
+
+
+async def test_status_shows_pools_models_and_requests_now(world: World) -> None:
+    world.runner.autopilot = False
+    async with world.http() as http:
+        posted = asyncio.create_task(http.post("/v1/completions", json=TEXT | {"model": "acme/upper"}))
+        start = await world.runner.next("start")
+        status = (await http.get("/status")).json()
+        assert (status["in_flight"], status["held"], status["ready"], status["scheduler"]) == (1, 0, "ok", True)
+        assert status["pools"] == [{"name": "team/base", "base": "tiny", "ready_runners": 1, "in_flight": 1}]
+        assert {m["id"]: m["in_flight"] for m in status["models"]} == {"tiny": 0, "acme/upper": 1, "rival/secret": 0}
+        world.runner.answer_whole(start)
+        assert (await soon(posted)).status_code == 200
+
+
+async def test_the_page_takes_values_as_text_only_and_loads_nothing_from_elsewhere(world: World) -> None:
+    async with world.http() as http:
+        response = await http.get("/")
+    assert response.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert not any(
+        sink in response.text for sink in ("innerHTML", "outerHTML", "document.write", "insertAdjacent", "eval(")
+    )
+    assert not any(far in response.text for far in ("http://", "https://", "src="))
+
+
+async def test_metrics_count_answers_tokens_and_refusals(world: World) -> None:
+    async with world.http() as http:
+        await http.post("/v1/completions", json=TEXT)
+        await http.post("/v1/completions", json=TEXT | {"model": "acme/upper", "max_tokens": 2})
+        await world.settled()
+        text = (await http.get("/metrics")).text
+    tokens = len(world.tokens(ANSWER))
+    assert 'weft_gateway_requests_total{model="tiny",status="200"} 1.0' in text
+    assert f'weft_gateway_tokens_total{{model="tiny"}} {tokens}.0' in text
+    assert 'weft_gateway_tokens_total{model="acme/upper"} 2.0' in text
+    assert 'weft_gateway_ttft_seconds_count{pool="team/base"} 2.0' in text
+    assert 'weft_gateway_time_per_output_token_seconds_count{pool="team/base"} 2.0' in text
+    assert "weft_gateway_in_flight 0.0" in text
+
+
+async def test_models_beyond_the_bound_share_a_label(parts: World, tmp_path: Path) -> None:
+    async with serving(parts, parts.settings(tmp_path, max_adapters=1)) as world, world.http() as http:
+        await until(lambda: world.gateway.unready() is None)
+        for model in ("tiny", "acme/upper", "rival/secret"):
+            await http.post("/v1/completions", json=TEXT | {"model": model})
+        text = (await http.get("/metrics")).text
+    assert 'weft_gateway_requests_total{model="other",status="200"} 2.0' in text
+    assert "acme/upper" not in text
+
+
+async def test_the_openapi_document_describes_both_requests(world: World) -> None:
+    async with world.http() as http:
+        document = (await http.get("/openapi.json")).json()
+    body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert {"messages", "model", "stop", "max_completion_tokens"} <= set(body["properties"])
+    assert "$ref" not in orjson.dumps(body).decode()
+
+
+# ---------------------------------------------------------------- predictions
+
+
+async def test_predictions_gather_while_one_is_under_way(world: World) -> None:
+    world.predictor.go.clear()
+    client = world.client()
+    asked = [asyncio.create_task(client.completions.create(model="tiny", prompt="hello")) for _ in range(5)]
+    await until(lambda: world.gateway.serving.preparing == 5)
+    await until(lambda: len(world.predictor.batches) == 1)
+    world.predictor.go.set()
+    await soon(asyncio.gather(*asked))
+    first, *later = map(len, world.predictor.batches)
+    assert first + sum(later) == 5
+    assert len(world.predictor.batches) < 5, "calls carry what gathered"
+
+
+@pytest.mark.parametrize("trouble", ["fails", "silent", "away"])
+async def test_a_predictor_in_trouble_costs_no_request(parts: World, tmp_path: Path, trouble: str) -> None:
+    parts.predictor.fails = trouble == "fails"
+    if trouble == "silent":
+        parts.predictor.go.clear()
+    changes: dict[str, Any] = {"predict_ms": 50} | ({"predictor": "127.0.0.1:1"} if trouble == "away" else {})
+    async with serving(parts, parts.settings(tmp_path, **changes)) as world, world.http() as http:
+        await until(lambda: world.gateway.unready() is None)
+        answer = await world.client().completions.create(model="tiny", prompt="hello")
+        assert answer.choices[0].text == ANSWER
+        submit = await world.scheduler.next("submit")
+        assert (submit.p50_tokens, submit.p90_tokens) == (0, 0)
+        assert "weft_gateway_predict_failures_total 1.0" in (await http.get("/metrics")).text
+
+
+async def test_the_official_client_retries_a_429_by_itself(parts: World, tmp_path: Path) -> None:
+    parts.runner.autopilot = False
+    async with serving(parts, parts.settings(tmp_path, max_in_flight=1)) as world:
+        await until(lambda: world.gateway.unready() is None)
+        first = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
+        start = await world.runner.next("start")
+        with pytest.raises(openai.RateLimitError):
+            await world.client().completions.create(model="tiny", prompt="hello")
+        patient = asyncio.create_task(world.client(max_retries=10).completions.create(model="tiny", prompt="hello"))
+        refused = {"model": "-", "status": "429"}
+        registry = world.gateway.registry
+        await until(lambda: (registry.get_sample_value("weft_gateway_requests_total", refused) or 0) >= 2)
+        world.runner.autopilot = True
+        world.runner.answer_whole(start)
+        assert (await soon(first)).choices[0].text == ANSWER
+        assert (await soon(patient)).choices[0].text == ANSWER

@@ -1,0 +1,110 @@
+"""The predictor as its operator meets it: a process with flags, signals and files."""
+
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from weft.wire.channels import channel
+from weft.wire.v1 import common_pb2
+from weft.wire.v1 import predictor_pb2 as pb
+from weft.wire.v1.predictor_pb2_grpc import PredictorStub
+
+pytestmark = pytest.mark.integration
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def predictor(data: Path, port: int, probes: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "weft_predictor", "--listen", f"127.0.0.1:{port}", "--data-dir", str(data)]
+    command += ["--probes", f"127.0.0.1:{probes}", *flags]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+async def ask(stub: PredictorStub) -> pb.PredictResponse:
+    item = pb.PredictItem(request_id="r", prompt_text="hello there", adapter="acme/upper")
+    return await stub.Predict(pb.PredictRequest(items=[item]), wait_for_ready=True, timeout=30)
+
+
+async def teach(stub: PredictorStub, *names: str) -> None:
+    call = stub.Observe()
+    told = [
+        common_pb2.Outcome(request_id=n, prompt_text="hello there", model_name="acme/upper", completion_tokens=10)
+        for n in names
+    ]
+    await call.write(pb.ObserveRequest(outcomes=told))
+    assert list((await call.read()).request_ids) == list(names)
+
+
+def get(port: int, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        return answer.read().decode()
+
+
+async def test_what_was_learned_survives_sigterm_and_what_was_saved_survives_sigkill(tmp_path):
+    port, probes = free_port(), free_port()
+    with predictor(tmp_path, port, probes) as process:
+        async with channel(f"127.0.0.1:{port}") as opened:
+            stub = PredictorStub(opened)
+            first = await ask(stub)
+            await teach(stub, *(f"r{i}" for i in range(40)))
+            assert get(probes, "/readyz") == "ok\n"
+            assert 'weft_predictor_outcomes_total{result="learned"} 40.0' in get(probes, "/metrics")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    with predictor(tmp_path, port, probes) as process:
+        async with channel(f"127.0.0.1:{port}") as opened:
+            again = await ask(PredictorStub(opened))
+        process.kill()
+    assert again.model_version == first.model_version.replace("+0", "+40")
+    assert again.items[0].p50_tokens < first.items[0].p50_tokens
+    with predictor(tmp_path, port, probes, "--scale", "10"):
+        async with channel(f"127.0.0.1:{port}") as opened:
+            tenfold = await ask(PredictorStub(opened))
+    assert tenfold.model_version == again.model_version + "x10"
+    assert tenfold.items[0].p90_tokens == pytest.approx(10 * again.items[0].p90_tokens, abs=10)
+
+
+async def test_a_damaged_model_is_set_aside_and_service_starts(tmp_path):
+    (tmp_path / "model.npz").write_bytes(b"PK damaged")
+    port = free_port()
+    with predictor(tmp_path, port, free_port()) as process:
+        async with channel(f"127.0.0.1:{port}") as opened:
+            assert (await ask(PredictorStub(opened))).model_version.endswith("+0")
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=10)
+    assert "saved model damaged: set aside" in log
+    assert [file.name for file in tmp_path.iterdir()] == ["model.npz.corrupt"]
+
+
+def test_a_port_in_use_and_wrong_settings_end_the_start_with_2(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with predictor(tmp_path, taken.getsockname()[1], free_port()) as process:
+            _, log = process.communicate(timeout=30)
+        assert process.returncode == 2
+        assert "cannot start" in log
+    with predictor(tmp_path, free_port(), free_port(), "--scale", "-1", "--save-outcomes", "none") as process:
+        _, log = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "scale = '-1'" in log
+    assert "save_outcomes = 'none'" in log

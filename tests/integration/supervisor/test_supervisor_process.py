@@ -1,0 +1,171 @@
+"""The supervisor as a process, with the real predictor process beside it and a scheduler played by the test."""
+
+import asyncio
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from weft.wire.channels import Link, Outbox, both_ways, channel
+from weft.wire.v1 import common_pb2, predictor_pb2, scheduler_pb2
+from weft.wire.v1 import supervisor_pb2 as pb
+from weft.wire.v1.predictor_pb2_grpc import PredictorStub
+from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from weft.wire.v1.supervisor_pb2_grpc import AdminStub, SupervisorStub
+
+pytestmark = pytest.mark.integration
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def process(module: str, data: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", module, "--data-dir", str(data), "--probes", f"127.0.0.1:{free_port()}", *flags]
+    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait()
+        assert started.stderr is not None
+        started.stderr.close()
+
+
+class Scheduler(SchedulerServicer):
+    """Collects what the supervisor tells; forwards outcomes."""
+
+    def __init__(self) -> None:
+        self.inbox: asyncio.Queue[scheduler_pb2.SupervisorToScheduler] = asyncio.Queue()
+        self.outbox: Outbox[scheduler_pb2.SchedulerToSupervisor] = Outbox()
+
+    async def Cluster(self, request_iterator, context):  # noqa: N802
+        outbox = self.outbox = Outbox()
+        async for message in both_ways(request_iterator, context, outbox, self.inbox.put_nowait):
+            yield message
+
+    async def until(self, condition: Callable) -> scheduler_pb2.SupervisorToScheduler:
+        async with asyncio.timeout(30):
+            while not condition(message := await self.inbox.get()):
+                pass
+            return message
+
+
+@pytest.fixture
+async def scheduler():
+    servicer, server = Scheduler(), grpc.aio.server()
+    add_SchedulerServicer_to_server(servicer, server)
+    servicer.port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield servicer
+    await server.stop(0)
+
+
+def supervisor(data: Path, port: int, scheduler, predictor_port: int):
+    return process(
+        "weft_supervisor",
+        data,
+        *("--listen", f"127.0.0.1:{port}", "--scheduler", f"127.0.0.1:{scheduler.port}"),
+        *("--predictor", f"127.0.0.1:{predictor_port}"),
+    )
+
+
+def outcome(request_id: str) -> common_pb2.Outcome:
+    return common_pb2.Outcome(
+        request_id=request_id,
+        namespace="acme",
+        model_name="acme/upper",
+        prompt_text="hello there",
+        completion_tokens=10,
+        finish_reason=common_pb2.FINISH_REASON_EOS,
+        finished_unix_ms=1_700_000_000_000,
+    )
+
+
+async def acknowledged(scheduler: Scheduler, request_id: str) -> None:
+    scheduler.outbox.put(scheduler_pb2.SchedulerToSupervisor(outcome=outcome(request_id)))
+    await scheduler.until(lambda m: request_id in m.outcome_ack.request_ids)
+
+
+async def learned(predictor: PredictorStub, outcomes: int) -> None:
+    """Ask until the model's version says that it has learned so many outcomes."""
+    async with asyncio.timeout(30):
+        while True:
+            answer = await predictor.Predict(predictor_pb2.PredictRequest(), wait_for_ready=True)
+            if answer.model_version.endswith(f"+{outcomes}"):
+                return
+
+
+async def test_outcomes_survive_kill_nine_reach_the_predictor_and_runners_come_back(tmp_path, scheduler):
+    port, predictor_port = free_port(), free_port()
+    hello = pb.RunnerHello(runner=common_pb2.RunnerId(uuid="a", incarnation="1"), pool="ns/pool", total_pages=4)
+    state = pb.RunnerState(sequence=1, free_pages=3, used_pages=1, highest_term=9)
+    state.sequences.add(request_id="r", admitted=1, reserved_pages=1, used_pages=1)
+    with process("weft_predictor", tmp_path / "p", "--listen", f"127.0.0.1:{predictor_port}"):
+        async with channel(f"127.0.0.1:{port}") as opened, channel(f"127.0.0.1:{predictor_port}") as to_predictor:
+            registered = asyncio.Event()
+            runner = Link(
+                "supervisor",
+                SupervisorStub(opened).Runner,
+                hello=lambda: [pb.RunnerToSupervisor(hello=hello), pb.RunnerToSupervisor(state=state)],
+                on_message=lambda _message: registered.set(),
+            )
+            running = asyncio.create_task(runner.run())
+            with supervisor(tmp_path / "s", port, scheduler, predictor_port) as first:
+                await asyncio.wait_for(registered.wait(), 30)
+                told = await scheduler.until(lambda m: m.report.runners)
+                assert [s.request_id for s in told.report.runners[0].sequences] == ["r"]
+                created = await AdminStub(opened).CreateKey(pb.CreateKeyRequest(namespace="acme"))
+                await acknowledged(scheduler, "before")
+                first.send_signal(signal.SIGKILL)
+                first.wait()
+            with supervisor(tmp_path / "s", port, scheduler, predictor_port) as second:
+                again = await scheduler.until(lambda m: m.HasField("hello"))
+                assert again.hello.highest_term == 9
+                keys = await scheduler.until(lambda m: m.HasField("keys"))
+                assert [key.key_id for key in keys.keys.keys] == [created.key_id]
+                told = await scheduler.until(lambda m: m.report.runners)
+                assert [s.request_id for s in told.report.runners[0].sequences] == ["r"]
+                await acknowledged(scheduler, "before")
+                await acknowledged(scheduler, "after")
+                await learned(PredictorStub(to_predictor), 2)
+                runner.close()
+                await running
+                second.send_signal(signal.SIGTERM)
+                assert second.wait(10) == 0
+    with sqlite3.connect(tmp_path / "s" / "weft.sqlite") as store:
+        assert sorted(store.execute("SELECT request_id FROM outcomes")) == [("after",), ("before",)]
+        assert store.execute("SELECT requests FROM usage").fetchall() == [(2,)]
+
+
+def test_a_second_supervisor_of_a_data_directory_is_refused(tmp_path, scheduler):
+    with supervisor(tmp_path, free_port(), scheduler, free_port()) as first:
+        assert first.stderr is not None
+        for line in first.stderr:
+            if "serving" in line:
+                break
+        with supervisor(tmp_path, free_port(), scheduler, free_port()) as second:
+            _, log = second.communicate(timeout=30)
+        assert second.returncode == 2
+        assert "in use by another supervisor" in log
+
+
+def test_a_database_of_a_newer_version_is_refused_by_name(tmp_path, scheduler):
+    with sqlite3.connect(tmp_path / "weft.sqlite") as store:
+        store.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+        store.execute("INSERT INTO alembic_version VALUES ('9999')")
+    with supervisor(tmp_path, free_port(), scheduler, free_port()) as refused:
+        _, log = refused.communicate(timeout=30)
+    assert refused.returncode == 2
+    assert "9999" in log
+    assert "does not know" in log

@@ -1,0 +1,136 @@
+"""The CRD files: current, structural, and of one mind with the types that read manifests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from weft.api.crd import crds, main, render
+from weft.api.loraadapter import AdapterSpec, AdapterStatus
+from weft.api.servingpool import PoolSpec, PoolStatus
+
+FOLDER = Path(__file__).parents[3] / "crds"
+POOL, ADAPTER = "servingpools.serving.weft.dev.yaml", "loraadapters.serving.weft.dev.yaml"
+ALLOWED = {
+    "type",
+    "format",
+    "description",
+    "default",
+    "enum",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "minItems",
+    "maxItems",
+    "items",
+    "properties",
+    "required",
+    "x-kubernetes-validations",
+    "x-kubernetes-list-type",
+    "x-kubernetes-list-map-keys",
+}
+
+
+def root(name: str) -> dict[str, Any]:
+    return crds()[name]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+def walk(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, field in schema.get("properties", {}).items():
+        yield from walk(field, f"{path}.{name}")
+    if "items" in schema:
+        yield from walk(schema["items"], f"{path}[]")
+
+
+def test_the_files_are_current() -> None:
+    assert {path.name for path in FOLDER.glob("*.yaml")} == set(crds()), "run `make crds`"
+    for name, crd in crds().items():
+        assert (FOLDER / name).read_text() == render(crd), "run `make crds`"
+
+
+def test_the_command_writes_them(tmp_path: Path) -> None:
+    assert main(["--write", str(tmp_path / "new")]) == 0
+    for name, crd in crds().items():
+        assert yaml.safe_load((tmp_path / "new" / name).read_text()) == crd
+
+
+@pytest.mark.parametrize("name", [POOL, ADAPTER])
+def test_the_schema_is_structural_and_described(name: str) -> None:
+    for path, field in walk(root(name)):
+        assert set(field) <= ALLOWED, (path, set(field) - ALLOWED)
+        assert field["type"] in ("object", "array", "string", "integer", "number", "boolean"), path
+        if path.startswith((".spec", ".status")) and not path.endswith("[]"):
+            assert field.get("description"), f"{path} has no description"
+        if field["type"] == "object" and path != ".metadata":
+            assert field["properties"], f"{path} would be pruned"
+
+
+@pytest.mark.parametrize("name", [POOL, ADAPTER])
+def test_everything_in_spec_is_bounded_so_that_rules_stay_cheap(name: str) -> None:
+    for path, field in walk(root(name)["properties"]["spec"]):
+        if field["type"] == "string":
+            assert "maxLength" in field or "enum" in field, path
+        if field["type"] == "array":
+            assert "maxItems" in field, path
+        if field["type"] == "integer":
+            assert {"minimum", "maximum", "format"} <= set(field), path
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "status"), [(POOL, PoolSpec, PoolStatus), (ADAPTER, AdapterSpec, AdapterStatus)]
+)
+def test_fields_and_required_ones_are_those_of_the_types(name: str, spec: Any, status: Any) -> None:
+    for part, model in (("spec", spec), ("status", status)):
+        schema = root(name)["properties"][part]
+        assert set(schema["properties"]) == {field.alias for field in model.model_fields.values()}
+        required = {field.alias for field in model.model_fields.values() if field.is_required()}
+        assert set(schema.get("required", [])) == required
+
+
+def test_defaults_are_those_of_the_types_and_replicas_has_none() -> None:
+    fields = root(POOL)["properties"]["spec"]["properties"]
+    assert "default" not in fields["replicas"]
+    assert fields["lora"]["default"] == {}, "a default of an object lets those of its fields apply"
+    assert fields["lora"]["properties"]["maxRank"]["default"] == 64
+    assert fields["drainSeconds"]["default"] == 300
+    assert fields["allowedNamespaces"]["properties"]["from"]["enum"] == ["Same", "All", "List"]
+    assert root(ADAPTER)["properties"]["spec"]["properties"]["pinned"]["default"] is False
+    assert not any("default" in field for path, field in walk(root(POOL)["properties"]["status"]) if path == "")
+
+
+def test_what_is_set_once_and_what_depends_on_another_field_has_a_rule() -> None:
+    def rules(name: str) -> dict[str, list[str]]:
+        return {
+            path: [rule["rule"] for rule in field["x-kubernetes-validations"]]
+            for path, field in walk(root(name))
+            if "x-kubernetes-validations" in field
+        }
+
+    assert set(rules(POOL)) == {"", ".spec.model.uri", ".spec.allowedNamespaces"}
+    assert rules(POOL)[".spec.model.uri"] == ["self == oldSelf"]
+    assert set(rules(ADAPTER)) == {"", ".spec"}
+    assert "oldSelf.baseModel" in rules(ADAPTER)[".spec"][0]
+
+
+def test_kubectl_shows_and_names_them() -> None:
+    pool, adapter = crds()[POOL]["spec"], crds()[ADAPTER]["spec"]
+    assert pool["names"]["shortNames"][0] == "spool"
+    assert adapter["names"]["shortNames"][0] == "lora"
+    assert pool["versions"][0]["subresources"]["scale"]["specReplicasPath"] == ".spec.replicas"
+    assert adapter["versions"][0]["subresources"] == {"status": {}}
+    for name in (POOL, ADAPTER):
+        paths = dict(walk(root(name)))
+        for column in crds()[name]["spec"]["versions"][0]["additionalPrinterColumns"]:
+            path = column["jsonPath"].partition("[")[0]
+            assert path in paths or path == ".metadata.creationTimestamp", f"{column['name']} shows nothing"
+
+
+def test_conditions_merge_by_type() -> None:
+    conditions = root(POOL)["properties"]["status"]["properties"]["conditions"]
+    assert conditions["x-kubernetes-list-type"] == "map"
+    assert conditions["x-kubernetes-list-map-keys"] == ["type"]

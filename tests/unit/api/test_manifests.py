@@ -1,0 +1,203 @@
+"""Manifests: files and folders in, objects or every problem at once out; YAML bombs stay small."""
+
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.api import LoRAAdapter, ServingPool
+from weft.api.manifests import ManifestError, load, load_text, parse_object
+
+POOL = """
+apiVersion: serving.weft.dev/v1alpha1
+kind: ServingPool
+metadata: {name: tiny}
+spec: {model: {uri: "file:models/tiny"}}
+"""
+ADAPTER = """
+apiVersion: serving.weft.dev/v1alpha1
+kind: LoRAAdapter
+metadata: {name: upper, namespace: acme}
+spec:
+  poolRef: {name: tiny}
+  source: {uri: "file:adapters/upper"}
+"""
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(ManifestError) as caught:
+        load_text(text, name="m.yaml")
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_several_documents_are_read_in_order_and_empty_ones_are_nothing() -> None:
+    found = load_text(f"---\n{POOL}---\n---\n# comment\n---{ADAPTER}...\n", namespace="here")
+    assert [(type(o), o.key) for o in found] == [(ServingPool, "here/tiny"), (LoRAAdapter, "acme/upper")]
+    assert load_text("") == []
+
+
+def test_files_and_folders_are_read_sorted_without_subfolders(tmp_path: Path) -> None:
+    (tmp_path / "b.yaml").write_text(ADAPTER)
+    (tmp_path / "a.yml").write_text(POOL)
+    (tmp_path / "notes.txt").write_text("not yaml: [")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "c.yaml").write_text("broken: [")
+    assert [o.key for o in load([tmp_path])] == ["default/tiny", "acme/upper"]
+    assert [o.key for o in load([tmp_path / "b.yaml", str(tmp_path / "a.yml")])] == ["acme/upper", "default/tiny"]
+
+
+def test_all_problems_of_all_files_come_at_once_with_their_places(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(POOL.replace("spec: {", "spec: {replicas: -1, lora: {maxrank: 1}, "))
+    (tmp_path / "b.yaml").write_text(f"{ADAPTER}---\n{ADAPTER.replace('upper, name', 'low er, name')}")
+    with pytest.raises(ManifestError) as caught:
+        load([tmp_path, tmp_path / "gone.yaml"])
+    assert [(Path(p.file).name, p.document, p.object, p.field) for p in caught.value.problems] == [
+        ("a.yaml", 1, "ServingPool tiny", "spec.replicas"),
+        ("a.yaml", 1, "ServingPool tiny", "spec.lora.maxrank"),
+        ("b.yaml", 2, "LoRAAdapter low er", "metadata.name"),
+        ("gone.yaml", 0, "", ""),
+    ]
+    lines = str(caught.value).splitlines()
+    assert lines[1].endswith(
+        "a.yaml, document 1, ServingPool tiny, spec.lora.maxrank: unknown field 'maxrank'; did you mean 'maxRank'?"
+    )
+
+
+def test_an_unknown_kind_or_version_is_named_with_what_there_is() -> None:
+    assert problems(POOL.replace("ServingPool", "ServingPol")) == [
+        "m.yaml, document 1, kind: unknown kind 'ServingPol'; did you mean 'ServingPool'?"
+    ]
+    assert "it has to be 'serving.weft.dev/v1alpha1'" in problems(POOL.replace("v1alpha1", "v2"))[0]
+    assert problems("a: 1")[0].startswith("m.yaml, document 1, apiVersion: is 'None'")
+    assert (
+        "unknown kind 'Deployment'; there are: LoRAAdapter, ServingPool"
+        in problems(POOL.replace("ServingPool", "Deployment"))[0]
+    )
+
+
+def test_a_bad_uri_says_how_one_looks() -> None:
+    (problem,) = problems(POOL.replace("file:models/tiny", "/models/tiny"))
+    assert problem == (
+        "m.yaml, document 1, ServingPool tiny, spec.model.uri: no URI; write scheme:path, for example "
+        "file:adapters/upper; it is '/models/tiny'"
+    )
+
+
+def test_an_object_twice_is_a_problem_that_names_both_places() -> None:
+    (problem,) = problems(f"{POOL}---{POOL}")
+    assert problem == (
+        "m.yaml, document 2, metadata.name: ServingPool default/tiny is there twice; the first is in m.yaml, document 1"
+    )
+    assert len(load_text(f"{POOL}---{POOL.replace('{name: tiny}', '{name: tiny, namespace: other}')}")) == 2
+
+
+@pytest.mark.parametrize("text", ["- a", "just words", "5", "[]"])
+def test_a_document_that_is_no_mapping_is_a_problem(text: str) -> None:
+    assert "not a mapping" in problems(text)[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: [", "a: b: c", "\t- x", "a: !!python/object/apply:os.system ['true']", "a: !evil x", "*nowhere", "a: \x01"],
+)
+def test_what_is_no_plain_yaml_is_a_problem(text: str) -> None:
+    (problem,) = problems(text)
+    assert problem.startswith("m.yaml, document 1: no valid YAML: ")
+
+
+def test_the_document_and_line_of_broken_yaml_are_told() -> None:
+    (problem,) = problems(f"{POOL}---\na: [\n")
+    assert problem.startswith("m.yaml, document 2: ")
+    assert "line" in problem
+
+
+def test_a_key_twice_is_a_problem() -> None:
+    assert problems(POOL + "kind: LoRAAdapter\n") == ["m.yaml, document 1: the key 'kind' is there twice (line 6)"]
+
+
+@pytest.mark.parametrize("text", ["? [a]\n: b", "? {a: b}\n: c"])
+def test_a_key_that_is_no_word_is_a_problem(text: str) -> None:
+    assert "a key that is not a plain word" in problems(text)[0]
+
+
+def test_anchors_and_merges_within_reason_work() -> None:
+    text = POOL.replace(
+        'spec: {model: {uri: "file:models/tiny"}}',
+        "spec:\n  model: &m {uri: 'file:models/tiny'}\n  lora: &l {maxRank: 8}\n  kvCache: {<<: {pages: 9}}",
+    )
+    (found,) = load_text(text)
+    assert isinstance(found, ServingPool)
+    assert found.spec.kv_cache.pages == 9
+
+
+BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)
+)
+MERGE_BOMB = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{','.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (BOMB, "aliases followed"),
+        (MERGE_BOMB, "aliases followed"),
+        ("a: &a [*a]", "refers to what it is part of"),
+        ("[" * 5000, "nested deeper"),
+        ("{a: " * 5000, "nested deeper"),
+        ("- " * 5000 + "a", "nested deeper"),
+        ("---\n" * 20_001, "more than 20000 documents"),
+        (f"a: [{'1,' * 20_000}]", "more than 20000 values"),
+    ],
+)
+def test_yaml_that_would_grow_is_refused_small(text: str, says: str) -> None:
+    started = time.process_time()
+    (problem,) = problems(text)
+    assert says in problem
+    assert time.process_time() - started < 5
+
+
+def test_a_file_that_is_too_large_or_no_text_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.api.manifests.MAX_FILE_BYTES", 100)
+    (tmp_path / "large.yaml").write_text(POOL)
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ManifestError) as caught:
+        load([tmp_path, tmp_path / "empty"])
+    assert [problem.message.split(";")[0].split(":")[0] for problem in caught.value.problems] == [
+        "a folder without .yaml, .yml, .json files",
+        "not UTF-8 text",
+        "more than 100 bytes",
+    ]
+
+
+def test_one_decoded_document_is_parsed() -> None:
+    assert parse_object(yaml.safe_load(POOL), namespace="x").key == "x/tiny"
+    with pytest.raises(ManifestError):
+        parse_object([])
+
+
+def test_times_written_by_a_server_are_read_back_from_yaml() -> None:
+    text = POOL.replace("{name: tiny}", "{name: tiny, creationTimestamp: 2026-01-02T03:04:05Z}")
+    (found,) = load_text(text)
+    assert found.to_dict()["metadata"]["creationTimestamp"] == "2026-01-02T03:04:05Z"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=60) | st.text("-:{}[]&*!?|>%@`\"' \nab,#", max_size=40))
+def test_no_text_makes_loading_fail_in_another_way(text: str) -> None:
+    try:
+        assert load_text(text) == []
+    except ManifestError as error:
+        assert error.problems  # noqa: PT017 (either outcome is right)
+
+
+def test_thousands_of_adapters_load_in_seconds() -> None:
+    text = "---".join(ADAPTER.replace("name: upper", f"name: upper-{n}") for n in range(2000))
+    started = time.process_time()
+    assert len(load_text(text)) == 2000
+    assert time.process_time() - started < 10

@@ -1,0 +1,250 @@
+"""The typed resources: defaults, bounds, names, what is immutable, and a way back to JSON that loses nothing."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from weft.api import LoRAAdapter, ServingPool, immutable_changes
+
+VERSION = "serving.weft.dev/v1alpha1"
+DIGEST = "sha256:" + "0" * 64
+
+
+def pool(**spec: Any) -> dict[str, Any]:
+    fields = {"model": {"uri": "file:models/tiny"}, **spec}
+    return {"apiVersion": VERSION, "kind": "ServingPool", "metadata": {"name": "tiny"}, "spec": fields}
+
+
+def adapter(**spec: Any) -> dict[str, Any]:
+    fields = {"poolRef": {"name": "tiny"}, "source": {"uri": "file:adapters/upper"}, **spec}
+    return {
+        "apiVersion": VERSION,
+        "kind": "LoRAAdapter",
+        "metadata": {"name": "upper", "namespace": "acme"},
+        "spec": fields,
+    }
+
+
+def test_a_pool_has_the_documented_defaults() -> None:
+    assert ServingPool.model_validate(pool()).to_dict() == {
+        "apiVersion": VERSION,
+        "kind": "ServingPool",
+        "metadata": {"name": "tiny", "namespace": "default"},
+        "spec": {
+            "model": {"uri": "file:models/tiny"},
+            "lora": {"maxAdapters": 8, "maxRank": 64},
+            "kvCache": {"pageTokens": 16, "pages": 1024},
+            "scheduler": {
+                "placement": "punica",
+                "queue": "fcfs",
+                "reservation": "calibrated",
+                "maxSequences": 32,
+                "maxBatchTokens": 512,
+                "maxQueue": 1000,
+                "maxMoves": 8,
+            },
+            "drainSeconds": 300,
+            "allowedNamespaces": {"from": "Same"},
+        },
+    }
+
+
+def test_an_adapter_has_the_documented_defaults() -> None:
+    found = LoRAAdapter.model_validate(adapter())
+    assert found.to_dict()["spec"] == {
+        "poolRef": {"name": "tiny"},
+        "source": {"uri": "file:adapters/upper"},
+        "pinned": False,
+    }
+    assert (found.key, found.pool_key, found.model_name) == ("acme/upper", "acme/tiny", "acme/upper")
+    other = LoRAAdapter.model_validate(adapter(modelName="up", poolRef={"name": "tiny", "namespace": "platform"}))
+    assert (other.model_name, other.pool_key) == ("up", "platform/tiny")
+
+
+def test_a_pool_permits_namespaces_as_it_says() -> None:
+    def permits(namespace: str, **allowed: Any) -> bool:
+        return ServingPool.model_validate(pool(allowedNamespaces=allowed)).permits(namespace)
+
+    assert permits("default")
+    assert not permits("acme")
+    assert permits("acme", **{"from": "All"})
+    assert permits("acme", **{"from": "List", "names": ["acme"]})
+    assert permits("default", **{"from": "List", "names": ["acme"]})
+    assert not permits("other", **{"from": "List", "names": ["acme"]})
+
+
+def wrong(value: dict[str, Any], path: str) -> str:
+    kind = ServingPool if value["kind"] == "ServingPool" else LoRAAdapter
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(value)
+    found = {".".join(map(str, item["loc"])): item["msg"] for item in caught.value.errors()}
+    assert list(found) == [path], found
+    return found[path]
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"replicas": -1}, "spec.replicas"),
+        ({"replicas": "3"}, "spec.replicas"),
+        ({"replicas": True}, "spec.replicas"),
+        ({"lora": {"maxAdapters": 0}}, "spec.lora.maxAdapters"),
+        ({"lora": {"maxAdapters": 257}}, "spec.lora.maxAdapters"),
+        ({"lora": {"maxRank": 257}}, "spec.lora.maxRank"),
+        ({"kvCache": {"pageTokens": 257}}, "spec.kvCache.pageTokens"),
+        ({"kvCache": {"pages": 1_048_577}}, "spec.kvCache.pages"),
+        ({"scheduler": {"placement": "random"}}, "spec.scheduler.placement"),
+        ({"scheduler": {"queue": "lifo"}}, "spec.scheduler.queue"),
+        ({"scheduler": {"maxSequences": 1025}}, "spec.scheduler.maxSequences"),
+        ({"drainSeconds": 0}, "spec.drainSeconds"),
+        ({"drainSeconds": 3601}, "spec.drainSeconds"),
+        ({"allowedNamespaces": {"from": "Some"}}, "spec.allowedNamespaces.from"),
+        ({"allowedNamespaces": {"from": "List"}}, "spec.allowedNamespaces"),
+        ({"allowedNamespaces": {"names": ["a"]}}, "spec.allowedNamespaces"),
+        ({"allowedNamespaces": {"from": "List", "names": ["A"]}}, "spec.allowedNamespaces.names.0"),
+        ({"model": {"uri": "models/tiny"}}, "spec.model.uri"),
+        ({"model": {}}, "spec.model.uri"),
+        ({"model": {"uri": "file:a", "digest": "sha256:1"}}, "spec.model.digest"),
+        ({"model": {"uri": "file:a", "name": "a b"}}, "spec.model.name"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_at_its_path(spec: dict[str, Any], path: str) -> None:
+    assert wrong(pool(**spec), path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"poolRef": {}}, "spec.poolRef.name"),
+        ({"source": {"uri": ""}}, "spec.source.uri"),
+        ({"source": {"uri": "file:a\nb"}}, "spec.source.uri"),
+        ({"source": {"uri": "file:" + "a" * 2048}}, "spec.source.uri"),
+        ({"maxRank": 0}, "spec.maxRank"),
+        ({"pinned": "yes"}, "spec.pinned"),
+        ({"modelName": "a b"}, "spec.modelName"),
+        ({"modelName": 5}, "spec.modelName"),
+    ],
+)
+def test_a_wrong_value_of_an_adapter_is_refused_at_its_path(spec: dict[str, Any], path: str) -> None:
+    assert wrong(adapter(**spec), path)
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "says"),
+    [
+        (pool(lora={"maxrank": 3}), "spec.lora.maxrank", "unknown field 'maxrank'; did you mean 'maxRank'?"),
+        (pool(replica=3), "spec.replica", "unknown field 'replica'; did you mean 'replicas'?"),
+        (
+            pool(scheduler={"max_queue": 1}),
+            "spec.scheduler.max_queue",
+            "unknown field 'max_queue'; did you mean 'maxQueue'?",
+        ),
+        (adapter(source={"uri": "file:a", "path": "x"}), "spec.source.path", "there are: uri, revision, digest"),
+        ({**pool(), "sepc": {}}, "sepc", "unknown field 'sepc'; did you mean 'spec'?"),
+        ({**pool(), "metadata": {"name": "a", "label": {}}}, "metadata.label", "did you mean 'labels'?"),
+        (pool(**{"{evil}": 1}), "spec.{evil}", "unknown field '{evil}'"),
+    ],
+)
+def test_an_unknown_field_is_refused_with_the_nearest_name(value: dict[str, Any], path: str, says: str) -> None:
+    assert says in wrong(value, path)
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a-", "A", "a.b", "a_b", "a b", "a" * 64, "ä"])
+def test_a_name_is_an_rfc_1123_label(name: str) -> None:
+    wrong({**pool(), "metadata": {"name": name}}, "metadata.name")
+    wrong({**pool(), "metadata": {"name": "a", "namespace": name}}, "metadata.namespace")
+
+
+def test_what_a_server_wrote_is_kept() -> None:
+    meta = {
+        "name": "upper",
+        "namespace": "acme",
+        "uid": "u-1",
+        "generation": 3,
+        "resourceVersion": "77",
+        "creationTimestamp": "2026-01-02T03:04:05Z",
+        "deletionTimestamp": "2026-01-02T03:04:06.500000Z",
+        "labels": {"a": "b"},
+        "annotations": {"c": "d"},
+        "finalizers": ["serving.weft.dev/unload"],
+        "ownerReferences": [{"kind": "X"}],
+        "deletionGracePeriodSeconds": 0,
+    }
+    status = {
+        "observedGeneration": 3,
+        "digest": DIGEST,
+        "rank": 8,
+        "alpha": 16.0,
+        "targetModules": ["q_proj"],
+        "sizeBytes": 1,
+        "dtype": "float32",
+        "modelName": "acme/upper",
+        "readyRunners": 1,
+        "conditions": [
+            {
+                "type": "Ready",
+                "status": "True",
+                "observedGeneration": 3,
+                "reason": "Published",
+                "message": "",
+                "lastTransitionTime": "2026-01-02T03:04:05Z",
+            }
+        ],
+    }
+    value = {**adapter(), "metadata": {**meta, "managedFields": [{"manager": "kubectl"}]}, "status": status}
+    found = LoRAAdapter.model_validate(value).to_dict()
+    assert found["metadata"] == meta, "managedFields are the server's own and go"
+    assert found["status"] == status
+    assert LoRAAdapter.model_validate(found).to_dict() == found
+
+
+def test_immutable_fields_are_named_with_what_to_do() -> None:
+    old, new = ServingPool.model_validate(pool()), ServingPool.model_validate(pool(model={"uri": "file:other"}))
+    (message,) = immutable_changes(old, new)
+    assert message.startswith("spec.model.uri: cannot change (it is 'file:models/tiny')")
+    assert immutable_changes(old, ServingPool.model_validate(pool(replicas=3))) == []
+    for before, after in ((None, "tiny"), ("tiny", None), ("tiny", "other")):
+        changed = immutable_changes(
+            LoRAAdapter.model_validate(adapter(baseModel=before)), LoRAAdapter.model_validate(adapter(baseModel=after))
+        )
+        assert changed[0].startswith("spec.baseModel")
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "replicas": st.integers(0, 10_000),
+            "lora": st.fixed_dictionaries({}, optional={"maxAdapters": st.integers(1, 256)}),
+            "drainSeconds": st.integers(1, 3600),
+            "allowedNamespaces": st.just({"from": "List", "names": ["a", "b"]}),
+        },
+    )
+)
+def test_json_and_back_loses_nothing(spec: dict[str, Any]) -> None:
+    found = ServingPool.model_validate(pool(**spec))
+    again = ServingPool.model_validate(found.to_dict())
+    assert again == found
+    assert again.to_dict() == found.to_dict()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    JSON
+    | st.fixed_dictionaries({"metadata": JSON, "spec": JSON})
+    | st.builds(lambda extra: pool(**extra), st.dictionaries(st.text(max_size=5), JSON))
+)
+def test_nothing_makes_validation_fail_in_another_way(value: object) -> None:
+    try:
+        ServingPool.model_validate(value)
+    except ValidationError as error:
+        assert error.errors()  # noqa: PT017 (either outcome is right)

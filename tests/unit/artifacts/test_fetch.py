@@ -1,0 +1,240 @@
+"""Downloads against a real HTTP server that breaks in every way a server can."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from weft.artifacts.blobs import BlobStore, check_blobs
+from weft.artifacts.digest import FileEntry, Manifest, build_manifest, digest_of, hex_of
+from weft.artifacts.errors import BadDigest, Reason, Refused, Unavailable, UnknownDigest
+from weft.artifacts.fetch import Limits, Stopped, fetch
+
+BIG = bytes(range(256)) * 400
+
+
+class Server:
+    """Serves blobs; `script` says what to do with the next requests, one word each (then all is well)."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+        self.script: list[str] = []
+        self.seen: list[tuple[str, str | None]] = []
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    def put(self, data: bytes) -> str:
+        digest = digest_of(data)
+        self.blobs[digest] = data
+        return digest
+
+    def artifact(self, **contents: bytes) -> Manifest:
+        manifest = build_manifest(
+            "adapter", [FileEntry(name, hex_of(self.put(data)), len(data)) for name, data in contents.items()]
+        )
+        self.put(manifest.to_bytes())
+        return manifest
+
+
+def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            wanted = self.headers["Range"]
+            server.seen.append((self.path, wanted))
+            fault = server.script.pop(0) if server.script else "fine"
+            data = server.blobs.get(self.path.rpartition("/")[2])
+            if fault.isdigit() or data is None:
+                return self.send_error(int(fault) if fault.isdigit() else 404)
+            start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and fault != "no-range" else 0
+            body = b"?" * len(data[start:]) if fault == "lie" else data[start:] + (b"x" if fault == "more" else b"")
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: len(body) // 2] if fault == "cut" else body)
+            return None
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the standard library's name)
+            pass
+
+    return Handler
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path)
+
+
+def take(server: Server, digest: str, store: BlobStore, **limits: float) -> tuple[Manifest, list[float]]:
+    pauses: list[float] = []
+    settings = Limits(**{"chunk_bytes": 1000, **limits})  # type: ignore[arg-type]
+    return fetch(server.url, digest, store, limits=settings, pause=pauses.append), pauses
+
+
+def test_an_artifact_arrives_whole_and_a_second_fetch_asks_nothing(server: Server, store: BlobStore) -> None:
+    wanted = server.artifact(config=b"{}", weights=BIG, empty=b"")
+    manifest, pauses = take(server, wanted.digest, store)
+    assert manifest == wanted
+    assert store.holds(wanted.digest)
+    assert store.file(manifest, "weights").read_bytes() == BIG
+    assert pauses == []
+    asked = len(server.seen)
+    assert take(server, wanted.digest, store)[0] == wanted
+    assert len(server.seen) == asked
+    check_blobs(store)
+    assert list((store.part(wanted.digest)).parent.iterdir()) == []
+
+
+def test_files_that_are_here_already_are_not_downloaded_again(server: Server, store: BlobStore) -> None:
+    store.put(BIG)
+    wanted = server.artifact(config=b"{}", weights=BIG)
+    take(server, wanted.digest, store)
+    assert f"/v1/blobs/{digest_of(BIG)}" not in [path for path, _ in server.seen]
+
+
+def test_a_cut_download_resumes_where_it_ended(server: Server, store: BlobStore) -> None:
+    wanted = server.artifact(weights=BIG)
+    server.script = ["fine", "cut", "cut"]
+    manifest, pauses = take(server, wanted.digest, store)
+    assert store.file(manifest, "weights").read_bytes() == BIG
+    half = len(BIG) // 2
+    assert [wanted for _, wanted in server.seen[1:]] == [None, f"bytes={half}-", f"bytes={half + half // 2}-"]
+    assert pauses == [0.1, 0.2], "pauses double"
+
+
+def test_a_download_resumes_after_a_restart_of_the_process(server: Server, store: BlobStore, tmp_path: Path) -> None:
+    wanted = server.artifact(weights=BIG)
+    server.script = ["fine", "cut"]
+    with pytest.raises(Unavailable):
+        take(server, wanted.digest, store, tries=1)
+    assert not store.has(wanted.digest)
+    again = BlobStore(tmp_path)
+    again.clean()
+    take(server, wanted.digest, again)
+    assert server.seen[-1] == (f"/v1/blobs/{digest_of(BIG)}", f"bytes={len(BIG) // 2}-")
+
+
+def test_a_server_that_ignores_ranges_sends_it_from_the_start(server: Server, store: BlobStore) -> None:
+    wanted = server.artifact(weights=BIG)
+    server.script = ["fine", "cut", "no-range"]
+    manifest, _ = take(server, wanted.digest, store)
+    assert store.file(manifest, "weights").read_bytes() == BIG
+
+
+def test_busy_and_failing_servers_are_tried_again_and_tries_are_bounded(server: Server, store: BlobStore) -> None:
+    wanted = server.artifact(weights=b"w")
+    server.script = ["503", "500", "429"]
+    assert take(server, wanted.digest, store)[0] == wanted
+    other = server.artifact(weights=b"v")
+    server.script = ["503"] * 4
+    with pytest.raises(Unavailable) as caught:
+        take(server, other.digest, store, tries=4)
+    assert caught.value.reason == Reason.SOURCE_UNREACHABLE
+    assert server.script == []
+
+
+def test_pauses_are_bounded(server: Server, store: BlobStore) -> None:
+    wanted = server.artifact(weights=b"w")
+    server.script = ["503"] * 7
+    assert take(server, wanted.digest, store, tries=8)[1] == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+
+
+def test_nobody_listening_is_unavailable(store: BlobStore) -> None:
+    gone = Server()
+    gone.close()
+    with pytest.raises(Unavailable):
+        take(gone, digest_of(b""), store)
+
+
+def test_a_digest_the_depot_does_not_hold_is_unknown_at_once(server: Server, store: BlobStore) -> None:
+    with pytest.raises(UnknownDigest):
+        take(server, digest_of(b"never"), store)
+    assert len(server.seen) == 1
+
+
+def test_content_with_another_hash_is_refused_and_does_not_stay(server: Server, store: BlobStore) -> None:
+    wanted = server.artifact(weights=BIG)
+    server.script = ["fine", "lie"]
+    with pytest.raises(Refused) as caught:
+        take(server, wanted.digest, store)
+    assert caught.value.reason == Reason.DIGEST_MISMATCH
+    assert store.usage() == (0, 0)
+    assert take(server, wanted.digest, store)[0] == wanted
+
+
+def test_a_blob_that_is_no_manifest_is_refused(server: Server, store: BlobStore) -> None:
+    with pytest.raises(Refused) as caught:
+        take(server, server.put(b'{"not": "a manifest"}'), store)
+    assert caught.value.reason == Reason.DIGEST_MISMATCH
+
+
+def test_more_bytes_than_the_manifest_says_are_not_taken(server: Server, store: BlobStore) -> None:
+    wanted = server.artifact(weights=BIG)
+    server.script = ["fine", "more"]
+    with pytest.raises(Refused) as caught:
+        take(server, wanted.digest, store)
+    assert caught.value.reason == Reason.TOO_LARGE
+
+
+def test_an_artifact_beyond_the_limit_is_refused_before_its_files(server: Server, store: BlobStore) -> None:
+    wanted = server.artifact(weights=BIG)
+    with pytest.raises(Refused) as caught:
+        take(server, wanted.digest, store, max_bytes=len(BIG) - 1)
+    assert caught.value.reason == Reason.TOO_LARGE
+    assert len(server.seen) == 1
+
+
+def test_a_part_file_that_is_too_long_is_dropped(server: Server, store: BlobStore) -> None:
+    wanted = server.artifact(weights=BIG)
+    store.part(digest_of(BIG)).write_bytes(BIG + b"tail")
+    assert store.file(take(server, wanted.digest, store)[0], "weights").read_bytes() == BIG
+
+
+def test_a_stopped_fetch_keeps_what_it_has(server: Server, store: BlobStore) -> None:
+    wanted = server.artifact(weights=BIG)
+    with pytest.raises(Stopped):
+        fetch(server.url, wanted.digest, store, stopping=lambda: len(server.seen) == 2, limits=Limits(chunk_bytes=1000))
+    assert not store.has(wanted.digest)
+    take(server, wanted.digest, store)
+    assert store.holds(wanted.digest)
+
+
+def test_two_threads_that_want_the_same_download_it_once(server: Server, store: BlobStore) -> None:
+    wanted = server.artifact(weights=BIG)
+    found: list[Manifest] = []
+    threads = [threading.Thread(target=lambda: found.append(fetch(server.url, wanted.digest, store))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [wanted] * 4
+    assert [path for path, _ in server.seen].count(f"/v1/blobs/{digest_of(BIG)}") == 1
+    check_blobs(store)
+
+
+@pytest.mark.parametrize("url", ["", "ftp://x", "http://", "127.0.0.1:80"])
+def test_a_depot_that_is_no_url_is_named(url: str, store: BlobStore) -> None:
+    with pytest.raises(Refused) as caught:
+        fetch(url, digest_of(b""), store)
+    assert caught.value.reason == Reason.BAD_URI
+
+
+def test_a_bad_digest_is_never_asked_for(server: Server, store: BlobStore) -> None:
+    with pytest.raises(BadDigest):
+        take(server, "sha256:../../secret", store)
+    assert server.seen == []

@@ -1,0 +1,297 @@
+"""The command against a real controller: what is printed where, and the exit code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from weft_cli.main import main
+
+DIGEST = "sha256:" + "a" * 64
+READY = {
+    "observedGeneration": 1,
+    "digest": DIGEST,
+    "rank": 8,
+    "modelName": "acme/upper",
+    "readyRunners": 1,
+    "conditions": [
+        {
+            "type": "Ready",
+            "status": "True",
+            "reason": "Published",
+            "message": "serves",
+            "lastTransitionTime": "2023-11-14T22:13:20Z",
+        }
+    ],
+}
+REFUSED: dict[str, Any] = {
+    "observedGeneration": 1,
+    "conditions": [
+        {
+            "type": kind,
+            "status": "False",
+            "reason": "RankTooLarge",
+            "message": "rank 128, the pool takes 64",
+            "lastTransitionTime": "2023-11-14T22:13:20Z",
+        }
+        for kind in ("Validated", "Fetched", "Ready")
+    ],
+}
+
+
+def run(capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(argv)
+    out, err = capfd.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def applied(controller: Any, manifests: Path, capfd: pytest.CaptureFixture[str]) -> Any:
+    assert main(["apply", "-f", str(manifests)]) == 0
+    controller.set_status("LoRAAdapter", "acme", "upper", READY)
+    controller.set_status("LoRAAdapter", "globex", "lower", REFUSED)
+    capfd.readouterr()
+    return controller
+
+
+def test_apply_says_what_became_of_each_object(
+    controller: Any, manifests: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(capfd, "apply", "-f", str(manifests))
+    assert code == 0
+    assert out.splitlines() == [
+        "loraadapter/upper (acme) created",
+        "loraadapter/lower (globex) created",
+        "servingpool/base (default) created",
+    ]
+    assert set(run(capfd, "apply", "-f", str(manifests))[1].split()) >= {"unchanged"}
+    path = manifests / "pool.yaml"
+    path.write_text(path.read_text().replace("replicas: 2", "replicas: 3"))
+    assert run(capfd, "apply", "-f", str(path))[1] == "servingpool/base (default) configured\n"
+
+
+def test_a_wrong_manifest_is_told_with_file_and_field_and_nothing_is_applied(
+    controller: Any, manifests: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (manifests / "bad.yaml").write_text("kind: ServingPool\napiVersion: v1\n")
+    code, out, err = run(capfd, "apply", "-f", str(manifests))
+    assert (code, out) == (2, "")
+    assert "bad.yaml" in err
+    assert "apiVersion" in err
+    assert controller.store.objects() == []
+
+
+def test_what_cannot_change_is_refused_and_the_rest_is_applied(
+    applied: Any, manifests: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = manifests / "pool.yaml"
+    path.write_text(path.read_text().replace("file:model", "file:other"))
+    code, out, err = run(capfd, "apply", "-f", str(manifests))
+    assert code == 2
+    assert out.splitlines() == ["loraadapter/upper (acme) unchanged", "loraadapter/lower (globex) unchanged"]
+    assert "spec.model.uri" in err
+    assert "cannot change" in err
+
+
+def test_adapters_are_listed_as_kubectl_would(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capfd, "get", "lora", "-A")
+    lines = [line.split() for line in out.splitlines()]
+    assert code == 0
+    assert lines[0] == ["NAMESPACE", "NAME", "POOL", "READY", "REASON", "RUNNERS", "DIGEST", "AGE"]
+    assert lines[1][:7] == ["acme", "upper", "default/base", "True", "Published", "1", "a" * 12]
+    assert lines[2][:7] == ["globex", "lower", "default/base", "False", "RankTooLarge", "0", "<none>"]
+
+
+def test_wide_adds_rank_and_model(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = [line.split() for line in run(capfd, "get", "loraadapter", "-n", "acme", "-o", "wide")[1].splitlines()]
+    assert lines[0][-3:] == ["RANK", "MODEL", "AGE"]
+    assert lines[1][-3:-1] == ["8", "acme/upper"]
+
+
+def test_pools_are_listed_with_ready_and_wanted(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = [line.split() for line in run(capfd, "get", "spool")[1].splitlines()]
+    assert lines[0] == ["NAME", "MODEL", "READY", "AVAILABLE", "REASON", "ADAPTERS", "AGE"]
+    assert lines[1][:6] == ["base", "base", "0/2", "Unknown", "<none>", "0/0"]
+
+
+def test_json_and_yaml_are_the_whole_object(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    whole = json.loads(run(capfd, "get", "lora", "upper", "-n", "acme", "-o", "json")[1])
+    assert whole["status"]["digest"] == DIGEST
+    assert yaml.safe_load(run(capfd, "get", "lora", "upper", "-n", "acme", "-o", "yaml")[1]) == whole
+    listed = json.loads(run(capfd, "get", "lora", "-A", "-o", "json")[1])
+    assert [item["metadata"]["name"] for item in listed["items"]] == ["upper", "lower"]
+
+
+def test_an_empty_namespace_says_where_to_look(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capfd, "get", "lora")
+    assert (code, out) == (0, "")
+    assert err == "No loraadapters found in namespace default (2 in other namespaces: -A shows them).\n"
+
+
+def test_describe_tells_conditions_advice_and_residency(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capfd, "describe", "lora", "upper", "-n", "acme")
+    assert code == 0
+    assert "01234567   device   2" in out
+    _, out, _ = run(capfd, "describe", "lora", "lower", "-n", "globex")
+    assert "rank 128, the pool takes 64" in out
+    assert "RankTooLarge: train with a smaller rank" in out
+    assert "no runner knows it" in out
+    _, out, _ = run(capfd, "describe", "spool", "base")
+    assert "01234567" in out
+    _, out, _ = run(capfd, "describe", "runner", "0123")
+    assert "3 used of 64" in out
+
+
+def test_runners_are_listed(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = [line.split() for line in run(capfd, "get", "runners", "-o", "wide")[1].splitlines()]
+    assert lines == [
+        ["RUNNER", "POOL", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ADDRESS"],
+        ["01234567", "default/base", "True", "2/8", "3/64", "1/4", "127.0.0.1:7000"],
+    ]
+    assert json.loads(run(capfd, "get", "runners", "-o", "json")[1])[0]["usedPages"] == 3
+
+
+def test_delete_by_name_and_by_manifest(applied: Any, manifests: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(capfd, "delete", "lora", "upper", "-n", "acme")[1] == "loraadapter/upper deleted\n"
+    code, out, err = run(capfd, "delete", "-f", str(manifests))
+    assert code == 1
+    assert out.splitlines() == ["loraadapter/lower deleted", "servingpool/base deleted"]
+    assert "there is no LoRAAdapter acme/upper" in err
+    assert applied.store.objects() == []
+
+
+def test_keys_are_made_listed_and_revoked(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capfd, "key", "create", "-n", "acme", "--note", "ci")
+    assert (code, out) == (0, "weft-k1-secret\n")
+    assert "shown this once" in err
+    assert run(capfd, "key", "list")[1].splitlines()[1].split()[:3] == ["k1", "acme", "Active"]
+    assert run(capfd, "key", "revoke", "k1")[1] == "key/k1 revoked\n"
+    assert run(capfd, "key", "list")[1].splitlines()[1].split()[2] == "Revoked"
+    code, _, err = run(capfd, "key", "revoke", "nope")
+    assert code == 1
+    assert "there is no key nope" in err
+
+
+def test_status_fails_when_a_component_is_not_ready(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capfd, "status")
+    assert code == 0
+    assert "http://127.0.0.1:8080/v1" in out
+    controller.stack["components"]["depot"]["phase"] = "Backoff"
+    assert run(capfd, "status")[0] == 1
+
+
+def test_logs_are_printed_and_components_named(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    controller.do(lambda: controller.log.write(b"one\ntwo\n"))
+    assert run(capfd, "logs", "depot", "--tail", "1")[1] == "two\n"
+    assert run(capfd, "logs")[1].split() == ["controller", "depot"]
+    code, _, err = run(capfd, "logs", "nope")
+    assert code == 1
+    assert "there are: depot" in err
+
+
+def test_a_supervisor_that_is_gone_is_named(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    applied.stack["supervisor"] = "127.0.0.1:1"
+    code, _, err = run(capfd, "get", "runners")
+    assert code == 1
+    assert "the supervisor at 127.0.0.1:1 does not answer" in err
+
+
+def test_watch_prints_each_change_below_the_list(applied: Any) -> None:
+    argv = [sys.executable, "-m", "weft_cli", "get", "lora", "-A", "-w"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=os.environ) as watching:
+        assert watching.stdout is not None
+        first = [watching.stdout.readline() for _ in range(3)]
+        applied.set_status("LoRAAdapter", "globex", "lower", READY)
+        later = watching.stdout.readline()
+        watching.terminate()
+    assert first[0].startswith("NAMESPACE")
+    assert later.split()[:5] == ["globex", "lower", "default/base", "True", "Published"]
+    assert later.index("True") == first[0].index("READY")
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["get", "pods"], "there is no resource 'pods'"),
+        (["get", "lora", "-o", "xml"], "there is no output 'xml'"),
+        (["get", "runners", "-w"], "cannot be watched"),
+        (["delete"], "what to delete?"),
+        (["delete", "lora"], "which lora?"),
+        (["delete", "runners", "x"], "change spec.replicas"),
+        (["apply"], "nothing to read"),
+        (["apply", "-f", "/nowhere.yaml"], "/nowhere.yaml"),
+        (["up", "--demo", "-f", "x"], "--demo brings its own manifests"),
+        (["up", "--demo", "--auth"], "--demo sends requests without a key"),
+        (["up", "--file-root", "/nowhere"], "is not a folder"),
+        (["up", "--port", "99999"], "99999"),
+        (["predictor"], "weft predictor train DATA"),
+        (["nope"], "No such command"),
+        (["get"], "Missing argument"),
+    ],
+)
+def test_bad_input_is_exit_code_2_with_a_named_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], argv: list[str], says: str
+) -> None:
+    more = [] if argv[0] in ("predictor", "nope") else ["--data-dir", str(tmp_path)]
+    code, out, err = run(capfd, *argv, *more)
+    assert code == 2
+    assert says in err
+    assert out == ""
+    assert "Traceback" not in err
+
+
+def test_without_a_controller_a_command_says_how_to_start_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capfd, "get", "lora", "--data-dir", str(tmp_path))
+    assert code == 1
+    assert f"no weft is running in {tmp_path}" in err
+    assert "weft up" in err
+
+
+def test_logs_of_a_stack_that_ended_can_still_be_read(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "gateway.log").write_text("one\ntwo\n")
+    code, out, _ = run(capfd, "logs", "gateway", "--tail", "1", "--data-dir", str(tmp_path))
+    assert (code, out) == (0, "two\n")
+
+
+def test_help_teaches_by_example_and_needs_no_heavy_import() -> None:
+    code = "import sys; from weft_cli.main import main; main(['--help']); print(sorted(sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "weft up --demo" in done.stdout
+    loaded = done.stderr
+    for heavy in ("'torch'", "'grpc'", "'starlette'", "'uvicorn'", "'pydantic'", "'yaml'", "'httpx2'"):
+        assert heavy not in loaded
+
+
+@pytest.mark.parametrize("command", ["up", "apply", "get", "describe", "delete", "logs", "status", "key"])
+def test_every_command_has_help(capfd: pytest.CaptureFixture[str], command: str) -> None:
+    code, out, _ = run(capfd, command, "--help")
+    assert code == 0
+    assert f"Usage: weft {command}" in out
+
+
+def test_no_color_means_no_escape_codes(applied: Any) -> None:
+    for argv in (["--help"], ["get", "lora", "-A"], ["get", "nope"], ["nope"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "weft_cli", *argv],
+            capture_output=True,
+            check=False,
+            env={**os.environ, "NO_COLOR": "1", "FORCE_COLOR": ""},
+        )
+        assert b"\x1b[" not in done.stdout + done.stderr
+
+
+def test_a_reader_that_has_enough_is_no_error(applied: Any) -> None:
+    argv = [sys.executable, "-m", "weft_cli", "get", "lora", "-A", "-o", "json"]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(argv, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,154 @@
+"""The demo's questions against a real HTTP server that streams as the gateway does."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
+
+from weft_cli.demo import Answer, Question, ask_all, demo_folder, demo_manifests, load_questions, print_answers
+from weft_cli.errors import BadInput
+from weft_cli.progress import Progress
+from weft_cli.readiness import is_ready, is_refused
+from weft_cli.up import root_of
+from weft_operator.local.processes import ProcessState
+
+
+class Server(uvicorn.Server):
+    def capture_signals(self) -> Any:
+        return nullcontext()
+
+
+@asynccontextmanager
+async def gateway(expected: int) -> AsyncIterator[str]:
+    """Answers in upper case, once `expected` requests are there at the same time."""
+    together = asyncio.Barrier(expected)
+
+    async def chat(request: Request) -> Any:
+        body = await request.json()
+        await together.wait()
+        if body["model"] == "none":
+            return JSONResponse({"error": {"message": "no such model"}}, status_code=404)
+
+        async def events() -> AsyncIterator[str]:
+            yield ": ping\n\n"
+            for letter in body["messages"][0]["content"].upper():
+                yield f"data: {json.dumps({'choices': [{'delta': {'content': letter}}]})}\n\n"
+            if body["model"] == "breaks":
+                yield f"data: {json.dumps({'error': {'message': 'no runner'}})}\n\n"
+            yield "data: [DONE]\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
+        serving = asyncio.create_task(Server(uvicorn.Config(app, log_config=None, lifespan="off")).serve([sock]))
+        try:
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        finally:
+            serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+
+
+async def test_every_model_is_asked_at_the_same_time_and_each_answer_is_judged() -> None:
+    questions = [
+        Question("a", "hi", "HI"),
+        Question("b", "hi", "hi"),
+        Question("none", "x", "X"),
+        Question("breaks", "x", "X"),
+    ]
+    async with gateway(len(questions)) as url, asyncio.timeout(20):
+        right, wrong, missing, broken = await ask_all(url, questions)
+    assert (right.text, right.right) == ("HI", True)
+    assert (wrong.text, wrong.right) == ("HI", False)
+    assert (missing.error, missing.right) == ("404: no such model", False)
+    assert (broken.error, broken.right) == ("no runner", False)
+    assert 0 < right.first_ms <= right.total_ms
+
+
+async def test_a_gateway_that_is_gone_is_a_wrong_answer() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        (answer,) = await ask_all(url, [Question("a", "hi", "HI")])
+    assert not answer.right
+    assert "ConnectError" in answer.error
+
+
+def test_answers_are_a_table_with_a_count(capfd: pytest.CaptureFixture[str]) -> None:
+    print_answers(
+        [Answer(Question("a", "hi", "HI"), "HI", 12.4, 5.0), Answer(Question("b", "hi", "no"), "HI", 9.0, 5.0)]
+    )
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[1].split() == ["MODEL", "PROMPT", "ANSWER", "RIGHT", "MS"]
+    assert lines[2].split() == ["a", "hi", "HI", "yes", "12"]
+    assert lines[3].split() == ["b", "hi", "HI", "NO", "9"]
+    assert lines[-1] == "1 of 2 right, asked at the same time"
+
+
+def test_the_quickstart_is_found_from_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = demo_folder()
+    questions = load_questions(folder / "demo.json")
+    assert len({question.model for question in questions}) >= 3
+    assert {path.name for path in demo_manifests(folder)} >= {"pool.yaml", "acme.yaml"}
+
+
+def test_the_file_root_is_the_folder_of_the_manifests(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.yaml").touch()
+    assert root_of([]) is None
+    assert root_of([tmp_path / "a"]) == root_of([tmp_path / "a" / "x.yaml"]) == tmp_path / "a"
+    with pytest.raises(BadInput, match="several folders"):
+        root_of([tmp_path / "a", tmp_path])
+
+
+def test_progress_is_one_line_for_each_thing_and_plain_when_piped(capfd: pytest.CaptureFixture[str]) -> None:
+    progress = Progress()
+    for state in (ProcessState("Starting"), ProcessState("Ready"), ProcessState("Ready", pid=2)):
+        progress("depot", state)
+    progress("depot", ProcessState("Backoff", detail="exit code 1: no memory"))
+    out, err = capfd.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("ok ")
+    assert "exit code 1: no memory" in lines[1]
+    assert "\x1b" not in err
+
+
+@pytest.mark.parametrize(
+    ("conditions", "observed", "ready", "refused"),
+    [
+        ({"Ready": ("True", "Published")}, 2, True, False),
+        ({"Ready": ("True", "Published")}, 1, False, False),
+        ({"Accepted": ("False", "PoolNotFound"), "Ready": ("False", "PoolNotFound")}, 2, False, True),
+        ({"Validated": ("False", "RankTooLarge"), "Ready": ("False", "RankTooLarge")}, 2, False, True),
+        ({"Fetched": ("Unknown", "Resolving"), "Ready": ("False", "Resolving")}, 2, False, False),
+        ({}, None, False, False),
+    ],
+)
+def test_an_object_is_ready_refused_or_waited_for(
+    conditions: dict[str, tuple[str, str]], observed: int | None, ready: bool, refused: bool
+) -> None:
+    written = [{"type": kind, "status": status, "reason": reason} for kind, (status, reason) in conditions.items()]
+    obj = {
+        "kind": "LoRAAdapter",
+        "metadata": {"generation": 2},
+        "status": {"observedGeneration": observed, "conditions": written},
+    }
+    assert is_ready(obj) is ready
+    assert is_refused(obj) is refused

@@ -1,0 +1,116 @@
+"""The book of operations: bounded, every operation ends once, equal requests share."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from weft_depot.core.operations import Operations
+
+
+def test_an_operation_goes_its_way_and_keeps_its_verdict() -> None:
+    book = Operations()
+    assert book.start("1", "key", 0.0)
+    book.validated("1", {"rank": 8}, 1.0)
+    done = book.fetched("1", "sha256:x", 2.0)
+    assert (done.state, done.verdict, done.digest, done.changed_at) == ("Fetched", {"rank": 8}, "sha256:x", 2.0)
+    assert book.find("1") == done
+    assert book.find("2") is None
+
+
+def test_a_failed_operation_keeps_its_verdict() -> None:
+    book = Operations()
+    book.start("1", "key", 0.0)
+    book.validated("1", {"rank": 8}, 1.0)
+    failed = book.failed("1", "NotFinite", "a NaN", 2.0)
+    assert (failed.reason, failed.message, failed.verdict) == ("NotFinite", "a NaN", {"rank": 8})
+
+
+def test_equal_requests_share_while_it_runs_and_not_after() -> None:
+    book = Operations()
+    first = book.start("1", "key", 0.0)
+    assert book.running("key") == first
+    book.failed("1", "SourceNotFound", "", 1.0)
+    assert book.running("key") is None
+
+
+def test_too_many_unfinished_are_turned_away_and_finished_ones_never_stand_in_the_way() -> None:
+    book = Operations(max_unfinished=2, max_finished=1)
+    assert book.start("1", "a", 0.0)
+    assert book.start("2", "b", 0.0)
+    assert book.start("3", "c", 0.0) is None
+    book.failed("1", "SourceNotFound", "", 1.0)
+    assert book.start("3", "c", 1.0)
+
+
+def test_old_and_surplus_ones_are_forgotten_oldest_first() -> None:
+    book = Operations(max_finished=2, keep_s=10)
+    for number in range(4):
+        book.start(str(number), str(number), 0.0)
+        book.failed(str(number), "R", "", float(number))
+    assert book.forget(4.0) == ["0", "1"]
+    assert book.forget(11.9) == []
+    assert book.forget(12.0) == ["2"]
+    assert book.find("3") is not None
+
+
+def test_the_same_operation_does_not_end_twice() -> None:
+    book = Operations()
+    book.start("1", "key", 0.0)
+    with pytest.raises(AssertionError):
+        book.fetched("1", "sha256:x", 1.0)  # never validated
+    book.failed("1", "R", "", 1.0)
+    with pytest.raises(KeyError):
+        book.failed("1", "R", "", 2.0)
+
+
+class Book(RuleBasedStateMachine):
+    """Random lives of operations against a dictionary of what should be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = Operations(max_unfinished=4, max_finished=3, keep_s=5.0)
+        self.now, self.count = 0.0, 0
+        self.states: dict[str, str] = {}
+
+    @rule(key=st.sampled_from("abcdef"))
+    def start(self, key: str) -> None:
+        if self.book.running(key):
+            return
+        self.count += 1
+        operation = self.book.start(str(self.count), key, self.now)
+        unfinished = [state for state in self.states.values() if state in ("Pending", "Validated")]
+        assert (operation is None) == (len(unfinished) == 4)
+        if operation:
+            self.states[operation.id] = "Pending"
+
+    @precondition(lambda self: any(s in ("Pending", "Validated") for s in self.states.values()))
+    @rule(data=st.data(), fail=st.booleans())
+    def advance(self, data: st.DataObject, fail: bool) -> None:
+        open_ones = [name for name, state in self.states.items() if state in ("Pending", "Validated")]
+        name = data.draw(st.sampled_from(open_ones))
+        if fail:
+            self.states[name] = self.book.failed(name, "R", "", self.now).state
+        elif self.states[name] == "Pending":
+            self.states[name] = self.book.validated(name, {}, self.now).state
+        else:
+            self.states[name] = self.book.fetched(name, "d", self.now).state
+
+    @rule(seconds=st.floats(0.1, 4))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        for name in self.book.forget(self.now):
+            assert self.states.pop(name) in ("Fetched", "Failed"), "an unfinished operation is never forgotten"
+        assert self.book.counts()["Fetched"] + self.book.counts()["Failed"] <= 3
+
+    @invariant()
+    def holds(self) -> None:
+        self.book.check_operations()
+        for name, state in self.states.items():
+            found = self.book.find(name)
+            assert found is not None
+            assert found.state == state
+
+
+TestBook = Book.TestCase
+TestBook.settings = settings(max_examples=40, stateful_step_count=30)

@@ -1,0 +1,361 @@
+"""From URI to digest: every bad artifact has its reason, leaves nothing behind and disturbs nobody else."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.artifacts.making import ADAPTER_CONFIG, lora, pack, safetensors, write_adapter, write_model
+from tests.unit.depot.conftest import Bench
+from weft.artifacts.digest import digest_of, hex_of
+from weft.artifacts.errors import Reason, Refused
+from weft_depot.contents import Limits
+from weft_depot.resolve import Resolver
+
+WEIGHTS = "adapter_model.safetensors"
+Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+def test_a_model_becomes_a_manifest_of_the_files_on_the_list(bench: Bench) -> None:
+    digest = bench.base()
+    names = [entry.name for entry in bench.manifest(digest).files]
+    assert names == ["config.json", "model.safetensors", "tokenizer.json"], "README.md is not taken"
+    assert bench.verdicts == [
+        {
+            "architecture": "LlamaForCausalLM",
+            "hiddenSize": 16,
+            "layers": 2,
+            "vocabSize": 32,
+            "maxContext": 64,
+            "sizeBytes": bench.manifest(digest).size_bytes,
+            "dtype": "float32",
+        }
+    ]
+    bench.check()
+
+
+def test_an_adapter_becomes_a_manifest_and_a_verdict(bench: Bench) -> None:
+    digest = bench.resolve("file:adapters/upper", maxRank=8)
+    manifest = bench.manifest(digest)
+    assert [entry.name for entry in manifest.files] == ["adapter_config.json", WEIGHTS]
+    source = bench.root / "adapters" / "upper"
+    assert bench.store.file(manifest, WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
+    assert bench.verdicts == [
+        {
+            "rank": 4,
+            "alpha": 8.0,
+            "targetModules": ["q_proj", "v_proj"],
+            "sizeBytes": manifest.size_bytes,
+            "dtype": "float32",
+            "baseModel": "some/where/tiny",
+        }
+    ]
+    bench.check()
+
+
+def test_equal_contents_have_one_digest_wherever_they_are(bench: Bench) -> None:
+    shutil.copytree(bench.root / "adapters" / "upper", bench.root / "copy")
+    (bench.root / "copy" / "notes.txt").write_text("not part of it")
+    assert bench.resolve("file:copy") == bench.resolve("file:adapters/upper")
+
+
+def test_a_sharded_model_is_taken_with_its_index(bench: Bench) -> None:
+    write_model(bench.root / "sharded", shards=3)
+    names = [entry.name for entry in bench.manifest(bench.resolve("file:sharded", "model")).files]
+    assert len([name for name in names if name.endswith(".safetensors")]) == 3
+    assert "model.safetensors.index.json" in names
+
+
+def edit_config(**change: Any) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        (folder / "adapter_config.json").write_text(json.dumps({**ADAPTER_CONFIG, **change}))
+
+    return edit
+
+
+def edit_weights(raw: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / WEIGHTS).write_bytes(raw) and None
+
+
+def with_tensor(name: str, dtype: str, values: Any) -> bytes:
+    return pack(lora() | {name: (dtype, np.asarray(values))})
+
+
+def only_pickle(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "adapter_model.bin")
+
+
+NAN = np.full((4, 16), np.nan)
+BAD: dict[str, tuple[Callable[[Path], None], Reason]] = {
+    "weights missing": (lambda f: (f / WEIGHTS).unlink(), Reason.MISSING_FILE),
+    "config missing": (lambda f: (f / "adapter_config.json").unlink(), Reason.MISSING_FILE),
+    "only a .bin": (only_pickle, Reason.UNSAFE_FORMAT),
+    "truncated header": (edit_weights(pack(lora())[:100]), Reason.HEADER_TRUNCATED),
+    "empty file": (edit_weights(b"1234567"), Reason.HEADER_TRUNCATED),
+    "oversized header": (edit_weights(safetensors({}, length=1 << 30)), Reason.HEADER_TOO_LARGE),
+    "truncated weights": (edit_weights(pack(lora())[:-1]), Reason.OFFSETS_INVALID),
+    "overlapping offsets": (
+        edit_weights(
+            safetensors(
+                {n: {"dtype": "F32", "shape": [2], "data_offsets": o} for n, o in (("a", [0, 8]), ("b", [4, 12]))},
+                bytes(12),
+            )
+        ),
+        Reason.OFFSETS_INVALID,
+    ),
+    "header is no JSON": (edit_weights(safetensors(b"{nope}")), Reason.HEADER_INVALID),
+    "config is no JSON": (lambda f: (f / "adapter_config.json").write_text("{") and None, Reason.CONFIG_INVALID),
+    "DoRA": (edit_config(use_dora=True), Reason.UNSUPPORTED_ADAPTER),
+    "rank above the pool's": (edit_weights(pack(lora(rank=16))), Reason.RANK_TOO_LARGE),
+    "another base": (edit_config(base_model_name_or_path="org/other"), Reason.BASE_MISMATCH),
+    "another shape": (edit_weights(with_tensor(f"{Q0}.lora_A.weight", "F32", np.ones((4, 17)))), Reason.SHAPE_MISMATCH),
+    "unknown module": (edit_config(target_modules=["q_proj", "v_proj", "c_attn"]), Reason.UNKNOWN_MODULE),
+    "unserved dtype": (
+        edit_weights(with_tensor(f"{Q0}.lora_A.weight", "F64", np.ones((4, 16)))),
+        Reason.DTYPE_NOT_SUPPORTED,
+    ),
+    "NaN in float32": (edit_weights(with_tensor(f"{Q0}.lora_A.weight", "F32", NAN)), Reason.NOT_FINITE),
+    "NaN in bfloat16": (edit_weights(with_tensor(f"{Q0}.lora_A.weight", "BF16", NAN)), Reason.NOT_FINITE),
+    "infinity in float16": (
+        edit_weights(with_tensor(f"{Q0}.lora_A.weight", "F16", -np.full((4, 16), np.inf))),
+        Reason.NOT_FINITE,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_adapter_has_its_reason_and_nothing_else_is_disturbed(bench: Bench, case: str) -> None:
+    spoil, reason = BAD[case]
+    good = bench.resolve("file:adapters/upper")
+    before = bench.blobs()
+    folder = write_adapter(bench.root / "bad")
+    if case == "rank above the pool's":
+        edit_config(r=16)(folder)
+    spoil(folder)
+    with pytest.raises(Refused) as caught:
+        bench.resolve("file:bad", maxRank=8)
+    assert caught.value.reason == reason
+    assert bench.blobs() == before
+    bench.check()
+    assert bench.resolve("file:adapters/upper") == good
+    seen_whole = reason == Reason.NOT_FINITE
+    assert len(bench.verdicts) == 1
+    with pytest.raises(Refused):
+        bench.resolve("file:bad", maxRank=8)
+    assert bool(bench.verdicts) == seen_whole, "only what fails after the headers had a verdict"
+
+
+BAD_MODELS: dict[str, tuple[Callable[[Path], object], Reason]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), Reason.MISSING_FILE),
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), Reason.MISSING_FILE),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), Reason.MISSING_FILE),
+    "pickle only": (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), Reason.UNSAFE_FORMAT),
+    "another architecture": (
+        lambda f: write_model(f, config={"architectures": ["GPT2LMHeadModel"]}),
+        Reason.UNSUPPORTED_MODEL,
+    ),
+    "sizes that are not the weights'": (lambda f: write_model(f, config={"hidden_size": 32}), Reason.SHAPE_MISMATCH),
+    "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), Reason.CONFIG_INVALID),
+    "index names a missing shard": (
+        lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}'),
+        Reason.MISSING_FILE,
+    ),
+    "index disagrees": (
+        lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}'),
+        Reason.CONFIG_INVALID,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_MODELS)
+def test_a_bad_model_has_its_reason(bench: Bench, case: str) -> None:
+    spoil, reason = BAD_MODELS[case]
+    spoil(write_model(bench.root / "bad"))
+    with pytest.raises(Refused) as caught:
+        bench.resolve("file:bad", "model")
+    assert caught.value.reason == reason
+    assert bench.blobs() == set()
+    bench.check()
+
+
+def test_a_model_that_is_not_there_is_not_found(bench: Bench) -> None:
+    with pytest.raises(Refused) as caught:
+        bench.resolve("file:models/nothing", "model")
+    assert caught.value.reason == Reason.SOURCE_NOT_FOUND
+
+
+def test_an_adapter_needs_a_base_that_is_here(bench: Bench) -> None:
+    with pytest.raises(Refused) as caught:
+        bench.resolve("file:adapters/upper", base={"digest": digest_of(b"?"), "name": "tiny"})
+    assert caught.value.reason == Reason.SOURCE_NOT_FOUND
+    with pytest.raises(Refused) as caught:
+        bench.resolve("file:adapters/upper", base=None)
+    assert caught.value.reason == Reason.BASE_MISMATCH
+
+
+def test_the_base_goes_by_its_name_its_aliases_and_the_uris_it_came_from(bench: Bench) -> None:
+    edit_config(base_model_name_or_path="org/tiny")(bench.root / "adapters" / "upper")
+    base = bench.base()
+    with pytest.raises(Refused):
+        bench.resolve("file:adapters/upper", base={"digest": base, "name": "small"})
+    bench.resolve("file:adapters/upper", base={"digest": base, "name": "small", "aliases": ["file:m/tiny"]})
+    bench.resolve("file:adapters/upper", base={"digest": base})
+    bench.at_rest()
+    bench.base()
+    bench.resolve("file:adapters/upper", base={"digest": base, "name": "small"})
+
+
+@pytest.mark.parametrize("scheme", ["hf:org/model", "s3:bucket/x", "http://169.254.169.254/"])
+def test_another_scheme_is_not_allowed(bench: Bench, scheme: str) -> None:
+    with pytest.raises(Refused) as caught:
+        bench.resolve(scheme, "model")
+    assert caught.value.reason == Reason.SCHEME_NOT_ALLOWED
+
+
+def test_without_a_file_root_no_scheme_is_allowed(bench: Bench) -> None:
+    bench.resolver = Resolver({}, bench.store, bench.remembered)
+    with pytest.raises(Refused) as caught:
+        bench.resolve("file:models/tiny", "model")
+    assert caught.value.reason == Reason.SCHEME_NOT_ALLOWED
+
+
+def test_a_named_digest_must_be_the_contents(bench: Bench) -> None:
+    digest = bench.resolve("file:adapters/upper")
+    assert bench.resolve("file:adapters/upper", digest=digest) == digest
+    bench.store.retain([bench.base()])
+    before = bench.blobs()
+    with pytest.raises(Refused) as caught:
+        bench.resolve("file:adapters/upper", digest=digest_of(b"else"))
+    assert caught.value.reason == Reason.DIGEST_MISMATCH
+    assert bench.blobs() == before
+
+
+def test_what_is_too_large_is_refused_before_it_is_copied(bench: Bench) -> None:
+    bench.limits = Limits(adapter_bytes=100)
+    bench.open()
+    with pytest.raises(Refused) as caught:
+        bench.resolve("file:adapters/upper")
+    assert caught.value.reason == Reason.TOO_LARGE
+
+
+def test_an_unchanged_source_is_not_read_again_even_by_a_new_process(bench: Bench) -> None:
+    bench.at_rest()
+    digest = bench.resolve("file:adapters/upper")
+    bench.open()
+
+    def unexpected() -> None:
+        raise AssertionError("the content was read")
+
+    assert bench.resolve("file:adapters/upper", tick=unexpected) == digest
+    assert bench.verdicts[0]["rank"] == 4
+    with pytest.raises(Refused) as caught:
+        bench.resolve("file:adapters/upper", tick=unexpected, maxRank=2)
+    assert caught.value.reason == Reason.RANK_TOO_LARGE, "a remembered source is still judged against this request"
+
+
+def test_a_young_source_is_read_again(bench: Bench) -> None:
+    read: list[int] = []
+    for _ in range(2):
+        bench.resolve("file:adapters/upper", tick=lambda: read.append(1))
+    assert len(read) >= 4
+
+
+def test_an_edited_source_gets_a_new_digest(bench: Bench) -> None:
+    bench.at_rest()
+    before = bench.resolve("file:adapters/upper")
+    edit_config(lora_alpha=16)(bench.root / "adapters" / "upper")
+    after = bench.resolve("file:adapters/upper")
+    assert after != before
+    assert bench.store.holds(before)
+
+
+def test_a_remembered_source_whose_blobs_are_gone_is_read_again(bench: Bench) -> None:
+    bench.at_rest()
+    digest = bench.resolve("file:adapters/upper")
+    bench.store.path(bench.manifest(digest).file(WEIGHTS).digest).unlink()
+    assert bench.resolve("file:adapters/upper") == digest
+    assert bench.store.holds(digest)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"kind": "model"}', b"\xff"])
+def test_a_damaged_memory_costs_a_reading_and_no_more(bench: Bench, damage: bytes) -> None:
+    bench.at_rest()
+    digest = bench.resolve("file:adapters/upper")
+    for path in (bench.folder / "data" / "resolved").iterdir():
+        path.write_bytes(damage)
+    bench.open()
+    assert bench.resolve("file:adapters/upper") == digest
+
+
+class Meddler:
+    """Edits the source in the middle of the copy, `times` times."""
+
+    def __init__(self, folder: Path, times: int) -> None:
+        self._folder, self.left = folder, times
+
+    def __call__(self) -> None:
+        if self.left:
+            self.left -= 1
+            write_adapter(self._folder, config={"lora_alpha": 100 + self.left}, tensors=lora())
+
+
+def test_a_source_that_changes_once_while_it_is_copied_is_read_again_whole(bench: Bench) -> None:
+    bench.base()
+    digest = bench.resolve("file:adapters/upper", tick=Meddler(bench.root / "adapters" / "upper", 1))
+    config = json.loads(bench.store.file(bench.manifest(digest), "adapter_config.json").read_text())
+    assert config["lora_alpha"] == 100
+    assert len(bench.verdicts) == 1
+    bench.check()
+
+
+def test_a_source_that_keeps_changing_is_refused_and_never_served_half_and_half(bench: Bench) -> None:
+    bench.base()
+    before = bench.blobs()
+    with pytest.raises(Refused) as caught:
+        bench.resolve("file:adapters/upper", tick=Meddler(bench.root / "adapters" / "upper", 100))
+    assert caught.value.reason == Reason.DIGEST_MISMATCH
+    assert bench.blobs() == before
+    bench.check()
+
+
+def test_a_source_that_is_replaced_by_renames_while_it_is_copied_is_noticed(bench: Bench) -> None:
+    """The editor's way: new files under old names. Size, content and even times may be equal; the inode is not."""
+    base = bench.base()
+    folder, spare = bench.root / "adapters" / "upper", bench.root / "spare"
+    write_adapter(spare, config={"lora_alpha": 9})
+    swapped: list[int] = []
+
+    def swap() -> None:
+        if not swapped:
+            swapped.append(1)
+            for name in ("adapter_config.json", WEIGHTS):
+                (spare / name).replace(folder / name)
+
+    digest = bench.resolve("file:adapters/upper", tick=swap, base={"digest": base})
+    assert json.loads(bench.store.file(bench.manifest(digest), "adapter_config.json").read_text())["lora_alpha"] == 9
+
+
+class Killed(BaseException):
+    """As if the process had been killed at this point."""
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_a_resolve_killed_anywhere_leaves_whole_blobs_or_none(bench: Bench, at: int) -> None:
+    base, ticks = bench.base(), [0]
+
+    def kill() -> None:
+        ticks[0] += 1
+        if ticks[0] > at:
+            raise Killed
+
+    with contextlib.suppress(Killed):  # at the last point the resolve has already ended
+        bench.resolve("file:adapters/upper", tick=kill, base={"digest": base})
+    bench.open()
+    bench.check()
+    assert bench.store.holds(bench.resolve("file:adapters/upper"))
+    assert hex_of(base) in bench.blobs()

@@ -1,0 +1,265 @@
+"""The HTTP side on a real application: resolve to blob, bad bodies, ranges, retain and its leases, stopping."""
+
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.unit.artifacts.making import write_adapter
+from tests.unit.depot.conftest import Bench
+from weft.artifacts.digest import digest_of
+from weft_depot.core.operations import Operations
+from weft_depot.server import build_app
+from weft_depot.service import Depot
+
+ADAPTER = {"kind": "adapter", "uri": "file:adapters/upper", "namespace": "default"}
+MODEL = {"kind": "model", "uri": "file:models/tiny", "namespace": "default"}
+
+
+class Served:
+    """The application with a client; `hold` stops every resolve before its first chunk until it is set."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench, self.now = bench, 0.0
+        self.release = threading.Event()
+        self.release.set()
+        operations = Operations(max_unfinished=3, keep_s=100)
+        self.depot = Depot(bench.resolver, threads=2, operations=operations, now=lambda: self.now)
+        transport = httpx2.ASGITransport(app=build_app(self.depot))
+        self.http = httpx2.AsyncClient(transport=transport, base_url="http://depot")
+
+    def hold(self) -> None:
+        """From here on resolves stop when they read their source."""
+        self.release.clear()
+        real = self.bench.resolver.sources["file"]
+
+        class Slow:
+            def open(inner, *args: Any) -> Any:  # noqa: N805
+                self.release.wait(20)
+                return real.open(*args)
+
+        self.bench.resolver.sources["file"] = Slow()  # type: ignore[index]
+
+    async def ask(self, body: dict[str, Any]) -> str:
+        response = await self.http.post("/v1/resolve", json=body)
+        assert response.status_code == 202, response.text
+        return response.json()["operation"]
+
+    async def finish(self, operation: str) -> dict[str, Any]:
+        while True:
+            found = (await self.http.get(f"/v1/operations/{operation}", params={"wait_s": 20})).json()
+            if found["state"] in ("Fetched", "Failed"):
+                return found
+
+    async def resolve(self, body: dict[str, Any]) -> dict[str, Any]:
+        return await self.finish(await self.ask(body))
+
+    async def base(self) -> dict[str, Any]:
+        return {"digest": (await self.resolve(MODEL))["digest"], "name": "tiny"}
+
+
+@pytest.fixture
+async def served(bench: Bench) -> AsyncIterator[Served]:
+    served = Served(bench)
+    yield served
+    served.release.set()
+    served.depot.close()
+    await served.http.aclose()
+
+
+async def test_a_model_and_an_adapter_are_resolved_and_served(served: Served) -> None:
+    found = await served.resolve({**ADAPTER, "base": await served.base(), "maxRank": 64})
+    assert found["state"] == "Fetched"
+    assert found["verdict"]["rank"] == 4
+    blob = await served.http.get(f"/v1/blobs/{found['digest']}")
+    assert digest_of(blob.content) == found["digest"]
+    assert blob.headers["etag"] == f'"{found["digest"]}"'
+    for entry in blob.json()["files"]:
+        assert digest_of((await served.http.get(f"/v1/blobs/sha256:{entry['sha256']}")).content).endswith(
+            entry["sha256"]
+        )
+
+
+async def test_a_failure_says_reason_and_message(served: Served) -> None:
+    found = await served.resolve({**MODEL, "uri": "file:models/none"})
+    assert found["state"] == "Failed"
+    assert found["reason"] == "SourceNotFound"
+    assert "none" in found["message"]
+    assert "verdict" not in found
+
+
+async def test_a_failure_after_the_headers_keeps_its_verdict(served: Served) -> None:
+    base = await served.base()
+    digest = digest_of(b"another")
+    found = await served.resolve({**ADAPTER, "base": base, "digest": digest})
+    assert found["reason"] == "DigestMismatch"
+    assert found["verdict"]["rank"] == 4
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "body"),
+        (b"[]", "body"),
+        (b"{", "body"),
+        (b"{}", "kind"),
+        (b'{"kind": "virus", "uri": "file:a", "namespace": "n"}', "kind"),
+        (b'{"kind": "model", "uri": "file:a", "namespace": "n", "max_ranks": 1}', "max_ranks"),
+        (b'{"kind": "model", "uri": "file:a", "namespace": "n", "digest": "sha256:x"}', "digest"),
+        (b'{"kind": "model", "uri": 5, "namespace": "n"}', "uri"),
+        (b'{"kind": "adapter", "uri": "file:a", "namespace": "n", "base": {"digest": "x"}}', "base.digest"),
+        (b'{"kind": "adapter", "uri": "file:a", "namespace": "n", "maxRank": 0}', "maxRank"),
+    ],
+)
+async def test_a_body_that_does_not_fit_is_a_400_that_names_the_field(served: Served, body: bytes, says: str) -> None:
+    response = await served.http.post("/v1/resolve", content=body)
+    assert response.status_code == 400
+    assert response.json()["reason"] == "BadRequest"
+    assert says in response.json()["message"]
+
+
+async def test_a_bad_uri_is_a_failed_operation_with_its_reason(served: Served) -> None:
+    assert (await served.resolve({**MODEL, "uri": "models/tiny"}))["reason"] == "BadURI"
+    assert (await served.resolve({**MODEL, "uri": "file:../x"}))["reason"] == "BadURI"
+    assert (await served.resolve({**MODEL, "uri": "hf:org/x"}))["reason"] == "SchemeNotAllowed"
+
+
+async def test_equal_requests_share_one_operation_and_too_many_are_turned_away(served: Served) -> None:
+    served.hold()
+    first = await served.ask(MODEL)
+    assert await served.ask(MODEL) == first
+    await served.ask({**MODEL, "uri": "file:a"})
+    await served.ask({**MODEL, "uri": "file:b"})
+    refused = await served.http.post("/v1/resolve", json={**MODEL, "uri": "file:c"})
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"]
+    served.release.set()
+    assert (await served.finish(first))["state"] == "Fetched"
+    assert await served.ask({**MODEL, "uri": "file:c"})
+
+
+async def test_an_operation_can_be_asked_for_without_waiting(served: Served) -> None:
+    served.hold()
+    operation = await served.ask(MODEL)
+    assert (await served.http.get(f"/v1/operations/{operation}")).json() == {"id": operation, "state": "Pending"}
+    waited = await served.http.get(f"/v1/operations/{operation}", params={"wait_s": 0.01})
+    assert waited.json()["state"] == "Pending"
+
+
+async def test_an_operation_is_forgotten_after_its_time(served: Served) -> None:
+    found = await served.resolve(MODEL)
+    served.now = 99.0
+    served.depot.forget()
+    assert (await served.http.get(f"/v1/operations/{found['id']}")).status_code == 200
+    served.now = 101.0
+    served.depot.forget()
+    assert (await served.http.get(f"/v1/operations/{found['id']}")).status_code == 404
+    assert (await served.http.get("/v1/operations/never")).status_code == 404
+
+
+@pytest.mark.parametrize("wait_s", ["x", "-1", "nan", ""])
+async def test_a_wait_that_is_no_time_is_a_400(served: Served, wait_s: str) -> None:
+    assert (await served.http.get("/v1/operations/x", params={"wait_s": wait_s})).status_code == 400
+
+
+async def test_blobs_are_served_in_ranges(served: Served) -> None:
+    data = bytes(range(256)) * 10_000
+    url = f"/v1/blobs/{served.bench.store.put(data)}"
+    whole = await served.http.get(url)
+    assert (whole.status_code, whole.content) == (200, data)
+    part = await served.http.get(url, headers={"range": "bytes=1000-1999"})
+    assert (part.status_code, part.content) == (206, data[1000:2000])
+    assert part.headers["content-range"] == f"bytes 1000-1999/{len(data)}"
+    rest = await served.http.get(url, headers={"range": "bytes=2500000-"})
+    assert (rest.status_code, rest.content) == (206, data[2_500_000:])
+    outside = await served.http.get(url, headers={"range": f"bytes={len(data)}-"})
+    assert (outside.status_code, outside.headers["content-range"]) == (416, f"bytes */{len(data)}")
+    head = await served.http.head(url)
+    assert (head.status_code, head.headers["content-length"], head.content) == (200, str(len(data)), b"")
+
+
+@pytest.mark.parametrize(
+    ("digest", "status"),
+    [("sha256:" + "0" * 64, 404), ("x", 400), ("sha256:" + "A" * 64, 400)],
+)
+async def test_a_digest_that_is_none_or_unknown_has_its_status(served: Served, digest: str, status: int) -> None:
+    response = await served.http.get(f"/v1/blobs/{digest}")
+    assert response.status_code == status
+    assert response.json()["reason"] in ("DigestMismatch", "SourceNotFound")
+
+
+async def test_retain_keeps_the_list_and_what_operations_hold(served: Served) -> None:
+    base = await served.base()
+    found = await served.resolve({**ADAPTER, "base": base})
+    store = served.bench.store
+    assert (await served.http.post("/v1/retain", json={"digests": []})).json() == {"removed": 0}, "leased"
+    served.now = 101.0
+    served.depot.forget()
+    removed = (await served.http.post("/v1/retain", json={"digests": [base["digest"]]})).json()["removed"]
+    assert removed == 3
+    assert store.holds(base["digest"])
+    assert not store.has(found["digest"])
+    bad = await served.http.post("/v1/retain", json={"digests": ["x"]})
+    assert bad.status_code == 400
+    assert store.holds(base["digest"])
+
+
+async def test_bad_and_good_adapters_at_once_do_not_disturb_each_other(served: Served) -> None:
+    base = await served.base()
+    write_adapter(served.bench.root / "bad", config={"use_dora": True})
+    good, bad = (
+        await served.ask({**ADAPTER, "base": base}),
+        await served.ask({**ADAPTER, "uri": "file:bad", "base": base}),
+    )
+    assert (await served.finish(bad))["reason"] == "UnsupportedAdapter"
+    assert (await served.finish(good))["state"] == "Fetched"
+
+
+async def test_an_unexpected_error_ends_the_operation_and_the_next_one_works(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("weft.artifacts.blobs.BlobWriter.write", full)
+        found = await served.resolve(MODEL)
+    assert (found["state"], found["reason"]) == ("Failed", "SourceUnreachable")
+    assert "No space left" in found["message"]
+    assert (await served.resolve(MODEL))["state"] == "Fetched"
+
+
+async def test_probes_answer(served: Served) -> None:
+    await served.resolve(MODEL)
+    assert (await served.http.get("/healthz")).text == "ok\n"
+    assert (await served.http.get("/readyz")).status_code == 200
+    metrics = (await served.http.get("/metrics")).text
+    assert 'weft_depot_resolves_total{kind="model",reason=""}' in metrics
+
+
+async def test_a_body_that_is_too_large_is_not_gathered(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft_depot.server.MAX_BODY_BYTES", 1000)
+    read: list[int] = []
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            read.append(1)
+            yield b" " * 400
+
+    response = await served.http.post("/v1/resolve", content=endless())
+    assert response.status_code == 400
+
+
+async def test_stopping_in_the_middle_of_a_resolve_leaves_nothing_half_done(served: Served) -> None:
+    served.hold()
+    operation = await served.ask(MODEL)
+    closer = threading.Thread(target=served.depot.close)
+    closer.start()
+    assert served.depot._stopping.wait(20)
+    served.release.set()
+    closer.join()
+    assert served.depot.find(operation).state == "Pending"  # type: ignore[union-attr]
+    assert served.bench.blobs() == set()
+    served.bench.check()

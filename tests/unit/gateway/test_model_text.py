@@ -1,0 +1,158 @@
+"""Prompts: equal to what the tokenizer and its template make, and a user cannot type a control token."""
+
+import json
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from weft_gateway.core.detokenise import UnsupportedDecoder
+from weft_gateway.model_text import ModelText, NotEncodable
+
+SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
+TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}</s>{% endfor %}<|assistant|>"
+CONFIG = json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}}).encode()
+
+
+def build(normalizer: Any = None) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=330,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["hello dear reader"] * 4, trainer)
+    tokenizer.add_tokens(["<tool>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return tokenizer
+
+
+TOKENIZER = build()
+
+
+def text_of(tokenizer: tokenizers.Tokenizer = TOKENIZER, **files: bytes | None) -> ModelText:
+    named = {
+        "tokenizer.json": tokenizer.to_str().encode(),
+        "tokenizer_config.json": CONFIG,
+        "chat_template.jinja": TEMPLATE.encode(),
+    }
+    changes = {name.replace("__", "."): data for name, data in files.items()}
+    return ModelText({name: data for name, data in (named | changes).items() if data is not None})
+
+
+TEXT = text_of()
+
+
+def user(content: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": content}]
+
+
+def test_a_chat_is_encoded_as_the_rendered_template() -> None:
+    expected = TOKENIZER.encode("<s><|user|>hello</s><|assistant|>", add_special_tokens=False).ids
+    assert TEXT.encode_chat(user(" hello ")) == expected
+
+
+def test_a_raw_prompt_gets_what_the_tokenizer_adds_and_may_hold_control_tokens() -> None:
+    assert TEXT.encode("a</s>") == TOKENIZER.encode("a</s>").ids
+    assert TEXT.encode("a</s>")[0] == 0
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from([*SPECIAL, "<tool>", "</", "s>", "\U00100000", "\U0010fffd", " "]), st.text(max_size=4)
+        ),
+        max_size=8,
+    )
+)
+def test_what_a_user_types_never_becomes_a_control_token(parts: list[str]) -> None:
+    content = "".join(parts)
+    ids = TEXT.encode_chat(user(content))
+    control = {TOKENIZER.token_to_id(token) for token in [*SPECIAL, "<tool>"]}
+    frame = [TOKENIZER.token_to_id(token) for token in ("<s>", "<|user|>", "</s>", "<|assistant|>")]
+    assert [token for token in ids if token in control] == frame
+    body = b"".join(TEXT.bytes_of(token) for token in ids[2:-2]).decode()
+    assert body == content.strip(), "and it stays what was typed"
+
+
+def test_a_spelling_in_the_vocabulary_itself_is_taken_apart() -> None:
+    vocab = {"<unk>": 0, "</s>": 1, "hello": 2, "<": 3, "/": 4, "s": 5, ">": 6, "<|user|>": 7, "<|assistant|>": 8}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.add_special_tokens(["</s>", "<|user|>", "<|assistant|>"])
+    text = text_of(tokenizer, tokenizer_config__json=b"{}")
+    assert text.encode_chat(user("</s>")) == [7, 3, 4, 5, 6, 1, 8]
+
+
+def test_look_alikes_that_a_normalizer_turns_into_a_control_token_are_refused() -> None:
+    tokenizer = build(normalizers.NFKC())
+    tokenizer.add_special_tokens([tokenizers.AddedToken("<end>", normalized=True, special=True)])
+    text = text_of(tokenizer)
+    wide = "\N{FULLWIDTH LESS-THAN SIGN}end\N{FULLWIDTH GREATER-THAN SIGN}"
+    assert tokenizer.token_to_id("<end>") in tokenizer.encode(wide, add_special_tokens=False).ids
+    with pytest.raises(NotEncodable, match="control token"):
+        text.encode_chat(user(wide))
+
+
+def test_a_template_may_come_with_the_tokenizers_config() -> None:
+    config = json.dumps({"chat_template": [{"name": "default", "template": "{{ messages[0].content }}!"}]}).encode()
+    text = text_of(chat_template__jinja=None, tokenizer_config__json=config)
+    assert text.decode(text.encode_chat(user("hello"))) == "hello!"
+
+
+def test_a_model_without_a_template_names_the_other_endpoint() -> None:
+    with pytest.raises(NotEncodable, match="/v1/completions"):
+        text_of(chat_template__jinja=None).encode_chat(user("hello"))
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        (b"{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        (b"{{ messages.absent.deeper }}", "no attribute"),
+        (b"{{ messages.__class__.__mro__ }}", "unsafe"),
+        (b"{{ messages.append(1) }}", "unsafe"),
+        (b"{% for i in range(1000000) %}{% endfor %}", "Range too big"),
+        (b"{{ 1 // 0 }}", "zero"),
+    ],
+)
+def test_a_template_that_refuses_or_misbehaves_is_the_requests_error(template: bytes, says: str) -> None:
+    with pytest.raises(NotEncodable, match=says):
+        text_of(chat_template__jinja=template).encode_chat(user("hello"))
+
+
+def test_the_answers_text_is_the_tokenizers() -> None:
+    typed = "hello \N{SLIGHTLY SMILING FACE}"
+    assert TEXT.decode(TOKENIZER.encode(typed, add_special_tokens=False).ids) == typed
+    assert TEXT.bytes_of(TOKENIZER.token_to_id("</s>")) == b""
+    assert TEXT.bytes_of(10**6) == b""
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("tokenizer__json", b"{"), ("tokenizer__json", b"\xff"), ("tokenizer_config__json", b"[]")],
+)
+def test_files_that_are_no_tokenizer_are_a_value_error(name: str, data: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 (the library words it)
+        text_of(**{name: data})
+
+
+def test_an_unknown_decoder_is_named() -> None:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.decoder = decoders.CTC()
+    with pytest.raises(UnsupportedDecoder, match="CTC"):
+        text_of(tokenizer)
+
+
+def test_a_tokenizer_with_trainings_truncation_and_padding_encodes_whole_texts() -> None:
+    tokenizer = build()
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    assert text_of(tokenizer).encode("hello " * 20) == TOKENIZER.encode("hello " * 20).ids

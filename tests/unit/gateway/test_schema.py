@@ -1,0 +1,65 @@
+"""Requests: any body is either taken or refused by a named error, never anything else."""
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft_gateway.errors import ApiError, ParameterError
+from weft_gateway.openai.schema import ChatRequest, CompletionRequest, parse
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+fields = st.sampled_from([*ChatRequest.model_fields, *CompletionRequest.model_fields, "user", "x" * 100])
+GOOD: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_are_refused_by_name(body: bytes) -> None:
+    with pytest.raises(ApiError):
+        parse(ChatRequest, body)
+
+
+@given(st.dictionaries(fields, json_values, max_size=5), st.sampled_from([ChatRequest, CompletionRequest]))
+def test_any_object_is_taken_or_refused_by_name(changes: dict[str, Any], kind: type[Any]) -> None:
+    good = GOOD if kind is ChatRequest else {"model": "m", "prompt": "hello"}
+    refusal, request = None, None
+    try:
+        request = parse(kind, orjson.dumps(good | changes))
+    except ApiError as error:
+        refusal = error
+    if refusal:
+        assert refusal.status == 400
+        assert orjson.loads(refusal.body())["error"]["message"]
+    if request:
+        given = {name for name, value in changes.items() if value is not None}
+        assert given <= set(kind.model_fields), "nothing is ignored"
+        assert len(request.stop) <= 4
+
+
+@pytest.mark.parametrize(("stop", "taken"), [(None, ()), ("x", ("x",)), (["x", "y"], ("x", "y")), ([], ())])
+def test_stop_is_a_text_or_a_list(stop: Any, taken: tuple[str, ...]) -> None:
+    assert parse(ChatRequest, orjson.dumps(GOOD | {"stop": stop})).stop == taken
+
+
+def test_text_parts_of_a_message_are_joined() -> None:
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    request = parse(ChatRequest, orjson.dumps(GOOD | {"messages": [{"role": "user", "content": parts}]}))
+    assert request.messages[0].content == "one two"
+
+
+def test_whole_numbers_are_taken_for_temperature_and_top_p() -> None:
+    request = parse(ChatRequest, orjson.dumps(GOOD | {"temperature": 0, "top_p": 1}))
+    assert (request.temperature, request.top_p) == (0, 1)
+
+
+def test_an_error_names_the_place_and_cuts_what_the_client_made_up() -> None:
+    with pytest.raises(ParameterError) as caught:
+        parse(ChatRequest, orjson.dumps(GOOD | {"x" * 5000: 1}))
+    assert caught.value.param == "x" * 64
+    assert len(caught.value.message) < 400

@@ -1,0 +1,76 @@
+"""Admission: the same refusals as the API server's schema, with the field's path."""
+
+from typing import Any
+
+import pytest
+
+from weft_operator.errors import Invalid
+from weft_operator.local.admission import admit
+from weft_operator.resources import Pool, parse
+
+
+def manifest(kind: str, **spec: Any) -> dict[str, Any]:
+    meta = {"name": "one", "namespace": "acme"}
+    return {"apiVersion": "serving.weft.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec}
+
+
+def adapter(**spec: Any) -> dict[str, Any]:
+    return manifest("LoRAAdapter", **{"poolRef": {"name": "p"}, "source": {"uri": "file:a"}} | spec)
+
+
+def pool(**spec: Any) -> dict[str, Any]:
+    return manifest("ServingPool", **{"model": {"uri": "file:m"}} | spec)
+
+
+def test_defaults_are_written_out_so_that_the_planner_need_not_know_them() -> None:
+    admitted = admit(pool(), lambda _: None)
+    found = parse(with_server_fields(admitted))
+    assert isinstance(found, Pool)
+    assert (found.max_adapters, found.page_tokens, found.max_queue, found.drain_s) == (8, 16, 1000, 300.0)
+    assert (found.allowed, found.replicas, found.model_name) == ("Same", None, "one")
+
+
+def test_a_status_in_a_manifest_is_not_taken() -> None:
+    assert "status" not in admit(adapter() | {"status": {"modelName": "x"}}, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("wish", "field"),
+    [
+        (adapter(sourc={"uri": "x"}), "spec.sourc"),
+        (adapter(maxRank=0), "spec.maxRank"),
+        (adapter(pinned="yes"), "spec.pinned"),
+        (pool(lora={"maxAdapters": 257}), "spec.lora.maxAdapters"),
+        (pool(scheduler={"queue": "lifo"}), "spec.scheduler.queue"),
+        (pool() | {"metadata": {"name": "Big"}}, "metadata.name"),
+        (pool() | {"kind": "Pod"}, "kind"),
+        (pool() | {"apiVersion": "v1"}, "apiVersion"),
+    ],
+)
+def test_a_wrong_field_is_named(wish: dict[str, Any], field: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        admit(wish, lambda _: None)
+    assert field in [cause.field for cause in caught.value.causes]
+    assert caught.value.body()["code"] == 422
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "field"),
+    [
+        (pool(), pool(model={"uri": "file:other"}), "spec.model.uri"),
+        (adapter(baseModel="a"), adapter(baseModel="b"), "spec.baseModel"),
+        (adapter(), adapter(baseModel="b"), "spec.baseModel"),
+    ],
+)
+def test_what_is_set_once_cannot_change(before: dict[str, Any], after: dict[str, Any], field: str) -> None:
+    stored = with_server_fields(admit(before, lambda _: None))
+    assert admit(before, lambda _: stored)["spec"] == stored["spec"]
+    with pytest.raises(Invalid) as caught:
+        admit(after, lambda _: stored)
+    assert [cause.field for cause in caught.value.causes] == [field]
+    assert "cannot change" in caught.value.message
+
+
+def with_server_fields(obj: Any) -> dict[str, Any]:
+    more = {"uid": "u", "generation": 1, "resourceVersion": "2", "creationTimestamp": "2026-01-01T00:00:00.5Z"}
+    return {**obj, "metadata": {**obj["metadata"], **more}}

@@ -1,0 +1,158 @@
+"""objects.json: whole after any crash, never silently thrown away."""
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.unit.operator.planning import adapter_object, adapter_ref
+from weft_operator.errors import StoreDamaged
+from weft_operator.local import durable
+from weft_operator.local.durable import Durable, open_store
+from weft_operator.local.objects import ObjectStore, check_store
+
+WRITER = """
+import asyncio, os, sys
+from pathlib import Path
+from weft_operator.local.durable import Durable, open_store
+
+async def main(path):
+    store = open_store(path, lambda: 1e9)
+    keeper = Durable(store, path)
+    writing = asyncio.create_task(keeper.run())
+    for number in range(100_000):
+        name = f"a{number % 50}"
+        spec = {"number": number, "life": os.getpid(), "padding": "x" * 500}
+        meta = {"name": name, "namespace": "n"}
+        store.apply({"apiVersion": "v", "kind": "LoRAAdapter", "metadata": meta, "spec": spec})
+        await keeper.committed()
+        print(number, store.version, flush=True)
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+def clock() -> float:
+    return 1_700_000_000.0
+
+
+@asynccontextmanager
+async def kept(path: Path) -> AsyncIterator[tuple[ObjectStore, Durable]]:
+    store = open_store(path, clock)
+    keeper = Durable(store, path)
+    writing = asyncio.create_task(keeper.run())
+    try:
+        yield store, keeper
+    finally:
+        writing.cancel()
+
+
+async def test_what_was_committed_is_there_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+    async with kept(path) as (store, keeper):
+        store.apply(adapter_object("upper"))
+        await keeper.committed()
+    again = open_store(path, clock)
+    assert again.objects() == store.objects()
+    assert again.version > store.version
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_many_changes_of_one_moment_are_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[int] = []
+    real = durable.write_atomically
+
+    def counting(path: Path, content: bytes) -> None:
+        writes.append(len(content))
+        real(path, content)
+
+    monkeypatch.setattr(durable, "write_atomically", counting)
+    async with kept(tmp_path / "objects.json") as (store, keeper):
+        waits = []
+        for number in range(200):
+            store.apply(adapter_object(f"a{number}"))
+            waits.append(keeper.committed())
+        await asyncio.gather(*waits)
+    assert len(writes) <= 2
+
+
+async def test_a_disk_that_refuses_is_told_to_the_caller_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse = True
+    real = durable.write_atomically
+
+    def refusing(path: Path, content: bytes) -> None:
+        if refuse:
+            raise OSError(28, "No space left on device")
+        real(path, content)
+
+    monkeypatch.setattr(durable, "write_atomically", refusing)
+    monkeypatch.setattr(durable, "RETRY_S", 0.0)
+    path = tmp_path / "objects.json"
+    async with kept(path) as (store, keeper):
+        store.apply(adapter_object("upper"))
+        with pytest.raises(OSError, match="No space"):
+            await keeper.committed()
+        refuse = False
+        await keeper.committed()
+    assert [o["metadata"]["name"] for o in open_store(path, clock).objects()] == ["upper"]
+
+
+def test_flush_writes_what_is_not_written_yet(tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+
+    async def short_life() -> None:
+        store = open_store(path, clock)
+        keeper = Durable(store, path)
+        store.apply(adapter_object("upper"))
+        keeper.flush()
+
+    asyncio.run(short_life())
+    assert open_store(path, clock).find(adapter_ref("upper"))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"{", "is damaged"),
+        (b"[]", "is damaged"),
+        (b'{"format": 1, "version": 3}', "is damaged"),
+        (b'{"format": 2, "version": 3, "objects": []}', "update weft"),
+    ],
+)
+def test_a_file_that_cannot_be_read_stops_the_start_and_stays(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "objects.json"
+    path.write_bytes(content)
+    with pytest.raises(StoreDamaged, match=says):
+        open_store(path, clock)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("writes", [1, 7, 40])
+def test_kill_9_while_writing_loses_nothing_that_was_committed(tmp_path: Path, writes: int) -> None:
+    path = tmp_path / "objects.json"
+    for _ in range(2):  # a second life begins where the first one was killed
+        child = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        lines = [child.stdout.readline().split() for _ in range(writes)]
+        os.kill(child.pid, signal.SIGKILL)
+        rest = [line.split() for line in child.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+        child.wait()
+        child.stdout.close()
+        number, version = map(int, [*lines, *rest][-1])
+        store = open_store(path, clock)
+        check_store(store)
+        assert store.version > version
+        assert json.loads(path.read_text())["format"] == 1
+        last = store.get(adapter_ref(f"a{number % 50}", "n"))["spec"]
+        assert last["life"] == child.pid
+        assert last["number"] >= number

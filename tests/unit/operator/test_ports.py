@@ -1,0 +1,33 @@
+"""Ports that stay ours while a component is down."""
+
+import socket
+from random import Random
+
+import pytest
+
+from weft_operator.errors import PortInUse
+from weft_operator.local.components import port_source
+from weft_operator.local.ports import EPHEMERAL_DEFAULT, RANGE_FILE, free_ports, require_free
+
+
+def test_ports_lie_below_those_of_outgoing_connections() -> None:
+    top = int(RANGE_FILE.read_text().split()[0]) if RANGE_FILE.exists() else EPHEMERAL_DEFAULT
+    found = free_ports(20, Random(1))
+    assert len(set(found)) == 20
+    assert max(found) < top
+
+
+def test_no_port_is_given_out_twice() -> None:
+    ports = port_source()
+    found = [port for count in (7, 2, 2, 2) for port in ports(count)]
+    assert len(found) == len(set(found)) == 13
+
+
+def test_a_port_in_use_is_named_with_the_flag_that_changes_it() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match=f"port {port} .* --port"):
+            require_free("127.0.0.1", port, "--port")
+    require_free("127.0.0.1", port, "--port")

@@ -1,0 +1,151 @@
+"""The operator's end of the Registry stream against a real gRPC server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+
+from tests.unit.operator.planning import adapter_ref, digest, pool_ref
+from weft.wire.channels import Outbox, both_ways
+from weft.wire.v1 import scheduler_pb2 as pb
+from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from weft_operator.actions import PublishAdapter, PublishPool, WithdrawAdapter, WithdrawPool
+from weft_operator.observe import AdapterEntry, AdapterReport, PoolEntry, PoolReport
+from weft_operator.registry_client import RegistryClient
+
+POOL = PoolEntry(
+    "default/base", digest("b"), "base", True, ("default",), 10, 8, "punica", "fcfs", "calibrated", 5, 1, 60.0
+)
+
+
+def entry(uid: str, letter: str = "a") -> AdapterEntry:
+    return AdapterEntry(uid, "acme", "upper", "acme/upper", "default/base", digest(letter), 8, 100, False, 5, 60.0)
+
+
+class Scheduler(SchedulerServicer):
+    """Keeps what it hears; says what it is told to say."""
+
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue[pb.RegistryToScheduler] = asyncio.Queue()
+        self.outbox: Outbox[pb.SchedulerToRegistry] = Outbox()
+
+    async def Registry(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802 (gRPC's name)
+        self.outbox = Outbox()
+        async for message in both_ways(request_iterator, context, self.outbox, self.heard.put_nowait):
+            yield message
+
+    async def next(self) -> pb.RegistryToScheduler:
+        async with asyncio.timeout(10):
+            return await self.heard.get()
+
+
+class Reports:
+    """What came back, as it can be awaited."""
+
+    def __init__(self) -> None:
+        self.pools: asyncio.Queue[tuple[str, PoolReport]] = asyncio.Queue()
+        self.adapters: asyncio.Queue[tuple[str, AdapterReport]] = asyncio.Queue()
+
+
+@asynccontextmanager
+async def connected(*, start: bool = True) -> AsyncIterator[tuple[RegistryClient, Scheduler, Reports]]:
+    server, scheduler, reports = grpc.aio.server(), Scheduler(), Reports()
+    add_SchedulerServicer_to_server(scheduler, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    client = RegistryClient(
+        f"127.0.0.1:{port}",
+        on_pool=lambda name, report: reports.pools.put_nowait((name, report)),
+        on_adapter=lambda uid, report: reports.adapters.put_nowait((uid, report)),
+    )
+    running = asyncio.create_task(client.run())
+    if start:
+        client.start()
+    try:
+        yield client, scheduler, reports
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await server.stop(None)
+
+
+async def test_nothing_is_told_before_the_table_is_complete() -> None:
+    async with connected(start=False) as (client, scheduler, _):
+        client.tell(PublishPool(pool_ref(), POOL))
+        await asyncio.sleep(0)
+        client.tell(PublishAdapter(adapter_ref("upper"), entry("u1")))
+        assert scheduler.heard.empty()
+        client.start()
+        snapshot = await scheduler.next()
+        assert snapshot.snapshot
+        assert [pool.pool for pool in snapshot.pools] == ["default/base"]
+        assert [adapter.uid for adapter in snapshot.adapters] == ["u1"]
+
+
+async def test_an_empty_table_is_a_complete_snapshot_too() -> None:
+    async with connected() as (_, scheduler, _):
+        snapshot = await scheduler.next()
+        assert (snapshot.snapshot, list(snapshot.pools), list(snapshot.adapters)) == (True, [], [])
+
+
+async def test_changes_of_one_turn_are_one_message_and_versions_grow() -> None:
+    async with connected() as (client, scheduler, _):
+        first = await scheduler.next()
+        client.tell(PublishPool(pool_ref(), POOL))
+        client.tell(PublishAdapter(adapter_ref("upper"), entry("u1")))
+        second = await scheduler.next()
+        assert not second.snapshot
+        assert second.version > first.version
+        assert second.pools[0].shared_all
+        assert (second.adapters[0].digest, second.adapters[0].bytes) == (digest("a"), 100)
+        client.tell(WithdrawAdapter(adapter_ref("upper")))
+        client.tell(WithdrawPool(pool_ref()))
+        third = await scheduler.next()
+        assert (list(third.removed_pools), list(third.removed_adapter_uids)) == (["default/base"], ["u1"])
+
+
+async def test_of_one_adapter_only_the_last_word_of_a_turn_is_told() -> None:
+    async with connected() as (client, scheduler, _):
+        await scheduler.next()
+        for letter in "acd":
+            client.tell(PublishAdapter(adapter_ref("upper"), entry("u1", letter)))
+        client.tell(WithdrawAdapter(adapter_ref("upper")))
+        client.tell(PublishAdapter(adapter_ref("upper"), entry("u1", "e")))
+        change = await scheduler.next()
+        assert [adapter.digest for adapter in change.adapters] == [digest("e")]
+        assert list(change.removed_adapter_uids) == []
+
+
+async def test_an_object_made_again_replaces_the_one_before() -> None:
+    async with connected() as (client, scheduler, _):
+        await scheduler.next()
+        client.tell(PublishAdapter(adapter_ref("upper"), entry("u1")))
+        await scheduler.next()
+        client.tell(PublishAdapter(adapter_ref("upper"), entry("u2")))
+        change = await scheduler.next()
+        assert [adapter.uid for adapter in change.adapters] == ["u2"]
+        assert list(change.removed_adapter_uids) == ["u1"]
+
+
+async def test_a_broken_stream_begins_again_with_everything() -> None:
+    async with connected() as (client, scheduler, _):
+        await scheduler.next()
+        client.tell(PublishAdapter(adapter_ref("upper"), entry("u1")))
+        await scheduler.next()
+        scheduler.outbox.close()
+        snapshot = await scheduler.next()
+        assert snapshot.snapshot
+        assert [adapter.uid for adapter in snapshot.adapters] == ["u1"]
+
+
+async def test_the_schedulers_word_comes_back() -> None:
+    async with connected() as (_, scheduler, reports):
+        await scheduler.next()
+        scheduler.outbox.put(pb.SchedulerToRegistry(pool=pb.PoolStatus(pool="default/base", ready_runners=2)))
+        status = pb.AdapterStatus(uid="u", digest="d", routed=True, ready_runners=1, load_errors=["b", "a"])
+        scheduler.outbox.put(pb.SchedulerToRegistry(adapter=status))
+        async with asyncio.timeout(10):
+            assert await reports.pools.get() == ("default/base", PoolReport(2))
+            assert await reports.adapters.get() == ("u", AdapterReport("d", True, 1, ("a", "b")))

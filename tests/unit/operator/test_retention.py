@@ -1,0 +1,29 @@
+"""What the depot keeps, and when it may forget."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft_operator.retention import Retention
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 100), st.floats(1, 50)), max_size=20), st.floats(0, 200))
+def test_a_digest_is_kept_until_its_last_drain_is_over(left: list[tuple[str, float, float]], now: float) -> None:
+    ledger = Retention()
+    ends: dict[str, float] = {}
+    for digest, at, drain_s in left:
+        ledger.left(digest, at, drain_s)
+        ends[digest] = max(ends.get(digest, 0.0), at + drain_s)
+    draining = {digest for digest, end in ends.items() if end > now}
+    assert ledger.wanted({"live"}, now) == draining | {"live"}
+    ledger.forget(now)
+    assert ledger.wanted({"live"}, now) == draining | {"live"}
+    assert set(ledger.until) == draining
+
+
+def test_nothing_is_due_while_nothing_drains() -> None:
+    ledger = Retention(started_at=1000.0)
+    assert ledger.due_at(300.0) == 1300.0  # the first list
+    ledger.told = frozenset()
+    assert ledger.due_at(300.0) is None
+    ledger.left("a", 1400.0, 60.0)
+    assert ledger.due_at(300.0) == 1460.0

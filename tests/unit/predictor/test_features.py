@@ -1,0 +1,67 @@
+import hashlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft_predictor.core.features import MAX_CHARS, features
+
+DIM = 1 << 17
+
+
+@given(st.text(max_size=300), st.integers(0, 10_000))
+def test_any_text_gives_a_finite_sorted_vector_within_its_dimension(text, prompt_tokens):
+    x = features(text, prompt_tokens, DIM)
+    assert x.index[0] == 0
+    assert (np.diff(x.index) > 0).all()
+    assert x.index[-1] < DIM
+    assert np.isfinite(x.value).all()
+    assert (x.value > 0).all()
+
+
+def fingerprint() -> str:
+    x = features("Summarise this article in three points: Überraschung!", 12, DIM)
+    return hashlib.sha256(x.index.tobytes() + np.round(x.value, 9).tobytes()).hexdigest()
+
+
+def test_the_hash_is_the_same_in_every_process():
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import test_features; print(test_features.fingerprint())"
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": __file__.rpartition("/")[0]},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert seen == {fingerprint()}
+
+
+def test_text_beyond_the_bound_changes_nothing():
+    head = "word " * (MAX_CHARS // 5 + 1)
+    long, longer = features(head, 5, DIM), features(head + "and more", 5, DIM)
+    assert (long.index == longer.index).all()
+    assert (long.value == longer.value).all()
+
+
+def test_case_and_spacing_do_not_count_but_order_does():
+    same = features("Write  a POEM", 3, DIM), features("write a poem", 3, DIM)
+    assert len(np.intersect1d(same[0].index, same[1].index)) >= len(same[1].index) - 2  # the size class may differ
+    turned = features("poem a write", 3, DIM)
+    assert len(np.setdiff1d(turned.index, same[1].index)) >= 4
+
+
+def test_different_words_rarely_share_a_column():
+    seen = [set(features(f"w{i}", 1, DIM).index) - {0} for i in range(200)]
+    union = set().union(*seen)
+    assert len(union) > 0.5 * sum(map(len, seen))
+
+
+def test_a_dimension_that_is_no_power_of_two_is_our_own_mistake():
+    with pytest.raises(AssertionError, match="power of two"):
+        features("x", 1, 1000)

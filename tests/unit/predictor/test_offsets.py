@@ -1,0 +1,52 @@
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft_predictor.core.offsets import SHRINK_K, WINDOW, Offsets, shrunk_median
+
+residual = st.floats(-10, 10)
+steps = st.lists(st.tuples(st.sampled_from("abcd"), residual), max_size=200)
+
+
+@given(st.lists(residual, max_size=100))
+def test_the_offset_is_the_shrunk_median_of_the_latest_residuals(residuals):
+    offsets = Offsets()
+    for value in residuals:
+        offsets.learn("a", value)
+    latest = residuals[-WINDOW:]
+    expected = median(latest) * len(latest) / (len(latest) + SHRINK_K) if latest else 0.0
+    assert offsets.of("a") == pytest.approx(expected)
+    assert abs(offsets.of("a")) <= max(map(abs, residuals), default=0.0)
+
+
+@given(steps)
+def test_adapters_do_not_touch_each_other_and_the_state_can_be_put_back(events):
+    offsets = Offsets()
+    for adapter, value in events:
+        offsets.learn(adapter, value)
+    for adapter in "abcd":
+        mine = [value for other, value in events if other == adapter][-WINDOW:]
+        assert offsets.of(adapter) == pytest.approx(shrunk_median(mine))
+    again = Offsets()
+    for adapter, window in offsets.items():
+        again.restore(adapter, window)
+    assert dict(again.items()) == dict(offsets.items())
+    assert [again.of(adapter) for adapter in "abcd"] == [offsets.of(adapter) for adapter in "abcd"]
+
+
+def test_one_outlier_moves_nothing_much():
+    offsets = Offsets()
+    for value in (0.1, 0.2, 0.15, 0.12, 9.0):
+        offsets.learn("a", value)
+    assert offsets.of("a") < 0.2
+
+
+def test_the_adapter_heard_of_longest_ago_is_forgotten_first():
+    offsets = Offsets(max_adapters=2)
+    for adapter in ("a", "b", "a", "c"):
+        offsets.learn(adapter, 1.0)
+    assert len(offsets) == 2
+    assert offsets.of("b") == 0.0
+    assert offsets.of("a") > 0

@@ -1,0 +1,143 @@
+import math
+from dataclasses import replace
+from statistics import mean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft_predictor.core.predictor import LengthPredictor, Observed, Query, bucket
+
+DIM = 1 << 14
+
+
+def cold() -> LengthPredictor:
+    return LengthPredictor.cold("ridge-test", dim=DIM)
+
+
+def predict(model: LengthPredictor, query: Query, **options):
+    return model.predict(query, max_context_tokens=2_048, **options)
+
+
+def taught(world, count: int, **options) -> LengthPredictor:
+    model = cold()
+    for outcome in world.answers(count, **options):
+        model.observe(outcome)
+    return model
+
+
+def bias(model: LengthPredictor, here, adapter: str, task: str) -> float:
+    """Mean log of predicted over true median, over 100 prompts of a task."""
+    asked = [query for query in (here.query(adapter) for _ in range(400)) if query.prompt_text.startswith(task)]
+    return mean(math.log(predict(model, query).p50_tokens / here.median(query)) for query in asked)
+
+
+def coverage(model: LengthPredictor, outcomes) -> float:
+    hits = []
+    for outcome in outcomes:
+        hits.append(outcome.tokens <= predict(model, outcome.query).p90_tokens)
+        model.observe(outcome)
+    return sum(hits) / len(hits)
+
+
+def test_a_cold_model_answers_at_once_with_a_wide_margin():
+    answer = predict(cold(), Query("anything", "acme/plain"))
+    assert 100 <= answer.p50_tokens <= 150
+    assert answer.p90_tokens > 3 * answer.p50_tokens
+
+
+def test_it_learns_what_the_prompt_and_the_adapter_say(world):
+    here = world(1)
+    model = taught(here, 2_000)
+    for adapter in ("acme/plain", "acme/brief", "globex/chatty"):
+        for task in ("name", "list", "explain", "essay"):
+            assert abs(bias(model, here, adapter, task)) < 0.4, (adapter, task)  # the effects are 1.1 to 3.9
+
+
+def test_an_adapter_it_has_hardly_seen_is_answered_like_the_others(world):
+    model = taught(world(2), 1_000, adapter="acme/plain")
+    fresh, known = (predict(model, Query("list something about birds", a, 8)) for a in ("new/one", "acme/plain"))
+    assert fresh.p50_tokens == pytest.approx(known.p50_tokens, rel=0.3)
+
+
+@pytest.mark.parametrize("drift", [0.25, 4.0])
+def test_coverage_returns_to_90_percent_after_the_answers_change(world, drift):
+    here = world(3)
+    model = taught(here, 1_500)
+    coverage(model, here.answers(300, drift=drift))
+    assert coverage(model, here.answers(1_000, drift=drift)) == pytest.approx(0.9, abs=0.03)
+
+
+def test_the_reported_coverage_is_what_was_observed_before_learning(world):
+    here, model = world(4), cold()
+    assert model.coverage is None
+    seen = coverage(model, here.answers(1_000))
+    assert model.coverage == pytest.approx(seen, abs=0.02)  # p90 is rounded up to whole tokens
+
+
+def test_censored_answers_do_not_teach_that_answers_are_short(world):
+    """Half of the requests are cut off at 64 tokens; the truth does not change, the prediction must not either."""
+    here = world(5)
+    whole, cut, naive = cold(), cold(), cold()
+    for i, outcome in enumerate(here.answers(3_000, adapter="acme/plain")):
+        short = replace(outcome, tokens=min(outcome.tokens, 64), censored=outcome.tokens > 64)
+        whole.observe(outcome)
+        cut.observe(short if i % 2 else outcome)
+        naive.observe(replace(short, censored=False) if i % 2 else outcome)
+    errors = [bias(model, here, "acme/plain", "essay") for model in (whole, cut, naive)]
+    assert errors[0] == pytest.approx(0.0, abs=0.2)
+    assert errors[1] == pytest.approx(errors[0], abs=0.2)
+    assert errors[2] < errors[0] - 0.5, "the test would notice a model that believes the cut"
+
+
+def test_answers_that_are_always_cut_off_push_the_prediction_up_to_the_limit_and_not_away(world):
+    model, query = cold(), Query("list something", "acme/plain", 3)
+    for _ in range(500):
+        model.observe(Observed(query, 1_000, censored=True))
+    assert 900 <= predict(model, query).p50_tokens <= 20_000
+
+
+def test_a_client_that_left_after_one_token_teaches_nothing():
+    model, query = cold(), Query("list something", "acme/plain", 3)
+    before = predict(model, query)
+    for _ in range(100):
+        assert model.observe(Observed(query, 1, censored=True)).covered is None
+    assert predict(model, query) == before
+    assert model.version == "ridge-test+0"
+
+
+def test_the_version_changes_when_the_model_does(world):
+    model, versions = cold(), set()
+    for outcome in world(6).answers(5):
+        versions.add(model.version)
+        model.observe(outcome)
+    assert versions == {f"ridge-test+{i}" for i in range(5)}
+
+
+def test_scale_multiplies_every_prediction(world):
+    model = taught(world(7), 300)
+    query = world(8).query()
+    plain, tenfold = predict(model, query), predict(model, query, scale=10.0)
+    assert tenfold.p50_tokens == pytest.approx(10 * plain.p50_tokens, abs=10)
+    assert tenfold.p90_tokens == pytest.approx(10 * plain.p90_tokens, abs=10)
+
+
+@given(st.text(max_size=200), st.integers(0, 2**32 - 1), st.floats(0.001, 1_000))
+def test_whatever_is_asked_the_answer_is_ordered_and_fits_the_wire(text, prompt_tokens, scale):
+    answer = predict(cold(), Query(text, "a", prompt_tokens), scale=scale)
+    assert 1 <= answer.p50_tokens <= answer.p90_tokens < 2**32
+    assert 0 <= answer.bucket <= 9
+
+
+@given(st.integers(0, 10**6), st.integers(10, 10**6))
+def test_a_bucket_is_a_tenth_of_the_maximum(tokens, maximum):
+    assert bucket(tokens, maximum) == min(math.floor(tokens * 10 / maximum + 1e-12), 9)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.booleans()), max_size=40))
+def test_no_sequence_of_outcomes_breaks_the_numbers(outcomes):
+    model, query = cold(), Query("x", "a")
+    for tokens, censored in outcomes:
+        model.observe(Observed(query, tokens, censored))
+    answer = predict(model, query)
+    assert 1 <= answer.p50_tokens <= answer.p90_tokens < 2**32

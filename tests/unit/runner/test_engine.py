@@ -1,0 +1,320 @@
+"""The heartbeat with the real executor, beat by beat: loading beside running, failures alone, stops at once."""
+
+import random
+import threading
+
+import pytest
+import torch
+
+from weft_runner.core.events import Desired, Ended, EndReason, Load, NoRoom, Tier, Tokens
+from weft_runner.core.request_pool import check_pool
+from weft_runner.core.sequence import Epoch, Finish, Phase, Sampling
+from weft_runner.engine import Drain, EngineThread, OwnerLost, SetDesired, Stop, TellState
+from weft_runner.errors import ArtifactUnreachable
+
+GREEDY = Sampling(ignore_eos=True)
+
+
+def test_a_stop_frees_the_pages_within_one_iteration(drive):
+    driver = drive()
+    request = driver.request("r", [3, 4, 5], max_tokens=100, sampling=GREEDY)
+    other = driver.request("other", [3, 4, 5], max_tokens=3, sampling=GREEDY)
+    driver.post(request, other)
+    driver.beat(2)
+    reserved = driver.pool.pages.reserved_by("other")
+    driver.post(Stop("r", request.epoch), TellState())
+    driver.beat()
+    assert driver.pool.pages.reserved_pages == reserved
+    assert driver.iterations[-1].state.free_pages == 64 - reserved
+    driver.finish()
+    assert len(driver.answer("other")) == 3
+
+
+def test_one_forward_an_iteration_whatever_the_adapters_and_rows(drive, world):
+    for i in range(6):
+        world.write_adapter(f"a{i}", seed=i, rank=1 + i)
+    driver = drive(max_adapters=6)
+    for i in range(12):
+        driver.post(driver.request(f"r{i}", [3 + i] * (1 + i), 20, f"a{i % 6}", sampling=GREEDY))
+    driver.finish()
+    assert driver.pool.forwards == driver.pool.iterations
+    assert max(i.batch_adapters for i in driver.iterations) == 6
+
+
+class GatedSource:
+    """A source that hands an adapter out when the test says so."""
+
+    def __init__(self, world) -> None:
+        self.world, self.gate = world, threading.Event()
+
+    def adapter(self, digest):
+        assert self.gate.wait(20)
+        return self.world.adapter(digest)
+
+    def retain(self, digests):
+        del digests
+
+    def on_disk(self, digests):
+        return frozenset(digests)
+
+
+def test_the_batch_runs_on_while_an_adapter_loads_and_the_request_joins_at_a_later_step(drive, world):
+    world.write_adapter("slow")
+    source = GatedSource(world)
+    driver = drive(source)
+    driver.post(driver.request("base", [3, 4], 30, sampling=GREEDY))
+    driver.post(driver.request("tuned", [3, 4], 5, "slow", sampling=GREEDY))
+    driver.beat(10)
+    assert len(driver.answer("base")) == 10
+    assert driver.answer("tuned") == []
+    assert driver.pool.sequences["tuned"].phase is Phase.WAITING
+    source.gate.set()
+    driver.finish()
+    assert len(driver.answer("tuned")) == 5
+    assert driver.answer("tuned") != driver.answer("base")[:5]
+
+
+def test_a_bad_adapter_ends_its_own_sequences_and_nobody_elses(drive, world):
+    world.write_adapter("good", seed=1)
+    (world.write_adapter("torn", seed=2) / "adapter_model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{")
+    world.write_adapter("wide", seed=3, rank=65)
+    driver = drive()
+    for i, adapter in enumerate(("good", "torn", "wide", "absent", "")):
+        driver.post(driver.request(f"r{i}", [5, 6], 4, adapter, sampling=GREEDY))
+    driver.finish()
+    endings = [driver.ending(f"r{i}") for i in range(5)]
+    assert [getattr(e, "reason", e) if isinstance(e, Ended) else e.finish for e in endings] == [
+        Finish.LENGTH,
+        EndReason.LOAD_FAILED,
+        EndReason.LOAD_FAILED,
+        EndReason.UNKNOWN_ADAPTER,
+        Finish.LENGTH,
+    ]
+    assert "--max-rank" in endings[2].detail
+    check_pool(driver.pool)
+
+
+def test_a_depot_that_does_not_answer_fails_the_load_and_a_later_start_tries_again(drive, world):
+    world.write_adapter("a")
+
+    class Flaky(GatedSource):
+        tries = 0
+
+        def adapter(self, digest):
+            self.tries += 1
+            if self.tries == 1:
+                raise ArtifactUnreachable("no answer")
+            return self.world.adapter(digest)
+
+    driver = drive(Flaky(world))
+    driver.post(driver.request("first", [5], 3, "a", sampling=GREEDY))
+    driver.finish()
+    assert driver.ending("first").reason is EndReason.LOAD_FAILED
+    driver.post(driver.request("second", [5], 3, "a", sampling=GREEDY))
+    driver.finish()
+    assert len(driver.answer("second")) == 3
+
+
+def test_an_adapter_that_computes_nonsense_ends_alone_and_leaves_nothing_in_the_pages(drive, world):
+    folder = world.write_adapter("nan")
+    from safetensors.torch import load_file, save_file
+
+    tensors = {
+        name: torch.full_like(t, torch.nan) for name, t in load_file(folder / "adapter_model.safetensors").items()
+    }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    quiet, noisy = drive(total_pages=12), drive(total_pages=12)
+    for driver in (quiet, noisy):
+        if driver is noisy:
+            driver.post(driver.request("bad", [9] * 9, 20, "nan", reservation_tokens=3))
+        driver.post(driver.request("good", [7, 8, 9], 20, sampling=GREEDY))
+        driver.finish()
+        for i in range(3):  # whoever gets the pages next is not disturbed either
+            driver.post(driver.request(f"next{i}", [i + 3] * 5, 10, sampling=GREEDY))
+        driver.finish()
+    assert driver.ending("bad").reason is EndReason.INTERNAL
+    assert "finite" in driver.ending("bad").detail
+    for key in ("good", "next0", "next1", "next2"):
+        assert noisy.answer(key) == quiet.answer(key)
+
+
+def test_a_forward_that_fails_is_repeated_row_by_row_and_only_the_guilty_sequence_ends(drive):
+    quiet, driver = drive(), drive()
+    executor = driver.engine.executor
+    run = executor.run
+
+    def failing(step, **layers):
+        if 13 in step.tokens:
+            raise RuntimeError("token 13")
+        return run(step, **layers)
+
+    executor.run = failing
+    for d in (quiet, driver):
+        if d is driver:
+            d.post(d.request("guilty", [13, 4], 5))
+        d.post(d.request("good", [3, 4], 5, sampling=GREEDY))
+        d.finish()
+    assert driver.ending("guilty").reason is EndReason.INTERNAL
+    assert "token 13" in driver.ending("guilty").detail
+    assert driver.answer("good") == quiet.answer("good")
+    assert driver.pool.forwards > driver.pool.iterations - 2
+
+
+def test_a_lost_session_cancels_what_it_held_and_drain_gives_the_rest_back(drive):
+    driver = drive()
+    for i in range(4):
+        driver.post(driver.request(f"r{i}", [3, 4], 50, owner=1 + i % 2, sampling=GREEDY))
+    driver.beat(6)
+    driver.post(OwnerLost(1))
+    driver.beat()
+    assert set(driver.pool.sequences) == {"r1", "r3"}
+    driver.post(Drain(True), driver.request("late", [3], 5))
+    driver.beat()
+    ended = {e.request_id: e for e in driver.events if isinstance(e, Ended)}
+    assert set(ended) == {"r1", "r3", "late"}
+    assert all(e.reason is EndReason.DRAINED for e in ended.values())
+    assert ended["r1"].emitted_tokens == len(driver.answer("r1"))
+    assert driver.iterations[-1].state.draining
+    driver.post(Drain(False), driver.request("again", [3], 5, sampling=GREEDY))
+    driver.finish()
+    assert len(driver.answer("again")) == 5
+
+
+def test_a_sampled_answer_is_continued_by_a_replay_and_does_not_depend_on_its_batch(drive, world):
+    world.write_adapter("a")
+    sampling = Sampling(seed=2**63 + 5, temperature=0.9, top_p=0.8, ignore_eos=True)
+    alone, crowd = drive(), drive()
+    alone.post(alone.request("r", [5, 6, 7], 20, "a", sampling=sampling))
+    alone.finish()
+    for i in range(7):
+        other = Sampling(seed=i, temperature=1.5, ignore_eos=True)
+        crowd.post(crowd.request(f"o{i}", [i + 1] * (i + 1), 40, "a" if i % 2 else "", sampling=other))
+    crowd.post(crowd.request("r", [5, 6, 7], 20, "a", sampling=sampling))
+    while len(crowd.answer("r")) < 8:
+        crowd.beat()
+    request = crowd.pool.sequences["r"].request
+    crowd.post(Stop("r", request.epoch))
+    crowd.post(
+        crowd.request("r", [5, 6, 7], 20, "a", sampling=sampling, emitted=tuple(crowd.answer("r")), epoch=Epoch(2, 1))
+    )
+    crowd.finish()
+    assert crowd.answer("r") == alone.answer("r")
+
+
+def test_urgent_news_carry_the_whole_state_and_quiet_iterations_do_not(drive):
+    driver = drive(total_pages=2, page_tokens=4)
+    driver.post(driver.request("r", [3, 4, 5], 5, reservation_tokens=1, sampling=GREEDY))
+    driver.beat(2)
+    assert all(i.state is None for i in driver.iterations)
+    driver.finish()
+    assert driver.iterations[-1].state is not None, "a finish is told at once"
+    crowd = drive(total_pages=2, page_tokens=4)
+    for key in "ab":
+        crowd.post(crowd.request(key, [3, 4, 5], 5, reservation_tokens=1, sampling=GREEDY))
+    while crowd.pool.runnable or not crowd.pool.sequences:
+        crowd.beat()
+    told = next(i.state for i in crowd.iterations if i.state is not None)
+    assert [o.request_id for o in told.overruns] == ["a"]
+
+
+def test_three_hundred_adapters_over_eight_slots_are_all_served_and_none_is_starved(drive, world):
+    """Popularity 1/i, every adapter at least once, arrivals as fast as there is room."""
+    rng = random.Random(7)
+    names = [f"a{i}" for i in range(300)]
+    for i, name in enumerate(names):
+        world.write_adapter(name, seed=i, rank=1 + i % 8, modules=("q_proj", "v_proj") if i % 3 else ("down_proj",))
+    weights = [1 / (i + 1) for i in range(300)]
+    asked = [*names, *rng.choices(names, weights, k=300)]
+    rng.shuffle(asked)
+    driver = drive(max_adapters=8, total_pages=128, host_bytes=1 << 18)
+    driver.post(SetDesired(1, tuple(Desired(name, pinned=name == "a0") for name in names)))
+    prompts = {f"r{i}": [rng.randrange(61) for _ in range(rng.randint(1, 9))] for i in range(len(asked))}
+    left = [driver.request(f"r{i}", prompts[f"r{i}"], 4, name, sampling=GREEDY) for i, name in enumerate(asked)]
+    waited: dict[str, int] = {}
+    beats = 0
+    while left or driver.pool.sequences:
+        while left and len(driver.pool.sequences) < 24:
+            driver.pool.start(left.pop(0))
+        driver.beat()
+        beats += 1
+        check_pool(driver.pool)
+        for sequence in driver.pool.sequences.values():
+            waited[sequence.key] = waited.get(sequence.key, 0) + (sequence.phase is Phase.WAITING)
+        assert beats < 30_000
+    assert not any(isinstance(event, Ended | NoRoom) for event in driver.events)
+    assert all(len(driver.answer(f"r{i}")) == 4 for i in range(len(asked)))
+    assert driver.pool.forwards == driver.pool.iterations
+    assert driver.pool.pages.free_pages == 128
+    residency = driver.pool.residency
+    assert len(residency.in_slots()) == 8
+    assert residency.host.held_bytes <= 1 << 18
+    assert residency.tier_of(residency.adapters["a0"]) is Tier.DEVICE, "pinned"
+    fresh = drive(max_adapters=8)
+    for i in rng.sample(range(len(asked)), 12):  # eviction and reloading have not mixed any weights up
+        fresh.post(fresh.request(f"r{i}", prompts[f"r{i}"], 4, asked[i], sampling=GREEDY))
+        fresh.finish()
+        assert fresh.answer(f"r{i}") == driver.answer(f"r{i}")
+
+
+def test_an_engine_with_nothing_to_run_waits_on_its_queue_and_ends_when_told(drive):
+    driver = drive()
+    told = threading.Event()
+    driver.engine._on_iteration = lambda iteration: (driver.iterations.append(iteration), told.set())
+    failures: list[BaseException] = []
+    thread = EngineThread(driver.engine, 1, failures.append)
+    thread.start()
+    driver.post(driver.request("r", [3, 4], 5, sampling=GREEDY), TellState())
+    assert told.wait(20)
+    driver.post(TellState())
+    assert thread.stop(20)
+    assert not failures
+    beats = len(driver.iterations)
+    assert beats <= 5 + 3, "an idle engine does not beat"
+
+
+def test_a_bug_in_the_engine_is_told_and_ends_its_thread(drive):
+    driver = drive()
+    failures: list[BaseException] = []
+    heard = threading.Event()
+    thread = EngineThread(driver.engine, 1, lambda error: (failures.append(error), heard.set()))
+    driver.pool.choose = lambda: 1 / 0
+    thread.start()
+    driver.post(TellState())
+    assert heard.wait(20)
+    assert isinstance(failures[0], ZeroDivisionError)
+
+
+def test_load_orders_reach_the_loader_even_when_nothing_runs(drive, world):
+    world.write_adapter("a")
+    driver = drive()
+    driver.post(SetDesired(1, (Desired("a", pinned=True),)))
+    while driver.pool.state().not_ready:
+        driver.beat()
+    assert driver.pool.residency.tier_of(driver.pool.residency.adapters["a"]) is Tier.DEVICE
+    assert not any(isinstance(a, Load) for a in driver.pool.residency.take_actions())
+    assert not any(isinstance(e, Tokens) for e in driver.events)
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_a_pinned_adapter_that_failed_is_tried_again_when_asked(drive, world, fails):
+    world.write_adapter("a")
+
+    class Flaky(GatedSource):
+        tries = 0
+
+        def adapter(self, digest):
+            self.tries += 1
+            if self.tries <= fails:
+                raise ArtifactUnreachable("no answer")
+            return self.world.adapter(digest)
+
+    driver = drive(Flaky(world))
+    driver.post(SetDesired(1, (Desired("a", pinned=True),)))
+    for tries in range(1, fails + 1):
+        while driver.engine.adapters._source.tries < tries or driver.pool.residency.in_slots():
+            driver.beat()
+        assert "pinned" in driver.pool.state().not_ready
+        assert driver.pool.residency.adapters["a"].error == "no answer", "it is not tried again by itself"
+        driver.post(TellState(retry_pinned=True))
+    while driver.pool.state().not_ready:
+        driver.beat()

@@ -1,0 +1,420 @@
+"""The request pool without a model: every command in any order, every book balanced, every sequence ended once."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from weft_runner.core.epochs import EpochBook
+from weft_runner.core.events import Desired, Ended, EndReason, Load, NoRoom, Tokens
+from weft_runner.core.growth import first_reservation_pages, next_growth
+from weft_runner.core.iteration import Limits
+from weft_runner.core.request_pool import PoolLimits, RequestPool, check_pool
+from weft_runner.core.sequence import Epoch, Finish, Phase, Request, Sampling, Sequence
+
+EOS = 0
+LIMITS = PoolLimits(
+    total_pages=12,
+    page_tokens=4,
+    max_sequences=5,
+    max_adapters=2,
+    max_context_tokens=40,
+    vocab_size=9,
+    eos=frozenset([EOS]),
+    batch=Limits(max_prefills=1, max_batch_tokens=7),
+    starvation=3,
+)
+
+
+def make_request(key: str, counter: int, prompt: int, max_tokens: int, **fields) -> Request:
+    defaults = {"owner": 1, "gateway_id": "g", "adapter": "", "emitted": (), "reservation_tokens": max_tokens}
+    return Request(
+        request_id=key, epoch=Epoch(1, counter), prompt=(1,) * prompt, max_tokens=max_tokens, **{**defaults, **fields}
+    )
+
+
+def step(pool: RequestPool, token: int = 5) -> None:
+    """One heartbeat with a model that always chooses the same token."""
+    batch = pool.choose()
+    if batch.rows:
+        pool.account(batch, {row.key: token for row in batch.rows if row.samples}, {})
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Two gateways, five requests, three adapters; a model that answers anything; loads that may fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = RequestPool(LIMITS)
+        self.pool.set_desired(1, [Desired("a"), Desired("b", pinned=True)])
+        self.counter = 0
+        self.live: dict[str, tuple[Epoch, int]] = {}  # request -> epoch, owner
+        self.answers: dict[tuple[str, Epoch], list[int]] = {}
+        self.loads: list[str] = []
+        self.draining = False
+
+    @rule(
+        key=st.sampled_from("vwxyz"),
+        owner=st.integers(1, 2),
+        prompt=st.integers(0, 45),
+        emitted=st.integers(0, 4),
+        max_tokens=st.integers(0, 20),
+        reservation=st.integers(0, 20),
+        adapter=st.sampled_from(["", "a", "b", "c"]),
+        stale=st.booleans(),
+    )
+    def start(self, key, owner, prompt, emitted, max_tokens, reservation, adapter, stale) -> None:
+        if not stale:
+            self.counter += 1
+        request = make_request(
+            key, self.counter, prompt, max_tokens, owner=owner, adapter=adapter, emitted=(1,) * emitted,
+            reservation_tokens=reservation,
+        )  # fmt: skip
+        known = self.pool.epochs.is_stale(key, request.epoch)
+        before = self.live.get(key)
+        self.pool.start(request)
+        if known:
+            assert self.live.get(key) == before
+            return
+        self.live.pop(key, None)
+        self.answers[key, request.epoch] = list(request.emitted)
+        if key in self.pool.sequences:
+            assert not self.draining
+            self.live[key] = (request.epoch, owner)
+        self.hear()
+
+    @rule(key=st.sampled_from("vwxyz"), offset=st.integers(-1, 1))
+    def stop(self, key: str, offset: int) -> None:
+        counter = max(1, (self.live[key][0].counter if key in self.live else self.counter) + offset)
+        self.pool.stop(key, Epoch(1, counter))
+        if key in self.live and self.live[key][0] <= Epoch(1, counter):
+            del self.live[key]
+        self.counter = max(self.counter, counter)
+        self.hear()
+
+    @rule(owner=st.integers(1, 2))
+    def lose_a_session(self, owner: int) -> None:
+        self.pool.owner_lost(owner)
+        self.live = {key: (epoch, mine) for key, (epoch, mine) in self.live.items() if mine != owner}
+        self.hear()
+
+    @rule(on=st.booleans())
+    def drain(self, on: bool) -> None:
+        self.draining = on
+        self.pool.drain(on=on)
+        self.hear()
+        assert not (on and self.live), "every sequence was given back"
+
+    @precondition(lambda self: self.loads)
+    @rule(fails=st.sampled_from([None, None, EndReason.LOAD_FAILED, EndReason.UNKNOWN_ADAPTER]))
+    def load(self, fails: EndReason | None) -> None:
+        digest = self.loads.pop(0)
+        if fails is None:
+            self.pool.loaded(digest, rank=1, n_bytes=1, host_bytes=1, cost=1.0)
+        else:
+            self.pool.load_failed(digest, fails, "broken")
+        self.hear()
+
+    @rule(wanted=st.sets(st.sampled_from("abc")))
+    def desire(self, wanted: set[str]) -> None:
+        self.pool.set_desired(self.pool.desired_version + 1, [Desired(d) for d in sorted(wanted)])
+        self.hear()
+
+    @rule(tokens=st.lists(st.integers(0, 8), min_size=5, max_size=5), fails=st.booleans())
+    def iterate(self, tokens: list[int], fails: bool) -> None:
+        batch = self.pool.choose()
+        if not batch.rows:
+            return
+        failing = {batch.rows[0].key: "broken"} if fails else {}
+        sampling = [row.key for row in batch.rows if row.samples and row.key not in failing]
+        self.pool.account(batch, dict(zip(sampling, tokens, strict=False)), failing)
+        self.hear()
+        assert not (failing.keys() & self.pool.sequences.keys())
+
+    def hear(self) -> None:
+        self.loads.extend(a.digest for a in self.pool.residency.take_actions() if isinstance(a, Load))
+        for event in self.pool.take_events():
+            key = event.request_id
+            if isinstance(event, Tokens):
+                answer = self.answers[key, event.epoch]
+                assert event.position == len(answer), "no token is lost or comes twice"
+                answer.extend(event.tokens)
+                assert EOS not in event.tokens
+            if isinstance(event, Ended | NoRoom) or event.finish is not Finish.NONE:
+                self.live.pop(key, None)
+
+    @invariant()
+    def everything_balances(self) -> None:
+        check_pool(self.pool)
+        assert {key: (s.request.epoch, s.request.owner) for key, s in self.pool.sequences.items()} == self.live
+        state = self.pool.state()
+        assert state.free_pages + sum(s.reserved_pages for s in state.sequences) == state.total_pages
+        assert state.used_pages == sum(s.used_pages for s in state.sequences)
+
+
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+test_every_book_balances_under_any_commands = PoolMachine.TestCase
+
+
+def test_an_epoch_that_is_not_above_the_highest_seen_is_ignored_and_one_above_replaces():
+    pool = RequestPool(LIMITS)
+    pool.start(make_request("r", 5, prompt=3, max_tokens=4))
+    pool.start(make_request("r", 5, prompt=9, max_tokens=4))
+    pool.start(make_request("r", 4, prompt=9, max_tokens=4))
+    assert len(pool.sequences["r"].request.prompt) == 3
+    pool.start(make_request("r", 6, prompt=9, max_tokens=4))
+    assert len(pool.sequences["r"].request.prompt) == 9
+    assert pool.pages.reserved_pages == 4
+    assert not pool.take_events(), "the replaced one is not told: its gateway asked for it"
+    pool.stop("r", Epoch(1, 5))
+    assert "r" in pool.sequences, "a stop of a lower epoch is stale"
+    pool.stop("r", Epoch(1, 6))
+    assert pool.pages.free_pages == 12
+    pool.start(make_request("r", 6, prompt=3, max_tokens=4))
+    assert not pool.sequences, "a start that arrives after its stop"
+
+
+def test_a_request_without_room_is_told_why_and_changes_nothing():
+    pool = RequestPool(LIMITS)
+    pool.start(make_request("big", 1, prompt=30, max_tokens=10))
+    pool.start(make_request("r", 2, prompt=8, max_tokens=1, reservation_tokens=1))
+    assert pool.take_events() == [NoRoom(1, "r", Epoch(1, 2), 2, "pages")]
+    for i in range(4):
+        pool.start(make_request(f"s{i}", 3 + i, prompt=1, max_tokens=2, reservation_tokens=0))
+    events = pool.take_events()
+    assert [e.reason for e in events if isinstance(e, NoRoom)] == ["pages", "pages"]
+    full = RequestPool(replace(LIMITS, max_sequences=1))
+    full.start(make_request("a", 1, prompt=1, max_tokens=1))
+    full.start(make_request("b", 2, prompt=1, max_tokens=1))
+    full.start(make_request("c", 3, prompt=40, max_tokens=1))
+    assert [(e.request_id, e.reason) for e in full.take_events()] == [("b", "sequences"), ("c", "context")]
+
+
+def test_a_reservation_counts_prompt_emitted_and_output_and_never_more_than_the_context():
+    assert first_reservation_pages(10, 6, 4, 40) == 4
+    assert first_reservation_pages(10, 7, 4, 40) == 5
+    assert first_reservation_pages(10, 1000, 4, 40) == 10
+    pool = RequestPool(LIMITS)
+    pool.start(make_request("r", 1, prompt=5, max_tokens=20, emitted=(1,) * 4, reservation_tokens=3))
+    assert pool.pages.reserved_by("r") == 3
+
+
+def test_a_full_reservation_doubles_in_place_and_the_doubling_is_told():
+    pool = RequestPool(LIMITS)
+    pool.start(make_request("r", 1, prompt=4, max_tokens=30, reservation_tokens=4))
+    while pool.pages.reserved_by("r") == 2:
+        step(pool)
+    assert pool.sequences["r"].in_kv == 9, "it grew when the ninth token needed a page"
+    assert (pool.sequences["r"].reservation_tokens, pool.pages.reserved_by("r")) == (8, 3)
+    assert (pool.doublings, pool.grown_pages) == (1, 1)
+    assert [e.doublings for e in pool.take_events() if isinstance(e, Tokens)][-1] == 1
+
+
+def test_a_reservation_of_nothing_still_grows_by_a_page_at_a_time():
+    pool = RequestPool(LIMITS)
+    pool.start(make_request("r", 1, prompt=4, max_tokens=30, reservation_tokens=0))
+    step(pool)
+    step(pool)
+    assert pool.pages.reserved_by("r") == 2
+    assert pool.sequences["r"].reservation_tokens == 4
+
+
+def test_a_partial_grant_is_completed_before_the_reservation_doubles_again():
+    pool = RequestPool(replace(LIMITS, total_pages=6))
+    pool.start(make_request("r", 1, prompt=4, max_tokens=30, reservation_tokens=8))
+    pool.start(make_request("other", 2, prompt=8, max_tokens=2, reservation_tokens=0, adapter="still loading"))
+    while pool.runnable:
+        step(pool)
+    assert (pool.sequences["r"].in_kv, pool.pages.reserved_by("r")) == (16, 4), "one of the two pages it asked for"
+    assert pool.doublings == 1
+    assert [o.wanted_pages for o in pool.state().overruns] == [1]
+    pool.stop("other", Epoch(1, 2))
+    assert pool.pages.reserved_by("r") == 5
+    assert pool.doublings == 1
+
+
+def test_without_a_free_page_a_sequence_pauses_keeps_its_place_and_gets_the_first_page_that_is_freed():
+    pool = RequestPool(replace(LIMITS, total_pages=4))
+    pool.start(make_request("old", 1, prompt=4, max_tokens=30, reservation_tokens=0))
+    pool.start(make_request("mid", 2, prompt=4, max_tokens=30, reservation_tokens=0))
+    pool.start(make_request("new", 3, prompt=8, max_tokens=30, reservation_tokens=0))
+    while pool.runnable:
+        step(pool)
+    assert pool.take_urgent()
+    assert pool.paused() == ["old", "mid", "new"]
+    first = pool.state().overruns[0]
+    assert (first.request_id, first.wanted_pages, first.reservation_tokens) == ("old", 1, 4)
+    assert not pool.runnable
+    held = pool.pages.pages_of("old")[:]
+    pool.stop("new", Epoch(1, 3))
+    assert pool.paused() == []
+    assert pool.pages.pages_of("old")[:1] == held, "it kept its pages"
+    step(pool)
+    assert pool.sequences["old"].phase is Phase.DECODE
+
+
+def test_freed_pages_go_to_the_longest_paused_sequence_before_any_newcomer():
+    pool = RequestPool(replace(LIMITS, total_pages=3))
+    pool.start(make_request("old", 1, prompt=4, max_tokens=30, reservation_tokens=0))
+    pool.start(make_request("new", 2, prompt=8, max_tokens=30, reservation_tokens=0))
+    while pool.runnable:
+        step(pool)
+    assert pool.paused() == ["old", "new"]
+    pool.stop("new", Epoch(1, 2))
+    pool.start(make_request("newcomer", 3, prompt=8, max_tokens=1, reservation_tokens=0))
+    assert "newcomer" not in pool.sequences
+    assert pool.pages.reserved_by("old") == 2
+
+
+@pytest.mark.parametrize("ignore_eos", [True, False])
+def test_the_end_of_sequence_token_is_not_emitted_unless_it_is_ignored(ignore_eos):
+    pool = RequestPool(LIMITS)
+    pool.start(make_request("r", 1, prompt=2, max_tokens=3, sampling=Sampling(ignore_eos=ignore_eos)))
+    step(pool, token=EOS)
+    event = pool.take_events()[0]
+    assert isinstance(event, Tokens)
+    assert (event.tokens, event.finish) == (((EOS,), Finish.NONE) if ignore_eos else ((), Finish.EOS))
+    assert ("r" in pool.sequences) == ignore_eos
+
+
+def test_max_tokens_counts_the_emitted_ones_and_the_context_ends_an_answer():
+    pool = RequestPool(LIMITS)
+    pool.start(make_request("r", 1, prompt=2, max_tokens=3, emitted=(5, 5)))
+    step(pool)
+    assert pool.take_events() == [Tokens(1, "r", Epoch(1, 1), 2, (5,), Finish.LENGTH, 0)]
+    pool.start(make_request("done", 2, prompt=2, max_tokens=2, emitted=(5, 5)))
+    assert pool.take_events() == [Tokens(1, "done", Epoch(1, 2), 2, (), Finish.LENGTH, 0)]
+    pool.start(make_request("long", 3, prompt=38, max_tokens=30, reservation_tokens=2))
+    while pool.sequences:
+        step(pool)
+    tokens = [e for e in pool.take_events() if isinstance(e, Tokens)]
+    assert (len(tokens), tokens[-1].finish) == (2, Finish.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"prompt": ()}, "no tokens"),
+        ({"prompt": (99,)}, "outside the vocabulary"),
+        ({"emitted": (99,)}, "outside the vocabulary"),
+        ({"sampling": Sampling(temperature=-1.0)}, "temperature"),
+        ({"sampling": Sampling(temperature=float("nan"))}, "temperature"),
+        ({"sampling": Sampling(top_p=0.0)}, "top_p"),
+    ],
+)
+def test_an_impossible_request_ends_alone_with_its_reason(fields, why):
+    pool = RequestPool(LIMITS)
+    pool.start(make_request("good", 1, prompt=2, max_tokens=2))
+    pool.start(replace(make_request("bad", 2, prompt=2, max_tokens=2), **fields))
+    (event,) = pool.take_events()
+    assert isinstance(event, Ended)
+    assert (event.request_id, event.reason) == ("bad", EndReason.INTERNAL)
+    assert why in event.detail
+    assert set(pool.sequences) == {"good"}
+
+
+def test_a_sequence_waits_for_its_adapter_with_its_pages_while_the_others_run():
+    pool = RequestPool(LIMITS)
+    pool.start(make_request("waits", 1, prompt=2, max_tokens=4, adapter="a"))
+    pool.start(make_request("runs", 2, prompt=2, max_tokens=4))
+    step(pool)
+    assert {e.request_id for e in pool.take_events()} == {"runs"}
+    assert pool.pages.reserved_by("waits") == 2
+    pool.loaded("a", rank=1, n_bytes=1, host_bytes=1, cost=1.0)
+    step(pool)
+    assert {e.request_id for e in pool.take_events()} == {"runs", "waits"}
+
+
+def test_a_load_that_fails_ends_only_those_who_waited_for_it():
+    pool = RequestPool(LIMITS)
+    for i, adapter in enumerate(("a", "b", "a")):
+        pool.start(make_request(f"r{i}", i + 1, prompt=2, max_tokens=4, adapter=adapter))
+    pool.load_failed("a", EndReason.UNKNOWN_ADAPTER, "the depot does not hold it")
+    assert {(e.request_id, e.reason) for e in pool.take_events() if isinstance(e, Ended)} == {
+        ("r0", EndReason.UNKNOWN_ADAPTER),
+        ("r2", EndReason.UNKNOWN_ADAPTER),
+    }
+    assert set(pool.sequences) == {"r1"}
+    assert pool.state().adapters[0].error == "the depot does not hold it"
+
+
+def test_ready_is_told_only_with_desired_known_and_pinned_resident():
+    pool = RequestPool(LIMITS)
+    assert "not known" in pool.state().not_ready
+    pool.set_desired(7, [Desired("a", pinned=True), Desired("b")])
+    assert "pinned" in pool.state().not_ready
+    pool.loaded("a", rank=1, n_bytes=1, host_bytes=1, cost=1.0)
+    assert pool.state().not_ready == ""
+    assert pool.state().desired_version == 7
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3), st.integers(1, 9)), max_size=80))
+def test_the_epoch_book_remembers_the_highest_and_stays_bounded(seen):
+    book, model = EpochBook(limit=10), {}
+    for number, term, counter in seen:
+        epoch = Epoch(term, counter)
+        if len(book) < 10:
+            assert book.is_stale(f"r{number}", epoch) == (number in model and epoch <= model[number])
+        book.see(f"r{number}", epoch)
+        model[number] = max(model.get(number, epoch), epoch)
+        assert book.is_stale(f"r{number}", epoch)
+    assert len(book) <= 10
+    assert book.highest_term == max((term for _, term, _ in seen), default=0)
+
+
+@given(
+    base=st.integers(1, 60),
+    reservation=st.integers(0, 60),
+    max_tokens=st.integers(1, 100),
+    page_tokens=st.integers(1, 17),
+)
+def test_growth_asks_for_a_page_at_least_and_never_for_more_than_can_be_filled(
+    base, reservation, max_tokens, page_tokens
+):
+    context = 128
+    sequence = Sequence(
+        make_request("r", 1, base, max_tokens, reservation_tokens=reservation), admitted=1, max_context_tokens=context
+    )
+    reserved = first_reservation_pages(base, reservation, page_tokens, context)
+    most = -(-sequence.max_len // page_tokens)
+    while reserved * page_tokens < sequence.max_len - 1:
+        growth = next_growth(sequence, reserved, page_tokens)
+        assert growth.wanted_pages >= 1
+        assert reserved + growth.wanted_pages <= most
+        assert growth.reservation_tokens >= sequence.reservation_tokens or not growth.doubled
+        sequence.reservation_tokens = growth.reservation_tokens
+        reserved += random.Random(base).randint(1, growth.wanted_pages)
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 24)), min_size=1, max_size=12), st.integers(6, 10))
+@settings(deadline=None)
+def test_with_the_newest_as_victim_everybody_is_served_in_the_end(wants, total_pages):
+    """What the supervisor does on an overrun: the newest sequence leaves and starts again when there is room."""
+    pool = RequestPool(replace(LIMITS, total_pages=total_pages, max_context_tokens=total_pages * 4))
+    todo = {f"r{i}": (prompt, tokens) for i, (prompt, tokens) in enumerate(wants) if prompt + tokens <= total_pages * 4}
+    emitted: dict[str, list[int]] = {key: [] for key in todo}
+    finished: set[str] = set()
+    counter = 0
+    for _ in range(5000):
+        for key in [k for k in todo if k not in pool.sequences and k not in finished]:
+            counter += 1
+            prompt, tokens = todo[key]
+            pool.start(make_request(key, counter, prompt, tokens, emitted=tuple(emitted[key]), reservation_tokens=1))
+        step(pool)
+        if pool.paused():
+            newest = max(pool.sequences.values(), key=lambda s: s.admitted)
+            pool.stop(newest.key, newest.request.epoch)
+        for event in pool.take_events():
+            if isinstance(event, Tokens):
+                assert event.position == len(emitted[event.request_id])
+                emitted[event.request_id].extend(event.tokens)
+                if event.finish is not Finish.NONE:
+                    finished.add(event.request_id)
+        check_pool(pool)
+        if finished == set(todo):
+            break
+    assert finished == set(todo)
+    assert all(len(emitted[key]) == tokens for key, (_, tokens) in todo.items())

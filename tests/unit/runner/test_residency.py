@@ -1,0 +1,262 @@
+"""Who is where and who gets the next slot, under any sequence of commands; nobody starves."""
+
+import itertools
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from weft_runner.core.events import Desired, DropHost, Load, Retain, Tier, Unload
+from weft_runner.core.residency import Residency, check_slots
+
+DIGESTS = st.sampled_from([f"a{i}" for i in range(7)])
+
+
+class Harness:
+    """A residency book with the adapter pool it orders: what is in a slot, on its way, in host memory."""
+
+    def __init__(self, **settings: int) -> None:
+        self.book = Residency(**settings)
+        self.device: dict[int, str] = {}
+        self.loading: list[Load] = []
+        self.host: set[str] = set()
+        self.joined: list[tuple[str, int]] = []
+        self.waiting: list[tuple[str, int]] = []
+        self.numbers = itertools.count()
+        self.served: set[int] = set()
+
+    def enter(self, digest: str) -> int:
+        number = next(self.numbers)
+        if self.book.enter(digest):
+            self.joined.append((digest, number))
+            self.served.add(number)
+        else:
+            self.waiting.append((digest, number))
+        self.settle()
+        return number
+
+    def leave(self, index: int) -> None:
+        digest, _ = self.joined.pop(index)
+        self.book.leave(digest, joined=True)
+        self.settle()
+
+    def cancel(self, index: int) -> None:
+        digest, _ = self.waiting.pop(index)
+        self.book.leave(digest, joined=False)
+        self.settle()
+
+    def load(self, index: int = 0, *, fails: bool = False) -> None:
+        order = self.loading.pop(index)
+        if fails:
+            self.book.failed(order.digest, "broken")
+            for item in [w for w in self.waiting if w[0] == order.digest]:
+                self.waiting.remove(item)
+                self.book.leave(order.digest, joined=False)
+        else:
+            self.device[order.slot] = order.digest
+            self.host.add(order.digest)
+            self.book.loaded(order.digest, rank=4, n_bytes=100, host_bytes=50, cost=1.0)
+        self.settle()
+
+    def settle(self) -> None:
+        for action in self.book.take_actions():
+            match action:
+                case Load():
+                    assert action.slot not in self.device, "a slot is emptied before it is given away"
+                    self.loading.append(action)
+                case Unload(slot):
+                    used = {digest for digest, _ in self.joined}
+                    assert self.device.pop(slot) not in used, "an adapter in use was evicted"
+                case DropHost(digest):
+                    self.host.discard(digest)
+                case Retain(digests):
+                    assert {digest for digest, _ in (*self.joined, *self.waiting)} <= digests
+        for digest in self.book.take_joinable():
+            mine = [w for w in self.waiting if w[0] == digest]
+            self.waiting = [w for w in self.waiting if w[0] != digest]
+            self.joined.extend(mine)
+            self.served.update(number for _, number in mine)
+        check_slots(self.book)
+        assert set(self.device.values()) == {a.digest for a in self.book.in_slots().values() if a.resident}
+        assert {d for d, _ in self.joined} <= set(self.device.values())
+        for digest, adapter in self.book.adapters.items():
+            assert adapter.running == sum(d == digest for d, _ in self.joined)
+            assert adapter.waiting == sum(d == digest for d, _ in self.waiting)
+
+
+class ResidencyMachine(RuleBasedStateMachine):
+    """Sequences come, go and are cancelled; loads end well or badly; the desired list changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = Harness(slots=3, starvation=2, host_bytes=120)
+
+    @rule(digest=DIGESTS)
+    def enter(self, digest: str) -> None:
+        self.h.enter(digest)
+
+    @precondition(lambda self: self.h.joined)
+    @rule(pick=st.randoms(use_true_random=False))
+    def leave(self, pick: random.Random) -> None:
+        self.h.leave(pick.randrange(len(self.h.joined)))
+
+    @precondition(lambda self: self.h.waiting)
+    @rule(pick=st.randoms(use_true_random=False))
+    def cancel(self, pick: random.Random) -> None:
+        self.h.cancel(pick.randrange(len(self.h.waiting)))
+
+    @precondition(lambda self: self.h.loading)
+    @rule(fails=st.booleans())
+    def load(self, fails: bool) -> None:
+        self.h.load(fails=fails)
+
+    @rule(wanted=st.lists(st.tuples(DIGESTS, st.booleans()), max_size=5, unique_by=lambda w: w[0]))
+    def desire(self, wanted: list[tuple[str, bool]]) -> None:
+        self.h.book.set_desired([Desired(digest, pinned=pinned) for digest, pinned in wanted])
+        self.h.settle()
+        live = {d for d, _ in (*self.h.joined, *self.h.waiting)} | {order.digest for order in self.h.loading}
+        assert set(self.h.book.adapters) <= {digest for digest, _ in wanted} | live, "the rest is forgotten"
+
+    @invariant()
+    def a_free_slot_is_never_left_while_somebody_waits_for_one(self) -> None:
+        if len(self.h.book.in_slots()) < 3:
+            assert not self.h.book.queue
+
+    def teardown(self) -> None:
+        """Whatever happened: once loads succeed and sequences end, everybody who waits is served."""
+        for _ in range(1000):
+            if self.h.loading:
+                self.h.load()
+            elif self.h.joined:
+                self.h.leave(0)
+            else:
+                break
+        assert not self.h.waiting
+        assert not self.h.loading
+
+
+ResidencyMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+test_slots_and_references_balance_under_any_commands = ResidencyMachine.TestCase
+
+
+def test_a_cold_adapter_is_not_starved_by_adapters_that_never_fall_idle():
+    h = Harness(slots=2, starvation=5)
+    for digest in ("hot1", "hot2"):
+        h.enter(digest)
+        h.load()
+    cold = h.enter("cold")
+    for turn in range(40):  # each hot adapter always has a sequence: a newcomer arrives before the last one leaves
+        h.enter(f"hot{turn % 2 + 1}")
+        h.leave(0)
+        if h.loading:
+            h.load()
+        if cold in h.served:
+            break
+    assert cold in h.served
+    assert turn <= 16, "five passes close a slot, and its last sequences then finish"
+
+
+def test_without_ageing_the_same_adapter_would_wait_for_ever():
+    h = Harness(slots=2, starvation=10**9)
+    for digest in ("hot1", "hot2"):
+        h.enter(digest)
+        h.load()
+    cold = h.enter("cold")
+    h.enter("hot1")
+    h.enter("hot2")
+    for turn in range(40):
+        h.enter(f"hot{turn % 2 + 1}")
+        h.leave(0)
+    assert cold not in h.served
+
+
+def test_newcomers_of_a_closed_adapter_join_again_when_the_waiting_one_goes_away():
+    h = Harness(slots=1, starvation=1)
+    h.enter("hot")
+    h.load()
+    h.enter("cold")
+    h.enter("hot")
+    late = h.enter("hot")
+    assert late not in h.served
+    h.cancel([d for d, _ in h.waiting].index("cold"))
+    assert late in h.served
+
+
+def test_the_least_valuable_unused_adapter_goes_first():
+    book = Residency(2, starvation=9)
+    for digest, cost in (("dear", 10.0), ("cheap", 1.0)):
+        book.enter(digest)
+        book.loaded(digest, rank=1, n_bytes=1, host_bytes=1, cost=cost)
+        book.leave(digest, joined=True)
+    book.enter("new")
+    assert {a.digest for a in book.in_slots().values()} == {"dear", "new"}
+    assert Unload(1) in book.take_actions()
+    book.loaded("new", rank=1, n_bytes=1, host_bytes=1, cost=1.0)
+    book.leave("new", joined=True)
+    for turn in range(12):  # the clock rises with what is evicted: nothing stays for ever
+        book.enter(f"next{turn}")
+        book.loaded(f"next{turn}", rank=1, n_bytes=1, host_bytes=1, cost=1.0)
+        book.leave(f"next{turn}", joined=True)
+    assert "dear" not in {a.digest for a in book.in_slots().values()}
+
+
+def test_pinned_adapters_load_unasked_stay_and_leave_one_slot_for_the_others():
+    h = Harness(slots=3, starvation=2)
+    h.book.set_desired([Desired(f"p{i}", pinned=True) for i in range(4)])
+    h.settle()
+    assert [order.digest for order in h.loading] == ["p0", "p1"]
+    assert h.book.missing_pinned() == ["p0", "p1"]
+    h.load()
+    h.load()
+    assert not h.book.missing_pinned()
+    for turn in range(5):
+        number = h.enter(f"other{turn}")
+        h.load()
+        assert number in h.served
+        h.leave(0)
+    assert {"p0", "p1"} <= set(h.device.values())
+
+
+def test_a_digest_that_is_no_longer_desired_leaves_every_tier_after_its_last_sequence():
+    h = Harness(slots=2)
+    h.book.set_desired([Desired("a"), Desired("b")])
+    h.enter("a")
+    h.load()
+    h.book.set_desired([Desired("b")])
+    h.settle()
+    assert h.book.tier_of(h.book.adapters["a"]) is Tier.DEVICE, "a running stream finishes on it"
+    h.leave(0)
+    assert set(h.book.adapters) == {"b"}
+    assert not h.device
+    assert not h.host
+
+
+def test_tiers_fall_from_device_to_host_to_disk():
+    book = Residency(1, host_bytes=10)
+    for digest in ("a", "b"):
+        book.enter(digest)
+        book.loaded(digest, rank=1, n_bytes=1, host_bytes=6, cost=1.0)
+        book.leave(digest, joined=True)
+    assert book.tier_of(book.adapters["b"]) is Tier.DEVICE
+    assert book.tier_of(book.adapters["a"]) is Tier.DISK, "two copies are above the host budget"
+    book.enter("c")
+    assert book.tier_of(book.adapters["b"]) is Tier.HOST
+    assert book.tier_of(book.adapters["c"]) is Tier.REMOTE
+
+
+@pytest.mark.parametrize("digest", ["known", "unknown"])
+def test_a_failed_load_leaves_the_slot_free_and_the_error_told(digest):
+    h = Harness(slots=1)
+    if digest == "known":
+        h.book.set_desired([Desired("known")])
+    h.enter(digest)
+    h.load(fails=True)
+    assert not h.book.in_slots()
+    assert not h.waiting
+    number = h.enter("good")
+    h.load()
+    assert number in h.served
+    if digest == "known":
+        assert h.book.adapters["known"].error == "broken"

@@ -1,0 +1,182 @@
+"""The small parts of the shell: flags, identity, wire, blobs from the depot, which threads."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from weft.wire.v1 import common_pb2, runner_pb2, supervisor_pb2
+from weft_runner.build import default_threads, pool_limits
+from weft_runner.core.events import Ended, EndReason, NoRoom, Tier, Tokens
+from weft_runner.core.sequence import Epoch, Finish, Sampling
+from weft_runner.depot import DepotSource
+from weft_runner.engine import SetDesired
+from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, DataDirectoryBusy
+from weft_runner.identity import own_directory, read_identity
+from weft_runner.model.spec import parse_spec
+from weft_runner.process import fetch_base
+from weft_runner.settings import cpu_quota, parse_settings
+from weft_runner.wire import desired_of, refusal_to, request_of, state_to, step_to
+
+DIGEST = "sha256:" + "a" * 64
+FLAGS = [
+    "--listen=127.0.0.1:1",
+    "--probes=127.0.0.1:2",
+    "--supervisor=127.0.0.1:3",
+    "--depot=http://127.0.0.1:4",
+    "--data-dir=/tmp/x",
+    "--pool=a/b",
+    f"--base-digest={DIGEST}",
+]
+
+
+def test_the_defaults_are_those_of_the_contract(small_config):
+    settings = parse_settings(FLAGS)
+    assert (settings.page_tokens, settings.kv_pages, settings.max_sequences, settings.max_adapters) == (16, 1024, 32, 8)
+    assert (settings.max_rank, settings.max_batch_tokens, settings.max_prefills) == (64, 512, 1)
+    assert (settings.executor, settings.advertise) == ("reference", settings.listen)
+    limits = pool_limits(settings, parse_spec(small_config))
+    assert limits.max_context_tokens == 256, "the model's, below what the pages hold"
+    few = parse_settings([*FLAGS, "--kv-pages=3"])
+    assert pool_limits(few, parse_spec(small_config)).max_context_tokens == 48
+
+
+def test_every_wrong_flag_is_listed_at_once(capsys):
+    wrong = [
+        "--listen=x",
+        "--page-tokens=0",
+        "--max-batch-tokens=8",
+        "--base-digest=abc",
+        "--pool=x",
+        "--depot=ftp://x",
+    ]
+    with pytest.raises(SystemExit) as left:
+        parse_settings([*FLAGS, *wrong])
+    assert left.value.code == 2
+    text = capsys.readouterr().err
+    assert all(flag.partition("=")[0] in text for flag in wrong)
+
+
+def test_a_small_model_runs_on_one_thread_and_a_large_one_on_the_quota(small_config):
+    assert default_threads(parse_spec(small_config)) == 1
+    large = parse_spec(small_config | {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4})
+    assert default_threads(large) == min(cpu_quota(), 4)
+    assert 1 <= cpu_quota() <= (os.cpu_count() or 1)
+
+
+def test_the_uuid_stays_and_the_incarnation_changes(tmp_path):
+    first, second = read_identity(tmp_path), read_identity(tmp_path)
+    assert first.uuid == second.uuid
+    assert first.incarnation != second.incarnation
+
+
+def test_a_data_directory_has_one_owner(tmp_path):
+    with own_directory(tmp_path / "new"), pytest.raises(DataDirectoryBusy), own_directory(tmp_path / "new"):
+        pass
+    with own_directory(tmp_path / "new"):
+        pass
+
+
+# ---- wire
+
+
+def test_a_start_becomes_a_request_of_its_session():
+    start = runner_pb2.Start(
+        request_id="r",
+        epoch=common_pb2.Epoch(term=3, counter=9),
+        adapter_digest=DIGEST,
+        prompt_tokens=[1, 2],
+        emitted_tokens=[3],
+        max_tokens=10,
+        reservation_tokens=5,
+        sampling=runner_pb2.Sampling(seed=2**64 - 1, choice=1, temperature=0.5, ignore_eos=True),
+    )
+    request = request_of(start, owner=4, gateway_id="g")
+    assert (request.epoch, request.owner, request.prompt, request.emitted) == (Epoch(3, 9), 4, (1, 2), (3,))
+    assert request.sampling == Sampling(2**64 - 1, 1, 0.5, 1.0, True), "an unset top_p is the whole distribution"
+
+
+def test_what_the_engine_tells_becomes_messages():
+    step = step_to(7, [Tokens(1, "r", Epoch(1, 2), 3, (4, 5), Finish.LENGTH, 1)]).step
+    assert (step.iteration, list(step.sequences[0].tokens), step.sequences[0].position) == (7, [4, 5], 3)
+    assert step.sequences[0].finish_reason == common_pb2.FINISH_REASON_LENGTH
+    no_room = refusal_to(NoRoom(1, "r", Epoch(1, 2), 6, "pages")).no_room
+    assert (no_room.free_pages, no_room.reason) == (6, "pages")
+    for reason, name in zip(EndReason, ("DRAINED", "LOAD_FAILED", "INTERNAL", "UNKNOWN_ADAPTER"), strict=True):
+        ended = refusal_to(Ended(1, "r", Epoch(1, 2), reason, "d" * 5000, 2)).ended
+        assert runner_pb2.Ended.Reason.Name(ended.reason) == name
+        assert len(ended.detail) == 1000
+
+
+def test_a_state_becomes_a_report_that_balances(drive, world):
+    world.write_adapter("a", rank=3)
+    driver = drive()
+    order = supervisor_pb2.RunnerOrder(
+        has_desired=True, desired_version=4, desired=[supervisor_pb2.DesiredAdapter(digest="a", rank=3, bytes=9)]
+    )
+    driver.post(SetDesired(order.desired_version, desired_of(order)))
+    driver.post(driver.request("r", [3, 4], 50, "a", gateway_id="gw", epoch=Epoch(6, 1)))
+    while driver.pool.iterations < 5:
+        driver.beat()
+    runner = common_pb2.RunnerId(uuid="u", incarnation="i")
+    report = state_to(driver.pool.state(), runner=runner, sequence=8)
+    assert (report.id, report.sequence, report.desired_version, report.highest_term) == (runner, 8, 4, 6)
+    (sequence,), (adapter,) = report.sequences, report.adapters
+    assert report.free_pages + sequence.reserved_pages == 64
+    assert (sequence.gateway_id, sequence.tokens, sequence.used_pages) == ("gw", 6, 2)
+    assert (adapter.tier, adapter.running, adapter.rank) == (int(Tier.DEVICE), 1, 3)
+    assert report.ready
+
+
+# ---- the depot
+
+
+def source_of(depot, tmp_path: Path, base: str = DIGEST) -> DepotSource:
+    return DepotSource(depot.url, tmp_path / "blobs", base, lambda: False)
+
+
+def test_an_adapter_comes_from_the_depot_once_and_leaves_the_disk_when_it_is_no_longer_kept(world, depot, tmp_path):
+    base = depot.publish("model", world.base)
+    one, two = (depot.publish("adapter", world.write_adapter(f"a{i}", seed=i)) for i in range(2))
+    source = source_of(depot, tmp_path, base)
+    assert set(source.base()) == {"config.json", "model.safetensors"}
+    files = source.adapter(one)
+    assert files.scales.scale_of("model.layers.0.self_attn.q_proj") == 2.0
+    source.adapter(two)
+    asked = len(depot.requests)
+    source.adapter(one)
+    assert len(depot.requests) == asked
+    source.retain(frozenset([two]))
+    assert source.on_disk([one, two]) == {two}
+    assert set(source.base()) == {"config.json", "model.safetensors"}, "the base stays"
+
+
+def test_errors_of_the_depot_get_the_runners_names(world, depot, tmp_path):
+    source = source_of(depot, tmp_path)
+    with pytest.raises(ArtifactUnknown):
+        source.adapter(DIGEST)
+    dora = depot.publish("adapter", world.write_adapter("dora", use_dora=True))
+    with pytest.raises(AdapterInvalid, match="DoRA"):
+        source.adapter(dora)
+    with pytest.raises(AdapterInvalid):
+        source.adapter("no digest")
+    stopped = DepotSource("http://127.0.0.1:1", tmp_path / "other", DIGEST, lambda: True)
+    with pytest.raises(ArtifactUnreachable):
+        stopped.adapter(DIGEST)
+
+
+def test_a_depot_that_is_not_up_yet_is_waited_for_and_not_for_ever():
+    class Late:
+        tries = 0
+
+        def base(self):
+            self.tries += 1
+            if self.tries < 3:
+                raise ArtifactUnreachable("not yet")
+            return {"config.json": Path("x")}
+
+    clock = iter(range(100))
+    assert fetch_base(Late(), 10, lambda: False, lambda: float(next(clock)))
+    with pytest.raises(ArtifactUnreachable):
+        fetch_base(Late(), 1, lambda: False, lambda: float(next(clock)))
+    assert fetch_base(Late(), 10, lambda: True, lambda: float(next(clock))) is None

@@ -1,0 +1,313 @@
+"""The shell over real gRPC on loopback: streams that come, go, are replaced, and say what they may not."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from prometheus_client import CollectorRegistry
+
+from weft.wire.channels import channel
+from weft.wire.v1 import common_pb2 as cpb
+from weft.wire.v1 import scheduler_pb2 as pb
+from weft.wire.v1 import scheduler_pb2_grpc as rpc
+from weft.wire.v1 import supervisor_pb2 as spb
+from weft_scheduler.core.values import Config
+from weft_scheduler.metrics import Metrics
+from weft_scheduler.server import Server
+from weft_scheduler.term import TermFile
+
+R = cpb.RunnerId(uuid="u", incarnation="i")
+CONFIG = Config(status_s=0.01, first_table_s=0.01, assign_s=0.2)
+
+
+class Peer:
+    """A client's end of a stream: what it says, what it hears."""
+
+    def __init__(self, open_stream: Any) -> None:
+        self._call = open_stream()
+
+    async def say(self, *messages: Any) -> None:
+        for message in messages:
+            await self._call.write(message)
+
+    async def hear(self, what: str) -> Any:
+        """The next message of that kind; others before it are passed over."""
+        while True:
+            message = await asyncio.wait_for(self._call.read(), 10)
+            assert message is not grpc.aio.EOF, f"the stream ended before {what}"
+            if message.WhichOneof("message") == what:
+                return getattr(message, what)
+
+    async def end(self) -> grpc.StatusCode:
+        """Hear until the stream ends."""
+        try:
+            while await asyncio.wait_for(self._call.read(), 10) is not grpc.aio.EOF:
+                pass
+        except grpc.aio.AioRpcError:
+            pass
+        return await self._call.code()
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+class Stack:
+    """A served scheduler and its stub."""
+
+    def __init__(self, server: Server, stub: Any, stop: asyncio.Event, registry: CollectorRegistry) -> None:
+        self.server, self.stub, self.stop, self.registry = server, stub, stop, registry
+
+    async def gateway(self, name: str = "g", complete: bool = True) -> Peer:
+        peer = Peer(self.stub.Gateway)
+        hello = pb.GatewayHello(gateway_id=name, resubmit_complete=complete)
+        await peer.say(pb.GatewayToScheduler(hello=hello))
+        return peer
+
+    async def supervisor(self, name: str = "s", highest_term: int = 0) -> Peer:
+        peer = Peer(self.stub.Cluster)
+        hello = pb.SupervisorHello(supervisor_id=name, highest_term=highest_term)
+        await peer.say(pb.SupervisorToScheduler(hello=hello))
+        return peer
+
+    async def registry_stream(self) -> Peer:
+        peer = Peer(self.stub.Registry)
+        pool = pb.PoolDesired(pool="n/p", base_digest="sha256:b", base_model_name="base")
+        adapter = pb.AdapterDesired(
+            uid="1", namespace="n", name="a", model_name="n/a", pool="n/p", digest="sha256:1", rank=8
+        )
+        await peer.say(pb.RegistryToScheduler(snapshot=True, pools=[pool], adapters=[adapter]))
+        return peer
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"weft_scheduler_{name}", labels) or 0.0
+
+
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+    async for one in serving(tmp_path, CONFIG):
+        yield one
+
+
+async def serving(data_dir: Path, config: Config) -> AsyncIterator[Stack]:
+    stop, registry = asyncio.Event(), CollectorRegistry()
+    terms = TermFile(data_dir)
+    server = Server(config, terms, stop, metrics=Metrics(registry))
+    grpc_server = grpc.aio.server()
+    server.register(grpc_server)
+    port = grpc_server.add_insecure_port("127.0.0.1:0")
+    await grpc_server.start()
+    connection = channel(f"127.0.0.1:{port}")
+    try:
+        yield Stack(server, rpc.SchedulerStub(connection), stop, registry)
+    finally:
+        await server.drain()
+        await connection.close()
+        await grpc_server.stop(0.2)
+        server.close()
+        terms.close()
+
+
+def report(*running: spb.SequenceState, sequence: int = 1, free: int = 100) -> pb.SupervisorToScheduler:
+    hello = spb.RunnerHello(
+        runner=R, address="h:1", pool="n/p", page_tokens=16, total_pages=100, max_sequences=8, max_adapters=4,
+        max_rank=64, max_context_tokens=1600,
+    )  # fmt: skip
+    state = spb.RunnerState(id=R, runner=hello, sequence=sequence, free_pages=free, sequences=running, ready=True)
+    return pb.SupervisorToScheduler(report=pb.ClusterReport(runners=[state]))
+
+
+def submit(request_id: str = "r") -> pb.GatewayToScheduler:
+    message = pb.Submit(
+        request_id=request_id, pool="n/p", model_name="n/a", adapter_digest="sha256:1", prompt_tokens=20,
+        max_tokens=50, p90_tokens=30,
+    )  # fmt: skip
+    return pb.GatewayToScheduler(submit=message)
+
+
+async def test_a_request_goes_from_submit_to_a_stored_outcome(stack: Stack) -> None:
+    registry, supervisor = await stack.registry_stream(), await stack.supervisor(highest_term=4)
+    assert (await supervisor.hear("hello")).term == 5
+    await supervisor.say(report())
+    assert [a.digest for a in (await supervisor.hear("orders")).order.desired] == ["sha256:1"]
+    gateway = await stack.gateway()
+    assert [r.model_name for r in (await gateway.hear("routes")).routes] == ["base", "n/a"]
+    await gateway.say(submit())
+    assign = await gateway.hear("assign")
+    assert (assign.epoch.term, assign.runner, assign.address, assign.reservation_tokens) == (5, R, "h:1", 30)
+    await gateway.say(pb.GatewayToScheduler(started=pb.Started(request_id="r", epoch=assign.epoch)))
+    outcome = cpb.Outcome(request_id="r", pool="n/p", completion_tokens=12, prompt_text="hello")
+    await gateway.say(pb.GatewayToScheduler(outcome=outcome))
+    assert await supervisor.hear("outcome") == outcome
+    await supervisor.say(pb.SupervisorToScheduler(outcome_ack=pb.OutcomeAck(request_ids=["r"])))
+    assert list((await gateway.hear("outcome_ack")).request_ids) == ["r"]
+    assert (await registry.hear("adapter")).routed
+    assert stack.metric("decisions_total", result="placed") == 1
+    assert stack.metric("placement_seconds_count") == 1
+
+
+async def test_it_is_ready_with_a_registry_snapshot_and_a_supervisor(stack: Stack) -> None:
+    assert stack.server.not_ready() == "no registry snapshot yet"
+    registry = await stack.registry_stream()
+    await registry.hear("pool")
+    assert stack.server.not_ready() == "no supervisor connected"
+    supervisor = await stack.supervisor()
+    await supervisor.hear("hello")
+    assert stack.server.not_ready() is None
+
+
+async def test_a_lost_lease_is_told_and_the_failed_places_again(stack: Stack) -> None:
+    await stack.registry_stream()
+    supervisor, gateway = await stack.supervisor(), await stack.gateway()
+    await supervisor.say(report())
+    await supervisor.hear("orders")
+    await gateway.hear("routes")
+    await gateway.say(submit())
+    first = await gateway.hear("assign")
+    await supervisor.say(pb.SupervisorToScheduler(report=pb.ClusterReport(lost=[R])))
+    assert (await gateway.hear("runner_gone")).runner == R
+    newer = cpb.RunnerId(uuid="u", incarnation="j")
+    back = report()
+    back.report.runners[0].id.CopyFrom(newer)
+    await supervisor.say(back)
+    failed = pb.Failed(request_id="r", epoch=first.epoch, reason=pb.Failed.SESSION_LOST, emitted_tokens=7)
+    await gateway.say(pb.GatewayToScheduler(failed=failed))
+    second = await gateway.hear("assign")
+    assert (second.runner, second.reservation_tokens) == (newer, 23)
+    assert (second.epoch.term, second.epoch.counter) > (first.epoch.term, first.epoch.counter)
+
+
+async def test_an_assign_that_nobody_acknowledges_expires_by_the_clock(stack: Stack) -> None:
+    await stack.registry_stream()
+    supervisor, gateway = await stack.supervisor(), await stack.gateway()
+    await supervisor.say(report())
+    await supervisor.hear("orders")
+    await gateway.hear("routes")
+    await gateway.say(submit())
+    first = await gateway.hear("assign")
+    other = report()
+    other.report.runners[0].id.uuid = "elsewhere"
+    await supervisor.say(other)
+    second = await gateway.hear("assign")
+    assert (first.runner.uuid, second.runner.uuid) == ("u", "elsewhere")
+    assert stack.metric("moves_total", reason="expired") == 1
+
+
+async def test_a_gateway_that_connects_again_replaces_its_older_stream(stack: Stack) -> None:
+    await stack.registry_stream()
+    older = await stack.gateway()
+    await older.hear("routes")
+    await older.say(submit("old"))
+    newer = await stack.gateway()
+    await newer.hear("routes")
+    assert await older.end() is grpc.StatusCode.OK
+    await newer.say(submit("new"))
+    supervisor = await stack.supervisor()
+    await supervisor.say(report())
+    assert (await newer.hear("assign")).request_id == "new"
+    assert set(stack.server.core.state.requests) == {"new"}
+
+
+async def test_the_end_of_a_stream_forgets_what_it_held(stack: Stack) -> None:
+    registry, gateway = await stack.registry_stream(), await stack.gateway()
+    await (await stack.gateway("other")).hear("routes")
+    await gateway.say(submit())
+    while (await registry.hear("pool")).queued != 1:
+        pass
+    gateway.cancel()
+    while (await registry.hear("pool")).queued != 0:
+        pass
+    assert set(stack.server.core.state.gateways) == {"other"}
+    assert not stack.server.core.state.requests
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [submit()],
+        [pb.GatewayToScheduler(hello=pb.GatewayHello())],
+        [pb.GatewayToScheduler(hello=pb.GatewayHello(gateway_id=name)) for name in ("g", "h")],
+        [pb.GatewayToScheduler(hello=pb.GatewayHello(gateway_id="g")), pb.GatewayToScheduler()],
+    ],
+    ids=["no hello", "no id", "two ids", "nothing said"],
+)
+async def test_what_is_not_in_the_contract_ends_that_stream_alone(stack: Stack, messages: list[Any]) -> None:
+    await stack.registry_stream()
+    good = await stack.gateway("good")
+    bad = Peer(stack.stub.Gateway)
+    await bad.say(*messages)
+    assert await bad.end() is grpc.StatusCode.INVALID_ARGUMENT
+    await good.hear("routes")
+    assert set(stack.server.core.state.gateways) == {"good"}
+    assert stack.server.failure is None
+
+
+async def test_a_supervisor_says_hello_first_and_once(stack: Stack) -> None:
+    silent = Peer(stack.stub.Cluster)
+    await silent.say(report())
+    assert await silent.end() is grpc.StatusCode.INVALID_ARGUMENT
+    twice = await stack.supervisor()
+    await twice.say(pb.SupervisorToScheduler(hello=pb.SupervisorHello(supervisor_id="t")))
+    assert await twice.end() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_the_term_is_on_disk_before_anybody_hears_of_it(stack: Stack, tmp_path: Path) -> None:
+    supervisor = await stack.supervisor(highest_term=41)
+    assert (await supervisor.hear("hello")).term == 42
+    assert (tmp_path / "term").read_text() == "42\n"
+
+
+async def test_a_term_that_cannot_be_made_durable_ends_the_process_and_gives_no_order(
+    stack: Stack, tmp_path: Path
+) -> None:
+    (tmp_path / "term.new").mkdir()
+    supervisor = await stack.supervisor(highest_term=41)
+    await asyncio.wait_for(stack.stop.wait(), 10)
+    assert "not written" in str(stack.server.failure)
+    assert await supervisor.end() is not grpc.StatusCode.OK
+
+
+async def test_an_exception_of_the_machine_is_fatal_and_not_swallowed(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise KeyError("a mistake of ours")
+
+    monkeypatch.setattr(stack.server.core, "handle", broken)
+    await stack.gateway()
+    await asyncio.wait_for(stack.stop.wait(), 10)
+    assert isinstance(stack.server.failure, KeyError)
+
+
+async def test_draining_ends_every_stream(stack: Stack) -> None:
+    peers = [await stack.registry_stream(), await stack.supervisor(), await stack.gateway()]
+    await peers[0].hear("pool")
+    await peers[1].hear("hello")
+    await peers[2].hear("routes")
+    await stack.server.drain()
+    assert [await p.end() for p in peers] == [grpc.StatusCode.OK] * 3
+
+
+async def test_gateways_with_outcomes_that_found_no_room_are_called_again(
+    tmp_path: Path, new_stack: Callable[..., Any]
+) -> None:
+    async for stack in new_stack(tmp_path, Config(max_outcomes=1)):
+        supervisor, gateway = await stack.supervisor(), await stack.gateway()
+        await supervisor.hear("hello")
+        for i in range(2):
+            await gateway.say(pb.GatewayToScheduler(outcome=cpb.Outcome(request_id=f"r{i}")))
+        assert (await supervisor.hear("outcome")).request_id == "r0"
+        await gateway.say(pb.GatewayToScheduler(cancel=pb.Cancel(request_id="none")))
+        await supervisor.say(pb.SupervisorToScheduler(outcome_ack=pb.OutcomeAck(request_ids=["r0"])))
+        assert await gateway.end() is grpc.StatusCode.OK
+        again = await stack.gateway()
+        await again.say(pb.GatewayToScheduler(outcome=cpb.Outcome(request_id="r1")))
+        assert (await supervisor.hear("outcome")).request_id == "r1"
+
+
+@pytest.fixture
+def new_stack() -> Callable[..., Any]:
+    return serving

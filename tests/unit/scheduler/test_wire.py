@@ -1,0 +1,210 @@
+"""protobuf <-> core: every field arrives, every refusal is named."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from weft.wire.v1 import common_pb2 as cpb
+from weft.wire.v1 import scheduler_pb2 as pb
+from weft.wire.v1 import supervisor_pb2 as spb
+from weft_scheduler import wire
+from weft_scheduler.core import effects as ef
+from weft_scheduler.core import events as ev
+from weft_scheduler.core.values import (
+    AdapterView,
+    DesiredAdapter,
+    DesiredList,
+    Epoch,
+    KeyRoute,
+    PoolRoute,
+    PoolSpec,
+    PreemptDecision,
+    Route,
+    RouteTable,
+    RunnerId,
+    RunnerReport,
+    RunnerSpec,
+    SequenceView,
+)
+from weft_scheduler.errors import MessageInvalid
+
+EPOCH, R = cpb.Epoch(term=3, counter=4), cpb.RunnerId(uuid="u", incarnation="i")
+SUBMIT = pb.Submit(
+    request_id="r", pool="n/p", namespace="n", model_name="m", adapter_digest="d", prompt_tokens=1, emitted_tokens=2,
+    max_tokens=9, p50_tokens=4, p90_tokens=5, waited_ms=1500, epoch=EPOCH, runner=R, moves=6, reservation_tokens=7,
+)  # fmt: skip
+
+
+def test_a_submit_arrives_whole() -> None:
+    event = wire.gateway_event("g", pb.GatewayToScheduler(submit=SUBMIT))
+    assert event == ev.Submit("g", "r", "n/p", "n", "m", "d", 1, 9, 2, 4, 5, 1.5, Epoch(3, 4), RunnerId("u", "i"), 6, 7)
+
+
+def test_a_submit_that_runs_nowhere_has_no_runner() -> None:
+    event = wire.gateway_event("g", pb.GatewayToScheduler(submit=pb.Submit(request_id="r", max_tokens=1)))
+    assert isinstance(event, ev.Submit)
+    assert (event.epoch, event.runner) == (Epoch(0, 0), None)
+
+
+@pytest.mark.parametrize("reason", [r for r in pb.Failed.Reason.values() if r])
+def test_every_reason_of_a_failure_has_a_meaning(reason: Any) -> None:
+    failed = pb.Failed(request_id="r", epoch=EPOCH, reason=reason, emitted_tokens=5, detail="why")
+    event = wire.gateway_event("g", pb.GatewayToScheduler(failed=failed))
+    assert isinstance(event, ev.Failed)
+    assert event.reason.name == pb.Failed.Reason.Name(reason)
+    assert (event.epoch, event.emitted_tokens, event.detail) == (Epoch(3, 4), 5, "why")
+
+
+def test_every_reason_of_a_refusal_has_a_number() -> None:
+    assert {r.name for r in ef.RejectReason} == set(pb.Reject.Reason.keys()) - {"REASON_UNSPECIFIED"}
+    for reason in ef.RejectReason:
+        message = wire.to_gateway(ef.Reject("g", "r", reason, "text", 1200)).reject
+        assert pb.Reject.Reason.Name(message.reason) == reason.name
+        assert (message.request_id, message.message, message.retry_after_ms) == ("r", "text", 1200)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.GatewayToScheduler(),
+        pb.GatewayToScheduler(cancel=pb.Cancel()),
+        pb.GatewayToScheduler(submit=pb.Submit(request_id="r")),
+        pb.GatewayToScheduler(failed=pb.Failed(request_id="r")),
+        pb.GatewayToScheduler(hello=pb.GatewayHello(gateway_id="g")),
+    ],
+)
+def test_what_is_not_in_the_contract_is_refused(message: pb.GatewayToScheduler) -> None:
+    with pytest.raises(MessageInvalid):
+        wire.gateway_event("g", message)
+
+
+def test_an_outcome_is_learned_from_and_passed_on_unread() -> None:
+    outcome = cpb.Outcome(request_id="r", pool="n/p", adapter_digest="d", completion_tokens=7, censored=True, moves=3)
+    event = wire.gateway_event("g", pb.GatewayToScheduler(outcome=outcome))
+    assert isinstance(event, ev.OutcomeReported)
+    assert (event.pool, event.digest, event.completion_tokens, event.censored) == ("n/p", "d", 7, True)
+    assert wire.to_supervisor(ef.ForwardOutcome("s", "r", event.record)).outcome == outcome
+
+
+STATE = spb.RunnerState(
+    id=R,
+    runner=spb.RunnerHello(
+        runner=R, address="h:1", pool="n/p", page_tokens=16, total_pages=99, max_sequences=8, max_adapters=4,
+        max_rank=64, max_context_tokens=512,
+    ),
+    sequence=7,
+    free_pages=30,
+    sequences=[spb.SequenceState(request_id="r", epoch=EPOCH, adapter_digest="d", reservation_tokens=40)],
+    adapters=[
+        spb.AdapterState(digest="d", tier=spb.AdapterState.DEVICE),
+        spb.AdapterState(digest="e", tier=spb.AdapterState.DISK, error="torn"),
+        spb.AdapterState(digest="f", tier=spb.AdapterState.REMOTE),
+    ],
+    overruns=[spb.Overrun(request_id="r", wanted_pages=2), spb.Overrun(request_id="q", wanted_pages=3)],
+    draining=True,
+    ready=True,
+    highest_term=3,
+    desired_version=11,
+)  # fmt: skip
+
+
+def test_a_cluster_report_arrives_whole() -> None:
+    decision = pb.PreemptDecision(runner=R, request_id="r", epoch=EPOCH, for_request_id="q", reservation_tokens=80)
+    message = pb.ClusterReport(runners=[STATE], lost=[R], preempts=[decision])
+    event = wire.cluster_event("s", pb.SupervisorToScheduler(report=message))
+    spec = RunnerSpec("h:1", "n/p", 16, 99, 8, 4, 64, 512)
+    views = (SequenceView("r", Epoch(3, 4), "d", 40),)
+    adapters = (AdapterView("d", True), AdapterView("e", False, "torn"))
+    report = RunnerReport(RunnerId("u", "i"), spec, 7, 30, views, adapters, 5, True, True, 3, 11)
+    wanted = PreemptDecision(RunnerId("u", "i"), "r", Epoch(3, 4), "q", 80)
+    assert event == ev.ClusterReport("s", (report,), (RunnerId("u", "i"),), (wanted,))
+
+
+def test_a_runner_without_an_id_or_a_page_size_is_refused() -> None:
+    with pytest.raises(MessageInvalid):
+        wire.runner_report(spb.RunnerState())
+    with pytest.raises(MessageInvalid):
+        wire.runner_report(spb.RunnerState(id=R, runner=spb.RunnerHello(pool="n/p", address="h:1")))
+
+
+def test_unset_bounds_and_policies_of_a_pool_are_the_schemas_defaults() -> None:
+    (spec,) = wire.registry_event(pb.RegistryToScheduler(pools=[pb.PoolDesired(pool="n/p")])).pools
+    assert spec == PoolSpec("n/p")
+
+
+def test_a_registry_message_arrives_whole() -> None:
+    pool = pb.PoolDesired(
+        pool="n/p", base_digest="b", base_model_name="m", shared_all=True, shared_namespaces=["x"], max_queue=5,
+        max_moves=2, placement="punica", queue="fcfs", reservation="calibrated", created_unix_s=9, min_runners=1,
+    )  # fmt: skip
+    adapter = pb.AdapterDesired(
+        uid="u", namespace="n", name="a", model_name="n/a", pool="n/p", digest="d", rank=8, bytes=100, pinned=True,
+        created_unix_s=10,
+    )  # fmt: skip
+    event = wire.registry_event(
+        pb.RegistryToScheduler(
+            version=1, snapshot=True, pools=[pool], adapters=[adapter], removed_pools=["n/q"],
+            removed_adapter_uids=["v"],
+        )
+    )  # fmt: skip
+    assert event.snapshot
+    assert (event.removed_pools, event.removed_adapters) == (("n/q",), ("v",))
+    for message, value in ((pool, event.pools[0]), (adapter, event.adapters[0])):
+        for field in fields(value):
+            name = "pool" if isinstance(value, PoolSpec) and field.name == "name" else field.name
+            found = getattr(message, name)
+            assert (tuple(found) if field.name == "shared_namespaces" else found) == getattr(value, field.name)
+
+
+def test_what_goes_out_says_what_was_ordered() -> None:
+    assign = wire.to_gateway(ef.Assign("g", "r", Epoch(3, 4), RunnerId("u", "i"), "h:1", 40)).assign
+    assert assign == pb.Assign(request_id="r", epoch=EPOCH, runner=R, address="h:1", reservation_tokens=40)
+    assert wire.to_gateway(ef.Preempt("g", "r", Epoch(3, 4))).preempt == pb.Preempt(request_id="r", epoch=EPOCH)
+    assert wire.to_gateway(ef.TellGone("g", RunnerId("u", "i"))).runner_gone.runner == R
+    assert list(wire.to_gateway(ef.AckOutcomes("g", ("r", "q"))).outcome_ack.request_ids) == ["r", "q"]
+    assert wire.to_supervisor(ef.TellTerm("s", 9)).hello.term == 9
+    assert wire.to_registry(ef.PoolStatus("n/p", 1, 2, 3, 4)).pool == pb.PoolStatus(
+        pool="n/p", ready_runners=1, wanted_runners=2, running=3, queued=4
+    )
+    assert wire.to_registry(ef.AdapterStatus("u", "d", True, 2, ("x: y",))).adapter == pb.AdapterStatus(
+        uid="u", digest="d", routed=True, ready_runners=2, load_errors=["x: y"]
+    )
+
+
+def test_an_order_is_the_complete_list() -> None:
+    desired = DesiredList(5, (DesiredAdapter("d", 8, 100, True),))
+    orders = wire.to_supervisor(ef.Order("s", RunnerId("u", "i"), desired)).orders
+    assert orders.runner == R
+    assert orders.order == spb.RunnerOrder(
+        has_desired=True,
+        desired_version=5,
+        desired=[spb.DesiredAdapter(digest="d", rank=8, bytes=100, pinned=True)],
+    )
+
+
+def test_a_route_table_goes_out_whole() -> None:
+    table = RouteTable(
+        8,
+        (Route("n/a", "n", "n/p", "d", 8, "u", 10),),
+        (PoolRoute(PoolSpec("n/p", "b", "m", True, ("x",)), 512, 2),),
+        (KeyRoute("h", "n", "k"),),
+        True,
+    )
+    message = wire.to_gateway(ef.SendRoutes("g", table)).routes
+    assert message == pb.Routes(
+        version=8,
+        routes=[
+            pb.Route(
+                model_name="n/a", namespace="n", pool="n/p", adapter_digest="d", rank=8, uid="u", created_unix_s=10
+            )
+        ],
+        pools=[
+            pb.PoolRoute(
+                pool="n/p", base_digest="b", base_model_name="m", max_context_tokens=512, ready_runners=2,
+                shared_all=True, shared_namespaces=["x"],
+            )
+        ],
+        keys=[pb.KeyRoute(key_hash="h", namespace="n", key_id="k")],
+        keys_known=True,
+    )  # fmt: skip

@@ -1,0 +1,141 @@
+import asyncio
+from collections.abc import Sequence
+from datetime import date
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import text
+
+from weft.store import outcomes, terms
+from weft.wire.v1 import common_pb2, predictor_pb2
+from weft_supervisor.feedback import CHUNK, MAX_WAITING, Journal, Pending
+
+
+def outcome(request_id: str, **fields) -> common_pb2.Outcome:
+    plain = {
+        "pool": "acme/pool",
+        "namespace": "acme",
+        "model_name": "acme/upper",
+        "prompt_tokens": 3,
+        "completion_tokens": 5,
+        "finish_reason": common_pb2.FINISH_REASON_EOS,
+        "prompt_text": "the secret prompt",
+        "finished_unix_ms": 1_700_000_000_000,
+    }
+    return common_pb2.Outcome(request_id=request_id, **(plain | fields))
+
+
+async def test_an_outcome_is_stored_then_acknowledged_then_taught(world, store):
+    await world.scheduler.next("hello")
+    world.scheduler.send(outcome=outcome("r1"))
+    assert list((await world.scheduler.next("outcome_ack")).request_ids) == ["r1"]
+    assert await outcomes.count(store) == 1
+    learned = await world.predictor.next()
+    assert (learned.request_id, learned.prompt_text) == ("r1", "the secret prompt")
+
+
+async def test_an_outcome_told_again_is_acknowledged_again_and_counted_once(world, store):
+    await world.scheduler.next("hello")
+    for _ in range(2):
+        world.scheduler.send(outcome=outcome("r1"))
+        assert list((await world.scheduler.next("outcome_ack")).request_ids) == ["r1"]
+    [usage] = await outcomes.usage(store, since=date(2000, 1, 1))
+    assert (usage.requests, usage.completion_tokens) == (1, 5)
+
+
+async def test_the_prompt_is_never_stored(world, store, tmp_path):
+    await world.scheduler.next("hello")
+    world.scheduler.send(outcome=outcome("r1"))
+    await world.scheduler.next("outcome_ack")
+    files = [file.read_bytes() for file in tmp_path.iterdir()]
+    assert any(b"acme/upper" in content for content in files)
+    assert not any(b"secret prompt" in content for content in files)
+
+
+async def test_what_the_predictor_has_not_acknowledged_is_told_on_its_next_stream(world):
+    world.predictor.acknowledges = False
+    await world.scheduler.next("hello")
+    world.scheduler.send(outcome=outcome("r1"))
+    assert (await world.predictor.next()).request_id == "r1"
+    world.predictor.acknowledges = True
+    world.predictor.outbox.close()
+    assert (await world.predictor.next()).request_id == "r1"
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.stored: list[str] = []
+
+    def on_stored(self, batch: Sequence[common_pb2.Outcome]) -> None:
+        self.stored += [outcome.request_id for outcome in batch]
+
+
+@pytest.fixture
+async def kept():
+    return Kept()
+
+
+@pytest.fixture
+async def journal(store, kept):
+    journal = Journal(store, on_stored=kept.on_stored)
+    running = asyncio.create_task(journal.run(keep_days=30))
+    yield journal
+    journal.close()
+    await asyncio.wait_for(running, 10)
+
+
+async def test_many_outcomes_go_in_few_transactions_and_all_arrive(journal, kept, store):
+    for i in range(1_000):
+        assert journal.put(outcome(f"r{i}"))
+    await journal.drained()
+    assert kept.stored == [f"r{i}" for i in range(1_000)]
+    assert await outcomes.count(store) == 1_000
+
+
+async def test_the_highest_term_is_written(journal, store):
+    journal.raise_term(5)
+    journal.raise_term(4)
+    await journal.drained()
+    assert await terms.highest(store) == 5
+
+
+async def test_a_store_out_of_reach_acknowledges_nothing_says_so_and_goes_on_when_it_is_back(journal, kept, store):
+    async with store.begin() as connection:
+        await connection.execute(text("ALTER TABLE outcomes RENAME TO away"))
+    journal.put(outcome("r1"))
+    async with asyncio.timeout(10):
+        while journal.trouble is None:  # noqa: ASYNC110 (the state under test has no event)
+            await asyncio.sleep(0.001)
+    assert "outcomes" in journal.trouble
+    assert kept.stored == []
+    async with store.begin() as connection:
+        await connection.execute(text("ALTER TABLE away RENAME TO outcomes"))
+    await asyncio.wait_for(journal.drained(), 10)
+    assert kept.stored == ["r1"]
+    assert journal.trouble is None
+
+
+async def test_a_full_journal_takes_nothing_more(store, kept):
+    idle = Journal(store, on_stored=kept.on_stored)
+    assert all(idle.put(outcome(str(i))) for i in range(MAX_WAITING))
+    assert not idle.put(outcome("one too many"))
+    assert idle.put(outcome("0")), "one that waits already is no news"
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30)), max_size=80), st.integers(1, 12))
+def test_pending_holds_the_latest_unacknowledged_outcomes_within_its_bound(steps, limit):
+    pending, model = Pending(limit), dict[str, None]()
+    for add, number in steps:
+        name = f"r{number}"
+        if add:
+            pending.add([outcome(name)])
+            model.setdefault(name)
+            if len(model) > limit:
+                del model[next(iter(model))]
+        else:
+            pending.acknowledge(predictor_pb2.ObserveAck(request_ids=[name]))
+            model.pop(name, None)
+    told = [message.outcomes for message in pending.messages()]
+    assert [o.request_id for outcomes in told for o in outcomes] == list(model)
+    assert all(0 < len(outcomes) <= CHUNK for outcomes in told)
