@@ -15,7 +15,7 @@ import httpx2
 from weft_cli.errors import CommandError
 from weft_cli.output import say, table
 
-DEMO_FILE = "demo.json"
+DEMO_FILE = "demo.jsonl"
 FOLDER = Path("examples") / "quickstart"
 ASK_S = 60.0
 
@@ -60,8 +60,9 @@ def demo_manifests(folder: Path) -> list[Path]:
 
 
 def load_questions(path: Path) -> list[Question]:
-    """The questions of a demo.json."""
-    return [Question(one["model"], one["prompt"], one["expect"]) for one in json.loads(path.read_text())]
+    """The questions of a demo.jsonl."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [Question(line["model"], line["prompt"], line["expect"]) for line in lines]
 
 
 async def ask_all(url: str, questions: Sequence[Question]) -> list[Answer]:

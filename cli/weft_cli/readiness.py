@@ -23,7 +23,8 @@ def is_refused(obj: Any) -> bool:
 
 
 def state_of(obj: Any) -> str:
-    wanted = "Ready" if obj["kind"] == "LoRAAdapter" else "Available"
-    found = next((c for c in obj.get("status", {}).get("conditions", ()) if c["type"] == wanted), None)
+    """The object and the first condition that keeps it from being served."""
     what = f"{obj['kind']} {obj['metadata']['namespace']}/{obj['metadata']['name']}"
+    conditions = obj.get("status", {}).get("conditions", ())
+    found = next((c for c in conditions if c["status"] != "True" and c["type"] != "Progressing"), None)
     return f"{what}: {found['reason']}: {found['message']}" if found else f"{what}: nothing known yet"

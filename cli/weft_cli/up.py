@@ -107,13 +107,22 @@ def _undecided(stack: Stack, refs: Sequence[Ref], told: set[Ref], progress: Prog
         obj = stack.store.find(ref)
         if obj is None:
             continue
-        ready, no = is_ready(obj), is_refused(obj)
+        ready, no = is_ready(obj), is_refused(obj) or _waits_in_vain(stack, obj)
         if (ready or no) and ref not in told:
             told.add(ref)
             progress.line(f"{ref.kind} {ref}", "ready" if ready else state_of(obj))
         if not ready:
             (refused if no else waiting).append(state_of(obj))
     return waiting, refused
+
+
+def _waits_in_vain(stack: Stack, obj: Any) -> bool:
+    """An adapter whose pool is refused."""
+    if obj["kind"] != "LoRAAdapter":
+        return False
+    of = obj["spec"]["poolRef"]
+    pool = stack.store.find(Ref("ServingPool", of.get("namespace") or obj["metadata"]["namespace"], of["name"]))
+    return pool is not None and is_refused(pool)
 
 
 async def _demo(stack: Stack, questions: Sequence[Question]) -> bool:

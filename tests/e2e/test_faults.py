@@ -105,7 +105,7 @@ async def test_outcomes_reach_the_store_though_the_supervisor_was_away(pair: Sta
     assert_undisturbed(streams)
 
     async def acknowledged() -> bool:
-        return pair.metric("gateway", "weft_gateway_unacknowledged_outcomes") == 0
+        return pair.metric("gateway", "weft_gateway_outcomes_unacked") == 0
 
     await eventually(acknowledged)
 

@@ -36,7 +36,7 @@ class Case:
     expect: str
 
 
-DEMO = tuple(Case(**case) for case in json.loads((QUICKSTART / "demo.json").read_text()))
+DEMO = tuple(Case(**json.loads(line)) for line in (QUICKSTART / "demo.jsonl").read_text().splitlines())
 
 
 def tasks() -> ModuleType:

@@ -91,6 +91,7 @@ class Stack:
                 for name in waiting:
                     self._require_alive(name)
                 await self._changed.wait()
+        self._write_description()
 
     async def failed(self) -> None:
         """Wait until a part of the stack itself fails, and raise what it raised. Components are started again."""

@@ -32,6 +32,9 @@ class Metrics:
         )
         self.total = _histogram("weft_gateway_e2e_seconds", "Arrival to the last byte.", SECONDS_IN_ALL, registry)
         self.moves = Counter("weft_gateway_moves", "Assignments beyond a request's first.", registry=registry)
+        self.overruns = Counter(
+            "weft_gateway_overrun_requests", "Requests whose reservation was doubled.", registry=registry
+        )
         self.predict_failures = Counter(
             "weft_gateway_predict_failures", "Requests that went on without a prediction.", registry=registry
         )
@@ -57,6 +60,7 @@ class Metrics:
         self.prompt_tokens.labels(label).inc(len(live.prepared.prompt_tokens))
         self.tokens.labels(label).inc(tokens)
         self.moves.inc(live.stream.moves)
+        self.overruns.inc(live.stream.doublings > 0)
         self.total.labels(route.pool).observe(now - arrived)
         if (first := live.first_token_at) is not None:
             self.ttft.labels(route.pool).observe(first - arrived)

@@ -83,6 +83,7 @@ class Iteration:
     batch_rows: int = 0
     batch_tokens: int = 0
     batch_adapters: int = 0
+    busy_s: float = 0.0  # from the choice to the account
 
 
 class Engine:
@@ -115,17 +116,18 @@ class Engine:
     def beat(self) -> None:
         """One iteration."""
         self._take_commands(wait=not self.pool.runnable)
+        began = time.monotonic()
         batch = self.pool.choose()
         self.adapters.carry_out(self.pool.residency.take_actions())
         if batch.rows:
-            self.busy_since = time.monotonic()
+            self.busy_since = began
             choices, failures = self._run(batch)
             self.busy_since = None
             self.pool.account(batch, choices, failures)
             self.adapters.carry_out(self.pool.residency.take_actions())
         elif self.pool.pages.total_pages <= CHECKED_PAGES:
             check_pool(self.pool)
-        self._publish(batch)
+        self._publish(batch, time.monotonic() - began)
 
     # ---- choose: what came in
 
@@ -220,16 +222,15 @@ class Engine:
 
     # ---- account: what goes out
 
-    def _publish(self, batch: Batch) -> None:
+    def _publish(self, batch: Batch, busy_s: float) -> None:
         events = tuple(self.pool.take_events())
         wanted = self.pool.take_urgent() or self._tell_state
         self._tell_state = False
         if events or wanted or batch.rows:
             state = self.pool.state() if wanted else None
             adapters = {row.adapter for row in batch.rows if row.adapter}
-            self._on_iteration(
-                Iteration(self.pool.iterations, events, state, len(batch.rows), batch.n_tokens, len(adapters))
-            )
+            sizes = len(batch.rows), batch.n_tokens, len(adapters)
+            self._on_iteration(Iteration(self.pool.iterations, events, state, *sizes, busy_s))
 
 
 class EngineThread:

@@ -19,6 +19,7 @@ class Metrics:
             return Counter(f"weft_runner_{name}", text, labels, registry=registry)
 
         self._tokens = counter("tokens", "Tokens emitted")
+        self._busy = counter("busy_seconds", "Time in iterations that ran a batch, from the choice to the account")
         self._ended = counter("ended", "Sequences the runner gave up, by reason", "reason")
         self._no_room = counter("no_room", "Starts answered with NoRoom, by reason", "reason")
         self._rows = Histogram("weft_runner_batch_rows", "Rows of an iteration", buckets=_ROWS, registry=registry)
@@ -44,6 +45,7 @@ class Metrics:
     def observe(self, iteration: Iteration) -> None:
         """Count what an iteration did."""
         if iteration.batch_rows:
+            self._busy.inc(iteration.busy_s)
             self._rows.observe(iteration.batch_rows)
             self._adapters.observe(iteration.batch_adapters)
         for event in iteration.events:

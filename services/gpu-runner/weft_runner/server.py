@@ -95,7 +95,7 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
         match message.WhichOneof("message"):
             case "start":
                 start = message.start
-                log.debug("start", extra=kv(request_id=start.gateway_request_id or start.request_id))
+                log.info("request started", extra=started(start))
                 self._engine.post(request_of(start, owner=session.owner, gateway_id=session.gateway_id))
             case "stop":
                 self._engine.post(Stop(message.stop.request_id, epoch_of(message.stop.epoch)))
@@ -189,3 +189,14 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
         if self._draining:
             return "draining"
         return "starting" if self.state is None else self.state.not_ready or None
+
+
+def started(start: runner_pb2.Start) -> dict[str, dict[str, object]]:
+    """A Start's key-values for the log: the client's request id, and what will run."""
+    return kv(
+        request_id=start.gateway_request_id or start.request_id,
+        epoch=f"{start.epoch.term}.{start.epoch.counter}",
+        adapter=start.adapter_digest or "base",
+        prompt_tokens=len(start.prompt_tokens),
+        emitted_tokens=len(start.emitted_tokens),
+    )

@@ -89,18 +89,18 @@ class Server(rpc.SchedulerServicer):
 
     async def Gateway(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.SchedulerToGateway]:  # noqa: N802
         stream = GatewayStream(self._gateways, self.feed)
-        async for message in _converse(request_iterator, context, stream.outbox, stream):
+        async for message in _converse(request_iterator, context, stream.outbox, stream, "gateway"):
             yield message
 
     async def Cluster(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.SchedulerToSupervisor]:  # noqa: N802
         stream = SupervisorStream(self._supervisors, self.feed)
-        async for message in _converse(request_iterator, context, stream.outbox, stream):
+        async for message in _converse(request_iterator, context, stream.outbox, stream, "supervisor"):
             yield message
 
     async def Registry(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.SchedulerToRegistry]:  # noqa: N802
         self._registry_streams += 1
         stream = RegistryStream(self._registries, self.feed, f"registry-{self._registry_streams}")
-        async for message in _converse(request_iterator, context, stream.outbox, stream):
+        async for message in _converse(request_iterator, context, stream.outbox, stream, "registry"):
             yield message
 
     # ------------------------------------------------------------ the machine
@@ -173,17 +173,19 @@ class Server(rpc.SchedulerServicer):
 
 
 async def _converse(
-    requests: AsyncIterator[In], context: Any, outbox: Outbox[Out], stream: Stream[In]
+    requests: AsyncIterator[In], context: Any, outbox: Outbox[Out], stream: Stream[In], kind: str
 ) -> AsyncIterator[Out]:
     """One stream to its end. What is not in the contract ends it with INVALID_ARGUMENT."""
+    log.info("stream opened", extra=kv(kind=kind, peer=context.peer()))
     try:
         async for message in both_ways(requests, context, outbox, stream.heard):
             yield message
     except MessageInvalid as error:
-        log.warning("stream refused", extra=kv(reason=error))
+        log.warning("stream refused", extra=kv(kind=kind, peer=context.peer(), reason=error))
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     finally:
         stream.ended()
+        log.info("stream ended", extra=kv(kind=kind, peer=context.peer()))
 
 
 def _log(effect: ef.Reject | ef.Queued | ef.Requeued | ef.Ignored | ef.RunnerEnded) -> None:

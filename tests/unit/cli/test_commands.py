@@ -228,7 +228,7 @@ def test_watch_prints_each_change_below_the_list(applied: Any) -> None:
         (["up", "--demo", "-f", "x"], "--demo brings its own manifests"),
         (["up", "--demo", "--auth"], "--demo sends requests without a key"),
         (["up", "--file-root", "/nowhere"], "is not a folder"),
-        (["up", "--port", "99999"], "99999"),
+        (["up", "--port", "99999"], "--port"),
         (["predictor"], "weft predictor train DATA"),
         (["nope"], "No such command"),
         (["get"], "Missing argument"),

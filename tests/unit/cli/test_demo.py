@@ -102,7 +102,7 @@ def test_answers_are_a_table_with_a_count(capfd: pytest.CaptureFixture[str]) -> 
 def test_the_quickstart_is_found_from_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     folder = demo_folder()
-    questions = load_questions(folder / "demo.json")
+    questions = load_questions(folder / "demo.jsonl")
     assert len({question.model for question in questions}) >= 3
     assert {path.name for path in demo_manifests(folder)} >= {"pool.yaml", "acme.yaml"}
 

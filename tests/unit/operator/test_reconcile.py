@@ -34,7 +34,8 @@ from weft_operator.errors import DepotUnavailable, NoEffect
 from weft_operator.local.objects import ObjectStore
 from weft_operator.observe import AdapterReport, PoolReport, RunnerProcess
 from weft_operator.plan import Policy
-from weft_operator.reconcile import Controller, Queue
+from weft_operator.queue import Queue
+from weft_operator.reconcile import Controller
 from weft_operator.resolution import Answer, Request
 from weft_operator.resources import Object, Ref
 

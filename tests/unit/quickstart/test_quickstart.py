@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "quickstart"
 MODEL = QUICKSTART / "model"
-DEMOS = json.loads((QUICKSTART / "demo.json").read_text())
+DEMOS = [json.loads(line) for line in (QUICKSTART / "demo.jsonl").read_text().splitlines()]
 BASE = "weft-quickstart"
 LONG_SENTENCE = (
     "The quick brown fox jumps over 13 lazy dogs, then Weft copies every single letter of this long line once more."

@@ -73,7 +73,7 @@ def test_who_wins_a_name_does_not_depend_on_the_order_of_arrival(order: list[tup
     pool = Pool(POOL)
     pool.spec = PoolSpec(POOL, "sha256:base", "base", created_unix_s=9)
     for uid, created in order:
-        pool.adapters[uid] = AdapterSpec(uid, "n", uid, "same", POOL, f"sha256:{uid}", 8, created_unix_s=created)
+        pool.put_adapter(AdapterSpec(uid, "n", uid, "same", POOL, f"sha256:{uid}", 8, created_unix_s=created))
     assert [r.uid for r in routes([pool])] == ["pool:acme/p", "b"]
 
 

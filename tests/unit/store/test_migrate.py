@@ -1,3 +1,6 @@
+import asyncio
+import threading
+
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
@@ -74,6 +77,9 @@ async def test_a_database_that_cannot_be_opened_is_named(tmp_path):
     with pytest.raises(StoreUnavailable, match=r"weft\.sqlite"):
         await migrate.upgrade(engine)
     await engine.dispose()
+    for thread in threading.enumerate():  # the driver ends the thread of a refused connection in its own time
+        if "_connection_worker_thread" in thread.name:
+            await asyncio.to_thread(thread.join, 10)
 
 
 async def test_sqlite_runs_with_wal_foreign_keys_and_a_busy_timeout(engine):

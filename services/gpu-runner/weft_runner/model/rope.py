@@ -12,7 +12,7 @@ def inverse_frequencies(spec: ModelSpec) -> torch.Tensor:
     rope, dim = spec.rope, spec.head_dim
     inverse = 1.0 / (rope.theta ** (torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim))
     match rope.kind:
-        case "linearx":
+        case "linear":
             return inverse / rope.factor
         case "llama3":
             return _llama3(inverse, rope)

@@ -7,7 +7,7 @@ that, since a gateway with an older route table may still send some; at its dead
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from weft_scheduler.core.values import BASE, AdapterSpec, DesiredAdapter, DesiredList
+from weft_scheduler.core.values import BASE, DesiredAdapter, DesiredList
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Desired:
             return self.registered[digest].rank
         return self.retired[digest].adapter.rank if digest in self.retired else 0
 
-    def register(self, adapters: Iterable[AdapterSpec], now: float, grace_s: float, drain_s: float) -> None:
+    def register(self, adapters: Iterable[DesiredAdapter], now: float, grace_s: float, drain_s: float) -> None:
         """Take the registry's adapters of this pool; what is not among them any more retires."""
         before, self.registered = self.registered, merge(adapters)
         for digest, adapter in before.items():
@@ -72,11 +72,10 @@ class Desired:
         self.since = {a.digest: self.since.get(a.digest, version) for a in adapters}
 
 
-def merge(adapters: Iterable[AdapterSpec]) -> dict[str, DesiredAdapter]:
+def merge(adapters: Iterable[DesiredAdapter]) -> dict[str, DesiredAdapter]:
     """By digest; two adapters with the same content are one, pinned if either is."""
     merged: dict[str, DesiredAdapter] = {}
-    for a in adapters:
-        if a.digest:
-            pinned = a.pinned or (a.digest in merged and merged[a.digest].pinned)
-            merged[a.digest] = DesiredAdapter(a.digest, a.rank, a.bytes, pinned)
+    for adapter in adapters:
+        if merged.setdefault(adapter.digest, adapter).pinned < adapter.pinned:
+            merged[adapter.digest] = adapter
     return merged

@@ -38,7 +38,7 @@ def change(ctx: Context, event: RegistryChange) -> None:
         touched.add(spec.name)
     for adapter in event.adapters:
         touched |= _drop_adapter(ctx, adapter.uid)
-        state.pool(adapter.pool).adapters[adapter.uid] = adapter
+        state.pool(adapter.pool).put_adapter(adapter)
         state.adapter_pool[adapter.uid] = adapter.pool
         touched.add(adapter.pool)
     state.registry_known, state.reroute = True, True
@@ -78,7 +78,7 @@ def _settle_pool(ctx: Context, pool: Pool) -> None:
             request = ctx.state.requests[request_id]
             reject(ctx, request, RejectReason.UNKNOWN_POOL, f"pool {pool.name} does not exist")
     grace_s, drain_s = ctx.config.route_grace_s, ctx.config.drain_s
-    pool.desired.register(pool.adapters.values(), ctx.now, grace_s, drain_s)
+    pool.desired.register(pool.wanted.values(), ctx.now, grace_s, drain_s)
     for digest in sorted(pool.live):
         if not pool.desired.knows(digest) and digest != BASE:
             retire_unknown(ctx, pool, digest)
@@ -89,7 +89,7 @@ def _clear(ctx: Context) -> set[str]:
     """Forget everything the registry said before. Returns every pool's name."""
     for pool in ctx.state.pools.values():
         pool.spec = None
-        pool.adapters.clear()
+        pool.drop_adapters()
     ctx.state.adapter_pool.clear()
     ctx.told.clear_statuses()
     return set(ctx.state.pools)
@@ -111,7 +111,7 @@ def _drop_adapter(ctx: Context, uid: str) -> set[str]:
     name = ctx.state.adapter_pool.pop(uid, None)
     if name is None:
         return set()
-    ctx.state.pool(name).adapters.pop(uid, None)
+    ctx.state.pool(name).drop_adapter(uid)
     ctx.told.adapters.pop(uid, None)
     return {name}
 

@@ -3,14 +3,16 @@
 from collections.abc import Iterable
 
 from weft_scheduler.core.state import Pool, State
-from weft_scheduler.core.values import BASE, AdapterSpec, PoolRoute, PoolSpec, Route
+from weft_scheduler.core.values import BASE, PoolRoute, PoolSpec, Route
 
 
 def routes(pools: Iterable[Pool]) -> tuple[Route, ...]:
     """One route a name, by name: bases of pools whose digest is known, and their adapters with a digest."""
     winners: dict[str, Route] = {}
-    for route in sorted(_claims(pools), key=_age):
-        winners.setdefault(route.model_name, route)
+    for route in _claims(pools):
+        other = winners.setdefault(route.model_name, route)
+        if _age(route) < _age(other):
+            winners[route.model_name] = route
     return tuple(winners[name] for name in sorted(winners))
 
 
@@ -29,16 +31,12 @@ def _claims(pools: Iterable[Pool]) -> Iterable[Route]:
             continue
         if pool.spec.base_model_name:
             yield _base(pool.spec)
-        yield from (_adapter(a) for a in pool.adapters.values() if a.digest)
+        yield from pool.routes.values()
 
 
 def _base(spec: PoolSpec) -> Route:
     namespace = spec.name.partition("/")[0]
     return Route(spec.base_model_name, namespace, spec.name, BASE, 0, f"pool:{spec.name}", spec.created_unix_s)
-
-
-def _adapter(a: AdapterSpec) -> Route:
-    return Route(a.model_name, a.namespace, a.pool, a.digest, a.rank, a.uid, a.created_unix_s)
 
 
 def _age(route: Route) -> tuple[int, str]:

@@ -14,7 +14,18 @@ from weft_scheduler.core.queueing import Queue
 from weft_scheduler.core.ranking import Key
 from weft_scheduler.core.rate import Rate
 from weft_scheduler.core.shelves import Load, Shape, Shelves
-from weft_scheduler.core.values import NEVER, AdapterSpec, Epoch, KeyRoute, PoolSpec, RunnerId, RunnerReport, RunnerSpec
+from weft_scheduler.core.values import (
+    NEVER,
+    AdapterSpec,
+    DesiredAdapter,
+    Epoch,
+    KeyRoute,
+    PoolSpec,
+    Route,
+    RunnerId,
+    RunnerReport,
+    RunnerSpec,
+)
 
 
 class Phase(Enum):
@@ -145,6 +156,9 @@ class Pool:
         self.name = name
         self.spec: PoolSpec | None = None
         self.adapters: dict[str, AdapterSpec] = {}
+        # what follows from each adapter, made once: a change of one must not remake a hundred thousand
+        self.routes: dict[str, Route] = {}
+        self.wanted: dict[str, DesiredAdapter] = {}
         self.desired = Desired()
         self.live: Counter[str] = Counter()  # digest -> requests on their way
         self.queue: Queue[Request] = Queue()
@@ -157,6 +171,24 @@ class Pool:
         self.max_context_tokens = 0  # of the ready runners; the last known while there are none
         self.surplus_since: float | None = None
         self.sweep = False  # somebody in the queue may have become impossible
+
+    def put_adapter(self, spec: AdapterSpec) -> None:
+        """Take an adapter in, or its newer version. Without a digest it is neither routed nor wanted."""
+        self.drop_adapter(spec.uid)
+        self.adapters[spec.uid] = spec
+        if spec.digest:
+            self.routes[spec.uid] = Route(
+                spec.model_name, spec.namespace, spec.pool, spec.digest, spec.rank, spec.uid, spec.created_unix_s
+            )
+            self.wanted[spec.uid] = DesiredAdapter(spec.digest, spec.rank, spec.bytes, spec.pinned)
+
+    def drop_adapter(self, uid: str) -> None:
+        for by_uid in (self.adapters, self.routes, self.wanted):
+            by_uid.pop(uid, None)
+
+    def drop_adapters(self) -> None:
+        for by_uid in (self.adapters, self.routes, self.wanted):
+            by_uid.clear()
 
     @property
     def in_use(self) -> bool:

@@ -149,9 +149,12 @@ class PoolRoute:
     ready_runners: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RouteTable:
-    """The complete table; versions grow, across restarts too (the term is in the upper 32 bits)."""
+    """The complete table; versions grow, across restarts too (the term is in the upper 32 bits).
+
+    One object a version: identity is equality, so that a cache by table does not hash a hundred thousand routes.
+    """
 
     version: int
     routes: tuple[Route, ...]
@@ -170,9 +173,9 @@ class DesiredAdapter:
     pinned: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DesiredList:
-    """All that the runners of a pool should know."""
+    """All that the runners of a pool should know. One object a version: identity is equality."""
 
     version: int
     adapters: tuple[DesiredAdapter, ...]
