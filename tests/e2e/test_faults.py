@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from crowd import Crowd, Watched, assert_undisturbed, crowd, finished, runners
-from oracle import TOLERANCE, smallest_gap
-from quickstart import Case, copy_manifests, long_cases
+from oracle import sure_cases
+from quickstart import Case, copy_manifests
 from waiting import eventually
 from weft_bench.stack import Stack
 
@@ -34,9 +34,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
     """20 long answers, none of them near a tie."""
-    found = [case for case in long_cases(MODELS, 40, seed=SEED) if smallest_gap(case) > TOLERANCE]
-    assert len(found) >= 20
-    return found[:20]
+    return sure_cases(MODELS, 20, seed=SEED)
 
 
 def in_the_middle(streams: list[Watched]) -> bool:

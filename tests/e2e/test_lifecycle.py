@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from crowd import assert_undisturbed, crowd, finished, runners
-from quickstart import Case, adapter_manifest, copy_manifests, long_cases, tasks
+from oracle import sure_cases
+from quickstart import Case, adapter_manifest, copy_manifests, tasks
 from waiting import eventually
 from weft.wire.v1 import supervisor_pb2
 from weft_bench.stack import Stack
@@ -79,7 +80,7 @@ async def test_an_edited_source_swaps_and_running_streams_finish_on_the_old_one(
 
     await eventually(lambda: served(PROMPT.upper()), timeout_s=5)
     old = await digest_of(stack, "changing", "acme")
-    running = [Case("acme/changing", c.prompt, c.prompt.upper()) for c in long_cases(("acme/upper",), 4, seed=5)]
+    running = [Case("acme/changing", c.prompt, c.prompt.upper()) for c in sure_cases(("acme/upper",), 4, seed=5)]
     async with crowd(stack.url, running, "swap") as made:
         await made.until(lambda: all(w.text for w in made.streams))
         for name in ("adapter_config.json", "adapter_model.safetensors"):
@@ -109,7 +110,7 @@ async def test_a_deleted_adapter_is_unknown_at_once_and_leaves_every_tier(stack:
     digest = await digest_of(stack, "leaving", "globex")
     assert supervisor_pb2.AdapterState.DEVICE in await tiers(stack, digest)
     assert list(weights.rglob(digest.removeprefix("sha256:")))
-    running = [Case("globex/leaving", c.prompt, c.expect) for c in long_cases(("initech/json",), 4, seed=6)]
+    running = [Case("globex/leaving", c.prompt, c.expect) for c in sure_cases(("initech/json",), 4, seed=6)]
     async with crowd(stack.url, running, "delete") as made:
         await made.until(lambda: all(w.text for w in made.streams))
         stack.cli("delete", "lora", "leaving", "-n", "globex")
@@ -141,7 +142,7 @@ async def test_a_bad_source_is_named_and_disturbs_nobody(stack: Stack, manifests
     await eventually(named, timeout_s=5)
     assert "OffsetsInvalid" in stack.cli("describe", "lora", "broken", "-n", "acme").stdout
     assert await answer(stack, "acme/broken") == 404
-    assert_undisturbed(await finished(stack.url, long_cases(("acme/upper",), 2, seed=7), "beside"))
+    assert_undisturbed(await finished(stack.url, sure_cases(("acme/upper",), 2, seed=7), "beside"))
 
 
 async def test_describe_tells_where_an_adapter_is(stack: Stack) -> None:
@@ -155,7 +156,7 @@ async def test_describe_tells_where_an_adapter_is(stack: Stack) -> None:
 
 
 async def test_one_request_id_runs_from_the_client_to_the_runner(stack: Stack) -> None:
-    await finished(stack.url, long_cases(("acme/upper",), 1, seed=8), "traced-request")
+    await finished(stack.url, sure_cases(("acme/upper",), 1, seed=8), "traced-request")
     for component in ("gateway", *stack.names("runner")):
         log = Path(stack.components()[component]["log"]).read_text()
         assert "traced-request-0" in log, component

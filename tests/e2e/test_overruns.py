@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from crowd import assert_undisturbed, finished, runners
-from quickstart import copy_manifests, long_cases
+from oracle import sure_cases
+from quickstart import copy_manifests
 from waiting import eventually
 from weft_bench.stack import Stack
 
@@ -25,7 +26,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 async def test_a_third_of_the_requests_overrun_and_every_text_is_the_same(small: Stack) -> None:
-    cases = long_cases(MODELS, 24, seed=3)
+    cases = sure_cases(MODELS, 24, seed=3)
     assert_undisturbed(await finished(small.url, cases, "overrun"))
     listed = await runners(small.address("supervisor"))
     counters = {name: getattr(listed, name) for name in ("grows", "preempts", "doublings")}

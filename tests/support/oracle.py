@@ -7,7 +7,7 @@ from peft import PeftModel
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from quickstart import BASE, QUICKSTART, TASK_OF, Case
+from quickstart import BASE, QUICKSTART, TASK_OF, Case, long_cases
 
 TOLERANCE = 1e-3  # docs/architecture.md: greedy texts are equal across runners where the top-two gap is above this
 
@@ -26,6 +26,13 @@ def model() -> PeftModel:
 @cache
 def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(QUICKSTART / "model" / "tokenizer.json"))
+
+
+def sure_cases(models: tuple[str, ...], count: int, *, seed: int) -> list[Case]:
+    """Long cases whose answer is the model's own, and none of whose tokens is near a tie: fit as baselines."""
+    found = [case for case in long_cases(models, 2 * count, seed=seed) if smallest_gap(case) > TOLERANCE][:count]
+    assert len(found) == count, f"only {len(found)} of {2 * count} sentences are answered right and clearly"
+    return found
 
 
 def smallest_gap(case: Case) -> float:
