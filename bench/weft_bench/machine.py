@@ -18,8 +18,8 @@ def origin(*packages: str) -> Origin:
 
 
 def command() -> str:
-    """How this process was started, without the path of the program."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """How this process was started; of absolute paths only the last part, since the rest says nothing elsewhere."""
+    return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in sys.argv)
 
 
 def machine() -> str:

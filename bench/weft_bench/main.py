@@ -13,6 +13,7 @@ from weft_bench.render import page
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: each writes raw lines and a page under docs/benchmarks/.")
 
 Docs = Annotated[Path, typer.Option("--docs", help="Where pages and raw lines are kept.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets; absent ones are skipped.")]
 DEFAULT_DOCS = Path("docs/benchmarks")
 
 
@@ -30,6 +31,22 @@ def path(
     from weft_bench.through_stack import measure
 
     keep("path", bench.__doc__ or "", asyncio.run(measure(seed)), docs)
+
+
+@app.command()
+def predictor(
+    data: Data = None,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """How good predicted lengths are on real prompts: calibration, packing, S3's buckets beside the commonest one.
+
+    No model and no stack; about ten seconds.
+    """
+    from weft_bench import predictor as bench
+    from weft_bench.machine import origin
+
+    lines = list(bench.figures(origin("scipy"), data, lambda text: typer.echo(text, err=True)))
+    keep("predictor", bench.__doc__ or "", lines, docs)
 
 
 @app.command()
