@@ -1,0 +1,126 @@
+"""accuracy.md: what the model and adapters on disk get right, measured, with what it was measured on."""
+
+import datetime
+import json
+import platform
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import networks
+import peft
+import scoring
+import tasks
+import tokens
+import torch
+import transformers
+
+LONG = 120  # characters from which a sentence counts as long
+TARGETS = {"copy": 0.99} | {adapter.task: 0.98 for adapter in networks.ADAPTERS}
+# Answers that run out of step with the sentence are hard to keep in step for long; these are judged on shorter ones.
+MEASURED_CHARS = dict.fromkeys(TARGETS, tasks.MAX_CHARS) | {"initials": 80, "digits": 80, "json": 80}
+
+ACCURACY = """# Accuracy of the quickstart's model and adapters
+
+An answer is exact when greedy decoding gives it to the last character and then ends. Each row is {count} held-out
+sentences of 1 to so many characters as its third column says and at most {max_words} words, all lengths about equally
+often; about one in twelve has very few distinct words (`did did did di`), which is where most wrong answers are. The
+last column is {count} sentences of up to {max_chars} characters, of which only those of at least {long} are counted.
+The gap is the logit of the likeliest token less that of the second; the smallest over all positions of all answers is
+given, wrong answers included.
+
+| model | answers | characters | rank | target modules | target | exact | smallest gap | gap under 1 | exact, long |
+|---|---|---:|---:|---|---:|---:|---:|---:|---:|
+{rows}
+
+- Measured: {date}, `{command}`
+- Machine: {machine}
+- Versions: {versions}
+- Weights: fp32, {parameters:,} parameters in the base; model and adapters together {megabytes:.1f} MB
+
+## Training
+
+{training}
+"""
+
+
+def write(out: Path, count: int, batch_tokens: int) -> str:
+    encoder = tokens.Encoder(networks.load_tokenizer(out), batch_tokens)
+    base = networks.load_base(out)
+    rows = [row(networks.BASE_NAME, "copy", "| |", base, encoder, count)]
+    for adapter in networks.ADAPTERS:
+        if not (out / "adapters" / adapter.task).exists():
+            continue  # after `--only base`
+        model = networks.load_adapter(out, adapter)
+        shape = f"{adapter.rank} | {', '.join(module.removesuffix('_proj') for module in adapter.modules)} |"
+        rows.append(row(f"{adapter.namespace}/{adapter.task}", adapter.task, shape, model, encoder, count))
+    text = ACCURACY.format(
+        count=count,
+        max_chars=tasks.MAX_CHARS,
+        max_words=tasks.MAX_WORDS,
+        long=LONG,
+        rows="\n".join(rows),
+        parameters=base.num_parameters(),
+        megabytes=sum(path.stat().st_size for path in weights_and_configs(out)) / 1e6,
+        training=training(out / "training_log.jsonl"),
+        **surroundings(),
+    )
+    (out / "accuracy.md").write_text(text)
+    return text
+
+
+def row(name: str, task: str, shape: str, model: Any, encoder: tokens.Encoder, count: int) -> str:
+    chars = MEASURED_CHARS[task]
+    judged, up_to_longest = (
+        scoring.answers(model, encoder, tokens.BOS, task, count, n) for n in (chars, tasks.MAX_CHARS)
+    )
+    gaps = [answer.smallest_gap for answer in judged]
+    close = sum(gap < 1 for gap in gaps) / len(gaps)
+    exact, long = scoring.share_exact(judged), scoring.share_exact(up_to_longest, LONG)
+    return (
+        f"| {name} | {task} | {chars} | {shape} {TARGETS[task]:.0%} | {exact:.1%} "
+        f"| {min(gaps):.2f} | {close:.1%} | {long:.1%} |"
+    )
+
+
+def surroundings() -> dict[str, str]:
+    """What a figure has to name: date, command, machine, versions."""
+    libraries = {"torch": torch, "transformers": transformers, "peft": peft}
+    versions = {"Python": platform.python_version()} | {name: lib.__version__ for name, lib in libraries.items()}
+    return {
+        "date": str(datetime.datetime.now(datetime.UTC).date()),
+        "command": "python examples/quickstart/" + shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "machine": f"{platform.system()} {platform.machine()}, {processor()}, {torch.get_num_threads()} threads",
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
+
+
+def processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def weights_and_configs(out: Path) -> list[Path]:
+    return [path for folder in ("model", "adapters") for path in (out / folder).rglob("*") if path.is_file()]
+
+
+def training(log: Path) -> str:
+    """One line for each run in the log: its command and date, and how long each stage took."""
+    lines: list[str] = []
+    seconds: dict[str, int] = {}
+    for record in map(json.loads, log.read_text().splitlines()):
+        if "command" in record:
+            lines += [stage_times(seconds)] * bool(seconds)
+            lines.append(f"- {record['date']}, `{record['command']}` on {record['machine']}")
+            seconds = {}
+        else:
+            seconds[record["stage"]] = record["stage_s"]
+    return "\n".join([*lines, stage_times(seconds)])
+
+
+def stage_times(seconds: dict[str, int]) -> str:
+    each = ", ".join(f"{stage} {took / 60:.1f}" for stage, took in seconds.items())
+    return f"  - minutes: {each}; together {sum(seconds.values()) / 60:.0f}"
