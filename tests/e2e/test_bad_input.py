@@ -1,0 +1,181 @@
+"""Every bad input gets its named error, while streams of others run undisturbed beside it."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file, save_file
+
+from crowd import assert_undisturbed, crowd
+from oracle import sure_cases
+from quickstart import adapter_manifest, copy_manifests
+from waiting import eventually
+from weft_bench.stack import Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def change_config(folder: Path, **fields: object) -> None:
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(config | fields))
+
+
+def change_header(folder: Path, change: Callable[[dict[str, dict[str, object]]], None]) -> None:
+    """Rewrite the safetensors header; the data stays."""
+    raw = (folder / WEIGHTS).read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    change(header)
+    fresh = json.dumps(header).encode()
+    (folder / WEIGHTS).write_bytes(len(fresh).to_bytes(8, "little") + fresh + raw[8 + size :])
+
+
+def overlap(header: dict[str, dict[str, object]]) -> None:
+    first, second = [name for name in header if name != "__metadata__"][:2]
+    header[second]["data_offsets"] = header[first]["data_offsets"]
+
+
+def change_tensors(folder: Path, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Change the first A matrix."""
+    tensors = load_file(folder / WEIGHTS)
+    name = next(name for name in tensors if "lora_A" in name)
+    save_file(tensors | {name: change(tensors[name])}, folder / WEIGHTS)
+
+
+def not_a_number(a: np.ndarray) -> np.ndarray:
+    a = a.copy()
+    a[0, 0] = np.nan
+    return a
+
+
+def pickle_instead(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "adapter_model.bin")
+
+
+def oversized(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes((1 << 40).to_bytes(8, "little") + b"{}")
+
+
+BROKEN: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "missing-file": ("MissingFile", lambda folder: (folder / WEIGHTS).unlink()),
+    "truncated": (
+        "HeaderTruncated",
+        lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:50]),
+    ),
+    "oversized": ("HeaderTooLarge", oversized),
+    "overlapping": ("OffsetsInvalid", lambda folder: change_header(folder, overlap)),
+    "rank": ("RankTooLarge", lambda folder: change_config(folder, r=64)),
+    "wrong-base": ("BaseMismatch", lambda folder: change_config(folder, base_model_name_or_path="someone/else")),
+    "wrong-shape": ("ShapeMismatch", lambda folder: change_tensors(folder, lambda a: a[:, :-1].copy())),
+    "nan": ("NotFinite", lambda folder: change_tensors(folder, not_a_number)),
+    "pickle": ("UnsafeFormat", pickle_instead),
+    "dora": ("UnsupportedAdapter", lambda folder: change_config(folder, use_dora=True)),
+}
+
+
+@pytest.fixture(scope="module")
+def manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = copy_manifests(tmp_path_factory.mktemp("m"))
+    for name, (_, spoil) in BROKEN.items():
+        shutil.copytree(folder / "adapters" / "upper", folder / "adapters" / name)
+        spoil(folder / "adapters" / name)
+    (folder / "adapters" / "outside").symlink_to("/etc")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stack(manifests: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with Stack(manifests, tmp_path_factory.mktemp("w")) as made:
+        made.wait_for_models()
+        yield made
+
+
+def reasons(stack: Stack, namespace: str) -> dict[str, set[str]]:
+    """Reasons of the conditions that are False, by adapter."""
+    listed = json.loads(stack.cli("get", "lora", "-n", namespace, "-o", "json").stdout)["items"]
+    return {
+        item["metadata"]["name"]: {c["reason"] for c in item["status"].get("conditions", []) if c["status"] == "False"}
+        for item in listed
+    }
+
+
+async def test_bad_adapters_are_named_and_disturb_nobody(stack: Stack, tmp_path: Path) -> None:
+    adapters = [adapter_manifest(name, "bad", f"file:adapters/{name}") for name in BROKEN]
+    adapters += [
+        adapter_manifest("nowhere", "bad", "file:adapters/nowhere"),
+        adapter_manifest("escape", "bad", "file:adapters/outside"),
+        adapter_manifest("above", "bad", "file:../../etc"),
+        adapter_manifest("scheme", "bad", "ftp://adapters/upper"),
+        adapter_manifest("squat", "bad", "file:adapters/upper", modelName="acme/upper"),
+        adapter_manifest("base-name", "bad", "file:adapters/upper", modelName="weft-quickstart"),
+        adapter_manifest("pool", "bad", "file:adapters/upper", poolRef={"name": "missing"}),
+        adapter_manifest("assertion", "bad", "file:adapters/cipher", maxRank=8),
+    ]
+    expected = {name: reason for name, (reason, _) in BROKEN.items()} | {
+        "nowhere": "SourceNotFound",
+        "escape": "BadURI",
+        "above": "BadURI",
+        "scheme": "SchemeNotAllowed",
+        "squat": "NameConflict",
+        "base-name": "NameConflict",
+        "pool": "PoolNotFound",
+        "assertion": "RankTooLarge",
+    }
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump_all(adapters))
+    async with crowd(stack.url, sure_cases(("acme/upper", "weft-quickstart"), 12, seed=9), "beside") as made:
+        await made.until(lambda: any(w.text for w in made.streams))
+        stack.cli("apply", "-f", str(tmp_path / "bad.yaml"))
+
+        async def named() -> bool:
+            told = reasons(stack, "bad")
+            return all(expected[name] in told.get(name, set()) for name in expected)
+
+        try:
+            await eventually(named, timeout_s=20)
+        except TimeoutError:
+            told = reasons(stack, "bad")
+            pytest.fail(str({name: told.get(name) for name in expected if expected[name] not in told.get(name, set())}))
+    assert_undisturbed(list(made.streams))
+
+
+@pytest.mark.parametrize(
+    ("change", "needle"),
+    [
+        ({"spec": {"poolRef": {"name": "quickstart"}, "source": {"uri": "file:a"}, "replcas": 3}}, "replcas"),
+        ({"spec": {"poolRef": {"name": "quickstart"}, "source": {"uri": "adapters/upper"}}}, "uri"),
+        ({"spec": {"poolRef": {"name": "quickstart"}}}, "source"),
+        ({"metadata": {"name": "Upper_Case", "namespace": "bad"}}, "name"),
+        ({"kind": "LoraAdapter"}, "LoRAAdapter"),
+    ],
+)
+def test_bad_manifests_are_refused_at_the_edge(
+    stack: Stack, tmp_path: Path, change: dict[str, object], needle: str
+) -> None:
+    manifest = adapter_manifest("one", "bad", "file:adapters/upper") | change
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(manifest))
+    done = stack.cli("apply", "-f", str(tmp_path / "bad.yaml"), check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert needle in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_a_pool_whose_model_is_not_there_is_named(stack: Stack, tmp_path: Path) -> None:
+    pool = {
+        "apiVersion": "serving.weft.dev/v1alpha1",
+        "kind": "ServingPool",
+        "metadata": {"name": "ghost", "namespace": "bad"},
+        "spec": {"model": {"uri": "file:nowhere"}},
+    }
+    (tmp_path / "pool.yaml").write_text(yaml.safe_dump(pool))
+    stack.cli("apply", "-f", str(tmp_path / "pool.yaml"))
+
+    async def named() -> bool:
+        return "SourceNotFound" in stack.cli("describe", "spool", "ghost", "-n", "bad").stdout
+
+    await eventually(named, timeout_s=10)
