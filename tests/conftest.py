@@ -4,8 +4,14 @@ import os
 import random
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 SEED = int(os.environ.get("WEFT_TEST_SEED", "0"))
+
+# How fast examples are made says something of the machine (and of hypothesis building its Unicode tables the first
+# time), nothing of the code: no wall-clock rule decides whether a property holds.
+settings.register_profile("weft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("weft")
 
 
 def pytest_report_header() -> str:

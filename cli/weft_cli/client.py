@@ -7,9 +7,9 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
-from weft_cli.errors import BadInput, CommandError, NotRunning
+from weft_cli.errors import BadInput, CommandError, NotRunning, NotThere
 
 TIMEOUT_S = 30.0
 Object = dict[str, Any]
@@ -28,15 +28,15 @@ class Controller:
 
     def list(self, plural: str, namespace: str | None = None) -> tuple[list[Object], str]:
         """Objects and the version of the list, from which a watch may go on."""
-        query = f"?{urlencode({'namespace': namespace})}" if namespace else ""
+        query = f"?{urlencode({'namespace': namespace}, errors='surrogateescape')}" if namespace else ""
         answer = self._json("GET", f"/v1/{plural}{query}")
         return answer["items"], answer["resourceVersion"]
 
     def get(self, plural: str, namespace: str, name: str) -> Object:
-        return self._json("GET", f"/v1/{plural}/{namespace}/{name}")
+        return self._json("GET", _path(plural, namespace, name))
 
     def delete(self, plural: str, namespace: str, name: str) -> Object:
-        return self._json("DELETE", f"/v1/{plural}/{namespace}/{name}")
+        return self._json("DELETE", _path(plural, namespace, name))
 
     def stack(self) -> Object:
         """Addresses and states of the components."""
@@ -44,14 +44,14 @@ class Controller:
 
     def watch(self, version: str) -> Iterator[Object]:
         """Changes after a version, without end."""
-        with self._answer("GET", f"/v1/watch?resourceVersion={version}", timeout_s=None) as response:
+        with self._answer("GET", f"/v1/watch?{urlencode({'resourceVersion': version})}", timeout_s=None) as response:
             while line := response.readline():
                 yield json.loads(line)
 
     def logs(self, component: str, tail: int, *, follow: bool) -> Iterator[bytes]:
         """A component's log as it is, and as it grows."""
         query = urlencode({"tail": tail, "follow": int(follow)})
-        with self._answer("GET", f"/v1/logs/{component}?{query}", timeout_s=None) as response:
+        with self._answer("GET", f"{_path('logs', component)}?{query}", timeout_s=None) as response:
             while data := response.read1(65536):
                 yield data
 
@@ -71,7 +71,7 @@ class Controller:
             if response.status >= http.client.BAD_REQUEST:
                 raise _refused(response.status, response.read())
             yield response
-        except (FileNotFoundError, ConnectionRefusedError) as error:
+        except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError) as error:
             raise not_running(self.data_dir) from error
         except (http.client.HTTPException, OSError) as error:
             why = str(error) or type(error).__name__
@@ -84,13 +84,19 @@ def not_running(data_dir: Path) -> NotRunning:
     return NotRunning(f"no weft is running in {data_dir}", "start one with `weft up`, or name another with --data-dir")
 
 
+def _path(*parts: str) -> str:
+    """What a person typed is one part of the path, whatever is in it."""
+    return "/v1/" + "/".join(quote(part, safe="", errors="surrogateescape") for part in parts)
+
+
 def _refused(status: int, body: bytes) -> CommandError:
     try:
         message = str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):
         message = body.decode(errors="replace")[:500]
-    bad_input = status in (http.client.BAD_REQUEST, http.client.UNPROCESSABLE_ENTITY)
-    return BadInput(message) if bad_input else CommandError(message)
+    if status in (http.client.BAD_REQUEST, http.client.UNPROCESSABLE_ENTITY):
+        return BadInput(message)
+    return NotThere(message) if status == http.client.NOT_FOUND else CommandError(message)
 
 
 class _UnixConnection(http.client.HTTPConnection):

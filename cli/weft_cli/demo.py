@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2
 
+from weft.printable import printable
 from weft_cli.errors import CommandError
 from weft_cli.output import say, table
 
@@ -123,7 +124,8 @@ def _print_rich(answers: Sequence[Answer]) -> None:
     grid = Table("Model", "Prompt", "Answer", "Right", "ms", box=None, header_style="bold")
     for a in answers:
         right = Text("yes", "green") if a.right else Text("NO", "bold red")
-        grid.add_row(a.question.model, a.question.prompt, Text(a.error or a.text), right, f"{a.total_ms:.0f}")
+        said = Text(printable(a.error or a.text))
+        grid.add_row(a.question.model, a.question.prompt, said, right, f"{a.total_ms:.0f}")
     console = Console()
     console.print(grid)
     console.print(f"\n{sum(a.right for a in answers)} of {len(answers)} right, asked at the same time")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from weft.printable import printable
 from weft_cli.output import NONE, Object, age, dump, short, table
 from weft_cli.runners import Runner
 
@@ -24,7 +25,7 @@ def describe_adapter(obj: Object, runners: Sequence[Runner], now: float) -> list
         for at in runner.adapters
         if at.digest == digest
     ]
-    residency = table(("RUNNER", "TIER", "RUNNING", "NOTE"), rows) if rows else ["no runner knows it"]
+    residency = table(("RUNNER", "TIER", "RUNNING", "NOTE"), rows) if rows else ["no runner has it in memory"]
     return [*_head(obj, now), *_pairs(facts), *_conditions(obj, now), "", "On runners:", *_indent(residency)]
 
 
@@ -74,7 +75,7 @@ def _head(obj: Object, now: float) -> list[str]:
 
 
 def _conditions(obj: Object, now: float) -> list[str]:
-    from weft.api.reasons import ADVICE
+    from weft.api.reasons import advice
 
     conditions = obj.get("status", {}).get("conditions", ())
     rows = [
@@ -83,12 +84,12 @@ def _conditions(obj: Object, now: float) -> list[str]:
     ]
     lines = table(("TYPE", "STATUS", "REASON", "FOR", "MESSAGE"), rows) if rows else ["none yet"]
     bad = dict.fromkeys(c["reason"] for c in conditions if c["status"] != "True" and c["type"] != "Progressing")
-    advice = [f"{reason}: {ADVICE[reason]}" for reason in bad if reason in ADVICE]
-    return ["", "Conditions:", *_indent(lines), *(["", "What to do:", *_indent(advice)] if advice else [])]
+    todo = [f"{reason}: {text}" for reason in bad if (text := advice(reason, obj["kind"]))]
+    return ["", "Conditions:", *_indent(lines), *(["", "What to do:", *_indent(todo)] if todo else [])]
 
 
 def _pairs(facts: Mapping[str, object]) -> list[str]:
-    return [f"{name + ':':<12} {value}" for name, value in facts.items()]
+    return [f"{name + ':':<12} {printable(str(value))}" for name, value in facts.items()]
 
 
 def _indent(lines: Iterable[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 CommandError            exit 1: it was understood and failed
 ├── BadInput            exit 2: the command line or a manifest is wrong
+├── NotThere            exit 1: there is no object or component of that name
 └── NotRunning          exit 1: there is no stack to talk to
 """
 
@@ -18,6 +19,10 @@ class CommandError(Exception):
 
 class BadInput(CommandError):
     exit_code = 2
+
+
+class NotThere(CommandError):
+    """The controller has nothing under that name."""
 
 
 class NotRunning(CommandError):

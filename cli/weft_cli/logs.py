@@ -1,6 +1,6 @@
 """`weft logs` and `weft status`: the components, what they say and how they are."""
 
-import sys
+import codecs
 from collections import deque
 from pathlib import Path
 
@@ -15,9 +15,9 @@ def logs(controller: Controller, component: str | None, tail: int, *, follow: bo
         if component is None:
             say("\n".join(["controller", *sorted(controller.stack()["components"])]))
             return
+        text = codecs.getincrementaldecoder("utf-8")("replace")  # a character may come in two pieces
         for data in controller.logs(component, tail, follow=follow):
-            sys.stdout.buffer.write(data)
-            sys.stdout.flush()
+            say(text.decode(data), end="")
     except NotRunning as error:
         _read(controller.data_dir / "logs", component, tail, error)
 

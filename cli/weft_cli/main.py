@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from weft_cli.errors import BadInput, CommandError
-from weft_cli.options import DataDir, Files, Namespace, data_dir, plural
+from weft_cli.key_commands import key_app
+from weft_cli.options import DataDir, Files, LogLevel, Namespace, controller, data_dir, plural
 
 USAGE = 2
 INTERRUPTED = 130
@@ -35,7 +36,6 @@ app = typer.Typer(
     Exit codes: 0 done, 1 it failed, 2 the command line or a manifest is wrong.
     """,
 )
-key_app = typer.Typer(no_args_is_help=True, help="API keys: who may call which namespace's models.")
 app.add_typer(key_app, name="key")
 
 
@@ -84,7 +84,7 @@ def up(
     executor: Annotated[
         str | None, typer.Option(help="How runners compute; default: the runner's own.", hidden=True)
     ] = None,
-    log_level: Annotated[str, typer.Option(help="Of every component: DEBUG, INFO, WARNING, ERROR.")] = "INFO",
+    log_level: Annotated[LogLevel, typer.Option(case_sensitive=False, help="Of every component.")] = LogLevel.INFO,
 ) -> int:
     """Run the whole stack on this machine, in the foreground.
 
@@ -107,7 +107,7 @@ def up(
         demo=demo,
         exit_after=exit_after,
         executor=executor,
-        log_level=log_level,
+        log_level=log_level.value,
     )
 
 
@@ -116,7 +116,7 @@ def status(directory: DataDir = None) -> None:
     """Every component: its state, process and address. Exit code 1 when one is not ready."""
     from weft_cli.logs import status as run
 
-    run(_controller(directory))
+    run(controller(directory))
 
 
 @app.command(rich_help_panel="Stack")
@@ -131,7 +131,7 @@ def logs(
     """What a component writes: `weft logs gateway --follow`."""
     from weft_cli.logs import logs as run
 
-    run(_controller(directory), component, tail, follow=follow)
+    run(controller(directory), component, tail, follow=follow)
 
 
 @app.command(rich_help_panel="Objects")
@@ -139,14 +139,17 @@ def apply(files: Files = None, directory: DataDir = None) -> None:
     """Create or change objects: `weft apply -f adapter.yaml`."""
     from weft_cli.objects import apply as run
 
-    run(_controller(directory), files or [])
+    run(controller(directory), files or [])
 
 
 @app.command(rich_help_panel="Objects")
 def get(
     kind: Annotated[str, typer.Argument(help="loraadapters (lora), servingpools (spool), runners.")],
     name: Annotated[str | None, typer.Argument(show_default=False)] = None,
-    namespace: Namespace = "default",
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", "-n", help="The namespace to look in.", show_default="default; of runners: all"),
+    ] = None,
     all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Look in every namespace.")] = False,
     output: Annotated[str, typer.Option("--output", "-o", help="table, wide, json or yaml.")] = "table",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on with what changes.")] = False,
@@ -157,8 +160,10 @@ def get(
 
     if output not in ("table", "wide", "json", "yaml"):
         raise BadInput(f"there is no output {output!r}", "there are: table, wide, json, yaml")
-    where = None if all_namespaces else namespace
-    run(_controller(directory), plural(kind), name, where, output, watch=watch)
+    resource = plural(kind)
+    usual = None if resource == "runners" else "default"
+    where = None if all_namespaces else namespace or usual
+    run(controller(directory), resource, name, where, output, watch=watch)
 
 
 @app.command(rich_help_panel="Objects")
@@ -171,7 +176,7 @@ def describe(
     """Everything about one object: conditions, what to do, where runners have it."""
     from weft_cli.objects import describe as run
 
-    run(_controller(directory), plural(kind), name, namespace)
+    run(controller(directory), plural(kind), name, namespace)
 
 
 @app.command(rich_help_panel="Objects")
@@ -183,8 +188,8 @@ def delete(
     directory: DataDir = None,
 ) -> None:
     """Delete objects: `weft delete lora upper -n acme`, `weft delete -f adapter.yaml`."""
+    from weft_cli.objects import OTHER_NAMESPACE, refs_of
     from weft_cli.objects import delete as run
-    from weft_cli.objects import refs_of
 
     if bool(files) == bool(kind):
         raise BadInput("what to delete?", "either KIND NAME..., or -f MANIFEST")
@@ -193,38 +198,9 @@ def delete(
     resource = plural(kind) if kind else ""
     if resource == "runners":
         raise BadInput("runners are not deleted: their pool wants them", "change spec.replicas of the pool")
-    refs = refs_of(files) if files else [(resource, namespace, name) for name in names or ()]
-    run(_controller(directory), refs)
-
-
-@key_app.command("create")
-def key_create(
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Whose models the key may call.")],
-    note: Annotated[str, typer.Option(help="For people: whose key it is.")] = "",
-    directory: DataDir = None,
-) -> None:
-    """Make a key; it is printed once: `KEY=$(weft key create -n acme)`."""
-    from weft_cli.keys import create
-
-    create(_controller(directory), namespace, note)
-
-
-@key_app.command("revoke")
-def key_revoke(
-    key_id: Annotated[str, typer.Argument(help="As `weft key list` shows it.")], directory: DataDir = None
-) -> None:
-    """A revoked key opens nothing from the next moment on."""
-    from weft_cli.keys import revoke
-
-    revoke(_controller(directory), key_id)
-
-
-@key_app.command("list")
-def key_list(directory: DataDir = None) -> None:
-    """Every key: its id, never the key itself."""
-    from weft_cli.keys import list_keys
-
-    list_keys(_controller(directory))
+    if files:
+        return run(controller(directory), refs_of(files))
+    return run(controller(directory), [(resource, namespace, name) for name in names or ()], OTHER_NAMESPACE)
 
 
 @app.command(
@@ -241,12 +217,6 @@ def predictor(context: typer.Context) -> int:
     except ImportError as error:
         raise CommandError(f"the predictor is not installed: {error}", "pip install 'weft[predictor]'") from error
     return run(words[1:] if words[:1] == ["train"] else words)
-
-
-def _controller(directory: Path | None):
-    from weft_cli.client import Controller
-
-    return Controller(data_dir(directory))
 
 
 def _existing(folder: Path | None) -> Path | None:

@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from weft_cli.client import Controller, Object
-from weft_cli.errors import BadInput, CommandError
+from weft_cli.errors import BadInput, CommandError, NotThere
 from weft_cli.output import adapter_headers, adapter_row, dump, note, pool_headers, pool_row, say, table
 
 SINGULAR = {"loraadapters": "loraadapter", "servingpools": "servingpool"}
 PLURAL = {"LoRAAdapter": "loraadapters", "ServingPool": "servingpools"}
+OTHER_NAMESPACE = "-n names another namespace"
 RUNNER_HEADERS = ("RUNNER", "POOL", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ADDRESS")
 
 
-def load_manifests(paths: Sequence[Path]) -> list[Object]:
-    """Every object of these files and folders. Raises BadInput with every problem."""
+def load_manifests(paths: Sequence[Path], done: str = "applied") -> list[Object]:
+    """Every object of these files and folders. Raises BadInput with every problem; `done`: what was not done."""
     from weft.api.manifests import ManifestError, load
 
     if not paths:
@@ -23,7 +24,7 @@ def load_manifests(paths: Sequence[Path]) -> list[Object]:
     try:
         return [resource.to_dict() for resource in load(paths)]
     except ManifestError as error:
-        raise BadInput(str(error), "nothing was applied: correct the manifests and apply them again") from error
+        raise BadInput(str(error), f"nothing was {done}: correct the manifests, then again") from error
 
 
 def apply(controller: Controller, paths: Sequence[Path]) -> None:
@@ -46,7 +47,7 @@ def get(
     if kind == "runners":
         if watch:
             raise BadInput("runners are no objects and cannot be watched", "use `weft get runners` again")
-        return _get_runners(controller, name, form)
+        return _get_runners(controller, name, namespace, form)
     items, version = _chosen(controller, kind, name, namespace)
     printer = _printer(kind, form, all_namespaces=namespace is None)
     if not watch:
@@ -76,13 +77,16 @@ def describe(controller: Controller, kind: str, name: str, namespace: str) -> No
             raise CommandError(f"there is no runner {name}", "`weft get runners` lists them")
         lines = describe_runner(found)
     else:
-        obj = controller.get(kind, namespace, name)
+        try:
+            obj = controller.get(kind, namespace, name)
+        except NotThere as error:
+            raise NotThere(error.message, OTHER_NAMESPACE) from error
         lines = (describe_adapter if kind == "loraadapters" else describe_pool)(obj, runners, time.time())
     say("\n".join(lines))
 
 
-def delete(controller: Controller, refs: Sequence[tuple[str, str, str]]) -> None:
-    """Delete objects by (plural, namespace, name); every one is tried."""
+def delete(controller: Controller, refs: Sequence[tuple[str, str, str]], hint: str = "") -> None:
+    """Delete objects by (plural, namespace, name); every one is tried. `hint`: for a name that is not there."""
     failures: list[CommandError] = []
     for plural, namespace, name in refs:
         try:
@@ -91,12 +95,13 @@ def delete(controller: Controller, refs: Sequence[tuple[str, str, str]]) -> None
         except CommandError as error:
             failures.append(error)
     if failures:
-        raise CommandError("\n".join(error.message for error in failures))
+        missing = any(isinstance(error, NotThere) for error in failures)
+        raise CommandError("\n".join(error.message for error in failures), hint if missing else "")
 
 
 def refs_of(paths: Sequence[Path]) -> list[tuple[str, str, str]]:
     """The objects of these manifests, adapters before the pools that serve them."""
-    objects = sorted(load_manifests(paths), key=lambda obj: obj["kind"])
+    objects = sorted(load_manifests(paths, "deleted"), key=lambda obj: obj["kind"])
     return [(PLURAL[obj["kind"]], obj["metadata"]["namespace"], obj["metadata"]["name"]) for obj in objects]
 
 
@@ -107,7 +112,7 @@ def _chosen(controller: Controller, kind: str, name: str | None, namespace: str 
     found = [item for item in items if item["metadata"]["name"] == name]
     if not found:
         where = f"namespace {namespace}" if namespace else "any namespace"
-        raise CommandError(f"there is no {SINGULAR[kind]} {name!r} in {where}", "-n names another namespace, -A is all")
+        raise CommandError(f"there is no {SINGULAR[kind]} {name!r} in {where}", f"{OTHER_NAMESPACE}, -A is all")
     return found, version
 
 
@@ -144,19 +149,22 @@ def _none_found(controller: Controller, kind: str, namespace: str | None) -> Non
     note(f"No {kind} found{where}{more}.")
 
 
-def _get_runners(controller: Controller, name: str | None, form: str) -> None:
+def _get_runners(controller: Controller, name: str | None, namespace: str | None, form: str) -> None:
+    """Runners are where their pool is."""
     from weft_cli.runners import list_runners
 
-    runners = [runner for runner in list_runners(controller) if name is None or runner.uuid.startswith(name)]
+    where = f" in namespace {namespace}" if namespace else ""
+    near = [runner for runner in list_runners(controller) if namespace in (None, runner.pool.partition("/")[0])]
+    runners = [runner for runner in near if name is None or runner.uuid.startswith(name)]
     if name is not None and not runners:
-        raise CommandError(f"there is no runner {name}", "`weft get runners` lists them")
+        raise CommandError(f"there is no runner {name!r}{where}", "`weft get runners` lists them")
     if form in ("json", "yaml"):
         say(dump([runner.message for runner in runners], form))
     elif runners:
         headers = RUNNER_HEADERS if form == "wide" else RUNNER_HEADERS[:-1]
         say("\n".join(table(headers, [runner.row()[: len(headers)] for runner in runners])))
     else:
-        note("No runners found.")
+        note(f"No runners found{where}.")
 
 
 def _label(obj: Object) -> str:

@@ -1,12 +1,16 @@
 """Options that several commands share, and what they mean."""
 
-import os
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.process import data_root
 from weft_cli.errors import BadInput
+
+if TYPE_CHECKING:
+    from weft_cli.client import Controller
 
 KINDS = {
     "loraadapters": "loraadapters",
@@ -28,14 +32,28 @@ Files = Annotated[
 ]
 
 
+class LogLevel(StrEnum):
+    """What every component takes as `--log-level`."""
+
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+
+
 def data_dir(given: Path | None) -> Path:
-    """The data directory: the flag, `$WEFT_DATA_DIR`, `$XDG_STATE_HOME/weft`, `~/.local/state/weft`."""
-    if given is not None:
-        return given.absolute()
-    if folder := os.environ.get("WEFT_DATA_DIR"):
-        return Path(folder).absolute()
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "weft"
+    """The data directory: the flag, else the usual one. Raises BadInput where something else is in its place."""
+    folder = (given or data_root()).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"the data directory {folder} is not a folder", "name another with --data-dir")
+    return folder
+
+
+def controller(given: Path | None) -> "Controller":
+    """The controller of that data directory; nothing is asked yet."""
+    from weft_cli.client import Controller
+
+    return Controller(data_dir(given))
 
 
 def plural(kind: str) -> str:

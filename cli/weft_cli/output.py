@@ -6,38 +6,50 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from weft.printable import printable
+
 Object = Mapping[str, Any]
 SHORT_DIGEST = 12
 NONE = "<none>"
 
 
-def say(text: str) -> None:
-    """A line on standard output."""
-    sys.stdout.write(text + "\n")
+def say(text: str, end: str = "\n") -> None:
+    """Lines on standard output."""
+    sys.stdout.write(_safe(text) + end)
     sys.stdout.flush()
 
 
-def note(text: str) -> None:
-    """A line on standard error: for people, not for pipes."""
-    sys.stderr.write(text + "\n")
+def note(text: str, mark: str = "") -> None:
+    """Lines on standard error: for people, not for pipes. `mark` goes before them as it is, with its colours."""
+    sys.stderr.write(mark + _safe(text) + "\n")
     sys.stderr.flush()
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int] = ()) -> list[str]:
     """Columns as kubectl sets them: three spaces apart, nothing after the last."""
-    lines = [tuple(headers), *map(tuple, rows)]
+    lines = [tuple(headers), *(tuple(map(printable, row)) for row in rows)]
     wide = [max(len(line[i]) for line in lines) for i in range(len(headers))]
     wide = [max(pair) for pair in zip(wide, widths, strict=True)] if widths else wide
     return ["   ".join(cell.ljust(width) for cell, width in zip(line, wide, strict=True)).rstrip() for line in lines]
 
 
 def dump(value: Any, form: str) -> str:
-    """A value as JSON or YAML."""
+    """A value as JSON or YAML. What no terminal should get is escaped as the form does it: the value stays."""
+    text = _dumped(value, form, as_it_is=True)
+    return text if _safe(text) == text else _dumped(value, form, as_it_is=False)
+
+
+def _dumped(value: Any, form: str, *, as_it_is: bool) -> str:
     if form == "json":
-        return json.dumps(value, indent=2, ensure_ascii=False)
+        return json.dumps(value, indent=2, ensure_ascii=not as_it_is)
     import yaml
 
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip()
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=as_it_is).rstrip()
+
+
+def _safe(text: str) -> str:
+    """What tenants wrote comes to an operator's terminal, where an escape code would be a command."""
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
 
 
 def adapter_headers(*, wide: bool) -> tuple[str, ...]:

@@ -48,4 +48,4 @@ class Progress:
         if self._fancy:
             mark = f"\x1b[32m{mark}\x1b[0m" if state == "ready" else f"\x1b[33m{mark}\x1b[0m"
         with contextlib.suppress(BrokenPipeError):
-            note(f"{mark}{time.monotonic() - self._began:5.1f} s  {what:<36} {state}")
+            note(f"{time.monotonic() - self._began:5.1f} s  {what:<36} {state}", mark)

@@ -4,11 +4,12 @@ from typing import Any
 
 
 def is_ready(obj: Any) -> bool:
-    """Served: an adapter that is Ready, a pool that is Available."""
+    """As it was wished: an adapter that is Ready, a pool that is Available or has been scaled to zero."""
     status = obj.get("status", {})
     wanted = "Ready" if obj["kind"] == "LoRAAdapter" else "Available"
     current = status.get("observedGeneration") == obj["metadata"]["generation"]
-    return current and any(c["type"] == wanted and c["status"] == "True" for c in status.get("conditions", ()))
+    found = [c for c in status.get("conditions", ()) if c["type"] == wanted]
+    return current and any(c["status"] == "True" or c["reason"] == "ScaledToZero" for c in found)
 
 
 def is_refused(obj: Any) -> bool:

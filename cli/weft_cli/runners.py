@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft_cli.client import Controller
-from weft_cli.errors import CommandError
+from weft_cli.errors import BadInput, CommandError
 
 TIMEOUT_S = 10.0
 TIERS = ("?", "remote", "disk", "host", "device")
@@ -66,7 +66,7 @@ def list_runners(controller: Controller) -> list[Runner]:
 
 
 def ask(controller: Controller, call: Callable[[Any], Any]) -> Any:
-    """One call of the Admin service. Raises CommandError."""
+    """One call of the Admin service. Raises CommandError, BadInput for what the supervisor does not take."""
     import grpc
 
     from weft.wire.v1.supervisor_pb2_grpc import AdminStub
@@ -76,7 +76,9 @@ def ask(controller: Controller, call: Callable[[Any], Any]) -> Any:
         with grpc.insecure_channel(address) as channel:
             return call(AdminStub(channel))
     except grpc.RpcError as error:
-        why = error.details() if isinstance(error, grpc.Call) else str(error)
+        why = str(error.details() if isinstance(error, grpc.Call) else error)
+        if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+            raise BadInput(why) from error
         raise CommandError(f"the supervisor at {address} does not answer: {why}", "`weft logs supervisor`") from error
 
 

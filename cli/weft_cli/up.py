@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from weft.process import CannotStart
 from weft_cli.client import Object
 from weft_cli.demo import DEMO_FILE, Question, ask_all, demo_folder, demo_manifests, load_questions, print_answers
 from weft_cli.errors import BadInput, CommandError
@@ -15,12 +16,15 @@ from weft_cli.progress import Progress, Signals
 from weft_cli.readiness import is_ready, is_refused, state_of
 from weft_operator.errors import ApiError, StackError
 from weft_operator.local.components import Options
-from weft_operator.local.stack import Stack, running
+from weft_operator.local.objects import ref_of
+from weft_operator.local.running import running
+from weft_operator.local.stack import Stack
 from weft_operator.resources import Ref
 
 T = TypeVar("T")
 
 READY_S = 120.0
+GATHER_S = 0.05  # many objects change together: looking at all of them for each one would be quadratic
 
 
 def up(
@@ -51,6 +55,8 @@ def up(
     except StackError as error:
         failure = BadInput if error.exit_code == 2 else CommandError
         raise failure(str(error)) from error
+    except CannotStart as error:
+        raise BadInput(str(error)) from error
     except ApiError as error:
         raise BadInput(error.message) from error
 
@@ -63,9 +69,11 @@ async def _run(options: Options, objects: Sequence[Object], questions: Sequence[
     try:
         async with running(options, objects, progress) as stack:
             serving.graceful = True
-            if (refused := await _first(stop, _bring_up(stack, objects, progress, all_ready=bool(questions)))) is None:
+            # What was applied before is served as well; the demo answers for its own objects only.
+            awaited = [ref_of(obj) for obj in (objects if questions else stack.store.objects())]
+            if (missing := await _first(stop, _bring_up(stack, awaited, progress, all_ready=bool(questions)))) is None:
                 return 1
-            right = await _demo(stack, questions) if questions else not refused
+            right = await _demo(stack, questions) if questions else not missing
             if exit_after:
                 return 0 if right else 1
             _banner(stack, questions)
@@ -77,12 +85,11 @@ async def _run(options: Options, objects: Sequence[Object], questions: Sequence[
         return 1
 
 
-async def _bring_up(stack: Stack, objects: Sequence[Object], progress: Progress, *, all_ready: bool) -> list[str]:
-    """Wait until every object is ready or refused. Returns why some are refused.
+async def _bring_up(stack: Stack, refs: Sequence[Ref], progress: Progress, *, all_ready: bool) -> list[str]:
+    """Wait until every object is ready or refused, or for READY_S. Returns why some are not ready.
 
     With `all_ready` a refusal ends the wait with CommandError, and so does the time.
     """
-    refs = [Ref(obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"]) for obj in objects]
     changed, told = asyncio.Event(), set[Ref]()
     stack.store.listen(lambda _: changed.set())
     try:
@@ -95,9 +102,14 @@ async def _bring_up(stack: Stack, objects: Sequence[Object], progress: Progress,
                 if not waiting:
                     return refused
                 await changed.wait()
+                await asyncio.sleep(GATHER_S)
     except TimeoutError:
         waiting, refused = _undecided(stack, refs, told, progress)
-        raise CommandError(f"not ready after {READY_S:.0f} s: " + "; ".join([*waiting, *refused])) from None
+        if all_ready:
+            raise CommandError(f"not ready after {READY_S:.0f} s: " + "; ".join([*waiting, *refused])) from None
+        for state in waiting:  # what can be served is; the rest may still come
+            progress.line(state, f"not ready after {READY_S:.0f} s")
+        return [*waiting, *refused]
 
 
 def _undecided(stack: Stack, refs: Sequence[Ref], told: set[Ref], progress: Progress) -> tuple[list[str], list[str]]:
@@ -105,7 +117,7 @@ def _undecided(stack: Stack, refs: Sequence[Ref], told: set[Ref], progress: Prog
     waiting, refused = list[str](), list[str]()
     for ref in refs:
         obj = stack.store.find(ref)
-        if obj is None:
+        if obj is None or "deletionTimestamp" in obj["metadata"]:
             continue
         ready, no = is_ready(obj), is_refused(obj) or _waits_in_vain(stack, obj)
         if (ready or no) and ref not in told:
@@ -144,23 +156,30 @@ async def _first(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
 
 
 def _banner(stack: Stack, questions: Sequence[Question]) -> None:
-    model, text = _example(stack, questions)
     url, auth = f"{stack.addresses.gateway_url}/v1", stack.options.auth
     key = '-H "Authorization: Bearer $WEFT_API_KEY" ' if auth else ""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": text}]})
     say(f"\nOpenAI API   {url}\nStatus page  {stack.addresses.gateway_url}/\n")
-    say(f"  curl {url}/chat/completions {key}-H 'Content-Type: application/json' \\\n    -d '{body}'\n")
-    say("  from openai import OpenAI")
-    say(f'  client = OpenAI(base_url="{url}", api_key="{"..." if auth else "none"}")')
-    say(f'  messages = [{{"role": "user", "content": "{text}"}}]')
-    say(f'  print(client.chat.completions.create(model="{model}", messages=messages).choices[0].message.content)\n')
+    if (example := _example(stack, questions)) is None:
+        say("Nothing is served yet: `weft apply -f MANIFESTS` adds pools and adapters, `weft get spool -A` shows them.")
+    else:
+        _call(url, key, *example)
     if auth:
         say("API keys: `weft key create --namespace NAME`")
     say("From another terminal: `weft get lora -A`, `weft status`, `weft logs gateway -F`. Ctrl-C stops everything.")
 
 
-def _example(stack: Stack, questions: Sequence[Question]) -> tuple[str, str]:
-    """A model that is served, best an adapter, and something to ask it."""
+def _call(url: str, key: str, model: str, text: str) -> None:
+    """The same request with curl and in Python."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": text}]})
+    say(f"  curl {url}/chat/completions {key}-H 'Content-Type: application/json' \\\n    -d '{body}'\n")
+    say("  from openai import OpenAI")
+    say(f'  client = OpenAI(base_url="{url}", api_key="{"..." if key else "none"}")')
+    say(f'  messages = [{{"role": "user", "content": "{text}"}}]')
+    say(f'  print(client.chat.completions.create(model="{model}", messages=messages).choices[0].message.content)\n')
+
+
+def _example(stack: Stack, questions: Sequence[Question]) -> tuple[str, str] | None:
+    """A model that is served, best an adapter, and something to ask it; None: nothing is served."""
     if questions:
         return questions[min(1, len(questions) - 1)].model, questions[0].prompt
     ready = [obj for obj in stack.store.objects() if is_ready(obj)]
@@ -168,7 +187,7 @@ def _example(stack: Stack, questions: Sequence[Question]) -> tuple[str, str]:
     bases = [
         obj["spec"]["model"].get("name") or obj["metadata"]["name"] for obj in ready if obj["kind"] != "LoRAAdapter"
     ]
-    return next(iter([*adapters, *bases]), "MODEL"), "Hello"
+    return next(((name, "Hello") for name in (*adapters, *bases)), None)
 
 
 def root_of(files: Sequence[Path]) -> Path | None:

@@ -29,7 +29,7 @@ ADAPTERS = (
     Adapter("acme", "reverse-words", 8, ATTENTION, steps=800),
     Adapter("globex", "initials", 16, ("k_proj", "v_proj", "up_proj", "down_proj"), steps=1000),
     Adapter("globex", "digits", 8, ("q_proj", "k_proj", "v_proj", *MLP), steps=1600),
-    Adapter("initech", "json", 16, ATTENTION + MLP, steps=600),
+    Adapter("initech", "json", 16, ATTENTION + MLP),
     Adapter("initech", "cipher", 32, ("v_proj", "o_proj", *MLP)),
 )
 

@@ -5,7 +5,8 @@ is bad, Fetched turns False with the reason while Ready stays True on the conten
 
 Reasons are API. Of a True condition: Accepted, Validated, Fetched, Published (Ready), RunnersReady (Available). Of the
 others: those of the depot, and PoolNotFound, NotPermitted, NameConflict, BaseNotReady, NoReadyRunner, Resolving,
-Publishing (told to the scheduler, not yet in its route table), LoadFailed, Deleting, ScaledToZero, CrashLoop.
+Publishing (told to the scheduler, not yet in its route table), ResolveFailed, LoadFailed, Deleting, ScaledToZero,
+CrashLoop.
 """
 
 from collections.abc import Iterable, Sequence

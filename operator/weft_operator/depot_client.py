@@ -1,15 +1,18 @@
 """The depot's HTTP API, as far as the operator needs it: resolve, and the list of what to keep."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import httpx2
 
-from weft_operator.errors import DepotUnavailable
-from weft_operator.resolution import Answer, Request
+from weft.api.reasons import Reason
+from weft.printable import printable, quoted
+from weft_operator.errors import DepotFailed, DepotUnavailable
+from weft_operator.resolution import Answer, Request, State
 
 WAIT_S = 10.0  # one long poll; an operation itself may take as long as it takes
 TIMEOUT_S = 30.0
+AGAIN_LATER = (404, 429, 503)
 
 
 class DepotClient:
@@ -24,12 +27,19 @@ class DepotClient:
     async def resolve(self, request: Request, on_step: Callable[[Answer], None]) -> Answer:
         """Ask, then follow the operation to its end. `on_step` hears of each state on the way.
 
-        Raises DepotUnavailable.
+        A depot that fails on this one request is no depot that is away: that is a failure of the object, which its
+        conditions tell. Raises DepotUnavailable.
         """
-        operation = await self._json("POST", "/v1/resolve", json=request.body())
-        if "state" in operation:
-            return parse_answer(operation)
-        path, state = f"/v1/operations/{operation.get('operation')}", ""
+        try:
+            operation = await self._json("POST", "/v1/resolve", json=request.body())
+            if "state" in operation:
+                return parse_answer(operation)
+            return await self._follow(f"/v1/operations/{operation.get('operation')}", on_step)
+        except DepotFailed as error:
+            return Answer("Failed", reason=Reason.RESOLVE_FAILED.value, message=str(error))
+
+    async def _follow(self, path: str, on_step: Callable[[Answer], None]) -> Answer:
+        state = ""
         while True:
             answer = parse_answer(await self._json("GET", path, params={"wait_s": WAIT_S}))
             if answer.finished:
@@ -45,33 +55,43 @@ class DepotClient:
     async def _json(self, method: str, path: str, **kwargs: Any) -> dict[str, Any]:
         try:
             response = await self._http.request(method, path, **kwargs)
-            body: Any = response.json() if response.content else {}
-        except (httpx2.HTTPError, ValueError) as error:
+        except httpx2.HTTPError as error:
             raise DepotUnavailable(f"{method} {path}: {error!r}") from error
-        if response.is_success and isinstance(body, dict):
+        body, status = _body(response), response.status_code
+        if response.is_success and body is not None:
             return body
-        refused = refusal(response.status_code, body)
-        if refused is None:
-            raise DepotUnavailable(f"{method} {path}: {response.status_code} {response.text[:200]}")
-        return refused
+        if method == "POST" and (refused := refusal(status, body)):
+            return refused
+        said = f"the depot answered {method} {path} with {status}: {printable(response.text[:200])}"
+        # 404: an operation that it forgot, by a restart; busy: another time. Both say nothing about this request.
+        raise DepotUnavailable(said) if status in AGAIN_LATER else DepotFailed(said)
+
+
+def _body(response: httpx2.Response) -> dict[str, Any] | None:
+    """The JSON object of an answer; None: it is none."""
+    try:
+        value: Any = response.json() if response.content else {}
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None  # pyright: ignore[reportUnknownVariableType]
 
 
 def refusal(status: int, body: object) -> dict[str, Any] | None:
     """A 4xx with a reason is the depot's word on the request, as good as a Failed operation; None: it is not one."""
-    if 400 <= status < 500 and isinstance(body, dict) and body.get("reason"):
-        return {"state": "Failed", **body}
-    return None
+    refused = 400 <= status < 500 and status not in AGAIN_LATER
+    return {"state": "Failed", **body} if refused and isinstance(body, dict) and body.get("reason") else None
 
 
 def parse_answer(body: dict[str, Any]) -> Answer:
-    """An operation as the depot tells it. Raises DepotUnavailable for what is none."""
-    try:
-        return Answer(
-            state=body["state"],
-            digest=body.get("digest"),
-            verdict=body.get("verdict"),
-            reason=body.get("reason") or ("Unknown" if body["state"] == "Failed" else ""),
-            message=body.get("message") or "",
-        )
-    except KeyError as error:
-        raise DepotUnavailable(f"not an operation: {body!r}") from error
+    """An operation as the depot tells it. Raises DepotFailed for what is none."""
+    state: State | None = body.get("state")
+    digest = body.get("digest")
+    if state is None or state not in get_args(State) or (state == "Fetched" and not isinstance(digest, str)):
+        raise DepotFailed(f"the depot answered with what is no operation: {quoted(body, 200)}")
+    return Answer(
+        state=state,
+        digest=digest,
+        verdict=body.get("verdict"),
+        reason=body.get("reason") or (Reason.RESOLVE_FAILED.value if state == "Failed" else ""),
+        message=body.get("message") or "",
+    )

@@ -2,6 +2,7 @@
 
 OperatorError
 ├── DepotUnavailable     the depot did not answer: asked again later
+│   └── DepotFailed      it answered, with an error of its own or with what is no answer
 ├── NoEffect             a fenced write met a newer object: planned again from that
 ├── ApiError             a request to the local API is refused; carries status, reason and causes
 │   ├── Invalid (422)    the object breaks the schema or a rule; every cause names its field
@@ -10,7 +11,7 @@ OperatorError
 │   ├── BadRequest (400)
 │   └── Expired (410)    a watch from a version that is no longer remembered: list again
 └── StackError           `weft up` cannot go on
-    ├── DataDirInUse     another controller owns the data directory
+    ├── FileRootGone     the folder of `file:` URIs that the data directory names is not there
     ├── PortInUse
     ├── StoreDamaged     objects.json cannot be read
     └── ComponentFailed  a component ended before it was ready; carries its last words
@@ -25,6 +26,10 @@ class OperatorError(Exception):
 
 class DepotUnavailable(OperatorError):
     """The depot did not answer, or not as it should."""
+
+
+class DepotFailed(DepotUnavailable):
+    """The depot answered one request with an error of its own, or with what is no answer."""
 
 
 class NoEffect(OperatorError):
@@ -89,7 +94,7 @@ class StackError(OperatorError):
     exit_code = 1
 
 
-class DataDirInUse(StackError):
+class FileRootGone(StackError):
     exit_code = 2
 
 

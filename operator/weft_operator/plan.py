@@ -7,7 +7,6 @@ stored. `plan_one` plans a single object: what happens to one never depends on w
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from weft_operator import capacity
 from weft_operator.actions import (
@@ -23,8 +22,8 @@ from weft_operator.actions import (
     WithdrawAdapter,
     WithdrawPool,
 )
-from weft_operator.conditions import adapter_conditions, merged, pool_conditions, ready_runners
-from weft_operator.judge import AdapterFacts, PoolFacts, adapter_facts, pool_facts
+from weft_operator.derive import adapter_entry, adapter_status, pool_entry, pool_status
+from weft_operator.judge import PoolFacts, adapter_facts, pool_facts
 from weft_operator.observe import AdapterEntry, Desired, Observed, PoolEntry
 from weft_operator.resolution import Request, Resolution
 from weft_operator.resources import FINALIZER, Adapter, Object, Pool, Ref
@@ -34,7 +33,8 @@ from weft_operator.resources import FINALIZER, Adapter, Object, Pool, Ref
 class Policy:
     """What differs between backends."""
 
-    resolve_period_s: float = 2.0
+    resolve_period_s: float = 2.0  # an edit of a source is noticed within this, while objects are few
+    resolves_per_s: float = 50.0  # the most for all objects together, so that rest costs the same with 10,000 of them
     default_replicas: int = 1
     longest_drain_s: float = 300.0  # the least time after a start before anything is dropped from the depot
 
@@ -78,6 +78,11 @@ def longest_drain_s(desired: Desired, policy: Policy) -> float:
     return max([policy.longest_drain_s, *(pool.drain_s for pool in desired.pools.values())])
 
 
+def resolve_period_s(desired: Desired, policy: Policy) -> float:
+    """How often each source is asked for: the period stretches with the number of objects, their sum does not grow."""
+    return max(policy.resolve_period_s, (len(desired.pools) + len(desired.adapters)) / policy.resolves_per_s)
+
+
 def wake_at(ref: Ref, desired: Desired, observed: Observed, now: float, policy: Policy) -> float | None:
     """When this object, just planned, has to be planned again though nothing happens; None: never.
 
@@ -85,7 +90,7 @@ def wake_at(ref: Ref, desired: Desired, observed: Observed, now: float, policy: 
     """
     resource = desired.get(ref)
     resolution = observed.resolutions.get(resource.meta.uid) if resource and not resource.meta.deleting else None
-    due = resolution.due_at(policy.resolve_period_s) if resolution and not resolution.running else now
+    due = resolution.due_at(resolve_period_s(desired, policy)) if resolution and not resolution.running else now
     return due if now < due < float("inf") else None
 
 
@@ -97,49 +102,11 @@ def _plan_pool(pool: Pool, desired: Desired, observed: Observed, now: float, pol
         return [*_pool_gone(pool.meta.ref, observed), *_finalized(pool, pool.meta.ref not in observed.pools)]
     facts = pool_facts(pool, desired, observed, capacity.wanted_runners(pool, policy.default_replicas))
     return [
-        *_resolve(pool, facts.request, facts.resolution, now, policy),
+        *_resolve(pool, facts.request, facts.resolution, now, resolve_period_s(desired, policy)),
         *_publish_pool(pool.meta.ref, pool_entry(facts), observed),
         *_runners(facts, observed),
         *_set_status(pool, pool_status(facts, now)),
     ]
-
-
-def pool_entry(facts: PoolFacts) -> PoolEntry | None:
-    """What the scheduler should know of this pool; None: nothing."""
-    if facts.serving is None:
-        return None
-    pool = facts.pool
-    own = pool.meta.ref.namespace
-    return PoolEntry(
-        pool=str(pool.meta.ref),
-        base_digest=facts.serving.digest,
-        base_model_name=pool.model_name,
-        shared_all=pool.allowed == "All",
-        shared_namespaces=tuple(sorted({own, *(pool.allowed_names if pool.allowed == "List" else ())})),
-        max_queue=pool.max_queue,
-        max_moves=pool.max_moves,
-        placement=pool.placement,
-        queue=pool.queue,
-        reservation=pool.reservation,
-        created_unix_s=int(pool.meta.created),
-        min_runners=facts.wanted,
-        drain_s=pool.drain_s,
-    )
-
-
-def pool_status(facts: PoolFacts, now: float) -> dict[str, Any]:
-    """The pool's status as it should be stored."""
-    generation = facts.pool.meta.generation
-    before = facts.pool.status.get("conditions", ())
-    status = {
-        "observedGeneration": generation,
-        "baseDigest": facts.serving.digest if facts.serving else None,
-        "replicas": len(facts.runners),
-        "readyReplicas": ready_runners(facts),
-        "adapters": {"total": facts.adapters_total, "ready": facts.adapters_ready},
-        "conditions": merged(before, pool_conditions(facts), generation, now),
-    }
-    return {name: value for name, value in status.items() if value is not None}
 
 
 def _publish_pool(ref: Ref, entry: PoolEntry | None, observed: Observed) -> list[Action]:
@@ -176,48 +143,10 @@ def _plan_adapter(adapter: Adapter, desired: Desired, observed: Observed, now: f
         gone = _adapter_gone(ref, observed)
         return [*gone, *(_finalized(adapter, not gone) or status)]
     return [
-        *_resolve(adapter, facts.request, facts.resolution, now, policy),
+        *_resolve(adapter, facts.request, facts.resolution, now, resolve_period_s(desired, policy)),
         *_publish_adapter(ref, adapter_entry(facts), observed),
         *_set_status(adapter, adapter_status(facts, now)),
     ]
-
-
-def adapter_entry(facts: AdapterFacts) -> AdapterEntry | None:
-    """What the scheduler should know of this adapter; None: nothing."""
-    if facts.serving is None:
-        return None
-    adapter, verdict = facts.adapter, facts.serving.verdict
-    return AdapterEntry(
-        uid=adapter.meta.uid,
-        namespace=adapter.meta.ref.namespace,
-        name=adapter.meta.ref.name,
-        model_name=adapter.model_name,
-        pool=str(adapter.pool),
-        digest=facts.serving.digest,
-        rank=int(verdict.get("rank") or 0),
-        size_bytes=int(verdict.get("sizeBytes") or 0),
-        pinned=adapter.pinned,
-        created_unix_s=int(adapter.meta.created),
-        drain_s=facts.drain_s,
-    )
-
-
-def adapter_status(facts: AdapterFacts, now: float) -> dict[str, Any]:
-    """The adapter's status as it should be stored: the content that serves, and the conditions."""
-    adapter, serving = facts.adapter, facts.serving
-    generation = adapter.meta.generation
-    verdict = serving.verdict if serving else {}
-    told = ("rank", "alpha", "targetModules", "sizeBytes", "dtype")
-    ready = facts.report.ready_runners if facts.report else adapter.status.get("readyRunners", 0)
-    status = {
-        "observedGeneration": generation,
-        "digest": serving.digest if serving else None,
-        **{name: verdict.get(name) for name in told},
-        "modelName": adapter.model_name,
-        "readyRunners": ready if serving else 0,
-        "conditions": merged(adapter.status.get("conditions", ()), adapter_conditions(facts), generation, now),
-    }
-    return {name: value for name, value in status.items() if value is not None}
 
 
 def _publish_adapter(ref: Ref, entry: AdapterEntry | None, observed: Observed) -> list[Action]:
@@ -235,12 +164,12 @@ def _adapter_gone(ref: Ref, observed: Observed) -> list[Action]:
 
 
 def _resolve(
-    resource: Pool | Adapter, request: Request | None, known: Resolution | None, now: float, policy: Policy
+    resource: Pool | Adapter, request: Request | None, known: Resolution | None, now: float, period_s: float
 ) -> list[Action]:
     if request is None:
         return []
     same = known is not None and known.request == request
-    if known is not None and same and (known.running or now < known.due_at(policy.resolve_period_s)):
+    if known is not None and same and (known.running or now < known.due_at(period_s)):
         return []
     return [Resolve(resource.meta.ref, resource.meta.uid, request)]
 

@@ -60,6 +60,10 @@ class RegistryClient:
         """The table is complete: it may be told."""
         self._started.set()
 
+    async def complete(self) -> None:
+        """Wait until `start()`: from then on everything was planned once, so no status is of an earlier run."""
+        await self._started.wait()
+
     def tell(self, action: Told) -> None:
         """Change the table; a connected scheduler hears of it in this turn of the loop."""
         match action:
@@ -120,7 +124,6 @@ class RegistryClient:
 
 
 def pool_message(entry: PoolEntry) -> pb.PoolDesired:
-    """`drain_s` stays here: the scheduler has its own bound."""
     return pb.PoolDesired(
         pool=entry.pool,
         base_digest=entry.base_digest,
@@ -134,6 +137,7 @@ def pool_message(entry: PoolEntry) -> pb.PoolDesired:
         reservation=entry.reservation,
         created_unix_s=entry.created_unix_s,
         min_runners=entry.min_runners,
+        drain_s=round(entry.drain_s),
     )
 
 

@@ -92,7 +92,8 @@ class Resolution:
             settled = self.request.digest is not None  # a content named by its digest cannot change
             return float("inf") if settled else self.finished_at + period_s
         most_s = UNREACHABLE_PAUSE_MAX_S if self.answer.reason == "SourceUnreachable" else FAILURE_PAUSE_MAX_S
-        return self.finished_at + min(period_s * 2 ** min(self.failures - 1, 10), most_s)
+        pause_s = min(period_s * 2 ** min(self.failures - 1, 10), most_s)
+        return self.finished_at + max(pause_s, period_s)  # never more often than a source in order
 
 
 def asked(before: Resolution | None, request: Request) -> Resolution:

@@ -49,19 +49,41 @@ def test_chat_streams_the_same_text(client: openai.OpenAI, case: Case) -> None:
     assert chunks[-1].usage.completion_tokens == len(case.expect)
 
 
-async def test_all_models_at_once_from_the_async_client(stack) -> None:
+@pytest.mark.parametrize("case", DEMO, ids=lambda c: c.model)
+def test_chat_whole_gives_the_same_text(client: openai.OpenAI, case: Case) -> None:
+    messages = [{"role": "user", "content": case.prompt}]
+    answer = client.chat.completions.create(model=case.model, messages=messages, temperature=0)
+    assert answer.choices[0].message.content == case.expect
+
+
+async def test_all_models_at_once_from_the_async_client_in_every_way(stack) -> None:
     async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0) as client:
+        ways = (completion, streamed_completion, chat, streamed_chat)
+        asked = [(case, way) for case in DEMO for way in ways]
+        texts = await asyncio.gather(*(way(client, case) for case, way in asked))
+    assert texts == [case.expect for case, _ in asked]
 
-        async def ask(case: Case, streaming: bool) -> str:
-            if not streaming:
-                answer = await client.completions.create(model=case.model, prompt=case.prompt, temperature=0)
-                return answer.choices[0].text
-            stream = await client.completions.create(model=case.model, prompt=case.prompt, temperature=0, stream=True)
-            return "".join([chunk.choices[0].text async for chunk in stream])
 
-        cases = [(case, streaming) for case in DEMO for streaming in (True, False)]
-        texts = await asyncio.gather(*(ask(*case) for case in cases))
-    assert texts == [case.expect for case, _ in cases]
+async def completion(client: openai.AsyncOpenAI, case: Case) -> str:
+    answer = await client.completions.create(model=case.model, prompt=case.prompt, temperature=0)
+    return answer.choices[0].text
+
+
+async def streamed_completion(client: openai.AsyncOpenAI, case: Case) -> str:
+    stream = await client.completions.create(model=case.model, prompt=case.prompt, temperature=0, stream=True)
+    return "".join([chunk.choices[0].text async for chunk in stream])
+
+
+async def chat(client: openai.AsyncOpenAI, case: Case) -> str | None:
+    messages = [{"role": "user", "content": case.prompt}]
+    answer = await client.chat.completions.create(model=case.model, messages=messages, temperature=0)
+    return answer.choices[0].message.content
+
+
+async def streamed_chat(client: openai.AsyncOpenAI, case: Case) -> str:
+    messages = [{"role": "user", "content": case.prompt}]
+    stream = await client.chat.completions.create(model=case.model, messages=messages, temperature=0, stream=True)
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
 def test_a_stop_string_ends_the_text_before_it_and_bills_nothing_after(client: openai.OpenAI) -> None:

@@ -1,21 +1,18 @@
-"""YAML files and folders -> typed resources, or every problem at once: where it is, what is wrong, what to do.
+"""YAML files and folders -> typed resources, or every problem at once: where it is, what is wrong, what to do."""
 
-YAML from strangers is bounded before it is built: bytes, documents, depth, and nodes after every alias is followed (a
-few lines of nested aliases can stand for billions of nodes). A key that appears twice in a mapping is an error.
-"""
-
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
 from pydantic import ValidationError
 
 from weft.api.fields import nearest
 from weft.api.loraadapter import LoRAAdapter
 from weft.api.meta import API_VERSION
 from weft.api.servingpool import ServingPool
+from weft.api.yaml_documents import BadYaml, documents
+from weft.printable import printable
 
 Object = LoRAAdapter | ServingPool
 KINDS: dict[str, type[LoRAAdapter] | type[ServingPool]] = {"LoRAAdapter": LoRAAdapter, "ServingPool": ServingPool}
@@ -23,10 +20,6 @@ SUFFIXES = (".yaml", ".yml", ".json")
 
 MAX_FILE_BYTES = 16 << 20
 MAX_FILES = 10_000
-MAX_DOCUMENTS = 20_000  # in one file
-MAX_DEPTH = 40
-MAX_NODES = 20_000  # in one document, aliases followed
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +34,7 @@ class Problem:
 
     def __str__(self) -> str:
         where = [self.file, f"document {self.document}" if self.document else "", self.object, self.field]
-        return f"{', '.join(part for part in where if part)}: {self.message}"
+        return printable(f"{', '.join(part for part in where if part)}: {self.message}")
 
 
 class ManifestError(ValueError):
@@ -107,14 +100,11 @@ class _Reading:
     def text(self, name: str, text: str) -> None:
         number = 0
         try:
-            check_events(text)
-            for number, value in enumerate(_documents(text), start=1):
+            for number, value in enumerate(documents(text), start=1):
                 if value is not None:
                     self.document(name, number, value)
-        except _BadYaml as error:
+        except BadYaml as error:
             self._problem(name, error.document or number + 1, "", str(error))
-        except yaml.YAMLError as error:  # a tag that is not plain YAML: found while building
-            self._problem(name, number + 1, "", f"no valid YAML: {_one_line(error)}")
 
     def document(self, name: str, number: int, value: object) -> None:
         if not isinstance(value, dict):
@@ -160,68 +150,6 @@ class _Reading:
         self.problems.append(Problem(file, document, field, message))
 
 
-class _BadYaml(Exception):
-    """YAML that is well-formed and not acceptable."""
-
-    def __init__(self, message: str, mark: Any = None, document: int = 0) -> None:
-        super().__init__(f"{message} (line {mark.line + 1})" if mark else message)
-        self.document = document
-
-
-def check_events(text: str) -> None:
-    """Depth and number of documents, before anything is built (building recurses). Raises _BadYaml."""
-    depth = documents = 0
-    try:
-        for event in yaml.parse(text, Loader=_Loader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            documents += isinstance(event, yaml.DocumentStartEvent)
-            if depth > MAX_DEPTH:
-                raise _BadYaml(f"nested deeper than {MAX_DEPTH}", event.start_mark, documents)
-            if documents > MAX_DOCUMENTS:
-                raise _BadYaml(f"more than {MAX_DOCUMENTS} documents; split the file", event.start_mark, documents)
-    except yaml.YAMLError as error:
-        raise _BadYaml(f"no valid YAML: {_one_line(error)}", document=max(documents, 1)) from error
-
-
-def _documents(text: str) -> Iterator[object]:
-    loader = _Loader(text)
-    try:
-        while loader.check_node():
-            node = loader.get_node()
-            _measure(node, {})
-            yield loader.construct_document(node)
-    finally:
-        loader.dispose()
-
-
-def _measure(node: Any, sizes: dict[int, int]) -> int:
-    """Nodes below `node` with every alias followed; a node on the way to itself counts as -1."""
-    if id(node) in sizes:
-        if sizes[id(node)] < 0:
-            raise _BadYaml("an alias refers to what it is part of", node.start_mark)
-        return sizes[id(node)]
-    sizes[id(node)] = -1
-    size = 1 + sum(_measure(child, sizes) for child in _children(node))
-    if size > MAX_NODES:
-        raise _BadYaml(f"more than {MAX_NODES} values, aliases followed", node.start_mark)
-    sizes[id(node)] = size
-    return size
-
-
-def _children(node: Any) -> Iterator[Any]:
-    if isinstance(node, yaml.SequenceNode):
-        yield from node.value
-    elif isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise _BadYaml("a key that is not a plain word", key.start_mark)
-            if key.value in seen:
-                raise _BadYaml(f"the key {key.value[:100]!r} is there twice", key.start_mark)
-            seen.add(key.value)
-            yield value
-
-
 def _files(paths: list[Path], problems: list[Problem]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
@@ -245,7 +173,3 @@ def _message(item: Any) -> str:
     if item["type"] in ("missing", "unknown_field") or isinstance(value, dict | list):
         return text
     return f"{text}; it is {str(value)[:100]!r}"
-
-
-def _one_line(error: yaml.YAMLError) -> str:
-    return " ".join(str(error).split())[:300]

@@ -17,6 +17,7 @@ class Reason(StrEnum):
     BASE_NOT_READY = "BaseNotReady"
     NO_READY_RUNNER = "NoReadyRunner"
     RESOLVING = "Resolving"
+    RESOLVE_FAILED = "ResolveFailed"
     LOAD_FAILED = "LoadFailed"
     DELETING = "Deleting"
     PUBLISHED = "Published"
@@ -31,6 +32,7 @@ ADVICE: dict[str, str] = {
     Reason.BASE_NOT_READY: "the pool's base model is not fetched yet; see the pool's Fetched condition.",
     Reason.NO_READY_RUNNER: "no runner of the pool is ready yet; see the pool's Available condition.",
     Reason.RESOLVING: "the depot is reading and checking the source; nothing to do.",
+    Reason.RESOLVE_FAILED: "the depot failed on this source; its log says why (`weft logs depot`). It is tried again.",
     Reason.LOAD_FAILED: "a runner could not load it; the message says why.",
     Reason.DELETING: "it is being deleted; streams that use it finish first, within the pool's drainSeconds.",
     Reason.PUBLISHED: "it is in the route table: clients can call it.",
@@ -56,3 +58,11 @@ ADVICE: dict[str, str] = {
     ArtifactReason.TOO_LARGE: "it is larger than the depot's limit.",
     ArtifactReason.UNSUPPORTED_MODEL: "this architecture or option is not served; the message says which are.",
 }
+POOL_ADVICE: dict[str, str] = {
+    Reason.NAME_CONFLICT: "an older pool serves this model name; set another spec.model.name.",
+}
+
+
+def advice(reason: str, kind: str) -> str | None:
+    """What to do about a reason on an object of this kind; None for a reason that is not known here."""
+    return (POOL_ADVICE if kind == "ServingPool" else {}).get(reason) or ADVICE.get(reason)

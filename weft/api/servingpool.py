@@ -50,6 +50,18 @@ class KVCache(ApiModel):
 class SchedulerSettings(ApiModel):
     """Who runs where, and when."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {
+                    "rule": "self.maxBatchTokens >= self.maxSequences",
+                    "message": "maxBatchTokens must be at least maxSequences: each sequence adds a token an iteration",
+                    "fieldPath": ".maxBatchTokens",
+                }
+            ]
+        }
+    )
+
     placement: Literal["punica"] = "punica"
     """The runner with the largest working set that has room (Punica, section 5.1)."""
     queue: Literal["fcfs"] = "fcfs"
@@ -60,10 +72,19 @@ class SchedulerSettings(ApiModel):
     """Sequences in one batch of one runner."""
     max_batch_tokens: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 512
     """Tokens of one iteration of one runner; longer prompts are processed in chunks."""
-    max_queue: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 1000
+    max_queue: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1000
     """Requests that may wait; more are answered 429 with a computed retry-after."""
-    max_moves: Annotated[int, Field(strict=True, ge=0, le=1000)] = 8
-    """Assignments of one request beyond the first, before it fails."""
+    max_moves: Annotated[int, Field(strict=True, ge=1, le=1000)] = 8
+    """Moves of one request before it fails; NoRoom and preemption do not count."""
+
+    @model_validator(mode="after")
+    def _a_token_for_each_sequence(self) -> Self:
+        if self.max_batch_tokens < self.max_sequences:
+            raise ValueError(
+                f"maxBatchTokens ({self.max_batch_tokens}) must be at least maxSequences ({self.max_sequences}): "
+                "each sequence adds a token an iteration"
+            )
+        return self
 
 
 class AllowedNamespaces(ApiModel):

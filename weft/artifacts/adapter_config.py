@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 from weft.artifacts.errors import Reason, Refused
 from weft.artifacts.pattern import Budget, Pattern, PatternError
 from weft.artifacts.strict_json import JsonError, JsonObject, is_int, parse_object
+from weft.printable import quoted
 
 MAX_CONFIG_BYTES = 1 << 18
 MAX_RANK = 1 << 14
@@ -126,7 +127,7 @@ def parse_adapter_config(raw: bytes) -> AdapterSpec:
 
 def _check_supported(config: JsonObject) -> None:
     if config.get("peft_type") != "LORA":
-        raise _unsupported(f"peft_type is {str(config.get('peft_type'))[:40]}, only LORA is served")
+        raise _unsupported(f"peft_type is {quoted(config.get('peft_type'))}, only LORA is served")
     for name, (what, unused) in _REFUSED.items():
         if config.get(name) not in unused:
             raise _unsupported(f"{name} is set: {what} cannot be served. Train with {name} left at its default")
@@ -134,7 +135,7 @@ def _check_supported(config: JsonObject) -> None:
         raise _unsupported("init_lora_weights changed the base while training; save with PEFT's weight conversion")
     for name in config.keys() - _TRAINING - _READ - _REFUSED.keys():
         if config[name] not in (None, False, [], {}):
-            raise _unsupported(f"{name[:60]} is set and not known here; it may change what the adapter computes")
+            raise _unsupported(f"{quoted(name)} is set and not known here; it may change what the adapter computes")
 
 
 def _targets(config: JsonObject) -> tuple[tuple[str, ...], bool]:
@@ -147,7 +148,7 @@ def _targets(config: JsonObject) -> tuple[tuple[str, ...], bool]:
             raise _invalid("target_modules is empty; it names the modules that were trained")
     for name in names:
         if not by_pattern and name.rpartition(".")[2] in _EMBEDDINGS:
-            raise _unsupported(f"target_modules holds {name[:60]}: embeddings and output layers cannot be adapted")
+            raise _unsupported(f"target_modules holds {quoted(name)}: embeddings and output layers cannot be adapted")
     return names, by_pattern
 
 
@@ -188,22 +189,22 @@ def _pattern_map(config: JsonObject, name: str, parse: Callable[[str, Any], T]) 
 
 def _rank(name: str, value: object) -> int:
     if not isinstance(value, int) or not is_int(value) or value < 1:
-        raise _invalid(f"{name} is {str(value)[:40]}, not an integer above 0")
+        raise _invalid(f"{name} is {quoted(value)}, not an integer above 0")
     if value > MAX_RANK:
-        raise Refused(Reason.RANK_TOO_LARGE, f"{name} is {str(value)[:40]}; no rank above {MAX_RANK} is read")
+        raise Refused(Reason.RANK_TOO_LARGE, f"{name} is {quoted(value)}; no rank above {MAX_RANK} is read")
     return value
 
 
 def _alpha(name: str, value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_ALPHA:
-        raise _invalid(f"{name} is {str(value)[:40]}, not a number above 0 and up to {MAX_ALPHA}")
+        raise _invalid(f"{name} is {quoted(value)}, not a number above 0 and up to {MAX_ALPHA}")
     return float(value)
 
 
 def _flag(config: JsonObject, name: str) -> bool:
     value = config.get(name, False)
     if not isinstance(value, bool):
-        raise _invalid(f"{name} is {str(value)[:40]}, not true or false")
+        raise _invalid(f"{name} is {quoted(value)}, not true or false")
     return value
 
 

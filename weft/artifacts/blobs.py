@@ -19,6 +19,7 @@ from typing import BinaryIO, Self
 
 from weft.artifacts.digest import MAX_MANIFEST_BYTES, Digest, Manifest, digest_of, from_hex, hex_of
 from weft.artifacts.errors import Reason, Refused, UnknownDigest
+from weft.files import sync_folder
 
 
 class BlobStore:
@@ -113,7 +114,7 @@ class BlobStore:
     def publish(self, temporary: Path, digest: Digest) -> None:
         """Rename a whole, fsynced temporary file into place. Doing it twice is harmless."""
         temporary.replace(self.path(digest))
-        _fsync_folder(self._blobs)
+        sync_folder(self._blobs)
 
     def retain(self, digests: Iterable[str]) -> int:
         """Keep these artifacts (manifest and files) and what is leased, remove all else; returns the blobs removed.
@@ -227,11 +228,3 @@ def check_blobs(store: BlobStore) -> None:
         with path.open("rb") as file:
             actual = hashlib.file_digest(file, "sha256").hexdigest()
         assert actual == path.name, f"blob {path.name} holds {actual}"
-
-
-def _fsync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -9,6 +9,8 @@ ArtifactError            every error here: a `reason` (API, CamelCase) and a mes
 
 from enum import StrEnum
 
+from weft.printable import printable
+
 
 class Reason(StrEnum):
     """Why an artifact was not taken. Reasons are API: they appear in conditions and never change their meaning."""
@@ -37,11 +39,13 @@ class Reason(StrEnum):
 
 
 class ArtifactError(Exception):
-    """Something is wrong with an artifact. `reason` is API, `message` is for people."""
+    """Something is wrong with an artifact. `reason` is API, `message` is for people and always printable: it quotes
+    what strangers wrote, and ends on terminals and in JSON.
+    """
 
     def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(f"{reason}: {message}")
-        self.reason, self.message = reason, message
+        self.reason, self.message = reason, printable(message)
+        super().__init__(f"{reason}: {self.message}")
 
 
 class Refused(ArtifactError):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from weft.artifacts.errors import Reason, Refused
 from weft.artifacts.strict_json import JsonError, JsonObject, is_int, parse_object
+from weft.printable import quoted
 
 MAX_CONFIG_BYTES = 1 << 20
 ARCHITECTURES = ("LlamaForCausalLM",)
@@ -101,7 +102,7 @@ def _architecture(config: JsonObject) -> str:
     names = config.get("architectures")
     if names == [ARCHITECTURES[0]] or (names is None and config.get("model_type") == "llama"):
         return ARCHITECTURES[0]
-    raise _unsupported(f"architectures is {str(names)[:100]}; served are: {', '.join(ARCHITECTURES)}")
+    raise _unsupported(f"architectures is {quoted(names)}; served are: {', '.join(ARCHITECTURES)}")
 
 
 def _check_options(config: JsonObject) -> None:
@@ -111,7 +112,7 @@ def _check_options(config: JsonObject) -> None:
     if config.get("quantization_config") is not None:
         raise _unsupported("quantization_config is set; only float32, float16 and bfloat16 weights are served")
     if config.get("hidden_act", "silu") != "silu":
-        raise _unsupported(f"hidden_act is {str(config['hidden_act'])[:40]}; only silu is served")
+        raise _unsupported(f"hidden_act is {quoted(config['hidden_act'])}; only silu is served")
     if config.get("auto_map") is not None:
         raise _unsupported("auto_map is set; code that comes with a model is never run")
     _check_rope(config)
@@ -127,7 +128,7 @@ def _check_rope(config: JsonObject) -> None:
             raise _invalid(f"{field} is no object")
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind not in ROPE_TYPES:
-            raise _unsupported(f"{field} has the type {str(kind)[:40]}; served are: {', '.join(ROPE_TYPES)}")
+            raise _unsupported(f"{field} has the type {quoted(kind)}; served are: {', '.join(ROPE_TYPES)}")
         if rope.get("partial_rotary_factor") not in (None, 1):
             raise _unsupported(f"{field} has a partial_rotary_factor; only whole heads are rotated")
         _check_positive(rope, _ROPE_NUMBERS)
@@ -139,7 +140,7 @@ def _check_positive(fields: JsonObject, names: tuple[str, ...]) -> None:
         value = fields.get(name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if value is not None and not (number and 0 < value < math.inf):
-            raise _invalid(f"{name} is {str(value)[:40]}, not a number above 0")
+            raise _invalid(f"{name} is {quoted(value)}, not a number above 0")
 
 
 def _size(config: JsonObject, name: str, most: int, default: int | None = None) -> int:
@@ -147,14 +148,14 @@ def _size(config: JsonObject, name: str, most: int, default: int | None = None) 
     if value is None and default is not None:
         value = default
     if not isinstance(value, int) or not is_int(value) or not 1 <= value <= most:
-        raise _invalid(f"{name} is {str(value)[:40]}, not an integer from 1 to {most}")
+        raise _invalid(f"{name} is {quoted(value)}, not an integer from 1 to {most}")
     return value
 
 
 def _flag(config: JsonObject, name: str) -> bool:
     value = config.get(name, False)
     if not isinstance(value, bool):
-        raise _invalid(f"{name} is {str(value)[:40]}, not true or false")
+        raise _invalid(f"{name} is {quoted(value)}, not true or false")
     return value
 
 

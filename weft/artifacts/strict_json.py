@@ -1,9 +1,11 @@
-"""JSON from strangers: bounded, no name twice, no NaN, no Infinity, one object at the top."""
+"""JSON from strangers: bounded, no name twice, no NaN, no Infinity, no half character, one object at the top."""
 
 import json
+import re
 from typing import Any, NoReturn
 
 JsonObject = dict[str, Any]
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class JsonError(ValueError):
@@ -16,6 +18,7 @@ def parse_object(raw: bytes, *, max_bytes: int) -> JsonObject:
         raise JsonError(f"{len(raw)} bytes, the limit is {max_bytes}")
     try:
         value: object = json.loads(raw.decode(), object_pairs_hook=_no_name_twice, parse_constant=_no_constant)
+        _check_characters(raw, value)
     except RecursionError as error:
         raise JsonError("nested too deeply") from error
     except ValueError as error:  # also JSONDecodeError, UnicodeDecodeError and integers of thousands of digits
@@ -37,6 +40,20 @@ def _no_name_twice(pairs: list[tuple[str, Any]]) -> JsonObject:
             raise JsonError(f"the name {name[:100]!r} appears twice in one object")
         value[name] = item
     return value
+
+
+def _check_characters(raw: bytes, value: object) -> None:
+    """Half a surrogate pair is in no UTF-8 text, so nothing that holds one could be told to anybody.
+
+    Only an escape can bring one in; files without such escapes (tokenizers of many MB) are not gone through again.
+    """
+    if not _SURROGATE_ESCAPE.search(raw):
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])
+        raise JsonError(f"a text holds {half}, half of a surrogate pair; write the whole character") from error
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -13,6 +13,7 @@ from weft.artifacts.errors import Reason, Refused
 from weft.artifacts.finite import check_dtype, dtype_name
 from weft.artifacts.model_config import PROJECTIONS, ModelShape, module_name
 from weft.artifacts.safetensors_header import Header, TensorInfo
+from weft.printable import quoted
 
 _LORA_KEY = re.compile(r"base_model\.model\.(.{1,400})\.lora_([AB])\.weight", re.DOTALL)
 _MODULE = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(?:self_attn|mlp)\.([a-z_]{1,40})", re.ASCII)
@@ -181,8 +182,10 @@ def _unselected(name: str, shape: ModelShape) -> Refused:
             return Refused(Reason.UNKNOWN_MODULE, f"{name}: the base has {shape.layers} layers")
         return Refused(Reason.UNKNOWN_MODULE, f"{name} is in the file and not selected by adapter_config.json")
     if name.rpartition(".")[2] in ("lm_head", "embed_tokens"):
-        return Refused(Reason.UNSUPPORTED_ADAPTER, f"{name}: embeddings and output layers cannot be adapted")
-    return Refused(Reason.UNKNOWN_MODULE, f"{name[:200]}: the base has no such linear layer")
+        return Refused(
+            Reason.UNSUPPORTED_ADAPTER, f"{quoted(name, 200)}: embeddings and output layers cannot be adapted"
+        )
+    return Refused(Reason.UNKNOWN_MODULE, f"{quoted(name, 200)}: the base has no such linear layer")
 
 
 def _strange_tensor(key: str) -> Refused:

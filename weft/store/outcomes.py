@@ -1,5 +1,6 @@
 """Outcomes, and the usage and model rows that follow from them: one transaction, every outcome counted once."""
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -52,7 +53,7 @@ class Usage:
 
 
 async def record(engine: AsyncEngine, outcomes: Sequence[StoredOutcome], *, now_unix_ms: int) -> set[str]:
-    """Store a batch (at most `MAX_BATCH`) in one transaction. Returns the ids that were new.
+    """Store a batch (at most `MAX_BATCH`) in one transaction. Returns the ids that were new, as stored.
 
     Idempotent by request id until `forget`: a known one changes nothing, neither its row nor the usage.
     """
@@ -140,7 +141,7 @@ async def _add_model_versions(connection: AsyncConnection, outcomes: Iterable[St
 
 def model_family(model_version: str) -> str:
     """The fitted model behind a version: "ridge-1a2b3c4d+120" (120 outcomes learned since) -> "ridge-1a2b3c4d"."""
-    return model_version.partition("+")[0][:64]
+    return _fit_key(model_version.partition("+")[0], _FAMILY_CHARS)
 
 
 _USAGE_SUMS = ("requests", "prompt_tokens", "completion_tokens")
@@ -170,14 +171,25 @@ def _fitted(outcome: StoredOutcome) -> StoredOutcome:
 
 
 def _fit(name: str, value: Any) -> Any:
+    if name in _KEYS:
+        return _fit_key(value, _WIDTHS[name])
     if isinstance(value, str):
         return value.replace("\0", "")[: _WIDTHS[name]]
     return value if isinstance(value, bool) else min(value, _MAX_INT)
 
 
+def _fit_key(text: str, width: int) -> str:
+    """A key that its column cannot hold becomes its SHA-256: cut, two requests or tenants would become one."""
+    if len(text) <= width and "\0" not in text:
+        return text
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 _MAX_INT = 2**63 - 1
+_KEYS = frozenset(("request_id", "namespace", "model_name", "model_version"))  # rows are found and summed by these
+_FAMILY_CHARS = 64  # of `model_versions.version`
 _LAST_DAY_MS = 253_402_300_799_000  # 9999-12-31T23:59:59Z, the last that a date can hold
-_WIDTHS = {c.name: c.type.length for c in OutcomeRow.__table__.columns if isinstance(c.type, String)}
+_WIDTHS = {c.name: c.type.length or 0 for c in OutcomeRow.__table__.columns if isinstance(c.type, String)}
 
 
 def _day(unix_ms: int) -> date:

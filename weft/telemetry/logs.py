@@ -11,6 +11,10 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
+from weft.printable import printable
+
+REQUEST_LOGGERS = ("httpx2", "uvicorn.access")  # a line for each request at INFO: only for DEBUG
+
 
 def kv(**fields: object) -> dict[str, dict[str, object]]:
     """Key-values of a log event, kept apart from the attributes of `LogRecord`."""
@@ -22,6 +26,9 @@ def configure(component: str, *, level: str = "INFO", fmt: str = "text") -> None
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(component) if fmt == "json" else TextFormatter(component))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    least = logging.getLogger().level
+    for name in REQUEST_LOGGERS:
+        logging.getLogger(name).setLevel(max(least, logging.WARNING) if least > logging.DEBUG else logging.NOTSET)
 
 
 class TextFormatter(logging.Formatter):
@@ -34,7 +41,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
         pairs = " ".join(f"{k}={_plain(v)}" for k, v in _fields(record).items())
-        line = f"{stamp} {record.levelname:<7} {self._component:<10} {record.getMessage()}  {pairs}".rstrip()
+        line = f"{stamp} {record.levelname:<7} {self._component:<10} {printable(record.getMessage())}  {pairs}".rstrip()
         return line + _trace(self, record)
 
 
@@ -66,8 +73,11 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 def _plain(value: object) -> str:
     text = str(value)
-    return json.dumps(text) if " " in text or "\n" in text or '"' in text else text
+    return json.dumps(text) if " " in text or '"' in text or not text.isprintable() else text
 
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    return "\n" + formatter.formatException(record.exc_info) if record.exc_info else ""
+    if not record.exc_info:
+        return ""
+    lines = formatter.formatException(record.exc_info).split("\n")
+    return "".join(f"\n{printable(line)}" for line in lines)

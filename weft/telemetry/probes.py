@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 
+from weft.process import AddressInUse, split_address
+
 Ready = Callable[[], str | None]  # None when ready, else the reason why not
 
 
@@ -20,10 +22,13 @@ class Probes:
     def __init__(
         self, listen: str, ready: Ready, *, stall_s: float = 30.0, registry: CollectorRegistry = REGISTRY
     ) -> None:
-        host, port = split_address(listen)
+        """Raises AddressInUse."""
         self._ready, self._stall_s, self._registry = ready, stall_s, registry
         self._beat = time.monotonic()
-        self._server = ThreadingHTTPServer((host, port), _handler(self))
+        try:
+            self._server = ThreadingHTTPServer(split_address(listen), _handler(self))
+        except OSError as error:
+            raise AddressInUse("--probes", listen, error.strerror or str(error)) from error
         self._thread = threading.Thread(target=self._server.serve_forever, name="probes", daemon=True)
 
     @property
@@ -53,14 +58,6 @@ class Probes:
                 return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
             case _:
                 return _text(404, "paths: /healthz /readyz /metrics")
-
-
-def split_address(listen: str) -> tuple[str, int]:
-    """`host:port` -> (host, port). Raises ValueError with the form that is expected."""
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"address {listen!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
 
 
 def _text(status: int, text: str) -> tuple[int, str, bytes]:

@@ -104,6 +104,11 @@ class Link(Generic[Out, In]):
         """Queue a message on the present connection; False when there is none (the next hello will tell)."""
         return self._outbox is not None and self._outbox.put(message)
 
+    def renew(self) -> None:
+        """End the present connection: on the next one both sides tell again what counts."""
+        if self._outbox is not None:
+            self._outbox.close()
+
     def close(self) -> None:
         """End the stream and `run()`."""
         self._closed.set()

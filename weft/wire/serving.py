@@ -9,6 +9,7 @@ from typing import Protocol
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from weft.process import AddressInUse
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
 from weft.wire.channels import CHANNEL_OPTIONS
@@ -43,13 +44,13 @@ async def serve(
 ) -> None:
     """Serve until `stop`, then NOT_SERVING, `drain()`, and close within `grace_s`.
 
-    Raises RuntimeError when the address is in use.
+    Raises AddressInUse.
     """
     server = grpc.aio.server(options=SERVER_OPTIONS)
     statuses: _Statuses = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue] (not in the stubs)
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
     register(server)
-    server.add_insecure_port(listen)
+    _bind(server, listen)
     await server.start()
     await _set_health(statuses, names, health_pb2.HealthCheckResponse.SERVING)
     log.info("serving", extra=kv(listen=listen))
@@ -62,6 +63,13 @@ async def serve(
     await server.stop(grace_s)
     if beat:
         beat.cancel()
+
+
+def _bind(server: grpc.aio.Server, listen: str) -> None:
+    try:
+        server.add_insecure_port(listen)
+    except RuntimeError as error:  # gRPC does not say why
+        raise AddressInUse("--listen", listen, "cannot be listened on") from error
 
 
 class _Statuses(Protocol):

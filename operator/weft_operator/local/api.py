@@ -13,6 +13,7 @@ An answer to a change is given when the change is on disk. Errors are `Status` o
 """
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,6 +25,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from weft.artifacts.strict_json import JsonError, parse_object
+from weft.printable import quoted
 from weft_operator.errors import ApiError, BadRequest, Expired, NotFound
 from weft_operator.local import socket_file
 from weft_operator.local.durable import Durable
@@ -35,6 +38,7 @@ PLURALS: dict[str, Kind] = {"loraadapters": "LoRAAdapter", "servingpools": "Serv
 BODY_BYTES_MAX = 1 << 20
 TAIL_LINES = 200
 CLOSE_S = 1
+WHOLE_NUMBER = re.compile("[0-9]{1,18}")
 
 Admit = Callable[[Object, Callable[[Ref], Object | None]], Object]
 
@@ -58,11 +62,12 @@ class Api:
         routes = [
             Route("/v1/apply", self._apply, methods=["POST"]),
             Route("/v1/watch", self._watch),
-            Route("/v1/logs/{component}", self._log),
+            # `path`: a name with a slash in it is answered as one that is not there.
+            Route("/v1/logs/{component:path}", self._log),
             Route("/v1/stack", self._stack),
             Route("/v1/{plural}", self._list),
-            Route("/v1/{plural}/{namespace}/{name}", self._get),
-            Route("/v1/{plural}/{namespace}/{name}", self._delete, methods=["DELETE"]),
+            Route("/v1/{plural}/{namespace}/{name:path}", self._get),
+            Route("/v1/{plural}/{namespace}/{name:path}", self._delete, methods=["DELETE"]),
         ]
         return Starlette(routes=routes, exception_handlers={ApiError: _refused})
 
@@ -143,12 +148,9 @@ async def _body(request: Request) -> Object:
         if len(body) > BODY_BYTES_MAX:
             raise BadRequest(f"an object has at most {BODY_BYTES_MAX} bytes")
     try:
-        value = json.loads(body)
-    except ValueError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise BadRequest("the body is not an object")
-    return value
+        return parse_object(bytes(body), max_bytes=BODY_BYTES_MAX)
+    except JsonError as error:
+        raise BadRequest(f"the body is not JSON that can be an object: {error}") from error
 
 
 def _kind(request: Request) -> Kind:
@@ -166,8 +168,8 @@ def _whole_number(request: Request, name: str, default: int) -> int:
     text = request.query_params.get(name)
     if text is None:
         return default
-    if not text.isdigit():
-        raise BadRequest(f"{name} is {text!r}, not a whole number")
+    if not WHOLE_NUMBER.fullmatch(text):
+        raise BadRequest(f"{name} is {quoted(text)}, not a whole number of at most 18 digits")
     return int(text)
 
 

@@ -8,10 +8,10 @@ given out twice although the last ones were never written.
 import asyncio
 import json
 import logging
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from weft.files import write_atomically
 from weft.telemetry.logs import kv
 from weft_operator.errors import StoreDamaged
 from weft_operator.local.objects import Event, ObjectStore
@@ -35,22 +35,6 @@ def open_store(path: Path, clock: Callable[[], float]) -> ObjectStore:
         return ObjectStore(clock)
     except (ValueError, KeyError, TypeError) as error:
         raise StoreDamaged(f"{path} is damaged ({error}): repair it, or move it away and apply again") from error
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file (mode 0600); after a crash it is the old one or the new one, whole."""
-    temporary = path.with_name(path.name + ".tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 class Durable:

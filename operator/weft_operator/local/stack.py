@@ -5,36 +5,30 @@ controller (a lock), and whatever it started ends with it, also after `kill -9`.
 """
 
 import asyncio
-import contextlib
-import fcntl
 import json
 import os
-import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from weft.files import write_atomically
+from weft.process import EXIT_CANNOT_START
 from weft_operator.depot_client import DepotClient
-from weft_operator.errors import ComponentFailed, DataDirInUse
+from weft_operator.errors import ComponentFailed
 from weft_operator.local.admission import admit
 from weft_operator.local.api import Api, serve
 from weft_operator.local.backend import LocalBackend, Site
-from weft_operator.local.components import Addresses, Options, Ports, choose_addresses, component_programs, port_source
-from weft_operator.local.durable import Durable, open_store, write_atomically
+from weft_operator.local.components import Addresses, Options, Ports, component_programs
+from weft_operator.local.durable import Durable
 from weft_operator.local.logfile import LogFile
 from weft_operator.local.objects import ObjectStore
-from weft_operator.local.own_log import CONTROLLER, logging_to
-from weft_operator.local.ports import require_free
 from weft_operator.local.processes import Process, ProcessState, Program, described
 from weft_operator.observe import AdapterReport, PoolReport, RunnerProcess
 from weft_operator.plan import Policy
 from weft_operator.reconcile import Controller
 from weft_operator.registry_client import RegistryClient
-from weft_operator.resources import Object, Ref
+from weft_operator.resources import Ref
 
 START_S = 60.0
-EXIT_USAGE = 2
 
 Progress = Callable[[str, ProcessState], None]
 
@@ -84,13 +78,14 @@ class Stack:
             tasks.create_task(self._keep_description(), name="description")
 
     async def until_ready(self) -> None:
-        """Wait until every component is ready. Raises ComponentFailed."""
+        """Wait until every component is ready and every object was planned once. Raises ComponentFailed."""
         async with asyncio.timeout(START_S):
             while waiting := [name for name, process in self._processes.items() if process.state.phase != "Ready"]:
                 self._changed.clear()
                 for name in waiting:
                     self._require_alive(name)
                 await self._changed.wait()
+            await self.registry.complete()
         self._write_description()
 
     async def failed(self) -> None:
@@ -188,7 +183,7 @@ class Stack:
 
     def _require_alive(self, name: str) -> None:
         state = self._processes[name].state
-        if state.phase == "Backoff" and (state.exit_code == EXIT_USAGE or state.crash_loop):
+        if state.phase == "Backoff" and (state.exit_code == EXIT_CANNOT_START or state.crash_loop):
             where = self.logs[name].path
             raise ComponentFailed(f"{name} does not start: {state.detail} (its log: {where})")
 
@@ -216,63 +211,3 @@ class Stack:
         if description != self._written:
             self._written = description
             write_atomically(path, json.dumps(description, indent=1).encode() + b"\n")
-
-
-@asynccontextmanager
-async def running(options: Options, objects: Iterable[Object], progress: Progress) -> AsyncGenerator[Stack]:
-    """A stack with every component ready; stopped again, whatever happens, on the way out.
-
-    `objects` are applied before anything starts. Raises Invalid, DataDirInUse, PortInUse, StoreDamaged,
-    ComponentFailed: then nothing is left running.
-    """
-    options.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    async with AsyncExitStack() as exits:
-        exits.enter_context(owned(options.data_dir))
-        require_free(options.host, options.port, "--port")
-        store = open_store(options.data_dir / "objects.json", time.time)
-        for obj in objects:
-            store.apply(admit(obj, store.find))
-        ports = port_source()
-        stack = Stack(options, choose_addresses(options, ports), store, ports)
-        stack.listen(progress)
-        exits.enter_context(logging_to(stack.open_log(CONTROLLER), options.log_level))
-        work = stack.work = asyncio.create_task(stack.run(), name="stack")
-        try:
-            await _first(work, stack.until_ready())
-            yield stack
-        except BaseException as error:
-            if isinstance(error, asyncio.CancelledError):
-                stack.kill()
-            raise
-        finally:
-            await stack.close()
-            work.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await work
-
-
-@contextmanager
-def owned(data_dir: Path) -> Generator[None]:
-    """Own a data directory. Raises DataDirInUse."""
-    with (data_dir / "lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise DataDirInUse(
-                f"{data_dir} is in use by another `weft up`: stop that one, or choose another with --data-dir"
-            ) from error
-        yield
-
-
-async def _first(work: asyncio.Task[None], ready: Coroutine[Any, Any, None]) -> None:
-    """Wait for `ready`, unless the work ends before (which it only does by failing)."""
-    waiting = asyncio.create_task(ready)
-    try:
-        await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            work.result()
-        await waiting
-    except TimeoutError as error:
-        raise ComponentFailed(f"not every component was ready within {START_S:.0f} s") from error
-    finally:
-        waiting.cancel()

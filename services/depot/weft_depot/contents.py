@@ -23,6 +23,7 @@ from weft.artifacts.safetensors_header import (
 )
 from weft.artifacts.strict_json import JsonError, parse_object
 from weft.artifacts.verify import check_base_name, verdict_of, verify_adapter, verify_model
+from weft.printable import quoted
 from weft_depot.sources import Files
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -162,7 +163,7 @@ def _check_index(files: Files, headers: dict[str, Header]) -> None:
     if not isinstance(weight_map, dict):
         raise Refused(Reason.CONFIG_INVALID, f"{MODEL_INDEX}: weight_map is no object")
     if missing := sorted({str(shard) for shard in weight_map.values()} - headers.keys()):
-        raise Refused(Reason.MISSING_FILE, f"{missing[0][:200]} is not there; {MODEL_INDEX} names it")
+        raise Refused(Reason.MISSING_FILE, f"{quoted(missing[0], 200)} is not there; {MODEL_INDEX} names it")
     actual = {tensor: name for name, header in headers.items() for tensor in header.tensors}
     if actual != weight_map:
         wrong = min(str(tensor) for tensor, _ in actual.items() ^ weight_map.items())

@@ -6,13 +6,13 @@ damaged one means reading the source again.
 
 import hashlib
 import json
-import os
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from weft.artifacts.digest import Digest, Kind, parse_digest
 from weft.artifacts.verify import last_part
+from weft.files import write_atomically
 
 MAX_ENTRY_BYTES = 1 << 14
 
@@ -51,10 +51,9 @@ class Remembered:
 
     def add(self, entry: Entry) -> None:
         name = _name(entry.kind, entry.source)
-        temporary = self._folder / f"{name}.{threading.get_ident()}.tmp"
-        temporary.write_text(json.dumps(asdict(entry)))
+        content = json.dumps(asdict(entry)).encode()
         with self._lock:
-            os.replace(temporary, self._folder / f"{name}.json")  # noqa: PTH105 (one call, both paths)
+            write_atomically(self._folder / f"{name}.json", content)
             self._entries[name] = entry
 
     def retain(self, digests: set[str]) -> None:

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from weft.artifacts.errors import ArtifactError, BadDigest, UnknownDigest
+from weft.printable import quoted
 from weft_depot import metrics
 from weft_depot.core.operations import Operation
 from weft_depot.core.ranges import Span, parse_range
@@ -25,14 +26,23 @@ MAX_BODY_BYTES = 32 << 20
 MAX_WAIT_S = 60.0
 MAX_DOWNLOADS = 64
 CHUNK_BYTES = 1 << 20
+JSON = "application/json"
 
 
 class _BadRequest(Exception):
     """The request itself is wrong; `errors` says every field."""
 
+    status, reason = 400, "BadRequest"
+
     def __init__(self, errors: list[str]) -> None:
         super().__init__("; ".join(errors))
         self.errors = errors
+
+
+class _NotJson(_BadRequest):
+    """The request does not say that its body is JSON."""
+
+    status, reason = 415, "NotJson"
 
 
 def build_app(depot: Depot) -> Starlette:
@@ -116,6 +126,7 @@ async def _stream(file: BinaryIO, span: Span, downloads: asyncio.Semaphore) -> A
 
 
 async def _body(request: Request, kind: type[Body]) -> Body:
+    _check_media_type(request.headers.get("content-type", ""))
     raw = bytearray()
     async for chunk in request.stream():
         raw += chunk
@@ -125,6 +136,12 @@ async def _body(request: Request, kind: type[Body]) -> Body:
         return kind.model_validate_json(bytes(raw))
     except ValidationError as error:
         raise _BadRequest([_field_error(item) for item in error.errors(include_url=False)]) from error
+
+
+def _check_media_type(media_type: str) -> None:
+    """Only JSON: a browser sends other types to any address for any web page, and JSON not without asking first."""
+    if media_type.partition(";")[0].strip().lower() != JSON:
+        raise _NotJson([f"Content-Type is {quoted(media_type)}, it has to be {JSON}"])
 
 
 def _field_error(item: Any) -> str:
@@ -160,7 +177,7 @@ def _turned_away(what: str, status: int, message: str) -> JSONResponse:
 
 async def _bad_request(_: Request, error: Exception) -> Response:
     assert isinstance(error, _BadRequest)
-    return JSONResponse({"reason": "BadRequest", "message": str(error), "errors": error.errors}, 400)
+    return JSONResponse({"reason": error.reason, "message": str(error), "errors": error.errors}, error.status)
 
 
 async def _artifact_error(_: Request, error: Exception) -> Response:

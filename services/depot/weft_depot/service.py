@@ -15,8 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from weft.artifacts.blobs import BlobStore, Lease
 from weft.artifacts.errors import ArtifactError
+from weft.printable import printable
 from weft.telemetry.logs import kv
 from weft_depot import metrics
+from weft_depot.core.news import News, Result
 from weft_depot.core.operations import Operation, Operations
 from weft_depot.remembered import Remembered
 from weft_depot.requests import ResolveRequest
@@ -46,6 +48,7 @@ class Depot:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="resolve")
         self._leases: dict[str, Lease] = {}
         self._changes: dict[str, asyncio.Event] = {}
+        self._news = News()
         self._stopping = threading.Event()
 
     @property
@@ -132,14 +135,20 @@ class Depot:
             reason, message = str(error.reason), error.message
         except Exception as error:
             log.exception("resolve broke", extra=kv(operation=operation_id, uri=request.uri))
-            reason, message = "SourceUnreachable", f"the depot could not finish: {type(error).__name__}: {error}"
+            reason = "SourceUnreachable"
+            message = printable(f"the depot could not finish: {type(error).__name__}: {error}")
         metrics.RESOLVES.labels(request.kind, reason).inc()
         metrics.RESOLVE_SECONDS.labels(request.kind).observe(time.monotonic() - started)
-        log.info("resolved", extra=kv(operation=operation_id, uri=request.uri, digest=digest, reason=reason))
-        if reason:
-            tell(lambda: self._operations.failed(operation_id, reason, message, self._now()))
-        else:
-            tell(lambda: self._operations.fetched(operation_id, digest, self._now()))
+        tell(lambda: self._finished(operation_id, request, Result(digest, reason), message))
+
+    def _finished(self, operation_id: str, request: ResolveRequest, result: Result, message: str) -> Operation:
+        """INFO for news only: the operator asks again about every source all the time."""
+        level = logging.INFO if self._news.is_new(request.key, result) else logging.DEBUG
+        about = kv(operation=operation_id, uri=request.uri, digest=result.digest, reason=result.reason)
+        log.log(level, "resolved", extra=about)
+        if result.reason:
+            return self._operations.failed(operation_id, result.reason, message, self._now())
+        return self._operations.fetched(operation_id, result.digest, self._now())
 
     def _changed(self, change: Callable[[], Operation]) -> None:
         operation = change()

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 from fastapi import FastAPI
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -18,11 +18,12 @@ from weft.telemetry.logs import kv
 from weft_gateway.errors import ApiError, BadRequest, Internal, Unauthorized
 from weft_gateway.gateway import Gateway
 from weft_gateway.ids import RequestIds, ids_of
+from weft_gateway.metrics import exposition
 from weft_gateway.openai.chat import chat_completions
 from weft_gateway.openai.completions import completions
 from weft_gateway.openai.models import list_models, one_model
 from weft_gateway.openai.schema import ChatRequest, CompletionRequest
-from weft_gateway.status import status_of
+from weft_gateway.status import status_of, visible_labels
 
 Endpoint = Callable[[Gateway, Request], Awaitable[Response]]
 log = logging.getLogger(__name__)
@@ -137,9 +138,10 @@ async def _readyz(gateway: Gateway, _request: Request) -> Response:
     return Response(f"{reason or 'ok'}\n", 503 if reason else 200, media_type="text/plain")
 
 
-async def _metrics(gateway: Gateway, _request: Request) -> Response:
-    """Prometheus metrics."""
-    return Response(generate_latest(gateway.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+async def _metrics(gateway: Gateway, request: Request) -> Response:
+    """Prometheus metrics, of models and pools only those that the caller may see."""
+    shown = visible_labels(gateway, request.headers.get("authorization"))
+    return Response(exposition(gateway.registry, shown), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def _status(gateway: Gateway, request: Request) -> Response:

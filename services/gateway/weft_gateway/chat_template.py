@@ -1,15 +1,21 @@
 """Messages to a prompt, through the model's own chat template in a sandbox.
 
 The template comes with the base model, so it is data: it runs in jinja2's immutable sandbox and sees what Hugging Face
-templates expect (messages, add_generation_prompt, the special tokens, raise_exception, strftime_now, tojson).
+templates expect (messages, add_generation_prompt, the special tokens, raise_exception, strftime_now, tojson). Its
+loops, calls, products and output are bounded, so that a hostile one costs a thread a second and not the process.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, NoReturn
 
+from jinja2 import nodes, pass_context
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+MAX_STEPS = 500_000  # turns of loops and calls of one rendering: over 100 for each message of the longest chat
+MAX_PRODUCT = 1 << 24  # of a multiplication: a value, or the length of a repeated text or list
+_STEPS, _COUNTED = "weft steps", "weft counted"  # with a space: no template can spell them
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
 
 
@@ -17,22 +23,66 @@ class TemplateRefused(ValueError):
     """The template does not take these messages, and says why."""
 
 
+class RenderedTooLong(TemplateRefused):
+    """The prompt's text is longer than its bound."""
+
+
+class _Steps:
+    """What one rendering may still do."""
+
+    def __init__(self) -> None:
+        self._left = MAX_STEPS
+
+    def spend(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise TemplateRefused(f"the model's chat template takes more than {MAX_STEPS} steps for these messages")
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """jinja2's sandbox, which bounds what a template may reach, with a bound on what it may do."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """Every loop runs over a counted iterable."""
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
+        return tree
+
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        context.parent[_STEPS].spend()
+        return super().call(context, called, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" or _extent(left) * _extent(right) > MAX_PRODUCT:
+            raise TemplateRefused(f"the model's chat template has a power, or a product beyond {MAX_PRODUCT}")
+        return super().call_binop(context, operator, left, right)
+
+
 class ChatTemplate:
     """A compiled chat template. Raises jinja2.TemplateSyntaxError when the source is no template."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], strftime: Callable[[str], str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _tojson
+        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        filters: dict[str, Any] = {"tojson": _tojson, _COUNTED: _counted}
+        environment.filters.update(filters)
         known: dict[str, Any] = {"raise_exception": _refuse, "strftime_now": strftime}
         self._template = environment.from_string(source, globals=known)
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt's text up to where the assistant's answer begins. Raises TemplateRefused."""
+    def render(self, messages: Sequence[Message], max_chars: int) -> str:
+        """The prompt's text up to where the assistant's answer begins. Raises TemplateRefused, RenderedTooLong."""
+        values = {"messages": messages, "add_generation_prompt": True, **self._special_tokens, _STEPS: _Steps()}
+        parts: list[str] = []
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+            for part in self._template.generate(values):
+                parts.append(part)
+                max_chars -= len(part)
+                if max_chars < 0:
+                    raise RenderedTooLong("the chat is too long as the model's template renders it")
+            return "".join(parts)
         except TemplateRefused:
             raise
         except Exception as error:  # it is foreign code: it may raise anything
@@ -62,6 +112,20 @@ def special_tokens_of(*configs: Mapping[str, Any]) -> dict[str, str]:
                 case _:
                     pass
     return found
+
+
+@pass_context
+def _counted(context: Context, iterable: Iterable[Any]) -> Iterator[Any]:
+    steps: _Steps = context.parent[_STEPS]
+    for item in iterable:
+        steps.spend()
+        yield item
+
+
+def _extent(value: object) -> float:
+    if isinstance(value, Sized):
+        return len(value)
+    return abs(value) if isinstance(value, int | float) else 1
 
 
 def _tojson(value: object, indent: int | None = None) -> str:

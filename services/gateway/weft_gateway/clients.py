@@ -24,15 +24,25 @@ FromScheduler = scheduler_pb2.SchedulerToGateway
 
 
 class SchedulerClient:
-    """The stream to the scheduler. `hello()` tells what counts on each new connection."""
+    """The stream to the scheduler. `hello()` tells what counts on each new connection, `on_change` of `up`."""
 
     def __init__(
-        self, address: str, *, hello: Callable[[], Iterable[ToScheduler]], on_message: Callable[[FromScheduler], None]
+        self,
+        address: str,
+        *,
+        hello: Callable[[], Iterable[ToScheduler]],
+        on_message: Callable[[FromScheduler], None],
+        on_change: Callable[[], None],
     ) -> None:
         self._channel = channel(address)
         stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
         self._link: Link[ToScheduler, FromScheduler] = Link(
-            "scheduler", stub.Gateway, hello=hello, on_message=on_message
+            "scheduler",
+            stub.Gateway,
+            hello=hello,
+            on_message=on_message,
+            on_up=on_change,
+            on_down=lambda _reason: on_change(),
         )
 
     @property

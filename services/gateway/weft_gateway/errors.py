@@ -5,6 +5,7 @@
     |- Unauthorized    401    send a valid key
     |- ModelNotFound   404    ask for a model that is there for this key
     |- TooLarge        413    send less
+    |- UnsupportedMediaType 415 declare the body as JSON
     |- Overloaded      429    try again after `retry_after_ms`
     |- Unavailable     503    try again: something is missing that is expected back
     `- Internal        500    report a bug
@@ -19,7 +20,7 @@ import orjson
 
 from weft_gateway.core.events import Failure
 
-INVALID, NOT_FOUND, RATE_LIMIT, SERVER = "invalid_request_error", "not_found_error", "rate_limit_error", "server_error"
+INVALID, RATE_LIMIT, SERVER = "invalid_request_error", "rate_limit_error", "server_error"
 
 
 class ApiError(Exception):
@@ -93,6 +94,12 @@ class TooLarge(ApiError):
     """The body is beyond its bound."""
 
     status, kind, code = 413, INVALID, "request_too_large"
+
+
+class UnsupportedMediaType(ApiError):
+    """The body is not declared as JSON."""
+
+    status, kind, code = 415, INVALID, "unsupported_media_type"
 
 
 class Overloaded(ApiError):

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_FIT = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+MAX_ID_CHARS = 128  # of a request id anywhere: what the store keeps
+_UNIQUE_BYTES = 8
+MAX_CLIENT_ID_CHARS = MAX_ID_CHARS - 1 - 2 * _UNIQUE_BYTES  # the unique part has to fit behind it
+_FIT = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/-]{0,%d}" % (MAX_CLIENT_ID_CHARS - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,6 @@ def _ids(header: bytes) -> Ids:
     """An id that is missing, too long or oddly spelled is replaced by our own."""
     if _FIT.fullmatch(header):
         given = header.decode()
-        return Ids(given, f"{given}-{secrets.token_hex(8)}")
+        return Ids(given, f"{given}-{secrets.token_hex(_UNIQUE_BYTES)}")
     drawn = f"req-{secrets.token_hex(16)}"
     return Ids(drawn, drawn)

@@ -2,57 +2,35 @@
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import socket
-import sys
 from collections.abc import Generator, Sequence
-from pathlib import Path
-from typing import BinaryIO
 
 import uvicorn
 import uvloop
-from pydantic import ValidationError
 
+from weft.process import EXIT_CANNOT_START, CannotStart, listen, owned
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
-from weft.telemetry.probes import split_address
 from weft.wire.serving import stop_on_signals
 from weft_gateway.app import build_app
+from weft_gateway.bounded_http import BoundedHttp
 from weft_gateway.gateway import ACK_SECONDS, Gateway
-from weft_gateway.settings import Settings, parse
+from weft_gateway.settings import Settings
 
-EXIT_USAGE = 2
 log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM. 0: drained; 1: failed; 2: wrong settings or a port in use."""
-    try:
-        settings = parse(sys.argv[1:] if argv is None else argv)
-    except ValidationError as error:
-        sys.stderr.write(_listed(error))
-        return EXIT_USAGE
+    """Run until SIGTERM. 0: drained; 1: failed; 2: wrong settings, a port or a data directory in use."""
+    settings = Settings.parse(argv)
     logs.configure("gateway", level=settings.log_level, fmt=settings.log_format)
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line a request to the depot
     try:
-        lock = _own(settings.data_dir)
-    except OSError as error:
-        log.error(
-            "cannot own the data directory", extra=kv(error="DataDirInUse", data_dir=settings.data_dir, detail=error)
-        )
-        return EXIT_USAGE
-    with lock:
-        return _serve(settings)
-
-
-def _serve(settings: Settings) -> int:
-    try:
-        listener = _listen(settings.http)
-    except OSError as error:
-        log.error("cannot listen", extra=kv(error="PortInUse", http=settings.http, detail=error))
-        return EXIT_USAGE
-    return uvloop.run(run(settings, listener))
+        with owned(settings.data_dir, "gateway"), listen(settings.http, "--http") as listener:
+            return uvloop.run(run(settings, listener))
+    except CannotStart as error:
+        log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
+        return EXIT_CANNOT_START
 
 
 async def run(settings: Settings, listener: socket.socket) -> int:
@@ -88,7 +66,7 @@ def _config(gateway: Gateway) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(gateway),
         loop="uvloop",
-        http="httptools",
+        http=BoundedHttp,
         ws="none",
         lifespan="off",
         access_log=False,
@@ -98,32 +76,3 @@ def _config(gateway: Gateway) -> uvicorn.Config:
         timeout_keep_alive=60,
         timeout_graceful_shutdown=round(grace_s + 1),
     )
-
-
-def _own(data_dir: Path) -> BinaryIO:
-    """The data directory's lock, held while the file is open. Raises OSError when another process holds it."""
-    data_dir.mkdir(parents=True, exist_ok=True)
-    lock = (data_dir / "lock").open("wb")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise
-    return lock
-
-
-def _listen(address: str) -> socket.socket:
-    """A bound socket, so that a port in use is told before anything starts."""
-    host, port = split_address(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=2048)
-    listener.setblocking(False)
-    return listener
-
-
-def _listed(error: ValidationError) -> str:
-    """Every wrong setting, a line each."""
-    lines = [
-        f"  --{'.'.join(map(str, e['loc'])).replace('_', '-')}: {e['msg']} (got {e['input']!r})" for e in error.errors()
-    ]
-    return "weft_gateway: wrong settings\n" + "\n".join(lines) + "\n"

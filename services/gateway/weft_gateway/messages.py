@@ -25,12 +25,13 @@ def submit_of(live: LiveRequest, now: float) -> ToScheduler:
         p50_tokens=live.predicted.p50_tokens,
         p90_tokens=live.predicted.p90_tokens,
         waited_ms=round(1000 * (now - prepared.arrived)),
-        moves=stream.moves,
+        moves=stream.counted_moves,
     )
     if running:
         submit.epoch.CopyFrom(wire.epoch_out(running.epoch))
         submit.runner.CopyFrom(wire.runner_out(running.runner))
         submit.reservation_tokens = running.reservation_tokens
+        submit.start_emitted_tokens = stream.start_tokens
     return ToScheduler(submit=submit)
 
 

@@ -1,8 +1,12 @@
 """What the gateway counts (`weft_gateway_*`). Labels are bounded: the first models have their own, others share one."""
 
+from collections.abc import Iterator
+from copy import copy
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from weft_gateway.live import LiveRequest
@@ -75,6 +79,31 @@ class Metrics:
             return "other"
         self._models.add(model)
         return model
+
+
+def exposition(registry: CollectorRegistry, shown: frozenset[str] | None) -> bytes:
+    """Prometheus' text. Samples of models and pools that are not `shown` are left out; None shows every one."""
+    if shown is None:
+        return generate_latest(registry)
+    partial = CollectorRegistry(auto_describe=False)
+    partial.register(_Shown(registry, shown | {"-", "other"}))
+    return generate_latest(partial)
+
+
+class _Shown(Collector):
+    """The samples of another registry that say nothing of hidden models and pools."""
+
+    def __init__(self, registry: CollectorRegistry, shown: frozenset[str]) -> None:
+        self._registry, self._shown = registry, shown
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            part = copy(family)
+            part.samples = [sample for sample in family.samples if self._may(sample.labels)]
+            yield part
+
+    def _may(self, labels: dict[str, str]) -> bool:
+        return {labels[name] for name in ("model", "pool") if name in labels} <= self._shown
 
 
 def _histogram(name: str, text: str, buckets: tuple[float, ...], registry: CollectorRegistry) -> Histogram:

@@ -5,26 +5,43 @@ template renders and encoded on their own by a tokenizer that knows no control t
 caller's whole prompt and may hold control tokens.
 """
 
+import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import tokenizers
 
-from weft_gateway.chat_template import ChatTemplate, Message, TemplateRefused, special_tokens_of, template_source
+from weft_gateway.chat_template import (
+    ChatTemplate,
+    Message,
+    RenderedTooLong,
+    TemplateRefused,
+    special_tokens_of,
+    template_source,
+)
+from weft_gateway.control import MARK, Spellings, TooManySpellings
 from weft_gateway.core.detokenise import decoding_of, token_bytes
 
-# Private-use characters of plane 16 stand in for what is hidden; typed ones are hidden like control tokens.
-_FIRST_MARK, _LAST_MARK = 0x100000, 0x10FFFD
-_MARK = re.compile(f"([{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}])")
+UNKNOWN_CONTEXT_TOKENS = 1 << 20  # while no runner has told a pool's context: only a bound
+MIN_PIECE_CHARS = 16  # a vocabulary of short pieces may still fold or drop runs of spaces
+BATCH_TEXTS = 1024  # of one call: each costs memory until its ids are taken
 _LOOKS_LIKE_CONTROL = re.compile(r"[<\[].+[>\]]", re.DOTALL)
 
 
 class NotEncodable(ValueError):
     """This text cannot become a prompt of this model; the message says why."""
+
+
+class TooLong(NotEncodable):
+    """This text cannot fit the context."""
+
+
+class TokenizerPanic(ValueError):
+    """The tokenizer library gave up on these files or this text: a bug of it, or files made to find one."""
 
 
 class ModelText:
@@ -33,38 +50,56 @@ class ModelText:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         """`files`: name -> content, at least tokenizer.json.
 
-        Raises ValueError (UnsupportedDecoder, a bad JSON), jinja2.TemplateSyntaxError.
+        Raises ValueError (UnsupportedDecoder, TokenizerPanic, a bad JSON), jinja2.TemplateSyntaxError.
         """
         spec: dict[str, Any] = json.loads(files["tokenizer.json"])
-        self._tokenizer = _plainly(tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode()))
-        self._uncontrolled = _plainly(_without_control(spec))
+        with _panics_named("tokenizer.json cannot be loaded"):
+            self._tokenizer = _plainly(tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode()))
+            self._uncontrolled = _plainly(_without_control(spec))
+        self._longest_piece = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=0)
         self._decoding = decoding_of(spec.get("decoder"))
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {id_: token.content for id_, token in added.items() if token.special}
-        self._control = _control_pattern([t.content for t in added.values() if _is_control(t)])
+        self._control = Spellings(t.content for t in added.values() if _is_control(t))
         self._bytes: dict[int, bytes] = dict.fromkeys(self._special, b"")
         self._template = _template(files)
 
-    def encode(self, text: str) -> list[int]:
-        """A raw prompt, with what the tokenizer adds (a beginning-of-sequence token)."""
-        return _encode(self._tokenizer, text, add_special_tokens=True)
+    def encode(self, text: str, context_tokens: int = UNKNOWN_CONTEXT_TOKENS) -> list[int]:
+        """A raw prompt, with what the tokenizer adds (a beginning-of-sequence token). Raises NotEncodable, TooLong."""
+        self._check_chars(len(text), context_tokens)
+        return _encode(self._tokenizer, [text], add_special_tokens=True)[0]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, for the predictor: special and unknown ones left out."""
         return b"".join(map(self.bytes_of, tokens)).decode("utf-8", "replace")
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """A chat through the template; contents cannot become control tokens. Raises NotEncodable."""
+    def encode_chat(self, messages: Sequence[Message], context_tokens: int = UNKNOWN_CONTEXT_TOKENS) -> list[int]:
+        """A chat through the template; contents cannot become control tokens. Raises NotEncodable, TooLong."""
         if self._template is None:
             raise NotEncodable("this model has no chat template; use /v1/completions")
+        self._check_chars(sum(len(message["content"]) for message in messages), context_tokens)
         hidden: dict[str, str] = {}
-        safe = [{**message, "content": self._hide(message["content"], hidden)} for message in messages]
         try:
-            rendered = self._template.render(safe)
-        except TemplateRefused as error:
+            safe = [{**message, "content": self._control.hide(message["content"], hidden)} for message in messages]
+            rendered = self._template.render(safe, self.max_chars(context_tokens))
+        except RenderedTooLong as error:
+            raise TooLong(f"{error}, for a context of {context_tokens} tokens") from error
+        except (TemplateRefused, TooManySpellings) as error:
             raise NotEncodable(str(error)) from error
         return self._encode_rendered(rendered, {mark: text for text, mark in hidden.items()})
+
+    def max_chars(self, context_tokens: int) -> int:
+        """Longer texts are refused before they are encoded: even tokens of the longest piece would not fit.
+
+        A tokenizer that drops or folds characters (runs of spaces, unknown words) could make fewer tokens of a text;
+        what is beyond this bound is refused there too.
+        """
+        return context_tokens * max(self._longest_piece, MIN_PIECE_CHARS)
+
+    def _check_chars(self, chars: int, context_tokens: int) -> None:
+        if chars > self.max_chars(context_tokens):
+            raise TooLong(f"this model's context is {context_tokens} tokens; the prompt has {chars} characters")
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token; b"" for a special or unknown one. Cached: the vocabulary bounds it."""
@@ -76,41 +111,55 @@ class ModelText:
             self._bytes[token] = found
         return found
 
-    def _hide(self, content: str, hidden: dict[str, str]) -> str:
-        """Put a mark in place of each control token's spelling; equal spellings share a mark."""
-        if len(hidden) > _LAST_MARK - _FIRST_MARK:
-            raise NotEncodable("too many different control characters")
-        return self._control.sub(lambda m: hidden.setdefault(m[0], chr(_FIRST_MARK + len(hidden))), content)
-
     def _encode_rendered(self, rendered: str, hidden: Mapping[str, str]) -> list[int]:
+        """What is between two marks as text, each mark as what it hides."""
+        pieces = MARK.split(rendered)
+        plain = {piece: self._encode_plain(hidden.get(piece, piece)) for piece in set(pieces[1::2])}
         ids: list[int] = []
-        for piece in _MARK.split(rendered):
-            if piece in hidden:
-                ids += self._encode_plain(hidden[piece])
-            elif piece:
-                ids += _encode(self._tokenizer, piece, add_special_tokens=False)
+        for start in range(0, len(pieces), BATCH_TEXTS):
+            some = [piece for piece in pieces[start : start + BATCH_TEXTS] if piece]
+            texts = [piece for piece in some if piece not in plain]
+            encoded = dict(zip(texts, _encode(self._tokenizer, texts, add_special_tokens=False), strict=True))
+            for piece in some:
+                ids += plain[piece] if piece in plain else encoded[piece]
         self._check_control(ids, rendered)
         return ids
 
     def _encode_plain(self, text: str) -> list[int]:
         """Tokens none of which is special: character by character where the vocabulary holds the text itself."""
-        ids = _encode(self._uncontrolled, text, add_special_tokens=False)
+        (ids,) = _encode(self._uncontrolled, [text], add_special_tokens=False)
         if self._special.keys().isdisjoint(ids):
             return ids
-        return [i for char in text for i in _encode(self._uncontrolled, char, add_special_tokens=False)]
+        return [i for char in _encode(self._uncontrolled, list(text), add_special_tokens=False) for i in char]
 
     def _check_control(self, ids: Sequence[int], rendered: str) -> None:
         """Every special token stems from the template: a normalizer may make one of look-alike characters."""
         found = Counter(self._special[i] for i in ids if i in self._special)
-        if found - Counter(self._control.findall(rendered)):
+        if found - self._control.count(rendered):
             raise NotEncodable("a message holds text that the tokenizer turns into a control token")
 
 
-def _encode(tokenizer: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+def _encode(tokenizer: tokenizers.Tokenizer, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
+    """The batch call, for one text too: `encode` itself keeps the interpreter while it works."""
     try:
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        with _panics_named("the model's tokenizer failed on this text"):
+            encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    except TokenizerPanic:
+        raise
     except Exception as error:  # the library raises nothing narrower
         raise NotEncodable(f"the model's tokenizer cannot encode this text: {error}") from error
+    return [encoding.ids for encoding in encodings]
+
+
+@contextlib.contextmanager
+def _panics_named(what: str) -> Generator[None]:
+    """The library's panics are no Exception and would end a whole task unseen; their class has no importable name."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise TokenizerPanic(f"{what}: the tokenizer library panicked: {error}") from error
 
 
 def _plainly(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
@@ -126,12 +175,6 @@ def _without_control(spec: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 def _is_control(token: tokenizers.AddedToken) -> bool:
     return token.special or _LOOKS_LIKE_CONTROL.fullmatch(token.content) is not None
-
-
-def _control_pattern(contents: Sequence[str]) -> re.Pattern[str]:
-    """Any control token's spelling, the longest first, or a character that looks like one of our marks."""
-    spellings = [re.escape(content) for content in sorted(filter(None, contents), key=len, reverse=True)]
-    return re.compile("|".join([*spellings, _MARK.pattern[1:-1]]))
 
 
 def _template(files: Mapping[str, bytes]) -> ChatTemplate | None:

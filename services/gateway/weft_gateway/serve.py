@@ -28,6 +28,7 @@ from weft_gateway.core.events import (
     Failure,
     Finish,
     HoldExpired,
+    PoolServed,
     RunnerId,
     RunnerLost,
     Start,
@@ -63,7 +64,9 @@ class Serving:
         self._mean_s = 1.0  # of a request, exponentially weighted: what Retry-After is computed from
         self.metrics = Metrics(self, registry, max_models=settings.max_adapters)
         self.outcomes = Outcomes(on_dropped=self.metrics.outcomes_dropped.inc)
-        self.scheduler = SchedulerClient(settings.scheduler, hello=self._hello, on_message=self._on_scheduler)
+        self.scheduler = SchedulerClient(
+            settings.scheduler, hello=self._hello, on_message=self._on_scheduler, on_change=self._tell_served
+        )
         self.sessions = RunnerSessions(
             self.gateway_id,
             on_message=self._on_runner,
@@ -102,6 +105,7 @@ class Serving:
             stops=prepared.stops,
             hold_s=self.settings.hold_seconds,
             now=self.clock(),
+            served=self._serves(prepared.route.pool),
         )
         live = LiveRequest(prepared, predicted or Predicted(), stream)
         self.live[live.request_id] = live
@@ -174,6 +178,16 @@ class Serving:
         self.table = table_of(message)
         log.info("route table", extra=kv(version=self.table.version, models=len(self.table.models)))
         self.on_table(self.table)
+        self._tell_served()
+
+    def _serves(self, pool: str) -> bool:
+        """Whether a scheduler and a ready runner of that pool are there."""
+        known = self.table.pools.get(pool) if self.table else None
+        return self.scheduler.up and known is not None and known.ready_runners > 0
+
+    def _tell_served(self) -> None:
+        for live in list(self.live.values()):
+            self._to(live.request_id, PoolServed(self._serves(live.prepared.route.pool)))
 
     def _on_runner(self, message: FromRunner) -> None:
         """A message of a session; a step carries every sequence of this gateway there."""
@@ -252,13 +266,15 @@ class Serving:
         """The one end: out of the live ones, its outcome kept and told, its client woken."""
         now = self.clock()
         del self.live[live.request_id]
-        self._mean_s += 0.05 * (now - live.prepared.arrived - self._mean_s)
-        outcome = outcome_of(live, finish, now)
-        self.outcomes.keep(outcome)
-        self.scheduler.send(ToScheduler(outcome=outcome))
-        self.metrics.count_outcome(live, now)
-        log.info("finished", extra=live.about(reason=finish.reason.name, tokens=len(live.stream.tokens)))
-        live.wake()
+        try:
+            self._mean_s += 0.05 * (now - live.prepared.arrived - self._mean_s)
+            outcome = outcome_of(live, finish, now)
+            self.outcomes.keep(outcome)
+            self.scheduler.send(ToScheduler(outcome=outcome))
+            self.metrics.count_outcome(live, now)
+            log.info("finished", extra=live.about(reason=finish.reason.name, tokens=len(live.stream.tokens)))
+        finally:
+            live.wake()  # whatever fails here: nobody else would wake the client
 
 
 def check_serving(serving: Serving) -> None:

@@ -1,27 +1,12 @@
 """The gateway's configuration: defaults, then `WEFT_GATEWAY__FIELD`, then flags."""
 
-import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
-from pydantic_settings import BaseSettings, CliImplicitFlag, SettingsConfigDict
+from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 
-from weft.telemetry.probes import split_address
-
-
-def default_data_dir() -> Path:
-    """`gateway/` below `$WEFT_DATA_DIR`, else `$XDG_STATE_HOME/weft`, else `~/.local/state/weft`."""
-    if folder := os.environ.get("WEFT_DATA_DIR"):
-        return Path(folder) / "gateway"
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "weft" / "gateway"
-
-
-def _address(value: str) -> str:
-    split_address(value)
-    return value
+from weft.settings import Address, ProcessSettings, data_dir_field
 
 
 def _depot_url(value: str) -> str:
@@ -30,15 +15,13 @@ def _depot_url(value: str) -> str:
     return value.rstrip("/")
 
 
-Address = Annotated[str, AfterValidator(_address)]
+class Settings(ProcessSettings):
+    """The OpenAI-compatible gateway: authenticates, tokenises, streams; holds every emitted token.
 
+    Each flag can also be set as WEFT_GATEWAY__NAME in the environment; a flag wins.
+    """
 
-class Settings(BaseSettings):
-    """The OpenAI-compatible gateway: authenticates, tokenises, streams; holds every emitted token."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="WEFT_GATEWAY__", cli_prog_name="python -m weft_gateway", cli_kebab_case=True, extra="forbid"
-    )
+    model_config = SettingsConfigDict(env_prefix="WEFT_GATEWAY__", cli_prog_name="weft_gateway")
 
     http: Address = Field("127.0.0.1:8000", description="where clients connect, HOST:PORT; port 0 picks a free one")
     scheduler: Address = Field("127.0.0.1:7001", description="the scheduler's gRPC address")
@@ -48,10 +31,10 @@ class Settings(BaseSettings):
     depot: Annotated[str, AfterValidator(_depot_url)] = Field(
         "http://127.0.0.1:7003", description="the depot's URL; tokenizers and chat templates come from there by digest"
     )
-    data_dir: Path = Field(
-        default_factory=default_data_dir, description="of this process alone; tokenizers are cached there"
+    data_dir: Path = data_dir_field("gateway", "of this process alone; tokenizers are cached there")
+    auth: CliImplicitFlag[bool] = Field(
+        True, description="ask for an API key; models and metrics show each namespace only its own"
     )
-    auth: CliImplicitFlag[bool] = Field(True, description="ask for an API key and show each namespace only its models")
     hold_seconds: float = Field(30.0, ge=0.1, le=3600, description="how long a request waits for a runner, in all")
     drain_seconds: float = Field(10.0, ge=0, le=600, description="how long running answers may finish after SIGTERM")
     default_max_tokens: int = Field(1024, ge=1, le=1 << 20, description="when a request gives no max_tokens")
@@ -64,10 +47,3 @@ class Settings(BaseSettings):
     predict_ms: int = Field(50, ge=1, le=5000, description="deadline of a prediction")
     session_idle_seconds: float = Field(60.0, ge=0.05, le=3600, description="a runner session without requests closes")
     connect_seconds: float = Field(5.0, ge=0.1, le=60, description="bound on opening a session to a runner")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level that is logged")
-    log_format: Literal["text", "json"] = Field("text", description="logs for people or for collectors")
-
-
-def parse(argv: Sequence[str]) -> Settings:
-    """Read environment and flags. Raises pydantic.ValidationError listing every wrong value; SystemExit for flags."""
-    return Settings(_cli_parse_args=list(argv))  # pyright: ignore[reportCallIssue] (a pydantic-settings option)

@@ -31,6 +31,20 @@ def status_of(gateway: Gateway, authorization: str | None) -> dict[str, Any]:
     return totals | _visible(gateway, caller)
 
 
+def visible_labels(gateway: Gateway, authorization: str | None) -> frozenset[str] | None:
+    """Names of models and pools that the caller's metrics may hold; None: every one, since no keys are asked for."""
+    if not gateway.settings.auth:
+        return None
+    table = gateway.serving.table
+    if table is None:
+        return frozenset()
+    try:
+        caller = caller_of(authorization, table, auth=True)
+    except (Unauthorized, Unavailable):
+        return frozenset()
+    return frozenset(name for route, pool in table.visible(caller) for name in (route.model_name, pool.name))
+
+
 def _visible(gateway: Gateway, caller: Caller) -> dict[str, Any]:
     assert gateway.serving.table
     running = Counter(live.prepared.route.model_name for live in gateway.serving.live.values())

@@ -1,6 +1,7 @@
 """Weights by digest: the depot behind `memory.adapter_pool.Source`, and the base model's files."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from weft.artifacts.adapter_config import MAX_CONFIG_BYTES, parse_adapter_config
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import Manifest
 from weft.artifacts.errors import ArtifactError, Unavailable, UnknownDigest
-from weft.artifacts.fetch import Stopped, fetch
+from weft.artifacts.fetch import Limits, Stopped, fetch
 from weft.telemetry.logs import kv
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, RunnerError
 from weft_runner.memory.adapter_pool import AdapterFiles
@@ -16,13 +17,22 @@ from weft_runner.model.weights import Files
 
 log = logging.getLogger(__name__)
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+# A depot that restarts ends nobody's request: 15 s of pauses in all, while the sequences that need the adapter wait.
+PATIENCE = Limits(tries=12, timeout_s=5.0)
 
 
 class DepotSource:
     """Blobs of the depot, cached in a folder of this runner. Blocking: called from threads that may wait."""
 
-    def __init__(self, depot_url: str, folder: Path, base_digest: str, stopping: Callable[[], bool]) -> None:
-        self._url, self._base, self._stopping = depot_url, base_digest, stopping
+    def __init__(
+        self,
+        depot_url: str,
+        folder: Path,
+        base_digest: str,
+        stopping: Callable[[], bool],
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._url, self._base, self._stopping, self._pause = depot_url, base_digest, stopping, pause
         self._blobs = BlobStore(folder)
         self._blobs.clean()
 
@@ -54,7 +64,7 @@ class DepotSource:
 
     def _fetch(self, digest: str) -> Manifest:
         try:
-            return fetch(self._url, digest, self._blobs, stopping=self._stopping)
+            return fetch(self._url, digest, self._blobs, limits=PATIENCE, pause=self._pause, stopping=self._stopping)
         except (UnknownDigest, Unavailable, Stopped, ArtifactError, OSError) as error:
             raise _named(error, digest) from error
 

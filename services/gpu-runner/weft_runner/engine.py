@@ -111,7 +111,6 @@ class Engine:
         """Beat until Shutdown."""
         while not self._stopping:
             self.beat()
-        self.adapters.close()
 
     def beat(self) -> None:
         """One iteration."""
@@ -256,3 +255,5 @@ class EngineThread:
         except BaseException as error:
             log.exception("the engine failed")
             self._on_failure(error)
+        finally:
+            self._engine.adapters.close()

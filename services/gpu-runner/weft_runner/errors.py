@@ -6,9 +6,7 @@ RunnerError
 |   |-- WeightsInvalid       a tensor of the base is missing or has the wrong shape
 |   |-- AdapterInvalid       an adapter that does not fit the base, the pool's rank or this executor
 |   `-- ArtifactUnknown      the depot does not have that digest
-|-- ArtifactUnreachable      the depot does not answer: retry later
-|-- AddressInUse             another process listens there
-`-- DataDirectoryBusy        another process owns the data directory
+`-- ArtifactUnreachable      the depot does not answer: retry later
 """
 
 
@@ -38,11 +36,3 @@ class ArtifactUnknown(ArtifactError):
 
 class ArtifactUnreachable(RunnerError):
     """The depot does not answer, or not in time."""
-
-
-class AddressInUse(RunnerError):
-    """Another process listens on an address this one was given."""
-
-
-class DataDirectoryBusy(RunnerError):
-    """Another process owns the data directory."""

@@ -69,7 +69,7 @@ class Metrics:
         self._doublings.set(state.doublings)
         self._paused.set(len(state.overruns))
         self._resident.set(sum(a.tier is Tier.DEVICE for a in state.adapters))
-        self._known.set(len(state.adapters))
+        self._known.set(state.adapters_known)
         self._draining.set(state.draining)
         self._vllm_running.labels(self._model).set(len(state.sequences) - waiting)
         self._vllm_waiting.labels(self._model).set(waiting)

@@ -90,6 +90,7 @@ class _Life:
         self._thread.start()
         await self.server.first_state()
         reporting = asyncio.create_task(self._reporter.run())
+        reporting.add_done_callback(self._on_reporter_end)
         log.info("runner started", extra=kv(runner=self._identity.uuid, incarnation=self._identity.incarnation))
         await serve(
             lambda server: add_RunnerServicer_to_server(self.server, server),
@@ -97,7 +98,7 @@ class _Life:
             names=("weft.v1.Runner",),
             stop=self._stop,
             probes=probes,
-            drain=self.server.drain_and_close,
+            drain=self._drain,
         )
         await self._close(reporting)
 
@@ -110,14 +111,37 @@ class _Life:
         if not await asyncio.to_thread(self._thread.stop, ENGINE_STOP_S):
             log.warning("the engine did not end in time")
 
+    async def _drain(self) -> None:
+        if not self.exit_code:  # a dead engine gives nothing back
+            await self.server.drain_and_close()
+
     def _on_iteration(self, iteration: Iteration) -> None:
-        self.server.on_iteration(iteration)
+        """From the engine's thread."""
+        self._loop.call_soon_threadsafe(self._deliver, iteration)
+
+    def _deliver(self, iteration: Iteration) -> None:
+        try:
+            self.server.deliver(iteration)
+        except Exception as error:
+            log.exception("what an iteration produced was not delivered")
+            self._fail("delivery", error)
 
     def _on_engine_failure(self, error: BaseException) -> None:
-        """From the engine's thread: nothing can be served any more, so the process ends and is started anew."""
-        log.critical("the engine has failed", extra=kv(error=type(error).__name__))
+        """From the engine's thread."""
+        self._loop.call_soon_threadsafe(self._fail, "engine", error)
+
+    def _on_reporter_end(self, reporting: "asyncio.Task[None]") -> None:
+        if not reporting.cancelled() and (error := reporting.exception()) is not None:
+            log.error("the reporter failed", exc_info=error)
+            self._fail("reporter", error)
+
+    def _fail(self, part: str, error: BaseException) -> None:
+        """Nothing can be served any more: let go of lease and streams at once, end, and be started anew."""
+        log.critical("the runner has failed", extra=kv(part=part, error=type(error).__name__))
         self.exit_code = 1
-        self._loop.call_soon_threadsafe(self._stop.set)
+        self._reporter.close()
+        self.server.abort()
+        self._stop.set()
 
     def _hello(self, built: Built) -> supervisor_pb2.RunnerHello:
         settings, limits = self._settings, built.limits

@@ -43,11 +43,10 @@ class Reporter:
         self._ordered_drain = False
 
     async def run(self) -> None:
-        """Until `close`."""
-        tasks = [asyncio.create_task(self._ask()), asyncio.create_task(self._keep_lease())]
-        try:
+        """Until `close`. An exception in any part ends it with that exception (in a group)."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._ask()), group.create_task(self._keep_lease())]
             await self._link.run()
-        finally:
             for task in tasks:
                 task.cancel()
 

@@ -104,11 +104,8 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
 
     # ---- from the engine
 
-    def on_iteration(self, iteration: Iteration) -> None:
-        """Called from the engine's thread."""
-        self._loop.call_soon_threadsafe(self._deliver, iteration)
-
-    def _deliver(self, iteration: Iteration) -> None:
+    def deliver(self, iteration: Iteration) -> None:
+        """What an iteration produced, on the loop."""
         self._metrics.observe(iteration)
         produced: dict[int, list[Tokens]] = {}
         for event in iteration.events:
@@ -148,7 +145,7 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
     # ---- life
 
     async def first_state(self) -> None:
-        """Wait until the engine has told its state once."""
+        """Wait until the engine has told its state once, or has failed."""
         self._engine.post(TellState())
         await self._first_state.wait()
 
@@ -178,6 +175,12 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
         except TimeoutError:
             log.warning("gateways did not read their last messages in time", extra=kv(sessions=len(self._sessions)))
 
+    def abort(self) -> None:
+        """The engine is gone: streams end at once, so that every gateway moves its requests now."""
+        self._first_state.set()
+        for session in self._sessions.values():
+            session.outbox.close()
+
     async def _announce(self) -> None:
         """Draining follows the last Ended(DRAINED) of each session."""
         await self._drained.wait()
@@ -192,9 +195,10 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
 
 
 def started(start: runner_pb2.Start) -> dict[str, dict[str, object]]:
-    """A Start's key-values for the log: the client's request id, and what will run."""
+    """A Start's key-values for the log: the request's id as in the gateway's log, the client's own, what will run."""
     return kv(
-        request_id=start.gateway_request_id or start.request_id,
+        request_id=start.request_id,
+        client_request_id=start.gateway_request_id,
         epoch=f"{start.epoch.term}.{start.epoch.counter}",
         adapter=start.adapter_digest or "base",
         prompt_tokens=len(start.prompt_tokens),

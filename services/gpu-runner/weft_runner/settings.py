@@ -1,10 +1,12 @@
-"""Flags of the runner. Standard library only: a wrong flag answers before torch is imported."""
+"""Flags of the runner. Nothing heavy is imported: a wrong flag answers before torch is imported."""
 
 import argparse
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from weft.process import split_address
 
 EXECUTORS = ("reference",)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
@@ -109,7 +111,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
 
 
 def _faults(values: argparse.Namespace) -> list[str]:
-    faults = [f"--{name} {text!r} is not HOST:PORT" for name, text in _addresses(values) if not _is_address(text)]
+    faults = [f"--{name} {fault}" for name, text in _addresses(values) if (fault := _address_fault(text))]
     for name, low, high in _BOUNDS:
         value = getattr(values, name)
         if not low <= value <= high:
@@ -144,6 +146,9 @@ def _addresses(values: argparse.Namespace) -> list[tuple[str, str]]:
     return [*named, ("advertise", values.advertise)] if values.advertise else named
 
 
-def _is_address(text: str) -> bool:
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isascii() and port.isdigit() and int(port) < 1 << 16
+def _address_fault(text: str) -> str | None:
+    try:
+        split_address(text)
+    except ValueError as error:
+        return str(error)
+    return None

@@ -54,7 +54,6 @@ def request_of(start: runner_pb2.Start, *, owner: int, gateway_id: str) -> Reque
             top_p=sampling.top_p or 1.0,  # not set: the whole distribution
             ignore_eos=sampling.ignore_eos,
         ),
-        log_id=start.gateway_request_id,
     )
 
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import grpc.aio
-from pydantic import ValidationError
 
+from weft.process import EXIT_CANNOT_START, CannotStart, owned
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
@@ -21,33 +21,25 @@ from weft_predictor.server import PredictorServer
 from weft_predictor.settings import Settings
 from weft_predictor.state import load
 
-EXIT_BAD_START = 2
 log = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run until SIGTERM. 0 after a drain, 2 for wrong settings or a port in use."""
+    """Run until SIGTERM. 0 after a drain, 2 for wrong settings, an address or a data directory in use."""
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["train"]:
         from weft_predictor import training  # with scipy: serving starts without it
 
         return training.main(argv[1:])
-    try:
-        settings = Settings(_cli_parse_args=argv)  # pyright: ignore[reportCallIssue]
-    except ValidationError as error:
-        sys.stderr.write("weft_predictor: wrong settings\n" + "".join(_wrong(error)))
-        return EXIT_BAD_START
+    settings = Settings.parse(argv)
     logs.configure("predictor", level=settings.log_level, fmt=settings.log_format)
     try:
-        asyncio.run(_run(settings))
-    except (OSError, RuntimeError, CorruptModel) as error:
-        log.error("cannot start", extra=kv(error=error))
-        return EXIT_BAD_START
+        with owned(settings.data_dir, "predictor"):
+            asyncio.run(_run(settings))
+    except (CannotStart, OSError, CorruptModel) as error:
+        log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
+        return EXIT_CANNOT_START
     return 0
-
-
-def _wrong(error: ValidationError) -> list[str]:
-    return [f"  {'.'.join(map(str, e['loc']))} = {e['input']!r}: {e['msg']}\n" for e in error.errors()]
 
 
 def first_model(path: Path, trained: Path | None) -> LengthPredictor:

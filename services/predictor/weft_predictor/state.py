@@ -6,7 +6,6 @@ Layout 1: `meta` (JSON as bytes: layout, family, learned, adapter names, group l
 
 import io
 import json
-import os
 import zipfile
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.files import write_atomically
 from weft_predictor.core.conformal import WINDOW, Group, Groups
 from weft_predictor.core.offsets import Offsets
 from weft_predictor.core.predictor import COVERAGE_WINDOW, TARGET, LengthPredictor
@@ -29,15 +29,11 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def save(path: Path, arrays: Arrays) -> None:
-    """Write `arrays` to `path`: to a temporary name, synced, renamed. A crash leaves the old file or the new one."""
+    """Write `arrays` to `path`, whole. A crash leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    _sync_folder(path.parent)
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    write_atomically(path, buffer.getbuffer())
 
 
 def load(path: Path) -> LengthPredictor:
@@ -139,11 +135,3 @@ def _vector(arrays: Mapping[str, NDArray[Any]], name: str, length: int) -> NDArr
     if vector.shape != (length,) or not np.isfinite(vector).all():
         raise CorruptModel(f"{name} is not {length} finite numbers")
     return vector
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,7 +1,6 @@
 """What can go wrong in the scheduler's shell; its core answers every event and raises for its own mistakes only.
 
 SchedulerError
-+-- SettingsError       the operator of the process corrects the flags or environment
 +-- TermNotDurable      the data directory cannot hold the term: no order may be given, the process ends
 +-- MessageInvalid      a peer sent what its contract does not allow: its stream ends with INVALID_ARGUMENT
 """
@@ -9,10 +8,6 @@ SchedulerError
 
 class SchedulerError(Exception):
     """Any of them."""
-
-
-class SettingsError(SchedulerError):
-    """Wrong settings, all listed."""
 
 
 class TermNotDurable(SchedulerError):

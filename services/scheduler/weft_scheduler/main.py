@@ -2,65 +2,54 @@
 
 import asyncio
 import logging
-import sys
 from collections.abc import Sequence
 
+from weft.process import EXIT_CANNOT_START, CannotStart, owned
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
 from weft.wire.serving import serve, stop_on_signals
-from weft_scheduler.errors import SettingsError, TermNotDurable
+from weft_scheduler.errors import TermNotDurable
 from weft_scheduler.server import SERVICE, Server
-from weft_scheduler.settings import Settings, parse
+from weft_scheduler.settings import Settings
 from weft_scheduler.term import TermFile
 
 log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 after SIGTERM, 1 where the data directory cannot be used, 2 for wrong flags or an address in use."""
-    try:
-        settings = parse(argv)
-    except SettingsError as error:
-        sys.stderr.write(f"weft_scheduler: wrong settings\n{error}\n")
-        return 2
+    """0 after SIGTERM, 1 where no term is durable, 2 for wrong flags, an address or a data directory in use."""
+    settings = Settings.parse(argv)
     logs.configure("scheduler", level=settings.log_level, fmt=settings.log_format)
-    return asyncio.run(run(settings))
+    try:
+        with owned(settings.data_dir, "scheduler"):
+            return asyncio.run(run(settings))
+    except CannotStart as error:
+        log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
+        return EXIT_CANNOT_START
 
 
 async def run(settings: Settings) -> int:
-    """The life of the process."""
+    """The life of the process. Raises CannotStart."""
     stop = stop_on_signals()
     try:
-        terms = TermFile(settings.data_dir)
-    except TermNotDurable as error:
-        log.error("data directory unusable", extra=kv(reason=error))
-        return 1
-    try:
-        return await _serve(settings, terms, stop)
+        return await _serve(settings, TermFile(settings.data_dir), stop)
     except TermNotDurable as error:
         log.error("term not durable: no order may be given", extra=kv(reason=error))
         return 1
-    finally:
-        terms.close()
 
 
 async def _serve(settings: Settings, terms: TermFile, stop: asyncio.Event) -> int:
     server = Server(settings.config(), terms, stop)
     try:
         probes = Probes(settings.probes, server.not_ready)
-    except OSError as error:
-        log.error("address in use", extra=kv(probes=settings.probes, reason=error))
-        return 2
-    probes.start()
-    try:
-        await serve(
-            server.register, listen=settings.listen, names=[SERVICE], stop=stop, probes=probes, drain=server.drain
-        )
-    except RuntimeError as error:
-        log.error("address in use", extra=kv(listen=settings.listen, reason=error))
-        return 2
+        probes.start()
+        try:
+            await serve(
+                server.register, listen=settings.listen, names=[SERVICE], stop=stop, probes=probes, drain=server.drain
+            )
+        finally:
+            probes.close()
     finally:
         server.close()
-        probes.close()
     return 0 if server.failure is None else 1

@@ -1,40 +1,25 @@
 """The scheduler's settings: defaults < environment (`WEFT_SCHEDULER__FIELD`) < flags. Wrong values are all listed."""
 
-import argparse
-import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
 
-from weft.telemetry.probes import split_address
+from weft.settings import Address, ProcessSettings, data_dir_field
 from weft_scheduler.core.values import Config
-from weft_scheduler.errors import SettingsError
 
 
-def _address(value: str) -> str:
-    split_address(value)
-    return value
+class Settings(ProcessSettings):
+    """Decides which runner serves which request. Gateways, supervisors and the operator connect to it.
 
+    Each flag can also be set as WEFT_SCHEDULER__NAME in the environment; a flag wins.
+    """
 
-def _data_dir() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(os.environ.get("WEFT_DATA_DIR") or f"{state}/weft").expanduser() / "scheduler"
-
-
-Address = Annotated[str, AfterValidator(_address)]
-
-
-class Settings(BaseSettings):
-    """One field a flag."""
-
-    model_config = SettingsConfigDict(env_prefix="WEFT_SCHEDULER__", extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="WEFT_SCHEDULER__", cli_prog_name="weft_scheduler")
 
     listen: Address = Field("127.0.0.1:7410", description="HOST:PORT for gateways, supervisors and the registry (gRPC)")
     probes: Address = Field("127.0.0.1:7411", description="HOST:PORT for /healthz, /readyz and /metrics (HTTP)")
-    data_dir: Path = Field(default_factory=_data_dir, description="where the term is kept; one scheduler owns it")
+    data_dir: Path = data_dir_field("scheduler", "where the term is kept; one scheduler owns it")
     assign_ms: int = Field(5000, ge=1, description="an Assign neither started nor reported by then is taken back")
     avoid_ms: int = Field(3000, ge=1, description="a gateway keeps off a runner whose session it lost this long")
     drain_s: int = Field(300, ge=1, description="streams of a deleted or replaced adapter may run on this long")
@@ -45,8 +30,6 @@ class Settings(BaseSettings):
     window: int = Field(64, ge=1, description="how many waiting requests may be passed in one look at a queue")
     max_outcomes: int = Field(20000, ge=1, description="outcomes kept until a supervisor has stored them")
     default_output_tokens: int = Field(256, ge=1, description="reserved when nobody predicts and nothing was seen yet")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least severe event logged")
-    log_format: Literal["text", "json"] = Field("text", description="for people or for collectors")
 
     def config(self) -> Config:
         """What the core is told."""
@@ -62,28 +45,3 @@ class Settings(BaseSettings):
             max_outcomes=self.max_outcomes,
             default_output_tokens=self.default_output_tokens,
         )
-
-
-def parse(argv: Sequence[str] | None = None) -> Settings:
-    """Settings of a command line. Raises SettingsError with every wrong value; `--help` exits."""
-    flags: dict[str, Any] = vars(_parser().parse_args(argv))
-    try:
-        return Settings(**flags)
-    except ValidationError as error:
-        wrong = [f"--{'-'.join(map(str, e['loc'])).replace('_', '-')}: {e['msg']}" for e in error.errors()]
-        raise SettingsError("\n".join(wrong)) from error
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="weft_scheduler",
-        description="Decides which runner serves which request. Gateways, supervisors and the operator connect to it.",
-        epilog="Every flag may be given as WEFT_SCHEDULER__FLAG in the environment; flags win.",
-        argument_default=argparse.SUPPRESS,
-    )
-    for name, field in Settings.model_fields.items():
-        default = field.get_default(call_default_factory=True, validated_data={})
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", metavar="VALUE", help=f"{field.description} (default {default})"
-        )
-    return parser

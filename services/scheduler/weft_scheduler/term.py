@@ -1,28 +1,16 @@
 """The scheduler's term: a counter in the data directory, raised and durable before the first order under it."""
 
-import fcntl
-import os
 from pathlib import Path
 
+from weft.files import write_atomically
 from weft_scheduler.errors import TermNotDurable
 
 
 class TermFile:
-    """`DIR/term`. One process owns the directory (a lock on `DIR/lock`), until `close()` or its end."""
+    """`DIR/term`. The process owns the directory (`weft.process.owned`), so nobody else writes it."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises TermNotDurable where the directory cannot be used or another process has it."""
         self._path = directory / "term"
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise TermNotDurable(f"{directory} cannot be used: {error}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
-            raise TermNotDurable(f"{directory} belongs to another scheduler") from error
 
     def read(self) -> int:
         """The highest term used, 0 before the first. Raises TermNotDurable for a file that is no number."""
@@ -35,25 +23,7 @@ class TermFile:
 
     def write(self, term: int) -> None:
         """Durable when it returns: a crash leaves the old number or the new one. Raises TermNotDurable."""
-        temporary = self._path.with_suffix(".new")
         try:
-            with temporary.open("w") as file:
-                file.write(f"{term}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._path)
-            _sync(self._path.parent)
+            write_atomically(self._path, b"%d\n" % term)
         except OSError as error:
             raise TermNotDurable(f"term {term} was not written to {self._path}: {error}") from error
-
-    def close(self) -> None:
-        """Let the directory go."""
-        os.close(self._lock)
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -2,7 +2,7 @@
 
 The store may be out of reach for a while (a full disk, a restarting server): what came is held, bounded, and tried
 again with bounded pauses for as long as the process lives, and readiness says so. What does not fit is not
-acknowledged: the scheduler keeps it and tells it again.
+acknowledged: the scheduler keeps it and tells it again on a new stream, which is asked for once there is room.
 """
 
 import asyncio
@@ -36,8 +36,11 @@ class Journal:
         engine: AsyncEngine,
         *,
         on_stored: Callable[[Sequence[common_pb2.Outcome]], None],
+        on_room: Callable[[], None],
     ) -> None:
-        self._engine, self._on_stored = engine, on_stored
+        """`on_room`: outcomes were refused, and half of the journal is empty again."""
+        self._engine, self._on_stored, self._on_room = engine, on_stored, on_room
+        self._refused = False
         self._waiting: OrderedDict[str, common_pb2.Outcome] = OrderedDict()
         self._term = self._stored_term = 0
         self._wake = asyncio.Event()
@@ -51,6 +54,7 @@ class Journal:
         """Take an outcome. False: full, and not taken."""
         if outcome.request_id not in self._waiting and len(self._waiting) >= MAX_WAITING:
             metrics.OUTCOMES.labels("refused").inc()
+            self._refused = True
             return False
         self._waiting.setdefault(outcome.request_id, outcome)
         self._work()
@@ -128,6 +132,9 @@ class Journal:
         metrics.OUTCOMES.labels("stored").inc(len(new))
         metrics.OUTCOMES.labels("duplicate").inc(len(batch) - len(new))
         self._on_stored(batch)
+        if self._refused and 2 * len(self._waiting) <= MAX_WAITING:
+            self._refused = False
+            self._on_room()
 
     async def _record(self, batch: Sequence[common_pb2.Outcome]) -> set[str]:
         try:

@@ -2,17 +2,13 @@
 
 import asyncio
 import contextlib
-import fcntl
 import logging
-import os
-import sys
 from collections.abc import Generator
-from pathlib import Path
 
 import grpc.aio
-from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from weft.process import EXIT_CANNOT_START, CannotStart, owned
 from weft.store import migrate, terms
 from weft.store.database import open_database, sqlite_url
 from weft.store.errors import StoreError
@@ -27,44 +23,22 @@ from weft_supervisor.core.supervisor import Config, Supervisor
 from weft_supervisor.server import SupervisorServer
 from weft_supervisor.settings import Settings
 
-EXIT_BAD_START = 2
 FINISH_S = 1.0
 log = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run until SIGTERM. 0 after a drain, 2 for wrong settings, a port in use or a store that cannot be opened."""
-    argv = sys.argv[1:] if argv is None else argv
-    try:
-        settings = Settings(_cli_parse_args=argv)  # pyright: ignore[reportCallIssue]
-    except ValidationError as error:
-        sys.stderr.write("weft_supervisor: wrong settings\n" + "".join(_wrong(error)))
-        return EXIT_BAD_START
+    settings = Settings.parse(argv)
     logs.configure("supervisor", level=settings.log_level, fmt=settings.log_format)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # one line about the store is enough
     try:
-        with _owned(settings.data_dir):
+        with owned(settings.data_dir, "supervisor"):
             asyncio.run(_run(settings))
-    except (OSError, RuntimeError, StoreError) as error:
-        log.error("cannot start", extra=kv(error=error))
-        return EXIT_BAD_START
+    except (CannotStart, OSError, StoreError) as error:
+        log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
+        return EXIT_CANNOT_START
     return 0
-
-
-@contextlib.contextmanager
-def _owned(folder: Path) -> Generator[None, None, None]:
-    """The folder has one owner: a second supervisor is refused, and a kill -9 leaves no lock behind."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise RuntimeError(f"{folder} is in use by another supervisor") from error
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 async def _run(settings: Settings) -> None:
@@ -122,7 +96,3 @@ def _probes(listen: str, server: SupervisorServer, stop: asyncio.Event) -> Gener
 def _register(grpc_server: grpc.aio.Server, server: SupervisorServer, admin: AdminServer) -> None:
     add_SupervisorServicer_to_server(server, grpc_server)
     add_AdminServicer_to_server(admin, grpc_server)
-
-
-def _wrong(error: ValidationError) -> list[str]:
-    return [f"  {'.'.join(map(str, e['loc']))} = {e['input']!r}: {e['msg']}\n" for e in error.errors()]

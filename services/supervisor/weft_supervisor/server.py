@@ -60,7 +60,7 @@ class SupervisorServer(SupervisorServicer):
         self, core: Supervisor, engine: AsyncEngine, scheduler: grpc.aio.Channel, predictor: grpc.aio.Channel
     ) -> None:
         self.core, self._engine = core, engine
-        self.journal = Journal(engine, on_stored=self._stored)
+        self.journal = Journal(engine, on_stored=self._stored, on_room=lambda: self.scheduler.renew())
         self.pending = Pending()
         self._keys = scheduler_pb2.Keys()
         self._id = f"supervisor-{time.time_ns():x}"
@@ -190,7 +190,7 @@ class SupervisorServer(SupervisorServicer):
             case "orders":
                 self.handle(wire.order_given(message.orders))
             case "outcome":
-                self.journal.put(message.outcome)
+                self.journal.put(message.outcome)  # refused when full: the journal asks for a new stream later
             case _:
                 log.warning("unknown message from the scheduler: ignored")
 

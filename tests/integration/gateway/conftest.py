@@ -39,6 +39,7 @@ from weft.wire.v1 import (
     scheduler_pb2_grpc,
 )
 from weft_gateway.app import build_app
+from weft_gateway.bounded_http import BoundedHttp
 from weft_gateway.gateway import Gateway
 from weft_gateway.serve import check_serving
 from weft_gateway.settings import Settings
@@ -301,6 +302,7 @@ class World:
     predictor_address: str = ""
     gateway: Gateway = field(default=None)  # type: ignore[assignment]
     url: str = ""
+    server: uvicorn.Server = field(default=None)  # type: ignore[assignment]
     pool: httpx2.AsyncClient = field(default=None)  # type: ignore[assignment]
 
     def routes(self, version: int = 1, **fields: Any) -> scheduler_pb2.Routes:
@@ -402,9 +404,9 @@ async def serving(world: World, settings: Settings) -> AsyncIterator[World]:
     """The real gateway on a real socket, in this event loop."""
     listener = socket.create_server(("127.0.0.1", 0))
     gateway = Gateway(settings, registry=CollectorRegistry())
-    config = uvicorn.Config(build_app(gateway), lifespan="off", log_config=None, http="httptools", ws="none")
+    config = uvicorn.Config(build_app(gateway), lifespan="off", log_config=None, http=BoundedHttp, ws="none")
     config.timeout_graceful_shutdown = 1
-    server = uvicorn.Server(config)
+    server = world.server = uvicorn.Server(config)
     world.gateway, world.url = gateway, f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with gateway.running(), httpx2.AsyncClient(timeout=PATIENCE_S) as world.pool:
         http = asyncio.create_task(server._serve([listener]))

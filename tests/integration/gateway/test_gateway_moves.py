@@ -97,6 +97,48 @@ async def test_a_preempted_stream_is_held_until_it_is_assigned_again(world: Worl
     await running.ends_well_on(world.runner)
 
 
+async def test_the_hold_of_a_preempted_stream_stands_while_its_pool_has_a_ready_runner(world: World) -> None:
+    running = Running(world)
+    await running.begin()
+    world.scheduler.send(preempt=scheduler_pb2.Preempt(request_id=running.request_id, epoch=running.epoch))
+    await running.failed(scheduler_pb2.Failed.PREEMPTED)
+    stream = world.gateway.serving.live[running.request_id].stream
+    assert stream.hold_deadline is None
+    world.scheduler.outbox.close()
+    await until(lambda: stream.hold_deadline is not None)  # nobody is there who could assign it
+    submit = await world.scheduler.next("submit")
+    assert (submit.moves, submit.emitted_tokens, submit.HasField("runner")) == (0, 2, False)
+    await until(lambda: stream.hold_deadline is None)
+    world.scheduler.term, world.scheduler.counter = 2, 0
+    world.scheduler.assign(running.request_id)
+    await running.ends_well_on(world.runner)
+
+
+async def test_a_queued_request_hears_when_its_pool_loses_its_last_runner(parts: World, tmp_path: Path) -> None:
+    parts.scheduler.autopilot = False
+    async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world, world.http() as http:
+        await until(lambda: world.gateway.unready() is None)
+        posted = asyncio.create_task(http.post("/v1/completions", json=BODY))
+        submit = await world.scheduler.next("submit")
+        assert world.gateway.serving.live[submit.request_id].stream.hold_deadline is None
+        routes = world.routes(version=2)
+        routes.pools[0].ready_runners = 0
+        world.scheduler.tell_routes(routes)
+        answer = await soon(posted)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_runner_available")
+
+
+async def test_a_client_is_woken_whatever_fails_at_its_requests_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug in a metric")
+
+    monkeypatch.setattr(world.gateway.serving.metrics, "count_outcome", broken)
+    answer = await soon(world.client().completions.create(model="tiny", prompt="hello"))
+    assert answer.choices[0].text == ANSWER
+
+
 @pytest.mark.parametrize(
     ("ended", "reason"),
     [
@@ -226,7 +268,7 @@ async def test_a_scheduler_restart_is_told_everything_and_the_stream_does_not_no
         assert (hello.gateway_id, hello.resubmit_complete) == (world.gateway.serving.gateway_id, False)
         submit = await world.scheduler.next("submit")
         assert (submit.request_id, submit.epoch, submit.runner) == (running.request_id, start.epoch, world.runner.id)
-        assert (submit.emitted_tokens, submit.reservation_tokens) == (2, 8)
+        assert (submit.emitted_tokens, submit.reservation_tokens, submit.start_emitted_tokens) == (2, 8, 0)
         assert await world.scheduler.next("outcome") == finished
         assert (await world.scheduler.next("hello")).resubmit_complete
         world.scheduler.acknowledges = True

@@ -138,7 +138,7 @@ async def test_a_port_in_use_is_a_named_error_and_exit_2(tmp_path: Path) -> None
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code, log = await ended("--http", f"127.0.0.1:{taken.getsockname()[1]}", "--data-dir", str(tmp_path))
     assert code == 2
-    assert "PortInUse" in log
+    assert "AddressInUse" in log
 
 
 async def test_a_data_directory_has_one_owner(parts: World, tmp_path: Path) -> None:

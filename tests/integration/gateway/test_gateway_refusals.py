@@ -18,6 +18,7 @@ from .conftest import ANSWER, World, opened, serving, soon, until
 pytestmark = pytest.mark.integration
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
+JSON = {"content-type": "application/json"}
 SHAPE = {"message", "type", "param", "code"}
 
 BAD_CHATS: list[tuple[str, dict[str, Any], int, str, str | None]] = [
@@ -108,7 +109,7 @@ async def test_every_bad_request_is_refused_by_name_and_nothing_reaches_the_sche
             ("/v1/completions", TEXT, BAD_TEXTS),
         ):
             for what, change, status, code, param in cases:
-                response = await http.post(path, content=json.dumps({**good, **change}))
+                response = await http.post(path, content=json.dumps({**good, **change}), headers=JSON)
                 error = refused(response, status, code, param)
                 assert param is None or param in error["message"] or code == "context_length_exceeded", what
         assert (await http.post("/v1/completions", json=TEXT)).status_code == 200
@@ -123,7 +124,7 @@ async def test_every_bad_request_is_refused_by_name_and_nothing_reaches_the_sche
 )
 async def test_a_body_that_is_no_json_object_is_refused(world: World, body: bytes) -> None:
     async with world.http() as http:
-        refused(await http.post("/v1/chat/completions", content=body), 400, "invalid_json")
+        refused(await http.post("/v1/chat/completions", content=body, headers=JSON), 400, "invalid_json")
 
 
 async def test_an_unsupported_parameters_message_lists_what_is_supported(world: World) -> None:
@@ -153,8 +154,8 @@ async def test_a_body_beyond_its_bound_is_refused_declared_or_not(parts: World, 
             for start in range(0, len(body), 1000):
                 yield body[start : start + 1000]
 
-        refused(await http.post("/v1/completions", content=body), 413, "request_too_large")
-        refused(await http.post("/v1/completions", content=chunks()), 413, "request_too_large")
+        refused(await http.post("/v1/completions", content=body, headers=JSON), 413, "request_too_large")
+        refused(await http.post("/v1/completions", content=chunks(), headers=JSON), 413, "request_too_large")
 
 
 async def test_a_full_queue_is_a_429_with_a_computed_retry_after(world: World) -> None:
@@ -197,6 +198,7 @@ async def test_each_rejection_has_its_status(world: World, reason: Any, status: 
 
 async def test_with_no_runner_in_time_it_is_a_503_before_the_first_byte(parts: World, tmp_path: Path) -> None:
     parts.scheduler.autopilot = False
+    parts.scheduler.routes.pools[0].ready_runners = 0
     async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world, world.http() as http:
         await until(lambda: world.gateway.unready() is None)
         response = await http.post("/v1/completions", json=TEXT | {"stream": True})
@@ -390,7 +392,8 @@ async def test_a_second_gateway_start_needs_no_depot(parts: World, tmp_path: Pat
 async def half_a_body(world: World) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, port = world.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"model":')
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
+    writer.write(head + b'{"model":')
     await until(lambda: world.gateway.serving.preparing == 1)
     return reader, writer
 

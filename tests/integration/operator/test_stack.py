@@ -146,6 +146,20 @@ def test_bad_objects_are_told_with_their_reasons_and_exit_code_1(tmp_path: Path)
     assert done.returncode == 1
 
 
+def test_a_start_without_manifests_waits_for_what_was_applied_before_in_the_same_folder(tmp_path: Path) -> None:
+    manifests = tmp_path / "manifests"
+    manifests.mkdir()
+    (manifests / "all.yaml").write_text(MISSING)
+    data = tmp_path / "data"
+    for more in (["-f", str(manifests)], []):
+        done = subprocess.run(
+            command(data, free_port(), *more, "--exit"), capture_output=True, text=True, check=False, timeout=60
+        )
+        assert "ServingPool default/base: SourceNotFound" in done.stderr
+        assert "SchemeNotAllowed" not in done.stderr
+        assert done.returncode == 1
+
+
 def test_a_port_in_use_is_exit_code_2_and_nothing_is_left(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

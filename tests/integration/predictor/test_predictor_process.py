@@ -92,7 +92,18 @@ async def test_a_damaged_model_is_set_aside_and_service_starts(tmp_path):
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=10)
     assert "saved model damaged: set aside" in log
-    assert [file.name for file in tmp_path.iterdir()] == ["model.npz.corrupt"]
+    assert {file.name for file in tmp_path.iterdir()} == {"lock", "model.npz.corrupt"}
+
+
+async def test_a_data_directory_has_one_owner(tmp_path):
+    port = free_port()
+    with predictor(tmp_path, port, free_port()):
+        async with channel(f"127.0.0.1:{port}") as opened:
+            await ask(PredictorStub(opened))
+        with predictor(tmp_path, free_port(), free_port()) as second:
+            _, log = second.communicate(timeout=30)
+    assert second.returncode == 2
+    assert "is in use by another predictor" in log
 
 
 def test_a_port_in_use_and_wrong_settings_end_the_start_with_2(tmp_path):
@@ -106,5 +117,5 @@ def test_a_port_in_use_and_wrong_settings_end_the_start_with_2(tmp_path):
     with predictor(tmp_path, free_port(), free_port(), "--scale", "-1", "--save-outcomes", "none") as process:
         _, log = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert "scale = '-1'" in log
-    assert "save_outcomes = 'none'" in log
+    assert "--scale '-1': " in log
+    assert "--save-outcomes 'none': " in log

@@ -108,6 +108,37 @@ def test_what_is_no_plain_yaml_is_a_problem(text: str) -> None:
     assert problem.startswith("m.yaml, document 1: no valid YAML: ")
 
 
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("9" * 6000, "is no int"),
+        ("0x" + "f" * 9000, "beyond 64 bits"),
+        ("1" + ":1" * 3000 + ".0", "is no float"),
+        ("2020-13-45", "is no timestamp: month must be in 1..12"),
+        ("2020-01-01T99:00:00Z", "is no timestamp"),
+        ("!!bool maybe", "is no bool"),
+        ("!!timestamp soon", "is no timestamp"),
+        ("0x_", "is no int"),
+    ],
+)
+def test_a_scalar_that_is_no_value_is_a_problem_with_its_line(value: str, says: str) -> None:
+    text = POOL.replace("model: {", f"lora: {{maxRank: {value}}}, model: {{")
+    (problem,) = problems(f"{POOL}---\n{text}")
+    assert says in problem
+    assert problem.startswith("m.yaml, document 2: ")
+    assert problem.endswith("(line 11)")
+    assert len(problem) < 300
+
+
+def test_a_problem_never_steers_a_terminal() -> None:
+    (problem,) = problems(POOL + '"\\e[2J": 1\n')
+    assert problem.isprintable()
+
+
+def test_half_a_character_is_a_problem() -> None:
+    assert "no valid YAML" in problems("a: \ud800")[0]
+
+
 def test_the_document_and_line_of_broken_yaml_are_told() -> None:
     (problem,) = problems(f"{POOL}---\na: [\n")
     assert problem.startswith("m.yaml, document 2: ")

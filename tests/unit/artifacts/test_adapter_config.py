@@ -38,6 +38,19 @@ def test_a_plain_config_is_read() -> None:
     assert spec.scale_of(Q0) == 2.0
 
 
+ESC = "\x1b[2J\r\nfine"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"peft_type": ESC}, {ESC: 1}, {"target_modules": [f"{ESC}.lm_head"]}, {"r": ESC}, {"use_rslora": ESC}],
+)
+def test_what_a_stranger_wrote_is_quoted(change: dict[str, Any]) -> None:
+    message = refusal(**change).message
+    assert message.isprintable()
+    assert repr(ESC)[1:-1] in message
+
+
 def test_every_field_that_peft_writes_by_default_is_accepted() -> None:
     written = {
         "alora_invocation_tokens": None,

@@ -103,6 +103,12 @@ def test_a_header_that_is_not_what_safetensors_defines_is_invalid(header: bytes)
     assert refusal(safetensors(header)) == Reason.HEADER_INVALID
 
 
+def test_half_a_character_is_invalid_anywhere_in_a_header() -> None:
+    assert refusal(safetensors({"\ud800": tensor(0, 1)}, b"0")) == Reason.HEADER_INVALID
+    assert refusal(safetensors({"__metadata__": {"a": "\udc00"}})) == Reason.HEADER_INVALID
+    assert read(safetensors({"__metadata__": {"a": "\U0001f9f6 \\ud800"}})).metadata["a"].startswith("\U0001f9f6")
+
+
 def test_too_many_tensors_are_refused() -> None:
     rows = ",".join(f'"{n}":0' for n in range((1 << 16) + 1))
     assert refusal(safetensors(f"{{{rows}}}".encode())) == Reason.HEADER_INVALID

@@ -127,6 +127,13 @@ def test_a_tensor_that_cannot_be_served_is_named_with_its_reason(key: str, reaso
     assert refusal(lora() | {key: ("F32", np.ones((4, 16)))}).reason == reason
 
 
+@pytest.mark.parametrize("module", ["\x1b[2J\nfine", "\x1b[2J\nfine.lm_head"])
+def test_a_module_name_from_a_stranger_is_quoted(module: str) -> None:
+    halves = {f"base_model.model.{module}.lora_{half}.weight": ("F32", np.ones((4, 4))) for half in "AB"}
+    message = refusal(lora() | halves).message
+    assert repr(module) in message
+
+
 def test_a_target_that_the_base_does_not_have_is_unknown() -> None:
     error = refusal(lora(), target_modules=["q_proj", "v_proj", "c_attn"])
     assert error.reason == Reason.UNKNOWN_MODULE

@@ -46,6 +46,8 @@ class Admin(AdminServicer):
         return pb.ListRunnersResponse(runners=[state])
 
     async def CreateKey(self, request: Any, context: Any) -> pb.CreateKeyResponse:  # noqa: N802 (gRPC's name)
+        if not request.namespace.islower():
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"namespace {request.namespace!r} is not a DNS label")
         self.keys["k1"] = pb.KeyInfo(key_id="k1", namespace=request.namespace, note=request.note, created_unix_s=1)
         return pb.CreateKeyResponse(key="weft-k1-secret", key_id="k1")
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from weft_cli.client import Controller
 from weft_cli.main import main
+from weft_operator.resources import Ref
 
 DIGEST = "sha256:" + "a" * 64
 READY = {
@@ -140,7 +142,7 @@ def test_describe_tells_conditions_advice_and_residency(applied: Any, capfd: pyt
     _, out, _ = run(capfd, "describe", "lora", "lower", "-n", "globex")
     assert "rank 128, the pool takes 64" in out
     assert "RankTooLarge: train with a smaller rank" in out
-    assert "no runner knows it" in out
+    assert "no runner has it in memory" in out
     _, out, _ = run(capfd, "describe", "spool", "base")
     assert "01234567" in out
     _, out, _ = run(capfd, "describe", "runner", "0123")
@@ -156,12 +158,114 @@ def test_runners_are_listed(applied: Any, capfd: pytest.CaptureFixture[str]) -> 
     assert json.loads(run(capfd, "get", "runners", "-o", "json")[1])[0]["usedPages"] == 3
 
 
+def test_many_adapters_are_listed_with_one_question(
+    applied: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pattern = applied.store.get(Ref("LoRAAdapter", "acme", "upper"))
+    for number in range(300):
+        one = {**pattern, "metadata": {"name": f"a{number}", "namespace": "acme"}}
+        applied.do(lambda one=one: applied.store.apply(one))
+    asked: list[str] = []
+    answer = Controller._answer  # pyright: ignore[reportPrivateUsage]
+
+    def counting(self: Controller, method: str, path: str, *more: Any, **options: Any) -> Any:
+        asked.append(path)
+        return answer(self, method, path, *more, **options)
+
+    monkeypatch.setattr(Controller, "_answer", counting)
+    assert len(run(capfd, "get", "lora", "-n", "acme")[1].splitlines()) == 302
+    assert asked == ["/v1/loraadapters?namespace=acme"]
+
+
+def test_runners_are_where_their_pool_is(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    for near in ([], ["-A"], ["-n", "default"]):
+        assert "01234567" in run(capfd, "get", "runners", *near)[1]
+    assert run(capfd, "get", "runners", "-n", "acme") == (0, "", "No runners found in namespace acme.\n")
+    code, _, err = run(capfd, "get", "runners", "0123", "-n", "acme")
+    assert code == 1
+    assert "there is no runner '0123' in namespace acme" in err
+
+
+HOSTILE = "\x1b]0;owned\x07 \x9b31m \u202e \r"
+
+
+@pytest.fixture
+def hostile(applied: Any) -> Any:
+    condition = {**REFUSED["conditions"][0], "message": HOSTILE + "\nsecond"}
+    status = {"observedGeneration": 1, "modelName": HOSTILE, "digest": HOSTILE, "conditions": [condition]}
+    applied.set_status("LoRAAdapter", "acme", "upper", status)
+    applied.do(lambda: applied.log.write(HOSTILE.encode() + b"\n"))
+    applied.stack["components"]["depot"]["detail"] = HOSTILE
+    return applied
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["describe", "lora", "upper", "-n", "acme"],
+        ["get", "lora", "-A", "-o", "wide"],
+        ["get", "lora", "upper", "-n", "acme", "-o", "yaml"],
+        ["get", "lora", "upper", "-n", "acme", "-o", "json"],
+        ["logs", "depot"],
+        ["status"],
+        ["describe", "lora", HOSTILE],
+        ["delete", "lora", HOSTILE],
+        ["get", "lora", HOSTILE],
+        ["get", "runners", HOSTILE],
+        ["key", "revoke", HOSTILE],
+    ],
+)
+def test_no_escape_code_of_a_tenant_reaches_the_terminal(
+    hostile: Any, capfd: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    _, out, err = run(capfd, *argv)
+    assert "owned" in out + err
+    assert all(char.isprintable() or char == "\n" for char in out + err)
+
+
+@pytest.mark.parametrize(("form", "parse"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_what_is_escaped_for_the_terminal_stays_the_value(
+    hostile: Any, capfd: pytest.CaptureFixture[str], form: str, parse: Any
+) -> None:
+    found = parse(run(capfd, "get", "lora", "upper", "-n", "acme", "-o", form)[1])
+    assert found["status"]["modelName"] == HOSTILE
+
+
+def test_a_message_of_two_lines_is_one_row(hostile: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = run(capfd, "describe", "lora", "upper", "-n", "acme")[1].splitlines()
+    assert next(line for line in lines if "RankTooLarge" in line).endswith("\\nsecond")
+
+
+def test_the_advice_on_a_name_is_about_the_field_of_that_kind(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    conflict = [{**REFUSED["conditions"][0], "type": "Accepted", "reason": "NameConflict"}]
+    status = {"observedGeneration": 1, "conditions": conflict}
+    applied.set_status("ServingPool", "default", "base", status)
+    applied.set_status("LoRAAdapter", "acme", "upper", status)
+    assert "spec.model.name" in run(capfd, "describe", "spool", "base")[1]
+    assert "spec.modelName" in run(capfd, "describe", "lora", "upper", "-n", "acme")[1]
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "x?y=z#q", "50%", "\udcff", "\u00e9 t\u00e9"])
+def test_a_name_may_be_typed_in_any_way(applied: Any, capfd: pytest.CaptureFixture[str], name: str) -> None:
+    shown = name.replace("\udcff", "\ufffd")  # half a character, as the shell hands it over, is in no object's name
+    for command in ("describe", "delete"):
+        code, out, err = run(capfd, command, "lora", name, "-n", "acme")
+        assert (code, out) == (1, "")
+        assert f"there is no LoRAAdapter acme/{shown}" in err
+        assert "-n names another namespace" in err
+    code, _, err = run(capfd, "logs", name)
+    assert code == 1
+    assert f"there is no component {shown!r}" in err
+    assert "-n names" not in err
+
+
 def test_delete_by_name_and_by_manifest(applied: Any, manifests: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(capfd, "delete", "lora", "upper", "-n", "acme")[1] == "loraadapter/upper deleted\n"
     code, out, err = run(capfd, "delete", "-f", str(manifests))
     assert code == 1
     assert out.splitlines() == ["loraadapter/lower deleted", "servingpool/base deleted"]
     assert "there is no LoRAAdapter acme/upper" in err
+    assert "-n names" not in err  # a manifest names its namespace itself
     assert applied.store.objects() == []
 
 
@@ -175,6 +279,8 @@ def test_keys_are_made_listed_and_revoked(controller: Any, capfd: pytest.Capture
     code, _, err = run(capfd, "key", "revoke", "nope")
     assert code == 1
     assert "there is no key nope" in err
+    code, _, err = run(capfd, "key", "create", "-n", "Bad Name")
+    assert (code, err) == (2, "weft: namespace 'Bad Name' is not a DNS label\n")
 
 
 def test_status_fails_when_a_component_is_not_ready(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
@@ -225,6 +331,9 @@ def test_watch_prints_each_change_below_the_list(applied: Any) -> None:
         (["delete", "runners", "x"], "change spec.replicas"),
         (["apply"], "nothing to read"),
         (["apply", "-f", "/nowhere.yaml"], "/nowhere.yaml"),
+        (["apply", "-f", "/nowhere.yaml"], "nothing was applied"),
+        (["delete", "-f", "/nowhere.yaml"], "nothing was deleted"),
+        (["up", "--log-level", "foo"], "--log-level"),
         (["up", "--demo", "-f", "x"], "--demo brings its own manifests"),
         (["up", "--demo", "--auth"], "--demo sends requests without a key"),
         (["up", "--file-root", "/nowhere"], "is not a folder"),
@@ -243,6 +352,28 @@ def test_bad_input_is_exit_code_2_with_a_named_error(
     assert says in err
     assert out == ""
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("argv", [["up"], ["get", "lora"], ["status"], ["logs"], ["apply", "-f", "x"]])
+def test_a_data_directory_that_is_a_file_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    code, _, err = run(capfd, *argv, "--data-dir", str(path))
+    assert code == 2
+    assert f"the data directory {path} is not a folder" in err
+
+
+def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    inside = tmp_path / "file" / "data"
+    code, _, err = run(capfd, "up", "--data-dir", str(inside))
+    assert code == 2
+    assert f"{inside} cannot be used (Not a directory)" in err
+    code, _, err = run(capfd, "get", "lora", "--data-dir", str(inside))
+    assert code == 1
+    assert f"no weft is running in {inside}" in err
 
 
 def test_without_a_controller_a_command_says_how_to_start_one(

@@ -15,7 +15,7 @@ import pytest
 from tests.unit.artifacts.making import write_adapter, write_model
 from weft.artifacts.blobs import BlobStore, check_blobs
 from weft.artifacts.fetch import fetch
-from weft_depot.settings import Settings, parse
+from weft_depot.settings import Settings
 
 
 class Process:
@@ -95,7 +95,7 @@ def test_a_port_or_a_data_directory_in_use_ends_it_with_2_and_says_which(tmp_pat
     owner = Process("--data-dir", tmp_path / "b")
     second = Process("--data-dir", tmp_path / "b")
     assert second.popen.wait(20) == 2
-    assert "belongs to another depot" in second.lines[-1]
+    assert "in use by another depot" in second.lines[-1]
     assert owner.end() == 0
 
 
@@ -110,7 +110,7 @@ def test_wrong_settings_are_all_listed(tmp_path: Path) -> None:
 def test_flags_win_over_the_environment_over_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_DEPOT__THREADS", "5")
     monkeypatch.setenv("WEFT_DEPOT__HTTP", "127.0.0.1:1")
-    settings = parse(["--http", "127.0.0.1:2", "--file-root", str(tmp_path)])
+    settings = Settings.parse(["--http", "127.0.0.1:2", "--file-root", str(tmp_path)])
     assert (settings.http, settings.threads, settings.log_format) == ("127.0.0.1:2", 5, "text")
 
 

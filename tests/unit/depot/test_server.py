@@ -16,6 +16,7 @@ from weft_depot.service import Depot
 
 ADAPTER = {"kind": "adapter", "uri": "file:adapters/upper", "namespace": "default"}
 MODEL = {"kind": "model", "uri": "file:models/tiny", "namespace": "default"}
+JSON = {"content-type": "application/json; charset=utf-8"}
 
 
 class Served:
@@ -111,13 +112,71 @@ async def test_a_failure_after_the_headers_keeps_its_verdict(served: Served) -> 
         (b'{"kind": "model", "uri": 5, "namespace": "n"}', "uri"),
         (b'{"kind": "adapter", "uri": "file:a", "namespace": "n", "base": {"digest": "x"}}', "base.digest"),
         (b'{"kind": "adapter", "uri": "file:a", "namespace": "n", "maxRank": 0}', "maxRank"),
+        (b'{"kind": "model", "uri": "file:\\ud800", "namespace": "n"}', "body"),
     ],
 )
 async def test_a_body_that_does_not_fit_is_a_400_that_names_the_field(served: Served, body: bytes, says: str) -> None:
-    response = await served.http.post("/v1/resolve", content=body)
+    response = await served.http.post("/v1/resolve", content=body, headers=JSON)
     assert response.status_code == 400
     assert response.json()["reason"] == "BadRequest"
     assert says in response.json()["message"]
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+async def test_what_a_web_page_may_send_to_anybody_is_not_taken(served: Served, media_type: str) -> None:
+    found = await served.resolve(MODEL)
+    served.now = 101.0
+    served.depot.forget()
+    headers = {"content-type": media_type} if media_type else {}
+    refused = await served.http.post("/v1/retain", content=b'{"digests": []}', headers=headers)
+    assert (refused.status_code, refused.json()["reason"]) == (415, "NotJson")
+    assert "application/json" in refused.json()["message"]
+    assert served.bench.store.holds(found["digest"])
+    assert (await served.http.post("/v1/resolve", content=b"{}", headers=headers)).status_code == 415
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"\ud800x": 1}, {"base_model_name_or_path": "x/\ud800"}, {"eva_config": [{"a": ["\udfff"]}]}],
+)
+async def test_half_a_character_in_a_config_is_a_reason_and_no_broken_answer(
+    served: Served, config: dict[str, Any]
+) -> None:
+    write_adapter(served.bench.root / "half", config=config)
+    found = await served.resolve({**ADAPTER, "uri": "file:half", "base": await served.base()})
+    assert (found["state"], found["reason"]) == ("Failed", "ConfigInvalid")
+    assert "surrogate" in found["message"]
+
+
+async def test_no_message_breaks_the_answer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise OSError("\ud800\x1b[2J")
+
+    monkeypatch.setattr("weft.artifacts.blobs.BlobWriter.write", broken)
+    found = await served.resolve(MODEL)
+    assert found["reason"] == "SourceUnreachable"
+    assert found["message"].endswith(r"\ud800\x1b[2J")
+
+
+async def test_only_news_of_a_source_are_logged(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    def told() -> list[str]:
+        lines = [r.kv["reason"] for r in caplog.records if r.message == "resolved" and r.levelname == "INFO"]  # type: ignore[attr-defined]
+        caplog.clear()
+        return lines
+
+    caplog.set_level("DEBUG")
+    for expected in ([""], [], []):
+        await served.resolve(MODEL)
+        assert told() == expected
+    config = served.bench.root / "models" / "tiny" / "config.json"
+    good = config.read_bytes()
+    config.write_bytes(b"{}")
+    for expected in (["UnsupportedModel"], []):
+        await served.resolve(MODEL)
+        assert told() == expected
+    config.write_bytes(good)
+    await served.resolve(MODEL)
+    assert told() == [""]
 
 
 async def test_a_bad_uri_is_a_failed_operation_with_its_reason(served: Served) -> None:
@@ -248,7 +307,7 @@ async def test_a_body_that_is_too_large_is_not_gathered(served: Served, monkeypa
             read.append(1)
             yield b" " * 400
 
-    response = await served.http.post("/v1/resolve", content=endless())
+    response = await served.http.post("/v1/resolve", content=endless(), headers=JSON)
     assert response.status_code == 400
 
 

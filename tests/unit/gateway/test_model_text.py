@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from weft_gateway.core.detokenise import UnsupportedDecoder
-from weft_gateway.model_text import ModelText, NotEncodable
+from weft_gateway.model_text import ModelText, NotEncodable, TokenizerPanic, TooLong
 
 SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}</s>{% endfor %}<|assistant|>"
@@ -121,6 +121,10 @@ def test_a_model_without_a_template_names_the_other_endpoint() -> None:
         (b"{{ messages.append(1) }}", "unsafe"),
         (b"{% for i in range(1000000) %}{% endfor %}", "Range too big"),
         (b"{{ 1 // 0 }}", "zero"),
+        (b"{% for i in range(90000) %}{% for k in range(90000) %}{% endfor %}{% endfor %}", "more than 500000 steps"),
+        (b"{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n }}{% endmacro %}{{ f(60) }}", "more than 500000 steps"),
+        (b"{{ 'x' * 1000000000 }}", "a product beyond"),
+        (b"{{ 9 ** 9 ** 9 }}", "a power"),
     ],
 )
 def test_a_template_that_refuses_or_misbehaves_is_the_requests_error(template: bytes, says: str) -> None:
@@ -156,3 +160,47 @@ def test_a_tokenizer_with_trainings_truncation_and_padding_encodes_whole_texts()
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=64)
     assert text_of(tokenizer).encode("hello " * 20) == TOKENIZER.encode("hello " * 20).ids
+
+
+# ---------------------------------------------------------------- bounds
+
+
+def test_a_text_that_no_context_could_hold_is_refused_before_it_is_encoded() -> None:
+    longest = TEXT.max_chars(8)
+    assert longest >= 8 * max(map(len, TOKENIZER.get_vocab())), "a prompt that could fit is always tried"
+    with pytest.raises(TooLong, match=f"context is 8 tokens; the prompt has {longest + 1} characters"):
+        TEXT.encode("x" * (longest + 1), 8)
+    with pytest.raises(TooLong, match="context is 8 tokens"):
+        TEXT.encode_chat(user("x" * longest) + user("x"), 8)
+    assert TEXT.encode("x" * longest, 8)
+
+
+def test_a_template_cannot_make_more_text_than_the_bound() -> None:
+    text = text_of(chat_template__jinja=b"{% for i in range(90000) %}{{ messages[0].content }}{% endfor %}")
+    with pytest.raises(TooLong, match="as the model's template renders it"):
+        text.encode_chat(user("hello " * 20), 8)
+
+
+def test_loops_still_know_their_length_and_end_when_counted() -> None:
+    template = (
+        b"{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ '.' if loop.last else ',' }}"
+        b"{% else %}none{% endfor %}{% for x in absent %}{% else %}!{% endfor %}"
+    )
+    text = text_of(chat_template__jinja=template)
+    assert text.decode(text.encode_chat(user("a") * 3)) == "1/3,2/3,3/3.!"
+
+
+def spec_with(**changes: Any) -> bytes:
+    return json.dumps({**json.loads(TOKENIZER.to_str()), **changes}).encode()
+
+
+def test_files_that_make_the_library_panic_are_a_named_value_error() -> None:
+    broken = spec_with(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
+    with pytest.raises(TokenizerPanic, match=r"tokenizer.json cannot be loaded.*precompiled_charsmap"):
+        text_of(tokenizer__json=broken)
+
+
+def test_a_text_that_makes_the_library_panic_is_a_named_error() -> None:
+    broken = text_of(tokenizer__json=spec_with(pre_tokenizer={"type": "FixedLength", "length": 0}))
+    with pytest.raises(TokenizerPanic, match="chunk size"):
+        broken.encode("hello")

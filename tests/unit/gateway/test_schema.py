@@ -6,6 +6,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from weft_gateway.errors import ApiError, ParameterError
 from weft_gateway.openai.schema import ChatRequest, CompletionRequest, parse
@@ -63,3 +64,14 @@ def test_an_error_names_the_place_and_cuts_what_the_client_made_up() -> None:
         parse(ChatRequest, orjson.dumps(GOOD | {"x" * 5000: 1}))
     assert caught.value.param == "x" * 64
     assert len(caught.value.message) < 400
+
+
+@pytest.mark.parametrize("body", [GOOD, GOOD["messages"][0]], ids=["request", "message"])
+def test_many_unknown_names_are_one_error(body: dict[str, Any]) -> None:
+    many = body | {f"unknown{i}": 1 for i in range(1000)}
+    request = many if "model" in many else GOOD | {"messages": [many]}
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate(request)
+    assert caught.value.error_count() == 1
+    with pytest.raises(ParameterError, match="unknown0 is not supported"):
+        parse(ChatRequest, orjson.dumps(request))

@@ -22,6 +22,7 @@ from weft_gateway.core.events import (
     Finish,
     FinishReason,
     HoldExpired,
+    PoolServed,
     Preempted,
     Rejected,
     RunnerGaveUp,
@@ -35,6 +36,7 @@ from weft_gateway.core.events import (
 from weft_gateway.core.stream import Stream, check_stream
 
 GONE = Failure("no_runner_available", "nobody")
+FAULTS = [r for r in FailedReason if r not in {FailedReason.NO_ROOM, FailedReason.PREEMPTED}]
 RUNNERS = [RunnerId("a", "1"), RunnerId("b", "1"), RunnerId("b", "2")]
 
 
@@ -212,6 +214,67 @@ def test_a_request_that_ran_may_be_held_for_the_full_time_again() -> None:
     assert one.hold_deadline == 80.0
 
 
+QUEUED = [
+    RunnerGaveUp(Epoch(1, 1), FailedReason.NO_ROOM),
+    RunnerGaveUp(Epoch(1, 1), FailedReason.PREEMPTED),
+    Preempted(Epoch(1, 1)),
+]
+BROKEN = [RunnerLost(RUNNERS[0]), *(RunnerGaveUp(Epoch(1, 1), reason) for reason in FAULTS)]
+
+
+@pytest.mark.parametrize("event", QUEUED)
+def test_the_hold_of_a_stream_that_queues_counts_only_while_its_pool_is_not_served(event: Event) -> None:
+    one = stream(hold_s=30.0)
+    run(one, PoolServed(True), assigned(1), step(1, 0, "a"), event)
+    assert one.hold_deadline is None
+    assert run(one, HoldExpired(GONE), now=1000.0) == []
+    run(one, PoolServed(False), now=1000.0)
+    assert one.hold_deadline == 1030.0
+    run(one, PoolServed(True), now=1010.0)
+    assert one.hold_deadline is None
+    run(one, PoolServed(False), now=2000.0)
+    assert one.hold_deadline == 2020.0  # 10 s are used up
+
+
+@pytest.mark.parametrize("event", BROKEN)
+def test_the_hold_of_a_stream_that_lost_its_runner_runs_though_its_pool_is_said_to_be_served(event: Event) -> None:
+    one = stream(hold_s=30.0)
+    run(one, PoolServed(True), assigned(1), step(1, 0, "a"), event)
+    assert one.hold_deadline == 30.0
+
+
+def test_a_new_request_may_queue_as_long_as_its_pool_is_served() -> None:
+    one = Stream(max_tokens=9, bytes_of=letter, hold_s=30.0, now=0.0, served=True)
+    assert one.hold_deadline is None
+    run(one, PoolServed(False), now=50.0)
+    assert one.hold_deadline == 80.0
+
+
+def test_a_preempted_stream_survives_a_queue_of_any_length() -> None:
+    one = stream(hold_s=30.0)
+    run(one, PoolServed(True))
+    for counter in range(1, 20):
+        now = counter * 100.0
+        run(one, assigned(counter), step(counter, counter - 1, "a"), Preempted(Epoch(1, counter)), now=now)
+        assert run(one, HoldExpired(GONE), now=now + 99.0) == []
+    assert (one.finish, one.moves, one.counted_moves) == (None, 18, 0)
+
+
+def test_only_what_the_system_did_not_do_itself_is_a_counted_move() -> None:
+    one = stream()
+    for counter, reason in enumerate(FailedReason, 1):
+        run(one, assigned(counter), RunnerGaveUp(Epoch(1, counter), reason))
+    assert (one.moves, one.counted_moves) == (len(FailedReason) - 1, len(FAULTS))
+    run(one, assigned(50), assigned(51))
+    assert one.counted_moves == len(FAULTS) + 1, "moved without a Failed: the Assign had expired"
+
+
+def test_an_epoch_knows_where_it_began() -> None:
+    one = stream()
+    run(one, assigned(1), step(1, 0, "abc"), Preempted(Epoch(1, 1)), assigned(2), step(2, 3, "de"))
+    assert (one.start_tokens, len(one.tokens)) == (3, 5)
+
+
 def test_doublings_add_up_over_epochs() -> None:
     one = stream()
     run(one, assigned(1), StepTokens(Epoch(1, 1), 0, [97], None, 2), assigned(2))
@@ -259,7 +322,7 @@ class Disturbed:
 
     def disturb(self) -> None:
         running = self.one.running
-        match self.random.randrange(8):
+        match self.random.randrange(9):
             case 0:
                 self.assign()
             case 1 if running:
@@ -274,6 +337,8 @@ class Disturbed:
                 self.generate(self.random.choice(list(self.runs)))  # a runner that was told too late
             case 6 if running:
                 self.runs[running.epoch] += 1  # a lost step: the next one leaves a gap
+            case 7:
+                self.tell(PoolServed(self.random.random() < 0.5))
             case _:
                 self.tell(HoldExpired(GONE))
 

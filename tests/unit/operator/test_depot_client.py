@@ -93,13 +93,53 @@ async def test_a_refused_request_is_the_depots_word_on_the_source() -> None:
     assert (answer.state, answer.reason) == ("Failed", "BadURI")
 
 
-@pytest.mark.parametrize(
-    "answer", [PlainTextResponse("gone", status_code=404), PlainTextResponse("{", status_code=200), {"no": "state"}]
-)
-async def test_what_is_no_operation_says_nothing_about_the_source(answer: Any) -> None:
+FORGOTTEN = JSONResponse({"reason": "UnknownOperation", "message": "forgotten"}, status_code=404)
+BUSY = JSONResponse({"reason": "Busy", "message": "try again"}, status_code=429)
+
+
+@pytest.mark.parametrize("answer", [FORGOTTEN, PlainTextResponse("gone", status_code=404), BUSY])
+async def test_an_operation_that_the_depot_forgot_says_nothing_about_the_source(answer: Any) -> None:
     async with depot(answer) as (client, _):
         with pytest.raises(DepotUnavailable):
             await resolve(client)
+
+
+async def test_a_depot_that_is_busy_says_nothing_about_the_source() -> None:
+    async with depot(post=BUSY) as (client, _):
+        with pytest.raises(DepotUnavailable, match="try again"):
+            await resolve(client)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (PlainTextResponse("Internal Server Error", status_code=500), "500: Internal Server Error"),
+        (PlainTextResponse("\x1b]0;x", status_code=500), "x1b]0;x"),
+        (PlainTextResponse("{", status_code=200), "200: {"),
+        (PlainTextResponse("[" * 9_000, status_code=200), "200: [["),
+        ({"no": "state"}, "no operation"),
+        ({"state": "Odd"}, "no operation"),
+        ({"state": "Fetched"}, "no operation"),
+    ],
+)
+async def test_what_the_depot_fails_on_is_a_failure_of_that_object(answer: Any, says: str) -> None:
+    async with depot(answer) as (client, _):
+        found, _ = await resolve(client)
+    assert (found.state, found.reason) == ("Failed", "ResolveFailed")
+    assert says in found.message
+    assert found.message.isprintable()
+
+
+async def test_a_request_that_the_depot_fails_on_is_a_failure_of_that_object() -> None:
+    async with depot(post=PlainTextResponse("Internal Server Error", status_code=500)) as (client, _):
+        found, _ = await resolve(client)
+    assert (found.state, found.reason) == ("Failed", "ResolveFailed")
+
+
+async def test_a_list_to_keep_that_the_depot_fails_on_is_told_again() -> None:
+    async with depot(post=PlainTextResponse("Internal Server Error", status_code=500)) as (client, _):
+        with pytest.raises(DepotUnavailable, match="500"):
+            await client.retain(frozenset())
 
 
 async def test_a_depot_that_is_not_there_is_unavailable() -> None:

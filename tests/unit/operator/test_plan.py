@@ -17,6 +17,7 @@ from tests.unit.operator.planning import (
 )
 from weft_operator.actions import EnsureRunner, RemoveRunner, Resolve
 from weft_operator.observe import AdapterReport, PoolReport, RunnerProcess
+from weft_operator.plan import Policy, resolve_period_s
 from weft_operator.resolution import Answer
 from weft_operator.resources import FINALIZER
 
@@ -205,6 +206,33 @@ def test_a_failing_source_is_asked_for_more_and_more_slowly(serving: World) -> N
         asked.append(sum(request.uri == "file:upper" for request in serving.asked))
     assert asked[-1] - asked[30] in (2, 3, 4)  # every 10 s in the end
     assert asked[30] - asked[0] > 3
+
+
+def many(world: World, count: int) -> World:
+    world.apply(pool_object())
+    for number in range(count - 1):
+        world.contents[f"file:a{number}"] = good("a")
+        world.apply(adapter_object(f"a{number}"))
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize(("count", "period_s"), [(1, 2.0), (100, 2.0), (101, 2.02), (1_000, 20.0)])
+def test_the_more_objects_the_less_often_each_source_is_asked_for(world: World, count: int, period_s: float) -> None:
+    assert resolve_period_s(many(world, count).desired, world.policy) == pytest.approx(period_s)
+
+
+def test_a_failing_source_is_never_asked_for_more_often_than_a_good_one(world: World) -> None:
+    world.policy = Policy(resolves_per_s=0.1)
+    for number in range(3):
+        world.contents[f"file:a{number}"] = failed("NotFinite")
+    many(world, 4)
+    world.contents["file:a0"] = failed("NotFinite")
+    world.wait(45.0)
+    asked = sum(request.uri == "file:a0" for request in world.asked)
+    for _ in range(16):
+        world.wait(5.0)
+    assert sum(request.uri == "file:a0" for request in world.asked) == asked + 2  # every 40 s
 
 
 def test_another_pool_is_another_base_so_the_old_content_stops(serving: World) -> None:

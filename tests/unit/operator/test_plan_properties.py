@@ -17,6 +17,7 @@ from tests.unit.operator.planning import (
     world_of,
 )
 from weft_operator.local.objects import ObjectStore, check_store
+from weft_operator.plan import Policy
 from weft_operator.resolution import Answer
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -146,6 +147,24 @@ def test_bad_objects_never_disturb_others(bad: list[tuple[str, Answer, str]], la
     world.wait(10.0)
     assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
     assert [entry.namespace for entry in world.routed.values() if entry.model_name == "acme/upper"] == ["acme"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 40), st.sampled_from([1.0, 3.0, 10.0]), st.floats(0.1, 5.0))
+def test_at_rest_no_more_is_asked_for_than_the_policy_allows(
+    good_ones: int, bad_ones: int, most: float, step_s: float
+) -> None:
+    world = new_world()
+    world.policy = Policy(resolve_period_s=2.0, resolves_per_s=most)
+    world.contents = {"file:base": fetched_base()} | {f"file:a{i}": good("a") for i in range(good_ones)}
+    world.apply(pool_object())
+    for number in range(good_ones + bad_ones):
+        world.apply(adapter_object(f"a{number}"))
+    world.settle()
+    count, began, before = 1 + good_ones + bad_ones, world.now, len(world.asked)
+    while world.now < began + 60.0:
+        world.wait(step_s)
+    assert len(world.asked) - before <= most * (world.now - began) + count
 
 
 @settings(max_examples=40, deadline=None)

@@ -77,7 +77,11 @@ async def test_nothing_is_told_before_the_table_is_complete() -> None:
         await asyncio.sleep(0)
         client.tell(PublishAdapter(adapter_ref("upper"), entry("u1")))
         assert scheduler.heard.empty()
+        complete = asyncio.create_task(client.complete())
+        await asyncio.sleep(0)
+        assert not complete.done()
         client.start()
+        await complete
         snapshot = await scheduler.next()
         assert snapshot.snapshot
         assert [pool.pool for pool in snapshot.pools] == ["default/base"]
@@ -99,6 +103,7 @@ async def test_changes_of_one_turn_are_one_message_and_versions_grow() -> None:
         assert not second.snapshot
         assert second.version > first.version
         assert second.pools[0].shared_all
+        assert second.pools[0].drain_s == 60
         assert (second.adapters[0].digest, second.adapters[0].bytes) == (digest("a"), 100)
         client.tell(WithdrawAdapter(adapter_ref("upper")))
         client.tell(WithdrawPool(pool_ref()))

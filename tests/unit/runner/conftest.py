@@ -92,6 +92,7 @@ class Depot:
 
     blobs: dict[str, bytes] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
+    refusals: int = 0  # so many further requests are answered 503
     url: str = ""
 
     def publish(self, kind: Any, folder: Path) -> str:
@@ -123,7 +124,9 @@ def depot() -> Iterator[Depot]:
             digest = self.path.rpartition("/")[2]
             depot.requests.append(digest)
             body = depot.blobs.get(digest)
-            self.send_response(404 if body is None else 200)
+            depot.refusals, refused = max(0, depot.refusals - 1), depot.refusals > 0
+            body = None if refused else body
+            self.send_response(503 if refused else 404 if body is None else 200)
             self.send_header("Content-Length", str(len(body or b"")))
             self.end_headers()
             self.wfile.write(body or b"")

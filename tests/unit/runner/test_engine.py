@@ -1,12 +1,13 @@
 """The heartbeat with the real executor, beat by beat: loading beside running, failures alone, stops at once."""
 
+import queue
 import random
 import threading
 
 import pytest
 import torch
 
-from weft_runner.core.events import Desired, Ended, EndReason, Load, NoRoom, Tier, Tokens
+from weft_runner.core.events import Desired, Ended, EndReason, Load, NoRoom, Retain, Tier, Tokens
 from weft_runner.core.request_pool import check_pool
 from weft_runner.core.sequence import Epoch, Finish, Phase, Sampling
 from weft_runner.engine import Drain, EngineThread, OwnerLost, SetDesired, Stop, TellState
@@ -94,6 +95,65 @@ def test_a_bad_adapter_ends_its_own_sequences_and_nobody_elses(drive, world):
     check_pool(driver.pool)
 
 
+def test_an_idle_engine_reports_the_admission_of_a_sequence_that_waits_for_its_adapter(drive, world):
+    """Else the scheduler's Assign expires while a slow load goes on."""
+    world.write_adapter("slow")
+    source = GatedSource(world)
+    driver = drive(source)
+    driver.post(driver.request("r", [3, 4], 3, "slow", sampling=GREEDY))
+    driver.beat()
+    told = driver.iterations[-1].state
+    assert told is not None
+    assert [(s.request_id, s.waiting) for s in told.sequences] == [("r", True)]
+    source.gate.set()
+    driver.finish()
+
+
+def test_a_slow_download_does_not_hold_up_the_next_adapter(drive, world):
+    world.write_adapter("slow")
+    world.write_adapter("fast", seed=2)
+
+    class Uneven(GatedSource):
+        def adapter(self, digest):
+            return super().adapter(digest) if digest == "slow" else self.world.adapter(digest)
+
+    source = Uneven(world)
+    driver = drive(source)
+    driver.post(driver.request("waits", [3, 4], 3, "slow", sampling=GREEDY))
+    driver.post(driver.request("runs", [3, 4], 3, "fast", sampling=GREEDY))
+    while "runs" in driver.pool.sequences or not driver.events:
+        driver.beat()
+    assert len(driver.answer("runs")) == 3
+    assert driver.pool.sequences["waits"].phase is Phase.WAITING
+    source.gate.set()
+    driver.finish()
+
+
+def test_what_is_being_fetched_stays_on_disk_whatever_an_older_retain_says(drive, world):
+    world.write_adapter("new")
+    kept: queue.SimpleQueue[frozenset[str]] = queue.SimpleQueue()
+
+    class Recording(GatedSource):
+        def retain(self, digests):
+            kept.put(digests)
+
+    source = Recording(world)
+    driver = drive(source)
+    driver.engine.adapters.carry_out([Load("new", 0), Retain(frozenset(["old"]))])
+    assert kept.get(timeout=20) == {"old", "new"}
+    source.gate.set()
+
+
+def test_an_adapter_that_cannot_be_built_leaves_nothing_in_host_memory(drive, world):
+    world.write_adapter("wide", rank=65)
+    driver = drive()
+    driver.post(driver.request("r", [5], 3, "wide", sampling=GREEDY))
+    driver.finish()
+    assert driver.ending("r").reason is EndReason.LOAD_FAILED
+    driver.engine.adapters._builder.submit(lambda: None).result(20)  # what was ordered before is done
+    assert not driver.engine.adapters._host
+
+
 def test_a_depot_that_does_not_answer_fails_the_load_and_a_later_start_tries_again(drive, world):
     world.write_adapter("a")
 
@@ -109,7 +169,7 @@ def test_a_depot_that_does_not_answer_fails_the_load_and_a_later_start_tries_aga
     driver = drive(Flaky(world))
     driver.post(driver.request("first", [5], 3, "a", sampling=GREEDY))
     driver.finish()
-    assert driver.ending("first").reason is EndReason.LOAD_FAILED
+    assert driver.ending("first").reason is EndReason.INTERNAL, "nothing is wrong with the artifact: tried elsewhere"
     driver.post(driver.request("second", [5], 3, "a", sampling=GREEDY))
     driver.finish()
     assert len(driver.answer("second")) == 3

@@ -328,6 +328,44 @@ def test_a_sequence_waits_for_its_adapter_with_its_pages_while_the_others_run():
     assert {e.request_id for e in pool.take_events()} == {"runs", "waits"}
 
 
+def test_an_admission_that_waits_for_its_adapter_is_told_at_once():
+    pool = RequestPool(LIMITS)
+    pool.start(make_request("runs", 1, prompt=2, max_tokens=4))
+    assert not pool.take_urgent(), "its first iteration tells"
+    pool.start(make_request("waits", 2, prompt=2, max_tokens=4, adapter="a"))
+    assert pool.take_urgent()
+
+
+class Unscanned(dict):
+    """A dictionary that is looked up and never walked."""
+
+    def __iter__(self):
+        raise AssertionError("walked")
+
+    values = items = keys = __iter__
+
+
+def test_neither_a_sequence_nor_a_report_costs_more_with_the_number_of_adapters_known():
+    pool = RequestPool(LIMITS)
+    pool.set_desired(1, [Desired(f"a{i}", pinned=i == 0) for i in range(1000)])
+    adapters = pool.residency.adapters
+    pool.residency.adapters = Unscanned(adapters)
+    pool.loaded("a0", rank=1, n_bytes=1, host_bytes=1, cost=1.0)
+    pool.start(make_request("r", 1, prompt=2, max_tokens=2, adapter="a7"))
+    pool.start(make_request("bad", 2, prompt=2, max_tokens=2, adapter="a9"))
+    pool.loaded("a7", rank=1, n_bytes=1, host_bytes=1, cost=1.0)
+    step(pool)
+    step(pool)
+    pool.load_failed("a9", EndReason.LOAD_FAILED, "torn")
+    state = pool.state()
+    assert {(a.digest, a.error) for a in state.adapters} == {("a0", ""), ("a7", ""), ("a9", "torn")}
+    assert state.adapters_known == 1000
+    pool.residency.adapters = adapters
+    pool.set_desired(2, [Desired("a1")])
+    assert not pool.state().adapters, "what is forgotten is listed no more"
+    check_pool(pool)
+
+
 def test_a_load_that_fails_ends_only_those_who_waited_for_it():
     pool = RequestPool(LIMITS)
     for i, adapter in enumerate(("a", "b", "a")):
@@ -338,7 +376,7 @@ def test_a_load_that_fails_ends_only_those_who_waited_for_it():
         ("r2", EndReason.UNKNOWN_ADAPTER),
     }
     assert set(pool.sequences) == {"r1"}
-    assert pool.state().adapters[0].error == "the depot does not hold it"
+    assert {a.digest: a.error for a in pool.state().adapters} == {"a": "the depot does not hold it", "b": ""}
 
 
 def test_ready_is_told_only_with_desired_known_and_pinned_resident():

@@ -16,11 +16,11 @@ import grpc
 import grpc.aio
 import pytest
 
+from weft.process import owned
 from weft.wire.channels import Outbox, both_ways, channel
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
 from weft.wire.v1.supervisor_pb2 import SupervisorToRunner
-from weft_runner.identity import own_directory
 from weft_runner.main import main
 
 pytestmark = pytest.mark.integration
@@ -281,9 +281,9 @@ def test_an_address_in_use_an_owned_folder_and_an_unknown_base_have_exit_codes_a
         for flag in ("listen", "probes"):
             code, text = code_of(**{flag: f"127.0.0.1:{taken.getsockname()[1]}"})
             assert (code, "AddressInUse" in text, f"--{flag}" in text) == (2, True, True)
-    with own_directory(tmp_path / "data"):
+    with owned(tmp_path / "data", "runner"):
         code, text = code_of()
-    assert (code, "DataDirectoryBusy" in text) == (2, True)
+    assert (code, "DataDirInUse" in text) == (2, True)
     code, text = code_of()
     assert (code, "ArtifactUnknown" in text) == (1, True)
 

@@ -11,10 +11,11 @@ from weft_runner.core.events import Ended, EndReason, NoRoom, Tier, Tokens
 from weft_runner.core.sequence import Epoch, Finish, Sampling
 from weft_runner.depot import DepotSource
 from weft_runner.engine import SetDesired
-from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, DataDirectoryBusy
-from weft_runner.identity import own_directory, read_identity
+from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable
+from weft_runner.identity import read_identity
 from weft_runner.model.spec import parse_spec
 from weft_runner.process import fetch_base
+from weft_runner.server import started
 from weft_runner.settings import cpu_quota, parse_settings
 from weft_runner.wire import desired_of, refusal_to, request_of, state_to, step_to
 
@@ -70,13 +71,6 @@ def test_the_uuid_stays_and_the_incarnation_changes(tmp_path):
     assert first.incarnation != second.incarnation
 
 
-def test_a_data_directory_has_one_owner(tmp_path):
-    with own_directory(tmp_path / "new"), pytest.raises(DataDirectoryBusy), own_directory(tmp_path / "new"):
-        pass
-    with own_directory(tmp_path / "new"):
-        pass
-
-
 # ---- wire
 
 
@@ -94,6 +88,11 @@ def test_a_start_becomes_a_request_of_its_session():
     request = request_of(start, owner=4, gateway_id="g")
     assert (request.epoch, request.owner, request.prompt, request.emitted) == (Epoch(3, 9), 4, (1, 2), (3,))
     assert request.sampling == Sampling(2**64 - 1, 1, 0.5, 1.0, True), "an unset top_p is the whole distribution"
+
+
+def test_the_log_names_a_request_as_the_gateways_log_does():
+    fields = started(runner_pb2.Start(request_id="mine-0123", gateway_request_id="mine"))["kv"]
+    assert (fields["request_id"], fields["client_request_id"]) == ("mine-0123", "mine")
 
 
 def test_what_the_engine_tells_becomes_messages():
@@ -149,6 +148,20 @@ def test_an_adapter_comes_from_the_depot_once_and_leaves_the_disk_when_it_is_no_
     source.retain(frozenset([two]))
     assert source.on_disk([one, two]) == {two}
     assert set(source.base()) == {"config.json", "model.safetensors"}, "the base stays"
+
+
+def test_a_short_outage_of_the_depot_is_waited_out_and_a_long_one_is_unreachable(world, depot, tmp_path):
+    digest = depot.publish("adapter", world.write_adapter("a"))
+    for refusals, within_s in ((10, 15.0), (99, 20.0)):
+        pauses: list[float] = []
+        source = DepotSource(depot.url, tmp_path / f"{refusals}", DIGEST, lambda: False, pauses.append)
+        depot.refusals = refusals
+        if refusals == 10:
+            assert source.adapter(digest).tensors.exists()
+        else:
+            with pytest.raises(ArtifactUnreachable):
+                source.adapter(digest)
+        assert 10.0 < sum(pauses) < within_s
 
 
 def test_errors_of_the_depot_get_the_runners_names(world, depot, tmp_path):

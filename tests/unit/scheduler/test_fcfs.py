@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_scheduler.core.effects import Assign, Reject, RejectReason
-from weft_scheduler.core.events import ResubmitComplete
+from weft_scheduler.core.events import FailReason, ResubmitComplete
 from weft_scheduler.core.queueing import Fcfs, Queue
-from weft_scheduler.core.shelves import Shape
+from weft_scheduler.core.shelves import Place, Shape
 
 SMALL, LARGE = Shape(8, 10), Shape(8, 100)
 
@@ -32,14 +32,17 @@ class Room:
     def __init__(self, queue: Queue[Waiting], small: int, large: int) -> None:
         self.queue, self.free, self.admitted = queue, {SMALL: small, LARGE: large}, list[int]()
 
-    def admit(self, request: Waiting, closed: AbstractSet[Shape]) -> Shape | None:
+    def admit(self, request: Waiting, closed: AbstractSet[Shape]) -> Place | None:
         for shape in self.shapes_for(request):
             if shape not in closed and self.free[shape] >= request.size:
                 self.free[shape] -= request.size
                 self.queue.remove(request)
                 self.admitted.append(request.name)
-                return shape
+                return Place(shape, "")
         return None
+
+    def waits_for(self, request: Waiting, place: Place) -> bool:
+        return place.shape in self.shapes_for(request)
 
     def shapes_for(self, request: Waiting) -> AbstractSet[Shape]:
         return {shape for shape in (SMALL, LARGE) if shape.max_context_tokens >= request.size}
@@ -129,6 +132,32 @@ def test_in_the_core_the_oldest_waits_for_pages_while_the_bound_lasts(new_desk: 
     assert not picked(desk.submit("r2"), Assign)
     effects = desk.runner("a", desk.view("r0"), desk.view("r1"), free=96)
     assert [a.request_id for a in picked(effects, Assign)] == ["large", "large2"]
+
+
+def test_one_that_keeps_off_the_only_runner_stalls_nobody(desk: Any) -> None:
+    """100 requests a second beside one that its runner failed: everybody is admitted at once, without a pause."""
+    desk.start()
+    desk.runner("a", max_sequences=32)
+    desk.place("bad")
+    desk.failed("bad", FailReason.RUNNER_ERROR)
+    for i in range(200):
+        desk.wait(0.01)
+        assert desk.place(f"r{i}").runner.uuid == "a"
+        desk.outcome(f"r{i}")
+    assert desk.request("bad").passes == 0
+
+
+def test_one_that_keeps_off_a_runner_waits_for_the_others_no_longer_than_the_bound(new_desk: Any, picked: Any) -> None:
+    desk = new_desk(starvation_bound=2, avoid_s=60.0).start()
+    desk.runner("a", max_sequences=9)
+    desk.place("bad", prompt_tokens=400)
+    desk.failed("bad", FailReason.RUNNER_ERROR)
+    desk.runner("b", max_sequences=9, free=10)
+    placed = [desk.place(f"r{i}") for i in range(2)]
+    assert ([a.runner.uuid for a in placed], desk.request("bad").passes) == (["b", "b"], 2)
+    assert not picked(desk.submit("behind"), Assign), "b has room for it and drains for the oldest"
+    effects = desk.runner("b", desk.view("r0"), desk.view("r1"), free=96)
+    assert [a.request_id for a in picked(effects, Assign)] == ["bad", "behind"]
 
 
 def test_age_counts_waiting_before_a_restart(desk: Any) -> None:

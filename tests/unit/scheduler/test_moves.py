@@ -18,7 +18,7 @@ from weft_scheduler.core.events import (
     SupervisorDown,
 )
 from weft_scheduler.core.state import Phase
-from weft_scheduler.core.values import PreemptDecision, RunnerId
+from weft_scheduler.core.values import Epoch, PreemptDecision, RunnerId
 
 Picked = Callable[..., list[Any]]
 
@@ -140,6 +140,19 @@ def test_what_the_system_does_itself_is_no_move(desk: Any, picked: Picked, reaso
         while desk.request("r").phase is Phase.WAITING:
             desk.wait(0.05)
     assert desk.request("r").moves == 0
+
+
+@pytest.mark.parametrize("reason", [FailReason.NO_ROOM, FailReason.PREEMPTED])
+def test_a_request_at_its_last_move_survives_what_the_system_does_itself(
+    desk: Any, picked: Picked, reason: FailReason
+) -> None:
+    desk.start(max_moves=2)
+    desk.runner("a")
+    desk.submit("r", emitted_tokens=3, epoch=Epoch(1, 5), runner=RunnerId("a", "i1"), moves=9, reservation_tokens=8)
+    assert not picked(desk.failed("r", reason, 3), Reject)
+    desk.wait(0.2)
+    (rejected,) = picked(desk.failed("r", FailReason.RUNNER_ERROR, 3), Reject)
+    assert rejected.reason is RejectReason.TOO_MANY_MOVES
 
 
 def test_a_runner_that_keeps_saying_no_room_is_asked_ever_more_rarely(desk: Any, picked: Picked) -> None:

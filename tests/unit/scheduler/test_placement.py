@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_scheduler.core.effects import Assign
+from weft_scheduler.core.events import RegistryChange
 from weft_scheduler.core.placement import Ask, Punica
 from weft_scheduler.core.ranking import Key
 from weft_scheduler.core.shelves import Shape, Shelves
-from weft_scheduler.core.values import Epoch, SequenceView
+from weft_scheduler.core.values import AdapterSpec, Epoch, SequenceView
 
 DIGESTS = ["sha256:1", "sha256:2", "sha256:3"]
 
@@ -117,3 +118,26 @@ def test_full_runners_leave_no_rest_behind() -> None:
     assert not shelf.full
     shelves.prune(SHAPES[0])
     assert not shelves.by_shape
+
+
+def test_pinned_adapters_hold_their_slots_and_are_there_for_whoever_asks(
+    desk: Any, picked: Callable[..., list[Any]], adapter_of: Callable[..., AdapterSpec]
+) -> None:
+    """Of 4 slots 3 are protected: a second cold adapter would wait on the runner for a slot that never comes."""
+    desk.start(*(f"sha256:{i}" for i in range(6)))
+    desk.runner("a", max_adapters=4, max_sequences=9)
+    desk.place("cold", "sha256:5")
+    pinned = tuple(adapter_of(f"sha256:{i}", pinned=True) for i in range(3))
+    desk.handle(RegistryChange(False, adapters=pinned))
+    assert not picked(desk.submit("second", "sha256:4"), Assign)
+    assert [desk.place(f"r{i}", f"sha256:{i}").runner.uuid for i in (0, 1, 2, 5)] == ["a"] * 4
+    effects = desk.handle(RegistryChange(False, adapters=(adapter_of("sha256:0"),)))
+    assert not picked(effects, Assign), "it still runs there"
+    assert [a.request_id for a in picked(desk.outcome("r0", digest="sha256:0"), Assign)] == ["second"]
+
+
+def test_a_runner_keeps_one_slot_that_nobody_pins(desk: Any, adapter_of: Callable[..., AdapterSpec]) -> None:
+    desk.start(*(f"sha256:{i}" for i in range(4)))
+    desk.handle(RegistryChange(False, adapters=tuple(adapter_of(f"sha256:{i}", pinned=True) for i in range(3))))
+    desk.runner("a", max_adapters=1)
+    assert desk.place("cold", "sha256:3").runner.uuid == "a"

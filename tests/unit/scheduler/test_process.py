@@ -45,7 +45,7 @@ async def test_it_takes_a_higher_term_at_every_start_and_stops_cleanly(tmp_path:
 async def test_an_address_in_use_is_named(tmp_path: Path, flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = await start(tmp_path, flag, f"127.0.0.1:{taken.getsockname()[1]}")
-        await hear(process, "address in use")
+        await hear(process, f"AddressInUse .*{flag}")
         assert await asyncio.wait_for(process.wait(), 10) == 2
 
 
@@ -61,7 +61,7 @@ async def test_a_data_directory_of_another_scheduler_is_refused(tmp_path: Path) 
     first = await start(tmp_path)
     await hear(first, "serving")
     second = await start(tmp_path)
-    await hear(second, "belongs to another scheduler")
-    assert await second.wait() == 1
+    await hear(second, "DataDirInUse .* another scheduler")
+    assert await second.wait() == 2
     first.terminate()
     assert await asyncio.wait_for(first.wait(), 10) == 0

@@ -191,6 +191,16 @@ def test_a_stream_of_a_deleted_digest_ends_by_name_when_the_drain_time_is_over(d
     assert desk.core.state.pools[POOL].desired.list.adapters == ()
 
 
+def test_a_pools_own_drain_time_counts_before_the_schedulers(desk: Any, picked: Picked) -> None:
+    desk.start("sha256:1", drain_s=600.0)
+    desk.runner("a")
+    desk.place("r", "sha256:1")
+    desk.handle(_started(desk))
+    desk.registry(drain_s=600.0)
+    assert not picked(desk.wait(599.0), Reject)
+    assert [r.request_id for r in picked(desk.wait(2.0), Reject)] == ["r"]
+
+
 def test_a_new_request_for_a_digest_just_replaced_is_served_and_refused_later(desk: Any, picked: Picked) -> None:
     desk.start("sha256:1")
     desk.runner("a")

@@ -108,6 +108,23 @@ def test_what_the_last_report_includes_is_adopted_without_counting_it_twice(desk
     assert desk.record("a").pending == {}
 
 
+def test_an_adopted_reservation_counts_from_where_its_epoch_began(desk: Any, picked: Picked) -> None:
+    desk.start()
+    desk.runner("a")
+    running(desk, "r", Epoch(1, 1), start_emitted_tokens=10, emitted_tokens=20)
+    assert (desk.request("r").cover_tokens, desk.record("a").pending_pages) == (26, 3)  # 16 + 26 tokens
+    (again,) = picked(desk.failed("r", FailReason.PREEMPTED, 20), Assign)
+    assert again.reservation_tokens == 6
+
+
+def test_a_moved_start_on_its_way_is_not_taken_for_one_that_runs(desk: Any, picked: Picked) -> None:
+    desk.start()
+    desk.runner("a")
+    running(desk, "r", Epoch(1, 1), start_emitted_tokens=10, emitted_tokens=10)
+    assert desk.request("r").phase is Phase.ASSIGNED
+    assert [e.reason for e in picked(desk.wait(5.1), Requeued)] == ["expired"]
+
+
 def test_an_adopted_start_before_the_runner_is_known_keeps_its_room_too(desk: Any, picked: Picked) -> None:
     desk.registry()
     desk.gateway()

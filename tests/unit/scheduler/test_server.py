@@ -108,7 +108,6 @@ async def serving(data_dir: Path, config: Config) -> AsyncIterator[Stack]:
         await connection.close()
         await grpc_server.stop(0.2)
         server.close()
-        terms.close()
 
 
 def report(*running: spb.SequenceState, sequence: int = 1, free: int = 100) -> pb.SupervisorToScheduler:
@@ -263,7 +262,7 @@ async def test_the_term_is_on_disk_before_anybody_hears_of_it(stack: Stack, tmp_
 async def test_a_term_that_cannot_be_made_durable_ends_the_process_and_gives_no_order(
     stack: Stack, tmp_path: Path
 ) -> None:
-    (tmp_path / "term.new").mkdir()
+    (tmp_path / "term.tmp").mkdir()
     supervisor = await stack.supervisor(highest_term=41)
     await asyncio.wait_for(stack.stop.wait(), 10)
     assert "not written" in str(stack.server.failure)

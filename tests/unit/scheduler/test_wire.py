@@ -33,12 +33,14 @@ EPOCH, R = cpb.Epoch(term=3, counter=4), cpb.RunnerId(uuid="u", incarnation="i")
 SUBMIT = pb.Submit(
     request_id="r", pool="n/p", namespace="n", model_name="m", adapter_digest="d", prompt_tokens=1, emitted_tokens=2,
     max_tokens=9, p50_tokens=4, p90_tokens=5, waited_ms=1500, epoch=EPOCH, runner=R, moves=6, reservation_tokens=7,
+    start_emitted_tokens=8,
 )  # fmt: skip
 
 
 def test_a_submit_arrives_whole() -> None:
     event = wire.gateway_event("g", pb.GatewayToScheduler(submit=SUBMIT))
-    assert event == ev.Submit("g", "r", "n/p", "n", "m", "d", 1, 9, 2, 4, 5, 1.5, Epoch(3, 4), RunnerId("u", "i"), 6, 7)
+    epoch, runner = Epoch(3, 4), RunnerId("u", "i")
+    assert event == ev.Submit("g", "r", "n/p", "n", "m", "d", 1, 9, 2, 4, 5, 1.5, epoch, runner, 6, 7, 8)
 
 
 def test_a_submit_that_runs_nowhere_has_no_runner() -> None:
@@ -137,6 +139,7 @@ def test_a_registry_message_arrives_whole() -> None:
     pool = pb.PoolDesired(
         pool="n/p", base_digest="b", base_model_name="m", shared_all=True, shared_namespaces=["x"], max_queue=5,
         max_moves=2, placement="punica", queue="fcfs", reservation="calibrated", created_unix_s=9, min_runners=1,
+        drain_s=60,
     )  # fmt: skip
     adapter = pb.AdapterDesired(
         uid="u", namespace="n", name="a", model_name="n/a", pool="n/p", digest="d", rank=8, bytes=100, pinned=True,

@@ -9,6 +9,7 @@ from collections import Counter
 from datetime import date
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,7 +89,29 @@ async def test_usage_is_kept_per_namespace_model_and_day(engine):
 async def test_an_odd_outcome_does_not_keep_its_batch_from_being_stored(engine):
     odd = outcome("odd", error="x" * 5_000, namespace="a\0b", finished_unix_ms=2**64 - 1, completion_tokens=2**32 - 1)
     assert await record(engine, [outcome("plain"), odd]) == {"plain", "odd"}
-    assert {row.namespace for row in await outcomes.usage(engine, since=BEGIN)} == {"acme", "ab"}
+    [strange] = {row.namespace for row in await outcomes.usage(engine, since=BEGIN)} - {"acme"}
+    assert "\0" not in strange
+    assert strange != "ab", "another tenant's"
+
+
+async def test_requests_that_differ_only_beyond_the_column_are_two(engine):
+    long = "r" * 128
+    rows = [outcome(long), outcome(f"{long}a"), outcome(f"{long}b"), outcome(f"{long}\0")]
+    assert len(await record(engine, rows)) == 4
+    assert await record(engine, rows) == set(), "told again, they are known"
+    [row] = await outcomes.usage(engine, since=BEGIN)
+    assert (await outcomes.count(engine), row.requests) == (4, 4)
+
+
+@pytest.mark.parametrize(("name", "width"), [("namespace", 253), ("model_name", 512), ("model_version", 64)])
+async def test_no_key_of_a_sum_is_cut(engine, name, width):
+    rows = [outcome(end, **{name: "n" * width + end}) for end in "ab"]
+    await record(engine, rows)
+    table, column = ("model_versions", "version") if name == "model_version" else ("usage", name)
+    async with engine.connect() as connection:
+        keys = (await connection.exec_driver_sql(f"SELECT {column} FROM {table}")).scalars().all()
+    assert len(set(keys)) == 2
+    assert max(map(len, keys)) <= width
 
 
 async def test_old_outcomes_go_by_the_time_they_were_stored_and_usage_stays(engine):

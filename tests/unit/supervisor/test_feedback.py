@@ -66,6 +66,7 @@ async def test_what_the_predictor_has_not_acknowledged_is_told_on_its_next_strea
 class Kept:
     def __init__(self) -> None:
         self.stored: list[str] = []
+        self.rooms: list[int] = []  # how many were stored when there was room again
 
     def on_stored(self, batch: Sequence[common_pb2.Outcome]) -> None:
         self.stored += [outcome.request_id for outcome in batch]
@@ -78,7 +79,7 @@ async def kept():
 
 @pytest.fixture
 async def journal(store, kept):
-    journal = Journal(store, on_stored=kept.on_stored)
+    journal = Journal(store, on_stored=kept.on_stored, on_room=lambda: kept.rooms.append(len(kept.stored)))
     running = asyncio.create_task(journal.run(keep_days=30))
     yield journal
     journal.close()
@@ -117,10 +118,29 @@ async def test_a_store_out_of_reach_acknowledges_nothing_says_so_and_goes_on_whe
 
 
 async def test_a_full_journal_takes_nothing_more(store, kept):
-    idle = Journal(store, on_stored=kept.on_stored)
+    idle = Journal(store, on_stored=kept.on_stored, on_room=lambda: None)
     assert all(idle.put(outcome(str(i))) for i in range(MAX_WAITING))
     assert not idle.put(outcome("one too many"))
     assert idle.put(outcome("0")), "one that waits already is no news"
+
+
+async def test_a_journal_that_refused_says_once_when_half_of_it_is_empty(journal, kept, monkeypatch):
+    monkeypatch.setattr("weft_supervisor.feedback.MAX_WAITING", 600)
+    assert all(journal.put(outcome(str(i))) for i in range(600))
+    assert not journal.put(outcome("refused"))
+    await asyncio.wait_for(journal.drained(), 10)
+    assert kept.rooms == [400]
+
+
+async def test_what_a_full_journal_refused_is_told_again_on_a_new_stream(world, monkeypatch):
+    monkeypatch.setattr("weft_supervisor.feedback.MAX_WAITING", 1)
+    await world.scheduler.next("hello")
+    world.server.journal.put(outcome("r1"))
+    assert not world.server.journal.put(outcome("r2"))
+    await world.scheduler.next("hello")
+    world.scheduler.send(outcome=outcome("r2"))
+    while "r2" not in (await world.scheduler.next("outcome_ack")).request_ids:
+        pass
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30)), max_size=80), st.integers(1, 12))

@@ -8,8 +8,8 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from weft.telemetry.logs import JsonFormatter, TextFormatter, kv
-from weft.telemetry.probes import Probes, split_address
+from weft.telemetry.logs import JsonFormatter, TextFormatter, configure, kv
+from weft.telemetry.probes import Probes
 
 
 def record(**fields: object) -> logging.LogRecord:
@@ -32,6 +32,33 @@ def test_json_lines_carry_the_event_and_its_key_values() -> None:
 def test_text_lines_quote_what_has_spaces() -> None:
     line = TextFormatter("runner").format(record(reason="no room", adapter="acme/upper"))
     assert line.endswith('sequence admitted  reason="no room" adapter=acme/upper')
+
+
+HOSTILE = ["a\nb", "a\rb", "\x1b[2Jb", "a\x9b2Jb", "a\x7fb", "a\u202eb", "\ud800"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_nothing_that_steers_a_terminal_reaches_a_text_line(text: str) -> None:
+    made = record(uri=text)
+    made.args = (text,)
+    made.exc_info = (ValueError, ValueError(text), None)
+    line = TextFormatter("depot").format(made)
+    assert all(part.isprintable() for part in line.split("\n"))
+    assert f"uri={json.dumps(text)}" in line
+    assert "\n" not in line.partition("  uri=")[0], "the event stays in its line"
+
+
+def test_clients_and_servers_log_their_requests_at_debug_only(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    handlers, before = root.handlers[:], root.level
+    try:
+        for level, shown in (("INFO", False), ("DEBUG", True), ("ERROR", False)):
+            configure("depot", level=level)
+            for name in ("httpx2", "uvicorn.access"):
+                assert logging.getLogger(name).isEnabledFor(logging.INFO) == shown
+        assert not logging.getLogger("httpx2").isEnabledFor(logging.WARNING), "the process's own level counts too"
+    finally:
+        root.handlers, root.level = handlers, before
 
 
 def get(port: int, path: str) -> tuple[int, str]:
@@ -65,9 +92,3 @@ def test_a_loop_that_stands_still_is_unhealthy() -> None:
         assert probes.answer("/healthz")[0] == 503
     finally:
         probes._server.server_close()
-
-
-@pytest.mark.parametrize("bad", ["8080", "host", "host:", ":80", "a:b"])
-def test_an_address_without_host_or_port_is_refused(bad: str) -> None:
-    with pytest.raises(ValueError, match="HOST:PORT"):
-        split_address(bad)

@@ -8,6 +8,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from weft.process import AddressInUse
 from weft.wire.serving import serve, stop_on_signals
 
 
@@ -46,7 +47,7 @@ async def test_a_port_in_use_is_an_error() -> None:
     stop, port = asyncio.Event(), free_port()
     first = asyncio.create_task(serve(lambda _: None, listen=f"127.0.0.1:{port}", names=[], stop=stop))
     await healthy_default(port)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(AddressInUse, match="--listen"):
         await serve(lambda _: None, listen=f"127.0.0.1:{port}", names=[], stop=stop)
     stop.set()
     await first

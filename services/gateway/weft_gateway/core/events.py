@@ -110,6 +110,13 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolServed:
+    """The shell's word: whether the scheduler is there and the request's pool has a ready runner."""
+
+    served: bool
+
+
+@dataclass(frozen=True, slots=True)
 class HoldExpired:
     """A timer of the shell; counts only if the stream was held too long. `failure` says what was missing."""
 
@@ -128,7 +135,18 @@ class Aborted:
     failure: Failure
 
 
-Event = StepTokens | Assigned | Preempted | RunnerLost | RunnerGaveUp | Rejected | HoldExpired | ClientGone | Aborted
+Event = (
+    StepTokens
+    | Assigned
+    | Preempted
+    | RunnerLost
+    | RunnerGaveUp
+    | Rejected
+    | PoolServed
+    | HoldExpired
+    | ClientGone
+    | Aborted
+)
 
 
 # ---------------------------------------------------------------- effects

@@ -31,6 +31,7 @@ from weft_gateway.core.events import (
     Finish,
     FinishReason,
     HoldExpired,
+    PoolServed,
     Preempted,
     Rejected,
     RunnerGaveUp,
@@ -42,31 +43,48 @@ from weft_gateway.core.events import (
 )
 from weft_gateway.core.stops import StopMatcher
 
+UNCOUNTED = frozenset({FailedReason.NO_ROOM, FailedReason.PREEMPTED})  # the system's own doing
+
 
 class Stream:
     """One request from its submission at `now` (seconds) to its one Finish.
 
-    `hold_s` bounds the time without an assignment. It runs on over assignments that came to nothing and starts anew
-    once a runner has admitted the request.
+    `hold_s` bounds the time with nowhere to go. A request that merely queues (new, preempted, or told NoRoom) in a pool
+    that is served has somewhere to go: its clock stands, for the queue's bound and the client's patience end such a
+    wait. The clock of one that lost its runner otherwise (crash, drain, error) runs until it is assigned. It runs on
+    over assignments that came to nothing and starts anew once a runner has admitted the request.
     """
 
     def __init__(
-        self, *, max_tokens: int, bytes_of: BytesOf, stops: Sequence[str] = (), hold_s: float, now: float
+        self,
+        *,
+        max_tokens: int,
+        bytes_of: BytesOf,
+        stops: Sequence[str] = (),
+        hold_s: float,
+        now: float,
+        served: bool = False,
     ) -> None:
         self.tokens: list[int] = []
         self.max_tokens = max_tokens
         self.running: Assigned | None = None  # the present ownership
         self.highest = NEVER
         self.assignments = 0
+        self.counted_moves = 0  # epochs that ended by anything but the system's own doing
+        self.start_tokens = 0  # emitted when the present epoch began
+        self.served = served  # a scheduler and a ready runner are there
         self.finish: Finish | None = None
         self._detokeniser, self._stops = Detokeniser(bytes_of), StopMatcher(stops)
         self._admitted = False  # the present epoch has produced something
         self._doublings_before = self._doublings_now = 0
-        self._hold_s, self._held_since, self._held_before_s = hold_s, now, 0.0
+        self._queues = True  # without a runner by the system's own doing
+        self._hold_s, self._held_before_s = hold_s, 0.0
+        self._held_since: float | None = None  # None: the clock stands
+        self._wind(now)
 
     @property
     def moves(self) -> int:
-        """Assignments beyond the first."""
+        """Assignments beyond the first, for the outcome. `maxMoves` bounds `counted_moves`."""
         return max(0, self.assignments - 1)
 
     @property
@@ -76,26 +94,32 @@ class Stream:
 
     @property
     def hold_deadline(self) -> float | None:
-        """When the hold runs out; None while a runner has the request, and at the end."""
-        if self.running or self.finish:
-            return None
-        return self._held_since + self._hold_s - self._held_before_s
+        """When the hold runs out; None while a runner has the request or its clock stands, and at the end."""
+        return None if self._held_since is None else self._held_since + self._hold_s - self._held_before_s
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """What this event changes. An event that counts no more changes nothing."""
         if self.finish:
             return []
+        effects = self._dispatch(event, now)
+        self._wind(now)
+        return effects
+
+    def _dispatch(self, event: Event, now: float) -> list[Effect]:
         match event:
             case StepTokens():
-                return self._step(event, now)
+                return self._step(event)
             case Assigned():
-                return self._assigned(event, now)
+                return self._assigned(event)
             case Preempted(epoch):
-                return self._broken(epoch, FailedReason.PREEMPTED, now, stop=True)
+                return self._broken(epoch, FailedReason.PREEMPTED, stop=True)
             case RunnerLost(runner, detail):
-                return self._lost(now, detail) if self.running and self.running.runner == runner else []
+                return self._lost(detail) if self.running and self.running.runner == runner else []
             case RunnerGaveUp(epoch, reason, detail, free_pages):
-                return self._broken(epoch, reason, now, detail=detail, free_pages=free_pages)
+                return self._broken(epoch, reason, detail=detail, free_pages=free_pages)
+            case PoolServed(served):
+                self.served = served
+                return []
             case HoldExpired(failure):
                 return self._expired(failure, now)
             case ClientGone():
@@ -107,29 +131,27 @@ class Stream:
 
     # ---------------------------------------------------------------- ownership
 
-    def _assigned(self, event: Assigned, now: float) -> list[Effect]:
+    def _assigned(self, event: Assigned) -> list[Effect]:
         if event.epoch <= self.highest:
             return []
         effects: list[Effect] = []
         if self.running:
             effects.append(Stop(self.running.epoch, self.running.runner))
-        else:
-            self._held_before_s += now - self._held_since
+            self.counted_moves += 1
         self.running, self.highest, self._admitted = event, event.epoch, False
-        self.assignments += 1
+        self.assignments, self.start_tokens = self.assignments + 1, len(self.tokens)
         self._close_doublings()
         start = Start(event.epoch, event.runner, event.address, tuple(self.tokens), event.reservation_tokens)
         return [*effects, start]
 
-    def _lost(self, now: float, detail: str) -> list[Effect]:
+    def _lost(self, detail: str) -> list[Effect]:
         assert self.running
-        return self._broken(self.running.epoch, FailedReason.SESSION_LOST, now, detail=detail)
+        return self._broken(self.running.epoch, FailedReason.SESSION_LOST, detail=detail)
 
     def _broken(
         self,
         epoch: Epoch,
         reason: FailedReason,
-        now: float,
         *,
         detail: str = "",
         free_pages: int = 0,
@@ -139,8 +161,18 @@ class Stream:
         if not self.running or epoch != self.running.epoch:
             return []
         stops = [Stop(epoch, self.running.runner)] if stop else []
-        self.running, self._held_since = None, now
+        self.running, self._queues = None, reason in UNCOUNTED
+        self.counted_moves += not self._queues
         return [*stops, Failed(epoch, reason, len(self.tokens), free_pages, detail)]
+
+    def _wind(self, now: float) -> None:
+        """The hold's clock runs exactly while the request has nowhere to go."""
+        stands = bool(self.running or self.finish or (self._queues and self.served))
+        if not stands and self._held_since is None:
+            self._held_since = now
+        elif stands and self._held_since is not None:
+            self._held_before_s += now - self._held_since
+            self._held_since = None
 
     def _expired(self, failure: Failure, now: float) -> list[Effect]:
         deadline = self.hold_deadline
@@ -157,12 +189,12 @@ class Stream:
 
     # ---------------------------------------------------------------- tokens
 
-    def _step(self, event: StepTokens, now: float) -> list[Effect]:
+    def _step(self, event: StepTokens) -> list[Effect]:
         if not self.running or event.epoch != self.running.epoch or event.position < len(self.tokens):
             return []
         if event.position > len(self.tokens):
             detail = f"tokens {len(self.tokens)}..{event.position} never came"
-            return self._broken(event.epoch, FailedReason.RUNNER_ERROR, now, detail=detail, stop=True)
+            return self._broken(event.epoch, FailedReason.RUNNER_ERROR, detail=detail, stop=True)
         self._doublings_now = event.doublings
         text = self._append(event.tokens)
         effects = self._admit(event)

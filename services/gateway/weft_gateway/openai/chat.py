@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft_gateway.gateway import Gateway
+from weft_gateway.model_text import ModelText
 from weft_gateway.openai.answer import Answer
 from weft_gateway.openai.prepare import prepare, read
 from weft_gateway.openai.schema import ChatRequest
@@ -19,7 +20,11 @@ async def chat_completions(gateway: Gateway, request: Request) -> Response:
         params = asked.params
         messages = [{"role": message.role, "content": message.content} for message in params.messages]
         text = "\n".join(message.content for message in params.messages)
-        prepared = await prepare(gateway, request, asked, encode=lambda model: model.encode_chat(messages), text=text)
+
+        def encode(model: ModelText, context_tokens: int) -> list[int]:
+            return model.encode_chat(messages, context_tokens)
+
+        prepared = await prepare(gateway, request, asked, encode=encode, text=text)
         live = await gateway.serving.submit(prepared)
     usage = params.include_usage
     shape = ChatShape(live.request_id, params.model, int(time.time()), include_usage=usage)

@@ -8,19 +8,28 @@ from typing import Generic, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from weft_gateway.errors import BadRequest, ModelNotFound, ParameterError, TooLarge, Unavailable
+from weft_gateway.errors import (
+    BadRequest,
+    Internal,
+    ModelNotFound,
+    ParameterError,
+    TooLarge,
+    Unavailable,
+    UnsupportedMediaType,
+)
 from weft_gateway.gateway import Gateway
 from weft_gateway.ids import ids_of
 from weft_gateway.live import MAX_PROMPT_CHARS, Prepared, Sampling
-from weft_gateway.model_text import ModelText, NotEncodable
+from weft_gateway.model_text import UNKNOWN_CONTEXT_TOKENS, ModelText, NotEncodable, TokenizerPanic, TooLong
 from weft_gateway.openai.schema import Common, parse
 from weft_gateway.routes import Caller, Pool, Route, RouteTable
 from weft_gateway.tenants import caller_of
 
-THREAD_CHARS = 20_000  # a text this long is encoded in a thread (about 5 ms): the loop goes on streaming
+THREAD_BYTES = 20_000  # a body this long is parsed in a thread: the loop goes on streaming
+JSON = "application/json"
 BODY_SECONDS = 30.0  # for a client to send its body
 T = TypeVar("T", bound=Common)
-Encode = Callable[[ModelText], list[int]]
+Encode = Callable[[ModelText, int], list[int]]  # within a context of so many tokens
 
 
 def table_and_caller(gateway: Gateway, request: Request) -> tuple[RouteTable, Caller]:
@@ -47,7 +56,9 @@ async def read(gateway: Gateway, request: Request, kind: type[T]) -> Asked[T]:
     arrived = gateway.serving.clock()
     table, caller = table_and_caller(gateway, request)
     gateway.check_admission()
-    params = parse(kind, await _body(request, gateway.settings.max_body_bytes))
+    _check_json(request)
+    body = await _body(request, gateway.settings.max_body_bytes)
+    params = await asyncio.to_thread(parse, kind, body) if len(body) > THREAD_BYTES else parse(kind, body)
     found = table.find(params.model, caller)
     if found is None:
         raise ModelNotFound(params.model)
@@ -56,10 +67,10 @@ async def read(gateway: Gateway, request: Request, kind: type[T]) -> Asked[T]:
 
 
 async def prepare(gateway: Gateway, request: Request, asked: Asked[T], *, encode: Encode, text: str) -> Prepared:
-    """Tokenise and check the lengths. `text` is what the predictor sees, and its length decides on a thread."""
+    """Tokenise and check the lengths. `text` is what the predictor sees."""
     params, pool = asked.params, asked.pool
     model = gateway.tokenizers.of(pool)
-    tokens = await _encoded(model, encode, len(text))
+    tokens = await _encoded(model, encode, pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS)
     ids = ids_of(request.scope)
     return Prepared(
         request_id=ids.request_id,
@@ -76,9 +87,14 @@ async def prepare(gateway: Gateway, request: Request, asked: Asked[T], *, encode
     )
 
 
-async def _encoded(model: ModelText, encode: Encode, chars: int) -> list[int]:
+async def _encoded(model: ModelText, encode: Encode, context_tokens: int) -> list[int]:
+    """In a thread: the tokenizer lets go of the interpreter and the template is foreign code."""
     try:
-        tokens = await asyncio.to_thread(encode, model) if chars > THREAD_CHARS else encode(model)
+        tokens = await asyncio.to_thread(encode, model, context_tokens)
+    except TooLong as error:
+        raise ParameterError(f"The prompt is too long: {error}.", code="context_length_exceeded") from error
+    except TokenizerPanic as error:
+        raise Internal(f"{error}. Other requests are not affected; a shorter or plainer prompt may pass.") from error
     except NotEncodable as error:
         raise BadRequest(f"The prompt cannot be encoded: {error}.") from error
     if not tokens:
@@ -103,6 +119,15 @@ def _max_tokens(asked: int | None, prompt_tokens: int, context_tokens: int, defa
 def _seed(asked: int | None) -> int:
     """64 bits: the client's, or drawn."""
     return secrets.randbits(64) if asked is None else asked % 2**64
+
+
+def _check_json(request: Request) -> None:
+    """A foreign page's form or plain text is sent without asking first; JSON makes its browser ask. Raises 415."""
+    given = request.headers.get("content-type", "")
+    if given.partition(";")[0].strip().lower() != JSON:
+        raise UnsupportedMediaType(
+            f"The body is declared as {given[:128] or 'nothing'!r}; send it with the header `Content-Type: {JSON}`."
+        )
 
 
 async def _body(request: Request, limit: int) -> bytes:

@@ -6,7 +6,7 @@ A `null` counts as absent. Types are strict: no text for a number, no number for
 from typing import Annotated, Any, TypeVar
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from weft_gateway.core.stops import MAX_STOP_CHARS, MAX_STOPS
@@ -76,17 +76,31 @@ def _prompt(value: Any) -> Any:
             raise PydanticCustomError("prompt", "must be a string, a list of one string, or a list of token ids")
 
 
-class StreamOptions(BaseModel):
-    """What a stream says besides its text."""
+class Strict(BaseModel):
+    """An object of known names, typed strictly."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, value: Any) -> Any:
+        """One unknown name is enough to refuse: an error for each of 100,000 would hold the loop for seconds."""
+        if not isinstance(value, dict):
+            return value
+        unknown = next((name for name in value if name not in cls.model_fields), None)
+        known = {name: value[name] for name in cls.model_fields if name in value}
+        return known if unknown is None else known | {unknown: None}
+
+
+class StreamOptions(Strict):
+    """What a stream says besides its text."""
+
     include_usage: bool = Field(False, description="a last chunk with the tokens used")
 
 
-class Common(BaseModel):
+class Common(Strict):
     """What chats and completions share."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     model: str = Field(
         min_length=1, max_length=512, description="an adapter or a base model, as GET /v1/models lists it"
     )
@@ -111,10 +125,9 @@ class Common(BaseModel):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Strict):
     """One message of a chat."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     role: Annotated[str, BeforeValidator(_role)]
     content: Annotated[str, BeforeValidator(_content)]
 
@@ -133,7 +146,7 @@ class ChatRequest(Common):
 class CompletionRequest(Common):
     """`POST /v1/completions`."""
 
-    prompt: Annotated[str | list[int], BeforeValidator(_prompt)]
+    prompt: Annotated[str | list[int], PlainValidator(_prompt, json_schema_input_type=str | list[int])]
 
 
 def parse(kind: type[T], body: bytes) -> T:

@@ -141,13 +141,17 @@ class OverrunView:
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """The whole state between two iterations: free + reserved = total, reserved covers used."""
+    """The whole state between two iterations: free + reserved = total, reserved covers used.
+
+    `adapters` lists those on the device, in host memory, loading, in use or with an error; `adapters_known` counts all.
+    """
 
     free_pages: int
     used_pages: int
     total_pages: int
     sequences: tuple[SequenceView, ...]
     adapters: tuple[AdapterView, ...]
+    adapters_known: int
     overruns: tuple[OverrunView, ...]
     draining: bool
     not_ready: str

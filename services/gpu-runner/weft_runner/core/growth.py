@@ -2,6 +2,9 @@
 
 S3 (section 4, supervisor) doubles the reservation of a sequence that outruns it. Here the doubling is granted in place
 from free pages as far as they go; with none free the sequence pauses at its page boundary (an overrun).
+
+It is asked for when the reserved pages are full, not a page ahead: a p90 that is right ends most answers inside their
+last page, and asking on entering it would double, and preempt for, sequences that never need the page.
 """
 
 from dataclasses import dataclass

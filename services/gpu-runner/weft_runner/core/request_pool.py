@@ -4,6 +4,7 @@ Commands come in between iterations (`start`, `stop`, ...), `choose` says what r
 chose. What has to be told leaves through `take_events` and `residency.take_actions`.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -167,8 +168,9 @@ class RequestPool:
                 AdapterView(
                     a.digest, self.residency.tier_of(a), a.running, a.waiting, a.n_bytes, a.rank, a.loading, a.error
                 )
-                for a in self.residency.adapters.values()
+                for a in self.residency.listed()
             ),
+            adapters_known=len(self.residency.adapters),
             overruns=tuple(self._overrun(key, wanted) for key, wanted in self._paused.items()),
             draining=self.draining,
             not_ready=self._not_ready(),
@@ -215,6 +217,8 @@ class RequestPool:
         self.sequences[sequence.key] = sequence
         if not request.adapter or self.residency.enter(request.adapter):
             sequence.join()
+        else:
+            self.urgent = True  # with nothing else to run, no iteration would tell of this admission while it waits
         self._join_ready()
 
     def _join_ready(self) -> None:
@@ -336,9 +340,10 @@ def check_pool(pool: RequestPool) -> None:
         check_sequence(sequence)
         assert (sequence.phase is Phase.PAUSED) == (sequence.key in pool.paused()), sequence.key
         assert pool.pages.used_by(sequence.key) == pool.pages.pages_for(sequence.in_kv), sequence.key
+    mine = Counter(s.request.adapter for s in pool.sequences.values())
+    waiting = Counter(s.request.adapter for s in pool.sequences.values() if s.phase is Phase.WAITING)
     for digest, adapter in pool.residency.adapters.items():
-        mine = [s for s in pool.sequences.values() if s.request.adapter == digest]
-        assert adapter.waiting == sum(s.phase is Phase.WAITING for s in mine), digest
-        assert adapter.running == len(mine) - adapter.waiting, digest
+        assert adapter.waiting == waiting[digest], digest
+        assert adapter.running == mine[digest] - waiting[digest], digest
     if pool.paused():
         assert pool.pages.free_pages == 0, "a free page while a sequence waits for one"

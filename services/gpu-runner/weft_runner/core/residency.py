@@ -55,6 +55,9 @@ class Residency:
         self.closed: set[int] = set()
         self.desired_known = False
         self._by_slot: dict[int, Adapter] = {}
+        self._protected: list[Adapter] = []
+        self._undesired: dict[str, Adapter] = {}  # known for their sequences' sake; thousands may be desired
+        self._failed: dict[str, Adapter] = {}
         self._clock = 0.0
         self._actions: list[Action] = []
         self._joinable: list[str] = []
@@ -91,6 +94,7 @@ class Residency:
         adapter = self.adapters[digest]
         assert adapter.loading, digest
         adapter.loading, adapter.on_disk, adapter.error = False, True, ""
+        self._failed.pop(digest, None)
         adapter.rank, adapter.n_bytes, adapter.cost = rank, n_bytes, cost
         self._touch(adapter)
         self._actions.extend(DropHost(gone) for gone in self.host.hold(digest, host_bytes))
@@ -98,7 +102,7 @@ class Residency:
         self._settle()
 
     def failed(self, digest: str, error: str) -> None:
-        """Loading has failed; the slot is free. The caller ends the sequences that waited at once.
+        """Loading has failed; slot and host copy go. The caller ends the sequences that waited at once.
 
         It is tried again when the next sequence asks for it, or by `load_pinned`: never by itself.
         """
@@ -106,8 +110,11 @@ class Residency:
         assert adapter.loading, digest
         assert adapter.slot is not None
         adapter.loading, adapter.error = False, error
+        self._failed[digest] = adapter
         del self._by_slot[adapter.slot]
         adapter.slot = None
+        self.host.drop(digest)
+        self._actions.append(DropHost(digest))  # even if this book has none: what was read may not have become one
         self._settle()
 
     def set_desired(self, desired: Iterable[Desired]) -> None:
@@ -121,6 +128,8 @@ class Residency:
             adapter = self._know(item.digest)
             adapter.desired, adapter.protected = True, item.digest in pinned
             adapter.rank, adapter.n_bytes = adapter.rank or item.rank, adapter.n_bytes or item.n_bytes
+        self._protected = [self.adapters[digest] for digest in dict.fromkeys(pinned)]
+        self._undesired = {digest: a for digest, a in self.adapters.items() if not a.desired}
         self._actions.append(Retain(frozenset(self.adapters)))
         self.load_pinned()
 
@@ -132,8 +141,8 @@ class Residency:
 
     def load_pinned(self) -> None:
         """Queue every protected adapter that is not there: at first, and again after a failure."""
-        for adapter in self.adapters.values():
-            if adapter.protected and not adapter.resident:
+        for adapter in self._protected:
+            if not adapter.resident:
                 self._enqueue(adapter)
         self._settle()
 
@@ -162,12 +171,19 @@ class Residency:
         return Tier.DISK if adapter.on_disk else Tier.REMOTE
 
     def missing_pinned(self) -> list[str]:
-        return [a.digest for a in self.adapters.values() if a.protected and not a.resident]
+        return [a.digest for a in self._protected if not a.resident]
+
+    def listed(self) -> list[Adapter]:
+        """On the device, on the way there, in host memory, waited for or failed: what is worth a line in a report."""
+        in_slots = (adapter.digest for adapter in self._by_slot.values())
+        return [self.adapters[d] for d in dict.fromkeys((*in_slots, *self.queue, *self.host, *self._failed))]
 
     # ---- how
 
     def _know(self, digest: str) -> Adapter:
-        return self.adapters.setdefault(digest, Adapter(digest))
+        if digest not in self.adapters:
+            self.adapters[digest] = self._undesired[digest] = Adapter(digest)
+        return self.adapters[digest]
 
     def _touch(self, adapter: Adapter) -> None:
         adapter.value = self._clock + adapter.cost
@@ -197,18 +213,19 @@ class Residency:
         self.queue = [d for d in self.queue if (a := self.adapters[d]).waiting or (a.protected and not a.resident)]
 
     def _drop_undesired(self) -> None:
-        over = [a for a in self.adapters.values() if self._is_over(a)] if self.desired_known else []
+        over = [a for a in self._undesired.values() if self._is_over(a)] if self.desired_known else []
         for adapter in over:
             self._empty_slot(adapter)
             if self.host.drop(adapter.digest):
                 self._actions.append(DropHost(adapter.digest))
-            del self.adapters[adapter.digest]
+            del self.adapters[adapter.digest], self._undesired[adapter.digest]
+            self._failed.pop(adapter.digest, None)
         if over:
             self._actions.append(Retain(frozenset(self.adapters)))
 
     @staticmethod
     def _is_over(adapter: Adapter) -> bool:
-        return not (adapter.desired or adapter.running or adapter.waiting or adapter.loading)
+        return not (adapter.running or adapter.waiting or adapter.loading)
 
     def _assign_slots(self) -> None:
         """First come, first served: nobody behind the head gets a slot before it."""
@@ -280,7 +297,10 @@ def check_slots(book: Residency) -> None:
     assert len(taken) <= book.slots, taken
     assert all(0 <= slot < book.slots and adapter.slot == slot for slot, adapter in taken.items())
     assert {a.digest for a in taken.values()} == {a.digest for a in book.adapters.values() if a.slot is not None}
+    listed = {adapter.digest for adapter in book.listed()}
     for adapter in book.adapters.values():
+        used = adapter.running or adapter.waiting or adapter.slot is not None or adapter.error
+        assert adapter.digest in listed or not (used or adapter.digest in book.host), adapter
         assert adapter.running >= 0, adapter
         assert adapter.waiting >= 0, adapter
         assert adapter.running == 0 or adapter.resident, adapter

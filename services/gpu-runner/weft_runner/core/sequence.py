@@ -59,7 +59,6 @@ class Request:
     max_tokens: int
     reservation_tokens: int
     sampling: Sampling = Sampling()
-    log_id: str = ""
 
 
 class Sequence:

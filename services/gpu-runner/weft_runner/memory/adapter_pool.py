@@ -1,7 +1,8 @@
-"""Adapters in device slots, and the thread that brings them there while the batch runs on.
+"""Adapters in device slots, and the threads that bring them there while the batch runs on.
 
-Punica (section 5.2): loading is asynchronous, the request joins at the next step. The loader thread only reads and
-converts; the engine's thread puts a loaded adapter into its slot between two iterations, so a step never sees a change.
+Punica (section 5.2): loading is asynchronous, the request joins at the next step. A few threads fetch, since a slow
+download must not hold up the next adapter; one thread, the builder, owns the host copies, reads and converts. The
+engine's thread puts a loaded adapter into its slot between two iterations, so a step never sees a change.
 """
 
 import logging
@@ -18,11 +19,12 @@ from safetensors import SafetensorError, safe_open
 
 from weft_kernels.lora import LoraSite
 from weft_runner.core.events import Action, DropHost, EndReason, Load, Retain, Unload
-from weft_runner.errors import AdapterInvalid, ArtifactUnknown, RunnerError
+from weft_runner.errors import AdapterInvalid, ArtifactError, ArtifactUnknown, RunnerError
 from weft_runner.model.lora import SITES, AdapterWeights, Scales, build_adapter
 from weft_runner.model.spec import ModelSpec
 
 log = logging.getLogger(__name__)
+DOWNLOADS = 4  # at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class AdapterFiles:
 
 
 class Source(Protocol):
-    """Where adapters come from, by digest. Called from the loader's thread; may block."""
+    """Where adapters come from, by digest. Called from the loader's threads, several at a time; may block."""
 
     def adapter(self, digest: str, /) -> AdapterFiles:
         """On disk now, fetched if need be. Raises ArtifactUnknown, ArtifactUnreachable, AdapterInvalid."""
@@ -85,7 +87,10 @@ class AdapterPool:
         self._ranks: dict[int, int] = {}
         self._host: dict[str, dict[str, torch.Tensor]] = {}
         self._scales: dict[str, Scales] = {}
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="adapter-loader")
+        self._closed = False
+        self._wanted: set[str] = set()  # being brought here: they stay on disk, whatever an older Retain says
+        self._downloads = ThreadPoolExecutor(DOWNLOADS, thread_name_prefix="adapter-download")
+        self._builder = ThreadPoolExecutor(1, thread_name_prefix="adapter-builder")
 
     def sites(self, layer: int, site: int) -> Sequence[LoraSite | None]:
         return self._table[layer][site]
@@ -99,14 +104,14 @@ class AdapterPool:
         """Orders of the residency book, in their order. Called between two iterations by the engine's thread."""
         for action in actions:
             match action:
-                case Load(digest, slot):
-                    self._loader.submit(self._load, digest, slot)
+                case Load():
+                    self._builder.submit(self._load, action)
                 case Unload(slot):
                     self._clear(slot)
                 case DropHost(digest):
-                    self._loader.submit(self._drop_host, digest)
+                    self._builder.submit(self._drop_host, digest)
                 case Retain(digests):
-                    self._loader.submit(self._retain, digests)
+                    self._builder.submit(self._retain, digests)
 
     def put(self, loaded: Loaded) -> None:
         """A loaded adapter takes its slot."""
@@ -116,8 +121,10 @@ class AdapterPool:
         self._ranks[loaded.slot] = loaded.weights.site_rank
 
     def close(self) -> None:
-        """No further loads; one in flight is waited for."""
-        self._loader.shutdown(wait=True, cancel_futures=True)
+        """No further loads; those in flight are waited for."""
+        self._closed = True
+        self._downloads.shutdown(wait=True, cancel_futures=True)
+        self._builder.shutdown(wait=True, cancel_futures=True)
 
     def _clear(self, slot: int) -> None:
         for row in self._table:
@@ -125,31 +132,46 @@ class AdapterPool:
                 sites[slot] = None
         self._ranks.pop(slot, None)
 
-    # ---- the loader's thread
+    # ---- the builder's thread, but for `_download`
 
-    def _load(self, digest: str, slot: int) -> None:
+    def _load(self, load: Load) -> None:
+        self._wanted.add(load.digest)
+        if load.digest in self._host:
+            self._build(load)
+        elif not self._closed:
+            self._downloads.submit(self._download, load)
+
+    def _download(self, load: Load) -> None:
         started = time.perf_counter()
         try:
-            tensors, scales = self._to_host(digest)
-            weights = build_adapter(tensors, scales, self._spec)
+            files = self._source.adapter(load.digest)
+        except Exception as error:  # noqa: BLE001 (our own mistake must not leave sequences waiting for ever)
+            self._fail(load, error)
+        else:
+            self._builder.submit(self._build, load, files, time.perf_counter() - started)
+
+    def _build(self, load: Load, files: AdapterFiles | None = None, fetch_s: float = 0.0) -> None:
+        started = time.perf_counter()
+        try:
+            if files is not None:
+                self._host[load.digest], self._scales[load.digest] = read_tensors(files.tensors), files.scales
+            tensors = self._host[load.digest]
+            weights = build_adapter(tensors, self._scales[load.digest], self._spec)
             if weights.rank > self._max_rank:
                 raise AdapterInvalid(f"rank {weights.rank} is above this runner's --max-rank {self._max_rank}")
-        except ArtifactUnknown as error:
-            self._report(LoadFailed(digest, slot, EndReason.UNKNOWN_ADAPTER, str(error)))
-        except RunnerError as error:
-            self._report(LoadFailed(digest, slot, EndReason.LOAD_FAILED, str(error)))
-        except Exception as error:  # our own mistake must not leave sequences waiting for ever
-            log.exception("loading an adapter failed unexpectedly")
-            self._report(LoadFailed(digest, slot, EndReason.LOAD_FAILED, f"{type(error).__name__}: {error}"))
+        except Exception as error:  # noqa: BLE001 (as above)
+            self._fail(load, error)
         else:
+            self._wanted.discard(load.digest)
             host_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-            self._report(Loaded(digest, slot, weights, host_bytes, time.perf_counter() - started))
+            seconds = fetch_s + time.perf_counter() - started
+            self._report(Loaded(load.digest, load.slot, weights, host_bytes, seconds))
 
-    def _to_host(self, digest: str) -> tuple[dict[str, torch.Tensor], Scales]:
-        if digest not in self._host:
-            files = self._source.adapter(digest)
-            self._host[digest], self._scales[digest] = read_tensors(files.tensors), files.scales
-        return self._host[digest], self._scales[digest]
+    def _fail(self, load: Load, error: Exception) -> None:
+        if not isinstance(error, RunnerError):
+            log.error("loading an adapter failed unexpectedly", exc_info=error)
+        self._wanted.discard(load.digest)
+        self._report(LoadFailed(load.digest, load.slot, *_failure(error)))
 
     def _drop_host(self, digest: str) -> None:
         self._host.pop(digest, None)
@@ -157,10 +179,23 @@ class AdapterPool:
 
     def _retain(self, digests: frozenset[str]) -> None:
         try:
-            self._source.retain(digests)
+            self._source.retain(digests | self._wanted)
             self._report(OnDisk(self._source.on_disk(digests)))
         except (RunnerError, OSError):
             log.exception("tidying the adapter cache failed; the next change of desired adapters tries again")
+
+
+def _failure(error: Exception) -> tuple[EndReason, str]:
+    """What those who wait are told: wrong for good where the artifact is, else to be tried again, here or elsewhere."""
+    match error:
+        case ArtifactUnknown():
+            return EndReason.UNKNOWN_ADAPTER, str(error)
+        case ArtifactError():
+            return EndReason.LOAD_FAILED, str(error)
+        case RunnerError():
+            return EndReason.INTERNAL, str(error)
+        case _:
+            return EndReason.INTERNAL, f"{type(error).__name__}: {error}"
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -168,7 +203,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         with safe_open(str(path), framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except (SafetensorError, OSError) as error:
+    except SafetensorError as error:  # an OSError is this machine's trouble, not the artifact's
         raise AdapterInvalid(f"{path.name}: {error}") from error
 
 

@@ -9,9 +9,9 @@ from weft_scheduler.core.context import Context, avoided
 from weft_scheduler.core.effects import Assign, RejectReason
 from weft_scheduler.core.lives import reject
 from weft_scheduler.core.placement import Ask
-from weft_scheduler.core.shelves import Shape
+from weft_scheduler.core.shelves import Place, Shape
 from weft_scheduler.core.state import Pending, Phase, Pool, Request, Runner
-from weft_scheduler.core.values import PoolSpec
+from weft_scheduler.core.values import BASE, PoolSpec
 
 DEFAULTS = PoolSpec("")
 
@@ -29,18 +29,24 @@ class PoolFloor:
         self._ctx, self._pool = ctx, pool
         self._placement = placement.POLICIES[(pool.spec or DEFAULTS).placement]()
 
-    def admit(self, request: Request, closed: AbstractSet[Shape]) -> Shape | None:
+    def admit(self, request: Request, closed: AbstractSet[Shape]) -> Place | None:
         """Place it by the pool's policy; None if no runner of the other shapes can take it."""
         key = self._placement.place(self._pool.shelves, self._ask(request), closed)
         if key is None:
             return None
         runner = self._ctx.state.runners[key.uuid]
         assign(self._ctx, self._pool, request, runner)
-        return runner.shape
+        return Place(runner.shape, key.uuid)
+
+    def waits_for(self, request: Request, place: Place) -> bool:
+        takes = place.shape.takes(self._pool.desired.rank(request.digest), request.context_tokens)
+        return takes and place.uuid not in _avoid(self._ctx, request)
 
     def shapes_for(self, request: Request) -> AbstractSet[Shape]:
-        rank = self._pool.desired.rank(request.digest)
-        return set(self._pool.shelves.taking(rank, request.context_tokens))
+        shelves, avoid = self._pool.shelves, _avoid(self._ctx, request)
+        taking = shelves.taking(self._pool.desired.rank(request.digest), request.context_tokens)
+        skip_limit = self._ctx.config.skip_limit
+        return {shape for shape in taking if shelves.by_shape[shape].best(BASE, 0, avoid, skip_limit) is not None}
 
     def has_room(self, closed: AbstractSet[Shape]) -> bool:
         return self._pool.shelves.has_room(closed)

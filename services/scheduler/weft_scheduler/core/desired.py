@@ -27,6 +27,7 @@ class Desired:
         self.retired: dict[str, Retired] = {}
         self.since: dict[str, int] = {}
         self.list = DesiredList(0, ())
+        self.pinned: tuple[str, ...] = ()  # of the list, in its order
 
     def knows(self, digest: str) -> bool:
         return digest == BASE or digest in self.registered or digest in self.retired
@@ -69,6 +70,7 @@ class Desired:
     def publish(self, version: int, adapters: tuple[DesiredAdapter, ...]) -> None:
         """A new version of the list."""
         self.list = DesiredList(version, adapters)
+        self.pinned = tuple(a.digest for a in adapters if a.pinned)
         self.since = {a.digest: self.since.get(a.digest, version) for a in adapters}
 
 

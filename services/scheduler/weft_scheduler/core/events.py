@@ -54,8 +54,9 @@ class Submit:
     waited_s: float = 0.0
     epoch: Epoch = NEVER
     runner: RunnerId | None = None
-    moves: int = 0
-    reservation_tokens: int = 0
+    moves: int = 0  # counted ones: without NO_ROOM and PREEMPTED
+    reservation_tokens: int = 0  # under that epoch, from its start on
+    start_emitted_tokens: int = 0  # emitted when that epoch began
 
 
 class FailReason(Enum):

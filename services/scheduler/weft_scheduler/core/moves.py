@@ -123,7 +123,7 @@ def _again(ctx: Context, request: Request, reason: str, *, counted: bool) -> Non
     pool = ctx.state.pool(request.pool)
     request.moves += counted
     request.phase = Phase.HELD  # in no place: whatever happens next puts it into one
-    if request.moves > (pool.spec.max_moves if pool.spec else DEFAULT_MAX_MOVES):
+    if counted and request.moves > (pool.spec.max_moves if pool.spec else DEFAULT_MAX_MOVES):
         reject(ctx, request, RejectReason.TOO_MANY_MOVES, f"{request.moves} moves, the last for {reason}")
     elif _nowhere_loads(ctx, pool, request):
         details = "; ".join(sorted(set(request.load_failures.values())))

@@ -58,12 +58,14 @@ def retire_due(ctx: Context, pool: Pool) -> None:
 
 def publish(ctx: Context, pool: Pool) -> None:
     """A new version of the pool's list where it differs, and the orders that follow."""
-    adapters = pool.desired.adapters()
+    adapters, pinned = pool.desired.adapters(), pool.desired.pinned
     if not pool.desired.list.version or adapters != pool.desired.list.adapters:
         pool.desired.publish(ctx.state.version(), adapters)
         ctx.state.readiness.add(pool.name)
         for uuid in sorted(pool.runners):
             tell_desired(ctx, ctx.state.runners[uuid])
+            if pool.desired.pinned != pinned:
+                ctx.reindex(ctx.state.runners[uuid])  # pinned adapters take slots
     deadline = pool.desired.next_deadline(pool.live)
     if deadline is not None:
         ctx.alarms.set(Alarm(Kind.RETIRE, pool.name), deadline)
@@ -77,7 +79,7 @@ def _settle_pool(ctx: Context, pool: Pool) -> None:
         for request_id in sorted(pool.requests):
             request = ctx.state.requests[request_id]
             reject(ctx, request, RejectReason.UNKNOWN_POOL, f"pool {pool.name} does not exist")
-    grace_s, drain_s = ctx.config.route_grace_s, ctx.config.drain_s
+    grace_s, drain_s = ctx.config.route_grace_s, pool.drain_s(ctx.config)
     pool.desired.register(pool.wanted.values(), ctx.now, grace_s, drain_s)
     for digest in sorted(pool.live):
         if not pool.desired.knows(digest) and digest != BASE:

@@ -182,7 +182,9 @@ def _unknown(ctx: Context, event: Submit, newcomer: bool) -> tuple[RejectReason,
 
 def retire_unknown(ctx: Context, pool: Pool, digest: str) -> None:
     """A digest that streams use and the registry does not have (it was deleted before this process started)."""
-    pool.desired.retire(DesiredAdapter(digest, 0, 0, False), ctx.now, ctx.config.route_grace_s, ctx.config.drain_s)
+    pool.desired.retire(
+        DesiredAdapter(digest, 0, 0, False), ctx.now, ctx.config.route_grace_s, pool.drain_s(ctx.config)
+    )
     ctx.alarms.set_earlier(Alarm(Kind.RETIRE, pool.name), ctx.now)
 
 
@@ -201,7 +203,8 @@ def _request(ctx: Context, event: Submit, newcomer: bool) -> Request:
         since=ctx.now - event.waited_s,
         ticket=ctx.state.tickets,
         moves=event.moves,
-        cover_tokens=event.reservation_tokens,
+        cover_tokens=event.start_emitted_tokens + event.reservation_tokens if event.reservation_tokens else 0,
+        start_emitted_tokens=event.start_emitted_tokens,
         epoch=event.epoch,
         admitted_before=not newcomer,
     )
@@ -220,7 +223,8 @@ def _adopt(ctx: Context, pool: Pool, request: Request, runner_id: RunnerId) -> N
         ctx.emit(TellGone(request.gateway, runner_id))
         return
     admission.own(ctx, pool, request, runner)
-    acknowledged = request.emitted_tokens > 0 or runner.included.get(request.id) == request.epoch
+    produced = request.emitted_tokens > request.start_emitted_tokens
+    acknowledged = produced or runner.included.get(request.id) == request.epoch
     request.phase = Phase.RUNNING if acknowledged else Phase.ASSIGNED
     if not acknowledged:
         ctx.alarms.set(Alarm(Kind.ASSIGN, request.id), ctx.now + ctx.config.assign_s)

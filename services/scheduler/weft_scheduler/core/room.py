@@ -77,9 +77,16 @@ def reindex(pool: Pool, runner: Runner, placeable: bool) -> None:
     room = free_tokens(runner)
     if room > 0 and working_set(runner) < runner.spec.max_sequences:
         key = Key(working_set(runner), runner.id.uuid)
-        digests = None if len(runner.active) < runner.spec.max_adapters else tuple(runner.active)
+        busy = busy_slots(pool, runner, runner.spec.max_adapters)
+        digests = None if len(busy) < runner.spec.max_adapters else busy
         pool.shelves.shelf(runner.shape).put(key, room, runner.priority, digests)
         runner.shelved = (runner.shape, key, digests)
+
+
+def busy_slots(pool: Pool, runner: Runner, max_adapters: int) -> tuple[str, ...]:
+    """Digests whose slots no other adapter can get: in use, or pinned. A runner protects all its slots but one."""
+    pinned = pool.desired.pinned[: max(0, max_adapters - 1)]
+    return tuple(dict.fromkeys((*runner.active, *pinned)))
 
 
 def _count_load(pool: Pool, runner: Runner, placeable: bool) -> None:

@@ -25,6 +25,13 @@ class Shape(NamedTuple):
         return rank <= self.max_rank and context_tokens <= self.max_context_tokens
 
 
+class Place(NamedTuple):
+    """A runner that a request was admitted on, as queue policies see it."""
+
+    shape: Shape
+    uuid: str
+
+
 class Load(Enum):
     """How busy a runner is, for capacity."""
 

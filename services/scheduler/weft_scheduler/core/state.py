@@ -17,6 +17,7 @@ from weft_scheduler.core.shelves import Load, Shape, Shelves
 from weft_scheduler.core.values import (
     NEVER,
     AdapterSpec,
+    Config,
     DesiredAdapter,
     Epoch,
     KeyRoute,
@@ -189,6 +190,10 @@ class Pool:
     def drop_adapters(self) -> None:
         for by_uid in (self.adapters, self.routes, self.wanted):
             by_uid.clear()
+
+    def drain_s(self, config: Config) -> float:
+        """How long streams of a replaced or deleted digest may run on."""
+        return (self.spec.drain_s if self.spec else 0.0) or config.drain_s
 
     @property
     def in_use(self) -> bool:

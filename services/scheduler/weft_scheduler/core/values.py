@@ -100,6 +100,7 @@ class PoolSpec:
     reservation: str = "calibrated"
     created_unix_s: int = 0
     min_runners: int = 0
+    drain_s: float = 0.0  # 0: as the scheduler is configured
 
 
 @dataclass(frozen=True, slots=True)

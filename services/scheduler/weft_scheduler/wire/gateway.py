@@ -66,6 +66,7 @@ def _submit(gateway: str, m: pb.Submit) -> ev.Submit:
         runner=runner_id_of(m.runner) if running else None,
         moves=m.moves,
         reservation_tokens=m.reservation_tokens,
+        start_emitted_tokens=m.start_emitted_tokens,
     )
 
 

@@ -38,6 +38,7 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         reservation=m.reservation or "calibrated",
         created_unix_s=m.created_unix_s,
         min_runners=m.min_runners,
+        drain_s=float(m.drain_s),
     )
 
 

@@ -1,0 +1,83 @@
+"""Facts -> what the scheduler is told of an object, and what its status says. Pure."""
+
+from typing import Any
+
+from weft_operator.conditions import adapter_conditions, merged, pool_conditions, ready_runners
+from weft_operator.judge import AdapterFacts, PoolFacts
+from weft_operator.observe import AdapterEntry, PoolEntry
+
+
+def pool_entry(facts: PoolFacts) -> PoolEntry | None:
+    """What the scheduler should know of this pool; None: nothing."""
+    if facts.serving is None:
+        return None
+    pool = facts.pool
+    own = pool.meta.ref.namespace
+    return PoolEntry(
+        pool=str(pool.meta.ref),
+        base_digest=facts.serving.digest,
+        base_model_name=pool.model_name,
+        shared_all=pool.allowed == "All",
+        shared_namespaces=tuple(sorted({own, *(pool.allowed_names if pool.allowed == "List" else ())})),
+        max_queue=pool.max_queue,
+        max_moves=pool.max_moves,
+        placement=pool.placement,
+        queue=pool.queue,
+        reservation=pool.reservation,
+        created_unix_s=int(pool.meta.created),
+        min_runners=facts.wanted,
+        drain_s=pool.drain_s,
+    )
+
+
+def pool_status(facts: PoolFacts, now: float) -> dict[str, Any]:
+    """The pool's status as it should be stored."""
+    generation = facts.pool.meta.generation
+    before = facts.pool.status.get("conditions", ())
+    status = {
+        "observedGeneration": generation,
+        "baseDigest": facts.serving.digest if facts.serving else None,
+        "replicas": len(facts.runners),
+        "readyReplicas": ready_runners(facts),
+        "adapters": {"total": facts.adapters_total, "ready": facts.adapters_ready},
+        "conditions": merged(before, pool_conditions(facts), generation, now),
+    }
+    return {name: value for name, value in status.items() if value is not None}
+
+
+def adapter_entry(facts: AdapterFacts) -> AdapterEntry | None:
+    """What the scheduler should know of this adapter; None: nothing."""
+    if facts.serving is None:
+        return None
+    adapter, verdict = facts.adapter, facts.serving.verdict
+    return AdapterEntry(
+        uid=adapter.meta.uid,
+        namespace=adapter.meta.ref.namespace,
+        name=adapter.meta.ref.name,
+        model_name=adapter.model_name,
+        pool=str(adapter.pool),
+        digest=facts.serving.digest,
+        rank=int(verdict.get("rank") or 0),
+        size_bytes=int(verdict.get("sizeBytes") or 0),
+        pinned=adapter.pinned,
+        created_unix_s=int(adapter.meta.created),
+        drain_s=facts.drain_s,
+    )
+
+
+def adapter_status(facts: AdapterFacts, now: float) -> dict[str, Any]:
+    """The adapter's status as it should be stored: the content that serves, and the conditions."""
+    adapter, serving = facts.adapter, facts.serving
+    generation = adapter.meta.generation
+    verdict = serving.verdict if serving else {}
+    told = ("rank", "alpha", "targetModules", "sizeBytes", "dtype")
+    ready = facts.report.ready_runners if facts.report else adapter.status.get("readyRunners", 0)
+    status = {
+        "observedGeneration": generation,
+        "digest": serving.digest if serving else None,
+        **{name: verdict.get(name) for name in told},
+        "modelName": adapter.model_name,
+        "readyRunners": ready if serving else 0,
+        "conditions": merged(adapter.status.get("conditions", ()), adapter_conditions(facts), generation, now),
+    }
+    return {name: value for name, value in status.items() if value is not None}

@@ -1,0 +1,119 @@
+"""uvicorn's HTTP protocol with bounds on what a client can hold before and after a request.
+
+- Bytes that the parser has taken without any event (a header, a trailer, a chunk's extension) are counted: 431.
+- A request's head has to be complete in bounded time: 408.
+- A client that reads nothing of its answer for too long is cut off, so no answer's task waits for it for ever.
+"""
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from weft_gateway.errors import BadRequest
+
+MAX_HEAD_BYTES = 64 << 10
+HEAD_SECONDS = 20.0  # from a request's first byte, or the connection's start, to the end of its headers
+STALL_SECONDS = 60.0  # for a client that reads nothing while its answer waits
+_PIECE_BYTES = 16 << 10  # the bound's precision
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection. uvicorn makes one for each."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0  # since the parser's last event
+        self._in_head = True
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    # ---------------------------------------------------------------- in
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] (as uvicorn's)
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head and self._head_timer is None:
+            self._await_head()
+        for start in range(0, len(data), _PIECE_BYTES):
+            if self.transport.is_closing():
+                return
+            piece = data[start : start + _PIECE_BYTES]
+            self._head_bytes += len(piece)
+            super().data_received(piece)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", _TOO_LARGE)
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes, self._in_head = 0, False
+        self._head_timer = _cancelled(self._head_timer)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._head_bytes, self._in_head = 0, True
+        super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_timer, self._stall_timer = _cancelled(self._head_timer), _cancelled(self._stall_timer)
+        super().connection_lost(exc)
+
+    # ---------------------------------------------------------------- out
+
+    def pause_writing(self) -> None:
+        self.flow.pause_writing()
+        self._watch_stall()
+
+    def resume_writing(self) -> None:
+        self._stall_timer = _cancelled(self._stall_timer)
+        self.flow.resume_writing()
+
+    def _watch_stall(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(STALL_SECONDS, self._stalled, left)
+
+    def _stalled(self, before: int) -> None:
+        """Cut off a client that has read nothing since; one that reads slowly is watched on."""
+        if self.transport.get_write_buffer_size() < before:
+            self._watch_stall()
+        else:
+            self.transport.abort()
+
+    # ---------------------------------------------------------------- the head's bounds
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_overdue)
+
+    def _head_overdue(self) -> None:
+        """A head may be sent ahead of its turn: while an answer is under way its deadline starts again."""
+        if self._answering:
+            self._await_head()
+        else:
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, "timeout", _TOO_SLOW)
+
+    @property
+    def _answering(self) -> bool:
+        return bool(self.cycle) and not self.cycle.response_complete
+
+    def _refuse(self, status: HTTPStatus, code: str, message: str) -> None:
+        """Say why where no answer is under way, and close."""
+        if not self._answering and not self.transport.is_closing():
+            body = BadRequest(message, code=code, status=status).body()
+            head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+            self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+        self.transport.close()
+
+
+_TOO_LARGE = f"The request's headers are larger than {MAX_HEAD_BYTES} bytes; send fewer or shorter ones."
+_TOO_SLOW = "The request's headers did not arrive in time; send them at once."
+
+
+def _cancelled(timer: asyncio.TimerHandle | None) -> None:
+    if timer:
+        timer.cancel()

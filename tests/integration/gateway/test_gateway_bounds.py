@@ -1,0 +1,255 @@
+"""What one client can cost the others: large bodies, endless headers, answers that nobody reads, foreign pages."""
+
+import asyncio
+import json
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import orjson
+import pytest
+
+from weft_gateway import bounded_http
+
+from .conftest import ANSWER, TEMPLATE, World, serving, soon, until
+from .test_gateway_refusals import CHAT, TEXT, refused, with_keys
+
+LENGTH, MEDIA = "context_length_exceeded", "unsupported_media_type"
+pytestmark = pytest.mark.integration
+MAX_SHARE = 0.25  # of a thread's work that one turn of the loop may take: all of it where a call keeps the interpreter
+PROMPT = "word <s " * 100_000  # 0.8 MB
+
+
+async def turn_beside_threads(monkeypatch: pytest.MonkeyPatch, shares: list[float]) -> None:
+    """Turns the loop and notes, for each piece of work in a thread, the longest turn's share of it."""
+    loop, in_thread, longest = asyncio.get_running_loop(), asyncio.to_thread, 0.0
+
+    async def measured(work: Any, *args: Any) -> Any:
+        nonlocal longest
+        began, longest = loop.time(), 0.0
+        try:
+            return await in_thread(work, *args)
+        finally:
+            shares.append(longest / (loop.time() - began))
+
+    monkeypatch.setattr("weft_gateway.openai.prepare.asyncio.to_thread", measured)
+    while True:
+        before = loop.time()
+        await asyncio.sleep(0)
+        longest = max(longest, loop.time() - before)
+
+
+def wide_context(world: World) -> None:
+    """A context that the large prompts may fit by their characters, and spellings as large vocabularies have them."""
+    world.tokenizer = type(world.tokenizer).from_str(world.tokenizer.to_str())
+    world.tokenizer.add_special_tokens([f"<|reserved_{i}|>" for i in range(250)])
+    files = {"tokenizer.json": world.tokenizer.to_str().encode(), "chat_template.jinja": TEMPLATE.encode()}
+    world.base_digest = world.depot.add_model(files)
+    world.scheduler.routes = world.routes()
+    world.scheduler.routes.pools[0].max_context_tokens = 1 << 17
+
+
+LARGE: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", TEXT | {"prompt": PROMPT}),
+    ("/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": PROMPT}]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), LARGE, ids=["text", "chat"])
+async def test_the_loop_goes_on_beside_a_large_request(
+    parts: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    wide_context(parts)
+    async with serving(parts, parts.settings(tmp_path)) as world, httpx2.AsyncClient(timeout=60) as http:
+        await until(lambda: world.gateway.unready() is None)
+        shares: list[float] = []
+        turning = asyncio.create_task(turn_beside_threads(monkeypatch, shares))
+        response = await http.post(f"{world.url}{path}", json=body)
+        turning.cancel()
+        refused(response, 400, LENGTH)
+        assert len(shares) == 2, "parsed and encoded in threads"
+        assert shares[1] < MAX_SHARE
+
+
+@pytest.mark.parametrize("prompt", ["x" * 9000, [5] * 600], ids=["text", "ids"])
+async def test_what_cannot_fit_is_refused_by_prompt_and_context_without_encoding(
+    world: World, monkeypatch: pytest.MonkeyPatch, prompt: Any
+) -> None:
+    encoded: list[Any] = []
+    monkeypatch.setattr("weft_gateway.model_text._encode", lambda *args, **_: encoded.append(args) or [[5]])
+    async with world.http() as http:
+        error = refused(await http.post("/v1/completions", json=TEXT | {"prompt": prompt}), 400, LENGTH)
+        assert str(len(prompt)) in error["message"]
+        assert "context is 512 tokens" in error["message"]
+        if isinstance(prompt, str):
+            chat = CHAT | {"messages": [{"role": "user", "content": prompt}]}
+            refused(await http.post("/v1/chat/completions", json=chat), 400, LENGTH)
+    assert not encoded
+
+
+# ---------------------------------------------------------------- hostile tokenizers
+
+
+async def test_a_panic_in_a_tokenizer_is_that_requests_500_and_the_next_is_served(parts: World, tmp_path: Path) -> None:
+    spec = json.loads(parts.tokenizer.to_str()) | {"pre_tokenizer": {"type": "FixedLength", "length": 0}}
+    routes = parts.routes()
+    digest = parts.depot.add_model({"tokenizer.json": json.dumps(spec).encode()})
+    routes.pools.add(pool="team/odd", base_digest=digest, base_model_name="odd", max_context_tokens=512)
+    routes.routes.add(model_name="odd", namespace="team", pool="team/odd")
+    parts.scheduler.routes = routes
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+        await until(lambda: len(world.gateway.tokenizers._texts) == 2)
+        error = refused(await http.post("/v1/completions", json=TEXT | {"model": "odd"}), 500, "internal_error")
+        assert "tokenizer" in error["message"]
+        assert (await http.post("/v1/completions", json=TEXT)).json()["choices"][0]["text"] == ANSWER
+
+
+async def test_a_tokenizer_that_panics_while_it_loads_is_named_and_not_waited_for(parts: World, tmp_path: Path) -> None:
+    broken = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    spec = json.loads(parts.tokenizer.to_str()) | {"normalizer": broken}
+    parts.base_digest = parts.depot.add_model({"tokenizer.json": json.dumps(spec).encode()})
+    parts.scheduler.routes = parts.routes()
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+        await until(lambda: "panicked" in (world.gateway.unready() or ""))
+        error = refused(await http.post("/v1/completions", json=TEXT), 503, "model_not_ready")
+        assert "tokenizer.json cannot be loaded" in error["message"]
+
+
+# ---------------------------------------------------------------- heads
+
+
+async def connected(world: World) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = world.url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"GET /healthz HTTP/1.1\r\nhost: x\r\nx-long: ",
+        b"GET /",
+        b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-trailer: ",
+    ],
+    ids=["a header", "a path", "a trailer"],
+)
+async def test_an_endless_head_is_refused_and_the_connection_closed(world: World, start: bytes) -> None:
+    reader, writer = await connected(world)
+    writer.write(start)
+    with suppress(ConnectionError):
+        for _ in range(12):
+            writer.write(b"x" * 8192)
+            await writer.drain()
+    with suppress(ConnectionResetError):
+        answer = await soon(reader.read())
+        assert b" 431 " in answer.partition(b"\r\n")[0] or b"trailer" in start
+        if b"trailer" not in start:
+            assert orjson.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "headers_too_large"
+    await until(reader.at_eof if not reader.exception() else lambda: True)
+    writer.close()
+
+
+async def test_a_large_head_within_the_bound_and_a_large_body_pass(world: World) -> None:
+    async with world.http() as http:
+        response = await http.post("/v1/completions", json=TEXT | {"stop": ["x" * 500]}, headers={"x-a": "y" * 40_000})
+        assert response.status_code == 200
+        large = await http.post("/v1/completions", json=TEXT | {"prompt": "x" * 300_000})
+        assert large.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HT"], ids=["nothing", "half a head"])
+async def test_a_head_that_never_ends_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr(bounded_http, "HEAD_SECONDS", 0.05)
+    reader, writer = await connected(world)
+    writer.write(sent)
+    answer = await soon(reader.read())
+    assert b" 408 " in answer.partition(b"\r\n")[0]
+    writer.close()
+
+
+async def test_an_answer_under_way_outlives_the_heads_deadline(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_http, "HEAD_SECONDS", 0.02)
+    world.runner.autopilot = False
+    reader, writer = await connected(world)
+    body = orjson.dumps(TEXT)
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    start = await world.runner.next("start")
+    overdue = asyncio.Event()
+    late = bounded_http.BoundedHttp._head_overdue
+    monkeypatch.setattr(bounded_http.BoundedHttp, "_head_overdue", lambda self: (late(self), overdue.set()))
+    writer.write(b"GET /healthz HT")  # a head ahead of its turn
+    await soon(overdue.wait())
+    world.runner.answer_whole(start)
+    assert b" 200 " in await soon(reader.readline())
+    writer.close()
+
+
+# ---------------------------------------------------------------- answers that nobody reads
+
+
+async def test_a_client_that_stops_reading_is_cut_off(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_http, "STALL_SECONDS", 0.05)
+    world.runner.answer = lambda start: [7] * start.max_tokens
+    host, port = world.url.removeprefix("http://").split(":")
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(client, (host, int(port)))
+        request = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n" * 2000  # answered one after the other, never read
+        await asyncio.get_running_loop().sock_sendall(client, request)
+        (connection,) = await until(lambda: stalled(world))
+        await until(connection.transport.is_closing)
+
+
+def stalled(world: World) -> list[Any]:
+    """Connections whose client reads nothing."""
+    connections: list[Any] = list(world.server.server_state.connections)
+    return [one for one in connections if one.flow.write_paused]
+
+
+# ---------------------------------------------------------------- foreign pages, hidden names
+
+
+@pytest.mark.parametrize(
+    "kind", [None, "text/plain", "application/x-www-form-urlencoded", "text/plain;application/json"]
+)
+async def test_a_body_that_is_not_declared_as_json_is_a_415_that_says_what_to_send(
+    world: World, kind: str | None
+) -> None:
+    async with world.http() as http:
+        for path, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):
+            headers = {"content-type": kind} if kind else {}
+            error = refused(await http.post(path, content=orjson.dumps(body), headers=headers), 415, MEDIA)
+            assert "Content-Type: application/json" in error["message"]
+        declared = {"content-type": "Application/JSON; charset=utf-8"}
+        answer = await http.post("/v1/completions", content=orjson.dumps(TEXT), headers=declared)
+        assert answer.status_code == 200
+
+
+async def test_with_keys_metrics_name_only_what_the_caller_may_use(parts: World, tmp_path: Path) -> None:
+    parts.scheduler.routes = with_keys(parts)
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
+        await until(lambda: world.gateway.unready() is None)
+        for name, model in (("acme", "acme/upper"), ("rival", "rival/secret")):
+            await world.client(api_key=f"key-of-{name}").completions.create(model=model, prompt="hello")
+        await world.settled()
+        keys = (None, "wrong", "key-of-acme")
+        headers = [{"authorization": f"Bearer {key}"} if key else {} for key in keys]
+        nobody, wrong, acme = [(await http.get("/metrics", headers=one)).text for one in headers]
+    assert all("weft_gateway_in_flight 0.0" in text for text in (nobody, wrong, acme))
+    assert not [name for name in ("acme/upper", "rival/secret", "team/base") if name in nobody + wrong]
+    assert 'weft_gateway_requests_total{model="acme/upper",status="200"} 1.0' in acme
+    assert "rival/secret" not in acme
+
+
+async def test_two_requests_of_the_same_longest_id_stay_two(world: World) -> None:
+    async with world.http() as http:
+        for length in (111, 112, 128):
+            headers = {"x-request-id": "i" * length}
+            for _ in range(2):
+                assert (await http.post("/v1/completions", json=TEXT, headers=headers)).status_code == 200
+    await world.settled()
+    assert len(world.scheduler.outcomes) == 6
+    assert len({request_id[:128] for request_id in world.scheduler.outcomes}) == 6, "the store keeps 128 characters"

@@ -1,0 +1,89 @@
+"""What `weft up` waits for and what it then says, without starting anything."""
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from weft_cli import up
+from weft_cli.demo import Question
+from weft_cli.errors import CommandError
+from weft_cli.progress import Progress
+from weft_operator.local.objects import ObjectStore, ref_of
+
+POOL = {"kind": "ServingPool", "metadata": {"name": "base", "namespace": "default"}, "spec": {"model": {}}}
+ADAPTER = {
+    "kind": "LoRAAdapter",
+    "metadata": {"name": "upper", "namespace": "acme"},
+    "spec": {"poolRef": {"name": "elsewhere"}},
+}
+OBJECTS: list[Any] = [{"apiVersion": "v1", **obj} for obj in (POOL, ADAPTER)]
+
+
+def stack_of(objects: Sequence[Any]) -> Any:
+    store = ObjectStore(lambda: 0.0)
+    for obj in objects:
+        store.apply(obj)
+    addresses = SimpleNamespace(gateway_url="http://127.0.0.1:1")
+    return SimpleNamespace(store=store, addresses=addresses, options=SimpleNamespace(auth=False))
+
+
+def settle(stack: Any, obj: Any, kind: str, status: str, reason: str = "Because") -> None:
+    meta = stack.store.get(ref_of(obj))["metadata"]
+    conditions = [{"type": kind, "status": status, "reason": reason, "message": "m"}]
+    name = f"{meta['namespace']}/{meta['name']}"
+    written = {"observedGeneration": meta["generation"], "modelName": name, "conditions": conditions}
+    stack.store.set_status(ref_of(obj), meta["uid"], meta["resourceVersion"], written)
+
+
+async def bring_up(stack: Any, *, all_ready: bool = False) -> list[str]:
+    return await up._bring_up(stack, [ref_of(obj) for obj in OBJECTS], Progress(), all_ready=all_ready)  # pyright: ignore[reportPrivateUsage]
+
+
+def banner(stack: Any, questions: Sequence[Question] = ()) -> None:
+    up._banner(stack, questions)  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_the_start_waits_for_every_object() -> None:
+    stack = stack_of(OBJECTS)
+    waiting = asyncio.create_task(bring_up(stack))
+    settle(stack, OBJECTS[0], "Available", "True")
+    done, _ = await asyncio.wait([waiting], timeout=3 * up.GATHER_S)
+    assert not done
+    settle(stack, OBJECTS[1], "Ready", "True")
+    assert await waiting == []
+
+
+async def test_a_pool_that_is_scaled_to_zero_is_as_it_was_wished() -> None:
+    stack = stack_of(OBJECTS)
+    settle(stack, OBJECTS[0], "Available", "False", "ScaledToZero")
+    settle(stack, OBJECTS[1], "Ready", "True")
+    assert await bring_up(stack) == []
+
+
+async def test_what_is_not_ready_in_time_is_told_and_the_rest_is_served(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(up, "READY_S", 0.05)
+    stack = stack_of(OBJECTS)
+    settle(stack, OBJECTS[1], "Ready", "True")
+    assert await bring_up(stack) == ["ServingPool default/base: nothing known yet"]
+    assert "ServingPool default/base: nothing known yet" in capfd.readouterr().err
+    with pytest.raises(CommandError, match="not ready after"):
+        await bring_up(stack, all_ready=True)
+
+
+def test_the_banner_names_what_is_served(capfd: pytest.CaptureFixture[str]) -> None:
+    stack = stack_of(OBJECTS)
+    banner(stack)
+    said = capfd.readouterr().out
+    assert "Nothing is served yet" in said
+    assert "chat/completions" not in said
+    settle(stack, OBJECTS[0], "Available", "True")
+    banner(stack)
+    assert '"model": "base"' in capfd.readouterr().out
+    settle(stack, OBJECTS[1], "Ready", "True")
+    banner(stack)
+    assert '"model": "acme/upper"' in capfd.readouterr().out

@@ -1,0 +1,161 @@
+"""A part of the process that dies takes the process with it: at once, with its streams and its lease, exit code 1."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from prometheus_client import CollectorRegistry
+
+import weft_runner.process as process
+import weft_runner.report as report
+from weft.wire.channels import Outbox, both_ways
+from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
+from weft.wire.v1.runner_pb2 import GatewayToRunner
+from weft.wire.v1.supervisor_pb2 import SupervisorToRunner
+from weft_runner.core.request_pool import RequestPool
+from weft_runner.server import DRAIN_S, RunnerServer
+from weft_runner.settings import parse_settings
+
+pytestmark = pytest.mark.integration
+AT_ONCE_S = DRAIN_S / 2  # nowhere near the drain that a dead engine cannot answer
+
+
+class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
+    """Hears the first report, sends an order, and notes when the stream has ended."""
+
+    def __init__(self) -> None:
+        self.hello: Any = None
+        self.heard, self.over = asyncio.Event(), asyncio.Event()
+        self.outbox: Outbox[SupervisorToRunner] = Outbox()
+
+    async def Runner(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802 (the contract's name)
+        try:
+            async for message in both_ways(request_iterator, context, self.outbox, self._take):
+                yield message
+        finally:
+            self.over.set()
+
+    def _take(self, message: Any) -> None:
+        if message.WhichOneof("message") == "hello":
+            self.hello = message.hello
+        if message.WhichOneof("message") == "state":
+            self.heard.set()
+
+    def order(self) -> None:
+        order = supervisor_pb2.RunnerOrder(has_desired=True, desired_version=1)
+        self.outbox.put(SupervisorToRunner(order=order))
+
+
+class Beats:
+    """The probes' place."""
+
+    def beat(self) -> None:
+        return None
+
+
+@pytest.fixture
+def settings_of(world: Any, depot: Any, tmp_path: Path, free_port: Callable[[], int], monkeypatch: Any) -> Any:
+    """Settings of a runner under a supervisor; its metrics have a registry of their own."""
+    monkeypatch.setattr(process, "REGISTRY", CollectorRegistry())
+    base = depot.publish("model", world.base)
+    (tmp_path / "data").mkdir()
+
+    def settings(supervisor: str) -> Any:
+        flags = {"listen": f"127.0.0.1:{free_port()}", "probes": "127.0.0.1:1", "supervisor": supervisor}
+        flags |= {"depot": depot.url, "data-dir": tmp_path / "data", "pool": "a/b", "base-digest": base}
+        return parse_settings([f"--{name}={value}" for name, value in flags.items()])
+
+    return settings
+
+
+@asynccontextmanager
+async def supervised() -> AsyncIterator[tuple[Supervisor, str]]:
+    supervisor, server = Supervisor(), grpc.aio.server()
+    supervisor_pb2_grpc.add_SupervisorServicer_to_server(supervisor, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield supervisor, f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+async def exit_code_after(settings_of: Any, fail: Callable[[Supervisor, Any], Any]) -> int:
+    """Serve until a gateway's stream runs, let a part fail, and await the end of streams and process."""
+    async with supervised() as (supervisor, where), asyncio.timeout(30):
+        settings = settings_of(where)
+        serving = asyncio.create_task(process.serve_runner(settings, Beats(), lambda _: None))  # type: ignore[arg-type]
+        async with grpc.aio.insecure_channel(settings.listen) as channel:
+            return await _code_after(supervisor, channel, fail, serving)
+
+
+async def _code_after(supervisor: Supervisor, channel: Any, fail: Callable[..., Any], serving: Any) -> int:
+    await supervisor.heard.wait()
+    await channel.channel_ready()
+    outbox: Outbox[GatewayToRunner] = Outbox()
+    incarnation = supervisor.hello.runner.incarnation
+    outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway_id="g", incarnation=incarnation)))
+    call = runner_pb2_grpc.RunnerStub(channel).Session(aiter(outbox))
+    await call.read()
+    async with asyncio.timeout(AT_ONCE_S):
+        fail(supervisor, outbox)
+        while await call.read() is not grpc.aio.EOF:
+            pass
+        await supervisor.over.wait()
+        return await serving
+
+
+def some_start(_: Supervisor, outbox: Outbox[GatewayToRunner]) -> None:
+    epoch = common_pb2.Epoch(term=1, counter=1)
+    outbox.put(GatewayToRunner(start=runner_pb2.Start(request_id="r", epoch=epoch, prompt_tokens=[3], max_tokens=5)))
+
+
+def raising(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("a bug")
+
+
+async def test_a_dead_engine_lets_go_of_streams_and_lease_at_once(settings_of, monkeypatch):
+    monkeypatch.setattr(RequestPool, "account", raising)
+    assert await exit_code_after(settings_of, some_start) == 1
+
+
+async def test_a_dead_reporter_ends_the_process(settings_of, monkeypatch):
+    monkeypatch.setattr(report, "desired_of", raising)
+    assert await exit_code_after(settings_of, lambda supervisor, _: supervisor.order()) == 1
+
+
+async def test_a_reporter_that_cannot_ask_ends_the_process(settings_of, monkeypatch):
+    retry_is_due = report.Reporter._retry_is_due
+    asked: list[bool] = []
+
+    def failing_later(self: Any, *, peek: bool = False) -> bool:
+        asked.append(peek)
+        return raising() if started else retry_is_due(self, peek=peek)
+
+    started: list[bool] = []
+    monkeypatch.setattr(report.Reporter, "_retry_is_due", failing_later)
+
+    def fail(supervisor: Supervisor, outbox: Any) -> None:
+        started.append(True)
+        some_start(supervisor, outbox)
+
+    assert await exit_code_after(settings_of, fail) == 1
+
+
+async def test_what_cannot_be_delivered_ends_the_process(settings_of, monkeypatch):
+    def fail(supervisor: Supervisor, outbox: Any) -> None:
+        monkeypatch.setattr(RunnerServer, "_send", raising)
+        some_start(supervisor, outbox)
+
+    assert await exit_code_after(settings_of, fail) == 1
+
+
+async def test_an_engine_that_fails_in_its_first_beat_ends_the_process(settings_of, monkeypatch):
+    monkeypatch.setattr(RequestPool, "choose", raising)
+    settings = settings_of("127.0.0.1:1")
+    async with asyncio.timeout(30):
+        assert await process.serve_runner(settings, Beats(), lambda _: None) == 1  # type: ignore[arg-type]

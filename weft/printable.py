@@ -1,0 +1,13 @@
+"""Text from strangers, made safe to show: on a terminal, in a log line, in an error, in a JSON answer."""
+
+
+def printable(text: str) -> str:
+    """The text with every character that cannot be printed written as its escape: ESC, line ends, half surrogates."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def quoted(value: object, most: int = 60) -> str:
+    """A value as an error quotes it: at most `most` characters of it, all printable."""
+    return repr(value[:most]) if isinstance(value, str) else repr(value)[:most]

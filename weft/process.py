@@ -1,0 +1,108 @@
+"""What every process does before it serves: its data directory, its addresses, the errors that stop a start.
+
+Standard library only: the runner imports it.
+"""
+
+import fcntl
+import os
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+EXIT_CANNOT_START = 2  # trying again does not help: `weft up` gives up at once, see ComponentFailed
+
+
+class CannotStart(Exception):
+    """Something outside has to be put right first. The message says what, where and what to do."""
+
+
+class DataDirInUse(CannotStart):
+    """A data directory has one owner, and another process is it."""
+
+
+class DataDirUnusable(CannotStart):
+    """The data directory cannot be made, or not be written to."""
+
+
+class AddressInUse(CannotStart):
+    """An address this process was given cannot be listened on."""
+
+    def __init__(self, flag: str, address: str, why: str) -> None:
+        super().__init__(f"{flag} {address}: {why}: stop what listens there, or choose another address")
+
+
+def data_root() -> Path:
+    """`$WEFT_DATA_DIR`, else `$XDG_STATE_HOME/weft`, else `~/.local/state/weft`."""
+    if given := os.environ.get("WEFT_DATA_DIR"):
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "weft"
+
+
+def default_data_dir(component: str) -> Path:
+    """One component's folder below the common one."""
+    return data_root() / component
+
+
+@contextmanager
+def owned(data_dir: Path, component: str) -> Generator[None]:
+    """Make a data directory and own it until the block or the process ends, also by kill -9.
+
+    Raises DataDirInUse, DataDirUnusable.
+    """
+    lock = _open_lock(data_dir)
+    try:
+        _take(lock, data_dir, component)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _open_lock(data_dir: Path) -> int:
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise DataDirUnusable(_unusable(data_dir, error)) from error
+
+
+def _take(lock: int, data_dir: Path, component: str) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise DataDirInUse(
+            f"{data_dir} is in use by another {component}: stop that one, or choose another with --data-dir"
+        ) from error
+    except OSError as error:
+        raise DataDirUnusable(_unusable(data_dir, error)) from error
+
+
+def _unusable(data_dir: Path, error: OSError) -> str:
+    return f"{data_dir} cannot be used ({error.strerror}): make it writable, or choose another with --data-dir"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` -> (host, port). Raises ValueError with the form that is expected."""
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 1 << 16):
+        raise ValueError(f"address {address!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def listen(address: str, flag: str) -> socket.socket:
+    """A listening socket, so that an address in use is told before anything starts. Raises AddressInUse.
+
+    From here on a client may connect; it is answered once the process serves.
+    """
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise AddressInUse(flag, address, error.strerror or str(error)) from error
+    listener.setblocking(False)
+    return listener

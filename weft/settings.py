@@ -1,0 +1,54 @@
+"""What the settings of the control plane's processes have in common. The runner, without pydantic, has argparse."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from weft import process
+
+
+def _address(value: str) -> str:
+    process.split_address(value)  # ValueError with the form that is expected
+    return value
+
+
+Address = Annotated[str, AfterValidator(_address)]
+
+
+class ProcessSettings(BaseSettings):
+    """Defaults, then the environment (`env_prefix`), then flags: every field is one, its description is the help."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, cli_kebab_case=True, cli_hide_none_type=True)
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level that is logged")
+    log_format: Literal["text", "json"] = Field("text", description="logs for people or for collectors")
+
+    @classmethod
+    def parse(cls, argv: Sequence[str] | None) -> Self:
+        """Settings of a command line (None: this process's). Leaves with exit code 2 and every wrong value listed."""
+        try:
+            return cls(_cli_parse_args=sys.argv[1:] if argv is None else list(argv))  # pyright: ignore[reportCallIssue]
+        except ValidationError as error:
+            sys.stderr.write(f"{cls.model_config.get('cli_prog_name')}: wrong settings\n{wrong_settings(error)}")
+            raise SystemExit(process.EXIT_CANNOT_START) from error
+
+
+def data_dir_field(component: str, description: str) -> Any:
+    """The field of a data directory. Its help names the rule, not this machine's folder."""
+
+    def default_data_dir() -> Path:
+        return process.default_data_dir(component)
+
+    where = f"unset: $WEFT_DATA_DIR/{component}, else ~/.local/state/weft/{component}"
+    return Field(default_factory=default_data_dir, description=f"{description}; {where}")
+
+
+def wrong_settings(error: ValidationError) -> str:
+    """A line for each: flag, value, what is wrong."""
+    return "".join(
+        f"  --{'.'.join(map(str, e['loc'])).replace('_', '-')} {e['input']!r}: {e['msg']}\n" for e in error.errors()
+    )
