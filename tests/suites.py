@@ -23,9 +23,9 @@ class Suite(NamedTuple):
 
 
 SUITES = (
-    Suite("unit", ("tests/unit", "-m", "not oracle"), 300),
+    Suite("unit", ("tests/unit", "-m", "not oracle"), 360),
     Suite("kernels", ("tests/kernels",), 60),
-    Suite("oracle", ("tests/unit", "-m", "oracle"), 240),
+    Suite("oracle", ("tests/unit", "-m", "oracle"), 180),
     Suite("integration", ("tests/integration",), 240),
     Suite("e2e", ("tests/e2e",), 600),
 )
