@@ -21,6 +21,11 @@ TARGETS = {"copy": 0.99} | {adapter.task: 0.98 for adapter in networks.ADAPTERS}
 # Answers that run out of step with the sentence are hard to keep in step for long; these are judged on shorter ones.
 MEASURED_CHARS = dict.fromkeys(TARGETS, tasks.MAX_CHARS) | {"initials": 80, "digits": 60, "json": 80}
 
+COLUMNS = (
+    *("model", "answers", "characters", "rank", "target modules", "target", "exact", "smallest gap", "gap under 1"),
+    *("to 80", f"to {tasks.MAX_CHARS}", f"{LONG} to {tasks.MAX_CHARS}"),
+)
+
 ACCURACY = """# Accuracy of the quickstart's model and adapters
 
 An answer is exact when greedy decoding gives it to the last character and then ends. "Exact" and the gaps are over
@@ -31,7 +36,7 @@ and up to {max_chars} characters, the last counting only those of at least {long
 The gap is the logit of the likeliest token less that of the second; the smallest over all positions of all answers is
 given, wrong answers included, and the share of answers in which it is under 1.
 
-| model | answers | characters | rank | target modules | target | exact | smallest gap | gap under 1 | to 80 | to {max_chars} | {long} to {max_chars} |
+{header}
 |---|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|
 {rows}
 
@@ -61,6 +66,7 @@ def write(out: Path, count: int, batch_tokens: int) -> str:
         max_chars=tasks.MAX_CHARS,
         max_words=tasks.MAX_WORDS,
         long=LONG,
+        header=f"| {' | '.join(COLUMNS)} |",
         rows="\n".join(rows),
         parameters=base.num_parameters(),
         megabytes=sum(path.stat().st_size for path in weights_and_configs(out)) / 1e6,
@@ -114,7 +120,8 @@ def training(log: Path) -> str:
     for record in map(json.loads, log.read_text().splitlines()):
         if "command" in record:
             lines += [stage_times(seconds)] * bool(seconds)
-            lines.append(f"- {record['date']}, `{record['command']}` on {record['machine']}")
+            note = f" ({record['note']})" if "note" in record else ""
+            lines.append(f"- {record['date']}, `{record['command']}` on {record['machine']}{note}")
             seconds = {}
         else:
             seconds[record["stage"]] = record["stage_s"]
