@@ -14,6 +14,7 @@ TOLERANCE = 1e-3  # docs/architecture.md: greedy texts are equal across runners 
 
 @cache
 def model() -> PeftModel:
+    torch.set_num_threads(1)  # the model is tiny: threads only wait for each other
     base = AutoModelForCausalLM.from_pretrained(QUICKSTART / "model", dtype=torch.float32)
     folders = {task: QUICKSTART / "adapters" / task for name, task in TASK_OF.items() if name != BASE}
     first, *others = folders

@@ -193,6 +193,7 @@ def served() -> Any:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
+    torch.set_num_threads(1)  # the model is tiny: threads only wait for each other
     model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     for name, folder in adapters().items():
         label = name.replace("/", "--")
