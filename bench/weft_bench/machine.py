@@ -19,7 +19,8 @@ def origin(*packages: str) -> Origin:
 
 def command() -> str:
     """How this process was started; of absolute paths only the last part, since the rest says nothing elsewhere."""
-    return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in sys.argv)
+    arguments = (Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])
+    return shlex.join([Path(sys.argv[0]).name, *arguments])
 
 
 def machine() -> str:

@@ -4,7 +4,6 @@ The quickstart's answers are the baselines: each is asserted to be far from a ti
 logits, by transformers + peft), so that equality is a promise and not luck.
 """
 
-import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
 SEED = 20
+ATTEMPTS = 5  # rounds in which the moment to strike may come
 
 
 @pytest.fixture(scope="module")
@@ -72,25 +72,30 @@ async def placed(stack: Stack, made: Crowd) -> dict[str, list[tuple[Watched, int
 async def strike(stack: Stack, made: Crowd, signum: int) -> list[Watched]:
     """Send a signal to a runner with 8 streams or more, each with at least 5 and less than 80 % of its tokens.
 
-    The report must say less than 60 %: the rest is for what was generated since. Returns the runner's streams.
+    The report must say less than 60 %: the rest is for what was generated since. Returns the runner's streams; none
+    when all streams ended without such a moment (the clients were too slow to start together).
     """
     pids = {stack.components()[name]["listen"]: stack.pid(name) for name in stack.names("runner")}
-    async with asyncio.timeout(30):
-        while True:
-            for address, victims in (await placed(stack, made)).items():
-                if len(victims) >= 8 and all(5 <= n < 0.6 * len(w.case.expect) for w, n in victims):
-                    os.kill(pids[address], signum)
-                    return [watched for watched, _ in victims]
+    while any(w.finish is None and w.error is None for w in made.streams):
+        for address, victims in (await placed(stack, made)).items():
+            if len(victims) >= 8 and all(5 <= n < 0.6 * len(w.case.expect) for w, n in victims):
+                os.kill(pids[address], signum)
+                return [watched for watched, _ in victims]
+    return []
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "drain"])
 async def test_a_runner_goes_and_its_streams_go_on_elsewhere(pair: Stack, cases: list[Case], signum: int) -> None:
     await wait_for_two_ready_runners(pair)
-    before = pair.metric("scheduler", "weft_scheduler_moves_total")
     assert_undisturbed(await finished(pair.url, cases, f"quiet-{int(signum)}"))  # and both runners are warm
-    async with crowd(pair.url, cases, f"runner-{int(signum)}") as made:
-        victims = await strike(pair, made, signum)
-    assert_undisturbed(list(made.streams))
+    before = pair.metric("scheduler", "weft_scheduler_moves_total")
+    for attempt in range(ATTEMPTS):
+        async with crowd(pair.url, cases, f"runner-{int(signum)}-{attempt}") as made:
+            victims = await strike(pair, made, signum)
+        assert_undisturbed(list(made.streams))
+        if victims:
+            break
+    assert len(victims) >= 8, f"no moment to strike in {ATTEMPTS} rounds"
     assert pair.metric("scheduler", "weft_scheduler_moves_total") - before >= len(victims)
 
 
