@@ -22,12 +22,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from weft.identities import NEVER
 from weft_scheduler.core import effects as ef
 from weft_scheduler.core import events as ev
 from weft_scheduler.core.invariants import check_all
 from weft_scheduler.core.scheduler import Scheduler
 from weft_scheduler.core.values import (
-    NEVER,
     AdapterSpec,
     Config,
     Epoch,

@@ -3,24 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
 
-
-class Epoch(NamedTuple):
-    """One ownership of a request by a runner; ordered; (0, 0) means never assigned."""
-
-    term: int
-    counter: int
-
-
-class RunnerId(NamedTuple):
-    """A runner process: the uuid of its device, the incarnation drawn at its start."""
-
-    uuid: str
-    incarnation: str
-
-
-NEVER = Epoch(0, 0)
+from weft.identities import Epoch, RunnerId
 
 
 class FinishReason(Enum):

@@ -14,9 +14,9 @@ A move is cancel here and start there at once, with the tokens so far (Punica, s
 
 from collections.abc import Sequence
 
+from weft.identities import NEVER
 from weft_gateway.core.detokenise import BytesOf, Detokeniser
 from weft_gateway.core.events import (
-    NEVER,
     Aborted,
     Assigned,
     Cancel,

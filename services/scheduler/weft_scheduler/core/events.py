@@ -3,16 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from weft_scheduler.core.values import (
-    NEVER,
-    AdapterSpec,
-    Epoch,
-    KeyRoute,
-    PoolSpec,
-    PreemptDecision,
-    RunnerId,
-    RunnerReport,
-)
+from weft.identities import NEVER
+from weft_scheduler.core.values import AdapterSpec, Epoch, KeyRoute, PoolSpec, PreemptDecision, RunnerId, RunnerReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ Used by tests, the simulator and idle loops; nothing here changes anything.
 
 from collections import Counter
 
+from weft.identities import NEVER
 from weft_scheduler.core import room
 from weft_scheduler.core.context import Context, placeable
 from weft_scheduler.core.shelves import Shape
 from weft_scheduler.core.state import OWNED, Phase, Pool, Runner, State
-from weft_scheduler.core.values import NEVER
 
 
 def check_all(ctx: Context) -> None:

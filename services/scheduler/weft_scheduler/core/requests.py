@@ -1,5 +1,6 @@
 """What gateways say: streams that come and go, requests, their ends."""
 
+from weft.identities import NEVER
 from weft_scheduler.core import admission
 from weft_scheduler.core.alarms import Alarm, Kind
 from weft_scheduler.core.context import Context
@@ -28,7 +29,7 @@ from weft_scheduler.core.events import OutcomesStored as Stored
 from weft_scheduler.core.lives import enqueue, forget, leave, reject
 from weft_scheduler.core.rate import retry_after_ms
 from weft_scheduler.core.state import Gateway, Phase, Pool, Request, Runner
-from weft_scheduler.core.values import NEVER, DesiredAdapter, RunnerId
+from weft_scheduler.core.values import DesiredAdapter, RunnerId
 
 
 def gateway_up(ctx: Context, event: GatewayUp) -> None:

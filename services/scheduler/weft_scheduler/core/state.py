@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
 
+from weft.identities import NEVER
 from weft_scheduler.core.desired import Desired
 from weft_scheduler.core.queueing import Queue
 from weft_scheduler.core.ranking import Key
 from weft_scheduler.core.rate import Rate
 from weft_scheduler.core.shelves import Load, Shape, Shelves
 from weft_scheduler.core.values import (
-    NEVER,
     AdapterSpec,
     Config,
     DesiredAdapter,

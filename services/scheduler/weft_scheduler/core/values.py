@@ -1,25 +1,9 @@
 """Values that events, effects and state share. All are immutable; times are seconds on the caller's monotonic clock."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from weft.identities import Epoch, RunnerId
 
-# Named tuples, not dataclasses: both are dictionary keys on the hot path, where a tuple's hash is several times faster.
-class Epoch(NamedTuple):
-    """One ownership of a request by a runner, ordered by (term, counter)."""
-
-    term: int
-    counter: int
-
-
-class RunnerId(NamedTuple):
-    """A runner process: `uuid` lives as long as its data directory, `incarnation` is drawn at each start."""
-
-    uuid: str
-    incarnation: str
-
-
-NEVER = Epoch(0, 0)
 BASE = ""  # the digest of "no adapter"
 
 

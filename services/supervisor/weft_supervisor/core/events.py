@@ -6,21 +6,7 @@ reads the few fields that it decides on and never looks inside these.
 
 from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True, slots=True, order=True)
-class RunnerId:
-    """A runner process. A new incarnation of a uuid ends the old one."""
-
-    uuid: str
-    incarnation: str
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Epoch:
-    """One ownership of a request by a runner."""
-
-    term: int = 0
-    counter: int = 0
+from weft.identities import Epoch, RunnerId
 
 
 @dataclass(frozen=True, slots=True)
