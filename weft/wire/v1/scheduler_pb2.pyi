@@ -226,7 +226,7 @@ class Route(_message.Message):
     def __init__(self, model_name: _Optional[str] = ..., namespace: _Optional[str] = ..., pool: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., rank: _Optional[int] = ..., uid: _Optional[str] = ..., created_unix_s: _Optional[int] = ...) -> None: ...
 
 class PoolRoute(_message.Message):
-    __slots__ = ("pool", "base_digest", "base_model_name", "max_context_tokens", "ready_runners", "shared_all", "shared_namespaces")
+    __slots__ = ("pool", "base_digest", "base_model_name", "max_context_tokens", "ready_runners", "shared_all", "shared_namespaces", "hold_s")
     POOL_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +234,7 @@ class PoolRoute(_message.Message):
     READY_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     SHARED_ALL_FIELD_NUMBER: _ClassVar[int]
     SHARED_NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    HOLD_S_FIELD_NUMBER: _ClassVar[int]
     pool: str
     base_digest: str
     base_model_name: str
@@ -241,7 +242,8 @@ class PoolRoute(_message.Message):
     ready_runners: int
     shared_all: bool
     shared_namespaces: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., ready_runners: _Optional[int] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ...) -> None: ...
+    hold_s: int
+    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., ready_runners: _Optional[int] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., hold_s: _Optional[int] = ...) -> None: ...
 
 class KeyRoute(_message.Message):
     __slots__ = ("key_hash", "namespace", "key_id")
@@ -328,23 +330,25 @@ class RunnerOrders(_message.Message):
     def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., order: _Optional[_Union[_supervisor_pb2.RunnerOrder, _Mapping]] = ...) -> None: ...
 
 class RegistryToScheduler(_message.Message):
-    __slots__ = ("version", "snapshot", "pools", "adapters", "removed_pools", "removed_adapter_uids")
+    __slots__ = ("version", "snapshot", "pools", "adapters", "removed_pools", "removed_adapter_uids", "term")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_POOLS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_ADAPTER_UIDS_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     version: int
     snapshot: bool
     pools: _containers.RepeatedCompositeFieldContainer[PoolDesired]
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterDesired]
     removed_pools: _containers.RepeatedScalarFieldContainer[str]
     removed_adapter_uids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[int] = ..., snapshot: _Optional[bool] = ..., pools: _Optional[_Iterable[_Union[PoolDesired, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterDesired, _Mapping]]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_adapter_uids: _Optional[_Iterable[str]] = ...) -> None: ...
+    term: int
+    def __init__(self, version: _Optional[int] = ..., snapshot: _Optional[bool] = ..., pools: _Optional[_Iterable[_Union[PoolDesired, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterDesired, _Mapping]]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_adapter_uids: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class PoolDesired(_message.Message):
-    __slots__ = ("pool", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "max_moves", "placement", "queue", "reservation", "created_unix_s", "min_runners", "drain_s")
+    __slots__ = ("pool", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "max_moves", "placement", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "hold_s")
     POOL_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -358,6 +362,9 @@ class PoolDesired(_message.Message):
     CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     MIN_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     DRAIN_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    HOLD_S_FIELD_NUMBER: _ClassVar[int]
     pool: str
     base_digest: str
     base_model_name: str
@@ -371,10 +378,13 @@ class PoolDesired(_message.Message):
     created_unix_s: int
     min_runners: int
     drain_s: int
-    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., max_moves: _Optional[int] = ..., placement: _Optional[str] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ...) -> None: ...
+    max_runners: int
+    idle_s: int
+    hold_s: int
+    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., max_moves: _Optional[int] = ..., placement: _Optional[str] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., hold_s: _Optional[int] = ...) -> None: ...
 
 class AdapterDesired(_message.Message):
-    __slots__ = ("uid", "namespace", "name", "model_name", "pool", "digest", "rank", "bytes", "pinned", "created_unix_s")
+    __slots__ = ("uid", "namespace", "name", "model_name", "pool", "digest", "rank", "bytes", "pinned", "created_unix_s", "tier")
     UID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -385,6 +395,7 @@ class AdapterDesired(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
     CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     uid: str
     namespace: str
     name: str
@@ -395,7 +406,8 @@ class AdapterDesired(_message.Message):
     bytes: int
     pinned: bool
     created_unix_s: int
-    def __init__(self, uid: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., model_name: _Optional[str] = ..., pool: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., created_unix_s: _Optional[int] = ...) -> None: ...
+    tier: _supervisor_pb2.AdapterState.Tier
+    def __init__(self, uid: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., model_name: _Optional[str] = ..., pool: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., created_unix_s: _Optional[int] = ..., tier: _Optional[_Union[_supervisor_pb2.AdapterState.Tier, str]] = ...) -> None: ...
 
 class SchedulerToRegistry(_message.Message):
     __slots__ = ("pool", "adapter")
@@ -406,18 +418,26 @@ class SchedulerToRegistry(_message.Message):
     def __init__(self, pool: _Optional[_Union[PoolStatus, _Mapping]] = ..., adapter: _Optional[_Union[AdapterStatus, _Mapping]] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
-    __slots__ = ("pool", "ready_runners", "wanted_runners", "running", "queued")
+    __slots__ = ("pool", "ready_runners", "wanted_runners", "running", "queued", "victims", "max_runners", "total_pages", "reserved_pages")
     POOL_FIELD_NUMBER: _ClassVar[int]
     READY_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     WANTED_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
+    VICTIMS_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_PAGES_FIELD_NUMBER: _ClassVar[int]
     pool: str
     ready_runners: int
     wanted_runners: int
     running: int
     queued: int
-    def __init__(self, pool: _Optional[str] = ..., ready_runners: _Optional[int] = ..., wanted_runners: _Optional[int] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ...) -> None: ...
+    victims: _containers.RepeatedScalarFieldContainer[str]
+    max_runners: int
+    total_pages: int
+    reserved_pages: int
+    def __init__(self, pool: _Optional[str] = ..., ready_runners: _Optional[int] = ..., wanted_runners: _Optional[int] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., victims: _Optional[_Iterable[str]] = ..., max_runners: _Optional[int] = ..., total_pages: _Optional[int] = ..., reserved_pages: _Optional[int] = ...) -> None: ...
 
 class AdapterStatus(_message.Message):
     __slots__ = ("uid", "digest", "routed", "ready_runners", "load_errors")

@@ -19,7 +19,7 @@ class RunnerToSupervisor(_message.Message):
     def __init__(self, hello: _Optional[_Union[RunnerHello, _Mapping]] = ..., state: _Optional[_Union[RunnerState, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class RunnerHello(_message.Message):
-    __slots__ = ("runner", "address", "pool", "base_digest", "numerics_class", "page_tokens", "total_pages", "max_sequences", "max_adapters", "max_rank", "max_context_tokens")
+    __slots__ = ("runner", "address", "pool", "base_digest", "numerics_class", "page_tokens", "total_pages", "max_sequences", "max_adapters", "max_rank", "max_context_tokens", "name")
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class RunnerHello(_message.Message):
     MAX_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     MAX_RANK_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     runner: _common_pb2.RunnerId
     address: str
     pool: str
@@ -42,7 +43,8 @@ class RunnerHello(_message.Message):
     max_adapters: int
     max_rank: int
     max_context_tokens: int
-    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., numerics_class: _Optional[str] = ..., page_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_adapters: _Optional[int] = ..., max_rank: _Optional[int] = ..., max_context_tokens: _Optional[int] = ...) -> None: ...
+    name: str
+    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., numerics_class: _Optional[str] = ..., page_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_adapters: _Optional[int] = ..., max_rank: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()
@@ -177,16 +179,18 @@ class RunnerOrder(_message.Message):
     def __init__(self, drain: _Optional[bool] = ..., has_desired: _Optional[bool] = ..., desired_version: _Optional[int] = ..., desired: _Optional[_Iterable[_Union[DesiredAdapter, _Mapping]]] = ...) -> None: ...
 
 class DesiredAdapter(_message.Message):
-    __slots__ = ("digest", "rank", "bytes", "pinned")
+    __slots__ = ("digest", "rank", "bytes", "pinned", "tier")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     digest: str
     rank: int
     bytes: int
     pinned: bool
-    def __init__(self, digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ...) -> None: ...
+    tier: AdapterState.Tier
+    def __init__(self, digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., tier: _Optional[_Union[AdapterState.Tier, str]] = ...) -> None: ...
 
 class CreateKeyRequest(_message.Message):
     __slots__ = ("namespace", "note")
