@@ -418,7 +418,7 @@ class SchedulerToRegistry(_message.Message):
     def __init__(self, pool: _Optional[_Union[PoolStatus, _Mapping]] = ..., adapter: _Optional[_Union[AdapterStatus, _Mapping]] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
-    __slots__ = ("pool", "ready_runners", "wanted_runners", "running", "queued", "victims", "max_runners", "total_pages", "reserved_pages")
+    __slots__ = ("pool", "ready_runners", "wanted_runners", "running", "queued", "victims", "max_runners", "total_pages", "reserved_pages", "demand_runners")
     POOL_FIELD_NUMBER: _ClassVar[int]
     READY_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     WANTED_RUNNERS_FIELD_NUMBER: _ClassVar[int]
@@ -428,6 +428,7 @@ class PoolStatus(_message.Message):
     MAX_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
     RESERVED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     pool: str
     ready_runners: int
     wanted_runners: int
@@ -437,7 +438,8 @@ class PoolStatus(_message.Message):
     max_runners: int
     total_pages: int
     reserved_pages: int
-    def __init__(self, pool: _Optional[str] = ..., ready_runners: _Optional[int] = ..., wanted_runners: _Optional[int] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., victims: _Optional[_Iterable[str]] = ..., max_runners: _Optional[int] = ..., total_pages: _Optional[int] = ..., reserved_pages: _Optional[int] = ...) -> None: ...
+    demand_runners: int
+    def __init__(self, pool: _Optional[str] = ..., ready_runners: _Optional[int] = ..., wanted_runners: _Optional[int] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., victims: _Optional[_Iterable[str]] = ..., max_runners: _Optional[int] = ..., total_pages: _Optional[int] = ..., reserved_pages: _Optional[int] = ..., demand_runners: _Optional[int] = ...) -> None: ...
 
 class AdapterStatus(_message.Message):
     __slots__ = ("uid", "digest", "routed", "ready_runners", "load_errors")
