@@ -2,12 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CLUSTER := PYTHONPATH=tests/support $(BIN)/python -m cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test check format proto crds lock clean
+.PHONY: help install up test test-operator test-cluster cluster-tools dev-cluster dev-cluster-down
+.PHONY: check format proto crds golden lock clean
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 install: $(VENV)/.installed  ## create or refresh .venv (a second when current)
 
@@ -32,14 +34,34 @@ check: install  ## format, lint, types, import contracts, unit tests
 test: install  ## all tests; no GPU, no network beyond package installation
 	@$(BIN)/python tests/suites.py
 
+test-operator: cluster-tools  ## the operator against a real Kubernetes API server (needs Go once)
+	@$(BIN)/python tests/suites.py operator
+
+test-cluster: cluster-tools  ## whole stack in pods on a real node (needs root, containerd; says what it lacks)
+	@$(BIN)/python tests/suites.py cluster
+
+cluster-tools: install  ## build a Kubernetes for tests, once, into ~/.cache/weft (Go, gcc; 15 minutes on 2 cores)
+	@$(CLUSTER) build
+
+dev-cluster: cluster-tools  ## a node of Kubernetes on this machine to play with; prints its KUBECONFIG
+	@$(CLUSTER) up
+
+dev-cluster-down: install  ## remove it
+	@$(CLUSTER) down
+
 proto: install  ## regenerate weft/wire/v1 from its .proto files
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. weft/wire/v1/*.proto
 
 crds: install  ## write crds/ again from weft/api
 	$(BIN)/python -m weft.api.crd --write crds
+	cp crds/*.yaml charts/weft/files/crds/
+
+golden: install  ## write the chart's golden renders again (needs helm: make cluster-tools)
+	$(BIN)/python tests/support/chart.py
 
 lock: install  ## write requirements.lock again from pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml --extra dev --python-version 3.11 --universal --generate-hashes --no-emit-index-url --output-file requirements.lock --quiet
+	$(BIN)/python images/lock.py
 
 format: install  ## format and fix what can be fixed
 	$(BIN)/ruff format .

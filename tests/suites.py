@@ -1,5 +1,8 @@
 """`make test`: every suite in order, each with a written budget of seconds on 2 cores, and one table at the end.
 
+`python tests/suites.py operator` and `... cluster` run the suites that need a test cluster (`make cluster-tools`): what
+they find missing is an error in the first, and told as skipped in the second, which needs root and containerd.
+
 A suite that fails does not stop the next ones; one that overruns its budget is killed and counts as failed. The seed of
 random choices is printed and can be given again: `WEFT_TEST_SEED=123 make test`.
 """
@@ -10,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +26,8 @@ class Suite(NamedTuple):
     budget_s: int
 
 
+REPORT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft" / "test-cluster.xml"
+
 SUITES = (
     Suite("unit", ("tests/unit", "-m", "not oracle"), 360),
     Suite("kernels", ("tests/kernels",), 60),
@@ -29,6 +35,11 @@ SUITES = (
     Suite("integration", ("tests/integration",), 240),
     Suite("e2e", ("tests/e2e",), 600),
 )
+GROUPS = {
+    "test": SUITES,
+    "operator": (Suite("operator", ("tests/operator",), 720),),
+    "cluster": (Suite("cluster", ("tests/cluster", f"--junitxml={REPORT}"), 1500),),
+}
 
 
 def run(suite: Suite, seed: int) -> tuple[str, float]:
@@ -45,10 +56,14 @@ def run(suite: Suite, seed: int) -> tuple[str, float]:
     return "passed" if code == 0 else f"failed (exit {code})", time.monotonic() - started
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ("test",)) -> int:
+    """Run a group of suites. Returns the exit code: 0 all passed, 1 not, 2 no such group."""
+    if len(arguments) != 1 or arguments[0] not in GROUPS:
+        print(f"usage: suites.py {'|'.join(GROUPS)}", file=sys.stderr)
+        return 2
     seed = int(os.environ.get("WEFT_TEST_SEED") or random.SystemRandom().randrange(2**31))
     verdicts: list[tuple[Suite, str, float]] = []
-    for suite in SUITES:
+    for suite in GROUPS[arguments[0]]:
         print(f"\n=== {suite.name} (budget {suite.budget_s} s, seed {seed})", flush=True)
         verdicts.append((suite, *run(suite, seed)))
     print(f"\n{'suite':<12} {'seconds':>8} {'budget':>7}  verdict")
@@ -60,4 +75,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:] or ["test"]))

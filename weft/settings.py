@@ -26,6 +26,9 @@ class ProcessSettings(BaseSettings):
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level that is logged")
     log_format: Literal["text", "json"] = Field("text", description="logs for people or for collectors")
+    tls_dir: Path | None = Field(
+        None, description="tls.crt, tls.key and ca.crt: mutual TLS with Weft's processes; unset: plain text"
+    )
 
     @classmethod
     def parse(cls, argv: Sequence[str] | None) -> Self:

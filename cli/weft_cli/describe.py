@@ -20,7 +20,7 @@ def describe_adapter(obj: Object, runners: Sequence[Runner], now: float) -> list
     }
     digest = status.get("digest")
     rows = [
-        (runner.uuid[:8], at.tier, str(at.running), "loading" if at.loading else at.error or "")
+        (runner.called, at.tier, str(at.running), "loading" if at.loading else at.error or at.shortfall)
         for runner in runners
         for at in runner.adapters
         if at.digest == digest
@@ -50,7 +50,8 @@ def describe_pool(obj: Object, runners: Sequence[Runner], now: float) -> list[st
 def describe_runner(runner: Runner) -> list[str]:
     """A runner: its room and what it has where."""
     facts = {
-        "Runner": runner.uuid,
+        "Runner": runner.called,
+        "UUID": runner.uuid,
         "Pool": runner.pool,
         "Ready": "draining" if runner.draining else runner.ready,
         "Address": runner.address,
@@ -58,8 +59,8 @@ def describe_runner(runner: Runner) -> list[str]:
         "Sequences": f"{runner.sequences} of {runner.max_sequences}",
         "Pages": f"{runner.used_pages} used of {runner.total_pages}",
     }
-    rows = [(short(at.digest), at.tier, str(at.running), at.error) for at in runner.adapters]
-    lines = table(("DIGEST", "TIER", "RUNNING", "ERROR"), rows) if rows else ["none"]
+    rows = [(short(at.digest), at.tier, str(at.running), at.error or at.shortfall) for at in runner.adapters]
+    lines = table(("DIGEST", "TIER", "RUNNING", "NOTE"), rows) if rows else ["none"]
     return [*_pairs(facts), "", f"Adapters ({runner.max_adapters} slots on the device):", *_indent(lines)]
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from weft_cli.options import DataDir, controller
+from weft_cli.options import DataDir, SupervisorAt, TlsDir, supervisor
 
 key_app = typer.Typer(no_args_is_help=True, help="API keys: who may call which namespace's models.")
 
@@ -14,26 +14,31 @@ def key_create(
     namespace: Annotated[str, typer.Option("--namespace", "-n", help="Whose models the key may call.")],
     note: Annotated[str, typer.Option(help="For people: whose key it is.")] = "",
     directory: DataDir = None,
+    address: SupervisorAt = None,
+    tls_dir: TlsDir = None,
 ) -> None:
     """Make a key; it is printed once: `KEY=$(weft key create -n acme)`."""
     from weft_cli.keys import create
 
-    create(controller(directory), namespace, note)
+    create(supervisor(directory, address, tls_dir), namespace, note)
 
 
 @key_app.command("revoke")
 def key_revoke(
-    key_id: Annotated[str, typer.Argument(help="As `weft key list` shows it.")], directory: DataDir = None
+    key_id: Annotated[str, typer.Argument(help="As `weft key list` shows it.")],
+    directory: DataDir = None,
+    address: SupervisorAt = None,
+    tls_dir: TlsDir = None,
 ) -> None:
     """A revoked key opens nothing any more, within moments while scheduler and gateway are connected."""
     from weft_cli.keys import revoke
 
-    revoke(controller(directory), key_id)
+    revoke(supervisor(directory, address, tls_dir), key_id)
 
 
 @key_app.command("list")
-def key_list(directory: DataDir = None) -> None:
+def key_list(directory: DataDir = None, address: SupervisorAt = None, tls_dir: TlsDir = None) -> None:
     """Every key: its id, never the key itself."""
     from weft_cli.keys import list_keys
 
-    list_keys(controller(directory))
+    list_keys(supervisor(directory, address, tls_dir))

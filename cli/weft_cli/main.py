@@ -9,7 +9,18 @@ import typer
 
 from weft_cli.errors import BadInput, CommandError
 from weft_cli.key_commands import key_app
-from weft_cli.options import DataDir, Files, LogLevel, Namespace, controller, data_dir, plural
+from weft_cli.options import (
+    DataDir,
+    Files,
+    LogLevel,
+    Namespace,
+    SupervisorAt,
+    TlsDir,
+    controller,
+    data_dir,
+    plural,
+    supervisor,
+)
 
 USAGE = 2
 INTERRUPTED = 130
@@ -154,16 +165,22 @@ def get(
     output: Annotated[str, typer.Option("--output", "-o", help="table, wide, json or yaml.")] = "table",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on with what changes.")] = False,
     directory: DataDir = None,
+    address: SupervisorAt = None,
+    tls_dir: TlsDir = None,
 ) -> None:
     """List objects: `weft get lora -A`, `weft get spool base -o yaml`, `weft get runners`."""
     from weft_cli.objects import get as run
+    from weft_cli.objects import get_runners
 
     if output not in ("table", "wide", "json", "yaml"):
         raise BadInput(f"there is no output {output!r}", "there are: table, wide, json, yaml")
     resource = plural(kind)
-    usual = None if resource == "runners" else "default"
-    where = None if all_namespaces else namespace or usual
-    run(controller(directory), resource, name, where, output, watch=watch)
+    if resource == "runners":
+        if watch:
+            raise BadInput("runners are no objects and cannot be watched", "use `weft get runners` again")
+        return get_runners(supervisor(directory, address, tls_dir), name, None if all_namespaces else namespace, output)
+    where = None if all_namespaces else namespace or "default"
+    return run(controller(directory), resource, name, where, output, watch=watch)
 
 
 @app.command(rich_help_panel="Objects")

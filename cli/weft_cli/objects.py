@@ -3,11 +3,14 @@
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft_cli.client import Controller, Object
 from weft_cli.errors import BadInput, CommandError, NotThere
 from weft_cli.output import adapter_headers, adapter_row, dump, note, pool_headers, pool_row, say, table
+
+if TYPE_CHECKING:
+    from weft_cli.runners import Supervisor
 
 SINGULAR = {"loraadapters": "loraadapter", "servingpools": "servingpool"}
 PLURAL = {"LoRAAdapter": "loraadapters", "ServingPool": "servingpools"}
@@ -44,10 +47,6 @@ def get(
     controller: Controller, kind: str, name: str | None, namespace: str | None, form: str, *, watch: bool = False
 ) -> None:
     """Print objects; with `watch` go on printing what changes. `namespace` None: all of them."""
-    if kind == "runners":
-        if watch:
-            raise BadInput("runners are no objects and cannot be watched", "use `weft get runners` again")
-        return _get_runners(controller, name, namespace, form)
     items, version = _chosen(controller, kind, name, namespace)
     printer = _printer(kind, form, all_namespaces=namespace is None)
     if not watch:
@@ -68,11 +67,11 @@ def get(
 def describe(controller: Controller, kind: str, name: str, namespace: str) -> None:
     """Everything that is known of one object."""
     from weft_cli.describe import describe_adapter, describe_pool, describe_runner
-    from weft_cli.runners import list_runners
+    from weft_cli.runners import list_runners, local
 
-    runners = list_runners(controller)
+    runners = list_runners(local(controller))
     if kind == "runners":
-        found = next((runner for runner in runners if runner.uuid.startswith(name)), None)
+        found = next((runner for runner in runners if runner.is_called(name)), None)
         if found is None:
             raise CommandError(f"there is no runner {name}", "`weft get runners` lists them")
         lines = describe_runner(found)
@@ -149,13 +148,13 @@ def _none_found(controller: Controller, kind: str, namespace: str | None) -> Non
     note(f"No {kind} found{where}{more}.")
 
 
-def _get_runners(controller: Controller, name: str | None, namespace: str | None, form: str) -> None:
+def get_runners(supervisor: "Supervisor", name: str | None, namespace: str | None, form: str) -> None:
     """Runners are where their pool is."""
     from weft_cli.runners import list_runners
 
     where = f" in namespace {namespace}" if namespace else ""
-    near = [runner for runner in list_runners(controller) if namespace in (None, runner.pool.partition("/")[0])]
-    runners = [runner for runner in near if name is None or runner.uuid.startswith(name)]
+    near = [runner for runner in list_runners(supervisor) if namespace in (None, runner.pool.partition("/")[0])]
+    runners = [runner for runner in near if name is None or runner.is_called(name)]
     if name is not None and not runners:
         raise CommandError(f"there is no runner {name!r}{where}", "`weft get runners` lists them")
     if form in ("json", "yaml"):

@@ -11,6 +11,7 @@ from weft_cli.errors import BadInput
 
 if TYPE_CHECKING:
     from weft_cli.client import Controller
+    from weft_cli.runners import Supervisor
 
 KINDS = {
     "loraadapters": "loraadapters",
@@ -25,6 +26,14 @@ KINDS = {
 DATA_DIR_HELP = "Where the stack keeps everything. Default: $WEFT_DATA_DIR, else ~/.local/state/weft."
 
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help=DATA_DIR_HELP, show_default=False)]
+SupervisorAt = Annotated[
+    str | None,
+    typer.Option("--supervisor", help="HOST:PORT of a supervisor in a cluster. Default: this machine's stack."),
+]
+TlsDir = Annotated[
+    Path | None,
+    typer.Option("--tls-dir", help="tls.crt, tls.key and ca.crt of an admin, for a supervisor under mutual TLS."),
+]
 Namespace = Annotated[str, typer.Option("--namespace", "-n", help="The namespace to look in.")]
 Files = Annotated[
     list[Path] | None,
@@ -54,6 +63,13 @@ def controller(given: Path | None) -> "Controller":
     from weft_cli.client import Controller
 
     return Controller(data_dir(given))
+
+
+def supervisor(given: Path | None, address: str | None, tls_dir: Path | None) -> "Supervisor":
+    """The supervisor at that address, else the one of that data directory's stack."""
+    from weft_cli.runners import Supervisor
+
+    return Supervisor(address or controller(given).stack()["supervisor"], tls_dir)
 
 
 def plural(kind: str) -> str:

@@ -2,13 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from weft_cli.client import Controller
 from weft_cli.errors import BadInput, CommandError
 
 TIMEOUT_S = 10.0
+ADMIN_HINT = "--tls-dir names a folder with tls.crt, tls.key and ca.crt, the certificate with the role admin"
 TIERS = ("?", "remote", "disk", "host", "device")
+
+
+@dataclass(frozen=True, slots=True)
+class Supervisor:
+    """Where the Admin service is. Without a folder of certificates it is spoken to in plain text."""
+
+    address: str
+    tls_dir: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +30,7 @@ class Residency:
     running: int
     loading: bool
     error: str
+    shortfall: str = ""  # why it is held lower than it should be
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,7 @@ class Runner:
     """A runner as its supervisor knows it."""
 
     uuid: str
+    name: str
     pool: str
     ready: bool
     draining: bool
@@ -40,11 +52,20 @@ class Runner:
     adapters: tuple[Residency, ...]
     message: dict[str, Any]  # everything, as JSON
 
+    @property
+    def called(self) -> str:
+        """Its name, such as its pod's; the head of its uuid where it gave itself none."""
+        return self.name or self.uuid[:8]
+
+    def is_called(self, text: str) -> bool:
+        """Whether somebody means it: by its name, or by the head of its uuid."""
+        return text == self.name or self.uuid.startswith(text)
+
     def row(self) -> tuple[str, ...]:
         """As `weft get runners` prints it."""
         on_device = sum(adapter.tier == "device" for adapter in self.adapters)
         return (
-            self.uuid[:8],
+            self.called,
             self.pool,
             "Draining" if self.draining else str(self.ready),
             f"{self.sequences}/{self.max_sequences}",
@@ -54,38 +75,66 @@ class Runner:
         )
 
 
-def list_runners(controller: Controller) -> list[Runner]:
+def local(controller: Controller) -> Supervisor:
+    """The supervisor of this machine's stack."""
+    return Supervisor(controller.stack()["supervisor"])
+
+
+def list_runners(supervisor: Supervisor) -> list[Runner]:
     """Every runner with a lease, by pool. Raises CommandError."""
     from google.protobuf.json_format import MessageToDict
 
     from weft.wire.v1 import supervisor_pb2 as pb
 
-    answer = ask(controller, lambda admin: admin.ListRunners(pb.ListRunnersRequest(), timeout=TIMEOUT_S))
+    answer = ask(supervisor, lambda admin: admin.ListRunners(pb.ListRunnersRequest(), timeout=TIMEOUT_S))
     found = [_runner(state, MessageToDict(state)) for state in answer.runners]
     return sorted(found, key=lambda runner: (runner.pool, runner.uuid))
 
 
-def ask(controller: Controller, call: Callable[[Any], Any]) -> Any:
+def ask(supervisor: Supervisor, call: Callable[[Any], Any]) -> Any:
     """One call of the Admin service. Raises CommandError, BadInput for what the supervisor does not take."""
     import grpc
 
     from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 
-    address = controller.stack()["supervisor"]
+    refused = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
     try:
-        with grpc.insecure_channel(address) as channel:
+        with _channel(supervisor) as channel:
             return call(AdminStub(channel))
     except grpc.RpcError as error:
         why = str(error.details() if isinstance(error, grpc.Call) else error)
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.INVALID_ARGUMENT:
             raise BadInput(why) from error
-        raise CommandError(f"the supervisor at {address} does not answer: {why}", "`weft logs supervisor`") from error
+        if isinstance(error, grpc.Call) and error.code() in refused:
+            raise CommandError(f"the supervisor at {supervisor.address} refuses: {why}", ADMIN_HINT) from error
+        hint = ADMIN_HINT if supervisor.tls_dir else "`weft logs supervisor`"
+        raise CommandError(f"the supervisor at {supervisor.address} does not answer: {why}", hint) from error
+
+
+def _channel(supervisor: Supervisor) -> Any:
+    import grpc
+
+    from weft.process import CannotStart
+    from weft.wire.roles import dns_name
+    from weft.wire.tls import load_tls
+
+    try:
+        tls = load_tls(supervisor.tls_dir, "admin")
+    except CannotStart as error:
+        raise BadInput(str(error), ADMIN_HINT) from error
+    if tls is None:
+        return grpc.insecure_channel(supervisor.address)
+    files = tls.present()
+    credentials = grpc.ssl_channel_credentials(files.ca, files.key, files.certificate)
+    name = (("grpc.ssl_target_name_override", dns_name("supervisor")),)
+    return grpc.secure_channel(supervisor.address, credentials, options=name)
 
 
 def _runner(state: Any, message: dict[str, Any]) -> Runner:
     about = state.runner
     return Runner(
         uuid=state.id.uuid,
+        name=about.name,
         pool=about.pool,
         ready=state.ready,
         draining=state.draining,
@@ -97,7 +146,7 @@ def _runner(state: Any, message: dict[str, Any]) -> Runner:
         numerics_class=about.numerics_class,
         max_adapters=about.max_adapters,
         adapters=tuple(
-            Residency(a.digest, TIERS[a.tier], a.running, a.loading, a.error)
+            Residency(a.digest, TIERS[a.tier], a.running, a.loading, a.error, a.shortfall)
             for a in sorted(state.adapters, key=lambda a: (-a.tier, a.digest))
         ),
         message=message,

@@ -1,8 +1,9 @@
 """What can be ordered from a shell. Every action says what should be, so carrying it out twice is harmless."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-from weft_operator.observe import AdapterEntry, Launch, PoolEntry
+from weft_operator.observe import AdapterEntry, Child, ChildKey, Launch, PoolEntry
 from weft_operator.resolution import Request
 from weft_operator.resources import Object, Ref
 
@@ -39,7 +40,11 @@ class PublishAdapter:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawAdapter:
+    """The scheduler forgets an adapter. `unload`: its object waits until no runner holds it any more."""
+
     ref: Ref
+    uid: str
+    unload: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,51 @@ class RemoveRunner:
 
 
 @dataclass(frozen=True, slots=True)
+class ApplyChild:
+    """There is this object in the cluster, and every field that it names has that value (server-side apply, forced)."""
+
+    pool: Ref
+    child: Child
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteChild:
+    """That object, of exactly this uid, is deleted in the background."""
+
+    pool: Ref
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+    @property
+    def key(self) -> ChildKey:
+        return ChildKey(self.kind, self.namespace, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class MarkPod:
+    """The pod of exactly this uid has the annotation `controller.kubernetes.io/pod-deletion-cost`."""
+
+    pool: Ref
+    namespace: str
+    name: str
+    uid: str
+    cost: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell people: an Event about an object. Ordered after the status that it tells of; losing one does no harm."""
+
+    ref: Ref
+    uid: str
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class SetStatus:
     """Write the whole status, fenced by the version of the object that it was made from."""
 
@@ -67,6 +117,16 @@ class SetStatus:
     uid: str
     resource_version: str
     status: Object
+
+
+@dataclass(frozen=True, slots=True)
+class AddFinalizer:
+    """Before an adapter is first published: it does not vanish while runners hold it."""
+
+    ref: Ref
+    uid: str
+    resource_version: str
+    finalizer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +152,12 @@ Action = (
     | WithdrawAdapter
     | EnsureRunner
     | RemoveRunner
+    | ApplyChild
+    | DeleteChild
+    | MarkPod
+    | Announce
     | SetStatus
+    | AddFinalizer
     | RemoveFinalizer
     | Retain
 )

@@ -1,14 +1,102 @@
-"""How many runners now. Pure; later the scheduler's wish and the pool's bounds are weighed here too."""
+"""How many runners now, of which group, and which of them go. Pure.
 
-from weft_operator.observe import Launch, RunnerProcess
-from weft_operator.resources import Pool
+The scheduler says how many a pool could use and, where there are more, who should go first; the pool says how many it
+may have; its groups say where they are. Growing is done at once. Shrinking asks first: the scheduler names victims, and
+nothing new is placed on them.
+
+- A number that people wrote holds: they wait at most `ANSWER_S` for the names, for a runner that is told to go gives
+  its streams back anyway.
+- The autoscaler never takes away a ready runner that the scheduler has not named: one that has just started knows of
+  no runner, and wants none.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from weft_operator.observe import Launch, PoolReport, RunnerProcess
+from weft_operator.resources import Group, Pool
 
 RUNNERS_MAX = 1024
+ANSWER_S = 5.0
 
 
-def wanted_runners(pool: Pool, default: int) -> int:
-    """Runners that this pool should have. `default` is the backend's, for a pool that names no number."""
-    return min(pool.replicas if pool.replicas is not None else default, RUNNERS_MAX)
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Runners that a pool may have. A number that somebody wrote: both are it."""
+
+    min: int
+    max: int
+
+    @property
+    def fixed(self) -> bool:
+        return self.min == self.max
+
+    def clamp(self, count: int) -> int:
+        return max(self.min, min(count, self.max))
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """One runner, of whatever backend. `settled`: it takes requests, so that taking it away moves streams."""
+
+    name: str
+    settled: bool
+
+
+def bounds(pool: Pool, default: int) -> Bounds:
+    """What the pool's spec allows, as far as its groups have room. `default`: for a pool that says nothing."""
+    if pool.autoscaling is not None:
+        low, high = pool.autoscaling.min, pool.autoscaling.max
+    else:
+        low = high = pool.replicas if pool.replicas is not None else default
+    room = min(RUNNERS_MAX, sum(RUNNERS_MAX if group.max is None else group.max for group in pool.groups))
+    return Bounds(min(low, room), min(high, room))
+
+
+def target(bounds: Bounds, report: PoolReport | None, present: int) -> int:
+    """Runners that the pool should have. While the scheduler has not answered, those that are there are right."""
+    return bounds.clamp(report.wanted_runners if report is not None and answers(report, bounds) else present)
+
+
+def answers(report: PoolReport, bounds: Bounds) -> bool:
+    """Whether the scheduler said this knowing these bounds."""
+    return report.max_runners == bounds.max
+
+
+def spread(count: int, groups: Sequence[Group]) -> dict[str, int]:
+    """Runners of each group: first every group's minimum, then each up to its maximum, both in list order.
+
+    The sum is `count`, as far as the groups have room; with one more, one group gets one more. So a pool that shrinks
+    empties its groups in reverse.
+    """
+    sizes: dict[str, int] = {}
+    for group in groups:
+        sizes[group.name] = min(group.min, count - sum(sizes.values()))
+    for group in groups:
+        left = count - sum(sizes.values())
+        sizes[group.name] += left if group.max is None else min(left, max(0, group.max - sizes[group.name]))
+    return sizes
+
+
+def leaving(
+    present: Sequence[Runner], wanted: int, report: PoolReport | None, bounds: Bounds, *, waited: bool
+) -> list[Runner] | None:
+    """Who of `present` goes so that `wanted` are left, the first one first; None: that is not known yet.
+
+    `waited`: the scheduler has had its time to answer. The order: who serves nobody, then the scheduler's victims in
+    its order, then, for a number that people wrote, the last of those that are left.
+    """
+    surplus = len(present) - wanted
+    if surplus <= 0:
+        return []
+    if not waited and (report is None or not answers(report, bounds)):
+        return None
+    victims = report.victims if report is not None else ()
+    rank = {name: number for number, name in enumerate(victims)}
+    free = [runner for runner in reversed(present) if not runner.settled and runner.name not in rank]
+    named = sorted((runner for runner in present if runner.name in rank), key=lambda runner: rank[runner.name])
+    rest = [runner for runner in reversed(present) if runner.settled and runner.name not in rank]
+    return [*free, *named, *(rest if bounds.fixed else ())][:surplus]
 
 
 def launch(pool: Pool, base_digest: str) -> Launch:
@@ -25,21 +113,31 @@ def launch(pool: Pool, base_digest: str) -> Launch:
     )
 
 
-def to_start(wanted: Launch, count: int, present: dict[int, RunnerProcess]) -> list[int]:
-    """Indexes to start, or to start anew with another launch.
+def staying(runners: Mapping[int, RunnerProcess]) -> dict[int, RunnerProcess]:
+    """Processes that have not been told to go, by index."""
+    return {index: runner for index, runner in sorted(runners.items()) if runner.state != "Leaving"}
 
-    Missing runners start all at once. Outdated ones are replaced one at a time, each when every other runner that is
-    wanted is ready, so that a change of a pool never takes all of its runners away; a runner that cannot start anyway
-    is replaced at once.
+
+def to_start(wanted: Launch, count: int, present: Mapping[int, RunnerProcess]) -> list[int]:
+    """Indexes of processes to start, or to start anew with another launch.
+
+    Missing runners start all at once, at the lowest free indexes. Outdated ones are replaced one at a time, each when
+    every other runner that is wanted is ready, so that a change of a pool never takes all of its runners away; a runner
+    that cannot start anyway is replaced at once.
     """
-    missing = [index for index in range(count) if index not in present]
-    kept = {index: runner for index, runner in present.items() if index < count}
-    outdated = sorted(index for index, runner in kept.items() if runner.launch != wanted)
+    kept = staying(present)
+    free = (index for index in range(RUNNERS_MAX) if index not in present)
+    missing = [next(free) for _ in range(count - len(kept))]
+    outdated = [index for index, runner in kept.items() if runner.launch != wanted]
     broken = [index for index in outdated if kept[index].state == "CrashLoop"]
     settled = not missing and all(runner.state == "Ready" for i, runner in kept.items() if i not in outdated[:1])
     return missing + (broken or (outdated[:1] if settled else []))
 
 
-def to_stop(count: int, present: dict[int, RunnerProcess]) -> list[int]:
-    """Indexes beyond the wanted number, the highest first."""
-    return sorted((index for index in present if index >= count), reverse=True)
+def marks(going: Iterable[Runner]) -> dict[str, int]:
+    """Deletion costs, by name: the first to go has the lowest.
+
+    Who serves nobody goes first without a mark too, but it may come to serve before anybody is taken away.
+    """
+    names = [runner.name for runner in going]
+    return {name: number - len(names) for number, name in enumerate(names)}

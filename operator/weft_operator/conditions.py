@@ -6,7 +6,7 @@ is bad, Fetched turns False with the reason while Ready stays True on the conten
 Reasons are API. Of a True condition: Accepted, Validated, Fetched, Published (Ready), RunnersReady (Available). Of the
 others: those of the depot, and PoolNotFound, NotPermitted, NameConflict, BaseNotReady, NoReadyRunner, Resolving,
 Publishing (told to the scheduler, not yet in its route table), ResolveFailed, LoadFailed, Deleting, ScaledToZero,
-CrashLoop.
+CrashLoop, Unschedulable, NamespaceNotServed, NoSlots.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from weft_operator.judge import AdapterFacts, PoolFacts, Refusal, is_ready
+from weft_operator.observe import Pod, RunnerProcess
 from weft_operator.resolution import Answer, Request, Resolution
 from weft_operator.resources import Object
 
@@ -44,7 +45,7 @@ def adapter_conditions(facts: AdapterFacts) -> list[Condition]:
         return _refused(facts.refusal, ("Validated", "Fetched"), "Ready")
     accepted = Condition("Accepted", "True", "Accepted", f"served by ServingPool {facts.adapter.pool}")
     if facts.adapter.meta.deleting:
-        return [accepted, Condition("Ready", "False", "Deleting", "waiting for the scheduler to let go of it")]
+        return [accepted, Condition("Ready", "False", "Deleting", "waiting until no runner holds it")]
     content = _content_of_adapter(facts)
     return [accepted, *content, _ready(facts, content)]
 
@@ -139,16 +140,18 @@ def _available(facts: PoolFacts, fetched: Condition) -> Condition:
     if ready > 0:
         return Condition("Available", "True", "RunnersReady", "requests are served")
     if facts.wanted == 0:
-        return Condition("Available", "False", "ScaledToZero", "replicas is 0")
-    return Condition("Available", "False", "NoReadyRunner", _crash(facts) or "runners are starting")
+        why = "replicas is 0" if facts.bounds.max == 0 else "nobody uses it; a request wakes it"
+        return Condition("Available", "False", "ScaledToZero", why)
+    trouble = _trouble(facts)
+    return Condition("Available", "False", "NoReadyRunner", trouble.message if trouble else "runners are starting")
 
 
 def _progressing(facts: PoolFacts, fetched: Condition) -> Condition:
     if facts.serving is None:
         status: Status = "True" if fetched.status == "Unknown" else "False"
         return Condition("Progressing", status, fetched.reason, fetched.message)
-    if message := _crash(facts):
-        return Condition("Progressing", "False", "CrashLoop", message)
+    if trouble := _trouble(facts):
+        return Condition("Progressing", "False", trouble.state, trouble.message)
     if ready_runners(facts) == facts.wanted == len(facts.runners):
         return Condition("Progressing", "False", "RunnersReady", "every wanted runner is ready")
     return Condition("Progressing", "True", "NoReadyRunner", f"bringing the pool to {facts.wanted} ready runners")
@@ -159,8 +162,10 @@ def ready_runners(facts: PoolFacts) -> int:
     return facts.report.ready_runners if facts.report else int(facts.pool.status.get("readyReplicas", 0))
 
 
-def _crash(facts: PoolFacts) -> str:
-    return next((runner.message for runner in facts.runners if runner.state == "CrashLoop"), "")
+def _trouble(facts: PoolFacts) -> RunnerProcess | Pod | None:
+    """A runner that does not come up by itself; of several the first by name, so that the message does not flap."""
+    stuck = [runner for runner in facts.runners if runner.state in ("CrashLoop", "Unschedulable")]
+    return min(stuck, key=lambda runner: (runner.state, runner.name), default=None)
 
 
 def _refused(refusal: Refusal, unknown: Iterable[str], *false: str) -> list[Condition]:

@@ -7,19 +7,21 @@ import httpx2
 
 from weft.api.reasons import Reason
 from weft.printable import printable, quoted
+from weft.wire.tls import Tls
 from weft_operator.errors import DepotFailed, DepotUnavailable
 from weft_operator.resolution import Answer, Request, State
 
 WAIT_S = 10.0  # one long poll; an operation itself may take as long as it takes
 TIMEOUT_S = 30.0
-AGAIN_LATER = (404, 429, 503)
+AGAIN_LATER = (401, 403, 404, 429, 503)
 
 
 class DepotClient:
     """One connection pool to one depot. Close it with `aclose()`."""
 
-    def __init__(self, url: str) -> None:
-        self._http = httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False)
+    def __init__(self, url: str, tls: Tls | None = None) -> None:
+        verify = tls.client_context("depot") if tls else True
+        self._http = httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False, verify=verify)
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -63,7 +65,8 @@ class DepotClient:
         if method == "POST" and (refused := refusal(status, body)):
             return refused
         said = f"the depot answered {method} {path} with {status}: {printable(response.text[:200])}"
-        # 404: an operation that it forgot, by a restart; busy: another time. Both say nothing about this request.
+        # 404: an operation that it forgot, by a restart; busy: another time; 401, 403: our certificate is not the
+        # operator's. None of them says anything about this request.
         raise DepotUnavailable(said) if status in AGAIN_LATER else DepotFailed(said)
 
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from weft_operator.conditions import adapter_conditions, merged, pool_conditions, ready_runners
+from weft_operator.children import selector
+from weft_operator.conditions import adapter_conditions, merged, pool_conditions, ready_runners, timestamp
 from weft_operator.judge import AdapterFacts, PoolFacts
 from weft_operator.observe import AdapterEntry, PoolEntry
 
@@ -12,7 +13,7 @@ def pool_entry(facts: PoolFacts) -> PoolEntry | None:
     if facts.serving is None:
         return None
     pool = facts.pool
-    own = pool.meta.ref.namespace
+    own, scaling = pool.meta.ref.namespace, pool.autoscaling
     return PoolEntry(
         pool=str(pool.meta.ref),
         base_digest=facts.serving.digest,
@@ -25,24 +26,52 @@ def pool_entry(facts: PoolFacts) -> PoolEntry | None:
         queue=pool.queue,
         reservation=pool.reservation,
         created_unix_s=int(pool.meta.created),
-        min_runners=facts.wanted,
+        min_runners=facts.bounds.min,
+        max_runners=facts.bounds.max,
+        idle_s=scaling.idle_s if scaling else 0.0,
+        hold_s=scaling.wake_s if scaling else 0.0,
         drain_s=pool.drain_s,
+        max_context_tokens=max_context_tokens(facts),
     )
 
 
-def pool_status(facts: PoolFacts, now: float) -> dict[str, Any]:
-    """The pool's status as it should be stored."""
+def max_context_tokens(facts: PoolFacts) -> int:
+    """Prompt and answer together: the model's positions, or what one runner's pages hold; 0: not known.
+
+    Said before any runner says it, so that a request for a pool at zero gets an answer of the right length.
+    """
+    verdict = facts.serving.verdict if facts.serving else {}
+    model = int(verdict.get("maxContext") or 0)
+    told = int(verdict.get("maxContextTokens") or 0)  # remembered from the status
+    return min(model, facts.pool.kv_pages * facts.pool.page_tokens) if model else told
+
+
+def pool_status(facts: PoolFacts, now: float, *, pods: bool) -> dict[str, Any]:
+    """The pool's status as it should be stored. `pods`: its runners are pods, which a selector finds."""
     generation = facts.pool.meta.generation
     before = facts.pool.status.get("conditions", ())
     status = {
         "observedGeneration": generation,
         "baseDigest": facts.serving.digest if facts.serving else None,
+        "maxContextTokens": max_context_tokens(facts) or None,
+        "desiredReplicas": facts.wanted,
         "replicas": len(facts.runners),
         "readyReplicas": ready_runners(facts),
+        "selector": selector(facts.pool.meta.ref) if pods else None,
+        "lastScale": _last_scale(facts, now),
         "adapters": {"total": facts.adapters_total, "ready": facts.adapters_ready},
         "conditions": merged(before, pool_conditions(facts), generation, now),
     }
     return {name: value for name, value in status.items() if value is not None}
+
+
+def _last_scale(facts: PoolFacts, now: float) -> dict[str, Any] | None:
+    """When the number of wanted runners last changed, and by whom."""
+    before, status = facts.pool.status.get("desiredReplicas"), facts.pool.status
+    if before is None or before == facts.wanted:
+        return status.get("lastScale")
+    reason = "Replicas" if facts.pool.autoscaling is None else "Demand" if facts.wanted > before else "Idle"
+    return {"time": timestamp(now), "from": before, "to": facts.wanted, "reason": reason}
 
 
 def adapter_entry(facts: AdapterFacts) -> AdapterEntry | None:
@@ -62,6 +91,7 @@ def adapter_entry(facts: AdapterFacts) -> AdapterEntry | None:
         pinned=adapter.pinned,
         created_unix_s=int(adapter.meta.created),
         drain_s=facts.drain_s,
+        tier=adapter.tier,
     )
 
 

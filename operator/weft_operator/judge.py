@@ -4,6 +4,8 @@ The rules, in the order in which they are asked:
 - A base model's name is reserved: an adapter that wants it is refused however old it is. Otherwise the older object has
   the name; of two equally old ones the one that is already accepted, then the lower uid.
 - A pool says which namespaces may use it.
+- One slot of a runner is never pinned, or no other adapter would ever be served: of more pinned adapters than fit beside
+  it the older ones are accepted.
 - An adapter is checked against its pool's base, so it is resolved only once that base is there.
 - What serves is the last good content. A source that became bad keeps it (conditions tell, streams go on); another
   pool, or a base it does not fit, does not: an adapter is never served on a base that it was not checked against.
@@ -11,9 +13,13 @@ The rules, in the order in which they are asked:
 
 from dataclasses import dataclass
 
-from weft_operator.observe import AdapterReport, Desired, Observed, PoolReport, RunnerProcess
+from weft_operator.capacity import Bounds
+from weft_operator.observe import AdapterReport, Desired, Observed, Pod, PoolReport, RunnerProcess
 from weft_operator.resolution import Good, Request, Resolution, remembered
-from weft_operator.resources import Adapter, Pool
+from weft_operator.resources import Adapter, Pool, Ref
+
+
+UNPINNED_SLOTS = 1  # of a runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,8 @@ class PoolFacts:
     resolution: Resolution | None  # of that request or of the one before it
     serving: Good | None
     report: PoolReport | None
-    runners: tuple[RunnerProcess, ...]
+    runners: tuple[RunnerProcess | Pod, ...]  # without those that leave
+    bounds: Bounds
     wanted: int
     adapters_total: int
     adapters_ready: int
@@ -50,10 +57,10 @@ class AdapterFacts:
     drain_s: float
 
 
-def pool_facts(pool: Pool, desired: Desired, observed: Observed, wanted: int) -> PoolFacts:
+def pool_facts(pool: Pool, desired: Desired, observed: Observed, bounds: Bounds, wanted: int) -> PoolFacts:
     """Everything about one pool."""
     refusal = refuse_pool(pool, desired)
-    request = None if refusal else Request("model", pool.uri, None, pool.digest, pool.meta.ref.namespace)
+    request = None if refusal else pool_request(pool)
     resolution = _resolution(pool, request, observed)
     adapters = list(desired.adapters_of(pool.meta.ref))
     return PoolFacts(
@@ -63,7 +70,8 @@ def pool_facts(pool: Pool, desired: Desired, observed: Observed, wanted: int) ->
         resolution=resolution,
         serving=resolution.good if resolution and request else None,
         report=observed.pool_reports.get(str(pool.meta.ref)),
-        runners=tuple(observed.runners.get(pool.meta.ref, {}).values()),
+        runners=_runners(pool.meta.ref, observed),
+        bounds=bounds,
         wanted=wanted,
         adapters_total=len(adapters),
         adapters_ready=sum(is_ready(adapter) for adapter in adapters),
@@ -92,13 +100,27 @@ def adapter_facts(adapter: Adapter, desired: Desired, observed: Observed) -> Ada
 
 def refuse_pool(pool: Pool, desired: Desired) -> Refusal | None:
     """Why this pool is not accepted; None when it is."""
-    rivals = [claimant for claimant in desired.claimants(pool.model_name) if isinstance(claimant, Pool)]
-    owner = min(rivals, key=_precedence)
+    namespace = pool.meta.ref.namespace
+    if not desired.serves(namespace):
+        where = ", ".join(sorted(desired.served or ())) or "no namespace"
+        message = f"pools are served in {where}: create it there, or ask the platform to serve {namespace} too"
+        return Refusal("NamespaceNotServed", message)
+    owner = min((rival for rival in desired.claimants(pool.model_name) if _reserves(rival, desired)), key=_precedence)
     return None if owner is pool else _conflict(pool.model_name, owner)
 
 
 def refuse_adapter(adapter: Adapter, desired: Desired) -> Refusal | None:
     """Why this adapter is not accepted; None when it is."""
+    return refuse_by_name(adapter, desired) or (_refuse_pin(adapter, desired) if adapter.pinned else None)
+
+
+def pinned_max(pool: Pool) -> int:
+    """How many adapters may be pinned in this pool."""
+    return pool.max_adapters - UNPINNED_SLOTS
+
+
+def refuse_by_name(adapter: Adapter, desired: Desired) -> Refusal | None:
+    """Why this adapter is not accepted, its wish to be pinned aside."""
     pool = desired.pools.get(adapter.pool)
     if pool is None or pool.meta.deleting:
         return Refusal("PoolNotFound", f"there is no ServingPool {adapter.pool}")
@@ -110,12 +132,36 @@ def refuse_adapter(adapter: Adapter, desired: Desired) -> Refusal | None:
     return None if owner is adapter else _conflict(adapter.model_name, owner)
 
 
+def _refuse_pin(adapter: Adapter, desired: Desired) -> Refusal | None:
+    """Of an adapter that has its name."""
+    pool = desired.pools[adapter.pool]
+    rivals = (rival for rival in desired.adapters_of(adapter.pool) if rival.pinned)
+    older = [rival for rival in rivals if _precedence(rival) < _precedence(adapter)]
+    if sum(refuse_by_name(rival, desired) is None for rival in older) < pinned_max(pool):
+        return None
+    bound = f"ServingPool {adapter.pool} with lora.maxAdapters {pool.max_adapters} pins at most {pinned_max(pool)}"
+    return Refusal("NoSlots", f"{bound} adapters, and older ones are there; unpin one, or raise lora.maxAdapters")
+
+
 def base_of(pool: Pool, desired: Desired, observed: Observed) -> Good | None:
     """The pool's base model, once it is there; None for a pool that is not accepted."""
     if refuse_pool(pool, desired):
         return None
     resolution = observed.resolutions.get(pool.meta.uid)
     return resolution.good if resolution else None
+
+
+def pool_request(pool: Pool) -> Request:
+    """What to ask the depot about this pool's base model."""
+    return Request(
+        kind="model",
+        uri=pool.uri,
+        revision=pool.revision,
+        digest=pool.digest,
+        namespace=pool.meta.ref.namespace,
+        credentials=pool.credentials,
+        endpoint=pool.endpoint,
+    )
 
 
 def adapter_request(adapter: Adapter, pool: Pool, base: Good) -> Request:
@@ -133,6 +179,8 @@ def adapter_request(adapter: Adapter, pool: Pool, base: Good) -> Request:
         base_digest=base.digest,
         base_names=() if adapter.base_model else _base_names(pool),
         max_rank=min(pool.max_rank, adapter.max_rank or pool.max_rank),
+        credentials=adapter.credentials,
+        endpoint=adapter.endpoint,
     )
 
 
@@ -145,8 +193,7 @@ def recall(resource: Pool | Adapter, desired: Desired, observed: Observed) -> Re
     """The resolution that an object's status tells of, for a controller that starts. Recall pools first."""
     generation, status = resource.meta.generation, resource.status
     if isinstance(resource, Pool):
-        request = Request("model", resource.uri, None, resource.digest, resource.meta.ref.namespace)
-        return remembered(request, status, generation, None)
+        return remembered(pool_request(resource), status, generation, None)
     request = adapter_facts(resource, desired, observed).request
     return remembered(request, status, generation, resource.pool) if request else None
 
@@ -180,10 +227,22 @@ def _mismatch(adapter: Adapter, pool: Pool) -> Refusal | None:
 
 def _holds_name(rival: Pool | Adapter, desired: Desired, asking: Adapter) -> bool:
     """A refused object holds no name: it would otherwise keep others from being served."""
-    if rival is asking or isinstance(rival, Pool):
+    if rival is asking:
         return True
+    if isinstance(rival, Pool):
+        return _reserves(rival, desired)
     pool = desired.pools.get(rival.pool)
     return pool is not None and not pool.meta.deleting and pool.permits(rival.meta.ref.namespace)
+
+
+def _reserves(rival: Pool | Adapter, desired: Desired) -> bool:
+    """A base model's name is reserved while its pool may be served at all."""
+    return isinstance(rival, Pool) and desired.serves(rival.meta.ref.namespace)
+
+
+def _runners(ref: Ref, observed: Observed) -> tuple[RunnerProcess | Pod, ...]:
+    both = (*observed.runners.get(ref, {}).values(), *observed.pods.get(ref, {}).values())
+    return tuple(runner for runner in both if runner.state != "Leaving")
 
 
 def _precedence(claimant: Pool | Adapter) -> tuple[bool, float, bool, str]:

@@ -7,11 +7,13 @@ plain memory with one owner; every change says which objects have to be planned 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from weft_operator.resolution import Resolution
-from weft_operator.resources import Adapter, Pool, Ref
+from weft_operator.resources import Adapter, Object, Pool, Ref, Tier
 from weft_operator.retention import Retention
+
+RunnerState = Literal["Starting", "Ready", "CrashLoop", "Unschedulable", "Leaving"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,47 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class RunnerProcess:
-    """A runner as its backend sees it: a process, later a pod."""
+    """A runner that is a process of this machine. `name` is what the scheduler calls it."""
 
     launch: Launch
-    state: Literal["Starting", "Ready", "CrashLoop"]
+    state: RunnerState
     message: str = ""  # of a crash loop: what its last words were
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A runner that is a pod. `cost` is its pod-deletion-cost as it was read; None: it has none."""
+
+    name: str
+    uid: str
+    group: str
+    state: RunnerState
+    message: str = ""  # why it does not run, for people
+    cost: int | None = None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ChildKey:
+    """Which object of a cluster, of those that a pool owns."""
+
+    kind: str
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """An object that a pool owns, as it should be: a complete intent for server-side apply."""
+
+    kind: str
+    namespace: str
+    name: str
+    manifest: dict[str, Any]
+
+    @property
+    def key(self) -> ChildKey:
+        return ChildKey(self.kind, self.namespace, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +92,10 @@ class PoolEntry:
     created_unix_s: int
     min_runners: int
     drain_s: float
+    max_runners: int = 0
+    idle_s: float = 0.0
+    hold_s: float = 0.0
+    max_context_tokens: int = 0  # 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +113,29 @@ class AdapterEntry:
     pinned: bool
     created_unix_s: int
     drain_s: float
+    tier: Tier = "Remote"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLoad:
+    """What a pool does just now. It changes with every request, and nothing is planned from it."""
+
+    running: int = 0
+    queued: int = 0
+    total_pages: int = 0
+    reserved_pages: int = 0
+    demand_runners: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """The scheduler's word on a pool."""
+    """The scheduler's word on a pool. Two that differ in `load` alone are equal: traffic is not news to the planner."""
 
     ready_runners: int
+    wanted_runners: int = 0
+    victims: tuple[str, ...] = ()  # names of runners that should go, the first one first
+    max_runners: int = 0  # of the PoolEntry that this answers
+    load: PoolLoad = field(default=PoolLoad(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +151,9 @@ class AdapterReport:
 class Desired:
     """The objects, by reference, by pool and by served name."""
 
-    def __init__(self) -> None:
+    def __init__(self, served: frozenset[str] | None = None) -> None:
+        """`served`: the namespaces whose pools are served; None: all."""
+        self.served = served
         self.pools: dict[Ref, Pool] = {}
         self.adapters: dict[Ref, Adapter] = {}
         self.by_uid: dict[str, Ref] = {}
@@ -131,6 +191,10 @@ class Desired:
     def get(self, ref: Ref) -> Pool | Adapter | None:
         return self.pools.get(ref) if ref.kind == "ServingPool" else self.adapters.get(ref)
 
+    def serves(self, namespace: str) -> bool:
+        """Whether pools of that namespace are served here."""
+        return self.served is None or namespace in self.served
+
     def refs(self) -> list[Ref]:
         """Every object, pools first."""
         return [*self.pools, *self.adapters]
@@ -150,6 +214,9 @@ class Desired:
         near = set(self._by_name.get(resource.model_name, ()))
         if isinstance(resource, Pool):
             return near | self._by_pool.get(resource.meta.ref, set())
+        if resource.pinned:  # they share the slots that may be pinned
+            others = (self.adapters.get(ref) for ref in self._by_pool.get(resource.pool, ()))
+            near |= {adapter.meta.ref for adapter in others if adapter is not None and adapter.pinned}
         return near | ({resource.pool} if resource.pool in self.pools else set())
 
 
@@ -159,10 +226,16 @@ class Observed:
 
     resolutions: dict[str, Resolution] = field(default_factory=dict)  # by uid
     runners: dict[Ref, dict[int, RunnerProcess]] = field(default_factory=dict)  # by pool and index
+    children: dict[Ref, dict[ChildKey, Object]] = field(default_factory=dict)  # by pool; live objects as read
+    pods: dict[Ref, dict[str, Pod]] = field(default_factory=dict)  # by pool and name
     pools: dict[Ref, PoolEntry] = field(default_factory=dict)  # as published
     adapters: dict[Ref, AdapterEntry] = field(default_factory=dict)  # as published
     pool_reports: dict[str, PoolReport] = field(default_factory=dict)  # by "namespace/name"
     adapter_reports: dict[str, AdapterReport] = field(default_factory=dict)  # by uid
+    told_at: dict[Ref, float] = field(default_factory=dict)  # when a pool was last published
+    unloads: dict[str, bool] = field(default_factory=dict)  # by uid, of deleted adapters that were told to go: gone?
+    applied: dict[ChildKey, tuple[str, str]] = field(default_factory=dict)  # intent, and the revision that it gave
+    marks: dict[str, tuple[int, float]] = field(default_factory=dict)  # by uid of the pod: the cost ordered, and when
     retention: Retention = field(default_factory=Retention)
 
 

@@ -3,30 +3,47 @@
 It looks at what should be and what is, never at what happened, so it may run at any time and any number of times: what
 it orders is only the difference. Nothing changes, nothing is ordered; no status is written that says what is already
 stored. `plan_one` plans a single object: what happens to one never depends on whether another one is in order.
+
+Of one object's actions, those that only this process sees come first (asking the depot, telling the scheduler), then
+what the backend does, then the status that tells of it, then Events.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from weft_operator import capacity
 from weft_operator.actions import (
     Action,
-    EnsureRunner,
+    AddFinalizer,
+    Announce,
     PublishAdapter,
     PublishPool,
     RemoveFinalizer,
-    RemoveRunner,
     Resolve,
     Retain,
     SetStatus,
     WithdrawAdapter,
     WithdrawPool,
 )
+from weft_operator.announce import announcements
 from weft_operator.derive import adapter_entry, adapter_status, pool_entry, pool_status
-from weft_operator.judge import PoolFacts, adapter_facts, pool_facts
+from weft_operator.fleet import (
+    deadlines,
+    has_waited,
+    plan_children,
+    plan_no_runners,
+    plan_processes,
+    present_runners,
+)
+from weft_operator.judge import AdapterFacts, PoolFacts, adapter_facts, pool_facts
 from weft_operator.observe import AdapterEntry, Desired, Observed, PoolEntry
 from weft_operator.resolution import Request, Resolution
 from weft_operator.resources import FINALIZER, Adapter, Object, Pool, Ref
+from weft_operator.site import Site
+
+REMOTE_SCHEMES = ("hf:", "s3:")
+UNLOAD_GRACE_S = 30.0  # beyond the pool's drain time, before a deleted adapter is let go of anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +51,24 @@ class Policy:
     """What differs between backends."""
 
     resolve_period_s: float = 2.0  # an edit of a source is noticed within this, while objects are few
+    remote_period_s: float = 60.0  # the same for sources that others serve: they are asked less often
     resolves_per_s: float = 50.0  # the most for all objects together, so that rest costs the same with 10,000 of them
     default_replicas: int = 1
     longest_drain_s: float = 300.0  # the least time after a start before anything is dropped from the depot
+    site: Site | None = None  # runners are pods of this site; None: processes of this machine
+    pool_namespaces: frozenset[str] | None = None  # where pools are served; None: everywhere
 
 
 def plan(desired: Desired, observed: Observed, now: float, policy: Policy) -> list[Action]:
     """Everything: each object, what is left of objects that are gone, and the depot's list."""
-    refs = {*desired.refs(), *observed.pools, *observed.adapters, *observed.runners}
-    ordered = sorted(refs, key=lambda ref: (ref.kind == "LoRAAdapter", ref))
+    ordered = sorted(known_refs(desired, observed), key=lambda ref: (ref.kind == "LoRAAdapter", ref))
     actions = [action for ref in ordered for action in plan_one(ref, desired, observed, now, policy)]
     return actions + plan_retention(desired, observed, now, policy)
+
+
+def known_refs(desired: Desired, observed: Observed) -> set[Ref]:
+    """Every object that is there, and every one that has left something behind."""
+    return {*desired.refs(), *observed.pools, *observed.adapters, *observed.runners, *observed.children}
 
 
 def plan_one(ref: Ref, desired: Desired, observed: Observed, now: float, policy: Policy) -> list[Action]:
@@ -78,9 +102,10 @@ def longest_drain_s(desired: Desired, policy: Policy) -> float:
     return max([policy.longest_drain_s, *(pool.drain_s for pool in desired.pools.values())])
 
 
-def resolve_period_s(desired: Desired, policy: Policy) -> float:
-    """How often each source is asked for: the period stretches with the number of objects, their sum does not grow."""
-    return max(policy.resolve_period_s, (len(desired.pools) + len(desired.adapters)) / policy.resolves_per_s)
+def resolve_period_s(desired: Desired, policy: Policy, uri: str = "") -> float:
+    """How often a source is asked for: the period stretches with the number of objects, their sum does not grow."""
+    least_s = policy.remote_period_s if uri.startswith(REMOTE_SCHEMES) else policy.resolve_period_s
+    return max(least_s, (len(desired.pools) + len(desired.adapters)) / policy.resolves_per_s)
 
 
 def wake_at(ref: Ref, desired: Desired, observed: Observed, now: float, policy: Policy) -> float | None:
@@ -89,23 +114,32 @@ def wake_at(ref: Ref, desired: Desired, observed: Observed, now: float, policy: 
     A source that is due already and was not asked for is one that the object's state does not let be asked for.
     """
     resource = desired.get(ref)
-    resolution = observed.resolutions.get(resource.meta.uid) if resource and not resource.meta.deleting else None
-    due = resolution.due_at(resolve_period_s(desired, policy)) if resolution and not resolution.running else now
-    return due if now < due < float("inf") else None
+    if resource is None:
+        return None
+    times = deadlines(ref, observed) if isinstance(resource, Pool) else []
+    if resource.meta.deleting:
+        times.append(_unload_deadline(resource, desired))
+    elif (resolution := observed.resolutions.get(resource.meta.uid)) and not resolution.running:
+        times.append(resolution.due_at(resolve_period_s(desired, policy, resource.uri)))
+    return min((time for time in times if now < time < inf), default=None)
 
 
 # ------------------------------------------------------------------------------------------------ pools
 
 
 def _plan_pool(pool: Pool, desired: Desired, observed: Observed, now: float, policy: Policy) -> list[Action]:
+    ref = pool.meta.ref
     if pool.meta.deleting:
-        return [*_pool_gone(pool.meta.ref, observed), *_finalized(pool, pool.meta.ref not in observed.pools)]
-    facts = pool_facts(pool, desired, observed, capacity.wanted_runners(pool, policy.default_replicas))
+        return [*_pool_gone(ref, observed), *_finalized(pool, ref not in observed.pools)]
+    bounds = capacity.bounds(pool, policy.default_replicas)
+    wanted = capacity.target(bounds, observed.pool_reports.get(str(ref)), present_runners(ref, observed))
+    facts = pool_facts(pool, desired, observed, bounds, wanted)
+    entry = pool_entry(facts)
     return [
-        *_resolve(pool, facts.request, facts.resolution, now, resolve_period_s(desired, policy)),
-        *_publish_pool(pool.meta.ref, pool_entry(facts), observed),
-        *_runners(facts, observed),
-        *_set_status(pool, pool_status(facts, now)),
+        *_resolve(pool, facts.request, facts.resolution, now, resolve_period_s(desired, policy, pool.uri)),
+        *_publish_pool(ref, entry, observed),
+        *_runners(facts, entry, observed, now, policy),
+        *_set_status(pool, pool_status(facts, now, pods=policy.site is not None)),
     ]
 
 
@@ -116,48 +150,67 @@ def _publish_pool(ref: Ref, entry: PoolEntry | None, observed: Observed) -> list
     return [PublishPool(ref, entry)] if entry else [WithdrawPool(ref)]
 
 
-def _runners(facts: PoolFacts, observed: Observed) -> list[Action]:
+def _runners(facts: PoolFacts, entry: PoolEntry | None, observed: Observed, now: float, policy: Policy) -> list[Action]:
     """Runners follow the base's digest; a pool that is refused or has no base keeps none."""
-    ref = facts.pool.meta.ref
-    present = observed.runners.get(ref, {})
+    pool, ref = facts.pool, facts.pool.meta.ref
     if facts.serving is None:
-        return [RemoveRunner(ref, index) for index in capacity.to_stop(0, present)]
-    launch = capacity.launch(facts.pool, facts.serving.digest)
-    starts = [EnsureRunner(ref, index, launch) for index in capacity.to_start(launch, facts.wanted, present)]
-    return [*starts, *(RemoveRunner(ref, index) for index in capacity.to_stop(facts.wanted, present))]
+        return plan_no_runners(ref, observed)
+    digest, waited = facts.serving.digest, entry == observed.pools.get(ref) and has_waited(ref, observed, now)
+    if policy.site is None:
+        return plan_processes(pool, digest, facts.wanted, facts.bounds, observed, waited=waited)
+    return plan_children(pool, digest, facts.wanted, facts.bounds, observed, policy.site, now, waited=waited)
 
 
 def _pool_gone(ref: Ref, observed: Observed) -> list[Action]:
     withdraw: list[Action] = [WithdrawPool(ref)] if ref in observed.pools else []
-    return [*withdraw, *(RemoveRunner(ref, index) for index in capacity.to_stop(0, observed.runners.get(ref, {})))]
+    return [*withdraw, *plan_no_runners(ref, observed)]
 
 
 # --------------------------------------------------------------------------------------------- adapters
 
 
 def _plan_adapter(adapter: Adapter, desired: Desired, observed: Observed, now: float, policy: Policy) -> list[Action]:
-    ref = adapter.meta.ref
     facts = adapter_facts(adapter, desired, observed)
     if adapter.meta.deleting:
-        status = _set_status(adapter, adapter_status(facts, now))
-        gone = _adapter_gone(ref, observed)
-        return [*gone, *(_finalized(adapter, not gone) or status)]
-    return [
-        *_resolve(adapter, facts.request, facts.resolution, now, resolve_period_s(desired, policy)),
-        *_publish_adapter(ref, adapter_entry(facts), observed),
-        *_set_status(adapter, adapter_status(facts, now)),
-    ]
+        return _unload(facts, desired, observed, now)
+    ref, entry, status = adapter.meta.ref, adapter_entry(facts), adapter_status(facts, now)
+    resolve = _resolve(adapter, facts.request, facts.resolution, now, resolve_period_s(desired, policy, adapter.uri))
+    if policy.site is not None and entry is not None and FINALIZER not in adapter.meta.finalizers:
+        return [*resolve, AddFinalizer(ref, adapter.meta.uid, adapter.meta.resource_version, FINALIZER)]
+    return [*resolve, *_publish_adapter(ref, entry, observed), *_set_status(adapter, status)]
 
 
 def _publish_adapter(ref: Ref, entry: AdapterEntry | None, observed: Observed) -> list[Action]:
     published = observed.adapters.get(ref)
-    if entry == published:
-        return []
-    return [PublishAdapter(ref, entry)] if entry else [WithdrawAdapter(ref)]
+    if entry is not None:
+        return [PublishAdapter(ref, entry)] if entry != published else []
+    return [WithdrawAdapter(ref, published.uid)] if published else []  # maybe of an object that had this name before
 
 
 def _adapter_gone(ref: Ref, observed: Observed) -> list[Action]:
-    return [WithdrawAdapter(ref)] if ref in observed.adapters else []
+    published = observed.adapters.get(ref)
+    return [WithdrawAdapter(ref, published.uid)] if published else []
+
+
+def _unload(facts: AdapterFacts, desired: Desired, observed: Observed, now: float) -> list[Action]:
+    """A deleted adapter leaves the route table and every runner, in bounded time; then its object goes."""
+    adapter, meta = facts.adapter, facts.adapter.meta
+    if FINALIZER not in meta.finalizers:  # not ours to keep; the object may stay for somebody else
+        return [*_adapter_gone(meta.ref, observed), *_set_status(adapter, adapter_status(facts, now))]
+    if observed.unloads.get(meta.uid):
+        return _finalized(adapter, let_go=True)
+    if now >= (deadline := _unload_deadline(adapter, desired)):
+        waited_s = deadline - (meta.deleted or deadline)
+        message = f"the scheduler did not say within {waited_s:.0f} s that no runner holds it; it goes anyway"
+        forced = Announce(meta.ref, meta.uid, "Warning", "UnloadTimeout", message)
+        return [*_adapter_gone(meta.ref, observed), *_finalized(adapter, let_go=True), forced]
+    ask = [] if meta.uid in observed.unloads else [WithdrawAdapter(meta.ref, meta.uid, unload=True)]
+    return [*ask, *_set_status(adapter, adapter_status(facts, now))]
+
+
+def _unload_deadline(resource: Pool | Adapter, desired: Desired) -> float:
+    pool = desired.pools.get(resource.pool) if isinstance(resource, Adapter) else None
+    return (resource.meta.deleted or 0.0) + (pool.drain_s if pool else 0.0) + UNLOAD_GRACE_S
 
 
 # ----------------------------------------------------------------------------------------------- shared
@@ -178,7 +231,7 @@ def _set_status(resource: Pool | Adapter, status: Object) -> list[Action]:
     if status == resource.status:
         return []
     meta = resource.meta
-    return [SetStatus(meta.ref, meta.uid, meta.resource_version, status)]
+    return [SetStatus(meta.ref, meta.uid, meta.resource_version, status), *announcements(resource, status)]
 
 
 def _finalized(resource: Pool | Adapter, let_go: bool) -> list[Action]:

@@ -9,19 +9,30 @@ from weft_operator.resources import Ref
 
 
 class Queue:
-    """Objects to plan: each at most once at a time, at once or at a time. One consumer."""
+    """Objects to plan: each at most once at a time, at once or at a time. Several consumers.
+
+    What `get()` has given out is worked on until `done()`: marked again meanwhile, it is given out after that, once.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._marked: dict[Ref, None] = {}
+        self._working: set[Ref] = set()
+        self._later: dict[Ref, None] = {}
         self._timed: list[tuple[float, int, Ref]] = []
         self._when: dict[Ref, float] = {}
         self._count = itertools.count()
         self._wake = asyncio.Event()
+        self._turn = asyncio.Lock()  # of many idle consumers one waits for the next mark, the others for their turn
+
+    def __len__(self) -> int:
+        """Objects that wait to be planned now."""
+        return len(self._marked) + len(self._later)
 
     def add(self, refs: Iterable[Ref]) -> None:
         """Mark objects; marking twice is marking once."""
-        self._marked |= dict.fromkeys(refs)
+        for ref in refs:
+            (self._later if ref in self._working else self._marked)[ref] = None
         self._wake.set()
 
     def add_at(self, ref: Ref, when: float) -> None:
@@ -31,25 +42,38 @@ class Queue:
         self._wake.set()
 
     async def get(self) -> Ref:
-        """The next marked object."""
-        while True:
+        """The next marked object that nobody works on."""
+        async with self._turn:
             self._due()
-            if self._marked:
-                ref = next(iter(self._marked))
-                del self._marked[ref]
-                return ref
-            self._wake.clear()
-            pause_s = max(self._timed[0][0] - self._clock(), 0.001) if self._timed else None
-            try:
-                async with asyncio.timeout(pause_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+            while not self._marked:
+                await self._pause()
+                self._due()
+            ref = next(iter(self._marked))
+            del self._marked[ref]
+            self._working.add(ref)
+            return ref
+
+    def done(self, ref: Ref) -> None:
+        """The work on it has ended."""
+        self._working.discard(ref)
+        if ref in self._later:
+            del self._later[ref]
+            self.add([ref])
+
+    async def _pause(self) -> None:
+        self._wake.clear()
+        pause_s = max(self._timed[0][0] - self._clock(), 0.001) if self._timed else None
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
 
     def _due(self) -> None:
+        """Mark everything whose time has come."""
         now = self._clock()
         while self._timed and self._timed[0][0] <= now:
             when, _, ref = heapq.heappop(self._timed)
             if self._when.get(ref) == when:
                 del self._when[ref]
-                self._marked[ref] = None
+                self.add([ref])

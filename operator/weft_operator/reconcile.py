@@ -1,20 +1,28 @@
 """The loop around the planner: events mark objects, marked objects are planned, actions are carried out.
 
-One worker on one event loop owns `Desired` and `Observed`. An object that is marked ten times while it waits is
-planned once. An action that fails is not repeated by itself: its object is planned again after a pause (doubling,
-bounded), from what is true then. A slow resync plans everything, so a lost event costs seconds, not correctness.
+One event loop owns `Desired` and `Observed`. Several workers carry out what was planned, never two the same object. An
+object that is marked ten times while it waits, or while it is worked on, is planned once after that. An action that
+fails is not repeated by itself: its object is planned again after a pause (doubling, bounded), from what is true then.
+A slow resync plans everything, so a lost event costs seconds, not correctness.
+
+The controller may be fed (`on_*`) long before `run()`: one that waits for its turn to lead knows the world already.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TypeVar
 
 from weft.telemetry.logs import kv
 from weft_operator.actions import (
     Action,
+    AddFinalizer,
+    Announce,
+    ApplyChild,
+    DeleteChild,
     EnsureRunner,
+    MarkPod,
     PublishAdapter,
     PublishPool,
     RemoveFinalizer,
@@ -25,52 +33,24 @@ from weft_operator.actions import (
     WithdrawAdapter,
     WithdrawPool,
 )
-from weft_operator.errors import DepotUnavailable, NoEffect
+from weft_operator.depot_work import DepotWork
+from weft_operator.errors import NoEffect
 from weft_operator.judge import recall
-from weft_operator.observe import AdapterReport, Desired, Observed, PoolReport, RunnerProcess
-from weft_operator.plan import Policy, longest_drain_s, plan_one, plan_retention, wake_at
+from weft_operator.observe import AdapterReport, ChildKey, Desired, Observed, Pod, PoolReport, RunnerProcess
+from weft_operator.plan import Policy, known_refs, plan_one, wake_at
 from weft_operator.queue import Queue
 from weft_operator.record import forget, record
-from weft_operator.resolution import Answer, Request, heard, unheard
-from weft_operator.resources import Adapter, Object, Ref, parse
+from weft_operator.resources import Meta, Object, Ref, parse
+from weft_operator.seams import Backend, Depot, Meter, NoMeter, Ordered, Registry, Told
 
 log = logging.getLogger(__name__)
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 10.0
 RESYNC_S = 30.0
-RESOLVES_AT_ONCE = 8
+WORKERS = 8
 
-
-class Backend(Protocol):
-    """What differs between a cluster and one machine."""
-
-    def set_status(self, action: SetStatus) -> Object:
-        """Write a status; the object as it is then. Raises NoEffect when the object is a newer one, or gone."""
-        ...
-
-    def remove_finalizer(self, action: RemoveFinalizer) -> None: ...
-
-    def ensure_runner(self, action: EnsureRunner) -> None: ...
-
-    def remove_runner(self, action: RemoveRunner) -> None: ...
-
-
-class Depot(Protocol):
-    """The depot, as a client sees it. Raises DepotUnavailable."""
-
-    async def resolve(self, request: Request, on_step: Callable[[Answer], None]) -> Answer: ...
-
-    async def retain(self, digests: frozenset[str]) -> None: ...
-
-
-class Registry(Protocol):
-    """The scheduler's registry, as a client sees it. Does not fail: what is told is told again on each connection."""
-
-    def tell(self, action: PublishPool | WithdrawPool | PublishAdapter | WithdrawAdapter) -> None: ...
-
-    def start(self) -> None:
-        """From now on what was told is a complete snapshot."""
-        ...
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Controller:
@@ -84,16 +64,17 @@ class Controller:
         *,
         policy: Policy,
         clock: Callable[[], float] = time.time,
+        meter: Meter | None = None,
     ) -> None:
-        self.desired, self.observed = Desired(), Observed()
-        self._backend, self._depot, self._registry = backend, depot, registry
+        self.desired, self.observed = Desired(policy.pool_namespaces), Observed()
+        self.planned = asyncio.Event()  # every object that was there at the start was planned once
+        self._meter = meter or NoMeter()
+        self._first: set[Ref] = set()
+        self._backend, self._registry = backend, registry
         self._policy, self._clock = policy, clock
         self._queue = Queue(clock)
         self._failures: dict[Ref, int] = {}
-        self._resolving: dict[str, asyncio.Task[None]] = {}
-        self._permits = asyncio.Semaphore(RESOLVES_AT_ONCE)
-        self._drains = asyncio.Event()
-        self.observed.retention.started_at = clock()
+        self._depot = DepotWork(depot, self.desired, self.observed, policy=policy, clock=clock, mark=self._queue.add)
 
     def load(self, objects: Iterable[Object], *, nothing_runs: bool) -> None:
         """Take in the complete list, before `run()`.
@@ -103,79 +84,134 @@ class Controller:
         resources = [parse(obj) for obj in objects]
         for resource in resources:
             self.desired.put(resource)
-        for resource in (*self.desired.pools.values(), *self.desired.adapters.values()):
-            if known := recall(resource, self.desired, self.observed):
-                self.observed.resolutions[resource.meta.uid] = known
-            if nothing_runs:
+        for resource in resources if nothing_runs else ():
+            if resource.meta.ref.kind == "ServingPool":
                 self.observed.pool_reports[str(resource.meta.ref)] = PoolReport(0)
+            else:
                 self.observed.adapter_reports[resource.meta.uid] = AdapterReport("", False, 0)
 
     async def run(self) -> None:
-        """Plan until cancelled."""
+        """Plan until cancelled. The scheduler is told everything that is known at once, before anything is written."""
+        self.observed.retention.started_at = self._clock()
+        self._recall()
         for ref in self.desired.refs():
-            self._work(ref)
+            self._tell(ref)
         self._registry.start()
+        self._begin()
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._worker())
+                for _ in range(WORKERS):
+                    tasks.create_task(self._worker())
                 tasks.create_task(self._resync())
-                tasks.create_task(self._retention())
+                tasks.create_task(self._depot.keep())
         finally:
-            for task in self._resolving.values():
-                task.cancel()
+            self._depot.close()
 
     # ------------------------------------------------------------------------------------------- events
 
     def on_object(self, obj: Object, *, gone: bool = False) -> None:
-        """An object is new, changed, or gone."""
+        """An object is new, changed, or gone. What is older than what is known changes nothing."""
         resource = parse(obj)
         ref = resource.meta.ref
         known = self.desired.get(ref)
+        if known is not None and _is_stale(resource.meta, known.meta, gone):
+            return
         if known is not None and (gone or known.meta.uid != resource.meta.uid):
             self._forget(known.meta.uid, ref)
         self._queue.add(self.desired.drop(ref) if gone else self.desired.put(resource))
 
     def on_runner(self, pool: Ref, index: int, runner: RunnerProcess | None) -> None:
-        """A runner has changed its state; None: it is gone."""
-        present = self.observed.runners.setdefault(pool, {})
-        if runner is not None:
-            present[index] = runner
-        else:
-            present.pop(index, None)
-        if not present:
-            del self.observed.runners[pool]
-        self._queue.add([pool])
+        """A runner that is a process has changed its state; None: it is gone."""
+        if _put(self.observed.runners, pool, index, runner):
+            self._queue.add([pool])
+
+    def on_child(self, pool: Ref, key: ChildKey, obj: Object | None) -> None:
+        """What a pool owns has changed; None: it is gone. The caller keeps the order of versions."""
+        if _put(self.observed.children, pool, key, obj):
+            self._queue.add([pool])
+        if obj is None:
+            self.observed.applied.pop(key, None)
+
+    def on_pod(self, pool: Ref, name: str, pod: Pod | None) -> None:
+        """A runner that is a pod has changed its state; None: it is gone."""
+        before = self.observed.pods.get(pool, {}).get(name)
+        if before is not None and (pod is None or pod.uid != before.uid):
+            self.observed.marks.pop(before.uid, None)
+        if _put(self.observed.pods, pool, name, pod):
+            self._queue.add([pool])
 
     def on_pool_report(self, pool: str, report: PoolReport) -> None:
         """The scheduler's word on a pool."""
         namespace, _, name = pool.partition("/")
-        self.observed.pool_reports[pool] = report
-        self._queue.add([Ref("ServingPool", namespace, name)])
+        known, self.observed.pool_reports[pool] = self.observed.pool_reports.get(pool), report
+        if report != known:  # else only its load has changed: traffic
+            self._queue.add([Ref("ServingPool", namespace, name)])
 
     def on_adapter_report(self, uid: str, report: AdapterReport) -> None:
         """The scheduler's word on an adapter."""
         ref = self.desired.by_uid.get(uid)
-        if ref in self.observed.adapters:  # else it was withdrawn meanwhile
-            self.observed.adapter_reports[uid] = report
-            self._queue.add([ref])
+        if ref is None:
+            return
+        if uid in self.observed.unloads:
+            if not report.routed and report.ready_runners == 0 and not self.observed.unloads[uid]:
+                self.observed.unloads[uid] = True
+                self._queue.add([ref])
+        elif ref in self.observed.adapters:  # else it was withdrawn meanwhile
+            known, self.observed.adapter_reports[uid] = self.observed.adapter_reports.get(uid), report
+            if report != known:
+                self._queue.add([ref])
 
     # --------------------------------------------------------------------------------------------- work
 
-    async def _worker(self) -> None:
-        while True:
-            self._work(await self._queue.get())
-            await asyncio.sleep(0)
+    def _recall(self) -> None:
+        """What the statuses of objects tell of the time before this process. Pools first: adapters need their bases."""
+        for resource in (*self.desired.pools.values(), *self.desired.adapters.values()):
+            if resource.meta.uid in self.observed.resolutions:
+                continue
+            if known := recall(resource, self.desired, self.observed):
+                self.observed.resolutions[resource.meta.uid] = known
 
-    def _work(self, ref: Ref) -> None:
+    def _tell(self, ref: Ref) -> None:
+        """Only what the scheduler has to know of an object."""
         try:
             for action in plan_one(ref, self.desired, self.observed, self._clock(), self._policy):
-                self._carry_out(action)
+                if isinstance(action, Told):
+                    self._publish(action)
+        except Exception as error:  # noqa: BLE001 (as in `_work`)
+            self._again(ref, error)
+
+    def _begin(self) -> None:
+        self._first = set(self.desired.refs())
+        self._queue.add(self._first)
+        if not self._first:
+            self.planned.set()
+
+    async def _worker(self) -> None:
+        while True:
+            ref = await self._queue.get()
+            try:
+                await self._work(ref)
+            finally:
+                self._queue.done(ref)
+            if self._first:
+                self._first.discard(ref)
+                if not self._first:
+                    self.planned.set()
+            await asyncio.sleep(0)
+
+    async def _work(self, ref: Ref) -> None:
+        began, failed = time.perf_counter(), False
+        try:
+            for action in plan_one(ref, self.desired, self.observed, self._clock(), self._policy):
+                await self._carry_out(action)
         except Exception as error:  # noqa: BLE001 (one bad object must not stop the others; it is logged)
             self._again(ref, error)
+            failed = not isinstance(error, NoEffect)
         else:
             self._failures.pop(ref, None)
             if (when := wake_at(ref, self.desired, self.observed, self._clock(), self._policy)) is not None:
                 self._queue.add_at(ref, when)
+        self._meter.reconciled(ref.kind, time.perf_counter() - began, failed=failed)
 
     def _again(self, ref: Ref, error: Exception) -> None:
         failures = self._failures[ref] = self._failures.get(ref, 0) + 1
@@ -187,103 +223,81 @@ class Controller:
         )
         self._queue.add_at(ref, self._clock() + pause_s)
 
-    def _carry_out(self, action: Action) -> None:
+    async def _carry_out(self, action: Action) -> None:
         match action:
             case Resolve():
-                self._resolve(action)
+                self._depot.resolve(action)
+                record(action, self.observed, self._clock())
             case PublishPool() | WithdrawPool() | PublishAdapter() | WithdrawAdapter():
-                self._registry.tell(action)
-                self._drains.set()
-            case EnsureRunner():
-                self._backend.ensure_runner(action)
-            case RemoveRunner():
-                self._backend.remove_runner(action)
-            case SetStatus():
-                self.on_object(self._backend.set_status(action))
-            case RemoveFinalizer():
-                self._backend.remove_finalizer(action)
+                self._publish(action)
             case Retain():
                 raise AssertionError("a digest list is no object's own business")
+            case _:
+                await self._order(action)
+                record(action, self.observed, self._clock())
+                self._meter.wrote(type(action).__name__)
+
+    def _publish(self, action: Told) -> None:
+        self._registry.tell(action)
         record(action, self.observed, self._clock())
+        self._depot.moved()
 
-    # -------------------------------------------------------------------------------------------- depot
+    async def _order(self, action: Ordered) -> None:
+        """What the backend does."""
+        backend = self._backend
+        match action:
+            case SetStatus():
+                self._written(await backend.set_status(action))
+            case AddFinalizer():
+                self._written(await backend.add_finalizer(action))
+            case RemoveFinalizer():
+                await backend.remove_finalizer(action)
+            case Announce():
+                await backend.announce(action)
+            case ApplyChild():
+                await backend.apply_child(action)
+            case DeleteChild():
+                await backend.delete_child(action)
+            case MarkPod():
+                await backend.mark_pod(action)
+            case EnsureRunner():
+                await backend.ensure_runner(action)
+            case RemoveRunner():
+                await backend.remove_runner(action)
 
-    def _resolve(self, action: Resolve) -> None:
-        if before := self._resolving.get(action.uid):
-            before.cancel()
-        self._resolving[action.uid] = asyncio.create_task(self._resolution(action))
-
-    async def _resolution(self, action: Resolve) -> None:
-        def on_step(answer: Answer) -> None:
-            self._heard(action, answer)
-
-        async with self._permits:
-            try:
-                self._heard(action, await self._depot.resolve(action.request, on_step))
-            except DepotUnavailable as error:
-                log.warning("depot does not answer", extra=kv(object=str(action.ref), error=str(error)))
-                self._unheard(action)
-            except Exception:
-                log.exception("resolution failed", extra=kv(object=str(action.ref)))
-                self._unheard(action)
-            del self._resolving[action.uid]
-
-    def _heard(self, action: Resolve, answer: Answer) -> None:
-        resource = self.desired.get(action.ref)
-        known = self.observed.resolutions[action.uid]
-        pool = resource.pool if isinstance(resource, Adapter) else None
-        after = self.observed.resolutions[action.uid] = heard(known, answer, self._clock(), pool)
-        self._queue.add([action.ref])
-        if action.ref.kind == "ServingPool" and after.good != known.good:
-            self._queue.add(adapter.meta.ref for adapter in self.desired.adapters_of(action.ref))
-
-    def _unheard(self, action: Resolve) -> None:
-        known = self.observed.resolutions[action.uid]
-        self.observed.resolutions[action.uid] = unheard(known, self._clock())
-        self._queue.add([action.ref])
+    def _written(self, obj: Object) -> None:
+        """The answer to a write; the object may be gone by now."""
+        resource = parse(obj)
+        known = self.desired.get(resource.meta.ref)
+        if known is not None and known.meta.uid == resource.meta.uid:
+            self.on_object(obj)
 
     def _forget(self, uid: str, ref: Ref) -> None:
-        if task := self._resolving.pop(uid, None):
-            task.cancel()
+        self._depot.forget(uid)
         forget(uid, ref, self.observed)
-
-    # ------------------------------------------------------------------------------------- slow rhythms
 
     async def _resync(self) -> None:
         while True:
             await asyncio.sleep(RESYNC_S)
-            observed = self.observed
-            self._queue.add([*self.desired.refs(), *observed.pools, *observed.adapters, *observed.runners])
+            self._queue.add(known_refs(self.desired, self.observed))
 
-    async def _retention(self) -> None:
-        """Tell the depot what to keep whenever something has drained."""
-        not_before = 0.0
-        while True:
-            due = self.observed.retention.due_at(longest_drain_s(self.desired, self._policy))
-            self._drains.clear()
-            pause_s = None if due is None else max(due, not_before) - self._clock()
-            try:
-                async with asyncio.timeout(None if pause_s is None else max(pause_s, 0.0)):
-                    await self._drains.wait()
-            except TimeoutError:
-                not_before = 0.0 if await self._retain() else self._clock() + PAUSE_MAX_S
 
-    async def _retain(self) -> bool:
-        """With no resolution under way: a content that was just fetched, and that no list names yet, must not go."""
-        for _ in range(RESOLVES_AT_ONCE):
-            await self._permits.acquire()
-        try:
-            now = self._clock()
-            for action in plan_retention(self.desired, self.observed, now, self._policy):
-                assert isinstance(action, Retain)
-                await self._depot.retain(action.digests)
-                record(action, self.observed, now)
-            self.observed.retention.forget(now)
-        except DepotUnavailable as error:
-            log.warning("depot does not answer", extra=kv(error=str(error)))
-            return False
-        else:
-            return True
-        finally:
-            for _ in range(RESOLVES_AT_ONCE):
-                self._permits.release()
+def _is_stale(said: Meta, known: Meta, gone: bool) -> bool:
+    """Whether an event tells of what is over. Versions of one API server are numbers and grow (Kubernetes 1.35)."""
+    if said.uid != known.uid:
+        return gone
+    one, other = said.resource_version, known.resource_version
+    return not gone and one.isdecimal() and other.isdecimal() and int(one) <= int(other)
+
+
+def _put(table: dict[Ref, dict[K, V]], pool: Ref, key: K, value: V | None) -> bool:
+    """Set or remove an entry of a pool. False: that was known."""
+    entries = table.setdefault(pool, {})
+    changed = entries.get(key) != value
+    if value is not None:
+        entries[key] = value
+    else:
+        entries.pop(key, None)
+    if not entries:
+        del table[pool]
+    return changed

@@ -1,6 +1,18 @@
 """What the planner takes as done once an action has been carried out. Shared by every shell and by the tests."""
 
-from weft_operator.actions import Action, PublishAdapter, PublishPool, Resolve, Retain, WithdrawAdapter, WithdrawPool
+from weft_operator.actions import (
+    Action,
+    ApplyChild,
+    MarkPod,
+    PublishAdapter,
+    PublishPool,
+    Resolve,
+    Retain,
+    WithdrawAdapter,
+    WithdrawPool,
+)
+from weft_operator.fleet import revision
+from weft_operator.intent import intent_of
 from weft_operator.observe import AdapterReport, Observed, PoolReport
 from weft_operator.resolution import asked
 from weft_operator.resources import Ref
@@ -14,14 +26,23 @@ def record(action: Action, observed: Observed, now: float) -> None:
         case PublishPool(ref=ref, entry=entry):
             _pool_left(ref, observed, now, except_for=entry.base_digest)
             observed.pools[ref] = entry
+            observed.told_at[ref] = now
         case WithdrawPool(ref=ref):
             _pool_left(ref, observed, now)
+            observed.told_at.pop(ref, None)
             observed.pool_reports[str(ref)] = PoolReport(0)
         case PublishAdapter(ref=ref, entry=entry):
             _adapter_left(ref, observed, now, except_for=(entry.uid, entry.digest))
             observed.adapters[ref] = entry
-        case WithdrawAdapter(ref=ref):
+        case WithdrawAdapter(ref=ref, uid=uid, unload=unload):
             _adapter_left(ref, observed, now)
+            if unload:
+                observed.unloads.setdefault(uid, False)
+        case ApplyChild(pool=pool, child=child):
+            if live := observed.children.get(pool, {}).get(child.key):
+                observed.applied[child.key] = (intent_of(child.manifest), revision(live))
+        case MarkPod(uid=uid, cost=cost):
+            observed.marks[uid] = (cost, now)
         case Retain(digests=digests):
             observed.retention.forget(now)
             observed.retention.told = digests
@@ -33,6 +54,7 @@ def forget(uid: str, ref: Ref, observed: Observed) -> None:
     """An object is gone for good: what was known of it goes. What is still published is withdrawn by the next plan."""
     observed.resolutions.pop(uid, None)
     observed.adapter_reports.pop(uid, None)
+    observed.unloads.pop(uid, None)
     if ref.kind == "ServingPool":
         observed.pool_reports.pop(str(ref), None)
 

@@ -12,13 +12,20 @@ from collections.abc import Callable
 from typing import Literal
 
 from weft.wire.channels import Link, channel
+from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
+from weft.wire.v1.supervisor_pb2 import AdapterState
 from weft_operator.actions import PublishAdapter, PublishPool, WithdrawAdapter, WithdrawPool
-from weft_operator.observe import AdapterEntry, AdapterReport, PoolEntry, PoolReport
-from weft_operator.resources import Ref
+from weft_operator.observe import AdapterEntry, AdapterReport, PoolEntry, PoolLoad, PoolReport
+from weft_operator.resources import Ref, Tier
 
 Told = PublishPool | WithdrawPool | PublishAdapter | WithdrawAdapter
+TIERS: dict[Tier, AdapterState.Tier] = {
+    "Remote": AdapterState.REMOTE,
+    "Disk": AdapterState.DISK,
+    "Host": AdapterState.HOST,
+}
 
 
 class RegistryClient:
@@ -30,11 +37,16 @@ class RegistryClient:
         *,
         on_pool: Callable[[str, PoolReport], None],
         on_adapter: Callable[[str, AdapterReport], None],
+        tls: Tls | None = None,
+        term: int = 0,
     ) -> None:
-        self._channel = channel(address)
+        """`term`: of this operator's leadership; 0 where there is only one. It may be set until `start()`."""
+        self.term = term
+        self._channel = channel(address, tls, "scheduler")
         self._on_pool, self._on_adapter = on_pool, on_adapter
         self._table: dict[tuple[str, str], PoolEntry | AdapterEntry] = {}  # ("pool", name) or ("adapter", uid)
         self._uids: dict[Ref, str] = {}
+        self._unloading: set[str] = set()  # told to go, and the scheduler has not said yet that they are gone
         self._changed: set[tuple[str, str]] = set()
         # Versions only have to grow, also across restarts of this process; milliseconds do.
         self._versions = itertools.count(time.time_ns() // 1_000_000)
@@ -60,10 +72,6 @@ class RegistryClient:
         """The table is complete: it may be told."""
         self._started.set()
 
-    async def complete(self) -> None:
-        """Wait until `start()`: from then on everything was planned once, so no status is of an earlier run."""
-        await self._started.wait()
-
     def tell(self, action: Told) -> None:
         """Change the table; a connected scheduler hears of it in this turn of the loop."""
         match action:
@@ -77,8 +85,12 @@ class RegistryClient:
                     self._set(before, None, "adapter")
                 self._uids[ref] = entry.uid
                 self._set(entry.uid, entry, "adapter")
-            case WithdrawAdapter(ref=ref):
-                self._set(self._uids.pop(ref), None, "adapter")
+            case WithdrawAdapter(ref=ref, uid=uid, unload=unload):
+                if self._uids.get(ref) == uid:
+                    del self._uids[ref]
+                if unload:
+                    self._unloading.add(uid)
+                self._set(uid, None, "adapter")
 
     def _set(self, name: str, entry: PoolEntry | AdapterEntry | None, kind: Literal["pool", "adapter"]) -> None:
         if entry is None:
@@ -100,7 +112,9 @@ class RegistryClient:
 
     def _message(self, keys: set[tuple[str, str]], *, snapshot: bool = False) -> pb.RegistryToScheduler:
         """The state of these keys now. What is not in the table any more is told as removed."""
-        message = pb.RegistryToScheduler(version=next(self._versions), snapshot=snapshot)
+        message = pb.RegistryToScheduler(version=next(self._versions), snapshot=snapshot, term=self.term)
+        if snapshot:
+            message.removed_adapter_uids.extend(sorted(self._unloading))
         for kind, name in sorted(keys):
             match self._table.get((kind, name)):
                 case PoolEntry() as entry:
@@ -116,8 +130,10 @@ class RegistryClient:
     def _heard(self, message: pb.SchedulerToRegistry) -> None:
         match message.WhichOneof("message"):
             case "pool":
-                self._on_pool(message.pool.pool, PoolReport(message.pool.ready_runners))
+                self._on_pool(message.pool.pool, pool_report(message.pool))
             case "adapter":
+                if not message.adapter.routed and message.adapter.ready_runners == 0:
+                    self._unloading.discard(message.adapter.uid)
                 self._on_adapter(message.adapter.uid, adapter_report(message.adapter))
             case _:
                 return
@@ -138,6 +154,10 @@ def pool_message(entry: PoolEntry) -> pb.PoolDesired:
         created_unix_s=entry.created_unix_s,
         min_runners=entry.min_runners,
         drain_s=round(entry.drain_s),
+        max_runners=entry.max_runners,
+        idle_s=round(entry.idle_s),
+        hold_s=round(entry.hold_s),
+        max_context_tokens=entry.max_context_tokens,
     )
 
 
@@ -153,6 +173,23 @@ def adapter_message(entry: AdapterEntry) -> pb.AdapterDesired:
         bytes=entry.size_bytes,
         pinned=entry.pinned,
         created_unix_s=entry.created_unix_s,
+        tier=TIERS[entry.tier],
+    )
+
+
+def pool_report(status: pb.PoolStatus) -> PoolReport:
+    return PoolReport(
+        ready_runners=status.ready_runners,
+        wanted_runners=status.wanted_runners,
+        victims=tuple(status.victims),
+        max_runners=status.max_runners,
+        load=PoolLoad(
+            running=status.running,
+            queued=status.queued,
+            total_pages=status.total_pages,
+            reserved_pages=status.reserved_pages,
+            demand_runners=status.demand_runners,
+        ),
     )
 
 

@@ -30,6 +30,8 @@ class Request:
     base_digest: str | None = None
     base_names: tuple[str, ...] = ()  # none: the manifest names the base itself, the adapter's own word is not asked
     max_rank: int | None = None
+    credentials: str | None = None  # a Secret of that namespace
+    endpoint: str | None = None
 
     def body(self) -> dict[str, Any]:
         """As JSON for `POST /v1/resolve`; absent fields are left out."""
@@ -44,6 +46,8 @@ class Request:
             "namespace": self.namespace,
             "base": base,
             "maxRank": self.max_rank,
+            "credentialsRef": {"name": self.credentials} if self.credentials else None,
+            "endpoint": self.endpoint,
         }
         return {name: value for name, value in fields.items() if value is not None}
 

@@ -10,10 +10,12 @@ from datetime import datetime
 from typing import Any, Literal
 
 Kind = Literal["ServingPool", "LoRAAdapter"]
+Tier = Literal["Remote", "Disk", "Host"]
 Object = Mapping[str, Any]
 
 API_VERSION = "serving.weft.dev/v1alpha1"
 FINALIZER = "serving.weft.dev/unload"
+DEFAULT_GROUP = "runners"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,6 +41,7 @@ class Meta:
     created: float
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
+    deleted: float | None = None  # when somebody asked for its deletion, unix seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +54,50 @@ class Adapter:
     uri: str
     revision: str | None
     digest: str | None  # an assertion about the source
+    credentials: str | None  # a Secret of the adapter's own namespace
+    endpoint: str | None
     base_model: str | None  # an assertion about the pool
     max_rank: int | None
     pinned: bool
+    tier: Tier  # the least that a Ready runner holds it in
     status: Object
 
 
 @dataclass(frozen=True, slots=True)
+class Autoscaling:
+    """Bounds of the built-in autoscaler, in runners and seconds."""
+
+    min: int
+    max: int
+    idle_s: float
+    wake_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runners of one kind. `template` is the whole one that holds: the group's own, else the pool's."""
+
+    name: str
+    template: Object
+    min: int = 0
+    max: int | None = None  # None: as many as the pool wants
+
+
+@dataclass(frozen=True, slots=True)
 class Pool:
-    """A ServingPool. `replicas` None: the backend's own default."""
+    """A ServingPool. `replicas` and `autoscaling` None: one runner. `groups` is never empty."""
 
     meta: Meta
     model_name: str
     uri: str
+    revision: str | None
     digest: str | None
+    credentials: str | None  # a Secret of the pool's namespace
+    endpoint: str | None
     replicas: int | None
+    autoscaling: Autoscaling | None
+    template: Object
+    groups: tuple[Group, ...]
     max_adapters: int
     max_rank: int
     page_tokens: int
@@ -107,9 +139,12 @@ def parse_adapter(obj: Object) -> Adapter:
         uri=source["uri"],
         revision=source.get("revision"),
         digest=source.get("digest"),
+        credentials=_secret(source),
+        endpoint=source.get("endpoint"),
         base_model=spec.get("baseModel"),
         max_rank=spec.get("maxRank"),
         pinned=bool(spec.get("pinned")),
+        tier=spec.get("tier") or "Remote",
         status=obj.get("status") or {},
     )
 
@@ -123,8 +158,14 @@ def parse_pool(obj: Object) -> Pool:
         meta=meta,
         model_name=model.get("name") or meta.ref.name,
         uri=model["uri"],
+        revision=model.get("revision"),
         digest=model.get("digest"),
+        credentials=_secret(model),
+        endpoint=model.get("endpoint"),
         replicas=spec.get("replicas"),
+        autoscaling=_autoscaling(spec.get("autoscaling")),
+        template=spec.get("template") or {},
+        groups=_groups(spec),
         max_adapters=lora["maxAdapters"],
         max_rank=lora["maxRank"],
         page_tokens=cache["pageTokens"],
@@ -151,7 +192,32 @@ def parse_meta(obj: Object) -> Meta:
         uid=meta["uid"],
         generation=meta["generation"],
         resource_version=meta["resourceVersion"],
-        created=datetime.fromisoformat(meta["creationTimestamp"]).timestamp(),
+        created=_unix_s(meta["creationTimestamp"]),
         deleting=meta.get("deletionTimestamp") is not None,
         finalizers=tuple(meta.get("finalizers") or ()),
+        deleted=_unix_s(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
     )
+
+
+def _unix_s(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).timestamp()
+
+
+def _secret(source: Object) -> str | None:
+    reference = source.get("credentialsRef")
+    return reference["name"] if reference else None
+
+
+def _autoscaling(spec: Object | None) -> Autoscaling | None:
+    if spec is None:
+        return None
+    return Autoscaling(spec["minReplicas"], spec["maxReplicas"], float(spec["idleSeconds"]), float(spec["wakeSeconds"]))
+
+
+def _groups(spec: Object) -> tuple[Group, ...]:
+    default: Object = spec.get("template") or {}
+    given = tuple(
+        Group(group["name"], group.get("template", default), group["minRunners"], group.get("maxRunners"))
+        for group in spec.get("runnerGroups") or ()
+    )
+    return given or (Group(DEFAULT_GROUP, default),)

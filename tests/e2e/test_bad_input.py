@@ -111,9 +111,7 @@ async def test_bad_adapters_are_named_and_disturb_nobody(stack: Stack, tmp_path:
         adapter_manifest("nowhere", "bad", "file:adapters/nowhere"),
         adapter_manifest("escape", "bad", "file:adapters/outside"),
         adapter_manifest("above", "bad", "file:../../etc"),
-        adapter_manifest("scheme", "bad", "ftp://adapters/upper"),
-        adapter_manifest("squat", "bad", "file:adapters/upper", modelName="acme/upper"),
-        adapter_manifest("base-name", "bad", "file:adapters/upper", modelName="weft-quickstart"),
+        adapter_manifest("scheme", "bad", "pvc:claim/upper"),
         adapter_manifest("pool", "bad", "file:adapters/upper", poolRef={"name": "missing"}),
         adapter_manifest("assertion", "bad", "file:adapters/cipher", maxRank=8),
     ]
@@ -122,8 +120,6 @@ async def test_bad_adapters_are_named_and_disturb_nobody(stack: Stack, tmp_path:
         "escape": "BadURI",
         "above": "BadURI",
         "scheme": "SchemeNotAllowed",
-        "squat": "NameConflict",
-        "base-name": "NameConflict",
         "pool": "PoolNotFound",
         "assertion": "RankTooLarge",
     }
@@ -142,6 +138,35 @@ async def test_bad_adapters_are_named_and_disturb_nobody(stack: Stack, tmp_path:
             told = reasons(stack, "bad")
             pytest.fail(str({name: told.get(name) for name in expected if expected[name] not in told.get(name, set())}))
     assert_undisturbed(list(made.streams))
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (
+            {"modelName": "acme/upper"},
+            "spec.modelName: NameConflict: the name 'acme/upper' belongs to LoRAAdapter acme/upper",
+        ),
+        (
+            {"modelName": "weft-quickstart"},
+            "spec.modelName: NameConflict: the name 'weft-quickstart' is the base model",
+        ),
+        ({"maxRank": 256}, "spec.maxRank: RankTooLarge"),
+        ({"baseModel": "llama"}, "spec.baseModel: BaseMismatch"),
+    ],
+)
+def test_what_would_break_others_is_refused_at_the_edge_and_the_rest_of_the_file_is_applied(
+    stack: Stack, tmp_path: Path, spec: dict[str, object], reason: str
+) -> None:
+    wrong = adapter_manifest("one", "bad", "file:adapters/upper", **spec)
+    right = adapter_manifest("beside", "bad", "file:adapters/upper")
+    (tmp_path / "both.yaml").write_text(yaml.safe_dump_all([wrong, right]))
+    done = stack.cli("apply", "-f", str(tmp_path / "both.yaml"), check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert reason in done.stderr
+    assert "beside" in done.stdout
+    listed = json.loads(stack.cli("get", "lora", "-n", "bad", "-o", "json").stdout)["items"]
+    assert "one" not in {item["metadata"]["name"] for item in listed}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from crowd import Crowd, Watched, assert_undisturbed, crowd, finished, runners
+from crowd import Crowd, Watched, assert_undisturbed, crowd, emitted, finished, runners
 from oracle import sure_cases
 from quickstart import Case, copy_manifests
 from waiting import eventually
@@ -51,24 +51,6 @@ async def wait_for_two_ready_runners(stack: Stack) -> None:
     await eventually(two)
 
 
-async def placed(stack: Stack, made: Crowd) -> dict[str, list[tuple[Watched, int]]]:
-    """Which streams run on which runner (its address), and how many tokens it has emitted for each.
-
-    From the runners' own reports (at most 50 ms old): what a client has read lags behind what was generated.
-    """
-    listed = await runners(stack.address("supervisor"))
-    found: dict[str, list[tuple[Watched, int]]] = {}
-    for runner in listed.runners:
-        emitted = {s.request_id: s.tokens for s in runner.sequences}
-        found[runner.runner.address] = [
-            (watched, tokens - len(watched.case.prompt) - 2)  # the prompt stands between <s> and <sep>
-            for watched in made.streams
-            for request_id, tokens in emitted.items()
-            if request_id.startswith(f"{watched.request_id}-")
-        ]
-    return found
-
-
 async def strike(stack: Stack, made: Crowd, signum: int) -> list[Watched]:
     """Send a signal to a runner with 8 streams or more, each with at least 5 and less than 80 % of its tokens.
 
@@ -76,10 +58,11 @@ async def strike(stack: Stack, made: Crowd, signum: int) -> list[Watched]:
     when all streams ended without such a moment (the clients were too slow to start together).
     """
     pids = {stack.components()[name]["listen"]: stack.pid(name) for name in stack.names("runner")}
-    while any(w.finish is None and w.error is None for w in made.streams):
-        for address, victims in (await placed(stack, made)).items():
+    while made.running:
+        for runner in (await runners(stack.address("supervisor"))).runners:
+            victims = emitted(runner, made)
             if len(victims) >= 8 and all(5 <= n < 0.6 * len(w.case.expect) for w, n in victims):
-                os.kill(pids[address], signum)
+                os.kill(pids[runner.runner.address], signum)
                 return [watched for watched, _ in victims]
     return []
 

@@ -1,6 +1,7 @@
 """Many clients at once: streamed completions through the official client, their progress watched as it happens."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -31,9 +32,14 @@ class Watched:
 class Crowd:
     """Streams that run; `until` waits for something to become true of them."""
 
-    def __init__(self, streams: Sequence[Watched]) -> None:
+    def __init__(self, streams: list[Watched]) -> None:
         self.streams = streams
         self.changed = asyncio.Condition()
+
+    @property
+    def running(self) -> bool:
+        """Some stream has neither ended nor failed."""
+        return any(w.finish is None and w.error is None for w in self.streams)
 
     async def until(self, holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Wait for progress that makes it hold."""
@@ -83,6 +89,43 @@ async def finished(url: str, cases: Sequence[Case], name: str) -> list[Watched]:
     async with crowd(url, cases, name) as made:
         pass
     return list(made.streams)
+
+
+@asynccontextmanager
+async def load(url: str, cases: Sequence[Case], name: str, width: int) -> AsyncIterator[Crowd]:
+    """`width` clients ask case after case for as long as the block lasts, then finish; `streams` grows meanwhile."""
+    made, over = Crowd([]), asyncio.Event()
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
+
+    async def ask(worker: int) -> None:
+        for i in itertools.count():
+            watched = Watched(cases[(worker + i) % len(cases)], f"{name}-{worker}-{i}")
+            made.streams.append(watched)
+            await made.follow(client, watched)
+            if over.is_set() or watched.error:
+                return
+
+    async with client, asyncio.TaskGroup() as group:
+        for worker in range(width):
+            group.create_task(ask(worker))
+        try:
+            yield made
+        finally:
+            over.set()
+
+
+def emitted(runner: supervisor_pb2.RunnerState, made: Crowd) -> list[tuple[Watched, int]]:
+    """Which streams run on a runner, and how many tokens it has emitted for each.
+
+    From the runner's own report (at most 50 ms old): what a client has read lags behind what was generated.
+    """
+    tokens = {s.request_id: s.tokens for s in runner.sequences}
+    return [
+        (watched, count - len(watched.case.prompt) - 2)  # the prompt stands between <s> and <sep>
+        for watched in made.streams
+        for request_id, count in tokens.items()
+        if request_id.startswith(f"{watched.request_id}-")
+    ]
 
 
 async def runners(supervisor: str) -> supervisor_pb2.ListRunnersResponse:

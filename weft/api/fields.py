@@ -5,37 +5,54 @@ A field that does not exist is refused with the nearest one that does: a typo mu
 
 import difflib
 from datetime import UTC, datetime
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
     PlainSerializer,
     ValidationError,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
+
+from weft.api.rules import Rule, validations
 
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+OBJECT_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$"
-URI_PATTERN = r"^[a-z][a-z0-9]*:[^\x00-\x1f\x7f]+$"
+_REST = r"[^\x00-\x1f\x7f]"
+URI_PATTERN = (
+    rf"^(file:{_REST}+"
+    rf"|pvc:[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/{_REST}*)?"
+    rf"|hf:[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(/{_REST}*)?"
+    rf"|s3://[a-z0-9][a-z0-9.-]*[a-z0-9](/{_REST}*)?)$"
+)
+ENDPOINT_PATTERN = r"^https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$"
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+# What people write wrong most often: the API server says these words too (a CEL rule stands for the pattern).
 PATTERN_HELP = {
     LABEL_PATTERN: "only lower-case letters, digits and '-' inside are allowed (RFC 1123 label)",
+    OBJECT_NAME_PATTERN: "only lower-case letters, digits and, inside, '-' and '.' are allowed (RFC 1123 subdomain)",
     MODEL_NAME_PATTERN: "only letters, digits and . _ : / - inside are allowed",
-    URI_PATTERN: "no URI; write scheme:path, for example file:adapters/upper",
+    URI_PATTERN: "write file:PATH, pvc:CLAIM/PATH, hf:ORG/NAME or s3://BUCKET/PREFIX",
+    ENDPOINT_PATTERN: "write http://HOST[:PORT] or https://HOST[:PORT], without a path",
     DIGEST_PATTERN: "no digest; one is 'sha256:' and 64 lower-case hex digits",
 }
 
 # RFC 1123 label: names become parts of other names (processes, services), so the short form holds for all of them.
 Label = Annotated[str, Field(pattern=LABEL_PATTERN, max_length=63)]
+# Of objects that are not ours: a Secret, a PriorityClass.
+ObjectName = Annotated[str, Field(pattern=OBJECT_NAME_PATTERN, max_length=253)]
 # What clients send as `model`.
 ModelName = Annotated[str, Field(pattern=MODEL_NAME_PATTERN, max_length=253)]
 Uri = Annotated[str, Field(pattern=URI_PATTERN, max_length=2048)]
+Endpoint = Annotated[str, Field(pattern=ENDPOINT_PATTERN, max_length=262)]
 DigestText = Annotated[str, Field(pattern=DIGEST_PATTERN, max_length=71)]
 
 
@@ -56,6 +73,8 @@ Timestamp = Annotated[datetime, BeforeValidator(_aware), PlainSerializer(_rfc333
 class ApiModel(BaseModel):
     """Unknown fields are refused with the nearest name; a field is documented by the text below it."""
 
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
@@ -69,10 +88,22 @@ class ApiModel(BaseModel):
     @classmethod
     def _name_the_nearest(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         try:
-            return handler(data)
+            made = handler(data)
         except ValidationError as error:
             details = [_detail(cls, item) for item in error.errors(include_url=False)]
             raise ValidationError.from_exception_data(cls.__name__, details) from error
+        if broken := [_breach(rule) for rule in cls.rules if not rule.holds(made)]:
+            raise ValidationError.from_exception_data(cls.__name__, broken)
+        return made
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """With the rules as CEL, for the CRDs."""
+        schema = handler(core_schema)
+        if found := validations(cls.rules):
+            own = handler.resolve_ref_schema(schema)
+            own["x-kubernetes-validations"] = [*own.get("x-kubernetes-validations", []), *found]
+        return schema
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
@@ -96,6 +127,12 @@ def nearest(name: str, names: list[str]) -> str:
     if close := difflib.get_close_matches(name.lower(), list(lower), n=1, cutoff=0.6):
         return f"did you mean {lower[close[0]]!r}?"
     return f"there are: {', '.join(names)}"
+
+
+def _breach(rule: Rule) -> InitErrorDetails:
+    code: Any = "rule"
+    text: Any = rule.message
+    return InitErrorDetails(type=PydanticCustomError(code, text), loc=tuple(rule.field.split(".")), input={})
 
 
 def _detail(model: type[BaseModel], item: Any) -> InitErrorDetails:

@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from weft.api.conditions import Conditions
-from weft.api.fields import ApiModel, DigestText, Label, ModelName, Uri
+from weft.api.fields import ApiModel, DigestText, Label, ModelName
 from weft.api.meta import Resource, is_empty
+from weft.api.source import Artifact
 
 
 class PoolRef(ApiModel):
@@ -18,15 +19,8 @@ class PoolRef(ApiModel):
     """Of the pool; the adapter's own when unset. Another one needs the pool's allowedNamespaces."""
 
 
-class Source(ApiModel):
+class Source(Artifact):
     """Where the adapter's files are: adapter_config.json and adapter_model.safetensors, as PEFT writes them."""
-
-    uri: Uri
-    """For example file:adapters/upper, a folder below the depot's file root."""
-    revision: Annotated[str, Field(min_length=1, max_length=255)] | None = None
-    """A version of the source, where its scheme has versions."""
-    digest: DigestText | None = None
-    """The content that is expected; anything else is refused with DigestMismatch."""
 
 
 class AdapterSpec(ApiModel):
@@ -38,7 +32,7 @@ class AdapterSpec(ApiModel):
                 {
                     "rule": "has(self.baseModel) == has(oldSelf.baseModel) && "
                     "(!has(self.baseModel) || self.baseModel == oldSelf.baseModel)",
-                    "message": "baseModel cannot change; delete the adapter and create it again",
+                    "message": "cannot change; delete the adapter and create it again",
                     "fieldPath": ".baseModel",
                 }
             ]
@@ -56,7 +50,10 @@ class AdapterSpec(ApiModel):
     max_rank: Annotated[int, Field(strict=True, ge=1, le=256)] | None = None
     """Asserts that no module's rank is larger; else RankTooLarge."""
     pinned: Annotated[bool, Field(strict=True)] = False
-    """Keeps the adapter on the device of every runner of the pool, so that no request waits for it to load."""
+    """Keeps the adapter on the device of every runner of the pool, so that no request waits for it to load. A pool
+    takes one less of them than its lora.maxAdapters."""
+    tier: Literal["Remote", "Disk", "Host"] = "Remote"
+    """The least that every ready runner holds it in: Host (memory), Disk, or Remote (fetched when first asked for)."""
 
 
 class AdapterStatus(ApiModel):

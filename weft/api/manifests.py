@@ -48,7 +48,8 @@ class ManifestError(ValueError):
 def load(paths: Iterable[str | Path], *, namespace: str = "default") -> list[Object]:
     """Every object of these files and folders, in order; `namespace` is for objects that name none.
 
-    A folder stands for its *.yaml, *.yml and *.json files, sorted, without its subfolders. Raises ManifestError.
+    A folder stands for its *.yaml, *.yml and *.json files, sorted, without its subfolders. Namespaces may be among them
+    and are left out. Raises ManifestError.
     """
     reading = _Reading(namespace)
     for path in _files([Path(path) for path in paths], reading.problems):
@@ -110,6 +111,8 @@ class _Reading:
         if not isinstance(value, dict):
             return self._problem(name, number, "", "not a mapping with apiVersion, kind, metadata and spec")
         fields = cast("dict[str, Any]", value)
+        if (fields.get("apiVersion"), fields.get("kind")) == ("v1", "Namespace"):
+            return None  # clusters want them made first; on one machine a namespace is there once something names it
         if (kind := self._kind(name, number, fields)) is None:
             return None
         metadata = fields.get("metadata")
@@ -143,8 +146,9 @@ class _Reading:
         metadata = fields.get("metadata")
         label = str(cast("dict[str, Any]", metadata).get("name", "")) if isinstance(metadata, dict) else ""
         for item in error.errors(include_url=False):
-            path = ".".join(str(part) for part in item["loc"])
-            self.problems.append(Problem(name, number, path, _message(item), f"{fields['kind']} {label[:100]}".strip()))
+            self.problems.append(
+                Problem(name, number, _path(item["loc"]), _message(item), f"{fields['kind']} {label[:100]}".strip())
+            )
 
     def _problem(self, file: str, document: int, field: str, message: str) -> None:
         self.problems.append(Problem(file, document, field, message))
@@ -164,6 +168,11 @@ def _files(paths: list[Path], problems: list[Problem]) -> list[Path]:
         problems.append(Problem(str(paths[0]), 0, "", f"{len(found)} files, the limit is {MAX_FILES}"))
         return []
     return found
+
+
+def _path(loc: tuple[str | int, ...]) -> str:
+    """As the API server writes it: spec.runnerGroups[0].name."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
 
 
 def _message(item: Any) -> str:

@@ -14,8 +14,13 @@ class Reason(StrEnum):
     POOL_NOT_FOUND = "PoolNotFound"
     NOT_PERMITTED = "NotPermitted"
     NAME_CONFLICT = "NameConflict"
+    NO_SLOTS = "NoSlots"
+    NAMESPACE_NOT_SERVED = "NamespaceNotServed"
     BASE_NOT_READY = "BaseNotReady"
     NO_READY_RUNNER = "NoReadyRunner"
+    SCALED_TO_ZERO = "ScaledToZero"
+    CRASH_LOOP = "CrashLoop"
+    UNSCHEDULABLE = "Unschedulable"
     RESOLVING = "Resolving"
     RESOLVE_FAILED = "ResolveFailed"
     LOAD_FAILED = "LoadFailed"
@@ -29,8 +34,13 @@ ADVICE: dict[str, str] = {
     Reason.POOL_NOT_FOUND: "spec.poolRef names no ServingPool; create it or correct the name. It is looked for again.",
     Reason.NOT_PERMITTED: "the pool does not accept this namespace; its owner can add it to spec.allowedNamespaces.",
     Reason.NAME_CONFLICT: "an older object serves this model name; set another spec.modelName.",
+    Reason.NO_SLOTS: "the pool pins as many adapters as it can; unpin one, or raise the pool's lora.maxAdapters.",
+    Reason.NAMESPACE_NOT_SERVED: "the platform serves pools of other namespaces; create the pool in one of those.",
     Reason.BASE_NOT_READY: "the pool's base model is not fetched yet; see the pool's Fetched condition.",
     Reason.NO_READY_RUNNER: "no runner of the pool is ready yet; see the pool's Available condition.",
+    Reason.SCALED_TO_ZERO: "nobody asks, so no runner runs; the next request is held until one is ready.",
+    Reason.CRASH_LOOP: "runners end again and again; the message has their last words, the log has more.",
+    Reason.UNSCHEDULABLE: "no node takes the runner's pod; the message says what is missing.",
     Reason.RESOLVING: "the depot is reading and checking the source; nothing to do.",
     Reason.RESOLVE_FAILED: "the depot failed on this source; its log says why (`weft logs depot`). It is tried again.",
     Reason.LOAD_FAILED: "a runner could not load it; the message says why.",
@@ -40,6 +50,12 @@ ADVICE: dict[str, str] = {
     ArtifactReason.BAD_URI: "correct the URI; file: takes a relative path below the file root.",
     ArtifactReason.SOURCE_NOT_FOUND: "put the files at the URI, or correct it. It is looked for again.",
     ArtifactReason.SOURCE_UNREACHABLE: "the source or the depot does not answer; it is tried again.",
+    ArtifactReason.SOURCE_FORBIDDEN: "the source refuses these credentials, or asks for some; see the message.",
+    ArtifactReason.SECRET_MISSING: "create the Secret that credentialsRef names, in the object's own namespace.",
+    ArtifactReason.SECRET_FORBIDDEN: "let the depot read that one Secret; the message has the commands.",
+    ArtifactReason.SECRET_INVALID: "give the Secret the keys that the message names.",
+    ArtifactReason.ENDPOINT_NOT_ALLOWED: "use an endpoint that this installation allows, or have it added.",
+    ArtifactReason.DEPOT_FULL: "the depot's disk is full; give it more room. It is tried again.",
     ArtifactReason.MISSING_FILE: "add the file that the message names.",
     ArtifactReason.UNSAFE_FORMAT: "save the weights as safetensors; pickles can run code and are never opened.",
     ArtifactReason.HEADER_TOO_LARGE: "the safetensors header is too large to be real; save the file again.",

@@ -1,15 +1,19 @@
 """ServingPool: a base model, the runners that serve it, and how requests are scheduled on them."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field
 
 from weft.api.conditions import Conditions
 from weft.api.fields import ApiModel, DigestText, Label, ModelName, Uri
 from weft.api.meta import Resource, is_empty
+from weft.api.rules import Rule, unique_names
+from weft.api.scaling import MAX_RUNNERS, Autoscaling, Count, LastScale
+from weft.api.source import Artifact
+from weft.api.template import RunnerGroup, RunnerTemplate
 
 
-class Model(ApiModel):
+class Model(Artifact):
     """The base model."""
 
     name: ModelName | None = None
@@ -19,14 +23,13 @@ class Model(ApiModel):
         Field(
             json_schema_extra={
                 "x-kubernetes-validations": [
-                    {"rule": "self == oldSelf", "message": "uri cannot change; create another pool"}
+                    {"rule": "self == oldSelf", "message": "cannot change; create another pool"}
                 ]
             }
         ),
     ]
-    """Where the model is, as transformers writes it (safetensors); for example file:models/tiny. Immutable."""
-    digest: DigestText | None = None
-    """The content that is expected; anything else is refused with DigestMismatch."""
+    """The model as transformers writes it (safetensors): file:PATH below the depot's file root, pvc:CLAIM/PATH,
+    hf:ORG/NAME or s3://BUCKET/PREFIX. Immutable."""
 
 
 class LoRASettings(ApiModel):
@@ -50,16 +53,13 @@ class KVCache(ApiModel):
 class SchedulerSettings(ApiModel):
     """Who runs where, and when."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                {
-                    "rule": "self.maxBatchTokens >= self.maxSequences",
-                    "message": "maxBatchTokens must be at least maxSequences: each sequence adds a token an iteration",
-                    "fieldPath": ".maxBatchTokens",
-                }
-            ]
-        }
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "maxBatchTokens",
+            "maxBatchTokens must be at least maxSequences: each sequence adds a token an iteration",
+            "self.maxBatchTokens >= self.maxSequences",
+            lambda scheduler: scheduler.max_batch_tokens >= scheduler.max_sequences,
+        ),
     )
 
     placement: Literal["punica"] = "punica"
@@ -77,29 +77,17 @@ class SchedulerSettings(ApiModel):
     max_moves: Annotated[int, Field(strict=True, ge=1, le=1000)] = 8
     """Moves of one request before it fails; NoRoom and preemption do not count."""
 
-    @model_validator(mode="after")
-    def _a_token_for_each_sequence(self) -> Self:
-        if self.max_batch_tokens < self.max_sequences:
-            raise ValueError(
-                f"maxBatchTokens ({self.max_batch_tokens}) must be at least maxSequences ({self.max_sequences}): "
-                "each sequence adds a token an iteration"
-            )
-        return self
-
 
 class AllowedNamespaces(ApiModel):
     """Whose adapters the pool serves, and who may call its base model."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                {
-                    "rule": "self.from == 'List' ? has(self.names) && size(self.names) > 0 : !has(self.names)",
-                    "message": "names is given with from: List, and only then",
-                    "fieldPath": ".names",
-                }
-            ]
-        }
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "names",
+            "names is given with from: List, and only then",
+            "self.from == 'List' ? has(self.names) && size(self.names) > 0 : !has(self.names)",
+            lambda allowed: (allowed.from_ == "List") == bool(allowed.names),
+        ),
     )
 
     from_: Annotated[Literal["Same", "All", "List"], Field(alias="from")] = "Same"
@@ -107,20 +95,54 @@ class AllowedNamespaces(ApiModel):
     names: Annotated[tuple[Label, ...], Field(max_length=256)] | None = None
     """Namespaces, with from: List."""
 
-    @model_validator(mode="after")
-    def _names_with_list_only(self) -> Self:
-        if (self.from_ == "List") != bool(self.names):
-            raise ValueError("names is given with from: List, and only then")
-        return self
-
 
 class PoolSpec(ApiModel):
     """What is wanted. Never written by a controller."""
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "autoscaling",
+            "replicas and autoscaling exclude each other; leave one of them out",
+            "!(has(self.replicas) && has(self.autoscaling))",
+            lambda spec: spec.replicas is None or spec.autoscaling is None,
+        ),
+        Rule(
+            "runnerGroups",
+            "the groups' minRunners add up to more than autoscaling.maxReplicas",
+            "!has(self.autoscaling) || !has(self.runnerGroups) || "
+            "self.runnerGroups.map(group, group.minRunners).sum() <= self.autoscaling.maxReplicas",
+            lambda spec: spec.autoscaling is None or _least(spec) <= spec.autoscaling.max_replicas,
+        ),
+        Rule(
+            "runnerGroups",
+            "the groups' maxRunners add up to less than autoscaling.maxReplicas",
+            "!has(self.autoscaling) || !has(self.runnerGroups) || size(self.runnerGroups) == 0 || "
+            "self.runnerGroups.exists(group, !has(group.maxRunners)) || "
+            "self.runnerGroups.map(group, group.maxRunners).sum() >= self.autoscaling.maxReplicas",
+            lambda spec: spec.autoscaling is None or _most(spec) >= spec.autoscaling.max_replicas,
+        ),
+        unique_names("runnerGroups", lambda spec: spec.runner_groups),
+    )
+
     model: Model
     """The base model."""
-    replicas: Annotated[int, Field(strict=True, ge=0, le=10_000)] | None = None
-    """Runners. Written by people, or by an autoscaler through /scale; never by a default."""
+    replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] | None = None
+    """Runners. Written by people, or by an autoscaler through /scale; never by a default. Not with autoscaling."""
+    autoscaling: Autoscaling | None = None
+    """Runners by demand. Not with replicas; with neither there is one runner."""
+    template: RunnerTemplate | None = None
+    """The pods of runners, for groups without a template of their own. What is unset is the platform's."""
+    runner_groups: (
+        Annotated[
+            tuple[RunnerGroup, ...],
+            Field(
+                max_length=8,
+                json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            ),
+        ]
+        | None
+    ) = None
+    """Runners on several kinds of hardware; one group named runners when unset."""
     lora: LoRASettings = LoRASettings()
     """What adapters may need of a runner."""
     kv_cache: KVCache = KVCache()
@@ -149,10 +171,18 @@ class PoolStatus(ApiModel):
     """The generation that the status is about."""
     base_digest: DigestText | None = None
     """The identity of the base model that is served."""
-    replicas: Annotated[int, Field(strict=True, ge=0)] | None = None
+    max_context_tokens: Count | None = None
+    """Of prompt and answer together: the model's positions, or what the pages of one runner hold."""
+    desired_replicas: Count | None = None
+    """Runners wanted now."""
+    replicas: Count | None = None
     """Runners there are."""
-    ready_replicas: Annotated[int, Field(strict=True, ge=0)] | None = None
+    ready_replicas: Count | None = None
     """Runners that take requests."""
+    selector: Annotated[str, Field(max_length=512)] | None = None
+    """The labels of the runners' pods, as /scale tells them to autoscalers."""
+    last_scale: LastScale | None = None
+    """The newest change of the wanted number of runners."""
     adapters: AdapterCounts | None = None
     """Adapters that refer to the pool."""
     conditions: Conditions = ()
@@ -179,3 +209,13 @@ class ServingPool(Resource):
         """Whether adapters of this namespace may be served, and its callers use the base."""
         allowed = self.spec.allowed_namespaces
         return allowed.from_ == "All" or namespace in (self.metadata.namespace, *(allowed.names or ()))
+
+
+def _least(spec: Any) -> int:
+    return sum(group.min_runners for group in spec.runner_groups or ())
+
+
+def _most(spec: Any) -> int:
+    groups = spec.runner_groups or ()
+    unbounded = not groups or any(group.max_runners is None for group in groups)
+    return MAX_RUNNERS if unbounded else sum(group.max_runners for group in groups)

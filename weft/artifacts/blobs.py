@@ -21,6 +21,8 @@ from weft.artifacts.digest import MAX_MANIFEST_BYTES, Digest, Manifest, digest_o
 from weft.artifacts.errors import Reason, Refused, UnknownDigest
 from weft.files import sync_folder
 
+CHUNK_BYTES = 1 << 20
+
 
 class BlobStore:
     """Blobs by digest below one folder, with one owning process. Methods may be called from any thread."""
@@ -32,6 +34,10 @@ class BlobStore:
         self._lock = threading.Lock()
         self._leased: Counter[str] = Counter()
         self._downloads: dict[str, tuple[threading.Lock, int]] = {}  # and how many want it
+
+    @property
+    def root(self) -> Path:
+        return self._root
 
     def path(self, digest: str) -> Path:
         """Where the blob is, or would be. Raises BadDigest."""
@@ -81,9 +87,34 @@ class BlobStore:
             writer.write(data)
             return writer.commit()
 
-    def writer(self) -> "BlobWriter":
-        """A blob to be, invisible until `commit`."""
+    def writer(self, promised: Digest | None = None) -> "BlobWriter":
+        """A blob to be, invisible until `commit`.
+
+        With the digest that it is going to have, it goes on where an earlier writer of it was broken off, also by the
+        end of the process; unless somebody is writing it now, then it is one more.
+        """
+        if promised is not None and self._claim(promised):
+            try:
+                return BlobWriter(self, self.part(promised), promised)
+            except OSError:
+                self.end_claim(promised)
+                raise
         return BlobWriter(self, self._partial / f"tmp-{os.getpid()}-{os.urandom(8).hex()}")
+
+    def _claim(self, digest: Digest) -> bool:
+        """Own the part file of a blob if nobody does; `end_claim` gives it back."""
+        with self._lock:
+            if digest in self._downloads:
+                return False
+            lock = threading.Lock()
+            lock.acquire()
+            self._downloads[digest] = (lock, 1)
+            return True
+
+    def end_claim(self, digest: Digest) -> None:
+        """For BlobWriter alone."""
+        self._downloads[digest][0].release()
+        self._end_download(digest)
 
     def lease(self) -> "Lease":
         """What is named in the lease stays until it closes, whatever `retain` is told."""
@@ -137,6 +168,17 @@ class BlobStore:
             path.unlink(missing_ok=True)
         return len(left)
 
+    def sweep(self, before: float) -> int:
+        """Remove broken-off downloads that no lease names and whose last byte came before this time (of the files)."""
+        removed = 0
+        with self._lock:
+            at_work = {hex_of(digest) for digest in self._downloads} | set(self._leased)
+            for path in self._partial.glob("*.part"):
+                if path.stem not in at_work and path.stat().st_mtime < before:
+                    path.unlink()
+                    removed += 1
+        return removed
+
     def usage(self) -> tuple[int, int]:
         """Blobs here and their bytes."""
         sizes = [entry.stat().st_size for entry in os.scandir(self._blobs)]
@@ -187,13 +229,26 @@ class Lease:
 
 
 class BlobWriter:
-    """Bytes on their way to a blob. A context manager: without `commit` nothing stays."""
+    """Bytes on their way to a blob. A context manager: without `commit` nothing stays, but a promised beginning."""
 
-    def __init__(self, store: BlobStore, path: Path) -> None:
-        self._store, self.path = store, path
-        self._file = path.open("xb")
+    def __init__(self, store: BlobStore, path: Path, promised: Digest | None = None) -> None:
+        """With a promised digest `path` may hold the beginning of the blob, and is kept when the rest does not come."""
+        self._store, self.path, self._promised = store, path, promised
+        self._file = path.open("ab" if promised else "xb")
         self._sha256 = hashlib.sha256()
-        self.size_bytes = 0
+        self.size_bytes = self.resumed_bytes = self._take_in() if promised else 0
+
+    def _take_in(self) -> int:
+        with self.path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                self._sha256.update(chunk)
+            return file.tell()
+
+    def restart(self) -> None:
+        """Forget what was there."""
+        self._file.truncate(0)
+        self._sha256 = hashlib.sha256()
+        self.size_bytes = self.resumed_bytes = 0
 
     def write(self, chunk: bytes) -> None:
         self._file.write(chunk)
@@ -218,8 +273,12 @@ class BlobWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        whole, full = self._file.closed, kind is not None and issubclass(kind, OSError)
         self._file.close()
-        self.path.unlink(missing_ok=True)
+        if self._promised is None or whole or full:  # whole: published, or not what it was wanted for
+            self.path.unlink(missing_ok=True)
+        if self._promised is not None:
+            self._store.end_claim(self._promised)
 
 
 def check_blobs(store: BlobStore) -> None:

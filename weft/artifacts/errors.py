@@ -5,6 +5,7 @@ ArtifactError            every error here: a `reason` (API, CamelCase) and a mes
 |  |- BadDigest          a text that is no digest (also a ValueError)
 |  `- UnknownDigest      nobody holds a blob of this digest
 `- Unavailable           try again later: the source or the depot does not answer
+   `- DepotFull          the depot's own disk has no room
 """
 
 from enum import StrEnum
@@ -19,6 +20,12 @@ class Reason(StrEnum):
     BAD_URI = "BadURI"  # the URI is malformed or leaves what its scheme may reach
     SOURCE_NOT_FOUND = "SourceNotFound"  # nothing at that URI, or no blob of that digest
     SOURCE_UNREACHABLE = "SourceUnreachable"  # the source did not answer; tried again later
+    SOURCE_FORBIDDEN = "SourceForbidden"  # the source does not let these credentials, or nobody, read it
+    SECRET_MISSING = "SecretMissing"  # noqa: S105 (credentialsRef names no Secret there)
+    SECRET_FORBIDDEN = "SecretForbidden"  # noqa: S105 (the depot may not read that Secret)
+    SECRET_INVALID = "SecretInvalid"  # noqa: S105 (it lacks a key that the scheme needs)
+    ENDPOINT_NOT_ALLOWED = "EndpointNotAllowed"  # the endpoint, or where it leads, is none this installation allows
+    DEPOT_FULL = "DepotFull"  # the depot's disk has no room; tried again later
     MISSING_FILE = "MissingFile"  # a file that every artifact of its kind has is not there
     UNSAFE_FORMAT = "UnsafeFormat"  # weights only as pickles (.bin, .pt, .pkl)
     HEADER_TOO_LARGE = "HeaderTooLarge"  # a safetensors header beyond the limit
@@ -55,8 +62,15 @@ class Refused(ArtifactError):
 class Unavailable(ArtifactError):
     """The other side does not answer now; trying again later may help."""
 
+    def __init__(self, message: str, reason: Reason = Reason.SOURCE_UNREACHABLE) -> None:
+        super().__init__(reason, message)
+
+
+class DepotFull(Unavailable):
+    """The depot's own disk has no room for it now."""
+
     def __init__(self, message: str) -> None:
-        super().__init__(Reason.SOURCE_UNREACHABLE, message)
+        super().__init__(message, Reason.DEPOT_FULL)
 
 
 class BadDigest(Refused, ValueError):

@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import logging
 import os
+import ssl
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -48,15 +49,16 @@ def fetch(
     limits: Limits | None = None,
     pause: Callable[[float], None] = time.sleep,
     stopping: Callable[[], bool] = lambda: False,
+    context: ssl.SSLContext | None = None,
 ) -> Manifest:
     """Download manifest and files of `digest` unless they are here; files are then at `blobs.file(manifest, name)`.
 
-    The manifest's blob is made visible last: `blobs.has(digest)` means whole.
+    `context` is for an https:// depot. The manifest's blob is made visible last: `blobs.has(digest)` means whole.
     Raises BadDigest, UnknownDigest (the depot does not have it), Refused(DigestMismatch, TooLarge), Unavailable (tries
     used up), Stopped; OSError of the local disk passes through.
     """
     limits = limits or Limits()
-    download = _Download(_Depot(depot_url, limits.timeout_s), blobs, limits, pause, stopping)
+    download = _Download(_Depot(depot_url, limits.timeout_s, context), blobs, limits, pause, stopping)
     with blobs.lease() as lease:
         lease.name(parse_digest(digest))
         part = download.manifest(Digest(digest))
@@ -169,11 +171,11 @@ class _Download:
 class _Depot:
     """The depot's HTTP side."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, context: ssl.SSLContext | None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Refused(Reason.BAD_URI, f"the depot's URL {url[:200]!r} is not http://HOST:PORT")
-        self.url, self._parts, self._timeout_s = url, parts, timeout_s
+        self.url, self._parts, self._timeout_s, self._context = url, parts, timeout_s, context
 
     @contextlib.contextmanager
     def get(self, path: str, *, start: int) -> Generator[http.client.HTTPResponse]:
@@ -189,10 +191,11 @@ class _Depot:
             connection.close()
 
     def _connection(self) -> http.client.HTTPConnection:
-        secure = self._parts.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        assert self._parts.hostname
-        return kind(self._parts.hostname, self._parts.port, timeout=self._timeout_s)
+        host, port, timeout_s = self._parts.hostname, self._parts.port, self._timeout_s
+        assert host
+        if self._parts.scheme == "https":
+            return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._context)
+        return http.client.HTTPConnection(host, port, timeout=timeout_s)
 
     def _check_status(self, response: http.client.HTTPResponse, path: str) -> None:
         match response.status:

@@ -1,13 +1,21 @@
-"""Opening the database. SQLite: WAL, one writer process, BEGIN IMMEDIATE; PostgreSQL: its own defaults."""
+"""Opening the database. SQLite: WAL, one writer process, BEGIN IMMEDIATE. PostgreSQL: shared by several supervisors,
+READ COMMITTED whatever the server's default; stricter levels only cost repetitions (`weft.store.transactions`)."""
 
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, event
+from sqlalchemy import URL, Connection, event, make_url
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from weft.store.errors import BadDatabaseUrl
+
 BUSY_TIMEOUT_MS = 5_000
+CONNECT_S = 5.0  # PostgreSQL: a server that does not answer is away
+STATEMENT_S = 30.0  # PostgreSQL: of the longest batch, and of waiting for another supervisor's migration
+CONNECTIONS = 4  # of one supervisor: the writer, the poll of keys, two calls of people
+POSTGRESQL = "postgresql+asyncpg"
 
 
 def sqlite_url(path: Path) -> URL:
@@ -15,12 +23,35 @@ def sqlite_url(path: Path) -> URL:
     return URL.create("sqlite+aiosqlite", database=str(path))
 
 
-def open_database(url: URL | str) -> AsyncEngine:
+def postgresql_url(text: str) -> URL:
+    """A PostgreSQL URL as people have them, with the driver that is used here. Raises BadDatabaseUrl."""
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError) as error:
+        raise BadDatabaseUrl("the database's URL is not postgresql://USER:PASSWORD@HOST:PORT/DATABASE") from error
+    if url.drivername not in ("postgres", "postgresql", POSTGRESQL):
+        raise BadDatabaseUrl(
+            f"the database's URL begins with {url.drivername}://, it has to be postgresql:// "
+            "(SQLite needs no URL: it is in the data directory)"
+        )
+    return url.set(drivername=POSTGRESQL)
+
+
+def open_database(url: URL) -> AsyncEngine:
     """An engine for `url`. Nothing is connected yet; dispose of it at the end."""
-    engine = create_async_engine(url, pool_pre_ping=True)
-    if engine.dialect.name == "sqlite":
-        event.listen(engine.sync_engine, "connect", _on_sqlite_connect)
-        event.listen(engine.sync_engine, "begin", _begin_immediate)
+    if url.get_backend_name() == "postgresql":
+        return create_async_engine(
+            url,
+            isolation_level="READ COMMITTED",
+            pool_pre_ping=True,
+            pool_size=CONNECTIONS,
+            max_overflow=0,
+            hide_parameters=True,
+            connect_args={"timeout": CONNECT_S, "command_timeout": STATEMENT_S},
+        )
+    engine = create_async_engine(url, pool_pre_ping=True, hide_parameters=True)
+    event.listen(engine.sync_engine, "connect", _on_sqlite_connect)
+    event.listen(engine.sync_engine, "begin", _begin_immediate)
     return engine
 
 

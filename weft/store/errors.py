@@ -3,6 +3,8 @@
 StoreError
 ├── NewerRevision   the database was written by a newer Weft: upgrade this one. Nothing was changed
 ├── BadMigration    a migration failed half-way; the transaction was rolled back
+├── BadDatabaseUrl  the URL names no database that Weft can use
+├── Unstorable      the database takes everything but this: the row itself is at fault
 └── StoreUnavailable  the database cannot be opened or written now (full disk, no server): try again later
 """
 
@@ -24,6 +26,14 @@ class NewerRevision(StoreError):
 
 class BadMigration(StoreError):
     """A migration failed and was rolled back."""
+
+
+class BadDatabaseUrl(StoreError):
+    """The URL is not postgresql://USER@HOST/DATABASE. Its text is not repeated: it may hold a password."""
+
+
+class Unstorable(StoreError):
+    """The database refuses a row for what is in it."""
 
 
 class StoreUnavailable(StoreError):

@@ -6,12 +6,14 @@ A plain SHA-256 is right here: the secret has 256 random bits, so there is nothi
 import hashlib
 import secrets
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import select, update
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from weft.store.models import ApiKeyRow
 from weft.store.statements import insert_into
+from weft.store.transactions import transact
 
 MAX_NOTE = 256
 
@@ -48,7 +50,10 @@ def key_hash(key: str) -> str:
 
 
 async def create(engine: AsyncEngine, namespace: str, note: str, *, now_unix_ms: int) -> NewKey:
-    """Draw and store a key for `namespace`. An id that is taken (1 in 4 billion) is drawn again."""
+    """Draw and store a key for `namespace`. An id that is taken (1 in 4 billion) is drawn again.
+
+    Raises StoreUnavailable; whether the key is there then is not known, and nobody has seen it.
+    """
     while True:
         new = draw_key()
         row = {
@@ -59,24 +64,44 @@ async def create(engine: AsyncEngine, namespace: str, note: str, *, now_unix_ms:
             "created_unix_ms": now_unix_ms,
             "revoked_unix_ms": None,
         }
-        async with engine.begin() as connection:
-            insert = insert_into(connection, ApiKeyRow, [row]).on_conflict_do_nothing()
-            taken = (await connection.execute(insert.returning(ApiKeyRow.key_id))).first() is None
-        if not taken:
+        if await transact(engine, lambda connection, row=row: _insert(connection, row)):
             return new
 
 
 async def revoke(engine: AsyncEngine, key_id: str, *, now_unix_ms: int) -> bool:
-    """Revoke a key. False when there is no such key; revoking twice is harmless."""
+    """Revoke a key. False when there is no such key; revoking twice is harmless. Raises StoreUnavailable."""
     revoked = update(ApiKeyRow).where(ApiKeyRow.key_id == key_id, ApiKeyRow.revoked_unix_ms.is_(None))
-    async with engine.begin() as connection:
+
+    async def write(connection: AsyncConnection) -> bool:
         await connection.execute(revoked.values(revoked_unix_ms=now_unix_ms))
         known = await connection.execute(select(ApiKeyRow.key_id).where(ApiKeyRow.key_id == key_id))
         return known.first() is not None
 
+    return await transact(engine, write)
+
 
 async def all_keys(engine: AsyncEngine) -> list[ApiKey]:
-    """Every key, revoked ones included, oldest first."""
+    """Every key, revoked ones included, oldest first. Raises StoreUnavailable."""
     query = select(ApiKeyRow.__table__).order_by(ApiKeyRow.created_unix_ms, ApiKeyRow.key_id)
-    async with engine.connect() as connection:
+
+    async def read(connection: AsyncConnection) -> list[ApiKey]:
         return [ApiKey(**row) for row in (await connection.execute(query)).mappings()]
+
+    return await transact(engine, read)
+
+
+async def mark(engine: AsyncEngine) -> tuple[int, int]:
+    """(keys made, keys revoked) so far. Both only grow, so an equal mark is an equal list. Raises StoreUnavailable."""
+    query = select(func.count(), func.count(ApiKeyRow.revoked_unix_ms)).select_from(ApiKeyRow)
+
+    async def read(connection: AsyncConnection) -> tuple[int, int]:
+        made, revoked = (await connection.execute(query)).one()
+        return int(made), int(revoked)
+
+    return await transact(engine, read)
+
+
+async def _insert(connection: AsyncConnection, row: dict[str, Any]) -> bool:
+    """False: the id is taken."""
+    insert = insert_into(connection, ApiKeyRow, [row]).on_conflict_do_nothing()
+    return (await connection.execute(insert.returning(ApiKeyRow.key_id))).first() is not None

@@ -1,4 +1,7 @@
-"""Bringing a database to this version's schema. Run by the supervisor at its start, before anything else."""
+"""Bringing a database to this version's schema. Run by every supervisor at its start, before anything else.
+
+Supervisors that start together upgrade one after the other: the first one does the work, the others find it done.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,13 +11,15 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
-from sqlalchemy import Connection
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from weft.store.errors import BadMigration, NewerRevision, StoreUnavailable
+from weft.store.errors import BadMigration, NewerRevision, StoreUnavailable, Unstorable
+from weft.store.transactions import transact
 
 Step = Callable[[Config, str], None]
+MIGRATION_LOCK = 0x77656674  # "weft": one number for every version, or two of them would upgrade at once
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
@@ -51,15 +56,16 @@ def current(connection: Connection) -> str:
 
 async def _run(engine: AsyncEngine, target: str, step: Step) -> str:
     try:
-        async with engine.begin() as connection:
-            return await connection.run_sync(_step, target, step)
-    except OperationalError as error:
-        raise StoreUnavailable(f"cannot open the database {engine.url!r}: {error.orig}") from error
-    except (CommandError, SQLAlchemyError) as error:
+        return await transact(engine, lambda connection: connection.run_sync(_step, target, step))
+    except StoreUnavailable as error:
+        raise StoreUnavailable(f"cannot open the database {engine.url!r}: {error}") from error
+    except (CommandError, SQLAlchemyError, Unstorable) as error:
         raise BadMigration(f"migration to {target!r} failed and was rolled back: {error}") from error
 
 
 def _step(connection: Connection, target: str, step: Step) -> str:
+    if connection.dialect.name == "postgresql":  # (SQLite's BEGIN IMMEDIATE has locked it)
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))
     config = configuration(connection)
     _refuse_newer(connection, ScriptDirectory.from_config(config))
     step(config, target)

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from weft.store.models import ModelVersionRow, OutcomeRow, UsageRow
 from weft.store.statements import insert_into
+from weft.store.transactions import transact
 
 MAX_BATCH = 500  # 19 columns x 500 rows stay below the 32,766 parameters of a statement
 
@@ -55,7 +56,9 @@ class Usage:
 async def record(engine: AsyncEngine, outcomes: Sequence[StoredOutcome], *, now_unix_ms: int) -> set[str]:
     """Store a batch (at most `MAX_BATCH`) in one transaction. Returns the ids that were new, as stored.
 
-    Idempotent by request id until `forget`: a known one changes nothing, neither its row nor the usage.
+    Idempotent by request id until `forget`, also where several supervisors store the same ones at the same time: a
+    known one changes nothing, neither its row nor the usage. Raises StoreUnavailable (whether the batch is stored is
+    not known: store it again), Unstorable (the database refuses one of them: none is stored).
     """
     assert len(outcomes) <= MAX_BATCH, f"{len(outcomes)} outcomes in a batch of at most {MAX_BATCH}"
     first = {
@@ -63,26 +66,36 @@ async def record(engine: AsyncEngine, outcomes: Sequence[StoredOutcome], *, now_
     }  # the first of two in a batch wins
     if not first:
         return set()
-    async with engine.begin() as connection:
-        new = await _insert_outcomes(connection, list(first.values()), now_unix_ms)
-        fresh = [first[request_id] for request_id in new]
+    ordered = [first[request_id] for request_id in sorted(first)]  # in one order everywhere: fewer deadlocks
+
+    async def write(connection: AsyncConnection) -> set[str]:
+        new = await _insert_outcomes(connection, ordered, now_unix_ms)
+        fresh = [outcome for outcome in ordered if outcome.request_id in new]
         await _add_usage(connection, fresh)
         await _add_model_versions(connection, fresh)
-    return new
+        return new
+
+    return await transact(engine, write)
 
 
 async def usage(engine: AsyncEngine, *, since: date) -> list[Usage]:
     """All usage rows of `since` and later, oldest first."""
     query = select(UsageRow.__table__).where(UsageRow.day >= since)
-    async with engine.connect() as connection:
+
+    async def read(connection: AsyncConnection) -> list[Usage]:
         rows = await connection.execute(query.order_by(UsageRow.day, UsageRow.namespace, UsageRow.model_name))
         return [Usage(**row) for row in rows.mappings()]
+
+    return await transact(engine, read)
 
 
 async def count(engine: AsyncEngine) -> int:
     """How many outcomes are stored."""
-    async with engine.connect() as connection:
+
+    async def read(connection: AsyncConnection) -> int:
         return int((await connection.execute(select(func.count()).select_from(OutcomeRow))).scalar_one())
+
+    return await transact(engine, read)
 
 
 async def forget(engine: AsyncEngine, *, before_unix_ms: int) -> int:
@@ -90,9 +103,12 @@ async def forget(engine: AsyncEngine, *, before_unix_ms: int) -> int:
 
     By the time of storing, not of finishing: a gateway with a wrong clock must not have its outcomes counted twice.
     """
-    async with engine.begin() as connection:
+
+    async def write(connection: AsyncConnection) -> int:
         gone = await connection.execute(delete(OutcomeRow).where(OutcomeRow.stored_unix_ms < before_unix_ms))
         return gone.rowcount
+
+    return await transact(engine, write)
 
 
 async def _insert_outcomes(connection: AsyncConnection, outcomes: list[StoredOutcome], now_unix_ms: int) -> set[str]:

@@ -18,25 +18,17 @@ import grpc
 import grpc.aio
 
 from weft.telemetry.logs import kv
+from weft.wire.options import CHANNEL_OPTIONS
+from weft.wire.roles import Role
+from weft.wire.secure_channel import SecureChannel
+from weft.wire.tls import Tls
 
 Out = TypeVar("Out")
 In = TypeVar("In")
 log = logging.getLogger(__name__)
 
-CHANNEL_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.use_local_subchannel_pool", 1),
-]
-
 PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
+TOLD_REASONS = 8
 ACCEPTED = ("weft-accepted", "1")  # a server's first word: the handler runs (a failed call has no such metadata)
 
 
@@ -98,6 +90,7 @@ class Link(Generic[Out, In]):
         self._on_up, self._on_down = on_up, on_down
         self._outbox: Outbox[Out] | None = None
         self._closed = asyncio.Event()
+        self._told = set[str]()  # why it does not come up: each reason is logged once, a few at most
         self.up = False
 
     def send(self, message: Out) -> bool:
@@ -144,16 +137,27 @@ class Link(Generic[Out, In]):
             call.cancel()
         was_up, self.up = self.up, False
         if was_up:
-            log.info("link down", extra=kv(link=self._name, reason=reason))
-            if self._on_down:
-                self._on_down(reason)
+            self._mark_down(reason)
+        elif not self._closed.is_set():
+            self._tell(reason)
         return was_up
 
     def _mark_up(self) -> None:
         self.up = True
+        self._told.clear()
         log.info("link up", extra=kv(link=self._name))
         if self._on_up:
             self._on_up()
+
+    def _tell(self, reason: str) -> None:
+        if reason not in self._told and len(self._told) < TOLD_REASONS:
+            self._told.add(reason)
+            log.warning("link does not come up", extra=kv(link=self._name, reason=reason))
+
+    def _mark_down(self, reason: str) -> None:
+        log.info("link down", extra=kv(link=self._name, reason=reason))
+        if self._on_down:
+            self._on_down(reason)
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -193,6 +197,12 @@ async def _read(requests: AsyncIterator[In], outbox: Outbox[Out], on_message: Ca
         outbox.close()
 
 
-def channel(address: str) -> grpc.aio.Channel:
-    """A channel with Weft's keepalive and bounds; plain text, as on loopback."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def channel(address: str, tls: Tls | None = None, peer: Role | None = None) -> grpc.aio.Channel:
+    """A channel with Weft's keepalive and bounds. With `tls` its other end has to be a `peer`, whatever its address.
+
+    Without, plain text, as on loopback.
+    """
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    assert peer is not None, "a TLS channel checks its peer's role"
+    return SecureChannel(address, tls, peer)

@@ -6,13 +6,16 @@ import signal
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
+import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from weft.process import AddressInUse
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
-from weft.wire.channels import CHANNEL_OPTIONS
+from weft.wire.gate import Gate
+from weft.wire.options import CHANNEL_OPTIONS
+from weft.wire.tls import Material, Tls
 
 log = logging.getLogger(__name__)
 
@@ -41,20 +44,23 @@ async def serve(
     probes: Probes | None = None,
     drain: Callable[[], Awaitable[None]] | None = None,
     grace_s: float = 1.0,
+    tls: Tls | None = None,
 ) -> None:
     """Serve until `stop`, then NOT_SERVING, `drain()`, and close within `grace_s`.
 
+    With `tls` callers show a certificate, and its role decides what they may call (`weft.wire.roles`).
+
     Raises AddressInUse.
     """
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Gate()] if tls else None)
     statuses: _Statuses = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue] (not in the stubs)
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
     register(server)
-    _bind(server, listen)
+    _bind(server, listen, tls)
     await server.start()
     await _set_health(statuses, names, health_pb2.HealthCheckResponse.SERVING)
     log.info("serving", extra=kv(listen=listen))
-    beat = asyncio.create_task(_beat(probes)) if probes else None
+    beat = asyncio.create_task(beating(probes)) if probes else None
     await stop.wait()
     await _set_health(statuses, names, health_pb2.HealthCheckResponse.NOT_SERVING)
     log.info("draining")
@@ -65,11 +71,37 @@ async def serve(
         beat.cancel()
 
 
-def _bind(server: grpc.aio.Server, listen: str) -> None:
+def _bind(server: grpc.aio.Server, listen: str, tls: Tls | None) -> None:
     try:
-        server.add_insecure_port(listen)
+        if tls:
+            server.add_secure_port(listen, server_credentials(tls))
+        else:
+            server.add_insecure_port(listen)
     except RuntimeError as error:  # gRPC does not say why
         raise AddressInUse("--listen", listen, "cannot be listened on") from error
+
+
+def server_credentials(tls: Tls) -> grpc.ServerCredentials:
+    """Certificates as the files are at each handshake; a client has to show its own."""
+    told = [tls.present().version]
+
+    def newer() -> grpc.ServerCertificateConfiguration | None:
+        """From gRPC's threads, at each handshake. None: nothing new."""
+        material = tls.present()
+        if material.version == told[0]:
+            return None
+        told[0] = material.version
+        return _configuration(material)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(tls.present()),
+        newer,  # pyright: ignore[reportArgumentType] (None is in its documentation, not in the stubs)
+        require_client_authentication=True,
+    )
+
+
+def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(material.key, material.certificate)], material.ca)
 
 
 class _Statuses(Protocol):
@@ -83,7 +115,8 @@ async def _set_health(statuses: _Statuses, names: Iterable[str], status: int) ->
         await statuses.set(name, status)
 
 
-async def _beat(probes: Probes) -> None:
+async def beating(probes: Probes) -> None:
+    """Tell, for as long as it runs, that this event loop turns."""
     while True:
         probes.beat()
         await asyncio.sleep(1.0)

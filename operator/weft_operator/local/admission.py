@@ -1,8 +1,8 @@
 """What may be stored: the same refusals, with the same words, as the API server and its schema give.
 
-One object can be judged by its fields (the types of `weft.api`, from which the CRDs are made too) and, where it exists
-already, by what must not change. Rules between objects (names, pools) are conditions, not refusals: objects may come in
-any order.
+`admit` judges one object by its fields (the types of `weft.api`, from which the CRDs are made too) and, where it exists
+already, by what must not change. `Admission` asks the rules between objects (`weft_operator.rules`) too, as the webhook
+does in a cluster.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,37 @@ from typing import Any
 from weft.api import immutable_changes
 from weft.api.manifests import ManifestError, parse_object
 from weft_operator.errors import Cause, Invalid
-from weft_operator.resources import Object, Ref
+from weft_operator.local.objects import Event, ObjectStore
+from weft_operator.observe import Desired
+from weft_operator.resources import Object, Ref, parse
+from weft_operator.rules import review
+
+
+class Admission:
+    """Judges by all objects of a store. Called as `admit`; the same turn of the loop has to store what it returns."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._desired = Desired()
+        for obj in store.objects():
+            self._desired.put(parse(obj))
+        store.listen(self._on_event)
+
+    def __call__(self, wish: Object, find: Callable[[Ref], Object | None]) -> Object:
+        """The object to store. Raises Invalid with every objection."""
+        admitted = admit(wish, find)
+        before = find(Ref(admitted["kind"], admitted["metadata"]["namespace"], admitted["metadata"]["name"]))
+        objections = review(admitted, before, self._desired).objections
+        if objections:
+            causes = tuple(Cause(found.field, f"{found.reason}: {found.message}") for found in objections)
+            raise Invalid(_message(admitted, causes), causes)
+        return admitted
+
+    def _on_event(self, event: Event) -> None:
+        resource = parse(event.object)
+        if event.type == "DELETED":
+            self._desired.drop(resource.meta.ref)
+        else:
+            self._desired.put(resource)
 
 
 def admit(wish: Object, find: Callable[[Ref], Object | None]) -> Object:

@@ -7,16 +7,27 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from weft.telemetry.logs import kv
-from weft_operator.actions import EnsureRunner, RemoveFinalizer, RemoveRunner, SetStatus
+from weft_operator.actions import (
+    AddFinalizer,
+    Announce,
+    ApplyChild,
+    DeleteChild,
+    EnsureRunner,
+    MarkPod,
+    RemoveFinalizer,
+    RemoveRunner,
+    SetStatus,
+)
 from weft_operator.local.logfile import LogFile
 from weft_operator.local.objects import ObjectStore
 from weft_operator.local.ports import LOOPBACK
 from weft_operator.local.processes import Process, ProcessState, Program
 from weft_operator.observe import Launch, RunnerProcess
+from weft_operator.pod_template import launch_flags
 from weft_operator.resources import Object, Ref
 
 log = logging.getLogger(__name__)
@@ -25,7 +36,7 @@ OnRunner = Callable[[Ref, int, RunnerProcess | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Machine:
     """What runners of this machine have in common."""
 
     data_dir: Path
@@ -43,6 +54,7 @@ class Runner:
     launch: Launch
     ports: tuple[int, int]
     task: asyncio.Task[None]
+    leaving: bool = False
 
 
 class LocalBackend:
@@ -51,14 +63,14 @@ class LocalBackend:
     def __init__(
         self,
         store: ObjectStore,
-        site: Site,
+        machine: Machine,
         *,
         ports: Callable[[int], list[int]],
         open_log: Callable[[str], LogFile],
         on_runner: OnRunner,
         on_process: Callable[[str, ProcessState], None],
     ) -> None:
-        self._store, self._site = store, site
+        self._store, self._machine = store, machine
         self._ports, self._open_log = ports, open_log
         self._on_runner, self._on_process = on_runner, on_process
         self._runners: dict[tuple[Ref, int], Runner] = {}
@@ -68,25 +80,46 @@ class LocalBackend:
         """Every runner's process, by component name."""
         return {runner.process.program.name: runner.process for runner in self._runners.values()}
 
-    def set_status(self, action: SetStatus) -> Object:
+    async def set_status(self, action: SetStatus) -> Object:
         return self._store.set_status(action.ref, action.uid, action.resource_version, action.status)
 
-    def remove_finalizer(self, action: RemoveFinalizer) -> None:
+    async def remove_finalizer(self, action: RemoveFinalizer) -> None:
         self._store.remove_finalizer(action.ref, action.uid, action.resource_version, action.finalizer)
 
-    def ensure_runner(self, action: EnsureRunner) -> None:
+    async def announce(self, action: Announce) -> None:
+        """There are no Events here: the conditions say the same, and the log keeps it."""
+        level = logging.WARNING if action.type == "Warning" else logging.INFO
+        fields = kv(object=str(action.ref), reason=action.reason, message=action.message)
+        log.log(level, "announced", extra=fields)
+
+    async def add_finalizer(self, action: AddFinalizer) -> Object:
+        raise AssertionError(f"objects here have no finalizer of ours: {action}")
+
+    async def apply_child(self, action: ApplyChild) -> None:
+        raise AssertionError(f"runners are processes here: {action}")
+
+    async def delete_child(self, action: DeleteChild) -> None:
+        raise AssertionError(f"runners are processes here: {action}")
+
+    async def mark_pod(self, action: MarkPod) -> None:
+        raise AssertionError(f"runners are processes here: {action}")
+
+    async def ensure_runner(self, action: EnsureRunner) -> None:
         key, launch = (action.pool, action.index), action.launch
         runner = self._runners.get(key)
         if runner is None:
             self._runners[key] = self._start(action)
         elif runner.launch != launch:
             runner.launch = launch
-            runner.process.replace(runner_program(action, self._site, runner.ports))
+            runner.process.replace(runner_program(action, self._machine, runner.ports))
         self._changed(key)
 
-    def remove_runner(self, action: RemoveRunner) -> None:
-        if runner := self._runners.get((action.pool, action.index)):
+    async def remove_runner(self, action: RemoveRunner) -> None:
+        key = (action.pool, action.index)
+        if runner := self._runners.get(key):
+            runner.leaving = True
             runner.process.stop()
+            self._changed(key)
 
     async def close(self) -> None:
         """Stop every runner and wait for its end."""
@@ -102,7 +135,7 @@ class LocalBackend:
 
     def _start(self, action: EnsureRunner) -> Runner:
         first, second = self._ports(2)
-        program = runner_program(action, self._site, (first, second))
+        program = runner_program(action, self._machine, (first, second))
         key = (action.pool, action.index)
 
         def on_change(state: ProcessState) -> None:
@@ -116,7 +149,8 @@ class LocalBackend:
 
     def _changed(self, key: tuple[Ref, int]) -> None:
         if runner := self._runners.get(key):
-            self._on_runner(*key, observed_runner(runner.launch, runner.process.state))
+            seen = observed_runner(component_name(*key), runner.launch, runner.process.state)
+            self._on_runner(*key, replace(seen, state="Leaving") if runner.leaving else seen)
 
     def _gone(self, key: tuple[Ref, int], task: asyncio.Task[None]) -> None:
         del self._runners[key]
@@ -125,13 +159,18 @@ class LocalBackend:
         self._on_runner(*key, None)
 
 
-def observed_runner(launch: Launch, state: ProcessState) -> RunnerProcess:
+def observed_runner(name: str, launch: Launch, state: ProcessState) -> RunnerProcess:
     """A process as the planner sees it."""
     if state.phase == "Ready":
-        return RunnerProcess(launch, "Ready")
+        return RunnerProcess(launch, "Ready", name=name)
     if state.crash_loop:
-        return RunnerProcess(launch, "CrashLoop", f"the runner ends again and again: {state.detail}")
-    return RunnerProcess(launch, "Starting")
+        return RunnerProcess(launch, "CrashLoop", f"the runner ends again and again: {state.detail}", name)
+    return RunnerProcess(launch, "Starting", name=name)
+
+
+def component_name(pool: Ref, index: int) -> str:
+    """What people and the scheduler call a runner."""
+    return f"runner-{runner_name(pool, index)}"
 
 
 def runner_name(pool: Ref, index: int) -> str:
@@ -139,25 +178,20 @@ def runner_name(pool: Ref, index: int) -> str:
     return f"{pool.namespace}.{pool.name}-{index}"
 
 
-def runner_program(action: EnsureRunner, site: Site, ports: tuple[int, int]) -> Program:
+def runner_program(action: EnsureRunner, machine: Machine, ports: tuple[int, int]) -> Program:
     """The command line of a runner."""
-    launch, name = action.launch, runner_name(action.pool, action.index)
+    name = component_name(action.pool, action.index)
+    data_dir = machine.data_dir / "runners" / runner_name(action.pool, action.index)
     flags = {
+        "name": name,
         "listen": f"{LOOPBACK}:{ports[0]}",
         "probes": f"{LOOPBACK}:{ports[1]}",
-        "supervisor": site.supervisor,
-        "depot": site.depot_url,
-        "data-dir": str(site.data_dir / "runners" / name),
-        "pool": str(launch.pool),
-        "base-digest": launch.base_digest,
-        "page-tokens": launch.page_tokens,
-        "kv-pages": launch.kv_pages,
-        "max-sequences": launch.max_sequences,
-        "max-adapters": launch.max_adapters,
-        "max-rank": launch.max_rank,
-        "max-batch-tokens": launch.max_batch_tokens,
-        "log-level": site.log_level,
-        **({"executor": site.executor} if site.executor else {}),
+        "supervisor": machine.supervisor,
+        "depot": machine.depot_url,
+        "data-dir": data_dir,
+        **launch_flags(action.launch),
+        "log-level": machine.log_level,
+        **({"executor": machine.executor} if machine.executor else {}),
     }
     words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
-    return Program(f"runner-{name}", (sys.executable, "-m", "weft_runner", *words), probe=(LOOPBACK, ports[1]))
+    return Program(name, (sys.executable, "-m", "weft_runner", *words), probe=(LOOPBACK, ports[1]))

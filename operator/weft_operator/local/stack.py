@@ -14,9 +14,9 @@ from weft.files import write_atomically
 from weft.process import EXIT_CANNOT_START
 from weft_operator.depot_client import DepotClient
 from weft_operator.errors import ComponentFailed
-from weft_operator.local.admission import admit
+from weft_operator.local.admission import Admission
 from weft_operator.local.api import Api, serve
-from weft_operator.local.backend import LocalBackend, Site
+from weft_operator.local.backend import LocalBackend, Machine
 from weft_operator.local.components import Addresses, Options, Ports, component_programs
 from weft_operator.local.durable import Durable
 from weft_operator.local.logfile import LogFile
@@ -45,20 +45,23 @@ class Stack:
         self._listeners: list[Progress] = []
         self._changed = asyncio.Event()
         self._written: dict[str, Any] = {}
-        self._controller: Controller | None = None
         self.work: asyncio.Task[None] | None = None
         self._planning: asyncio.Task[None] | None = None
         self.registry = RegistryClient(
-            addresses.scheduler, on_pool=self._on_pool_report, on_adapter=self._on_adapter_report
+            addresses.scheduler,
+            on_pool=self._on_pool_report,
+            on_adapter=self._on_adapter_report,
         )
         self.backend = LocalBackend(
             store,
-            Site(options.data_dir, addresses.supervisor, addresses.depot_url, options.executor, options.log_level),
+            Machine(options.data_dir, addresses.supervisor, addresses.depot_url, options.executor, options.log_level),
             ports=ports,
             open_log=self.open_log,
             on_runner=self._on_runner,
             on_process=self._on_process,
         )
+        self._depot = DepotClient(addresses.depot_url)
+        self._controller = Controller(self.backend, self._depot, self.registry, policy=Policy())
 
     # ------------------------------------------------------------------------------------------- its life
 
@@ -70,7 +73,7 @@ class Stack:
         """Everything that goes on while the stack is up; ends with the first part that fails."""
         for program in component_programs(self.options, self.addresses):
             self._start(program)
-        api = Api(self.store, self.durable, admit=admit, logs=self.logs, describe=self.describe)
+        api = Api(self.store, self.durable, admit=Admission(self.store), logs=self.logs, describe=self.describe)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.durable.run(), name="durable")
             tasks.create_task(serve(api, self.options.data_dir / "weft.sock"), name="api")
@@ -85,7 +88,7 @@ class Stack:
                 for name in waiting:
                     self._require_alive(name)
                 await self._changed.wait()
-            await self.registry.complete()
+            await self._controller.planned.wait()
         self._write_description()
 
     async def failed(self) -> None:
@@ -135,9 +138,7 @@ class Stack:
     async def _control(self) -> None:
         """The controller, as soon as there is a depot to ask."""
         await self._ready("depot")
-        depot = DepotClient(self.addresses.depot_url)
-        controller = Controller(self.backend, depot, self.registry, policy=Policy())
-        self._controller = controller
+        controller = self._controller
         controller.load(self.store.objects(), nothing_runs=True)
         self.store.listen(lambda event: controller.on_object(event.object, gone=event.type == "DELETED"))
         try:
@@ -145,19 +146,18 @@ class Stack:
                 tasks.create_task(controller.run(), name="controller")
                 tasks.create_task(self.registry.run(), name="registry")
         finally:
-            await depot.aclose()
+            await self._depot.aclose()
+
+    # The controller needs these three, and they need the controller.
 
     def _on_runner(self, pool: Ref, index: int, runner: RunnerProcess | None) -> None:
-        if self._controller:
-            self._controller.on_runner(pool, index, runner)
+        self._controller.on_runner(pool, index, runner)
 
     def _on_pool_report(self, pool: str, report: PoolReport) -> None:
-        if self._controller:
-            self._controller.on_pool_report(pool, report)
+        self._controller.on_pool_report(pool, report)
 
     def _on_adapter_report(self, uid: str, report: AdapterReport) -> None:
-        if self._controller:
-            self._controller.on_adapter_report(uid, report)
+        self._controller.on_adapter_report(uid, report)
 
     def _start(self, program: Program) -> None:
         name = program.name

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import BinaryIO
 
 from weft.artifacts.blobs import BlobStore, BlobWriter, Lease
-from weft.artifacts.digest import FileEntry, Kind, Manifest, build_manifest, hex_of
+from weft.artifacts.digest import FileEntry, Kind, Manifest, build_manifest, from_hex, hex_of
+from weft.artifacts.errors import Reason, Refused
 from weft_depot.sources import Files
 
 CHUNK_BYTES = 1 << 20
@@ -56,17 +57,38 @@ class Copies:
     def open(self, name: str) -> BinaryIO:
         return self._writers[name].path.open("rb")
 
-    def take(self, files: Files, name: str, tick: Callable[[], None]) -> None:
-        """Copy one file, at most one byte beyond the size it had (a file that grew is noticed, not followed)."""
-        writer = self._stack.enter_context(self._store.writer())
-        left = files.sizes[name] + 1
+    def take(self, files: Files, name: str, tick: Callable[[], None], promised: str | None = None) -> None:
+        """Copy one file, at most one byte beyond the size it had (a file that grew is noticed, not followed).
+
+        With the hex SHA-256 that its source promises, a copy that was broken off is gone on with.
+        """
+        writer = self._stack.enter_context(self._store.writer(from_hex(promised) if promised else None))
+        if writer.size_bytes > files.sizes[name]:
+            writer.restart()
+        left = files.sizes[name] + 1 - writer.size_bytes
         with files.open(name) as file:
+            if writer.size_bytes:
+                file.seek(writer.size_bytes)
             while left and (chunk := file.read(min(CHUNK_BYTES, left))):
                 tick()
                 writer.write(chunk)
                 left -= len(chunk)
         writer.finish()
         self._writers[name] = writer
+
+    def check_promised(self, promised: Mapping[str, str]) -> bool:
+        """What arrived is what the source said it is. Raises Refused(DigestMismatch).
+
+        False: what was left of an earlier copy is damaged; without it, another try may do.
+        """
+        for name, writer in self._writers.items():
+            actual = hex_of(writer.finish())
+            if promised.get(name, actual) != actual:
+                if writer.resumed_bytes:
+                    return False
+                why = f"{name}: the source promised sha256:{promised[name]} and sent sha256:{actual}"
+                raise Refused(Reason.DIGEST_MISMATCH, why)
+        return True
 
     def manifest(self, kind: Kind) -> Manifest:
         files = [FileEntry(name, hex_of(w.finish()), w.size_bytes) for name, w in self._writers.items()]

@@ -3,17 +3,29 @@
 Exit codes: 0 after SIGTERM, 2 when it cannot start (wrong settings, port in use, data directory in use).
 """
 
+import contextlib
 import logging
 import signal
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 
 from weft.artifacts.blobs import BlobStore
 from weft.process import EXIT_CANNOT_START, CannotStart, listen, owned
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
+from weft.telemetry.probes import Probes
+from weft.wire.tls import Tls, load_tls
 from weft_depot.contents import Limits
+from weft_depot.core.fresh import Fresh
+from weft_depot.core.lanes import Room
 from weft_depot.core.operations import Operations
+from weft_depot.credentials import NoSecrets, Secrets
+from weft_depot.credentials.folder import FolderSecrets
+from weft_depot.door import GuardedHttp
 from weft_depot.remembered import Remembered
 from weft_depot.resolve import Resolver
 from weft_depot.server import build_app
@@ -21,15 +33,26 @@ from weft_depot.service import Depot
 from weft_depot.settings import Settings
 from weft_depot.sources import Source
 from weft_depot.sources.file import FileSource
+from weft_depot.sources.network import Network
+from weft_depot.sources.pvc import PvcSource
 
 log = logging.getLogger("weft_depot")
 DRAIN_S = 3
+TALKATIVE = (
+    "botocore",
+    "kubernetes",
+    "urllib3",
+    "httpcore2",
+    "huggingface_hub",
+)  # at DEBUG: headers, answers, signatures
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run until SIGTERM."""
     settings = Settings.parse(argv)
     logs.configure("depot", level=settings.log_level, fmt=settings.log_format)
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
     try:
         _serve(settings)
     except CannotStart as error:
@@ -44,28 +67,88 @@ def build(settings: Settings) -> Depot:
     removed = store.clean()
     if removed:
         log.info("half-written blobs removed", extra=kv(count=removed))
+    network = Network()
+    resolver = Resolver(
+        build_sources(settings, network),
+        store,
+        Remembered(settings.data_dir / "resolved"),
+        Limits(settings.max_adapter_bytes, settings.max_model_bytes),
+        _secrets(settings.secrets),
+        Fresh(settings.recheck_s),
+    )
+    room = Room(settings.threads, per_host=max(1, settings.threads // 2), per_owner=max(1, settings.threads // 4))
+    operations = Operations(keep_s=settings.keep_operation_s)
+    return Depot(resolver, room=room, stopping=network.stopping, operations=operations)
+
+
+def build_sources(settings: Settings, network: Network) -> dict[str, Source]:
+    """Those that are allowed and have what they need. A library is only loaded for a scheme that is on.
+
+    Raises CannotStart.
+    """
     sources: dict[str, Source] = {}
-    if settings.file_root is not None:
+    if "file" in settings.schemes and settings.file_root is not None:
         sources["file"] = FileSource(settings.file_root)
-    limits = Limits(settings.max_adapter_bytes, settings.max_model_bytes)
-    resolver = Resolver(sources, store, Remembered(settings.data_dir / "resolved"), limits)
-    return Depot(resolver, threads=settings.threads, operations=Operations(keep_s=settings.keep_operation_s))
+    if "pvc" in settings.schemes and settings.pvc_root is not None:
+        sources["pvc"] = PvcSource(settings.pvc_root)
+    if "hf" in settings.schemes:
+        from weft_depot.sources.hf import HfSource
+        from weft_depot.sources.hub import Hub
+
+        sources["hf"] = HfSource(Hub(settings.hf_endpoint, network), network)
+    if "s3" in settings.schemes:
+        from weft_depot.sources.s3 import S3Source
+        from weft_depot.sources.s3_client import Endpoints
+
+        sources["s3"] = S3Source(Endpoints(settings.s3_endpoints, settings.s3_region), network)
+    return sources
+
+
+def _secrets(kind: str) -> Secrets:
+    if kind == "none":
+        return NoSecrets()
+    if kind == "kubernetes":
+        from weft_depot.credentials.kubernetes import in_cluster
+
+        return in_cluster()
+    return FolderSecrets(Path(kind))
 
 
 def _serve(settings: Settings) -> None:
     with owned(settings.data_dir, "depot"), listen(settings.http, "--http") as listener:
-        depot = build(settings)
         host, port = listener.getsockname()[:2]
-        config = uvicorn.Config(
-            build_app(depot), log_config=None, access_log=False, timeout_graceful_shutdown=DRAIN_S, lifespan="on"
-        )
-        server = uvicorn.Server(config)
+        tls = load_tls(settings.tls_dir, "depot")
+        at = settings.probes
+        probes = Probes(at, lambda: "stopping" if server.should_exit else None) if at else None
+        server = uvicorn.Server(_config(build_app(build(settings), probes), tls))
 
         def stop(*_: object) -> None:
             server.should_exit = True
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)  # takes what comes early, and what uvicorn raises again at its end
-        log.info("serving", extra=kv(listen=f"{host}:{port}", data_dir=settings.data_dir))
-        server.run(sockets=[listener])
+        log.info("serving", extra=kv(listen=f"{host}:{port}", data_dir=settings.data_dir, tls=tls is not None))
+        with _running(probes):
+            server.run(sockets=[listener])
         log.info("stopped")
+
+
+@contextlib.contextmanager
+def _running(probes: Probes | None) -> Generator[None]:
+    if probes is None:
+        yield
+        return
+    probes.start()
+    try:
+        yield
+    finally:
+        probes.close()
+
+
+def _config(app: Starlette, tls: Tls | None) -> uvicorn.Config:
+    secured: dict[str, Any] = {}
+    if tls:
+        secured = {"ssl_context_factory": lambda *_: tls.server_context(), "http": GuardedHttp}  # pyright: ignore[reportUnknownLambdaType]
+    return uvicorn.Config(
+        app, log_config=None, access_log=False, timeout_graceful_shutdown=DRAIN_S, lifespan="on", **secured
+    )

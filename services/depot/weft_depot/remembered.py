@@ -22,10 +22,11 @@ class Entry:
     """At this signature, this source had this digest."""
 
     kind: Kind
-    source: str  # the URI, with revision and whose credentials read it
+    source: str  # the URI with its options, the namespace that asked, and the name of its Secret
     uri: str
     signature: str
     digest: Digest
+    reader: str = ""  # fingerprint of the credentials that read it; empty: none were needed
 
 
 class Remembered:
@@ -39,10 +40,9 @@ class Remembered:
         self._lock = threading.Lock()
         self._entries = {path.stem: entry for path in folder.glob("*.json") if (entry := _load(path))}
 
-    def digest(self, kind: Kind, source: str, signature: str | None) -> Digest | None:
-        """The digest of this state of a source, if it was resolved before."""
-        entry = self._entries.get(_name(kind, source))
-        return entry.digest if entry and signature is not None and entry.signature == signature else None
+    def find(self, kind: Kind, source: str) -> Entry | None:
+        """What this source was when it was resolved last."""
+        return self._entries.get(_name(kind, source))
 
     def names(self, digest: str) -> tuple[str, ...]:
         """The last path parts of the URIs that a model came from."""

@@ -1,5 +1,6 @@
 """The depot's HTTP bodies as types. A body that does not fit is answered with 400 and every wrong field."""
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -40,6 +41,7 @@ class ResolveRequest(_Body):
     digest: DigestText | None = None
     namespace: Text
     credentials_ref: CredentialsRef | None = None
+    endpoint: Text | None = None
     base: BaseRef | None = None
     max_rank: Annotated[int, Field(ge=1, le=16384)] | None = None
 
@@ -50,14 +52,20 @@ class ResolveRequest(_Body):
 
     @property
     def source(self) -> str:
-        """What is read, and with whose rights."""
-        owner = f"{self.namespace}/{self.credentials_ref.name}" if self.credentials_ref else ""
-        return f"{self.uri}\n{self.revision or ''}\n{owner}"
+        """What is read, and for whom: what one namespace was given is never handed to another by name."""
+        secret = self.credentials_ref.name if self.credentials_ref else None
+        return json.dumps([self.uri, self.revision, self.endpoint, self.namespace, secret])
 
     def location(self) -> Location:
         """Raises Refused(BadURI)."""
         credentials = self.credentials_ref.name if self.credentials_ref else None
-        return parse_uri(self.uri, revision=self.revision, namespace=self.namespace, credentials=credentials)
+        return parse_uri(
+            self.uri,
+            revision=self.revision,
+            namespace=self.namespace,
+            credentials=credentials,
+            endpoint=self.endpoint,
+        )
 
 
 class RetainRequest(_Body):

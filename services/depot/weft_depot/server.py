@@ -15,6 +15,8 @@ from starlette.routing import Route
 
 from weft.artifacts.errors import ArtifactError, BadDigest, UnknownDigest
 from weft.printable import quoted
+from weft.telemetry.probes import Probes
+from weft.wire.serving import beating
 from weft_depot import metrics
 from weft_depot.core.operations import Operation
 from weft_depot.core.ranges import Span, parse_range
@@ -45,8 +47,8 @@ class _NotJson(_BadRequest):
     status, reason = 415, "NotJson"
 
 
-def build_app(depot: Depot) -> Starlette:
-    """The ASGI application of a depot."""
+def build_app(depot: Depot, probes: Probes | None = None) -> Starlette:
+    """The ASGI application of a depot. Its probes are part of it unless they have a port of their own."""
     downloads = asyncio.Semaphore(MAX_DOWNLOADS)
 
     async def resolve(request: Request) -> Response:
@@ -74,24 +76,23 @@ def build_app(depot: Depot) -> Starlette:
             Route("/v1/operations/{id}", operation, methods=["GET"]),
             Route("/v1/blobs/{digest}", blob, methods=["GET", "HEAD"]),
             Route("/v1/retain", retain, methods=["POST"]),
-            Route("/healthz", _ok),
-            Route("/readyz", _ok),
-            Route("/metrics", _metrics),
+            *([] if probes else _PROBES),
         ],
         exception_handlers={_BadRequest: _bad_request, ArtifactError: _artifact_error},
-        lifespan=lambda _: _housekeeping(depot),
+        lifespan=lambda _: _housekeeping(depot, probes),
     )
 
 
 @contextlib.asynccontextmanager
-async def _housekeeping(depot: Depot) -> AsyncGenerator[None]:
-    task = asyncio.create_task(depot.run())
+async def _housekeeping(depot: Depot, probes: Probes | None) -> AsyncGenerator[None]:
+    tasks = [asyncio.create_task(depot.run()), *([asyncio.create_task(beating(probes))] if probes else [])]
     try:
         yield
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
         await asyncio.to_thread(depot.close)
 
 
@@ -192,3 +193,6 @@ async def _ok(_: Request) -> Response:
 
 async def _metrics(_: Request) -> Response:
     return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+
+_PROBES = [Route("/healthz", _ok), Route("/readyz", _ok), Route("/metrics", _metrics)]

@@ -1,5 +1,7 @@
 """The depot's loop side: requests in, operations out, work in a bounded pool of threads.
 
+A source that stands still holds the threads of its own host and nobody else's; see `core/lanes.py`.
+
 Every operation holds a lease on its blobs until it is forgotten, so a `retain` that does not know its digest yet takes
 nothing away from it.
 """
@@ -12,12 +14,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from weft.artifacts.blobs import BlobStore, Lease
 from weft.artifacts.errors import ArtifactError
 from weft.printable import printable
 from weft.telemetry.logs import kv
 from weft_depot import metrics
+from weft_depot.core.lanes import Lane, Lanes, Room
 from weft_depot.core.news import News, Result
 from weft_depot.core.operations import Operation, Operations
 from weft_depot.remembered import Remembered
@@ -26,6 +30,16 @@ from weft_depot.resolve import Resolver, Verdict
 
 log = logging.getLogger(__name__)
 FORGET_EVERY_S = 5.0
+KEEP_BROKEN_S = 3600.0  # a download that nobody asks for any more
+
+
+ROOM = Room(total=16, per_host=8, per_owner=4)
+
+
+class _Job(NamedTuple):
+    operation_id: str
+    request: ResolveRequest
+    lease: Lease
 
 
 class Stopping(Exception):
@@ -39,17 +53,20 @@ class Depot:
         self,
         resolver: Resolver,
         *,
-        threads: int = 2,
+        room: Room | None = None,
+        stopping: threading.Event | None = None,
         operations: Operations | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._resolver, self._now = resolver, now
         self._operations = operations or Operations()
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="resolve")
+        room = room or ROOM
+        self._pool = ThreadPoolExecutor(room.total, thread_name_prefix="resolve")
+        self._lanes: Lanes[_Job] = Lanes(room)
         self._leases: dict[str, Lease] = {}
         self._changes: dict[str, asyncio.Event] = {}
         self._news = News()
-        self._stopping = threading.Event()
+        self._stopping = stopping or threading.Event()
 
     @property
     def store(self) -> BlobStore:
@@ -72,9 +89,19 @@ class Depot:
             return None
         self._leases[operation.id] = self.store.lease()
         self._changes[operation.id] = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        self._pool.submit(self._work, operation.id, request, self._leases[operation.id], loop)
+        self._lanes.add(self._resolver.lane(request), _Job(operation.id, request, self._leases[operation.id]))
+        self._start()
         return operation
+
+    def _start(self) -> None:
+        """Everything that may run, runs."""
+        loop = asyncio.get_running_loop()
+        while not self._stopping.is_set() and (started := self._lanes.start()):
+            self._pool.submit(self._work, *started, loop)
+
+    def _ended(self, lane: Lane) -> None:
+        self._lanes.end(lane)
+        self._start()
 
     async def wait(self, operation_id: str, wait_s: float) -> Operation | None:
         """The operation, at the latest after its next change of state or `wait_s`."""
@@ -103,8 +130,10 @@ class Depot:
         while True:
             self.forget()
             self._operations.check_operations()
+            self._lanes.check_lanes()
             for state, count in self._operations.counts().items():
                 metrics.OPERATIONS.labels(state).set(count)
+            await asyncio.to_thread(self.store.sweep, time.time() - KEEP_BROKEN_S)
             blobs, size_bytes = await asyncio.to_thread(self.store.usage)
             metrics.BLOBS.set(blobs)
             metrics.BLOB_BYTES.set(size_bytes)
@@ -115,9 +144,9 @@ class Depot:
         self._stopping.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _work(self, operation_id: str, request: ResolveRequest, lease: Lease, loop: asyncio.AbstractEventLoop) -> None:
+    def _work(self, lane: Lane, job: "_Job", loop: asyncio.AbstractEventLoop) -> None:
         """One resolve, in a thread of the pool; every result goes back to the loop."""
-        started = time.monotonic()
+        started, (operation_id, request, lease) = time.monotonic(), job
 
         def tell(change: Callable[[], Operation]) -> None:
             if not self._stopping.is_set():
@@ -140,6 +169,8 @@ class Depot:
         metrics.RESOLVES.labels(request.kind, reason).inc()
         metrics.RESOLVE_SECONDS.labels(request.kind).observe(time.monotonic() - started)
         tell(lambda: self._finished(operation_id, request, Result(digest, reason), message))
+        if not self._stopping.is_set():
+            loop.call_soon_threadsafe(self._ended, lane)
 
     def _finished(self, operation_id: str, request: ResolveRequest, result: Result, message: str) -> Operation:
         """INFO for news only: the operator asks again about every source all the time."""

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.telemetry.logs import kv
 from weft_gateway.errors import ApiError, BadRequest, Internal, Unauthorized
@@ -53,7 +54,23 @@ def build_app(gateway: Gateway) -> FastAPI:
     for kind, handler in ((ApiError, _on_api_error), (HTTPException, _on_http_error), (Exception, _on_bug)):
         app.add_exception_handler(kind, partial(handler, gateway))
     app.add_middleware(RequestIds)
+    app.add_middleware(ClosesWhileDraining, gateway=gateway)
     return app
+
+
+class ClosesWhileDraining:
+    """Pure ASGI: once the process stops, every answer asks the client to come back on another connection."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app, self._gateway = app, gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._gateway.serving.draining:
+                message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
+            await send(message)
+
+        await self._app(scope, receive, send_and_close)
 
 
 def _route(

@@ -14,6 +14,7 @@ import grpc.aio
 
 from weft.telemetry.logs import kv
 from weft.wire.channels import Link, channel
+from weft.wire.tls import Tls
 from weft.wire.v1 import predictor_pb2, predictor_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 MAX_PREDICT_ITEMS = 1024  # of one call (the contract's bound)
@@ -33,8 +34,9 @@ class SchedulerClient:
         hello: Callable[[], Iterable[ToScheduler]],
         on_message: Callable[[FromScheduler], None],
         on_change: Callable[[], None],
+        tls: Tls | None = None,
     ) -> None:
-        self._channel = channel(address)
+        self._channel = channel(address, tls, "scheduler")
         stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
         self._link: Link[ToScheduler, FromScheduler] = Link(
             "scheduler",
@@ -75,12 +77,13 @@ class Predicted:
 class PredictorClient:
     """Predictions in batches. `predict` never raises: without an answer in time there is none (None)."""
 
-    def __init__(self, address: str, deadline_s: float) -> None:
-        self._channel = channel(address)
+    def __init__(self, address: str, deadline_s: float, tls: Tls | None = None) -> None:
+        self._channel = channel(address, tls, "predictor")
         self._stub = predictor_pb2_grpc.PredictorStub(self._channel)
         self._deadline_s = deadline_s
         self._waiting: list[tuple[predictor_pb2.PredictItem, asyncio.Future[Predicted]]] = []
         self._task: asyncio.Task[None] | None = None
+        self._refusal: grpc.StatusCode | None = None
 
     async def predict(self, item: predictor_pb2.PredictItem) -> Predicted | None:
         """The prediction for one request, within the deadline."""
@@ -111,7 +114,9 @@ class PredictorClient:
         try:
             response = await self._stub.Predict(request, timeout=self._deadline_s)
             predicted = _predicted(request, response)
+            self._refusal = None
         except (grpc.aio.AioRpcError, ValueError) as error:
+            self._tell(error)
             for _, future in batch:
                 if not future.done():
                     future.set_exception(error)
@@ -119,6 +124,13 @@ class PredictorClient:
         for (_, future), one in zip(batch, predicted, strict=True):
             if not future.done():
                 future.set_result(one)
+
+    def _tell(self, error: Exception) -> None:
+        """A predictor that refuses us is told, once: unlike one that is away it does not come back by itself."""
+        code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
+        if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED) and code != self._refusal:
+            self._refusal = code
+            log.warning("the predictor refuses", extra=kv(error=error))
 
 
 def _predicted(request: predictor_pb2.PredictRequest, response: predictor_pb2.PredictResponse) -> list[Predicted]:

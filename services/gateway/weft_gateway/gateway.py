@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from weft.telemetry.logs import kv
+from weft.wire.tls import Tls
 from weft_gateway.core.events import Failure
 from weft_gateway.errors import Unavailable
 from weft_gateway.serve import Serving
@@ -21,10 +22,10 @@ log = logging.getLogger(__name__)
 class Gateway:
     """What every handler uses. Create it inside the event loop that runs it."""
 
-    def __init__(self, settings: Settings, *, registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(self, settings: Settings, *, registry: CollectorRegistry = REGISTRY, tls: Tls | None = None) -> None:
         self.settings, self.registry = settings, registry
-        self.serving = Serving(settings, registry=registry)
-        self.tokenizers = Tokenizers(settings.depot, settings.data_dir / "blobs")
+        self.serving = Serving(settings, registry=registry, tls=tls)
+        self.tokenizers = Tokenizers(settings.depot, settings.data_dir / "blobs", tls)
         self.serving.on_table = self.tokenizers.want
 
     def unready(self) -> str | None:

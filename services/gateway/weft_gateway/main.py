@@ -13,11 +13,13 @@ from weft.process import EXIT_CANNOT_START, CannotStart, listen, owned
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.wire.serving import stop_on_signals
+from weft.wire.tls import load_tls
 from weft_gateway.app import build_app
 from weft_gateway.bounded_http import BoundedHttp
-from weft_gateway.gateway import ACK_SECONDS, Gateway
+from weft_gateway.gateway import Gateway
 from weft_gateway.settings import Settings
 
+CLOSE_SECONDS = 5  # for clients that read the last bytes of an answer slowly
 log = logging.getLogger(__name__)
 
 
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def run(settings: Settings, listener: socket.socket) -> int:
     """Serve on a bound socket until a signal, then drain."""
     stop = stop_on_signals()
-    gateway = Gateway(settings)
+    gateway = Gateway(settings, tls=load_tls(settings.tls_dir, "gateway"))
     server = _Server(_config(gateway))
     async with gateway.running() as serving:
         http = asyncio.create_task(server.serve(sockets=[listener]), name="http")
@@ -45,8 +47,8 @@ async def run(settings: Settings, listener: socket.socket) -> int:
         log.info("serving", extra=kv(http=f"{host}:{port}", gateway_id=gateway.serving.gateway_id))
         await asyncio.wait([stopping, serving, http], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
+        await gateway.drain()  # behind an open port: who has not heard yet gets an answer, not a broken connection
         server.should_exit = True
-        await gateway.drain()
         await http
         if serving.done():
             log.error("the gateway's streams ended", exc_info=serving.exception())
@@ -62,7 +64,6 @@ class _Server(uvicorn.Server):
 
 
 def _config(gateway: Gateway) -> uvicorn.Config:
-    grace_s = gateway.settings.drain_seconds + 2 * ACK_SECONDS
     return uvicorn.Config(
         build_app(gateway),
         loop="uvloop",
@@ -74,5 +75,5 @@ def _config(gateway: Gateway) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         timeout_keep_alive=60,
-        timeout_graceful_shutdown=round(grace_s + 1),
+        timeout_graceful_shutdown=CLOSE_SECONDS,
     )

@@ -32,6 +32,7 @@ class Pool:
     ready_runners: int
     shared_all: bool
     shared_namespaces: frozenset[str]
+    hold_s: float = 0.0  # how long a request may wait for its first runner; 0: as this gateway is set
 
     def serves(self, namespace: str) -> bool:
         """May this namespace use the pool's base model?"""
@@ -104,4 +105,5 @@ def _pool(pool: pb.PoolRoute) -> Pool:
         ready_runners=pool.ready_runners,
         shared_all=pool.shared_all,
         shared_namespaces=frozenset(pool.shared_namespaces),
+        hold_s=float(pool.hold_s),
     )

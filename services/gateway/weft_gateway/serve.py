@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from weft.telemetry.logs import kv
+from weft.wire.tls import Tls
 from weft.wire.v1 import runner_pb2, scheduler_pb2
 from weft_gateway import wire
 from weft_gateway.clients import FromScheduler, Predicted, PredictorClient, SchedulerClient, ToScheduler
@@ -52,7 +53,12 @@ class Serving:
     """The process's live requests, its streams and its route table. One event loop owns it."""
 
     def __init__(
-        self, settings: Settings, *, registry: CollectorRegistry = REGISTRY, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: Settings,
+        *,
+        registry: CollectorRegistry = REGISTRY,
+        clock: Callable[[], float] = time.monotonic,
+        tls: Tls | None = None,
     ) -> None:
         self.settings, self.clock = settings, clock
         self.gateway_id = f"gateway-{secrets.token_hex(8)}"
@@ -65,7 +71,11 @@ class Serving:
         self.metrics = Metrics(self, registry, max_models=settings.max_adapters)
         self.outcomes = Outcomes(on_dropped=self.metrics.outcomes_dropped.inc)
         self.scheduler = SchedulerClient(
-            settings.scheduler, hello=self._hello, on_message=self._on_scheduler, on_change=self._tell_served
+            settings.scheduler,
+            hello=self._hello,
+            on_message=self._on_scheduler,
+            on_change=self._tell_served,
+            tls=tls,
         )
         self.sessions = RunnerSessions(
             self.gateway_id,
@@ -73,8 +83,9 @@ class Serving:
             on_lost=self._on_lost,
             connect_s=settings.connect_seconds,
             idle_s=settings.session_idle_seconds,
+            tls=tls,
         )
-        self._predictor = PredictorClient(settings.predictor, settings.predict_ms / 1000)
+        self._predictor = PredictorClient(settings.predictor, settings.predict_ms / 1000, tls)
 
     # ---------------------------------------------------------------- what handlers use
 
@@ -103,7 +114,7 @@ class Serving:
             max_tokens=prepared.max_tokens,
             bytes_of=prepared.bytes_of,
             stops=prepared.stops,
-            hold_s=self.settings.hold_seconds,
+            hold_s=self._hold_s(prepared.route.pool),
             now=self.clock(),
             served=self._serves(prepared.route.pool),
         )
@@ -185,6 +196,11 @@ class Serving:
         known = self.table.pools.get(pool) if self.table else None
         return self.scheduler.up and known is not None and known.ready_runners > 0
 
+    def _hold_s(self, pool: str) -> float:
+        """How long a request of that pool may be without a runner: by its route, else by this gateway's settings."""
+        known = self.table.pools.get(pool) if self.table else None
+        return (known.hold_s if known else 0.0) or self.settings.hold_seconds
+
     def _tell_served(self) -> None:
         for live in list(self.live.values()):
             self._to(live.request_id, PoolServed(self._serves(live.prepared.route.pool)))
@@ -207,7 +223,7 @@ class Serving:
             self._apply(live, RunnerLost(runner, detail))
 
     def _hold_expired(self, live: LiveRequest) -> None:
-        seconds = f"{self.settings.hold_seconds:g} s"
+        seconds = f"{live.stream.hold_s:g} s"
         if self.scheduler.up:
             failure = Failure("no_runner_available", f"No runner took the request within {seconds}.", 1000)
         else:

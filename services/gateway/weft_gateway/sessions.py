@@ -13,6 +13,7 @@ import grpc.aio
 
 from weft.telemetry.logs import kv
 from weft.wire.channels import Outbox, channel
+from weft.wire.tls import Tls
 from weft.wire.v1 import runner_pb2, runner_pb2_grpc
 from weft_gateway.core.events import RunnerId
 
@@ -28,10 +29,17 @@ class RunnerSessions:
     """All sessions of a gateway. `on_lost` hears of each session's end once, however it ended."""
 
     def __init__(
-        self, gateway_id: str, *, on_message: OnMessage, on_lost: OnLost, connect_s: float, idle_s: float
+        self,
+        gateway_id: str,
+        *,
+        on_message: OnMessage,
+        on_lost: OnLost,
+        connect_s: float,
+        idle_s: float,
+        tls: Tls | None = None,
     ) -> None:
         self._gateway_id, self._on_message, self._on_lost = gateway_id, on_message, on_lost
-        self._connect_s, self._idle_s = connect_s, idle_s
+        self._connect_s, self._idle_s, self.tls = connect_s, idle_s, tls
         self._open: dict[RunnerId, _Session] = {}
         self._idle_since: dict[RunnerId, float] = {}
 
@@ -124,7 +132,7 @@ class _Session:
     async def _run(self) -> None:
         detail = "closed by the runner"
         try:
-            async with channel(self._address) as connection:
+            async with channel(self._address, self._owner.tls, "runner") as connection:
                 await self._pump(runner_pb2_grpc.RunnerStub(connection).Session(aiter(self._outbox)))
         except grpc.aio.AioRpcError as error:
             detail = f"{error.code().name}: {error.details()}"

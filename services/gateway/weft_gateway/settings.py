@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 
 from weft.settings import Address, ProcessSettings, data_dir_field
@@ -29,7 +29,9 @@ class Settings(ProcessSettings):
         "127.0.0.1:7002", description="the predictor's gRPC address; without it requests still run"
     )
     depot: Annotated[str, AfterValidator(_depot_url)] = Field(
-        "http://127.0.0.1:7003", description="the depot's URL; tokenizers and chat templates come from there by digest"
+        "http://127.0.0.1:7003",
+        description="the depot's URL; tokenizers and chat templates come from there by digest",
+        validate_default=True,
     )
     data_dir: Path = data_dir_field("gateway", "of this process alone; tokenizers are cached there")
     auth: CliImplicitFlag[bool] = Field(
@@ -47,3 +49,10 @@ class Settings(ProcessSettings):
     predict_ms: int = Field(50, ge=1, le=5000, description="deadline of a prediction")
     session_idle_seconds: float = Field(60.0, ge=0.05, le=3600, description="a runner session without requests closes")
     connect_seconds: float = Field(5.0, ge=0.1, le=60, description="bound on opening a session to a runner")
+
+    @field_validator("depot")
+    @classmethod
+    def _is_secured(cls, value: str, info: ValidationInfo) -> str:
+        if info.data.get("tls_dir") and not value.startswith("https://"):
+            raise ValueError("with --tls-dir the depot is spoken to over https://")
+        return value

@@ -15,6 +15,7 @@ import jinja2
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.errors import ArtifactError, Unavailable, UnknownDigest
 from weft.telemetry.logs import kv
+from weft.wire.tls import Tls
 from weft_gateway import errors
 from weft_gateway.depot import fetch_text_files
 from weft_gateway.model_text import ModelText
@@ -27,8 +28,9 @@ log = logging.getLogger(__name__)
 class Tokenizers:
     """Base digest -> tokenizer. One event loop owns it."""
 
-    def __init__(self, depot_url: str, folder: Path) -> None:
-        self._depot = httpx2.AsyncClient(base_url=depot_url, timeout=10.0)
+    def __init__(self, depot_url: str, folder: Path, tls: Tls | None = None) -> None:
+        verify = tls.client_context("depot") if tls else True
+        self._depot = httpx2.AsyncClient(base_url=depot_url, timeout=10.0, verify=verify)
         self._blobs = BlobStore(folder)
         self._blobs.clean()
         self._texts: dict[str, ModelText] = {}

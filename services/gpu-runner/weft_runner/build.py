@@ -32,13 +32,19 @@ class Built:
     threads: int
 
 
-def build_engine(settings: Settings, files: Files, source: Source, on_iteration: Callable[[Iteration], None]) -> Built:
-    """Load the base and make its engine. Raises ModelUnsupported, WeightsInvalid."""
+def build_engine(
+    settings: Settings,
+    files: Files,
+    source: Source,
+    on_iteration: Callable[[Iteration], None],
+    stopping: Callable[[], bool] = lambda: False,
+) -> Built:
+    """Load the base and make its engine. Raises ModelUnsupported, WeightsInvalid, StoppedAtStart."""
     started = time.perf_counter()
     spec = read_spec(files["config.json"], files.get("generation_config.json"))
     threads = settings.threads or default_threads(spec)
     torch.set_num_threads(threads)
-    weights = load_weights(files, spec)
+    weights = load_weights(files, spec, stopping=stopping)
     kv_cache = KvCache(spec, settings.kv_pages, settings.page_tokens)
     limits = pool_limits(settings, spec)
 

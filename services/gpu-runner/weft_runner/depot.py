@@ -11,6 +11,7 @@ from weft.artifacts.digest import Manifest
 from weft.artifacts.errors import ArtifactError, Unavailable, UnknownDigest
 from weft.artifacts.fetch import Limits, Stopped, fetch
 from weft.telemetry.logs import kv
+from weft.wire.tls import Tls
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, RunnerError
 from weft_runner.memory.adapter_pool import AdapterFiles
 from weft_runner.model.weights import Files
@@ -31,8 +32,11 @@ class DepotSource:
         base_digest: str,
         stopping: Callable[[], bool],
         pause: Callable[[float], None] = time.sleep,
+        *,
+        tls: Tls | None = None,
     ) -> None:
         self._url, self._base, self._stopping, self._pause = depot_url, base_digest, stopping, pause
+        self._context = tls.client_context("depot") if tls else None
         self._blobs = BlobStore(folder)
         self._blobs.clean()
 
@@ -64,7 +68,15 @@ class DepotSource:
 
     def _fetch(self, digest: str) -> Manifest:
         try:
-            return fetch(self._url, digest, self._blobs, limits=PATIENCE, pause=self._pause, stopping=self._stopping)
+            return fetch(
+                self._url,
+                digest,
+                self._blobs,
+                limits=PATIENCE,
+                pause=self._pause,
+                stopping=self._stopping,
+                context=self._context,
+            )
         except (UnknownDigest, Unavailable, Stopped, ArtifactError, OSError) as error:
             raise _named(error, digest) from error
 

@@ -19,7 +19,7 @@ from weft_runner.core.iteration import Batch, Row
 from weft_runner.core.request_pool import RequestPool, check_pool
 from weft_runner.core.segments import adapter_segments
 from weft_runner.core.sequence import Epoch, Request
-from weft_runner.memory.adapter_pool import AdapterPool, Loaded, LoadFailed, OnDisk
+from weft_runner.memory.adapter_pool import AdapterPool, Fetched, FetchFailed, FromAdapters, Loaded, LoadFailed, OnDisk
 from weft_runner.model.executor import Executor
 from weft_runner.model.sampling import choose_tokens
 from weft_runner.model.step import Step, StepRow
@@ -60,9 +60,9 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class TellState:
-    """The next iteration carries the whole state; with `retry_pinned`, pinned adapters that failed are tried again."""
+    """The next iteration carries the whole state; with `retry`, what should be here and failed is tried again."""
 
-    retry_pinned: bool = False
+    retry: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Shutdown:
     """End the thread."""
 
 
-Command = Request | Stop | OwnerLost | SetDesired | Drain | TellState | Shutdown | Loaded | LoadFailed | OnDisk
+Command = Request | Stop | OwnerLost | SetDesired | Drain | TellState | Shutdown | FromAdapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +152,20 @@ class Engine:
             case Drain(on):
                 pool.drain(on=on)
                 self._tell_state = True
-            case TellState(retry_pinned):
+            case TellState(retry):
                 self._tell_state = True
-                if retry_pinned:
-                    pool.load_pinned()
+                if retry:
+                    pool.retry()
             case Shutdown():
                 self._stopping = True
             case Loaded():
                 self._put(command)
-            case LoadFailed(digest, _, reason, detail):
-                pool.load_failed(digest, reason, detail)
+            case LoadFailed(digest, _, reason, detail, hopeless):
+                pool.load_failed(digest, reason, detail, hopeless=hopeless)
+            case Fetched(digest, host_bytes):
+                pool.fetched(digest, host_bytes=host_bytes)
+            case FetchFailed(digest, detail, hopeless):
+                pool.fetch_failed(digest, detail, hopeless=hopeless)
             case OnDisk(digests):
                 pool.residency.on_disk(digests)
 

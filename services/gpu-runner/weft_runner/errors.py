@@ -6,7 +6,8 @@ RunnerError
 |   |-- WeightsInvalid       a tensor of the base is missing or has the wrong shape
 |   |-- AdapterInvalid       an adapter that does not fit the base, the pool's rank or this executor
 |   `-- ArtifactUnknown      the depot does not have that digest
-`-- ArtifactUnreachable      the depot does not answer: retry later
+|-- ArtifactUnreachable      the depot does not answer: retry later
+`-- StoppedAtStart           told to stop before it served: nothing is wrong
 """
 
 
@@ -36,3 +37,7 @@ class ArtifactUnknown(ArtifactError):
 
 class ArtifactUnreachable(RunnerError):
     """The depot does not answer, or not in time."""
+
+
+class StoppedAtStart(RunnerError):
+    """Told to stop before it served."""

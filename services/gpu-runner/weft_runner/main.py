@@ -7,6 +7,7 @@ from collections.abc import Callable
 from weft.process import EXIT_CANNOT_START, CannotStart, listen, owned
 from weft.telemetry.logs import configure, kv
 from weft.telemetry.probes import Probes
+from weft.wire.tls import load_tls
 from weft_runner.errors import RunnerError
 from weft_runner.settings import Settings, parse_settings
 
@@ -29,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(settings: Settings) -> int:
+    tls = load_tls(settings.tls_dir, "runner")
     listen(settings.listen, "--listen").close()  # in use: told at once, before any weight is loaded
     not_ready: list[Callable[[], str | None]] = [lambda: "starting"]
     probes = Probes(settings.probes, lambda: not_ready[-1]())
@@ -36,6 +38,6 @@ def _run(settings: Settings) -> int:
     try:
         from weft_runner.process import serve_runner  # torch is imported here, after everything that fails fast
 
-        return asyncio.run(serve_runner(settings, probes, not_ready.append))
+        return asyncio.run(serve_runner(settings, probes, not_ready.append, tls))
     finally:
         probes.close()

@@ -10,13 +10,14 @@ from prometheus_client import REGISTRY
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
 from weft.wire.channels import channel
-from weft.wire.serving import serve, stop_on_signals
+from weft.wire.serving import beating, serve, stop_on_signals
+from weft.wire.tls import Tls
 from weft.wire.v1 import common_pb2, supervisor_pb2, supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
 from weft_runner.build import Built, build_engine
 from weft_runner.depot import DepotSource
 from weft_runner.engine import EngineThread, Iteration
-from weft_runner.errors import ArtifactUnreachable
+from weft_runner.errors import ArtifactUnreachable, StoppedAtStart
 from weft_runner.identity import Identity, read_identity
 from weft_runner.metrics import Metrics
 from weft_runner.model.weights import Files
@@ -30,19 +31,39 @@ REPORT_FLUSH_S = 1.0
 
 
 async def serve_runner(
-    settings: Settings, probes: Probes, set_not_ready: Callable[[Callable[[], str | None]], None]
+    settings: Settings,
+    probes: Probes,
+    set_not_ready: Callable[[Callable[[], str | None]], None],
+    tls: Tls | None = None,
 ) -> int:
     """Serve until SIGTERM or a bug in the engine. Returns the exit code; raises RunnerError before serving."""
     stop = stop_on_signals()
     identity = read_identity(settings.data_dir)
-    source = DepotSource(settings.depot, settings.data_dir / "blobs", settings.base_digest, stop.is_set)
-    files = await asyncio.to_thread(fetch_base, source, settings.base_wait_s, stop.is_set)
-    if files is None:
+    source = DepotSource(settings.depot, settings.data_dir / "blobs", settings.base_digest, stop.is_set, tls=tls)
+
+    def on_iteration(iteration: Iteration) -> None:
+        life.on_iteration(iteration)
+
+    beat = asyncio.create_task(beating(probes))  # the base may take minutes: alive, not ready, and SIGTERM is heard
+    try:
+        built = await asyncio.to_thread(load, settings, source, on_iteration, stop.is_set)
+    except StoppedAtStart as error:
+        log.info("stopped before serving", extra=kv(reason=error))
         return 0
-    life = _Life(settings, identity, source, files, stop)
+    finally:
+        beat.cancel()
+    life = _Life(settings, identity, built, stop, tls)
     set_not_ready(life.server.not_ready)
     await life.serve(probes)
     return life.exit_code
+
+
+def load(
+    settings: Settings, source: DepotSource, on_iteration: Callable[[Iteration], None], stopping: Callable[[], bool]
+) -> Built:
+    """The base from the depot, and the engine around it. Blocking. Raises RunnerError."""
+    files = fetch_base(source, settings.base_wait_s, stopping)
+    return build_engine(settings, files, source, on_iteration, stopping)
 
 
 def fetch_base(
@@ -50,10 +71,10 @@ def fetch_base(
     wait_s: float,
     stopping: Callable[[], bool],
     clock: Callable[[], float] = time.monotonic,
-) -> Files | None:
-    """The base's files; a depot that is not up yet is waited for, at most `wait_s`. None: told to stop.
+) -> Files:
+    """The base's files; a depot that is not up yet is waited for, at most `wait_s`.
 
-    Raises ArtifactUnknown, AdapterInvalid, ArtifactUnreachable when the time is over.
+    Raises ArtifactUnknown, AdapterInvalid, StoppedAtStart, ArtifactUnreachable when the time is over.
     """
     deadline = clock() + wait_s
     while True:
@@ -61,7 +82,7 @@ def fetch_base(
             return source.base()
         except ArtifactUnreachable as error:
             if stopping():
-                return None
+                raise StoppedAtStart("told to stop before the base was here") from error
             if clock() >= deadline:
                 raise
             log.warning("the depot does not answer yet", extra=kv(detail=error))
@@ -71,16 +92,20 @@ class _Life:
     """What lives between start and exit."""
 
     def __init__(
-        self, settings: Settings, identity: Identity, source: DepotSource, files: Files, stop: asyncio.Event
+        self,
+        settings: Settings,
+        identity: Identity,
+        built: Built,
+        stop: asyncio.Event,
+        tls: Tls | None,
     ) -> None:
-        self._settings, self._identity, self._stop = settings, identity, stop
+        self._settings, self._identity, self._stop, self._tls = settings, identity, stop, tls
         self._loop = asyncio.get_running_loop()
         self.exit_code = 0
-        built = build_engine(settings, files, source, self._on_iteration)
         self._engine = built.engine
         self.server = RunnerServer(built.engine, identity, Metrics(REGISTRY, settings.pool))
         self._thread = EngineThread(built.engine, built.threads, self._on_engine_failure)
-        self._channel = channel(settings.supervisor)
+        self._channel = channel(settings.supervisor, tls, "supervisor")
         stub = supervisor_pb2_grpc.SupervisorStub(self._channel)
         self._reporter = Reporter(built.engine, self._hello(built), stub.Runner, self.server.drain)
 
@@ -99,6 +124,7 @@ class _Life:
             stop=self._stop,
             probes=probes,
             drain=self._drain,
+            tls=self._tls,
         )
         await self._close(reporting)
 
@@ -115,7 +141,7 @@ class _Life:
         if not self.exit_code:  # a dead engine gives nothing back
             await self.server.drain_and_close()
 
-    def _on_iteration(self, iteration: Iteration) -> None:
+    def on_iteration(self, iteration: Iteration) -> None:
         """From the engine's thread."""
         self._loop.call_soon_threadsafe(self._deliver, iteration)
 
@@ -157,4 +183,5 @@ class _Life:
             max_adapters=limits.max_adapters,
             max_rank=settings.max_rank,
             max_context_tokens=limits.max_context_tokens,
+            name=settings.name,
         )

@@ -17,7 +17,7 @@ from weft_runner.engine import Engine, SetDesired, TellState
 from weft_runner.wire import desired_of, state_to
 
 STALL_S = 60.0
-RETRY_PINNED_S = 5.0
+RETRY_S = 5.0
 
 
 class Reporter:
@@ -101,7 +101,7 @@ class Reporter:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            self._engine.post(TellState(retry_pinned=self._retry_is_due()))
+            self._engine.post(TellState(retry=self._retry_is_due()))
             await asyncio.sleep(self._report_s)
 
     async def _keep_lease(self) -> None:
@@ -113,7 +113,7 @@ class Reporter:
                 self._send(RunnerToSupervisor(heartbeat=supervisor_pb2.Heartbeat()))
 
     def _retry_is_due(self, *, peek: bool = False) -> bool:
-        due = self._clock() - self._retried_at >= RETRY_PINNED_S
+        due = self._clock() - self._retried_at >= RETRY_S
         if due and not peek:
             self._retried_at = self._clock()
         return due

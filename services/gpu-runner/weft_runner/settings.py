@@ -3,12 +3,14 @@
 import argparse
 import os
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from weft.process import split_address
 
 EXECUTORS = ("reference",)
+_NAME = re.compile(r"[A-Za-z0-9._-]{0,253}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _EXAMPLE = """example:
   python -m weft_runner --listen 127.0.0.1:7400 --probes 127.0.0.1:7401 --supervisor 127.0.0.1:7300 \\
@@ -22,6 +24,7 @@ class Settings:
 
     listen: str
     advertise: str
+    name: str
     probes: str
     supervisor: str
     depot: str
@@ -42,6 +45,7 @@ class Settings:
     base_wait_s: float
     log_level: str
     log_format: str
+    tls_dir: Path | None = None
 
 
 def parse_settings(argv: list[str] | None = None) -> Settings:
@@ -52,6 +56,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         parser.error("; ".join(faults))
     fields = vars(values)
     fields["advertise"] = fields["advertise"] or fields["listen"]
+    fields["name"] = fields["name"] or socket.gethostname()
     return Settings(**fields)
 
 
@@ -84,8 +89,10 @@ def _add_addresses(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--listen", required=True, metavar="H:P", help="gRPC for gateways")
     add("--advertise", default="", metavar="H:P", help="address told to gateways (default: --listen)")
+    add("--name", default="", metavar="NAME", help="what people call it, such as its pod (default: the host's name)")
     add("--probes", required=True, metavar="H:P", help="/healthz /readyz /metrics")
     add("--supervisor", required=True, metavar="H:P", help="where to report to")
+    add("--tls-dir", type=Path, metavar="DIR", help="tls.crt, tls.key, ca.crt: mutual TLS (unset: plain text)")
     add("--depot", required=True, metavar="URL", help="where weights come from, by digest")
     add("--data-dir", required=True, type=Path, metavar="DIR", help="uuid and cached blobs; one process owns it")
     add("--pool", required=True, metavar="NS/NAME", help="the ServingPool this runner belongs to")
@@ -120,10 +127,14 @@ def _faults(values: argparse.Namespace) -> list[str]:
         faults.append("--max-batch-tokens is below --max-sequences: every running sequence needs a token an iteration")
     if not _DIGEST.fullmatch(values.base_digest):
         faults.append(f"--base-digest {values.base_digest[:100]!r} is not sha256: and 64 hex digits")
+    if not _NAME.fullmatch(values.name):
+        faults.append(f"--name {values.name[:100]!r} is not up to 253 letters, digits, dots, dashes and underscores")
     if values.pool.count("/") != 1 or values.pool.startswith("/") or values.pool.endswith("/"):
         faults.append(f"--pool {values.pool!r} is not NAMESPACE/NAME")
     if not values.depot.startswith(("http://", "https://")):
         faults.append(f"--depot {values.depot!r} is not a URL such as http://HOST:PORT")
+    elif values.tls_dir and not values.depot.startswith("https://"):
+        faults.append(f"--depot {values.depot!r}: with --tls-dir the depot is spoken to over https://")
     return faults
 
 

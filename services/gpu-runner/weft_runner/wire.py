@@ -23,6 +23,7 @@ _TIER = {
     Tier.HOST: supervisor_pb2.AdapterState.HOST,
     Tier.DEVICE: supervisor_pb2.AdapterState.DEVICE,
 }
+_LEAST = {supervisor_pb2.AdapterState.DISK: Tier.DISK, supervisor_pb2.AdapterState.HOST: Tier.HOST}
 _MAX_DETAIL = 1_000
 
 
@@ -95,7 +96,8 @@ def refusal_to(event: NoRoom | Ended) -> runner_pb2.RunnerToGateway:
 
 
 def desired_of(order: supervisor_pb2.RunnerOrder) -> tuple[Desired, ...]:
-    return tuple(Desired(d.digest, d.rank, d.bytes, d.pinned) for d in order.desired)
+    """What to know, and where to hold it. A tier that this runner does not know is fetched on demand."""
+    return tuple(Desired(d.digest, d.rank, d.bytes, d.pinned, _LEAST.get(d.tier, Tier.REMOTE)) for d in order.desired)
 
 
 def state_to(state: PoolState, *, runner: common_pb2.RunnerId, sequence: int) -> supervisor_pb2.RunnerState:
@@ -128,6 +130,7 @@ def state_to(state: PoolState, *, runner: common_pb2.RunnerId, sequence: int) ->
                 loading=a.loading,
                 error=a.error[:_MAX_DETAIL],
                 rank=a.rank,
+                shortfall=a.shortfall,
             )
             for a in state.adapters
         ],
@@ -148,4 +151,5 @@ def state_to(state: PoolState, *, runner: common_pb2.RunnerId, sequence: int) ->
         grown_pages=state.grown_pages,
         doublings=state.doublings,
         desired_version=state.desired_version,
+        tokens=state.tokens,
     )

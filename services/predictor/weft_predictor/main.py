@@ -13,6 +13,7 @@ from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
 from weft.wire.serving import serve, stop_on_signals
+from weft.wire.tls import load_tls
 from weft.wire.v1.predictor_pb2_grpc import add_PredictorServicer_to_server
 from weft_predictor.core.predictor import LengthPredictor
 from weft_predictor.errors import CorruptModel
@@ -60,7 +61,7 @@ def first_model(path: Path, trained: Path | None) -> LengthPredictor:
 
 
 async def _run(settings: Settings) -> None:
-    stop = stop_on_signals()
+    stop, tls = stop_on_signals(), load_tls(settings.tls_dir, "predictor")
     path = settings.data_dir / "model.npz"
     server = PredictorServer(
         first_model(path, settings.model), max_context_tokens=settings.max_context_tokens, scale=settings.scale
@@ -79,7 +80,7 @@ async def _run(settings: Settings) -> None:
 
     names = ("weft.v1.Predictor",)
     try:
-        await serve(register, listen=settings.listen, names=names, stop=stop, probes=probes, drain=drain)
+        await serve(register, listen=settings.listen, names=names, stop=stop, probes=probes, drain=drain, tls=tls)
     finally:
         saver.close()
         await saving

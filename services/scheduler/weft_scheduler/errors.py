@@ -3,6 +3,7 @@
 SchedulerError
 +-- TermNotDurable      the data directory cannot hold the term: no order may be given, the process ends
 +-- MessageInvalid      a peer sent what its contract does not allow: its stream ends with INVALID_ARGUMENT
++-- Superseded          a registry speaks under a term below the highest heard: its stream ends, FAILED_PRECONDITION
 """
 
 
@@ -16,3 +17,7 @@ class TermNotDurable(SchedulerError):
 
 class MessageInvalid(SchedulerError):
     """Not in the contract."""
+
+
+class Superseded(SchedulerError):
+    """Another one leads since."""

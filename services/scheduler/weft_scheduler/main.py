@@ -9,6 +9,7 @@ from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
 from weft.wire.serving import serve, stop_on_signals
+from weft.wire.tls import load_tls
 from weft_scheduler.errors import TermNotDurable
 from weft_scheduler.server import SERVICE, Server
 from weft_scheduler.settings import Settings
@@ -40,13 +41,20 @@ async def run(settings: Settings) -> int:
 
 
 async def _serve(settings: Settings, terms: TermFile, stop: asyncio.Event) -> int:
+    tls = load_tls(settings.tls_dir, "scheduler")
     server = Server(settings.config(), terms, stop)
     try:
         probes = Probes(settings.probes, server.not_ready)
         probes.start()
         try:
             await serve(
-                server.register, listen=settings.listen, names=[SERVICE], stop=stop, probes=probes, drain=server.drain
+                server.register,
+                listen=settings.listen,
+                names=[SERVICE],
+                stop=stop,
+                probes=probes,
+                drain=server.drain,
+                tls=tls,
             )
         finally:
             probes.close()

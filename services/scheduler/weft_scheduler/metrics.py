@@ -34,6 +34,8 @@ class Metrics:
         self.queue = gauge("queue_length", "Requests waiting", "pool")
         self.running = gauge("running", "Requests on runners", "pool")
         self.ready = gauge("ready_runners", "Runners that are Ready", "pool")
+        self.wanted = gauge("wanted_runners", "Runners wanted", "pool")
+        self.victims = gauge("victims", "Runners that take nothing new and should go", "pool")
         self.gateways = gauge("gateways", "Gateways connected")
         self.supervisors = gauge("supervisors", "Supervisors connected")
         self._pools: set[str] = set()
@@ -68,7 +70,9 @@ class Metrics:
             self.queue.labels(name).set(len(pool.queue))
             self.running.labels(name).set(pool.running)
             self.ready.labels(name).set(sum(pool.ready_versions.values()))
+            self.wanted.labels(name).set(pool.wanted_runners)
+            self.victims.labels(name).set(len(pool.victims))
         for name in self._pools - state.pools.keys():
-            for gauge in (self.queue, self.running, self.ready):
+            for gauge in (self.queue, self.running, self.ready, self.wanted, self.victims):
                 gauge.remove(name)
         self._pools = set(state.pools)

@@ -22,15 +22,16 @@ from weft_scheduler.core import effects as ef
 from weft_scheduler.core import events as ev
 from weft_scheduler.core.scheduler import Scheduler
 from weft_scheduler.core.values import Config
-from weft_scheduler.errors import MessageInvalid
+from weft_scheduler.errors import MessageInvalid, Superseded
 from weft_scheduler.metrics import Metrics
-from weft_scheduler.streams import GatewayStream, Peers, RegistryStream, Stream, SupervisorStream
+from weft_scheduler.streams import GatewayStream, Leadership, Peers, RegistryStream, Stream, SupervisorStream
 from weft_scheduler.term import TermFile
 
 SERVICE = "weft.v1.Scheduler"
 GAUGES_S = 1.0  # how old a gauge may be
 In = TypeVar("In")
 Out = TypeVar("Out")
+_CODES = {MessageInvalid: grpc.StatusCode.INVALID_ARGUMENT, Superseded: grpc.StatusCode.FAILED_PRECONDITION}
 log = logging.getLogger(__name__)
 
 
@@ -57,6 +58,7 @@ class Server(rpc.SchedulerServicer):
         self._supervisors: Peers[pb.SchedulerToSupervisor] = Peers()
         self._registries: Peers[pb.SchedulerToRegistry] = Peers()
         self._registry_streams = 0
+        self._leadership = Leadership()
         self._timer: asyncio.TimerHandle | None = None
         self._gauges: asyncio.TimerHandle | None = None
         log.info("term taken", extra=kv(term=term))
@@ -99,8 +101,9 @@ class Server(rpc.SchedulerServicer):
 
     async def Registry(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.SchedulerToRegistry]:  # noqa: N802
         self._registry_streams += 1
-        stream = RegistryStream(self._registries, self.feed, f"registry-{self._registry_streams}")
-        async for message in _converse(request_iterator, context, stream.outbox, stream, "registry"):
+        name = f"registry-{self._registry_streams}"
+        stream = RegistryStream(self._registries, self.feed, self._leadership, name)
+        async for message in _converse(request_iterator, context, stream.outbox, stream, "registry", stream.over):
             yield message
 
     # ------------------------------------------------------------ the machine
@@ -173,17 +176,24 @@ class Server(rpc.SchedulerServicer):
 
 
 async def _converse(
-    requests: AsyncIterator[In], context: Any, outbox: Outbox[Out], stream: Stream[In], kind: str
+    requests: AsyncIterator[In],
+    context: Any,
+    outbox: Outbox[Out],
+    stream: Stream[In],
+    kind: str,
+    over: Callable[[], str | None] = lambda: None,
 ) -> AsyncIterator[Out]:
-    """One stream to its end. What is not in the contract ends it with INVALID_ARGUMENT."""
+    """One stream to its end. What is not in the contract ends it with INVALID_ARGUMENT; `over`: another leads."""
     about = kv(kind=kind, peer=context.peer())  # now: asking a call that is over crashes the interpreter (grpcio 1.85)
     log.info("stream opened", extra=about)
     try:
         async for message in both_ways(requests, context, outbox, stream.heard):
             yield message
-    except MessageInvalid as error:
+        if (reason := over()) is not None:
+            raise Superseded(reason)
+    except (MessageInvalid, Superseded) as error:
         log.warning("stream refused", extra=kv(kind=kind, reason=error))
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        await context.abort(_CODES[type(error)], str(error))
     finally:
         stream.ended()
         log.info("stream ended", extra=about)

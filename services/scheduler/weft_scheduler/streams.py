@@ -10,7 +10,7 @@ from weft.wire.channels import Outbox
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft_scheduler import wire
 from weft_scheduler.core import events as ev
-from weft_scheduler.errors import MessageInvalid
+from weft_scheduler.errors import MessageInvalid, Superseded
 
 Out = TypeVar("Out")
 In_contra = TypeVar("In_contra", contravariant=True)
@@ -124,17 +124,53 @@ class SupervisorStream:
         self._feed(ev.SupervisorUp(self._supervisor, hello.highest_term))
 
 
-class RegistryStream:
-    """A complete snapshot, then changes. It has no hello: the first message is the snapshot."""
+class Leadership:
+    """The highest term that any registry has spoken under; streams under a lower one are over."""
 
-    def __init__(self, peers: Peers[pb.SchedulerToRegistry], feed: Feed, name: str) -> None:
+    def __init__(self) -> None:
+        self.term = 0
+        self._streams: dict[str, int] = {}
+
+    def heard(self, stream: str, term: int) -> list[str]:
+        """A stream speaks. Returns the streams that are over by it. Raises Superseded where it is over itself."""
+        if term < self.term:
+            raise Superseded(f"term {term} is over: somebody speaks under {self.term}")
+        self.term = term
+        self._streams[stream] = term
+        return [other for other, theirs in self._streams.items() if theirs < term]
+
+    def is_over(self, stream: str) -> bool:
+        return self._streams.get(stream, self.term) < self.term
+
+    def forget(self, stream: str) -> None:
+        self._streams.pop(stream, None)
+
+
+class RegistryStream:
+    """A complete snapshot, then changes. It has no hello: the first message is the snapshot.
+
+    Once another has spoken under a higher term it speaks for nobody: what it says does not count, and it is ended.
+    """
+
+    def __init__(self, peers: Peers[pb.SchedulerToRegistry], feed: Feed, leadership: Leadership, name: str) -> None:
         self.outbox: Outbox[pb.SchedulerToRegistry] = Outbox()
-        self._peers, self._feed, self._name = peers, feed, name
+        self._peers, self._feed, self._leadership, self._name = peers, feed, leadership, name
+        self._spoken = False
         self._peers.join(name, self.outbox)
-        self._feed(ev.RegistryUp())
 
     def heard(self, message: pb.RegistryToScheduler) -> None:
+        for older in self._leadership.heard(self._name, message.term):
+            self._peers.hang_up(older)
+        if not self._spoken:
+            self._spoken = True
+            self._feed(ev.RegistryUp())
         self._feed(wire.registry_event(message))
 
+    def over(self) -> str | None:
+        """Why it was ended from here, if it was."""
+        superseded = self._leadership.is_over(self._name)
+        return f"somebody speaks under term {self._leadership.term}" if superseded else None
+
     def ended(self) -> None:
+        self._leadership.forget(self._name)
         self._peers.leave(self._name, self.outbox)

@@ -1,5 +1,7 @@
 """The Admin service: keys and runners, for the command."""
 
+import asyncio
+import logging
 import re
 import time
 from collections.abc import AsyncGenerator
@@ -12,6 +14,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from weft.store import keys
+from weft.store.errors import StoreError
+from weft.telemetry.logs import kv
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminServicer
 from weft_supervisor import wire
@@ -20,6 +24,7 @@ from weft_supervisor.server import SupervisorServer
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
+log = logging.getLogger(__name__)
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a Kubernetes namespace: an RFC 1123 label
 
 
@@ -28,6 +33,8 @@ class AdminServer(AdminServicer):
 
     def __init__(self, engine: AsyncEngine, supervisor: SupervisorServer) -> None:
         self._engine, self._supervisor = engine, supervisor
+        self._telling = asyncio.Lock()  # a list that was read first must not be told last
+        self._told: tuple[int, int] | None = None
 
     async def CreateKey(  # noqa: N802 (the contract's name)
         self, request: pb.CreateKeyRequest, context: "Context"
@@ -70,8 +77,25 @@ class AdminServer(AdminServicer):
 
     async def tell_keys(self) -> None:
         """Tell the scheduler all keys in force."""
-        in_force = [key for key in await keys.all_keys(self._engine) if key.revoked_unix_ms is None]
-        self._supervisor.set_keys(map(wire.key_route, in_force))
+        async with self._telling:
+            mark = await keys.mark(self._engine)  # first: what changes meanwhile is told again
+            in_force = [key for key in await keys.all_keys(self._engine) if key.revoked_unix_ms is None]
+            self._supervisor.set_keys(map(wire.key_route, in_force))
+            self._told = mark
+
+    async def follow_keys(self, every_s: float) -> None:
+        """Tell the scheduler what other supervisors change, until cancelled. A store out of reach is asked again."""
+        reached = True
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                if await keys.mark(self._engine) != self._told:
+                    await self.tell_keys()
+                reached = True
+            except (StoreError, SQLAlchemyError) as error:
+                if reached:
+                    log.warning("keys of other supervisors are not known now", extra=kv(error=error))
+                reached = False
 
 
 @asynccontextmanager
@@ -79,7 +103,7 @@ async def _available(context: "Context") -> AsyncGenerator[None, None]:
     """A store out of reach answers UNAVAILABLE with its reason."""
     try:
         yield
-    except SQLAlchemyError as error:
+    except (StoreError, SQLAlchemyError) as error:
         await context.abort(grpc.StatusCode.UNAVAILABLE, f"store: {error}")
 
 

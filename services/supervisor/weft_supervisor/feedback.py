@@ -11,10 +11,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from sqlalchemy.exc import DataError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from weft.store import outcomes, terms
+from weft.store.errors import StoreError, Unstorable
 from weft.telemetry.logs import kv
 from weft.wire.v1 import common_pb2, predictor_pb2
 from weft_supervisor import metrics, wire
@@ -73,7 +74,7 @@ class Journal:
                 await self._write()
                 await self._forget(keep_days)
                 pause_s, self.trouble = PAUSE_MIN_S, None
-            except (SQLAlchemyError, OSError) as error:
+            except (StoreError, SQLAlchemyError, OSError) as error:
                 self.trouble = f"store: {error}"
                 metrics.STORE_FAILURES.inc()
                 log.error("store not written: trying again", extra=kv(pause_s=pause_s, error=error))
@@ -140,7 +141,7 @@ class Journal:
         try:
             rows = [wire.stored(outcome) for outcome in batch]
             return await outcomes.record(self._engine, rows, now_unix_ms=_now_unix_ms())
-        except DataError as error:
+        except Unstorable as error:
             if len(batch) > 1:  # one that no database takes must not keep the others waiting
                 return set[str]().union(*[await self._record([outcome]) for outcome in batch])
             log.error("outcome cannot be stored: dropped", extra=kv(request_id=batch[0].request_id, error=error))

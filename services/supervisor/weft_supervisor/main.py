@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Generator
 
 import grpc.aio
@@ -10,13 +11,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from weft.process import EXIT_CANNOT_START, CannotStart, owned
 from weft.store import migrate, terms
-from weft.store.database import open_database, sqlite_url
-from weft.store.errors import StoreError
+from weft.store.database import open_database, postgresql_url, sqlite_url
+from weft.store.errors import StoreError, StoreUnavailable
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
 from weft.wire.channels import channel
 from weft.wire.serving import serve, stop_on_signals
+from weft.wire.tls import Tls, load_tls
 from weft.wire.v1.supervisor_pb2_grpc import add_AdminServicer_to_server, add_SupervisorServicer_to_server
 from weft_supervisor.admin import AdminServer
 from weft_supervisor.core.supervisor import Config, Supervisor
@@ -24,6 +26,8 @@ from weft_supervisor.server import SupervisorServer
 from weft_supervisor.settings import Settings
 
 FINISH_S = 1.0
+STORE_S, STORE_PAUSE_S = 60.0, 1.0  # PostgreSQL may start after its supervisors
+FILE = "weft.sqlite"
 log = logging.getLogger(__name__)
 
 
@@ -42,26 +46,51 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def _run(settings: Settings) -> None:
-    stop = stop_on_signals()
-    engine = open_database(settings.database or sqlite_url(settings.data_dir / "weft.sqlite"))
+    stop, tls = stop_on_signals(), load_tls(settings.tls_dir, "supervisor")
+    shared = settings.database != ""
+    engine = open_database(postgresql_url(settings.database) if shared else sqlite_url(settings.data_dir / FILE))
     try:
-        revision = await migrate.upgrade(engine)
-        highest_term = await terms.highest(engine)
-        log.info("store ready", extra=kv(revision=revision, highest_term=highest_term))
-        await _serve(settings, engine, highest_term, stop)
+        highest_term = await _ready(engine, stop, patience_s=STORE_S if shared else 0.0)
+        if highest_term is not None:
+            await _serve(settings, engine, highest_term, stop, tls)
     finally:
         await engine.dispose()
 
 
-async def _serve(settings: Settings, engine: AsyncEngine, highest_term: int, stop: asyncio.Event) -> None:
+async def _ready(engine: AsyncEngine, stop: asyncio.Event, *, patience_s: float) -> int | None:
+    """The highest term in a store at this version's revision; None: told to stop. Raises StoreError."""
+    deadline = time.monotonic() + patience_s
+    while not stop.is_set():
+        try:
+            revision, highest_term = await migrate.upgrade(engine), await terms.highest(engine)
+            log.info("store ready", extra=kv(revision=revision, highest_term=highest_term))
+            return highest_term
+        except StoreUnavailable as error:
+            if time.monotonic() >= deadline:
+                raise
+            log.warning("the store does not answer yet", extra=kv(error=error))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), STORE_PAUSE_S)
+    return None
+
+
+async def _serve(
+    settings: Settings, engine: AsyncEngine, highest_term: int, stop: asyncio.Event, tls: Tls | None
+) -> None:
     config = Config(settings.lease_ms / 1000, settings.report_ms / 1000, settings.preempt_ms / 1000)
-    async with channel(settings.scheduler) as scheduler, channel(settings.predictor) as predictor:
+    async with (
+        channel(settings.scheduler, tls, "scheduler") as scheduler,
+        channel(settings.predictor, tls, "predictor") as predictor,
+    ):
         server = SupervisorServer(Supervisor(config, highest_term=highest_term), engine, scheduler, predictor)
         admin = AdminServer(engine, server)
         await admin.tell_keys()
         with _probes(settings.probes, server, stop) as probes:
-            work = asyncio.create_task(server.run(keep_days=settings.keep_days))
-            work.add_done_callback(lambda _task: stop.set())  # a failure in there ends the process, with its traceback
+            work = [asyncio.create_task(server.run(keep_days=settings.keep_days))]
+            if settings.database:
+                work.append(asyncio.create_task(admin.follow_keys(settings.keys_ms / 1000)))
+            for task in work:
+                task.add_done_callback(lambda _task: stop.set())  # a failure ends the process, with its traceback
             try:
                 await serve(
                     lambda grpc_server: _register(grpc_server, server, admin),
@@ -70,17 +99,19 @@ async def _serve(settings: Settings, engine: AsyncEngine, highest_term: int, sto
                     stop=stop,
                     probes=probes,
                     drain=server.drain,
+                    tls=tls,
                 )
             finally:
-                await _finish(work)
+                await _finish(*work)
 
 
-async def _finish(work: "asyncio.Task[None]") -> None:
-    """Drained work ends by itself; work that was never drained (a port in use) or hangs is cancelled."""
-    await asyncio.wait([work], timeout=FINISH_S)
-    work.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await work
+async def _finish(server: "asyncio.Task[None]", *others: "asyncio.Task[None]") -> None:
+    """A drained server ends by itself; one that was never drained (a port in use) or hangs is cancelled."""
+    await asyncio.wait([server], timeout=FINISH_S)
+    for task in (server, *others):
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 @contextlib.contextmanager

@@ -67,15 +67,16 @@ async def started(world: World, tmp_path: Path, *flags: str) -> AsyncIterator[tu
         await process.wait()
 
 
-async def refuses_connections(url: str) -> None:
-    """Until it does, a connection that was accepted just before is answered with a 503."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                async with httpx2.AsyncClient(base_url=url) as late:
-                    assert (await late.post("/v1/completions", json=TEXT)).status_code == 503
-            except httpx2.TransportError:
-                return
+async def says_that_it_leaves(http: httpx2.AsyncClient) -> None:
+    """To those that have not heard yet: on a connection from before, and on a new one."""
+    async with httpx2.AsyncClient(base_url=http.base_url, timeout=PATIENCE_S) as late:
+        for client in (http, late):
+            refused = await client.post("/v1/completions", json=TEXT)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+            assert (refused.headers["connection"], refused.headers["x-should-retry"]) == ("close", "true")
+        leaving = await late.get("/readyz")
+        assert (leaving.status_code, leaving.text, leaving.headers["connection"]) == (503, "draining\n", "close")
+        assert (await late.get("/healthz")).status_code == 200, "it is not to be killed meanwhile"
 
 
 async def ready(http: httpx2.AsyncClient) -> None:
@@ -95,12 +96,24 @@ async def test_sigterm_lets_running_answers_finish_refuses_new_ones_and_exits_0(
         response = await soon(posted)
         running.process.send_signal(signal.SIGTERM)
         await running.logged("draining")
-        await refuses_connections(url)
+        await says_that_it_leaves(http)
         parts.runner.step(start, 2, tokens[2:], common_pb2.FINISH_REASON_EOS)
         body = (await soon(response.aread())).decode()
         assert body.endswith("data: [DONE]\n\n")
         assert await soon(running.process.wait()) == 0
+        with pytest.raises(httpx2.ConnectError):
+            await http.get("/readyz")
     assert parts.outcome().finish_reason == common_pb2.FINISH_REASON_EOS
+
+
+async def test_an_idle_gateway_leaves_at_once(parts: World, tmp_path: Path) -> None:
+    async with (
+        started(parts, tmp_path, "--drain-seconds", "600") as (running, url),
+        httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S) as http,
+    ):
+        await ready(http)
+        running.process.send_signal(signal.SIGTERM)
+        assert await soon(running.process.wait()) == 0
 
 
 async def test_answers_that_do_not_finish_in_the_drain_time_end_by_name(parts: World, tmp_path: Path) -> None:

@@ -208,6 +208,35 @@ async def test_with_no_runner_in_time_it_is_a_503_before_the_first_byte(parts: W
         assert world.outcome().request_id == cancel.request_id
 
 
+async def test_a_pools_own_hold_counts_instead_of_the_gateways(parts: World, tmp_path: Path) -> None:
+    """A pool that comes from zero may be waited for longer than one whose runner broke down."""
+    parts.scheduler.autopilot = False
+    pool = parts.scheduler.routes.pools[0]
+    pool.ready_runners, pool.hold_s = 0, 1
+    async with serving(parts, parts.settings(tmp_path, hold_seconds=600)) as world, world.http() as http:
+        await until(lambda: world.gateway.unready() is None)
+        response = await http.post("/v1/completions", json=TEXT)
+        refused(response, 503, "no_runner_available")
+        assert "within 1 s" in response.json()["error"]["message"]
+
+
+async def test_a_request_waits_for_a_pools_first_runner_longer_than_this_gateways_own_hold(
+    parts: World, tmp_path: Path
+) -> None:
+    parts.scheduler.autopilot = False
+    pool = parts.scheduler.routes.pools[0]
+    pool.ready_runners, pool.hold_s = 0, 300
+    async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world, world.http() as http:
+        await until(lambda: world.gateway.unready() is None)
+        posted = asyncio.create_task(http.post("/v1/completions", json=TEXT))
+        submit = await world.scheduler.next("submit")
+        held = world.gateway.serving.live[submit.request_id].stream
+        assert held.hold_deadline is not None
+        assert held.hold_deadline - world.gateway.serving.clock() > 290
+        world.scheduler.assign(submit.request_id)
+        assert (await soon(posted)).status_code == 200
+
+
 async def test_without_a_scheduler_there_is_no_route_and_a_503_says_so(parts: World, tmp_path: Path) -> None:
     async with serving(parts, parts.settings(tmp_path, scheduler="127.0.0.1:1")) as world, world.http() as http:
         refused(await http.post("/v1/completions", json=TEXT), 503, "no_scheduler")

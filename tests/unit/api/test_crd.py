@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from weft.api.crd import crds, main, render
+from weft.api.fields import PATTERN_HELP, URI_PATTERN
 from weft.api.loraadapter import AdapterSpec, AdapterStatus
 from weft.api.servingpool import PoolSpec, PoolStatus
 
@@ -28,10 +29,13 @@ ALLOWED = {
     "maxItems",
     "items",
     "properties",
+    "additionalProperties",
+    "maxProperties",
     "required",
     "x-kubernetes-validations",
     "x-kubernetes-list-type",
     "x-kubernetes-list-map-keys",
+    "x-kubernetes-int-or-string",
 }
 # The API server describes these itself, and refuses anything but a type for metadata.
 STANDARD = (".apiVersion", ".kind", ".metadata")
@@ -47,6 +51,8 @@ def walk(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str
         yield from walk(field, f"{path}.{name}")
     if "items" in schema:
         yield from walk(schema["items"], f"{path}[]")
+    if "additionalProperties" in schema:
+        yield from walk(schema["additionalProperties"], f"{path}[]")
 
 
 def test_the_files_are_current() -> None:
@@ -65,21 +71,24 @@ def test_the_command_writes_them(tmp_path: Path) -> None:
 def test_the_schema_is_structural_and_described(name: str) -> None:
     for path, field in walk(root(name)):
         assert set(field) <= ALLOWED, (path, set(field) - ALLOWED)
-        assert field["type"] in ("object", "array", "string", "integer", "number", "boolean"), path
+        typed = field.get("type") in ("object", "array", "string", "integer", "number", "boolean")
+        assert typed != ("x-kubernetes-int-or-string" in field), path
         if path not in STANDARD and not path.endswith("[]"):
             assert field.get("description", "").strip().endswith("."), f"{path}: `kubectl explain` needs a sentence"
-        if field["type"] == "object" and path != ".metadata":
-            assert field["properties"], f"{path} would be pruned"
+        if field.get("type") == "object" and path != ".metadata":
+            assert field.get("properties") or field["additionalProperties"], f"{path} would be pruned"
 
 
 @pytest.mark.parametrize("name", [POOL, ADAPTER])
 def test_everything_in_spec_is_bounded_so_that_rules_stay_cheap(name: str) -> None:
     for path, field in walk(root(name)["properties"]["spec"]):
-        if field["type"] == "string":
+        if field.get("type") == "string" or "x-kubernetes-int-or-string" in field:
             assert "maxLength" in field or "enum" in field, path
-        if field["type"] == "array":
+        if field.get("type") == "array":
             assert "maxItems" in field, path
-        if field["type"] == "integer":
+        if "additionalProperties" in field:
+            assert "maxProperties" in field, path
+        if field.get("type") == "integer":
             assert {"minimum", "maximum", "format"} <= set(field), path
 
 
@@ -97,7 +106,10 @@ def test_fields_and_required_ones_are_those_of_the_types(name: str, spec: Any, s
 def test_defaults_are_those_of_the_types_and_replicas_has_none() -> None:
     fields = root(POOL)["properties"]["spec"]["properties"]
     assert "default" not in fields["replicas"]
-    assert fields["lora"]["default"] == {}, "a default of an object lets those of its fields apply"
+    assert "default" not in fields["autoscaling"]
+    assert fields["lora"]["default"] == {"maxAdapters": 8, "maxRank": 64}, (
+        "whole: the rules are asked before its fields"
+    )
     assert fields["lora"]["properties"]["maxRank"]["default"] == 64
     assert fields["drainSeconds"]["default"] == 300
     assert fields["allowedNamespaces"]["properties"]["from"]["enum"] == ["Same", "All", "List"]
@@ -113,17 +125,36 @@ def test_what_is_set_once_and_what_depends_on_another_field_has_a_rule() -> None
             if "x-kubernetes-validations" in field
         }
 
-    assert set(rules(POOL)) == {"", ".spec.model.uri", ".spec.scheduler", ".spec.allowedNamespaces"}
-    assert rules(POOL)[".spec.model.uri"] == ["self == oldSelf"]
-    assert set(rules(ADAPTER)) == {"", ".spec"}
-    assert "oldSelf.baseModel" in rules(ADAPTER)[".spec"][0]
+    pool, adapter = rules(POOL), rules(ADAPTER)
+    assert pool[".spec.model.uri"][-1] == "self == oldSelf"
+    assert "oldSelf.baseModel" in adapter[".spec"][0]
+    depend = {".spec", ".spec.model", ".spec.scheduler", ".spec.allowedNamespaces", ".spec.autoscaling"}
+    assert depend | {".spec.template", ".spec.template.resources", ".spec.runnerGroups[]"} <= set(pool)
+    assert {"", ".spec", ".spec.source"} <= set(adapter)
+
+
+def test_a_pattern_that_people_get_wrong_is_told_in_words() -> None:
+    for name in (POOL, ADAPTER):
+        for path, field in walk(root(name)):
+            assert field.get("pattern") not in PATTERN_HELP, path
+    rule = root(ADAPTER)["properties"]["spec"]["properties"]["source"]["properties"]["uri"]["x-kubernetes-validations"]
+    assert [entry["message"] for entry in rule] == [PATTERN_HELP[URI_PATTERN]]
+
+
+def test_a_pool_gives_its_owner_no_way_to_the_node() -> None:
+    template = root(POOL)["properties"]["spec"]["properties"]["template"]["properties"]
+    forbidden = {"volumes", "volumeMounts", "securityContext", "serviceAccountName", "command", "args", "hostNetwork"}
+    assert not forbidden & set(template)
+    assert set(template["env"]["items"]["properties"]) == {"name", "value"}
 
 
 def test_kubectl_shows_and_names_them() -> None:
     pool, adapter = crds()[POOL]["spec"], crds()[ADAPTER]["spec"]
     assert pool["names"]["shortNames"][0] == "spool"
     assert adapter["names"]["shortNames"][0] == "lora"
-    assert pool["versions"][0]["subresources"]["scale"]["specReplicasPath"] == ".spec.replicas"
+    scale = pool["versions"][0]["subresources"]["scale"]
+    assert scale["specReplicasPath"] == ".spec.replicas"
+    assert scale["labelSelectorPath"] == ".status.selector"
     assert adapter["versions"][0]["subresources"] == {"status": {}}
     for name in (POOL, ADAPTER):
         paths = dict(walk(root(name)))

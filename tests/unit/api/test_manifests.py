@@ -81,8 +81,8 @@ def test_an_unknown_kind_or_version_is_named_with_what_there_is() -> None:
 def test_a_bad_uri_says_how_one_looks() -> None:
     (problem,) = problems(POOL.replace("file:models/tiny", "/models/tiny"))
     assert problem == (
-        "m.yaml, document 1, ServingPool tiny, spec.model.uri: no URI; write scheme:path, for example "
-        "file:adapters/upper; it is '/models/tiny'"
+        "m.yaml, document 1, ServingPool tiny, spec.model.uri: write file:PATH, pvc:CLAIM/PATH, "
+        "hf:ORG/NAME or s3://BUCKET/PREFIX; it is '/models/tiny'"
     )
 
 
@@ -232,3 +232,13 @@ def test_thousands_of_adapters_load_in_seconds() -> None:
     started = time.process_time()
     assert len(load_text(text)) == 2000
     assert time.process_time() - started < 10
+
+
+def test_namespaces_are_for_clusters_and_left_out() -> None:
+    text = f"apiVersion: v1\nkind: Namespace\nmetadata: {{name: acme}}\n---\n{POOL}"
+    assert [made.kind for made in load_text(text)] == ["ServingPool"]
+
+
+def test_other_kinds_of_kubernetes_are_refused() -> None:
+    (problem,) = problems("apiVersion: v1\nkind: Secret\nmetadata: {name: s}\n")
+    assert "apiVersion" in problem

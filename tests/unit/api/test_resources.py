@@ -5,9 +5,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kubernetes.utils.quantity import parse_quantity
 from pydantic import ValidationError
 
 from weft.api import LoRAAdapter, ServingPool, immutable_changes
+from weft.api.quantity import QUANTITY_PATTERN
+from weft_operator.resources import Adapter, Autoscaling, Group, Pool, parse
 
 VERSION = "serving.weft.dev/v1alpha1"
 DIGEST = "sha256:" + "0" * 64
@@ -58,6 +61,7 @@ def test_an_adapter_has_the_documented_defaults() -> None:
         "poolRef": {"name": "tiny"},
         "source": {"uri": "file:adapters/upper"},
         "pinned": False,
+        "tier": "Remote",
     }
     assert (found.key, found.pool_key, found.model_name) == ("acme/upper", "acme/tiny", "acme/upper")
     other = LoRAAdapter.model_validate(adapter(modelName="up", poolRef={"name": "tiny", "namespace": "platform"}))
@@ -101,13 +105,13 @@ def wrong(value: dict[str, Any], path: str) -> str:
         ({"scheduler": {"maxSequences": 1025}}, "spec.scheduler.maxSequences"),
         ({"scheduler": {"maxQueue": 0}}, "spec.scheduler.maxQueue"),
         ({"scheduler": {"maxMoves": 0}}, "spec.scheduler.maxMoves"),
-        ({"scheduler": {"maxSequences": 32, "maxBatchTokens": 31}}, "spec.scheduler"),
-        ({"scheduler": {"maxSequences": 1024}}, "spec.scheduler"),
+        ({"scheduler": {"maxSequences": 32, "maxBatchTokens": 31}}, "spec.scheduler.maxBatchTokens"),
+        ({"scheduler": {"maxSequences": 1024}}, "spec.scheduler.maxBatchTokens"),
         ({"drainSeconds": 0}, "spec.drainSeconds"),
         ({"drainSeconds": 3601}, "spec.drainSeconds"),
         ({"allowedNamespaces": {"from": "Some"}}, "spec.allowedNamespaces.from"),
-        ({"allowedNamespaces": {"from": "List"}}, "spec.allowedNamespaces"),
-        ({"allowedNamespaces": {"names": ["a"]}}, "spec.allowedNamespaces"),
+        ({"allowedNamespaces": {"from": "List"}}, "spec.allowedNamespaces.names"),
+        ({"allowedNamespaces": {"names": ["a"]}}, "spec.allowedNamespaces.names"),
         ({"allowedNamespaces": {"from": "List", "names": ["A"]}}, "spec.allowedNamespaces.names.0"),
         ({"model": {"uri": "models/tiny"}}, "spec.model.uri"),
         ({"model": {}}, "spec.model.uri"),
@@ -217,11 +221,28 @@ def test_immutable_fields_are_named_with_what_to_do() -> None:
         assert changed[0].startswith("spec.baseModel")
 
 
+QUANTITIES = st.integers(0, 10**9) | st.from_regex(QUANTITY_PATTERN, fullmatch=True).filter(lambda text: len(text) < 16)
+TEMPLATES = st.fixed_dictionaries(
+    {},
+    optional={
+        "image": st.just("registry.example.com/weft/runner:1"),
+        "resources": st.fixed_dictionaries({"limits": st.dictionaries(st.sampled_from(["cpu", "memory"]), QUANTITIES)}),
+        "env": st.just([{"name": "A"}, {"name": "B", "value": "b"}]),
+        "labels": st.just({"team": "serving"}),
+        "tolerations": st.just([{"key": "gpu", "operator": "Exists"}]),
+        "affinity": st.just({"podAntiAffinity": {}}),
+        "topologySpreadConstraints": st.just([{"topologyKey": "zone"}]),
+    },
+)
+
+
 @given(
     st.fixed_dictionaries(
         {},
         optional={
-            "replicas": st.integers(0, 10_000),
+            "template": TEMPLATES,
+            "runnerGroups": st.just([{"name": "a", "maxRunners": 3}, {"name": "b", "template": {}}]),
+            "replicas": st.integers(0, 1024),
             "lora": st.fixed_dictionaries({}, optional={"maxAdapters": st.integers(1, 256)}),
             "drainSeconds": st.integers(1, 3600),
             "allowedNamespaces": st.just({"from": "List", "names": ["a", "b"]}),
@@ -233,6 +254,50 @@ def test_json_and_back_loses_nothing(spec: dict[str, Any]) -> None:
     again = ServingPool.model_validate(found.to_dict())
     assert again == found
     assert again.to_dict() == found.to_dict()
+
+
+@given(QUANTITIES, QUANTITIES)
+def test_requests_above_limits_are_refused_and_others_are_not(request: int | str, limit: int | str) -> None:
+    value = pool(template={"resources": {"requests": {"cpu": request}, "limits": {"cpu": limit}}})
+    if parse_quantity(request) <= parse_quantity(limit):
+        assert ServingPool.model_validate(value)
+    else:
+        assert wrong(value, "spec.template.resources.requests") == "requests may not be above limits"
+
+
+def test_a_group_and_an_adapter_are_read_with_what_holds_for_them() -> None:
+    spec = {
+        "autoscaling": {"minReplicas": 0, "maxReplicas": 3},
+        "template": {"image": "runner:1"},
+        "runnerGroups": [
+            {"name": "a", "minRunners": 1},
+            {"name": "b", "template": {"image": "runner:2"}},
+            {"name": "c", "template": {}},
+        ],
+    }
+    found = parsed(ServingPool.model_validate(pool(**spec)))
+    assert isinstance(found, Pool)
+    assert found.autoscaling == Autoscaling(0, 3, 60.0, 300.0)
+    images = [(group.name, group.template.get("image"), group.min, group.max) for group in found.groups]
+    assert images == [("a", "runner:1", 1, None), ("b", "runner:2", 0, None), ("c", None, 0, None)]
+    source = {"uri": "s3://bucket/upper", "credentialsRef": {"name": "key"}, "endpoint": "http://minio:9000"}
+    upper = parsed(LoRAAdapter.model_validate(adapter(source=source, tier="Host")))
+    assert isinstance(upper, Adapter)
+    assert (upper.credentials, upper.endpoint, upper.tier) == ("key", "http://minio:9000", "Host")
+
+
+def test_a_pool_without_groups_has_one() -> None:
+    found = parsed(ServingPool.model_validate(pool(template={"image": "runner:1"})))
+    assert isinstance(found, Pool)
+    assert found.groups == (Group("runners", {"image": "runner:1"}),)
+    assert (found.autoscaling, found.credentials, found.revision) == (None, None, None)
+
+
+def parsed(resource: ServingPool | LoRAAdapter) -> Pool | Adapter:
+    """As the operator reads the stored object."""
+    value = resource.to_dict()
+    server = {"uid": "u", "generation": 1, "resourceVersion": "1", "creationTimestamp": "2026-01-02T03:04:05Z"}
+    return parse(value | {"metadata": value["metadata"] | server})
 
 
 JSON = st.recursive(

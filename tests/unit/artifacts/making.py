@@ -102,13 +102,15 @@ def weights(model: ModelShape | None = None, *, dtype: str = "F32") -> Tensors:
     return {name: (dtype, random.normal(size=size)) for name, size in (model or shape()).tensors()}
 
 
-def write_model(folder: Path, *, config: dict[str, Any] | None = None, shards: int = 1) -> Path:
+def write_model(
+    folder: Path, *, config: dict[str, Any] | None = None, shards: int = 1, of: ModelShape | None = None
+) -> Path:
     """A folder as transformers writes it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**MODEL_CONFIG, **(config or {})}))
     (folder / "tokenizer.json").write_text('{"version": "1.0"}')
     (folder / "README.md").write_text("not taken")
-    tensors = weights()
+    tensors = weights(of)
     if shards == 1:
         (folder / "model.safetensors").write_bytes(pack(tensors))
         return folder

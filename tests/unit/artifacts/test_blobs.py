@@ -1,5 +1,6 @@
 """The blob folder: whole or not there, kept or gone, whoever crashes."""
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -185,3 +186,55 @@ def test_blobs_are_on_disk_before_they_are_visible(store: BlobStore, monkeypatch
     digest = store.put(b"durable")
     assert "partial/tmp-" in synced[0], "the content first"
     assert synced[1] == str(store.path(digest).parent), "then the folder that names it"
+
+
+CONTENT = bytes(range(256)) * 40
+DIGEST = digest_of(CONTENT)
+
+
+def test_a_promised_blob_that_is_broken_off_is_gone_on_with(tmp_path: Path) -> None:
+    with contextlib.suppress(RuntimeError), BlobStore(tmp_path).writer(DIGEST) as writer:
+        writer.write(CONTENT[:1000])
+        raise RuntimeError
+    again = BlobStore(tmp_path)
+    assert again.clean() == 0
+    with again.writer(DIGEST) as writer:
+        assert (writer.size_bytes, writer.resumed_bytes) == (1000, 1000)
+        assert not again.has(DIGEST)
+        writer.write(CONTENT[1000:])
+        assert writer.commit() == DIGEST
+    assert again.read(DIGEST, max_bytes=1 << 20) == CONTENT
+    assert list((tmp_path / "partial").iterdir()) == []
+    check_blobs(again)
+
+
+def test_what_is_left_can_be_forgotten_and_what_is_whole_but_wrong_is(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    store.part(DIGEST).write_bytes(b"another")
+    with store.writer(DIGEST) as writer:
+        writer.restart()
+        writer.write(CONTENT)
+        assert writer.finish() == DIGEST
+    assert list((tmp_path / "partial").iterdir()) == [], "whole, and not wanted"
+    assert not store.has(DIGEST)
+
+
+def test_a_full_disk_keeps_no_beginnings(tmp_path: Path) -> None:
+    with contextlib.suppress(OSError), BlobStore(tmp_path).writer(DIGEST) as writer:
+        writer.write(CONTENT[:1000])
+        raise OSError(28, "No space left on device")
+    assert list((tmp_path / "partial").iterdir()) == []
+
+
+def test_a_second_writer_of_a_promised_blob_has_a_file_of_its_own(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    with store.writer(DIGEST) as first, store.writer(DIGEST) as second:
+        first.write(CONTENT[:10])
+        assert second.path != first.path
+        second.write(CONTENT)
+        second.commit()
+        first.write(CONTENT[10:])
+        first.commit()
+    with store.writer(DIGEST) as third:
+        assert third.path == store.part(DIGEST), "nobody is at it any more"
+    check_blobs(store)

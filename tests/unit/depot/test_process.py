@@ -1,55 +1,18 @@
 """The depot as a process: ports, settings, SIGTERM, kill -9, one owner of a data directory."""
 
-import os
-import re
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
 
 from tests.unit.artifacts.making import write_adapter, write_model
+from tests.unit.depot.running import Process
 from weft.artifacts.blobs import BlobStore, check_blobs
 from weft.artifacts.fetch import fetch
+from weft_depot.main import build_sources
 from weft_depot.settings import Settings
-
-
-class Process:
-    """`python -m weft_depot` on a port of the kernel's choice; ready when it says so."""
-
-    def __init__(self, *flags: str | Path, env: dict[str, str] | None = None) -> None:
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", "weft_depot", "--http", "127.0.0.1:0", *map(str, flags)],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(env or {})},
-        )
-        assert self.popen.stderr
-        self.lines: list[str] = []
-        self.url = ""
-        for line in self.popen.stderr:
-            self.lines.append(line)
-            if found := re.search(r"listen=(\S+)", line):
-                self.url = f"http://{found[1]}"
-                break
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        self.popen.send_signal(number)
-        assert self.popen.stderr
-        self.lines += list(self.popen.stderr)
-        return self.popen.wait(20)
-
-    def resolve(self, **body: Any) -> dict[str, Any]:
-        with httpx2.Client(base_url=self.url, trust_env=False, timeout=30) as http:
-            operation = http.post("/v1/resolve", json={"namespace": "default", **body}).json()["operation"]
-            while True:
-                found = http.get(f"/v1/operations/{operation}", params={"wait_s": 20}).json()
-                if found["state"] in ("Fetched", "Failed"):
-                    return found
+from weft_depot.sources.network import Network
 
 
 @pytest.fixture
@@ -90,21 +53,66 @@ def test_a_port_or_a_data_directory_in_use_ends_it_with_2_and_says_which(tmp_pat
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         busy = Process("--data-dir", tmp_path / "a", "--http", address)
-        assert busy.popen.wait(20) == 2
+        assert busy.wait() == 2
         assert address in busy.lines[-1]
     owner = Process("--data-dir", tmp_path / "b")
     second = Process("--data-dir", tmp_path / "b")
-    assert second.popen.wait(20) == 2
+    assert second.wait() == 2
     assert "in use by another depot" in second.lines[-1]
     assert owner.end() == 0
 
 
 def test_wrong_settings_are_all_listed(tmp_path: Path) -> None:
     process = Process("--file-root", tmp_path / "none", "--threads", "0", "--log-level", "LOUD", "--http", "nowhere")
-    assert process.popen.wait(20) == 2
+    assert process.wait() == 2
     text = "".join(process.lines)
     for flag in ("--file-root", "--threads", "--log-level", "--http"):
         assert flag in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag"),
+    [
+        (("--schemes", "file,oci"), "--schemes"),
+        (("--secrets", "/nowhere"), "--secrets"),
+        (("--hf-endpoint", "huggingface.co"), "--hf-endpoint"),
+        (("--hf-endpoint", "https://u:p@huggingface.co"), "--hf-endpoint"),
+        (("--s3-endpoints", "minio:9000,ce ph:x"), "--s3-endpoints"),
+        (("--pvc-root", "/nowhere"), "--pvc-root"),
+        (("--recheck-s", "-1"), "--recheck-s"),
+    ],
+)
+def test_a_wrong_setting_of_a_source_stops_the_start(
+    flags: tuple[str, ...], flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        Settings.parse(flags)
+    assert flag in capsys.readouterr().err
+
+
+def test_lists_are_given_with_commas_by_flag_and_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DEPOT__S3_ENDPOINTS", "minio:9000, ceph")
+    settings = Settings.parse(["--schemes", "file,s3"])
+    assert settings.schemes == ("file", "s3")
+    assert settings.s3_endpoints == ("minio:9000", "ceph")
+    assert Settings.parse([]).schemes == ("file", "pvc", "hf", "s3")
+
+
+def test_only_what_is_allowed_and_has_its_root_is_a_source(tmp_path: Path) -> None:
+    def sources(*flags: str) -> set[str]:
+        return set(build_sources(Settings.parse(flags), Network()))
+
+    roots = ("--file-root", str(tmp_path), "--pvc-root", str(tmp_path))
+    assert sources() == {"hf", "s3"}
+    assert sources(*roots) == {"file", "pvc", "hf", "s3"}
+    assert sources(*roots, "--schemes", "file") == {"file"}
+    assert sources(*roots, "--schemes", "") == set()
+
+
+def test_secrets_of_the_cluster_need_a_pod(tmp_path: Path) -> None:
+    process = Process("--data-dir", tmp_path / "data", "--secrets", "kubernetes")
+    assert process.wait() == 2
+    assert "service account" in process.lines[-1]
 
 
 def test_flags_win_over_the_environment_over_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

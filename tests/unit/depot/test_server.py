@@ -10,6 +10,7 @@ import pytest
 from tests.unit.artifacts.making import write_adapter
 from tests.unit.depot.conftest import Bench
 from weft.artifacts.digest import digest_of
+from weft_depot.core.lanes import Room
 from weft_depot.core.operations import Operations
 from weft_depot.server import build_app
 from weft_depot.service import Depot
@@ -27,7 +28,7 @@ class Served:
         self.release = threading.Event()
         self.release.set()
         operations = Operations(max_unfinished=3, keep_s=100)
-        self.depot = Depot(bench.resolver, threads=2, operations=operations, now=lambda: self.now)
+        self.depot = Depot(bench.resolver, room=Room(2, 2, 2), operations=operations, now=lambda: self.now)
         transport = httpx2.ASGITransport(app=build_app(self.depot))
         self.http = httpx2.AsyncClient(transport=transport, base_url="http://depot")
 
@@ -37,6 +38,8 @@ class Served:
         real = self.bench.resolver.sources["file"]
 
         class Slow:
+            takes, remote, host = real.takes, real.remote, real.host
+
             def open(inner, *args: Any) -> Any:  # noqa: N805
                 self.release.wait(20)
                 return real.open(*args)
@@ -285,7 +288,7 @@ async def test_an_unexpected_error_ends_the_operation_and_the_next_one_works(
     with monkeypatch.context() as patch:
         patch.setattr("weft.artifacts.blobs.BlobWriter.write", full)
         found = await served.resolve(MODEL)
-    assert (found["state"], found["reason"]) == ("Failed", "SourceUnreachable")
+    assert (found["state"], found["reason"]) == ("Failed", "DepotFull")
     assert "No space left" in found["message"]
     assert (await served.resolve(MODEL))["state"] == "Fetched"
 

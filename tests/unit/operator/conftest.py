@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.unit.operator.cluster import ClusterWorld, cluster_world
 from tests.unit.operator.planning import World, adapter_object, fetched_base, good, pool_object, world_of
 from weft_operator.local.objects import ObjectStore
 
@@ -11,6 +12,13 @@ def world() -> World:
     """An empty world whose depot has the base model and adapters `upper` and `lower`."""
     contents = {"file:base": fetched_base(), "file:upper": good("a"), "file:lower": good("c")}
     return world_of(ObjectStore(lambda: 0.0), contents, 1_000_000.0)
+
+
+@pytest.fixture
+def cluster() -> ClusterWorld:
+    """The same sources, and a cluster in which runners are pods."""
+    contents = {"file:base": fetched_base(), "file:upper": good("a"), "file:lower": good("c")}
+    return cluster_world(ObjectStore(lambda: 0.0), contents, 1_000_000.0)
 
 
 @pytest.fixture

@@ -4,11 +4,12 @@ The modelled depot answers from a table of contents, the modelled scheduler rout
 backend starts what it was ordered to. Every step is explicit, so a test may stop anywhere and look.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from weft_operator.actions import (
     Action,
+    Announce,
     EnsureRunner,
     PublishAdapter,
     PublishPool,
@@ -81,6 +82,10 @@ def pool_ref(name: str = "base", namespace: str = "default") -> Ref:
     return Ref("ServingPool", namespace, name)
 
 
+def runner_name(index: int) -> str:
+    return f"runner-{index:03}"
+
+
 def adapter_ref(name: str, namespace: str = "acme") -> Ref:
     return Ref("LoRAAdapter", namespace, name)
 
@@ -111,8 +116,17 @@ class World:
     routed: dict[str, AdapterEntry] = field(default_factory=dict)  # by uid
     kept: frozenset[str] | None = None
     asked: list[Request] = field(default_factory=list)
+    announced: list[Announce] = field(default_factory=list)
     status_writes: int = 0
     ready_runners: bool = True
+    scheduler_speaks: bool = True
+    demand: dict[Ref, int] = field(default_factory=dict)  # runners that the scheduler could use; else the least
+    unloading: set[str] = field(default_factory=set)  # uids that the scheduler was told to let go of
+
+    def serve_only(self, *namespaces: str) -> None:
+        """Pools are served in these namespaces. Before anything is applied."""
+        self.policy = replace(self.policy, pool_namespaces=frozenset(namespaces))
+        self.desired = Desired(self.policy.pool_namespaces)
 
     def apply(self, obj: dict[str, Any]) -> None:
         self.now += 0.001
@@ -158,9 +172,12 @@ class World:
                 self.store.set_status(action.ref, action.uid, action.resource_version, action.status)
             case RemoveFinalizer():
                 self.store.remove_finalizer(action.ref, action.uid, action.resource_version, action.finalizer)
+            case Announce():
+                self.announced.append(action)
             case EnsureRunner(pool=pool, index=index, launch=launch):
                 runners = self.observed.runners.setdefault(pool, {})
-                runners[index] = RunnerProcess(launch, "Ready" if self.ready_runners else "Starting")
+                state = "Ready" if self.ready_runners else "Starting"
+                runners[index] = RunnerProcess(launch, state, name=runner_name(index))
             case RemoveRunner(pool=pool, index=index):
                 del self.observed.runners[pool][index]
                 if not self.observed.runners[pool]:
@@ -174,13 +191,19 @@ class World:
                 if before is not None:
                     self.routed.pop(before.uid)
                 self.routed[entry.uid] = entry
-            case WithdrawAdapter(ref=ref):
-                del self.routed[self.observed.adapters[ref].uid]
+            case WithdrawAdapter(uid=uid, unload=unload):
+                self.routed.pop(uid, None)
+                self.unloading |= {uid} if unload else set()
             case Retain(digests=digests):
                 self.kept = digests
             case Resolve(request=request):
                 self.asked.append(request)
+            case _:
+                self.do_in_cluster(action)
         record(action, self.observed, self.now)
+
+    def do_in_cluster(self, action: Action) -> None:
+        raise AssertionError(f"there is no cluster here: {action}")
 
     def answers(self) -> None:
         """Depot and scheduler say what is true for them."""
@@ -191,19 +214,32 @@ class World:
                 answer = self.contents.get(resolution.request.uri, failed("SourceNotFound", "nothing there"))
                 pool = getattr(resource, "pool", None)
                 self.observed.resolutions[uid] = heard(resolution, answer, self.now, pool)
-        for ref in self.routed_pools:
-            runners = self.observed.runners.get(ref, {}).values()
-            ready = sum(runner.state == "Ready" for runner in runners)
-            self.observed.pool_reports[str(ref)] = PoolReport(ready)
+        if self.scheduler_speaks:
+            self.reports()
+
+    def reports(self) -> None:
+        """The scheduler's word. Of runners beyond those it wants the last by name should go."""
+        for ref, entry in self.routed_pools.items():
+            ready = self.ready_names(ref)
+            wanted = max(entry.min_runners, min(self.demand.get(ref, 0), entry.max_runners))
+            victims = tuple(reversed(ready[wanted:]))
+            self.observed.pool_reports[str(ref)] = PoolReport(len(ready), wanted, victims, entry.max_runners)
         for uid, entry in self.routed.items():
             if self.desired.by_uid.get(uid):
                 self.observed.adapter_reports[uid] = AdapterReport(entry.digest, True, 1)
+        for uid in self.unloading & self.observed.unloads.keys():
+            self.observed.unloads[uid] = True
+
+    def ready_names(self, ref: Ref) -> list[str]:
+        """The runners that take requests, by name."""
+        return sorted(runner.name for runner in self.observed.runners.get(ref, {}).values() if runner.state == "Ready")
 
     def restarted(self, *, nothing_runs: bool = False) -> "World":
         """The same objects and sources under a new operator that remembers nothing else."""
         store = ObjectStore(lambda: 0.0, self.store.objects(), self.store.version)
-        after = world_of(store, self.contents, self.now)
+        after = self.another(store)
         after.policy, after.ready_runners = self.policy, self.ready_runners
+        after.demand, after.scheduler_speaks = dict(self.demand), self.scheduler_speaks
         if not nothing_runs:
             after.observed.runners = {ref: dict(runners) for ref, runners in self.observed.runners.items()}
         resources = [after.desired.get(ref) for ref in after.desired.refs()]
@@ -213,6 +249,9 @@ class World:
                 after.observed.resolutions[resource.meta.uid] = known
         after.observed.retention.started_at = after.now
         return after
+
+    def another(self, store: ObjectStore) -> "World":
+        return world_of(store, self.contents, self.now)
 
     def condition(self, ref: Ref, kind: str) -> tuple[str, str]:
         """Status and reason of a condition."""
@@ -225,7 +264,15 @@ class World:
 
 
 def world_of(store: ObjectStore, contents: dict[str, Answer], now: float) -> World:
-    world = World(store, contents, now)
+    return connected(World(store, contents, now))
+
+
+W = TypeVar("W", bound=World)
+
+
+def connected(world: W) -> W:
+    """A world that hears of its store, and knows what is in it."""
+    store = world.store
     store._clock = lambda: world.now  # pyright: ignore[reportPrivateUsage]
     for obj in store.objects():
         world.desired.put(parse(obj))

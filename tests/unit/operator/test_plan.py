@@ -14,10 +14,12 @@ from tests.unit.operator.planning import (
     good,
     pool_object,
     pool_ref,
+    runner_name,
 )
-from weft_operator.actions import EnsureRunner, RemoveRunner, Resolve
-from weft_operator.observe import AdapterReport, PoolReport, RunnerProcess
-from weft_operator.plan import Policy, resolve_period_s
+from weft_operator.actions import Action, EnsureRunner, RemoveRunner, Resolve
+from weft_operator.capacity import ANSWER_S
+from weft_operator.observe import AdapterReport, PoolLoad, PoolReport, RunnerProcess
+from weft_operator.plan import Policy, resolve_period_s, wake_at
 from weft_operator.resolution import Answer
 from weft_operator.resources import FINALIZER
 
@@ -317,14 +319,175 @@ def test_a_pool_has_as_many_runners_as_it_wants(world: World, replicas: int | No
     assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
 
 
-def test_fewer_replicas_stop_the_highest_indexes(world: World) -> None:
+def stopped(actions: list[Action]) -> list[int]:
+    return [action.index for action in actions if isinstance(action, RemoveRunner)]
+
+
+def test_fewer_replicas_stop_those_that_the_scheduler_names(world: World) -> None:
+    world.apply(pool_object(replicas=4))
+    world.settle()
+    world.scheduler_speaks = False
+    world.apply(pool_object(replicas=2))
+    world.step()
+    assert world.plan() == []  # told, not answered
+    world.observed.pool_reports[str(pool_ref())] = PoolReport(4, 2, (runner_name(1), runner_name(0)), 2)
+    assert stopped(world.step()) == [1, 0]
+    assert list(world.observed.runners[pool_ref()]) == [2, 3]
+    world.scheduler_speaks = True
+    world.settle()
+    assert list(world.observed.runners[pool_ref()]) == [2, 3]
     world.apply(pool_object(replicas=3))
     world.settle()
-    world.apply(pool_object(replicas=1))
-    actions = world.plan()
-    assert [action.index for action in actions if isinstance(action, RemoveRunner)] == [2, 1]
+    assert sorted(world.observed.runners[pool_ref()]) == [0, 2, 3]
+
+
+def test_a_scheduler_that_is_away_delays_fewer_replicas_by_a_few_seconds(world: World) -> None:
+    pinned = {"name": "base", "uri": "file:base", "digest": BASE}  # so that nothing else wakes it
+    world.apply(pool_object(replicas=3, model=pinned))
     world.settle()
-    assert list(world.observed.runners[pool_ref()]) == [0]
+    world.scheduler_speaks = False
+    world.apply(pool_object(replicas=1, model=pinned))
+    world.settle()
+    assert len(world.observed.runners[pool_ref()]) == 3
+    when = wake_at(pool_ref(), world.desired, world.observed, world.now, world.policy)
+    assert when is not None
+    assert when <= world.now + ANSWER_S
+    world.now = when
+    assert stopped(world.step()) == [2, 1]
+
+
+def test_a_runner_that_does_not_serve_goes_before_those_that_do(world: World) -> None:
+    world.apply(pool_object(replicas=3))
+    world.settle()
+    runners = world.observed.runners[pool_ref()]
+    runners[0] = replace(runners[0], state="Starting")
+    world.apply(pool_object(replicas=2))
+    world.step()
+    assert stopped(world.plan()) == [0]
+
+
+def test_a_runner_on_its_way_out_is_neither_counted_nor_stopped_again(world: World) -> None:
+    world.apply(pool_object(replicas=2))
+    world.settle()
+    runners = world.observed.runners[pool_ref()]
+    runners[0] = replace(runners[0], state="Leaving")
+    starts = [action.index for action in world.plan() if isinstance(action, EnsureRunner)]
+    assert starts == [2]  # its folder and its ports are still its own
+    world.settle()
+    assert world.status(pool_ref())["replicas"] == 2
+    world.apply(pool_object(replicas=1))
+    world.step()
+    assert stopped(world.plan()) == [2]
+
+
+def autoscaled(low: int, high: int) -> dict[str, object]:
+    scaling = {"minReplicas": low, "maxReplicas": high, "idleSeconds": 60, "wakeSeconds": 300}
+    return pool_object(autoscaling=scaling)
+
+
+def test_an_autoscaled_pool_goes_to_what_the_scheduler_wants_and_to_zero_and_back(world: World) -> None:
+    world.apply(autoscaled(0, 3))
+    world.apply(adapter_object("upper"))
+    world.settle()
+    assert pool_ref() not in world.observed.runners
+    assert world.condition(pool_ref(), "Available") == ("False", "ScaledToZero")
+    assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+    entry = world.routed_pools[pool_ref()]
+    assert (entry.min_runners, entry.max_runners, entry.idle_s, entry.hold_s) == (0, 3, 60.0, 300.0)
+    for wanted, expected, reason in ((3, 3, "Demand"), (9, 3, "Demand"), (1, 1, "Idle"), (0, 0, "Idle")):
+        world.demand[pool_ref()] = wanted
+        world.answers()
+        world.settle()
+        assert len(world.observed.runners.get(pool_ref(), {})) == expected
+        status = world.status(pool_ref())
+        assert (status["desiredReplicas"], status["replicas"]) == (expected, expected)
+        assert status["lastScale"]["reason"] == reason
+    assert (status["lastScale"]["from"], status["lastScale"]["to"]) == (1, 0)
+
+
+def test_a_scheduler_that_knows_no_runner_yet_takes_none_away(world: World) -> None:
+    world.apply(autoscaled(0, 3))
+    world.demand[pool_ref()] = 3
+    world.settle()
+    world.scheduler_speaks = False
+    world.observed.pool_reports[str(pool_ref())] = PoolReport(0, 0, (), 3)
+    world.wait(600)
+    assert len(world.observed.runners[pool_ref()]) == 3
+    runners = world.observed.runners[pool_ref()]
+    runners[1] = replace(runners[1], state="Starting")  # nobody asked for it any more before it was ready
+    world.settle()
+    assert sorted(world.observed.runners[pool_ref()]) == [0, 2]
+
+
+def test_an_operator_that_starts_keeps_the_runners_there_are_until_the_scheduler_speaks(world: World) -> None:
+    world.apply(autoscaled(0, 3))
+    world.demand[pool_ref()] = 2
+    world.settle()
+    after = world.restarted()
+    after.scheduler_speaks = False
+    after.wait(600)
+    assert len(after.observed.runners[pool_ref()]) == 2
+    assert after.status_writes == 0
+
+
+def test_traffic_changes_nothing_that_is_planned(serving: World) -> None:
+    before = serving.observed.pool_reports[str(pool_ref())]
+    busy = replace(before, load=PoolLoad(running=7, queued=3, total_pages=100, reserved_pages=60, demand_runners=4))
+    assert busy == before
+    serving.observed.pool_reports[str(pool_ref())] = busy
+    assert serving.plan() == []
+
+
+def test_a_pool_elsewhere_is_told_that_nobody_serves_it_and_reserves_no_name(world: World) -> None:
+    world.serve_only("default")
+    world.apply(pool_object(namespace="attic"))
+    world.apply(adapter_object("lower", pool="attic/base"))
+    world.settle()
+    assert world.condition(pool_ref("base", "attic"), "Accepted") == ("False", "NamespaceNotServed")
+    assert world.condition(adapter_ref("lower"), "Ready") == ("False", "BaseNotReady")
+    world.apply(pool_object())
+    world.settle()
+    assert world.condition(pool_ref(), "Available") == ("True", "RunnersReady")
+
+
+def test_of_more_pinned_adapters_than_fit_the_older_are_accepted(world: World) -> None:
+    world.apply(pool_object(lora={"maxAdapters": 3, "maxRank": 64}))
+    names = ("a", "b", "c", "d")
+    world.contents |= {f"file:{name}": good(name) for name in names}
+    for name in names:
+        world.apply(adapter_object(name, pinned=name != "b"))
+    world.settle()
+    accepted = {name: world.condition(adapter_ref(name), "Accepted")[1] for name in names}
+    assert accepted == {"a": "Accepted", "b": "Accepted", "c": "Accepted", "d": "NoSlots"}
+    world.store.delete(adapter_ref("a"))
+    assert adapter_ref("d") in {action.ref for action in world.plan() if isinstance(action, Resolve)}
+    world.settle()
+    assert world.condition(adapter_ref("d"), "Ready") == ("True", "Published")
+
+
+def test_what_the_manifest_says_of_the_source_is_what_the_depot_is_asked(world: World) -> None:
+    model = {"name": "base", "uri": "file:base", "revision": "v1", "credentialsRef": {"name": "hub"}}
+    world.apply(pool_object(model=model))
+    source = {"uri": "file:upper", "endpoint": "https://minio.acme:9000", "credentialsRef": {"name": "s3"}}
+    world.apply(adapter_object("upper", source=source, tier="Host"))
+    world.settle()
+    base, adapter = (request.body() for request in world.asked)
+    assert (base["revision"], base["credentialsRef"]) == ("v1", {"name": "hub"})
+    assert (adapter["endpoint"], adapter["credentialsRef"]) == ("https://minio.acme:9000", {"name": "s3"})
+    assert (base.get("endpoint"), adapter["namespace"]) == (None, "acme")
+    assert next(iter(world.routed.values())).tier == "Host"
+
+
+def test_sources_that_others_serve_are_asked_for_less_often(world: World) -> None:
+    world.contents["hf:acme/upper"] = good("a")
+    world.apply(pool_object())
+    world.apply(adapter_object("upper", source={"uri": "hf:acme/upper"}))
+    world.settle()
+    for _ in range(50):
+        world.wait(2.1)
+    asked = [request.uri for request in world.asked]
+    assert asked.count("hf:acme/upper") == 2
+    assert asked.count("file:base") > 40
 
 
 def test_a_changed_pool_replaces_its_runners_one_at_a_time(world: World) -> None:

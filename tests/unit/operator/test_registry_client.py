@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -11,8 +12,9 @@ from tests.unit.operator.planning import adapter_ref, digest, pool_ref
 from weft.wire.channels import Outbox, both_ways
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from weft.wire.v1.supervisor_pb2 import AdapterState
 from weft_operator.actions import PublishAdapter, PublishPool, WithdrawAdapter, WithdrawPool
-from weft_operator.observe import AdapterEntry, AdapterReport, PoolEntry, PoolReport
+from weft_operator.observe import AdapterEntry, AdapterReport, PoolEntry, PoolLoad, PoolReport
 from weft_operator.registry_client import RegistryClient
 
 POOL = PoolEntry(
@@ -50,7 +52,7 @@ class Reports:
 
 
 @asynccontextmanager
-async def connected(*, start: bool = True) -> AsyncIterator[tuple[RegistryClient, Scheduler, Reports]]:
+async def connected(*, start: bool = True, term: int = 0) -> AsyncIterator[tuple[RegistryClient, Scheduler, Reports]]:
     server, scheduler, reports = grpc.aio.server(), Scheduler(), Reports()
     add_SchedulerServicer_to_server(scheduler, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -59,6 +61,7 @@ async def connected(*, start: bool = True) -> AsyncIterator[tuple[RegistryClient
         f"127.0.0.1:{port}",
         on_pool=lambda name, report: reports.pools.put_nowait((name, report)),
         on_adapter=lambda uid, report: reports.adapters.put_nowait((uid, report)),
+        term=term,
     )
     running = asyncio.create_task(client.run())
     if start:
@@ -77,11 +80,7 @@ async def test_nothing_is_told_before_the_table_is_complete() -> None:
         await asyncio.sleep(0)
         client.tell(PublishAdapter(adapter_ref("upper"), entry("u1")))
         assert scheduler.heard.empty()
-        complete = asyncio.create_task(client.complete())
-        await asyncio.sleep(0)
-        assert not complete.done()
         client.start()
-        await complete
         snapshot = await scheduler.next()
         assert snapshot.snapshot
         assert [pool.pool for pool in snapshot.pools] == ["default/base"]
@@ -105,7 +104,7 @@ async def test_changes_of_one_turn_are_one_message_and_versions_grow() -> None:
         assert second.pools[0].shared_all
         assert second.pools[0].drain_s == 60
         assert (second.adapters[0].digest, second.adapters[0].bytes) == (digest("a"), 100)
-        client.tell(WithdrawAdapter(adapter_ref("upper")))
+        client.tell(WithdrawAdapter(adapter_ref("upper"), "u1"))
         client.tell(WithdrawPool(pool_ref()))
         third = await scheduler.next()
         assert (list(third.removed_pools), list(third.removed_adapter_uids)) == (["default/base"], ["u1"])
@@ -116,7 +115,7 @@ async def test_of_one_adapter_only_the_last_word_of_a_turn_is_told() -> None:
         await scheduler.next()
         for letter in "acd":
             client.tell(PublishAdapter(adapter_ref("upper"), entry("u1", letter)))
-        client.tell(WithdrawAdapter(adapter_ref("upper")))
+        client.tell(WithdrawAdapter(adapter_ref("upper"), "u1"))
         client.tell(PublishAdapter(adapter_ref("upper"), entry("u1", "e")))
         change = await scheduler.next()
         assert [adapter.digest for adapter in change.adapters] == [digest("e")]
@@ -154,3 +153,57 @@ async def test_the_schedulers_word_comes_back() -> None:
         async with asyncio.timeout(10):
             assert await reports.pools.get() == ("default/base", PoolReport(2))
             assert await reports.adapters.get() == ("u", AdapterReport("d", True, 1, ("a", "b")))
+
+
+async def test_bounds_tiers_and_the_term_are_told() -> None:
+    async with connected(term=7) as (client, scheduler, _):
+        first = await scheduler.next()
+        client.tell(PublishPool(pool_ref(), replace(POOL, min_runners=0, max_runners=4, idle_s=60.0, hold_s=300.0)))
+        client.tell(PublishAdapter(adapter_ref("upper"), replace(entry("u1"), tier="Host")))
+        change = await scheduler.next()
+        assert (first.term, change.term) == (7, 7)
+        (pool,), (adapter,) = change.pools, change.adapters
+        assert (pool.min_runners, pool.max_runners, pool.idle_s, pool.hold_s) == (0, 4, 60, 300)
+        assert adapter.tier == AdapterState.HOST
+
+
+async def test_what_a_pool_could_use_comes_back_with_its_load() -> None:
+    async with connected() as (_, scheduler, reports):
+        await scheduler.next()
+        status = pb.PoolStatus(
+            pool="default/base",
+            ready_runners=3,
+            wanted_runners=1,
+            victims=["b", "a"],
+            max_runners=4,
+            running=5,
+            queued=6,
+            total_pages=70,
+            reserved_pages=8,
+            demand_runners=2,
+        )
+        scheduler.outbox.put(pb.SchedulerToRegistry(pool=status))
+        async with asyncio.timeout(10):
+            _, report = await reports.pools.get()
+        assert report == PoolReport(3, 1, ("b", "a"), 4)
+        assert report.load == PoolLoad(running=5, queued=6, total_pages=70, reserved_pages=8, demand_runners=2)
+
+
+async def test_whether_an_adapter_is_gone_is_asked_on_every_connection_until_it_is_answered() -> None:
+    async with connected() as (client, scheduler, reports):
+        await scheduler.next()
+        client.tell(PublishAdapter(adapter_ref("upper"), entry("u1")))
+        await scheduler.next()
+        client.tell(WithdrawAdapter(adapter_ref("upper"), "u1", unload=True))
+        client.tell(WithdrawAdapter(adapter_ref("older"), "u0", unload=True))  # of a life before this one
+        assert sorted((await scheduler.next()).removed_adapter_uids) == ["u0", "u1"]
+        scheduler.outbox.close()
+        again = await scheduler.next()
+        assert (again.snapshot, list(again.adapters), list(again.removed_adapter_uids)) == (True, [], ["u0", "u1"])
+        still = pb.AdapterStatus(uid="u0", routed=False, ready_runners=1)
+        for status in (still, pb.AdapterStatus(uid="u1", digest=digest("a"))):
+            scheduler.outbox.put(pb.SchedulerToRegistry(adapter=status))
+        async with asyncio.timeout(10):
+            assert [(await reports.adapters.get())[0] for _ in range(2)] == ["u0", "u1"]
+        scheduler.outbox.close()
+        assert list((await scheduler.next()).removed_adapter_uids) == ["u0"]

@@ -92,6 +92,7 @@ class Depot:
 
     blobs: dict[str, bytes] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
+    asked: threading.Event = field(default_factory=threading.Event)
     refusals: int = 0  # so many further requests are answered 503
     url: str = ""
 
@@ -123,6 +124,7 @@ def depot() -> Iterator[Depot]:
         def do_GET(self) -> None:
             digest = self.path.rpartition("/")[2]
             depot.requests.append(digest)
+            depot.asked.set()
             body = depot.blobs.get(digest)
             depot.refusals, refused = max(0, depot.refusals - 1), depot.refusals > 0
             body = None if refused else body

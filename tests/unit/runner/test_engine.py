@@ -375,6 +375,6 @@ def test_a_pinned_adapter_that_failed_is_tried_again_when_asked(drive, world, fa
             driver.beat()
         assert "pinned" in driver.pool.state().not_ready
         assert driver.pool.residency.adapters["a"].error == "no answer", "it is not tried again by itself"
-        driver.post(TellState(retry_pinned=True))
+        driver.post(TellState(retry=True))
     while driver.pool.state().not_ready:
         driver.beat()

@@ -8,19 +8,29 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from weft_runner.core.events import Desired, DropHost, Load, Retain, Tier, Unload
+from weft_runner.core.events import Desired, DropHost, Fetch, Load, Retain, Tier, Unload
 from weft_runner.core.residency import Residency, check_slots
 
 DIGESTS = st.sampled_from([f"a{i}" for i in range(7)])
+DESIRED = st.builds(  # sizes that are not known, true, too small, larger than all there is
+    Desired,
+    DIGESTS,
+    n_bytes=st.sampled_from([0, 50, 20, 500]),
+    pinned=st.booleans(),
+    tier=st.sampled_from([Tier.REMOTE, Tier.DISK, Tier.HOST]),
+)
 
 
 class Harness:
     """A residency book with the adapter pool it orders: what is in a slot, on its way, in host memory."""
 
+    HOST_BYTES = 50  # of a copy
+
     def __init__(self, **settings: int) -> None:
         self.book = Residency(**settings)
         self.device: dict[int, str] = {}
         self.loading: list[Load] = []
+        self.fetching: list[Fetch] = []
         self.host: set[str] = set()
         self.joined: list[tuple[str, int]] = []
         self.waiting: list[tuple[str, int]] = []
@@ -47,17 +57,28 @@ class Harness:
         self.book.leave(digest, joined=False)
         self.settle()
 
-    def load(self, index: int = 0, *, fails: bool = False) -> None:
+    def load(self, index: int = 0, *, fails: bool = False, hopeless: bool = False) -> None:
         order = self.loading.pop(index)
+        self.host.add(order.digest)  # it may have been read before it failed
         if fails:
-            self.book.failed(order.digest, "broken")
+            self.book.failed(order.digest, "broken", hopeless=hopeless)
             for item in [w for w in self.waiting if w[0] == order.digest]:
                 self.waiting.remove(item)
                 self.book.leave(order.digest, joined=False)
         else:
             self.device[order.slot] = order.digest
+            self.book.loaded(order.digest, rank=4, n_bytes=100, host_bytes=self.HOST_BYTES, cost=1.0)
+        self.settle()
+
+    def fetch(self, index: int = 0, *, fails: bool = False, hopeless: bool = False) -> None:
+        order = self.fetching.pop(index)
+        if fails:
+            self.book.fetch_failed(order.digest, "out of reach", hopeless=hopeless)
+        elif order.to_host:
             self.host.add(order.digest)
-            self.book.loaded(order.digest, rank=4, n_bytes=100, host_bytes=50, cost=1.0)
+            self.book.fetched(order.digest, host_bytes=self.HOST_BYTES)
+        else:
+            self.book.fetched(order.digest, host_bytes=None)
         self.settle()
 
     def settle(self) -> None:
@@ -71,6 +92,9 @@ class Harness:
                     assert self.device.pop(slot) not in used, "an adapter in use was evicted"
                 case DropHost(digest):
                     self.host.discard(digest)
+                case Fetch():
+                    assert action.digest not in {f.digest for f in self.fetching}, "fetched twice at a time"
+                    self.fetching.append(action)
                 case Retain(digests):
                     assert {digest for digest, _ in (*self.joined, *self.waiting)} <= digests
         for digest in self.book.take_joinable():
@@ -79,6 +103,8 @@ class Harness:
             self.joined.extend(mine)
             self.served.update(number for _, number in mine)
         check_slots(self.book)
+        extra = self.host ^ set(self.book.host)
+        assert extra <= {order.digest for order in self.loading} & self.host, "the books say what is in host memory"
         assert set(self.device.values()) == {a.digest for a in self.book.in_slots().values() if a.resident}
         assert {d for d, _ in self.joined} <= set(self.device.values())
         for digest, adapter in self.book.adapters.items():
@@ -108,16 +134,37 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.h.cancel(pick.randrange(len(self.h.waiting)))
 
     @precondition(lambda self: self.h.loading)
-    @rule(fails=st.booleans())
-    def load(self, fails: bool) -> None:
-        self.h.load(fails=fails)
+    @rule(fails=st.booleans(), hopeless=st.booleans())
+    def load(self, fails: bool, hopeless: bool) -> None:
+        self.h.load(fails=fails, hopeless=hopeless)
 
-    @rule(wanted=st.lists(st.tuples(DIGESTS, st.booleans()), max_size=5, unique_by=lambda w: w[0]))
-    def desire(self, wanted: list[tuple[str, bool]]) -> None:
-        self.h.book.set_desired([Desired(digest, pinned=pinned) for digest, pinned in wanted])
+    @precondition(lambda self: self.h.fetching)
+    @rule(pick=st.randoms(use_true_random=False), fails=st.booleans(), hopeless=st.booleans())
+    def fetch(self, pick: random.Random, fails: bool, hopeless: bool) -> None:
+        self.h.fetch(pick.randrange(len(self.h.fetching)), fails=fails, hopeless=hopeless)
+
+    @rule()
+    def retry(self) -> None:
+        self.h.book.retry()
         self.h.settle()
-        live = {d for d, _ in (*self.h.joined, *self.h.waiting)} | {order.digest for order in self.h.loading}
-        assert set(self.h.book.adapters) <= {digest for digest, _ in wanted} | live, "the rest is forgotten"
+
+    @rule(wanted=st.lists(DESIRED, max_size=6, unique_by=lambda d: d.digest))
+    def desire(self, wanted: list[Desired]) -> None:
+        self.h.book.set_desired(wanted)
+        self.h.settle()
+        coming = {order.digest for order in (*self.h.loading, *self.h.fetching)}
+        live = {d for d, _ in (*self.h.joined, *self.h.waiting)} | coming
+        assert set(self.h.book.adapters) <= {d.digest for d in wanted} | live, "the rest is forgotten"
+
+    @invariant()
+    def what_is_not_missing_is_held_at_its_tier_or_says_why_not(self) -> None:
+        book = self.h.book
+        waited_for = {*book.keeper.missing()}
+        for adapter in book.adapters.values():
+            if adapter.tier > Tier.REMOTE and adapter.digest not in waited_for and not adapter.hopeless:
+                least = Tier.DISK if adapter.shortfall else adapter.tier
+                assert adapter.digest in book.host or least is Tier.DISK
+                assert book.tier_of(adapter) >= least
 
     @invariant()
     def a_free_slot_is_never_left_while_somebody_waits_for_one(self) -> None:
@@ -129,15 +176,22 @@ class ResidencyMachine(RuleBasedStateMachine):
         for _ in range(1000):
             if self.h.loading:
                 self.h.load()
+            elif self.h.fetching:
+                self.h.fetch()
             elif self.h.joined:
                 self.h.leave(0)
             else:
                 break
         assert not self.h.waiting
         assert not self.h.loading
+        self.h.book.retry()
+        self.h.settle()
+        while self.h.loading or self.h.fetching:
+            self.h.load() if self.h.loading else self.h.fetch()
+        assert not self.h.book.keeper.missing(), "nobody waits for a tier for ever"
 
 
-ResidencyMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+ResidencyMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 test_slots_and_references_balance_under_any_commands = ResidencyMachine.TestCase
 
 

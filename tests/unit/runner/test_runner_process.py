@@ -21,7 +21,9 @@ from weft.wire.channels import Outbox, both_ways, channel
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
 from weft.wire.v1.supervisor_pb2 import SupervisorToRunner
+from weft_runner.errors import StoppedAtStart
 from weft_runner.main import main
+from weft_runner.model.weights import load_weights
 
 pytestmark = pytest.mark.integration
 
@@ -61,8 +63,8 @@ class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
         async with asyncio.timeout(20), self.news:
             await self.news.wait_for(condition)
 
-    def order(self, *desired: str, version: int = 1, pinned: bool = False, drain: bool = False) -> None:
-        adapters = [supervisor_pb2.DesiredAdapter(digest=d, pinned=pinned) for d in desired]
+    def order(self, *desired: str, version: int = 1, pinned: bool = False, drain: bool = False, tier: Any = 0) -> None:
+        adapters = [supervisor_pb2.DesiredAdapter(digest=d, pinned=pinned, tier=tier) for d in desired]
         order = supervisor_pb2.RunnerOrder(has_desired=True, desired_version=version, desired=adapters, drain=drain)
         self.outbox.put(SupervisorToRunner(order=order))
 
@@ -214,6 +216,76 @@ async def test_a_runner_registers_serves_two_adapters_and_drains(world, depot, t
         assert await exiting == 0
         await supervisor.until(lambda: supervisor.states[-1].draining)
         await gateway.close()
+
+
+async def test_a_runner_is_ready_once_it_holds_what_has_a_tier(world, depot, tmp_path, free_port):
+    base = depot.publish("model", world.base)
+    good, missing = (depot.publish("adapter", world.write_adapter(name, seed=n)) for n, name in enumerate(("a", "b")))
+    content = depot.blobs.pop(missing)
+    async with (
+        supervised() as (supervisor, where),
+        running(depot.url, where, base, tmp_path / "data", free_port, "--name=pod-7") as runner,
+    ):
+        await supervisor.until(lambda: bool(supervisor.states))
+        assert supervisor.hellos[0].name == "pod-7"
+        supervisor.order(good, missing, tier=supervisor_pb2.AdapterState.HOST)
+        held, failed = (supervisor_pb2.AdapterState.HOST, False), (supervisor_pb2.AdapterState.REMOTE, True)
+
+        def told() -> dict[str, tuple[int, bool]]:
+            return {a.digest: (a.tier, bool(a.error)) for a in supervisor.states[-1].adapters}
+
+        await supervisor.until(lambda: told() == {good: held, missing: failed})
+        assert not supervisor.states[-1].ready
+        assert await runner.get("/readyz") == (503, "1 adapters are not held at their tier yet\n")
+        depot.blobs[missing] = content
+        await supervisor.until(lambda: supervisor.states[-1].ready)
+        assert told() == {good: held, missing: held}
+        assert await runner.get("/readyz") == (200, "ok\n")
+        asked = len(depot.requests)
+        gateway = Gateway(runner.address, supervisor.hellos[0].runner.incarnation)
+        await gateway.next("ready")
+        gateway.start("r", [5, 6, 7], adapter_digest=good)
+        assert len((await gateway.answer("r"))[0]) == 6
+        assert len(depot.requests) == asked, "it was here"
+        await gateway.close()
+        assert await runner.stop() == 0
+
+
+async def test_host_memory_that_cannot_hold_all_is_named_and_the_runner_is_ready(world, depot, tmp_path, free_port):
+    base = depot.publish("model", world.base)
+    wide = [depot.publish("adapter", world.write_adapter(f"a{i}", seed=i, rank=64)) for i in range(6)]
+    async with (
+        supervised() as (supervisor, where),
+        running(depot.url, where, base, tmp_path / "data", free_port, "--host-mib=1") as runner,
+    ):
+        await supervisor.until(lambda: bool(supervisor.states))
+        supervisor.order(*wide, tier=supervisor_pb2.AdapterState.HOST)
+        await supervisor.until(lambda: supervisor.states[-1].ready)
+        told = {a.digest: a for a in supervisor.states[-1].adapters}
+        short = {digest for digest, a in told.items() if a.shortfall}
+        assert 0 < len(short) < len(wide)
+        assert {told[digest].tier for digest in short} == {supervisor_pb2.AdapterState.DISK}
+        held = set(wide) - short
+        assert {told[digest].tier for digest in held} == {supervisor_pb2.AdapterState.HOST}
+        assert await runner.stop() == 0
+
+
+async def test_while_it_waits_for_its_base_a_runner_is_alive_not_ready_and_stops_when_told(
+    world, depot, tmp_path, free_port
+):
+    base = depot.publish("model", world.base)
+    depot.refusals = 10_000
+    async with running(depot.url, "127.0.0.1:1", base, tmp_path / "data", free_port) as runner:
+        assert await asyncio.to_thread(depot.asked.wait, 20)
+        assert await runner.get("/healthz") == (200, "ok\n")
+        assert await runner.get("/readyz") == (503, "starting\n")
+        assert await runner.stop() == 0
+
+
+def test_a_runner_that_is_told_to_stop_loads_no_further(world):
+    tensors = iter(range(100))
+    with pytest.raises(StoppedAtStart, match=r"told to stop before model\.layers\.0"):
+        load_weights({p.name: p for p in world.base.iterdir()}, world.spec, stopping=lambda: next(tensors) > 2)
 
 
 async def test_a_session_for_another_incarnation_is_refused(world, depot, tmp_path, free_port):

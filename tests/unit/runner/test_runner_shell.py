@@ -1,6 +1,7 @@
 """The small parts of the shell: flags, identity, wire, blobs from the depot, which threads."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from weft_runner.core.events import Ended, EndReason, NoRoom, Tier, Tokens
 from weft_runner.core.sequence import Epoch, Finish, Sampling
 from weft_runner.depot import DepotSource
 from weft_runner.engine import SetDesired
-from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable
+from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, StoppedAtStart
 from weft_runner.identity import read_identity
 from weft_runner.model.spec import parse_spec
 from weft_runner.process import fetch_base
@@ -42,6 +43,11 @@ def test_the_defaults_are_those_of_the_contract(small_config):
     assert pool_limits(few, parse_spec(small_config)).max_context_tokens == 48
 
 
+def test_a_runner_is_called_by_its_name_or_its_hosts():
+    assert parse_settings(FLAGS).name == socket.gethostname()
+    assert parse_settings([*FLAGS, "--name=demo-runners-7c9-x2"]).name == "demo-runners-7c9-x2"
+
+
 def test_every_wrong_flag_is_listed_at_once(capsys):
     wrong = [
         "--listen=x",
@@ -50,6 +56,7 @@ def test_every_wrong_flag_is_listed_at_once(capsys):
         "--base-digest=abc",
         "--pool=x",
         "--depot=ftp://x",
+        "--name=two words",
     ]
     with pytest.raises(SystemExit) as left:
         parse_settings([*FLAGS, *wrong])
@@ -192,4 +199,5 @@ def test_a_depot_that_is_not_up_yet_is_waited_for_and_not_for_ever():
     assert fetch_base(Late(), 10, lambda: False, lambda: float(next(clock)))
     with pytest.raises(ArtifactUnreachable):
         fetch_base(Late(), 1, lambda: False, lambda: float(next(clock)))
-    assert fetch_base(Late(), 10, lambda: True, lambda: float(next(clock))) is None
+    with pytest.raises(StoppedAtStart):
+        fetch_base(Late(), 10, lambda: True, lambda: float(next(clock)))

@@ -21,7 +21,7 @@ from weft_scheduler.core.effects import (
 from weft_scheduler.core.events import KeysTold, RegistryChange, RegistryUp, Started
 from weft_scheduler.core.routes import routes
 from weft_scheduler.core.state import Pool
-from weft_scheduler.core.values import AdapterSpec, AdapterView, Epoch, KeyRoute, PoolSpec, RunnerId
+from weft_scheduler.core.values import AdapterSpec, AdapterView, Epoch, KeyRoute, PoolSpec, RunnerId, Tier
 
 POOL = "acme/p"
 Picked = Callable[..., list[Any]]
@@ -249,6 +249,49 @@ def test_a_pinned_adapter_that_cannot_load_does_not_keep_a_runner_from_serving(
     assert not picked(desk.submit("r"), Assign)
     broken = (AdapterView("sha256:1", False, "torn"),)
     assert picked(desk.runner("a", ready=False, desired_version=version, adapters=broken), Assign)
+
+
+def test_an_adapter_on_its_way_to_its_tier_keeps_a_runner_from_serving_and_one_that_failed_does_not(
+    desk: Any, picked: Picked, adapter_of: Any
+) -> None:
+    desk.registry()
+    desk.gateway()
+    desk.supervisor()
+    digests = ("sha256:1", "sha256:2")
+    desk.handle(RegistryChange(False, adapters=tuple(adapter_of(d, tier=Tier.HOST) for d in digests)))
+    version = desk.core.state.pools[POOL].desired.list.version
+    failed, coming = AdapterView("sha256:1", False, "torn"), AdapterView("sha256:2", False, loading=True)
+    desk.submit("r")
+    for adapters in ((coming,), (failed, coming)):
+        assert not picked(desk.runner("a", ready=False, desired_version=version, adapters=adapters), Assign)
+    assert picked(desk.runner("a", ready=False, desired_version=version, adapters=(failed,)), Assign)
+
+
+def test_a_tier_reaches_the_runners_and_two_of_one_content_get_the_higher(
+    desk: Any, picked: Picked, adapter_of: Any
+) -> None:
+    desk.start()
+    desk.runner("a")
+    same = "sha256:1"
+    adapters = (adapter_of(same, uid="1", tier=Tier.HOST), adapter_of(same, uid="2", tier=Tier.DISK, pinned=True))
+    (order,) = picked(desk.handle(RegistryChange(False, adapters=adapters)), Order)
+    (wanted,) = order.desired.adapters
+    assert (wanted.tier, wanted.pinned) == (Tier.HOST, True)
+    assert not picked(desk.handle(RegistryChange(False, adapters=adapters[::-1])), Order), "whoever came first"
+    (order,) = picked(desk.handle(RegistryChange(False, removed_adapters=("1",))), Order)
+    assert order.desired.adapters[0].tier is Tier.DISK
+    desk.place("r", same)
+    (order,) = picked(desk.handle(RegistryChange(False, removed_adapters=("2",))), Order)
+    assert order.desired.adapters[0].tier is Tier.UNSPECIFIED, "nobody has to wait for one that goes"
+
+
+def test_a_list_of_an_earlier_process_with_a_higher_number_is_not_taken_for_this_one(desk: Any, picked: Picked) -> None:
+    desk.start("sha256:1", settle=False)
+    desk.runner("a", highest_term=7, desired_version=7 << 32)
+    statuses = picked(desk.wait(1.0), AdapterStatus)
+    assert statuses[-1].ready_runners == 0
+    desk.runner("a", desired_version=desk.core.state.pools[POOL].desired.list.version)
+    assert picked(desk.wait(1.0), AdapterStatus)[-1].ready_runners == 1
 
 
 def test_a_runner_that_served_once_is_not_held_back_by_what_is_pinned_later(desk: Any, picked: Picked) -> None:

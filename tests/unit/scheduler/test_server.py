@@ -73,13 +73,13 @@ class Stack:
         await peer.say(pb.SupervisorToScheduler(hello=hello))
         return peer
 
-    async def registry_stream(self) -> Peer:
+    async def registry_stream(self, term: int = 0) -> Peer:
         peer = Peer(self.stub.Registry)
         pool = pb.PoolDesired(pool="n/p", base_digest="sha256:b", base_model_name="base")
         adapter = pb.AdapterDesired(
             uid="1", namespace="n", name="a", model_name="n/a", pool="n/p", digest="sha256:1", rank=8
         )
-        await peer.say(pb.RegistryToScheduler(snapshot=True, pools=[pool], adapters=[adapter]))
+        await peer.say(pb.RegistryToScheduler(snapshot=True, pools=[pool], adapters=[adapter], term=term))
         return peer
 
     def metric(self, name: str, **labels: str) -> float:
@@ -310,3 +310,49 @@ async def test_gateways_with_outcomes_that_found_no_room_are_called_again(
 @pytest.fixture
 def new_stack() -> Callable[..., Any]:
     return serving
+
+
+async def test_a_registry_under_a_lower_term_is_ended_and_what_it_says_does_not_count(stack: Stack) -> None:
+    old = await stack.registry_stream(term=3)
+    assert (await old.hear("pool")).pool == "n/p"
+    new = await stack.registry_stream(term=4)
+    assert (await new.hear("pool")).pool == "n/p", "everything is told to who leads now"
+    assert await old.end() is grpc.StatusCode.FAILED_PRECONDITION
+    late = await stack.registry_stream(term=3)
+    assert await late.end() is grpc.StatusCode.FAILED_PRECONDITION
+    deleting = Peer(stack.stub.Registry)
+    await deleting.say(pb.RegistryToScheduler(removed_pools=["n/p"]))
+    assert await deleting.end() is grpc.StatusCode.FAILED_PRECONDITION, "none is a lower term too"
+    assert stack.server.core.state.pools["n/p"].spec is not None
+    pool = pb.PoolDesired(pool="n/p", base_digest="sha256:b", base_model_name="base", max_runners=7)
+    await new.say(pb.RegistryToScheduler(pools=[pool], term=4))
+    while (await new.hear("pool")).max_runners != 7:
+        pass
+
+
+async def test_an_empty_data_directory_under_load_gives_no_order_below_what_anybody_has_seen(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """Gateways, supervisor and runners live on from term 7; this scheduler has just been scheduled elsewhere."""
+    registry = await stack.registry_stream()
+    gateway, seen = await stack.gateway(complete=False), cpb.Epoch(term=7, counter=12)
+    for n in range(20):
+        held = submit(f"held{n}")
+        held.submit.epoch.CopyFrom(cpb.Epoch(term=6, counter=n + 1))
+        held.submit.emitted_tokens = 5
+        await gateway.say(held)
+    running = submit("running")
+    running.submit.epoch.CopyFrom(seen)
+    running.submit.runner.CopyFrom(R)
+    await gateway.say(running, pb.GatewayToScheduler(hello=pb.GatewayHello(gateway_id="g", resubmit_complete=True)))
+    supervisor = await stack.supervisor()
+    told = report(spb.SequenceState(request_id="running", epoch=seen, adapter_digest="sha256:1", reservation_tokens=30))
+    told.report.runners[0].highest_term, told.report.runners[0].desired_version = 9, 9 << 32
+    await supervisor.say(told)
+    order = await supervisor.hear("orders")
+    assert order.order.desired_version > 9 << 32, "or the runner would be taken to know the list"
+    for _ in range(7):  # 8 sequences in a runner
+        assign = await gateway.hear("assign")
+        assert assign.epoch.term > 9
+        assert int((tmp_path / "term").read_text()) >= assign.epoch.term
+    await registry.hear("pool")

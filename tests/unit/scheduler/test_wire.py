@@ -26,6 +26,7 @@ from weft_scheduler.core.values import (
     RunnerReport,
     RunnerSpec,
     SequenceView,
+    Tier,
 )
 from weft_scheduler.errors import MessageInvalid
 
@@ -93,7 +94,7 @@ STATE = spb.RunnerState(
     id=R,
     runner=spb.RunnerHello(
         runner=R, address="h:1", pool="n/p", page_tokens=16, total_pages=99, max_sequences=8, max_adapters=4,
-        max_rank=64, max_context_tokens=512,
+        max_rank=64, max_context_tokens=512, name="pod-1",
     ),
     sequence=7,
     free_pages=30,
@@ -102,12 +103,14 @@ STATE = spb.RunnerState(
         spb.AdapterState(digest="d", tier=spb.AdapterState.DEVICE),
         spb.AdapterState(digest="e", tier=spb.AdapterState.DISK, error="torn"),
         spb.AdapterState(digest="f", tier=spb.AdapterState.REMOTE),
+        spb.AdapterState(digest="g", tier=spb.AdapterState.DISK, loading=True),
     ],
     overruns=[spb.Overrun(request_id="r", wanted_pages=2), spb.Overrun(request_id="q", wanted_pages=3)],
     draining=True,
     ready=True,
     highest_term=3,
     desired_version=11,
+    tokens=5000,
 )  # fmt: skip
 
 
@@ -115,10 +118,10 @@ def test_a_cluster_report_arrives_whole() -> None:
     decision = pb.PreemptDecision(runner=R, request_id="r", epoch=EPOCH, for_request_id="q", reservation_tokens=80)
     message = pb.ClusterReport(runners=[STATE], lost=[R], preempts=[decision])
     event = wire.cluster_event("s", pb.SupervisorToScheduler(report=message))
-    spec = RunnerSpec("h:1", "n/p", 16, 99, 8, 4, 64, 512)
+    spec = RunnerSpec("h:1", "n/p", 16, 99, 8, 4, 64, 512, "pod-1")
     views = (SequenceView("r", Epoch(3, 4), "d", 40),)
-    adapters = (AdapterView("d", True), AdapterView("e", False, "torn"))
-    report = RunnerReport(RunnerId("u", "i"), spec, 7, 30, views, adapters, 5, True, True, 3, 11)
+    adapters = (AdapterView("d", True), AdapterView("e", False, "torn"), AdapterView("g", False, loading=True))
+    report = RunnerReport(RunnerId("u", "i"), spec, 7, 30, views, adapters, 5, True, True, 3, 11, 5000)
     wanted = PreemptDecision(RunnerId("u", "i"), "r", Epoch(3, 4), "q", 80)
     assert event == ev.ClusterReport("s", (report,), (RunnerId("u", "i"),), (wanted,))
 
@@ -139,11 +142,11 @@ def test_a_registry_message_arrives_whole() -> None:
     pool = pb.PoolDesired(
         pool="n/p", base_digest="b", base_model_name="m", shared_all=True, shared_namespaces=["x"], max_queue=5,
         max_moves=2, placement="punica", queue="fcfs", reservation="calibrated", created_unix_s=9, min_runners=1,
-        drain_s=60,
+        max_runners=4, idle_s=30, hold_s=300, drain_s=60,
     )  # fmt: skip
     adapter = pb.AdapterDesired(
         uid="u", namespace="n", name="a", model_name="n/a", pool="n/p", digest="d", rank=8, bytes=100, pinned=True,
-        created_unix_s=10,
+        created_unix_s=10, tier=spb.AdapterState.HOST,
     )  # fmt: skip
     event = wire.registry_event(
         pb.RegistryToScheduler(
@@ -160,6 +163,13 @@ def test_a_registry_message_arrives_whole() -> None:
             assert (tuple(found) if field.name == "shared_namespaces" else found) == getattr(value, field.name)
 
 
+@pytest.mark.parametrize("tier", [spb.AdapterState.DEVICE, 17])
+def test_a_tier_that_cannot_be_asked_for_is_refused(tier: Any) -> None:
+    adapter = pb.AdapterDesired(uid="u", tier=tier)
+    with pytest.raises(MessageInvalid, match="tier"):
+        wire.registry_event(pb.RegistryToScheduler(adapters=[adapter]))
+
+
 def test_what_goes_out_says_what_was_ordered() -> None:
     assign = wire.to_gateway(ef.Assign("g", "r", Epoch(3, 4), RunnerId("u", "i"), "h:1", 40)).assign
     assert assign == pb.Assign(request_id="r", epoch=EPOCH, runner=R, address="h:1", reservation_tokens=40)
@@ -167,22 +177,26 @@ def test_what_goes_out_says_what_was_ordered() -> None:
     assert wire.to_gateway(ef.TellGone("g", RunnerId("u", "i"))).runner_gone.runner == R
     assert list(wire.to_gateway(ef.AckOutcomes("g", ("r", "q"))).outcome_ack.request_ids) == ["r", "q"]
     assert wire.to_supervisor(ef.TellTerm("s", 9)).hello.term == 9
-    assert wire.to_registry(ef.PoolStatus("n/p", 1, 2, 3, 4)).pool == pb.PoolStatus(
-        pool="n/p", ready_runners=1, wanted_runners=2, running=3, queued=4
-    )
+    assert wire.to_registry(ef.PoolStatus("n/p", 1, 2, 3, 4, ("pod-2", "pod-1"), 5, 600, 70, 8)).pool == pb.PoolStatus(
+        pool="n/p", ready_runners=1, wanted_runners=2, running=3, queued=4, victims=["pod-2", "pod-1"], max_runners=5,
+        total_pages=600, reserved_pages=70, demand_runners=8,
+    )  # fmt: skip
     assert wire.to_registry(ef.AdapterStatus("u", "d", True, 2, ("x: y",))).adapter == pb.AdapterStatus(
         uid="u", digest="d", routed=True, ready_runners=2, load_errors=["x: y"]
     )
 
 
 def test_an_order_is_the_complete_list() -> None:
-    desired = DesiredList(5, (DesiredAdapter("d", 8, 100, True),))
+    desired = DesiredList(5, (DesiredAdapter("d", 8, 100, True), DesiredAdapter("e", 8, 9, False, Tier.DISK)))
     orders = wire.to_supervisor(ef.Order("s", RunnerId("u", "i"), desired)).orders
     assert orders.runner == R
     assert orders.order == spb.RunnerOrder(
         has_desired=True,
         desired_version=5,
-        desired=[spb.DesiredAdapter(digest="d", rank=8, bytes=100, pinned=True)],
+        desired=[
+            spb.DesiredAdapter(digest="d", rank=8, bytes=100, pinned=True),
+            spb.DesiredAdapter(digest="e", rank=8, bytes=9, tier=spb.AdapterState.DISK),
+        ],
     )
 
 
@@ -190,7 +204,7 @@ def test_a_route_table_goes_out_whole() -> None:
     table = RouteTable(
         8,
         (Route("n/a", "n", "n/p", "d", 8, "u", 10),),
-        (PoolRoute(PoolSpec("n/p", "b", "m", True, ("x",)), 512, 2),),
+        (PoolRoute(PoolSpec("n/p", "b", "m", True, ("x",), hold_s=300), 512, 2),),
         (KeyRoute("h", "n", "k"),),
         True,
     )
@@ -205,7 +219,7 @@ def test_a_route_table_goes_out_whole() -> None:
         pools=[
             pb.PoolRoute(
                 pool="n/p", base_digest="b", base_model_name="m", max_context_tokens=512, ready_runners=2,
-                shared_all=True, shared_namespaces=["x"],
+                shared_all=True, shared_namespaces=["x"], hold_s=300,
             )
         ],
         keys=[pb.KeyRoute(key_hash="h", namespace="n", key_id="k")],

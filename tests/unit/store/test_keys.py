@@ -3,15 +3,17 @@ import re
 from weft.store import keys
 
 
-async def test_the_key_is_shown_once_and_only_its_hash_is_stored(engine, path):
+async def test_the_key_is_shown_once_and_only_its_hash_is_stored(engine, tmp_path):
     new = await keys.create(engine, "acme", "for the demo", now_unix_ms=7)
     [stored] = await keys.all_keys(engine)
     assert stored == keys.ApiKey(new.key_id, keys.key_hash(new.key), "acme", "for the demo", 7, None)
     secret = new.key.removeprefix(f"weft-{new.key_id}-")
+    async with engine.connect() as connection:
+        content = str((await connection.exec_driver_sql("SELECT * FROM api_keys")).fetchall())
     await engine.dispose()
-    content = b"".join(file.read_bytes() for file in path.parent.iterdir())
-    assert secret.encode() not in content
-    assert stored.key_hash.encode() in content
+    content += "".join(file.read_bytes().decode("latin-1") for file in tmp_path.iterdir())  # SQLite's files
+    assert secret not in content
+    assert stored.key_hash in content
 
 
 async def test_a_revoked_key_stays_known_and_revoking_twice_keeps_the_first_time(engine):
@@ -27,6 +29,18 @@ async def test_an_id_that_is_taken_is_drawn_again(engine, monkeypatch):
     drawn = iter([keys.NewKey(f"weft-{first.key_id}-other", first.key_id), keys.NewKey("weft-ffff0000-x", "ffff0000")])
     monkeypatch.setattr(keys, "draw_key", lambda: next(drawn))
     assert (await keys.create(engine, "acme", "", now_unix_ms=2)).key_id == "ffff0000"
+
+
+async def test_the_mark_changes_with_every_change_of_the_keys_in_force_and_with_nothing_else(engine):
+    marks = [await keys.mark(engine)]
+    new = await keys.create(engine, "acme", "", now_unix_ms=1)
+    marks.append(await keys.mark(engine))
+    await keys.revoke(engine, new.key_id, now_unix_ms=2)
+    marks.append(await keys.mark(engine))
+    await keys.revoke(engine, new.key_id, now_unix_ms=3)
+    await keys.revoke(engine, "unknown", now_unix_ms=3)
+    assert await keys.mark(engine) == marks[-1]
+    assert len(set(marks)) == 3
 
 
 def test_keys_have_the_form_that_people_can_grep_for():

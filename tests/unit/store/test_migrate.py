@@ -82,6 +82,7 @@ async def test_a_database_that_cannot_be_opened_is_named(tmp_path):
             await asyncio.to_thread(thread.join, 10)
 
 
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 async def test_sqlite_runs_with_wal_foreign_keys_and_a_busy_timeout(engine):
     async with engine.connect() as connection:
         for pragma, expected in (("journal_mode", "wal"), ("foreign_keys", 1), ("busy_timeout", 5_000)):

@@ -2,7 +2,6 @@ import asyncio
 import dataclasses
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections import Counter
@@ -10,11 +9,11 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from weft.store import migrate, outcomes
-from weft.store.database import open_database, sqlite_url
+from weft.store.database import open_database
 from weft.store.outcomes import StoredOutcome, model_family
 
 DAY = 86_400_000
@@ -147,11 +146,14 @@ events = st.lists(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 1000)), 
 
 
 @given(batches=events)
-@settings(max_examples=25, deadline=None)
-def test_whatever_is_repeated_in_whatever_batches_the_sums_are_those_of_a_dictionary(tmp_path_factory, batches):
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_repeated_in_whatever_batches_the_sums_are_those_of_a_dictionary(url, batches):
     async def run() -> None:
-        engine = open_database(sqlite_url(tmp_path_factory.mktemp("store") / "weft.sqlite"))
+        engine = open_database(url)
         await migrate.upgrade(engine)
+        async with engine.begin() as connection:
+            for table in ("outcomes", "usage", "model_versions"):
+                await connection.exec_driver_sql(f"DELETE FROM {table}")
         model: dict[str, int] = {}
         for batch in batches:
             rows = [outcome(f"r{key}", completion_tokens=tokens) for key, tokens in batch]
@@ -170,13 +172,14 @@ def test_whatever_is_repeated_in_whatever_batches_the_sums_are_those_of_a_dictio
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-sys.path.insert(0, {here!r})
+sys.path[:0] = {here!r}
 from test_outcomes import outcome
+from sqlalchemy import make_url
 from weft.store import migrate, outcomes
-from weft.store.database import open_database, sqlite_url
+from weft.store.database import open_database
 
 async def main():
-    engine = open_database(sqlite_url(Path({path!r})))
+    engine = open_database(make_url({url!r}))
     await migrate.upgrade(engine)
     batch = 0
     while True:
@@ -188,9 +191,25 @@ asyncio.run(main())
 """
 
 
-def test_kill_nine_in_the_middle_of_writes_keeps_the_store_consistent(tmp_path: Path):
-    path = tmp_path / "weft.sqlite"
-    script = WRITER.format(here=str(Path(__file__).parent), path=str(path))
+async def test_kill_nine_in_the_middle_of_writes_keeps_the_store_consistent(url):
+    acknowledged = await asyncio.to_thread(killed_writer, url)
+    engine = open_database(url)
+    async with engine.connect() as connection:
+        if engine.dialect.name == "sqlite":
+            assert (await connection.exec_driver_sql("PRAGMA integrity_check")).scalar_one() == "ok"
+        ids = (await connection.exec_driver_sql("SELECT request_id FROM outcomes")).scalars().all()
+        requests = (await connection.exec_driver_sql("SELECT sum(requests) FROM usage")).scalar_one()
+    await engine.dispose()
+    batches = Counter(request_id.partition("-")[0] for request_id in ids)
+    assert set(batches.values()) == {20}, "a transaction is there whole or not at all"
+    assert len(batches) >= acknowledged + 1, "what was acknowledged survived"
+    assert requests == len(ids), "usage and outcomes are of one transaction"
+
+
+def killed_writer(url) -> int:
+    """A process that writes batch after batch, killed in one of them. Returns the last one it saw stored."""
+    text = url.render_as_string(hide_password=False)
+    script = WRITER.format(here=[str(Path(__file__).parent), str(Path(__file__).parents[2] / "support")], url=text)
     acknowledged = -1
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
@@ -199,11 +218,4 @@ def test_kill_nine_in_the_middle_of_writes_keeps_the_store_consistent(tmp_path: 
             if acknowledged == 10:
                 os.kill(writer.pid, signal.SIGKILL)
     assert writer.returncode == -signal.SIGKILL
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        ids = [request_id for (request_id,) in connection.execute("SELECT request_id FROM outcomes")]
-        (requests,) = connection.execute("SELECT sum(requests) FROM usage").fetchone()
-    batches = Counter(request_id.partition("-")[0] for request_id in ids)
-    assert set(batches.values()) == {20}, "a transaction is there whole or not at all"
-    assert len(batches) >= acknowledged + 1, "what was acknowledged survived"
-    assert requests == len(ids), "usage and outcomes are of one transaction"
+    return acknowledged

@@ -1,5 +1,6 @@
 import asyncio
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
 from datetime import date
 
 import pytest
@@ -7,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import text
 
-from weft.store import outcomes, terms
+from postgres import DIALECTS, Postgres, needs_postgres
+from weft.store import migrate, outcomes, terms
+from weft.store.database import open_database, sqlite_url
 from weft.wire.v1 import common_pb2, predictor_pb2
 from weft_supervisor.feedback import CHUNK, MAX_WAITING, Journal, Pending
 
@@ -24,6 +27,25 @@ def outcome(request_id: str, **fields) -> common_pb2.Outcome:
         "finished_unix_ms": 1_700_000_000_000,
     }
     return common_pb2.Outcome(request_id=request_id, **(plain | fields))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    server = Postgres()
+    yield server
+    server.close()
+
+
+@pytest.fixture(params=DIALECTS)
+async def store(request, tmp_path):
+    """Both databases: what is fed back depends on what was stored."""
+    if request.param == "sqlite":
+        engine = open_database(sqlite_url(tmp_path / "weft.sqlite"))
+    else:
+        engine = open_database(await request.getfixturevalue("postgres").new_database())
+    await migrate.upgrade(engine)
+    yield engine
+    await engine.dispose()
 
 
 async def test_an_outcome_is_stored_then_acknowledged_then_taught(world, store):
@@ -48,9 +70,42 @@ async def test_the_prompt_is_never_stored(world, store, tmp_path):
     await world.scheduler.next("hello")
     world.scheduler.send(outcome=outcome("r1"))
     await world.scheduler.next("outcome_ack")
-    files = [file.read_bytes() for file in tmp_path.iterdir()]
-    assert any(b"acme/upper" in content for content in files)
+    async with store.connect() as connection:
+        rows = str((await connection.execute(text("SELECT * FROM outcomes"))).fetchall())
+    files = [file.read_bytes() for file in tmp_path.iterdir()]  # SQLite's
+    assert "acme/upper" in rows
+    assert "secret prompt" not in rows
     assert not any(b"secret prompt" in content for content in files)
+
+
+@needs_postgres
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+async def test_outcomes_wait_for_a_server_that_dies_and_each_counts_once(postgres, kept, number):
+    """Whether a commit that the outage cut off happened is not known: it is stored again, and counts once."""
+    engine = open_database(await postgres.new_database())
+    await migrate.upgrade(engine)
+    journal = Journal(engine, on_stored=kept.on_stored, on_room=lambda: None)
+    running = asyncio.create_task(journal.run(keep_days=30))
+    for i in range(2_000):
+        assert journal.put(outcome(f"r{i}"))
+    async with asyncio.timeout(20):
+        while len(kept.stored) < 400:  # noqa: ASYNC110 (the writer has no event for that)
+            await asyncio.sleep(0.001)
+    await asyncio.to_thread(postgres.stop, number)
+    journal.raise_term(7)
+    async with asyncio.timeout(20):
+        while journal.trouble is None:  # noqa: ASYNC110 (the state under test has no event)
+            await asyncio.sleep(0.001)
+    assert journal.trouble.startswith("store: ")
+    await asyncio.to_thread(postgres.start)
+    await asyncio.wait_for(journal.drained(), 20)
+    assert sorted(kept.stored) == sorted(f"r{i}" for i in range(2_000))
+    [usage] = await outcomes.usage(engine, since=date(2000, 1, 1))
+    assert (usage.requests, await outcomes.count(engine), await terms.highest(engine)) == (2_000, 2_000, 7)
+    assert journal.trouble is None
+    journal.close()
+    await asyncio.wait_for(running, 10)
+    await engine.dispose()
 
 
 async def test_what_the_predictor_has_not_acknowledged_is_told_on_its_next_stream(world):

@@ -160,3 +160,19 @@ async def test_an_outbox_delivers_what_was_queued_before_it_closed() -> None:
     outbox.close()
     assert not outbox.put(3)
     assert [m async for m in outbox] == [1, 2]
+
+
+async def test_why_a_link_does_not_come_up_is_logged_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
+    server = Peer()
+    grpc_server, port = await serve_peer(server)
+    await grpc_server.stop(0)
+    client = Client(port)
+    while client.hellos < 4:  # noqa: ASYNC110 (an attempt that fails has no event)
+        await asyncio.sleep(0.01)
+    told = [record for record in caplog.records if record.getMessage() == "link does not come up"]
+    assert len(told) == 1
+    assert told[0].levelname == "WARNING"
+    grpc_server, _ = await serve_peer(server, port)
+    assert await asyncio.wait_for(client.ups.get(), 10) == "up"
+    await client.close()
+    await grpc_server.stop(0)

@@ -51,7 +51,7 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class RunnerState(_message.Message):
-    __slots__ = ("runner", "sequence", "free_pages", "used_pages", "sequences", "adapters", "overruns", "draining", "ready", "highest_term", "iterations", "forwards", "grown_pages", "doublings", "desired_version", "id")
+    __slots__ = ("runner", "sequence", "free_pages", "used_pages", "sequences", "adapters", "overruns", "draining", "ready", "highest_term", "iterations", "forwards", "grown_pages", "doublings", "desired_version", "id", "tokens")
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class RunnerState(_message.Message):
     DOUBLINGS_FIELD_NUMBER: _ClassVar[int]
     DESIRED_VERSION_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     runner: RunnerHello
     sequence: int
     free_pages: int
@@ -84,7 +85,8 @@ class RunnerState(_message.Message):
     doublings: int
     desired_version: int
     id: _common_pb2.RunnerId
-    def __init__(self, runner: _Optional[_Union[RunnerHello, _Mapping]] = ..., sequence: _Optional[int] = ..., free_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceState, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., overruns: _Optional[_Iterable[_Union[Overrun, _Mapping]]] = ..., draining: _Optional[bool] = ..., ready: _Optional[bool] = ..., highest_term: _Optional[int] = ..., iterations: _Optional[int] = ..., forwards: _Optional[int] = ..., grown_pages: _Optional[int] = ..., doublings: _Optional[int] = ..., desired_version: _Optional[int] = ..., id: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ...) -> None: ...
+    tokens: int
+    def __init__(self, runner: _Optional[_Union[RunnerHello, _Mapping]] = ..., sequence: _Optional[int] = ..., free_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceState, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., overruns: _Optional[_Iterable[_Union[Overrun, _Mapping]]] = ..., draining: _Optional[bool] = ..., ready: _Optional[bool] = ..., highest_term: _Optional[int] = ..., iterations: _Optional[int] = ..., forwards: _Optional[int] = ..., grown_pages: _Optional[int] = ..., doublings: _Optional[int] = ..., desired_version: _Optional[int] = ..., id: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class SequenceState(_message.Message):
     __slots__ = ("request_id", "epoch", "gateway_id", "adapter_digest", "reserved_pages", "used_pages", "tokens", "admitted", "reservation_tokens")
@@ -109,7 +111,7 @@ class SequenceState(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., gateway_id: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., reserved_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., tokens: _Optional[int] = ..., admitted: _Optional[int] = ..., reservation_tokens: _Optional[int] = ...) -> None: ...
 
 class AdapterState(_message.Message):
-    __slots__ = ("digest", "tier", "running", "bytes", "loading", "error", "rank")
+    __slots__ = ("digest", "tier", "running", "bytes", "loading", "error", "rank", "shortfall")
     class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         TIER_UNSPECIFIED: _ClassVar[AdapterState.Tier]
@@ -129,6 +131,7 @@ class AdapterState(_message.Message):
     LOADING_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    SHORTFALL_FIELD_NUMBER: _ClassVar[int]
     digest: str
     tier: AdapterState.Tier
     running: int
@@ -136,7 +139,8 @@ class AdapterState(_message.Message):
     loading: bool
     error: str
     rank: int
-    def __init__(self, digest: _Optional[str] = ..., tier: _Optional[_Union[AdapterState.Tier, str]] = ..., running: _Optional[int] = ..., bytes: _Optional[int] = ..., loading: _Optional[bool] = ..., error: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
+    shortfall: str
+    def __init__(self, digest: _Optional[str] = ..., tier: _Optional[_Union[AdapterState.Tier, str]] = ..., running: _Optional[int] = ..., bytes: _Optional[int] = ..., loading: _Optional[bool] = ..., error: _Optional[str] = ..., rank: _Optional[int] = ..., shortfall: _Optional[str] = ...) -> None: ...
 
 class Overrun(_message.Message):
     __slots__ = ("request_id", "epoch", "wanted_pages", "reservation_tokens")

@@ -6,10 +6,12 @@ lead, and it can say afterwards whether what was read was one consistent state.
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
 from weft.artifacts.errors import Reason, Refused
+from weft.printable import quoted
+from weft_depot.credentials import Secret
 
 MAX_URI_CHARS = 2048
 Wants = Callable[[str], bool]
@@ -24,6 +26,14 @@ class Location:
     revision: str | None
     namespace: str
     credentials: str | None
+    endpoint: str | None = None
+    secret: Secret | None = field(default=None, repr=False)  # what `credentials` names, once it has been read
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The optional fields that the request sets, by their names in a manifest."""
+        given = {"revision": self.revision, "endpoint": self.endpoint, "credentialsRef": self.credentials}
+        return tuple(name for name, value in given.items() if value)
 
 
 class Files(Protocol):
@@ -35,7 +45,7 @@ class Files(Protocol):
         ...
 
     def open(self, name: str) -> BinaryIO:
-        """Open one of them; the caller closes it. Raises Refused, Unavailable."""
+        """Open one of them; the caller closes it. Raises Refused, Unavailable; so does reading."""
         ...
 
 
@@ -47,33 +57,75 @@ class Snapshot(Files, Protocol):
         """Equal signatures mean equal contents; None where the source cannot promise that now."""
         ...
 
+    @property
+    def promised(self) -> Mapping[str, str]:
+        """File name -> hex SHA-256 of its content, where the source tells it beforehand."""
+        ...
+
     def unchanged(self) -> bool:
-        """Whether everything read so far was of the state this snapshot was opened at."""
+        """Whether everything read so far was of the state this snapshot was opened at. Raises Unavailable."""
         ...
 
 
 class Source(Protocol):
     """One scheme. Methods block and are called from worker threads."""
 
+    @property
+    def takes(self) -> frozenset[str]:
+        """Which of `Location.options` mean something here; the others are refused."""
+        ...
+
+    @property
+    def remote(self) -> bool:
+        """Whether looking costs somebody else something: then an unchanged source is not looked at all the time."""
+        ...
+
+    def host(self, location: Location) -> str:
+        """What stands still together: the share, the claim or the service behind a location. Never raises."""
+        ...
+
     def open(self, location: Location, wants: Wants) -> AbstractContextManager[Snapshot]:
-        """The files that `wants` asks for, by name. Raises Refused (BadURI, SourceNotFound, TooLarge), Unavailable."""
+        """The files that `wants` asks for, by name.
+
+        Raises Refused (BadURI, SourceNotFound, SourceForbidden, SecretInvalid, EndpointNotAllowed, TooLarge),
+        Unavailable.
+        """
         ...
 
 
-def parse_uri(uri: str, *, revision: str | None, namespace: str, credentials: str | None) -> Location:
+def parse_uri(
+    uri: str, *, revision: str | None, namespace: str, credentials: str | None, endpoint: str | None = None
+) -> Location:
     """`scheme:rest` -> Location. Raises Refused(BadURI)."""
     scheme, colon, path = uri.partition(":")
     if not colon or not scheme.isascii() or not scheme.isalnum() or not scheme.islower():
         raise Refused(Reason.BAD_URI, f"{uri[:200]!r} is no URI; write for example file:adapters/upper")
     if len(uri) > MAX_URI_CHARS:
         raise Refused(Reason.BAD_URI, f"a URI of {len(uri)} characters, the limit is {MAX_URI_CHARS}")
-    return Location(scheme, path, revision or None, namespace, credentials or None)
+    return Location(scheme, path, revision or None, namespace, credentials or None, endpoint or None)
 
 
-def open_source(sources: Mapping[str, Source], location: Location, wants: Wants) -> AbstractContextManager[Snapshot]:
-    """Open a location with the source of its scheme. Raises Refused(SchemeNotAllowed) and what the source raises."""
+def source_of(sources: Mapping[str, Source], location: Location) -> Source:
+    """The source of a location's scheme. Raises Refused: SchemeNotAllowed, BadURI for an option it does not take."""
     source = sources.get(location.scheme)
     if source is None:
-        allowed = ", ".join(f"{scheme}:" for scheme in sorted(sources)) or "none (start the depot with --file-root)"
-        raise Refused(Reason.SCHEME_NOT_ALLOWED, f"{location.scheme}: is not allowed here; allowed: {allowed}")
-    return source.open(location, wants)
+        raise Refused(Reason.SCHEME_NOT_ALLOWED, _not_allowed(location.scheme, sources))
+    for option in location.options:
+        if option not in source.takes:
+            taken = ", ".join(sorted(source.takes)) or "no option"
+            raise Refused(Reason.BAD_URI, f"{location.scheme}: takes no {option}; remove it (it takes {taken})")
+    return source
+
+
+def relative_parts(path: str, uri: str) -> tuple[str, ...]:
+    """`a/b` -> its parts. Raises Refused(BadURI) for what could lead elsewhere or deceive a reader."""
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts) or not path.isprintable() or "\\" in path:
+        raise Refused(Reason.BAD_URI, f"{quoted(uri, 200)} holds '..', '.', an empty part or an unprintable sign")
+    return tuple(parts)
+
+
+def _not_allowed(scheme: str, sources: Mapping[str, Source]) -> str:
+    allowed = ", ".join(f"{name}:" for name in sorted(sources)) or "none"
+    how = {"file": " (the depot has no --file-root)", "pvc": " (the depot has no --pvc-root)"}.get(scheme, "")
+    return f"{quoted(scheme, 40)} sources are not allowed here{how}; allowed: {allowed}"

@@ -78,7 +78,7 @@ class Stream:
         self._admitted = False  # the present epoch has produced something
         self._doublings_before = self._doublings_now = 0
         self._queues = True  # without a runner by the system's own doing
-        self._hold_s, self._held_before_s = hold_s, 0.0
+        self.hold_s, self._held_before_s = hold_s, 0.0
         self._held_since: float | None = None  # None: the clock stands
         self._wind(now)
 
@@ -95,7 +95,7 @@ class Stream:
     @property
     def hold_deadline(self) -> float | None:
         """When the hold runs out; None while a runner has the request or its clock stands, and at the end."""
-        return None if self._held_since is None else self._held_since + self._hold_s - self._held_before_s
+        return None if self._held_since is None else self._held_since + self.hold_s - self._held_before_s
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """What this event changes. An event that counts no more changes nothing."""

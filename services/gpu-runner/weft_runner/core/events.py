@@ -92,17 +92,26 @@ class Retain:
     digests: frozenset[str]
 
 
-Action = Load | Unload | DropHost | Retain
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Bring an adapter to disk, and into host memory if asked, in the background."""
+
+    digest: str
+    to_host: bool
+
+
+Action = Load | Unload | DropHost | Retain | Fetch
 
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """An adapter the runner should know; a pinned one is resident before the runner is ready."""
+    """An adapter the runner should know; before it is ready it has pinned ones in a slot, others at their tier."""
 
     digest: str
     rank: int = 0
     n_bytes: int = 0
     pinned: bool = False
+    tier: Tier = Tier.REMOTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +138,7 @@ class AdapterView:
     rank: int
     loading: bool
     error: str
+    shortfall: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +171,4 @@ class PoolState:
     grown_pages: int
     doublings: int
     desired_version: int
+    tokens: int

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from weft_runner.core.adapter import Adapter
 from weft_runner.core.epochs import EpochBook
 from weft_runner.core.events import (
     AdapterView,
@@ -55,7 +56,7 @@ class RequestPool:
         self.sequences: dict[str, Sequence] = {}
         self.draining = False
         self.urgent = False
-        self.iterations = self.forwards = self.grown_pages = self.doublings = self.desired_version = 0
+        self.iterations = self.forwards = self.grown_pages = self.doublings = self.desired_version = self.tokens = 0
         self._paused: dict[str, int] = {}  # key -> pages wanted, longest paused first
         self._granted: list[int] = []
         self._events: list[Event] = []
@@ -92,8 +93,9 @@ class RequestPool:
         self.residency.set_desired(desired)
         self._join_ready()
 
-    def load_pinned(self) -> None:
-        self.residency.load_pinned()
+    def retry(self) -> None:
+        """Bring what is desired here and could not be brought."""
+        self.residency.retry()
 
     def drain(self, *, on: bool) -> None:
         """Give every sequence back; refuse new ones until drained is taken back."""
@@ -106,9 +108,17 @@ class RequestPool:
         self._join_ready()
         self.urgent = True
 
-    def load_failed(self, digest: str, reason: EndReason, detail: str) -> None:
+    def fetched(self, digest: str, *, host_bytes: int | None) -> None:
+        self.residency.fetched(digest, host_bytes=host_bytes)
+        self.urgent = self.urgent or self.residency.keeper.idle
+
+    def fetch_failed(self, digest: str, detail: str, *, hopeless: bool) -> None:
+        self.residency.fetch_failed(digest, detail, hopeless=hopeless)
+        self.urgent = True
+
+    def load_failed(self, digest: str, reason: EndReason, detail: str, *, hopeless: bool = False) -> None:
         """End the sequences that waited for it; the others do not notice."""
-        self.residency.failed(digest, detail)
+        self.residency.failed(digest, detail, hopeless=hopeless)
         for sequence in [s for s in self.sequences.values() if s.request.adapter == digest]:
             self._end(sequence, reason, detail)
         self.urgent = True
@@ -137,6 +147,7 @@ class RequestPool:
                 self._end(sequence, EndReason.INTERNAL, failures[row.key])
                 continue
             sequence.fed(row.n_tokens)
+            self.tokens += row.n_tokens
             self.pages.fill(row.key, sequence.in_kv)
             if row.samples:
                 self._take_choice(sequence, choices[row.key])
@@ -164,12 +175,7 @@ class RequestPool:
             used_pages=pages.used_pages,
             total_pages=pages.total_pages,
             sequences=tuple(self._view(s) for s in self.sequences.values()),
-            adapters=tuple(
-                AdapterView(
-                    a.digest, self.residency.tier_of(a), a.running, a.waiting, a.n_bytes, a.rank, a.loading, a.error
-                )
-                for a in self.residency.listed()
-            ),
+            adapters=tuple(self._adapter(a) for a in self.residency.listed()),
             adapters_known=len(self.residency.adapters),
             overruns=tuple(self._overrun(key, wanted) for key, wanted in self._paused.items()),
             draining=self.draining,
@@ -180,6 +186,7 @@ class RequestPool:
             grown_pages=self.grown_pages,
             doublings=self.doublings,
             desired_version=self.desired_version,
+            tokens=self.tokens,
         )
 
     # ---- how
@@ -290,7 +297,23 @@ class RequestPool:
         if not self.residency.desired_known:
             return "desired adapters are not known yet"
         missing = self.residency.missing_pinned()
-        return f"{len(missing)} pinned adapters are not resident yet" if missing else ""
+        if missing:
+            return f"{len(missing)} pinned adapters are not resident yet"
+        below = self.residency.keeper.missing()
+        return f"{len(below)} adapters are not held at their tier yet" if below else ""
+
+    def _adapter(self, adapter: Adapter) -> AdapterView:
+        return AdapterView(
+            digest=adapter.digest,
+            tier=self.residency.tier_of(adapter),
+            running=adapter.running,
+            waiting=adapter.waiting,
+            n_bytes=adapter.n_bytes,
+            rank=adapter.rank,
+            loading=adapter.loading or adapter.fetching,
+            error=adapter.error,
+            shortfall=adapter.shortfall,
+        )
 
     def _view(self, sequence: Sequence) -> SequenceView:
         request = sequence.request

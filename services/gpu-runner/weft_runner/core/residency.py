@@ -9,38 +9,15 @@ Ageing: a queued digest that was passed `starvation` times by sequences of resid
 adapter's running sequences finish, its newcomers queue up behind, and the slot goes to the head of the queue.
 
 Pinned adapters are loaded without being asked and are never evicted. They protect at most all slots but one, so that
-the others can always be served in turn.
+the others can always be served in turn. Adapters with a tier are held there without being asked (`keeping.py`).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from weft_runner.core.adapter import Adapter
 from weft_runner.core.events import Action, Desired, DropHost, Load, Retain, Tier, Unload
-from weft_runner.core.host_tier import HostTier
-
-
-@dataclass(slots=True, eq=False)
-class Adapter:
-    """One digest that the runner knows. `slot` is set while loading and while on the device."""
-
-    digest: str
-    rank: int = 0
-    n_bytes: int = 0
-    desired: bool = False
-    protected: bool = False
-    slot: int | None = None
-    loading: bool = False
-    on_disk: bool = False
-    running: int = 0
-    waiting: int = 0
-    passed: int = 0
-    cost: float = 0.0
-    value: float = 0.0
-    error: str = ""
-
-    @property
-    def resident(self) -> bool:
-        return self.slot is not None and not self.loading
+from weft_runner.core.host_tier import HostTier, check_host
+from weft_runner.core.keeping import Keeper, check_keeping
 
 
 class Residency:
@@ -50,6 +27,7 @@ class Residency:
         self.slots = slots
         self.starvation = starvation
         self.host = HostTier(host_bytes)
+        self.keeper = Keeper(self.host)
         self.adapters: dict[str, Adapter] = {}
         self.queue: list[str] = []
         self.closed: set[int] = set()
@@ -93,28 +71,52 @@ class Residency:
         """The adapter is in its slot. `cost`: what loading it again would take, in any one unit."""
         adapter = self.adapters[digest]
         assert adapter.loading, digest
-        adapter.loading, adapter.on_disk, adapter.error = False, True, ""
-        self._failed.pop(digest, None)
-        adapter.rank, adapter.n_bytes, adapter.cost = rank, n_bytes, cost
+        adapter.loading, adapter.on_disk = False, True
+        adapter.rank, adapter.n_bytes, adapter.host_bytes, adapter.cost = rank, n_bytes, host_bytes, cost
+        self._recover(adapter)
         self._touch(adapter)
-        self._actions.extend(DropHost(gone) for gone in self.host.hold(digest, host_bytes))
+        self.keeper.admits(adapter)
+        self._hold(adapter)
         self._join(adapter)
         self._settle()
 
-    def failed(self, digest: str, error: str) -> None:
+    def failed(self, digest: str, error: str, *, hopeless: bool = False) -> None:
         """Loading has failed; slot and host copy go. The caller ends the sequences that waited at once.
 
-        It is tried again when the next sequence asks for it, or by `load_pinned`: never by itself.
+        It is tried again when the next sequence asks for it, or by `retry`: never by itself. `hopeless`: the artifact
+        is wrong, so that it is waited for no more.
         """
         adapter = self.adapters[digest]
         assert adapter.loading, digest
         assert adapter.slot is not None
-        adapter.loading, adapter.error = False, error
-        self._failed[digest] = adapter
+        adapter.loading, adapter.spoiled = False, adapter.fetching
+        self._fail(adapter, error, hopeless=hopeless)
         del self._by_slot[adapter.slot]
         adapter.slot = None
-        self.host.drop(digest)
-        self._actions.append(DropHost(digest))  # even if this book has none: what was read may not have become one
+        self._drop_host(adapter)
+        self._settle()
+
+    def fetched(self, digest: str, *, host_bytes: int | None) -> None:
+        """A fetch has brought it to disk, and a copy of `host_bytes` into host memory (None: no copy)."""
+        adapter = self.adapters[digest]
+        self.keeper.ended(adapter)
+        adapter.on_disk = True
+        if adapter.spoiled:
+            adapter.spoiled = False
+            self._drop_host(adapter)
+        else:
+            self._recover(adapter)
+            self._take_copy(adapter, host_bytes)
+        self.keeper.look(adapter)
+        self.keeper.again(adapter)
+        self._settle()
+
+    def fetch_failed(self, digest: str, error: str, *, hopeless: bool = False) -> None:
+        """A fetch has failed: as `failed`, for those that nobody has asked for yet."""
+        adapter = self.adapters[digest]
+        self.keeper.ended(adapter)
+        adapter.spoiled = False
+        self._fail(adapter, error, hopeless=hopeless)
         self._settle()
 
     def set_desired(self, desired: Iterable[Desired]) -> None:
@@ -124,27 +126,28 @@ class Residency:
         pinned = [d.digest for d in wanted if d.pinned][: max(self.slots - 1, 0)]
         for adapter in self.adapters.values():
             adapter.desired = adapter.protected = False
+            adapter.tier, adapter.shortfall = Tier.REMOTE, ""
         for item in wanted:
             adapter = self._know(item.digest)
-            adapter.desired, adapter.protected = True, item.digest in pinned
+            adapter.desired, adapter.protected, adapter.tier = True, item.digest in pinned, item.tier
             adapter.rank, adapter.n_bytes = adapter.rank or item.rank, adapter.n_bytes or item.n_bytes
         self._protected = [self.adapters[digest] for digest in dict.fromkeys(pinned)]
         self._undesired = {digest: a for digest, a in self.adapters.items() if not a.desired}
         self._actions.append(Retain(frozenset(self.adapters)))
-        self.load_pinned()
+        self.keeper.want(self.adapters[item.digest] for item in wanted)
+        self._load_pinned()
 
     def on_disk(self, digests: Iterable[str]) -> None:
         """These were found on disk."""
         for digest in digests:
             if digest in self.adapters:
                 self.adapters[digest].on_disk = True
+                self.keeper.look(self.adapters[digest])
 
-    def load_pinned(self) -> None:
-        """Queue every protected adapter that is not there: at first, and again after a failure."""
-        for adapter in self._protected:
-            if not adapter.resident:
-                self._enqueue(adapter)
-        self._settle()
+    def retry(self) -> None:
+        """Bring what is pinned or has a tier and is not there, after a failure."""
+        self.keeper.retry()
+        self._load_pinned()
 
     # ---- what follows from it
 
@@ -171,12 +174,13 @@ class Residency:
         return Tier.DISK if adapter.on_disk else Tier.REMOTE
 
     def missing_pinned(self) -> list[str]:
-        return [a.digest for a in self._protected if not a.resident]
+        return [a.digest for a in self._protected if not a.resident and not a.hopeless]
 
     def listed(self) -> list[Adapter]:
         """On the device, on the way there, in host memory, waited for or failed: what is worth a line in a report."""
         in_slots = (adapter.digest for adapter in self._by_slot.values())
-        return [self.adapters[d] for d in dict.fromkeys((*in_slots, *self.queue, *self.host, *self._failed))]
+        told = (*in_slots, *self.queue, *self.host, *self._failed, *self.keeper.told())
+        return [self.adapters[d] for d in dict.fromkeys(told)]
 
     # ---- how
 
@@ -184,6 +188,41 @@ class Residency:
         if digest not in self.adapters:
             self.adapters[digest] = self._undesired[digest] = Adapter(digest)
         return self.adapters[digest]
+
+    def _load_pinned(self) -> None:
+        """Queue every protected adapter that is not there: at first, and again after a failure."""
+        for adapter in self._protected:
+            if not adapter.resident and not adapter.hopeless:
+                self._enqueue(adapter)
+        self._settle()
+
+    def _fail(self, adapter: Adapter, error: str, *, hopeless: bool) -> None:
+        adapter.error, adapter.hopeless = error, hopeless
+        self._failed[adapter.digest] = adapter
+
+    def _recover(self, adapter: Adapter) -> None:
+        adapter.error, adapter.hopeless = "", False
+        self._failed.pop(adapter.digest, None)
+
+    def _hold(self, adapter: Adapter) -> None:
+        """Its copy is in host memory; others may have to go."""
+        self._actions.extend(DropHost(gone) for gone in self.host.hold(adapter.digest, adapter.host_bytes))
+        self.keeper.look(adapter)
+
+    def _take_copy(self, adapter: Adapter, host_bytes: int | None) -> None:
+        """A fetch has read it. A load that is under way since then accounts for its copy itself."""
+        adapter.host_bytes = host_bytes or adapter.host_bytes
+        if host_bytes is None:
+            return
+        if self.keeper.admits(adapter):
+            self._hold(adapter)
+        elif adapter.digest not in self.host and not adapter.loading:
+            self._drop_host(adapter)
+
+    def _drop_host(self, adapter: Adapter) -> None:
+        self.host.drop(adapter.digest)
+        self._actions.append(DropHost(adapter.digest))  # even if this book has none: what was read may not be one
+        self.keeper.look(adapter)
 
     def _touch(self, adapter: Adapter) -> None:
         adapter.value = self._clock + adapter.cost
@@ -207,10 +246,12 @@ class Residency:
         self._drop_undesired()
         self._assign_slots()
         self._close_and_reopen()
+        self._actions.extend(self.keeper.take())
 
     def _leave_queue(self) -> None:
         """Nobody waits for it any more (a pinned one waits for itself)."""
-        self.queue = [d for d in self.queue if (a := self.adapters[d]).waiting or (a.protected and not a.resident)]
+        missing = {*self.missing_pinned()}
+        self.queue = [digest for digest in self.queue if self.adapters[digest].waiting or digest in missing]
 
     def _drop_undesired(self) -> None:
         over = [a for a in self._undesired.values() if self._is_over(a)] if self.desired_known else []
@@ -225,7 +266,7 @@ class Residency:
 
     @staticmethod
     def _is_over(adapter: Adapter) -> bool:
-        return not (adapter.running or adapter.waiting or adapter.loading)
+        return not (adapter.running or adapter.waiting or adapter.loading or adapter.fetching)
 
     def _assign_slots(self) -> None:
         """First come, first served: nobody behind the head gets a slot before it."""
@@ -309,4 +350,5 @@ def check_slots(book: Residency) -> None:
     assert len(set(book.queue)) == len(book.queue), book.queue
     assert book.closed <= set(taken), (book.closed, taken)
     assert not any(taken[slot].protected for slot in book.closed if taken[slot].running)
-    assert book.host.held_bytes <= book.host.budget_bytes or sum(d in book.host for d in book.adapters) <= 1
+    check_host(book.host)
+    check_keeping(book.keeper, book.adapters.values())

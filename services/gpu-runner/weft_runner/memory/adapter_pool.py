@@ -6,8 +6,9 @@ engine's thread puts a loaded adapter into its slot between two iterations, so a
 """
 
 import logging
+import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,13 +19,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from weft_kernels.lora import LoraSite
-from weft_runner.core.events import Action, DropHost, EndReason, Load, Retain, Unload
+from weft_runner.core.events import Action, DropHost, EndReason, Fetch, Load, Retain, Unload
+from weft_runner.core.keeping import FETCHES
 from weft_runner.errors import AdapterInvalid, ArtifactError, ArtifactUnknown, RunnerError
 from weft_runner.model.lora import SITES, AdapterWeights, Scales, build_adapter
 from weft_runner.model.spec import ModelSpec
 
 log = logging.getLogger(__name__)
-DOWNLOADS = 4  # at a time
+DOWNLOADS = 4  # at a time, of what requests wait for
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,30 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
+    """`hopeless`: the artifact is wrong, so that trying again does not help."""
+
     digest: str
     slot: int
     reason: EndReason
     detail: str
+    hopeless: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """On disk, and in host memory with so many bytes (None: not there)."""
+
+    digest: str
+    host_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    """As LoadFailed, of what nobody waits for."""
+
+    digest: str
+    detail: str
+    hopeless: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +97,8 @@ class OnDisk:
     digests: frozenset[str]
 
 
-Report = Callable[[Loaded | LoadFailed | OnDisk], None]
+FromAdapters = Loaded | LoadFailed | Fetched | FetchFailed | OnDisk
+Report = Callable[[FromAdapters], None]
 
 
 class AdapterPool:
@@ -88,8 +111,10 @@ class AdapterPool:
         self._host: dict[str, dict[str, torch.Tensor]] = {}
         self._scales: dict[str, Scales] = {}
         self._closed = False
-        self._wanted: set[str] = set()  # being brought here: they stay on disk, whatever an older Retain says
+        self._wanted: Counter[str] = Counter()  # being brought here: they stay on disk, whatever an older Retain says
+        self._lock = threading.Lock()  # of `_wanted`: downloads end in threads of their own
         self._downloads = ThreadPoolExecutor(DOWNLOADS, thread_name_prefix="adapter-download")
+        self._fetches = ThreadPoolExecutor(FETCHES, thread_name_prefix="adapter-fetch")
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="adapter-builder")
 
     def sites(self, layer: int, site: int) -> Sequence[LoraSite | None]:
@@ -108,6 +133,8 @@ class AdapterPool:
                     self._builder.submit(self._load, action)
                 case Unload(slot):
                     self._clear(slot)
+                case Fetch():
+                    self._builder.submit(self._begin_fetch, action)
                 case DropHost(digest):
                     self._builder.submit(self._drop_host, digest)
                 case Retain(digests):
@@ -124,6 +151,7 @@ class AdapterPool:
         """No further loads; those in flight are waited for."""
         self._closed = True
         self._downloads.shutdown(wait=True, cancel_futures=True)
+        self._fetches.shutdown(wait=True, cancel_futures=True)
         self._builder.shutdown(wait=True, cancel_futures=True)
 
     def _clear(self, slot: int) -> None:
@@ -132,10 +160,10 @@ class AdapterPool:
                 sites[slot] = None
         self._ranks.pop(slot, None)
 
-    # ---- the builder's thread, but for `_download`
+    # ---- the builder's thread, but for `_download` and `_fetch`
 
     def _load(self, load: Load) -> None:
-        self._wanted.add(load.digest)
+        self._want(load.digest)
         if load.digest in self._host:
             self._build(load)
         elif not self._closed:
@@ -154,7 +182,7 @@ class AdapterPool:
         started = time.perf_counter()
         try:
             if files is not None:
-                self._host[load.digest], self._scales[load.digest] = read_tensors(files.tensors), files.scales
+                self._read(load.digest, files)
             tensors = self._host[load.digest]
             weights = build_adapter(tensors, self._scales[load.digest], self._spec)
             if weights.rank > self._max_rank:
@@ -162,16 +190,62 @@ class AdapterPool:
         except Exception as error:  # noqa: BLE001 (as above)
             self._fail(load, error)
         else:
-            self._wanted.discard(load.digest)
-            host_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+            self._done_with(load.digest)
             seconds = fetch_s + time.perf_counter() - started
-            self._report(Loaded(load.digest, load.slot, weights, host_bytes, seconds))
+            self._report(Loaded(load.digest, load.slot, weights, _bytes_of(tensors), seconds))
 
     def _fail(self, load: Load, error: Exception) -> None:
+        self._complain(load.digest, error)
+        self._report(LoadFailed(load.digest, load.slot, *_failure(error), hopeless=_is_hopeless(error)))
+
+    def _begin_fetch(self, fetch: Fetch) -> None:
+        self._want(fetch.digest)
+        if not self._closed:
+            self._fetches.submit(self._fetch, fetch)
+
+    def _fetch(self, fetch: Fetch) -> None:
+        try:
+            files = self._source.adapter(fetch.digest)
+        except Exception as error:  # noqa: BLE001 (our own mistake must not leave the runner waiting for ever)
+            self._fetch_failed(fetch, error)
+        else:
+            self._builder.submit(self._end_fetch, fetch, files)
+
+    def _end_fetch(self, fetch: Fetch, files: AdapterFiles) -> None:
+        try:
+            if fetch.to_host:
+                self._read(fetch.digest, files)
+        except Exception as error:  # noqa: BLE001 (as above)
+            self._fetch_failed(fetch, error)
+        else:
+            self._done_with(fetch.digest)
+            host_bytes = _bytes_of(self._host[fetch.digest]) if fetch.to_host else None
+            self._report(Fetched(fetch.digest, host_bytes))
+
+    def _fetch_failed(self, fetch: Fetch, error: Exception) -> None:
+        self._complain(fetch.digest, error)
+        self._report(FetchFailed(fetch.digest, _failure(error)[1], _is_hopeless(error)))
+
+    def _read(self, digest: str, files: AdapterFiles) -> None:
+        """Into host memory, unless it is there."""
+        if digest not in self._host:
+            self._host[digest], self._scales[digest] = read_tensors(files.tensors), files.scales
+
+    def _complain(self, digest: str, error: Exception) -> None:
         if not isinstance(error, RunnerError):
-            log.error("loading an adapter failed unexpectedly", exc_info=error)
-        self._wanted.discard(load.digest)
-        self._report(LoadFailed(load.digest, load.slot, *_failure(error)))
+            log.error("bringing an adapter here failed unexpectedly", exc_info=error)
+        self._done_with(digest)
+
+    def _want(self, digest: str) -> None:
+        with self._lock:
+            self._wanted[digest] += 1
+
+    def _done_with(self, digest: str) -> None:
+        """Whoever brought it here needs its files no more."""
+        with self._lock:
+            self._wanted[digest] -= 1
+            if not self._wanted[digest]:
+                del self._wanted[digest]
 
     def _drop_host(self, digest: str) -> None:
         self._host.pop(digest, None)
@@ -179,10 +253,21 @@ class AdapterPool:
 
     def _retain(self, digests: frozenset[str]) -> None:
         try:
-            self._source.retain(digests | self._wanted)
+            with self._lock:
+                kept = digests | self._wanted.keys()
+            self._source.retain(kept)
             self._report(OnDisk(self._source.on_disk(digests)))
         except (RunnerError, OSError):
             log.exception("tidying the adapter cache failed; the next change of desired adapters tries again")
+
+
+def _bytes_of(tensors: dict[str, torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def _is_hopeless(error: Exception) -> bool:
+    """By its digest an artifact is what it is: one that is wrong stays wrong. One that the depot lacks may come."""
+    return isinstance(error, AdapterInvalid)
 
 
 def _failure(error: Exception) -> tuple[EndReason, str]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from weft_runner.errors import WeightsInvalid
+from weft_runner.errors import StoppedAtStart, WeightsInvalid
 from weft_runner.model.spec import ModelSpec
 
 SINGLE = "model.safetensors"
@@ -44,10 +44,15 @@ class ModelWeights:
     head: torch.Tensor  # [V, H]
 
 
-def load_weights(files: Files, spec: ModelSpec, dtype: torch.dtype = torch.float32) -> ModelWeights:
-    """Read every tensor the spec asks for, one file or sharded. Raises WeightsInvalid."""
+def load_weights(
+    files: Files,
+    spec: ModelSpec,
+    dtype: torch.dtype = torch.float32,
+    stopping: Callable[[], bool] = lambda: False,
+) -> ModelWeights:
+    """Read every tensor the spec asks for, one file or sharded. Raises WeightsInvalid, StoppedAtStart."""
     with ExitStack() as stack:
-        get = _getter(_open_all(files, stack), dtype)
+        get = _getter(_open_all(files, stack), dtype, stopping)
         hidden, vocab = spec.hidden_size, spec.vocab_size
         embedding = get("model.embed_tokens.weight", (vocab, hidden))
         return ModelWeights(
@@ -98,8 +103,10 @@ def _weight_files(files: Files) -> list[str]:
     return shards
 
 
-def _getter(handles: Mapping[str, Any], dtype: torch.dtype) -> Get:
+def _getter(handles: Mapping[str, Any], dtype: torch.dtype, stopping: Callable[[], bool]) -> Get:
     def get(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if stopping():
+            raise StoppedAtStart(f"told to stop before {name} was loaded")
         if name not in handles:
             raise WeightsInvalid(f"the weights have no tensor {name}")
         tensor: torch.Tensor = handles[name].get_tensor(name)

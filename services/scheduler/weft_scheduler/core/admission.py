@@ -55,7 +55,7 @@ class PoolFloor:
         return Ask(
             digest=request.digest,
             rank=self._pool.desired.rank(request.digest),
-            room_tokens=room_tokens(request),
+            room_tokens=room.room_tokens(request),
             context_tokens=request.context_tokens,
             avoid=_avoid(self._ctx, request),
             skip_limit=self._ctx.config.skip_limit,
@@ -71,26 +71,16 @@ def decide_cover(ctx: Context, pool: Pool, request: Request) -> None:
         )
 
 
-def reserve_tokens(request: Request) -> int:
-    """Output tokens to reserve from here on."""
-    return reservation.from_here_tokens(request.cover_tokens, request.emitted_tokens, request.max_tokens)
-
-
-def room_tokens(request: Request) -> int:
-    """Tokens its pages have to hold: prompt, emitted, reservation."""
-    return request.prompt_tokens + request.emitted_tokens + reserve_tokens(request)
-
-
 def assign(ctx: Context, pool: Pool, request: Request, runner: Runner) -> None:
     """Give a waiting request to a runner, under a new epoch."""
     assert runner.spec is not None
-    pool.queue.remove(request)
+    pool.dequeue(request)
     request.phase, request.epoch, request.runner = Phase.ASSIGNED, ctx.next_epoch(), runner.id
     request.start_emitted_tokens, request.passes = request.emitted_tokens, 0
     own(ctx, pool, request, runner)
     ctx.alarms.set(Alarm(Kind.ASSIGN, request.id), ctx.now + ctx.config.assign_s)
     ctx.emit(
-        Assign(request.gateway, request.id, request.epoch, runner.id, runner.spec.address, reserve_tokens(request))
+        Assign(request.gateway, request.id, request.epoch, runner.id, runner.spec.address, room.reserve_tokens(request))
     )
 
 
@@ -99,7 +89,7 @@ def own(ctx: Context, pool: Pool, request: Request, runner: Runner) -> None:
     runner.owned.add(request.id)
     pool.running += 1
     if runner.spec is not None and runner.included.get(request.id) != request.epoch:
-        pages = room.pages_of(room_tokens(request), runner.spec.page_tokens)
+        pages = room.pages_of(room.room_tokens(request), runner.spec.page_tokens)
         room.reserve(runner, request.id, Pending(request.epoch, pages, request.digest))
     ctx.shelve(runner)
     ctx.touch(pool.name)

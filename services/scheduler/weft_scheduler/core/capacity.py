@@ -1,40 +1,112 @@
-"""How many runners a pool wants (Punica, section 5.1).
+"""How many runners a pool wants: a function of its load, held for a while.
 
-No lightly loaded runner: ask for more, as many as the queue fills. An idle runner: give it back. The most loaded
-runners get new work first, so an idle one stays idle; one that is idle or lightly loaded is kept for what comes next.
+Straight to N: as many as what runs and waits would fill, and half a runner in hand, so that there is always a lightly
+loaded one (Punica, section 5.1: "no lightly loaded runner: ask for more; an idle one: give it back"). `Hold` keeps the
+most that was asked for within the last `idle_s`: nothing shrinks before its time, and what does not change settles.
 """
 
+import math
+from collections import deque
 from dataclasses import dataclass
+
+IN_HAND = 0.5  # of a runner: lightly loaded is under half
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What one runner of the pool holds. `tokens_per_s`: what it computes when busy, 0: not measured yet."""
+
+    sequences: float
+    kv_tokens: float
+    slots: float  # for adapters that are not pinned
+    tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLoad:
-    """A pool's runners by load, and who waits. `batch` is the batch limit of one runner."""
+    """What a pool has to do. `waiting_tokens`: what the waiting ones have to compute and hold, by prediction."""
 
-    idle: int
-    light: int
-    busy: int
-    queued: int
-    batch: int
-    min_runners: int
-
-    @property
-    def runners(self) -> int:
-        return self.idle + self.light + self.busy
+    running: int = 0
+    queued: int = 0
+    reserved_tokens: int = 0
+    waiting_tokens: int = 0
+    busy_slots: int = 0
+    waiting_adapters: int = 0  # different ones that waiting requests want
 
 
-def surplus(load: PoolLoad) -> int:
-    """Idle runners beyond the one that is kept in hand; none while anybody waits."""
-    if load.queued or load.runners <= load.min_runners:
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How many runners may be wanted. `most` None: nobody said."""
+
+    least: int
+    most: int | None
+
+    def clamp(self, runners: int) -> int:
+        runners = max(self.least, runners)
+        return runners if self.most is None else min(runners, max(self.most, self.least))
+
+
+def demand_runners(load: PoolLoad, unit: Unit | None, work_s: float) -> int:
+    """What running and waiting requests would fill, whatever the bounds. `unit` None: no runner has ever told."""
+    return _ceil(max(_filled(load, unit), _pressure(load, unit, work_s)))
+
+
+def asked_runners(load: PoolLoad, unit: Unit | None, work_s: float) -> int:
+    """The same with a lightly loaded runner in hand; 0 where nobody runs or waits."""
+    if not load.running and not load.queued:
         return 0
-    in_hand = 0 if load.light else 1 if load.busy else load.min_runners
-    return max(0, min(load.idle - in_hand, load.runners - load.min_runners))
+    in_hand = IN_HAND if unit is not None else 0.0
+    return max(1, _ceil(max(_filled(load, unit) + in_hand, _pressure(load, unit, work_s))))
 
 
-def wanted_runners(load: PoolLoad, give_back: bool) -> int:
-    """`give_back`: the surplus has lasted long enough."""
-    if load.queued:
-        return max(load.min_runners, load.runners + -(-load.queued // max(1, load.batch)))
-    if load.runners and not load.idle and not load.light:
-        return load.runners + 1
-    return max(load.min_runners, load.runners - surplus(load) * give_back)
+def _filled(load: PoolLoad, unit: Unit | None) -> float:
+    """Runners full of sequences or of pages."""
+    if unit is None:
+        return 1.0 if load.running or load.queued else 0.0
+    sequences = (load.running + load.queued) / unit.sequences
+    return max(sequences, (load.reserved_tokens + load.waiting_tokens) / unit.kv_tokens)
+
+
+def _pressure(load: PoolLoad, unit: Unit | None, work_s: float) -> float:
+    """Runners that those who wait need: slots for their adapters, and their work done within `work_s`."""
+    if unit is None or not load.queued:
+        return 0.0
+    slots = (load.busy_slots + load.waiting_adapters) / unit.slots if load.waiting_adapters else 0.0
+    work = load.waiting_tokens / (unit.tokens_per_s * work_s) if unit.tokens_per_s else 0.0
+    return max(slots, load.running / unit.sequences + work)
+
+
+def _ceil(runners: float) -> int:
+    return math.ceil(runners - ROUNDING)
+
+
+class Hold:
+    """The most that was asked for within the last `keep_s` seconds; one owner, times never go back.
+
+    `_past`: numbers that were asked for before and until when, larger and older first.
+    """
+
+    def __init__(self) -> None:
+        self._asked = 0
+        self._past: deque[tuple[int, float]] = deque()
+
+    def ask(self, runners: int, now: float, keep_s: float) -> int:
+        """From now on so many are asked for. Returns how many are wanted."""
+        if runners < self._asked:
+            self._remember(self._asked, now)
+        self._asked = runners
+        while self._past and (self._past[0][1] + keep_s <= now):
+            self._past.popleft()
+        while self._past and self._past[-1][0] <= runners:
+            self._past.pop()
+        return max(runners, self._past[0][0] if self._past else 0)
+
+    def next_deadline(self, keep_s: float) -> float | None:
+        """When fewer will be wanted if nothing else is asked for."""
+        return self._past[0][1] + keep_s if self._past else None
+
+    def _remember(self, runners: int, until: float) -> None:
+        while self._past and self._past[-1][0] <= runners:
+            self._past.pop()
+        self._past.append((runners, until))

@@ -5,7 +5,6 @@ supervisor reports for `absent_s`, while there is one to report it, is gone.
 """
 
 from weft_scheduler.core import room
-from weft_scheduler.core.admission import room_tokens
 from weft_scheduler.core.alarms import Alarm, Kind
 from weft_scheduler.core.context import Context
 from weft_scheduler.core.desired import Desired
@@ -14,7 +13,9 @@ from weft_scheduler.core.events import ClusterReport, KeysTold, SupervisorDown, 
 from weft_scheduler.core.moves import abandon, preempt
 from weft_scheduler.core.requests import acknowledge, forward
 from weft_scheduler.core.state import Pending, Phase, Pool, Runner
-from weft_scheduler.core.values import RunnerId, RunnerReport
+from weft_scheduler.core.values import DesiredAdapter, RunnerId, RunnerReport, Tier
+
+MEASURE_MOST_S = 5.0  # between two reports of a busy runner: more says that some were lost
 
 
 def supervisor_up(ctx: Context, event: SupervisorUp) -> None:
@@ -55,9 +56,18 @@ def report(ctx: Context, event: ClusterReport) -> None:
     for state in event.runners:
         absorb(ctx, event.supervisor, state)
     for runner_id in event.lost:
-        lost(ctx, runner_id, "lease ran out")
+        _lease_over(ctx, event.supervisor, runner_id)
     for decision in event.preempts:
         preempt(ctx, decision)
+
+
+def _lease_over(ctx: Context, supervisor: str, runner_id: RunnerId) -> None:
+    """A runner that has gone over to another supervisor lets its lease run out at the one before: that is no loss."""
+    runner = ctx.state.runner(runner_id)
+    if runner is not None and runner.supervisor not in ("", supervisor):
+        ctx.emit(Ignored("loss", runner_id.uuid, "another supervisor has reported it since"))
+        return
+    lost(ctx, runner_id, "lease ran out")
 
 
 def keys_told(ctx: Context, event: KeysTold) -> None:
@@ -76,6 +86,7 @@ def absorb(ctx: Context, supervisor: str, state: RunnerReport) -> None:
         return
     if not runner.confirmed or runner.supervisor != supervisor:
         _confirm(ctx, runner, supervisor, state)
+    _measure(ctx, runner, state)
     errors = runner.errors
     for request_id in room.include(runner, state):
         acknowledge(ctx, ctx.state.requests[request_id])
@@ -98,9 +109,19 @@ def lost(ctx: Context, runner_id: RunnerId, reason: str) -> None:
     ctx.alarms.clear(Alarm(Kind.ABSENT, runner_id.uuid))
     del ctx.state.runners[runner_id.uuid]
     if runner.spec is not None:
-        ctx.pool_of(runner).runners.discard(runner_id.uuid)
+        pool = ctx.pool_of(runner)
+        room.forget(pool, runner)
+        pool.runners.discard(runner_id.uuid)
         ctx.look_at(runner.spec.pool)
     ctx.emit(RunnerEnded(runner_id, reason))
+
+
+def _measure(ctx: Context, runner: Runner, state: RunnerReport) -> None:
+    """What a busy runner has computed since its last report."""
+    before, seconds = runner.report, ctx.now - runner.reported_at
+    if before is not None and runner.confirmed and room.is_busy(runner) and 0 < seconds < MEASURE_MOST_S:
+        ctx.pool_of(runner).pace.measure(max(0, state.tokens - before.tokens), seconds)
+    runner.reported_at = ctx.now
 
 
 def tell_desired(ctx: Context, runner: Runner) -> None:
@@ -114,13 +135,21 @@ def tell_desired(ctx: Context, runner: Runner) -> None:
 
 
 def serves(state: RunnerReport, desired: Desired) -> bool:
-    """Ready, or held back by nothing but pinned adapters that failed to load: those must not take a runner away."""
+    """Ready, or held back by nothing but adapters that failed to load: those must not take a runner away."""
     if state.ready:
         return True
     failed = {a.digest for a in state.adapters if a.error}
     settled = failed | {a.digest for a in state.adapters if a.on_device}
+    coming = {a.digest for a in state.adapters if a.loading} - failed
     known = 0 < desired.list.version <= state.desired_version
-    return known and bool(failed) and all(a.digest in settled for a in desired.list.adapters if a.pinned)
+    return known and bool(failed) and all(_settled(a, settled, coming) for a in desired.list.adapters)
+
+
+def _settled(adapter: DesiredAdapter, settled: set[str], coming: set[str]) -> bool:
+    """Nobody has to wait for it. A runner lists what is on its way to its tier, and not what has come to its disk."""
+    if adapter.pinned:
+        return adapter.digest in settled
+    return adapter.tier <= Tier.REMOTE or adapter.digest not in coming
 
 
 def _present(ctx: Context, state: RunnerReport) -> Runner | None:
@@ -135,7 +164,7 @@ def _present(ctx: Context, state: RunnerReport) -> Runner | None:
         lost(ctx, runner.id, "a new incarnation started")
         runner = None
     if runner is None:
-        runner = ctx.state.runners[uuid] = Runner(state.runner)
+        runner = ctx.state.new_runner(state.runner)
     if runner.spec is None:
         runner.spec = state.spec
     if runner.spec is None:
@@ -165,7 +194,7 @@ def _reserve_adopted(ctx: Context, runner: Runner) -> None:
     assert runner.spec is not None
     for request_id in sorted(runner.owned):
         request = ctx.state.requests[request_id]
-        pages = room.pages_of(room_tokens(request), runner.spec.page_tokens)
+        pages = room.pages_of(room.room_tokens(request), runner.spec.page_tokens)
         room.reserve(runner, request_id, Pending(request.epoch, pages, request.digest))
 
 

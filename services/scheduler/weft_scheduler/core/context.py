@@ -80,13 +80,16 @@ class Context:
     def _raise_above(self, term: int) -> None:
         self.state.term, self.state.counter = term + 1, 0
         self.emit(RaiseTerm(self.state.term))
+        for pool in self.state.pools.values():
+            pool.desired.renumber(self.state.version())
         for supervisor in self.state.supervisors:
             self.emit(TellTerm(supervisor, self.state.term))
 
 
 def placeable(runner: Runner) -> bool:
-    """Whether anything new may land there: nothing before its first full report on this supervisor stream."""
-    return runner.confirmed and runner.serving and runner.report is not None and not runner.report.draining
+    """Whether anything new may land there: nothing before its first full report on this stream, nor on a victim."""
+    able = runner.confirmed and runner.serving and not runner.cordoned
+    return able and runner.report is not None and not runner.report.draining
 
 
 def avoided(avoid: dict[RunnerId, float], now: float) -> dict[RunnerId, float]:

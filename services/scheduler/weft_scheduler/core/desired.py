@@ -5,7 +5,7 @@ that, since a gateway with an older route table may still send some; at its dead
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft_scheduler.core.values import BASE, DesiredAdapter, DesiredList
 
@@ -49,7 +49,7 @@ class Desired:
 
     def retire(self, adapter: DesiredAdapter, now: float, grace_s: float, drain_s: float) -> None:
         """Keep a digest for a while. Pinned no more: nobody has to wait for it."""
-        unpinned = DesiredAdapter(adapter.digest, adapter.rank, adapter.bytes, False)
+        unpinned = DesiredAdapter(adapter.digest, adapter.rank, adapter.bytes, False)  # of no tier either
         self.retired[adapter.digest] = Retired(unpinned, now + min(grace_s, drain_s), now + drain_s)
 
     def forget(self, live: Mapping[str, int], now: float) -> list[str]:
@@ -73,11 +73,19 @@ class Desired:
         self.pinned = tuple(a.digest for a in adapters if a.pinned)
         self.since = {a.digest: self.since.get(a.digest, version) for a in adapters}
 
+    def renumber(self, version: int) -> None:
+        """The same list under a new version: one of an earlier process may have been numbered higher."""
+        if self.list.version:
+            self.list = DesiredList(version, self.list.adapters)
+            self.since = dict.fromkeys(self.since, version)
+
 
 def merge(adapters: Iterable[DesiredAdapter]) -> dict[str, DesiredAdapter]:
-    """By digest; two adapters with the same content are one, pinned if either is."""
+    """By digest; two adapters with the same content are one, pinned if either is, at the higher of their tiers."""
     merged: dict[str, DesiredAdapter] = {}
     for adapter in adapters:
-        if merged.setdefault(adapter.digest, adapter).pinned < adapter.pinned:
-            merged[adapter.digest] = adapter
+        known = merged.setdefault(adapter.digest, adapter)
+        if known.pinned < adapter.pinned or known.tier < adapter.tier:
+            pinned, tier = known.pinned or adapter.pinned, max(known.tier, adapter.tier)
+            merged[adapter.digest] = replace(adapter, pinned=pinned, tier=tier)
     return merged

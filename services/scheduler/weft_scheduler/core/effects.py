@@ -122,6 +122,11 @@ class PoolStatus:
     wanted_runners: int
     running: int
     queued: int
+    victims: tuple[str, ...] = ()  # names of the runners that should go, the first one first
+    max_runners: int = 0  # of the PoolSpec that this answers
+    total_pages: int = 0
+    reserved_pages: int = 0
+    demand_runners: int = 0
 
 
 @dataclass(frozen=True, slots=True)

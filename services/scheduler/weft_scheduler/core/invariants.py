@@ -10,6 +10,7 @@ from weft_scheduler.core import room
 from weft_scheduler.core.context import Context, placeable
 from weft_scheduler.core.shelves import Shape
 from weft_scheduler.core.state import OWNED, Phase, Pool, Runner, State
+from weft_scheduler.core.totals import Share
 
 
 def check_all(ctx: Context) -> None:
@@ -116,9 +117,21 @@ def check_counts(state: State) -> None:
         runners = [state.runners[uuid] for uuid in pool.runners]
         ready = Counter(r.ready_version for r in runners if r.ready_version is not None)
         assert dict(pool.ready_versions) == dict(ready), pool.name
-        loads = Counter(r.load for r in runners if r.load is not None)
-        assert {load: n for load, n in pool.shelves.loads.items() if n} == dict(loads), pool.name
+        waiting = list(pool.queue)
+        assert dict(pool.waiting) == dict(Counter(r.digest for r in waiting)), pool.name
+        assert pool.waiting_tokens == sum(r.waiting_tokens for r in waiting), pool.name
+        _check_totals(pool, runners)
         _check_members(pool, runners)
+
+
+def _check_totals(pool: Pool, runners: list[Runner]) -> None:
+    """The sums are the runners' shares; victims are runners that take nothing new, and nobody else is."""
+    shares = [r.share for r in runners if r.share is not None]
+    assert [r.share for r in runners] == [room.share_of(pool, r) for r in runners], pool.name
+    assert pool.totals.runners == len(shares), pool.name
+    assert pool.totals.sum == Share(*map(sum, zip(*shares, strict=True))), pool.name
+    cordoned = {r.id.uuid for r in runners if r.cordoned}
+    assert cordoned == {*pool.victims} & pool.runners, (pool.name, cordoned, pool.victims)
 
 
 def _check_members(pool: Pool, runners: list[Runner]) -> None:

@@ -10,7 +10,7 @@ from weft_scheduler.core.state import OWNED, Phase, Request
 def enqueue(ctx: Context, request: Request) -> None:
     """Let it wait in its pool's queue, in its place by age."""
     request.phase = Phase.WAITING
-    ctx.state.pool(request.pool).queue.add(request)
+    ctx.state.pool(request.pool).enqueue(request, room.room_tokens(request))
     ctx.look_at(request.pool)
 
 
@@ -36,7 +36,7 @@ def forget(ctx: Context, request: Request) -> None:
     """It is over, or its gateway is gone: nothing of it remains but what its runner reports."""
     pool = ctx.state.pool(request.pool)
     if request.phase is Phase.WAITING:
-        pool.queue.remove(request)
+        pool.dequeue(request)
     if request.phase in OWNED:
         vacate(ctx, request)
     ctx.alarms.clear(Alarm(Kind.RETRY, request.id))

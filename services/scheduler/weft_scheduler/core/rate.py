@@ -1,4 +1,4 @@
-"""How many requests leave per second: an exponentially decayed count."""
+"""Exponentially decayed rates: how many requests leave per second, how many tokens a busy runner computes."""
 
 import math
 
@@ -21,6 +21,26 @@ class Rate:
 
     def _decayed(self, now: float) -> float:
         return self._weight * math.exp(-max(0.0, now - self._at) / TAU_S)
+
+
+PACE_TAU_S = 60.0  # memory of the pace, in seconds of busy runners
+PACE_LEAST_S = 1.0  # less evidence says nothing
+
+
+class Pace:
+    """Tokens per second of one runner that is busy."""
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+
+    def measure(self, tokens: int, seconds: float) -> None:
+        """A busy runner has computed so many in that time."""
+        kept = math.exp(-seconds / PACE_TAU_S)
+        self._tokens, self._seconds = self._tokens * kept + tokens, self._seconds * kept + seconds
+
+    def per_s(self) -> float:
+        """0.0 where nobody was busy yet."""
+        return self._tokens / self._seconds if self._seconds >= PACE_LEAST_S else 0.0
 
 
 RETRY_MIN_MS, RETRY_MAX_MS, RETRY_UNKNOWN_MS = 1_000, 60_000, 5_000

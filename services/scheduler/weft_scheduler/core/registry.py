@@ -7,6 +7,7 @@ from weft_scheduler.core.admission import DEFAULTS
 from weft_scheduler.core.alarms import Alarm, Kind
 from weft_scheduler.core.cluster import tell_desired
 from weft_scheduler.core.context import Context
+from weft_scheduler.core.departures import depart
 from weft_scheduler.core.effects import Ignored, RejectReason
 from weft_scheduler.core.events import RegistryChange
 from weft_scheduler.core.lives import reject
@@ -30,6 +31,8 @@ def change(ctx: Context, event: RegistryChange) -> None:
     if not event.snapshot and not state.registry_known:
         ctx.emit(Ignored("registry", "", "a change before the first snapshot"))
         return
+    for uid in event.removed_adapters:
+        depart(ctx, uid)
     touched = _clear(ctx) if event.snapshot else _remove(ctx, event)
     for name in touched:
         state.pools[name].sweep = True
@@ -38,6 +41,7 @@ def change(ctx: Context, event: RegistryChange) -> None:
         touched.add(spec.name)
     for adapter in event.adapters:
         touched |= _drop_adapter(ctx, adapter.uid)
+        ctx.told.departures.pop(adapter.uid, None)
         state.pool(adapter.pool).put_adapter(adapter)
         state.adapter_pool[adapter.uid] = adapter.pool
         touched.add(adapter.pool)

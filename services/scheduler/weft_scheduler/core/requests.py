@@ -28,7 +28,7 @@ from weft_scheduler.core.events import (
 from weft_scheduler.core.events import OutcomesStored as Stored
 from weft_scheduler.core.lives import enqueue, forget, leave, reject
 from weft_scheduler.core.rate import retry_after_ms
-from weft_scheduler.core.state import Gateway, Phase, Pool, Request, Runner
+from weft_scheduler.core.state import Gateway, Phase, Pool, Request
 from weft_scheduler.core.values import DesiredAdapter, RunnerId
 
 
@@ -114,6 +114,8 @@ def wait(ctx: Context, request: Request) -> None:
         after_ms = retry_after_ms(len(pool.queue), pool.rate.per_s(ctx.now))
         reject(ctx, request, RejectReason.QUEUE_FULL, f"{len(pool.queue) - 1} requests wait for {pool.name}", after_ms)
         return
+    if pool.victims:
+        ctx.look_at(pool.name)  # one that should have gone may be needed again
     ctx.emit(Queued(request.id, pool.name, "no runner has room"))
 
 
@@ -215,7 +217,7 @@ def _adopt(ctx: Context, pool: Pool, request: Request, runner_id: RunnerId) -> N
     """It runs: leave it there. On an incarnation that is over, ask for its Failed."""
     runner = ctx.state.runners.get(runner_id.uuid)
     if runner is None and ctx.state.ended.get(runner_id.uuid) != runner_id.incarnation:
-        runner = ctx.state.runners[runner_id.uuid] = Runner(runner_id)
+        runner = ctx.state.new_runner(runner_id)
         ctx.alarms.set(Alarm(Kind.ABSENT, runner_id.uuid), ctx.now + ctx.config.absent_s)
     request.runner = runner_id
     if runner is None or runner.id != runner_id:

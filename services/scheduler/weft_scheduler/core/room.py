@@ -5,14 +5,25 @@ Pages that paused sequences are owed are not free either: what a victim leaves g
 """
 
 from weft_scheduler.core.ranking import Key
-from weft_scheduler.core.shelves import Load
-from weft_scheduler.core.state import Pending, Pool, Runner
+from weft_scheduler.core.reservation import from_here_tokens
+from weft_scheduler.core.state import Pending, Pool, Request, Runner
+from weft_scheduler.core.totals import Share
 from weft_scheduler.core.values import BASE, Epoch, RunnerReport
 
 
 def pages_of(tokens: int, page_tokens: int) -> int:
     """Pages that hold so many tokens."""
     return -(-tokens // page_tokens)
+
+
+def reserve_tokens(request: Request) -> int:
+    """Output tokens to reserve from here on."""
+    return from_here_tokens(request.cover_tokens, request.emitted_tokens, request.max_tokens)
+
+
+def room_tokens(request: Request) -> int:
+    """Tokens its pages have to hold: prompt, emitted, reservation."""
+    return request.prompt_tokens + request.emitted_tokens + reserve_tokens(request)
 
 
 def free_pages(runner: Runner) -> int:
@@ -30,6 +41,14 @@ def free_tokens(runner: Runner) -> int:
 def working_set(runner: Runner) -> int:
     """Sequences it has or was assigned (Punica's working set)."""
     return len(runner.included) + len(runner.pending)
+
+
+def is_busy(runner: Runner) -> bool:
+    """At least half full, of sequences or of pages: not lightly loaded."""
+    if runner.spec is None:
+        return False
+    full = 2 * working_set(runner) >= runner.spec.max_sequences
+    return full or (working_set(runner) > 0 and 2 * free_pages(runner) <= runner.spec.total_pages)
 
 
 def reserve(runner: Runner, request_id: str, pending: Pending) -> None:
@@ -71,7 +90,7 @@ def reindex(pool: Pool, runner: Runner, placeable: bool) -> None:
         pool.shelves.by_shape[shape].drop(key, digests)
         pool.shelves.prune(shape)
         runner.shelved = None
-    _count_load(pool, runner, placeable)
+    _count_share(pool, runner)
     if not placeable or runner.spec is None:
         return
     room = free_tokens(runner)
@@ -89,20 +108,38 @@ def busy_slots(pool: Pool, runner: Runner, max_adapters: int) -> tuple[str, ...]
     return tuple(dict.fromkeys((*runner.active, *pinned)))
 
 
-def _count_load(pool: Pool, runner: Runner, placeable: bool) -> None:
-    if runner.load is not None:
-        pool.shelves.loads[runner.load] -= 1
-    runner.load = _load(runner) if placeable else None
-    if runner.load is not None:
-        pool.shelves.loads[runner.load] += 1
+def share_of(pool: Pool, runner: Runner) -> Share | None:
+    """What it adds to its pool's totals: nothing before its first report, nor while it drains."""
+    spec, report = runner.spec, runner.report
+    if spec is None or report is None or report.draining:
+        return None
+    pinned = min(len(pool.desired.pinned), max(0, spec.max_adapters - 1))
+    reserved = spec.total_pages - free_pages(runner)
+    serves = runner.confirmed and runner.serving
+    return Share(
+        sequences=spec.max_sequences,
+        kv_tokens=spec.total_pages * spec.page_tokens,
+        reserved_tokens=reserved * spec.page_tokens,
+        slots=spec.max_adapters - pinned,
+        busy_slots=len(busy_slots(pool, runner, spec.max_adapters)) - pinned,
+        total_pages=spec.total_pages * serves,
+        reserved_pages=reserved * serves,
+    )
 
 
-def _load(runner: Runner) -> Load:
-    assert runner.spec is not None
-    if working_set(runner) == 0:
-        return Load.IDLE
-    light = 2 * working_set(runner) <= runner.spec.max_sequences and 2 * free_pages(runner) >= runner.spec.total_pages
-    return Load.LIGHT if light else Load.BUSY
+def forget(pool: Pool, runner: Runner) -> None:
+    """It is gone: its share too, and it cannot be told to go any more."""
+    pool.totals.replace(runner.share, None)
+    runner.share = None
+    if runner.id.uuid in pool.victims:
+        pool.victims.remove(runner.id.uuid)
+
+
+def _count_share(pool: Pool, runner: Runner) -> None:
+    share = share_of(pool, runner)
+    if share != runner.share:
+        pool.totals.replace(runner.share, share)
+        runner.share = share
 
 
 def _covers(included: Epoch | None, epoch: Epoch) -> bool:

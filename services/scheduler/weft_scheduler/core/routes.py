@@ -19,7 +19,7 @@ def routes(pools: Iterable[Pool]) -> tuple[Route, ...]:
 def pool_routes(state: State) -> tuple[PoolRoute, ...]:
     """What gateways need to know of each pool, by name."""
     return tuple(
-        PoolRoute(pool.spec, pool.max_context_tokens, sum(pool.ready_versions.values()))
+        PoolRoute(pool.spec, pool.max_context_tokens or pool.spec.max_context_tokens, sum(pool.ready_versions.values()))
         for _, pool in sorted(state.pools.items())
         if pool.spec is not None and pool.spec.base_digest
     )

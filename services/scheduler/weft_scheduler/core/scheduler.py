@@ -3,7 +3,7 @@
 Deterministic: the same events at the same times give the same effects. One owner calls it; nothing in it blocks.
 """
 
-from weft_scheduler.core import admission, cluster, moves, registry, requests, status
+from weft_scheduler.core import admission, cluster, moves, registry, requests, scaling, status
 from weft_scheduler.core import events as ev
 from weft_scheduler.core.alarms import Alarm, Kind
 from weft_scheduler.core.context import Context
@@ -123,6 +123,8 @@ class Scheduler:
             if pool is not None:
                 admission.sweep(ctx, pool)
                 admission.look(ctx, pool)
+                if pool.victims and len(pool.queue):
+                    scaling.review(ctx, pool, at_once=True)  # who is cordoned may be needed again
                 self._forget_pool(name)
         if state.reroute:
             state.reroute = False

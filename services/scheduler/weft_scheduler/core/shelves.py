@@ -6,9 +6,7 @@ base). So a decision asks, per shape, two rankings: O(log runners). Moving a run
 one if open, one per busy slot if full.
 """
 
-from collections import Counter
 from collections.abc import Container, Iterable
-from enum import Enum
 from typing import NamedTuple
 
 from weft_scheduler.core.ranking import Key, Ranking
@@ -30,14 +28,6 @@ class Place(NamedTuple):
 
     shape: Shape
     uuid: str
-
-
-class Load(Enum):
-    """How busy a runner is, for capacity."""
-
-    IDLE = "idle"
-    LIGHT = "light"  # under half of its batch limit and of its pages
-    BUSY = "busy"
 
 
 class Shelf:
@@ -80,7 +70,6 @@ class Shelves:
 
     def __init__(self) -> None:
         self.by_shape: dict[Shape, Shelf] = {}
-        self.loads: Counter[Load] = Counter()
 
     def shelf(self, shape: Shape) -> Shelf:
         if shape not in self.by_shape:

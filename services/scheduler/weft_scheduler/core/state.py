@@ -10,11 +10,13 @@ from enum import Enum
 from hashlib import blake2b
 
 from weft.identities import NEVER
+from weft_scheduler.core.capacity import Hold, Unit
 from weft_scheduler.core.desired import Desired
 from weft_scheduler.core.queueing import Queue
 from weft_scheduler.core.ranking import Key
-from weft_scheduler.core.rate import Rate
-from weft_scheduler.core.shelves import Load, Shape, Shelves
+from weft_scheduler.core.rate import Pace, Rate
+from weft_scheduler.core.shelves import Shape, Shelves
+from weft_scheduler.core.totals import Share, Totals
 from weft_scheduler.core.values import (
     AdapterSpec,
     Config,
@@ -64,6 +66,7 @@ class Request:
     phase: Phase = Phase.HELD
     epoch: Epoch = NEVER  # the highest it was assigned under
     runner: RunnerId | None = None
+    waiting_tokens: int = 0  # as its pool counts it, while it waits
     passes: int = 0  # later requests admitted on its runners while it waited
     no_rooms: int = 0  # NoRoom answers in a row
     avoid: dict[RunnerId, float] = field(default_factory=dict[RunnerId, float])
@@ -106,31 +109,37 @@ class Runner:
 
     __slots__ = (
         "active",
+        "arrival",
         "confirmed",
+        "cordoned",
         "errors",
         "id",
         "included",
-        "load",
         "owned",
         "pending",
         "pending_pages",
         "priority",
         "ready_version",
         "report",
+        "reported_at",
         "serving",
+        "share",
         "shelved",
         "spec",
         "supervisor",
         "told_version",
     )
 
-    def __init__(self, runner_id: RunnerId) -> None:
+    def __init__(self, runner_id: RunnerId, arrival: int = 0) -> None:
         self.id = runner_id
+        self.arrival = arrival  # the newest has the highest
         self.supervisor = ""  # who reports it; "" until somebody does
         self.confirmed = False  # fully reported on its supervisor's present stream
+        self.cordoned = False  # should go: takes nothing new
         self.serving = False  # has been able to serve once: it is not held back for what is pinned later
         self.spec: RunnerSpec | None = None
         self.report: RunnerReport | None = None
+        self.reported_at = 0.0
         self.included: dict[str, Epoch] = {}
         self.pending: dict[str, Pending] = {}
         self.pending_pages = 0
@@ -139,7 +148,7 @@ class Runner:
         self.errors: dict[str, str] = {}
         self.priority = int.from_bytes(blake2b(runner_id.uuid.encode(), digest_size=8).digest(), "big")
         self.shelved: tuple[Shape, Key, tuple[str, ...] | None] | None = None
-        self.load: Load | None = None
+        self.share: Share | None = None  # what it adds to its pool's totals, from its first report on until it drains
         self.ready_version: int | None = None  # the desired version it is Ready with
         self.told_version = 0
 
@@ -163,15 +172,35 @@ class Pool:
         self.desired = Desired()
         self.live: Counter[str] = Counter()  # digest -> requests on their way
         self.queue: Queue[Request] = Queue()
+        self.waiting: Counter[str] = Counter()  # digest -> requests in the queue
+        self.waiting_tokens = 0
         self.requests: set[str] = set()
         self.running = 0
-        self.rate = Rate()
+        self.rate, self.pace = Rate(), Pace()
         self.runners: set[str] = set()
-        self.shelves = Shelves()
+        self.shelves, self.totals = Shelves(), Totals()
+        self.unit: Unit | None = None  # the mean runner, the last known while there is none
+        self.hold = Hold()
+        self.wanted_runners = 0
+        self.victims: list[str] = []  # uuids, the first to go first
         self.ready_versions: Counter[int] = Counter()
         self.max_context_tokens = 0  # of the ready runners; the last known while there are none
-        self.surplus_since: float | None = None
         self.sweep = False  # somebody in the queue may have become impossible
+
+    def enqueue(self, request: Request, tokens: int) -> None:
+        """Let it wait; `tokens`: what it has to compute and hold, by prediction."""
+        request.waiting_tokens = tokens
+        self.queue.add(request)
+        self.waiting[request.digest] += 1
+        self.waiting_tokens += tokens
+
+    def dequeue(self, request: Request) -> None:
+        """It waits no more. Raises KeyError where it does not."""
+        self.queue.remove(request)
+        self.waiting_tokens -= request.waiting_tokens
+        self.waiting[request.digest] -= 1
+        if not self.waiting[request.digest]:
+            del self.waiting[request.digest]
 
     def put_adapter(self, spec: AdapterSpec) -> None:
         """Take an adapter in, or its newer version. Without a digest it is neither routed nor wanted."""
@@ -181,7 +210,7 @@ class Pool:
             self.routes[spec.uid] = Route(
                 spec.model_name, spec.namespace, spec.pool, spec.digest, spec.rank, spec.uid, spec.created_unix_s
             )
-            self.wanted[spec.uid] = DesiredAdapter(spec.digest, spec.rank, spec.bytes, spec.pinned)
+            self.wanted[spec.uid] = DesiredAdapter(spec.digest, spec.rank, spec.bytes, spec.pinned, spec.tier)
 
     def drop_adapter(self, uid: str) -> None:
         for by_uid in (self.adapters, self.routes, self.wanted):
@@ -208,6 +237,7 @@ class State:
         self.term = term
         self.counter = 0
         self.tickets = 0
+        self.arrivals = 0
         self.versions = 0
         self.gateways: dict[str, Gateway] = {}
         self.requests: dict[str, Request] = {}
@@ -235,6 +265,12 @@ class State:
         """That incarnation, if it is the present one."""
         runner = self.runners.get(runner_id.uuid) if runner_id else None
         return runner if runner is not None and runner.id == runner_id else None
+
+    def new_runner(self, runner_id: RunnerId) -> Runner:
+        """The record of an incarnation that nobody has spoken of."""
+        self.arrivals += 1
+        runner = self.runners[runner_id.uuid] = Runner(runner_id, self.arrivals)
+        return runner
 
     def end(self, runner_id: RunnerId) -> None:
         """Remember an incarnation that a newer one has replaced: what is still said of it is stale. Bounded."""

@@ -2,14 +2,14 @@
 
 from itertools import islice
 
+from weft_scheduler.core import scaling
 from weft_scheduler.core.alarms import Alarm, Kind
-from weft_scheduler.core.capacity import PoolLoad, surplus, wanted_runners
 from weft_scheduler.core.context import Context
+from weft_scheduler.core.departures import tell_departures
 from weft_scheduler.core.effects import AdapterStatus, PoolStatus, SendRoutes
 from weft_scheduler.core.routes import pool_routes, routes
-from weft_scheduler.core.shelves import Load
-from weft_scheduler.core.state import Pool
-from weft_scheduler.core.values import RouteTable
+from weft_scheduler.core.state import Pool, Runner
+from weft_scheduler.core.values import PoolSpec, RouteTable
 
 MAX_ERRORS = 4
 
@@ -55,45 +55,49 @@ def flush(ctx: Context) -> None:
     for name in readiness:
         told.unsaid.update(dict.fromkeys(state.pools[name].adapters if name in state.pools else ()))
     _tell_adapters(ctx)
+    tell_departures(ctx)
     if readiness and told.table is not None:
         send_table(ctx)
 
 
 def arm(ctx: Context) -> None:
     """Let the gathering end at some time."""
-    waiting = ctx.state.touched or ctx.state.readiness or ctx.told.unsaid
+    waiting = ctx.state.touched or ctx.state.readiness or ctx.told.unsaid or ctx.told.departures
     if waiting and Alarm(Kind.STATUS) not in ctx.alarms:
         ctx.alarms.set(Alarm(Kind.STATUS), ctx.now + ctx.config.status_s)
 
 
 def _tell_pool(ctx: Context, name: str) -> None:
     pool = ctx.state.pools.get(name)
+    if pool is not None:
+        scaling.review(ctx, pool)
     if pool is None or pool.spec is None:
         ctx.told.pools.pop(name, None)
         return
-    status = PoolStatus(name, sum(pool.ready_versions.values()), _wanted(ctx, pool), pool.running, len(pool.queue))
+    status = _pool_status(ctx, pool, pool.spec)
     if ctx.told.pools.get(name) != status:
         ctx.told.pools[name] = status
         ctx.emit(status)
 
 
-def _wanted(ctx: Context, pool: Pool) -> int:
-    load = pool_load(ctx, pool)
-    if not surplus(load):
-        pool.surplus_since = None
-    elif pool.surplus_since is None:
-        pool.surplus_since = ctx.now
-        ctx.alarms.set(Alarm(Kind.GIVE_BACK, pool.name), ctx.now + ctx.config.give_back_s)
-    lasted = pool.surplus_since is not None and ctx.now >= pool.surplus_since + ctx.config.give_back_s
-    return wanted_runners(load, lasted)
+def _pool_status(ctx: Context, pool: Pool, spec: PoolSpec) -> PoolStatus:
+    return PoolStatus(
+        pool=pool.name,
+        ready_runners=sum(pool.ready_versions.values()),
+        wanted_runners=pool.wanted_runners,
+        running=pool.running,
+        queued=len(pool.queue),
+        victims=tuple(_called(ctx.state.runners[uuid]) for uuid in pool.victims),
+        max_runners=spec.max_runners,
+        total_pages=pool.totals.sum.total_pages,
+        reserved_pages=pool.totals.sum.reserved_pages,
+        demand_runners=scaling.demand(ctx, pool),
+    )
 
 
-def pool_load(ctx: Context, pool: Pool) -> PoolLoad:
-    """The pool as capacity sees it."""
-    specs = (ctx.state.runners[uuid].spec for uuid in pool.runners)
-    batch = next((spec.max_sequences for spec in specs if spec is not None), 1)
-    loads, minimum = pool.shelves.loads, pool.spec.min_runners if pool.spec else 0
-    return PoolLoad(loads[Load.IDLE], loads[Load.LIGHT], loads[Load.BUSY], len(pool.queue), batch, minimum)
+def _called(runner: Runner) -> str:
+    """What people call it; its uuid where it gave itself no name."""
+    return (runner.spec.name if runner.spec else "") or runner.id.uuid
 
 
 def _tell_adapters(ctx: Context) -> None:
@@ -132,6 +136,7 @@ def _load_errors(ctx: Context, pool: Pool) -> dict[str, tuple[str, ...]]:
     """Digest -> "runner: reason", by runner."""
     errors: dict[str, tuple[str, ...]] = {}
     for uuid in sorted(pool.runners):
-        for digest, reason in ctx.state.runners[uuid].errors.items():
-            errors[digest] = (*errors.get(digest, ()), f"{uuid}: {reason}")
+        runner = ctx.state.runners[uuid]
+        for digest, reason in runner.errors.items():
+            errors[digest] = (*errors.get(digest, ()), f"{_called(runner)}: {reason}")
     return errors

@@ -1,7 +1,17 @@
 """What the registry and the gateways were told last, so that only changes are told."""
 
+from dataclasses import dataclass
+
 from weft_scheduler.core.effects import AdapterStatus, PoolStatus
 from weft_scheduler.core.values import Route, RouteTable
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """Where an adapter was served. Both empty: not known here."""
+
+    pool: str = ""
+    digest: str = ""
 
 
 class Told:
@@ -11,6 +21,7 @@ class Told:
         self.pools: dict[str, PoolStatus] = {}
         self.adapters: dict[str, AdapterStatus] = {}
         self.unsaid: dict[str, None] = {}  # adapter uids to look at, in order
+        self.departures: dict[str, Departure] = {}  # by uid: the registry waits for the word that it is gone
         self.table: RouteTable | None = None
         self.routes: tuple[Route, ...] = ()
         self.routed: frozenset[str] = frozenset()  # uids in the table

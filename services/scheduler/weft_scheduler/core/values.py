@@ -1,10 +1,21 @@
 """Values that events, effects and state share. All are immutable; times are seconds on the caller's monotonic clock."""
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from weft.identities import Epoch, RunnerId
 
 BASE = ""  # the digest of "no adapter"
+
+
+class Tier(IntEnum):
+    """Where an adapter is, or has to be at least; the nearer to the device, the higher."""
+
+    UNSPECIFIED = 0
+    REMOTE = 1
+    DISK = 2
+    HOST = 3
+    DEVICE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +30,7 @@ class RunnerSpec:
     max_adapters: int
     max_rank: int
     max_context_tokens: int
+    name: str = ""  # what people and the operator call it
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +45,12 @@ class SequenceView:
 
 @dataclass(frozen=True, slots=True)
 class AdapterView:
-    """An adapter that is resident somewhere on a runner, or that it failed to load."""
+    """An adapter that is on a runner's device or on its way to its tier, or that it failed to load."""
 
     digest: str
     on_device: bool
     error: str = ""
+    loading: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +68,7 @@ class RunnerReport:
     ready: bool = True
     highest_term: int = 0
     desired_version: int = 0
+    tokens: int = 0  # computed since the start of the incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +98,11 @@ class PoolSpec:
     reservation: str = "calibrated"
     created_unix_s: int = 0
     min_runners: int = 0
+    max_runners: int = 0  # 0: no bound was told
+    idle_s: float = 0.0  # 0: as the scheduler is configured
+    hold_s: int = 0  # for the route table; 0: each gateway's own
     drain_s: float = 0.0  # 0: as the scheduler is configured
+    max_context_tokens: int = 0  # what its runners will have; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +119,7 @@ class AdapterSpec:
     bytes: int = 0
     pinned: bool = False
     created_unix_s: int = 0
+    tier: Tier = Tier.UNSPECIFIED  # the least that a Ready runner holds it in
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +169,13 @@ class RouteTable:
 
 @dataclass(frozen=True, slots=True)
 class DesiredAdapter:
-    """An adapter that a runner should know; pinned ones are resident before the runner is Ready."""
+    """An adapter that a runner should know; before it is Ready it has pinned ones in a slot, others at their tier."""
 
     digest: str
     rank: int
     bytes: int
     pinned: bool
+    tier: Tier = Tier.UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +198,8 @@ class Config:
     first_table_s: float = 2.0  # the first route table waits this long for the API keys
     status_s: float = 0.2  # statuses to the registry are gathered this long
     status_batch: int = 2_000  # adapters looked at per gathering: a stream's queue holds ten times as many messages
-    give_back_s: float = 60.0  # a surplus of idle runners is kept this long
+    give_back_s: float = 60.0  # runners that are needed no more are wanted this long all the same
+    work_s: float = 30.0  # what waits should be done by then: about as long as a new runner takes to come
     route_grace_s: float = 5.0  # a retired digest is still accepted this long from gateways with an older table
     starvation_bound: int = 32  # how often a waiting request may be passed
     window: int = 64  # how many waiting requests may be passed at all in one look at the queue

@@ -17,7 +17,7 @@ from weft_scheduler.core.values import (
     SequenceView,
 )
 from weft_scheduler.errors import MessageInvalid
-from weft_scheduler.wire.shared import epoch_of, runner_id_of, to_runner_id
+from weft_scheduler.wire.shared import TIERS, epoch_of, runner_id_of, to_runner_id
 
 
 def cluster_event(supervisor: str, message: pb.SupervisorToScheduler) -> ev.ClusterEvent:
@@ -62,13 +62,16 @@ def runner_report(m: spb.RunnerState) -> RunnerReport:
             SequenceView(s.request_id, epoch_of(s.epoch), s.adapter_digest, s.reservation_tokens) for s in m.sequences
         ),
         adapters=tuple(
-            AdapterView(a.digest, a.tier == device, a.error) for a in m.adapters if a.error or a.tier == device
+            AdapterView(a.digest, a.tier == device, a.error, a.loading)
+            for a in m.adapters
+            if a.error or a.loading or a.tier == device
         ),
         owed_pages=sum(o.wanted_pages for o in m.overruns),
         draining=m.draining,
         ready=m.ready,
         highest_term=m.highest_term,
         desired_version=m.desired_version,
+        tokens=m.tokens,
     )
 
 
@@ -84,6 +87,7 @@ def _runner_spec(m: spb.RunnerHello) -> RunnerSpec:
         max_adapters=m.max_adapters,
         max_rank=m.max_rank,
         max_context_tokens=m.max_context_tokens,
+        name=m.name,
     )
 
 
@@ -116,6 +120,7 @@ def _order(desired: DesiredList) -> spb.RunnerOrder:
         has_desired=True,
         desired_version=desired.version,
         desired=[
-            spb.DesiredAdapter(digest=a.digest, rank=a.rank, bytes=a.bytes, pinned=a.pinned) for a in desired.adapters
+            spb.DesiredAdapter(digest=a.digest, rank=a.rank, bytes=a.bytes, pinned=a.pinned, tier=TIERS[a.tier])
+            for a in desired.adapters
         ],
     )

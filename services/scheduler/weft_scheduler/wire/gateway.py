@@ -163,6 +163,7 @@ def _table(table: RouteTable) -> pb.Routes:
                 ready_runners=p.ready_runners,
                 shared_all=p.spec.shared_all,
                 shared_namespaces=p.spec.shared_namespaces,
+                hold_s=p.spec.hold_s,
             )
             for p in table.pools
         ],

@@ -9,7 +9,7 @@ from weft_scheduler.core.values import (
     AdapterSpec,
     PoolSpec,
 )
-from weft_scheduler.wire.shared import named
+from weft_scheduler.wire.shared import named, tier_of
 
 
 def registry_event(m: pb.RegistryToScheduler) -> ev.RegistryChange:
@@ -38,7 +38,11 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         reservation=m.reservation or "calibrated",
         created_unix_s=m.created_unix_s,
         min_runners=m.min_runners,
+        max_runners=m.max_runners,
+        idle_s=float(m.idle_s),
+        hold_s=m.hold_s,
         drain_s=float(m.drain_s),
+        max_context_tokens=m.max_context_tokens,
     )
 
 
@@ -55,6 +59,7 @@ def _adapters(messages: Iterable[pb.AdapterDesired]) -> Iterable[AdapterSpec]:
             bytes=m.bytes,
             pinned=m.pinned,
             created_unix_s=m.created_unix_s,
+            tier=tier_of(m),
         )
 
 
@@ -72,6 +77,11 @@ def to_registry(effect: RegistryEffect) -> pb.SchedulerToRegistry:
                     wanted_runners=effect.wanted_runners,
                     running=effect.running,
                     queued=effect.queued,
+                    victims=effect.victims,
+                    max_runners=effect.max_runners,
+                    total_pages=effect.total_pages,
+                    reserved_pages=effect.reserved_pages,
+                    demand_runners=effect.demand_runners,
                 )
             )
         case ef.AdapterStatus():

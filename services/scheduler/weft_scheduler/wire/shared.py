@@ -1,9 +1,12 @@
 """Epochs, runner ids and names, both ways."""
 
 from weft.wire.v1 import common_pb2 as cpb
+from weft.wire.v1 import scheduler_pb2 as pb
+from weft.wire.v1 import supervisor_pb2 as spb
 from weft_scheduler.core.values import (
     Epoch,
     RunnerId,
+    Tier,
 )
 from weft_scheduler.errors import MessageInvalid
 
@@ -22,6 +25,24 @@ def runner_id_of(m: cpb.RunnerId) -> RunnerId:
 
 def to_runner_id(runner: RunnerId) -> cpb.RunnerId:
     return cpb.RunnerId(uuid=runner.uuid, incarnation=runner.incarnation)
+
+
+TIERS = {
+    Tier.UNSPECIFIED: spb.AdapterState.TIER_UNSPECIFIED,
+    Tier.REMOTE: spb.AdapterState.REMOTE,
+    Tier.DISK: spb.AdapterState.DISK,
+    Tier.HOST: spb.AdapterState.HOST,
+    Tier.DEVICE: spb.AdapterState.DEVICE,
+}
+_TIERS_IN = {number: tier for tier, number in TIERS.items()}
+
+
+def tier_of(m: pb.AdapterDesired) -> Tier:
+    """The least tier that every Ready runner should hold it in. Raises MessageInvalid."""
+    tier = _TIERS_IN.get(m.tier)
+    if tier is None or tier is Tier.DEVICE:
+        raise MessageInvalid(f"adapter {m.uid}: tier {m.tier} is none that can be asked for (the device is `pinned`)")
+    return tier
 
 
 def named(name: str) -> str:

@@ -1,0 +1,59 @@
+{{- define "weft.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* At most 40 characters: names of components and Secrets are made of it. */}}
+{{- define "weft.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains (include "weft.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "weft.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* (dict "root" $ "component" "gateway") -> labels that never change */}}
+{{- define "weft.selector" -}}
+app.kubernetes.io/name: {{ include "weft.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "weft.labels" -}}
+{{ include "weft.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: weft
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* (dict "root" $ "component" c "name" suffix? "namespace" ns?) -> metadata of an object */}}
+{{- define "weft.metadata" -}}
+name: {{ include "weft.fullname" .root }}-{{ default .component .name }}
+namespace: {{ default .root.Release.Namespace .namespace }}
+labels:
+  {{- include "weft.labels" . | nindent 2 }}
+{{- end -}}
+
+{{/* (dict "root" $ "image" .Values.image) */}}
+{{- define "weft.image" -}}
+{{- if .image.digest -}}
+{{ .image.repository }}@{{ .image.digest }}
+{{- else -}}
+{{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{- define "weft.poolNamespaces" -}}
+{{- .Values.poolNamespaces | default (list .Release.Namespace) | uniq | join "," -}}
+{{- end -}}
+
+{{/* (dict "root" $ "component" "scheduler") -> where its peers find it */}}
+{{- define "weft.address" -}}
+{{ include "weft.fullname" .root }}-{{ .component }}.{{ .root.Release.Namespace }}.svc:7400
+{{- end -}}
+
+{{- define "weft.depotUrl" -}}
+{{ eq .Values.tls.mode "none" | ternary "http" "https" }}://{{ include "weft.address" (dict "root" . "component" "depot") }}
+{{- end -}}

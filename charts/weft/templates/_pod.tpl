@@ -1,0 +1,198 @@
+{{/*
+The pod of a component of the control plane.
+
+(dict "root" $ "component" "scheduler" "module" "weft_scheduler" "args" (list ...) "ports" (list (dict "name" .. "port" ..)) "probes" "port name"
+ "graceSeconds" 30, and where there is a reason: "data" "emptyDir" | "claim" | "none", "token" true, "env" (list), "volumes" (list),
+ "mounts" (list), "annotations" (dict), "preStopSeconds" 5)
+*/}}
+{{- define "weft.pod" -}}
+{{- $values := index .root.Values .component -}}
+{{- $common := .root.Values.common -}}
+metadata:
+  labels:
+    {{- include "weft.selector" . | nindent 4 }}
+    app.kubernetes.io/part-of: weft
+    {{- with mergeOverwrite (dict) $common.podLabels $values.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with mergeOverwrite (dict) (default (dict) .annotations) $common.podAnnotations $values.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ include "weft.fullname" .root }}-{{ .component }}
+  automountServiceAccountToken: {{ default false .token }}
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ .graceSeconds }}
+  {{- with .root.Values.imagePullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with default $common.priorityClassName $values.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with mergeOverwrite (dict) $common.nodeSelector $values.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with concat $common.tolerations $values.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- if $values.topologySpreadConstraints }}
+  topologySpreadConstraints:
+    {{- toYaml $values.topologySpreadConstraints | nindent 4 }}
+  {{- else if gt (int (default 1 $values.replicas)) 1 }}
+  topologySpreadConstraints:
+    - maxSkew: 1
+      topologyKey: kubernetes.io/hostname
+      whenUnsatisfiable: ScheduleAnyway
+      labelSelector:
+        matchLabels:
+          {{- include "weft.selector" . | nindent 10 }}
+  {{- end }}
+  securityContext:
+    {{- toYaml .root.Values.podSecurityContext | nindent 4 }}
+  containers:
+    - name: {{ .component }}
+      image: {{ include "weft.image" (dict "root" .root "image" .root.Values.image) }}
+      imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+      command: {{ $values.command | default (list "python" "-m" .module) | toJson }}
+      args:
+        {{- range .args }}
+        - {{ . | quote }}
+        {{- end }}
+        - "--log-level={{ .root.Values.logLevel }}"
+        - "--log-format=json"
+        {{- range $name, $value := $values.settings }}
+        {{- range concat $.args (list "--log-level=" "--log-format=") }}
+        {{- if has (. | splitList "=" | first) (list (printf "--%s" $name) (printf "--no-%s" $name)) }}
+        {{- fail (printf "%s.settings: the chart itself says %s" $.component (. | splitList "=" | first)) }}
+        {{- end }}
+        {{- end }}
+        - {{ printf "--%s=%v" $name $value | quote }}
+        {{- end }}
+      env:
+        - {name: HOME, value: /tmp}
+        {{- range concat (default (list) .env) $common.extraEnv $values.extraEnv }}
+        - {{ toJson . }}
+        {{- end }}
+      ports:
+        {{- range .ports }}
+        - {name: {{ .name }}, containerPort: {{ .port }}}
+        {{- end }}
+      startupProbe:
+        httpGet: {path: /healthz, port: {{ .probes }}}
+        periodSeconds: 1
+        timeoutSeconds: 2
+        failureThreshold: 120
+      livenessProbe:
+        httpGet: {path: /healthz, port: {{ .probes }}}
+        periodSeconds: 10
+        timeoutSeconds: 5
+        failureThreshold: 3
+      readinessProbe:
+        httpGet: {path: /readyz, port: {{ .probes }}}
+        periodSeconds: 2
+        timeoutSeconds: 2
+        failureThreshold: 2
+      {{- with .preStopSeconds }}
+      lifecycle:
+        preStop:
+          sleep: {seconds: {{ . }}}
+      {{- end }}
+      {{- with $values.resources }}
+      resources:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      securityContext:
+        {{- toYaml .root.Values.securityContext | nindent 8 }}
+      volumeMounts:
+        - {name: tmp, mountPath: /tmp}
+        {{- if ne .data "none" }}
+        - {name: data, mountPath: /data}
+        {{- end }}
+        {{- if ne .root.Values.tls.mode "none" }}
+        - {name: tls, mountPath: /etc/weft/tls, readOnly: true}
+        {{- end }}
+        {{- range concat (default (list) .mounts) $common.extraVolumeMounts $values.extraVolumeMounts }}
+        - {{ toJson . }}
+        {{- end }}
+  volumes:
+    - name: tmp
+      emptyDir: {}
+    {{- if eq .data "emptyDir" }}
+    - name: data
+      emptyDir: {}
+    {{- end }}
+    {{- if ne .root.Values.tls.mode "none" }}
+    - name: tls
+      secret: {secretName: {{ include "weft.fullname" .root }}-{{ .component }}-tls}
+    {{- end }}
+    {{- range concat (default (list) .volumes) $common.extraVolumes $values.extraVolumes }}
+    - {{ toJson . }}
+    {{- end }}
+{{- end -}}
+
+{{/* A StatefulSet: of one name at most one pod runs at any time. Takes what weft.pod takes. */}}
+{{- define "weft.statefulSet" -}}
+{{- $values := index .root.Values .component -}}
+apiVersion: apps/v1
+kind: StatefulSet
+metadata:
+  {{- include "weft.metadata" . | nindent 2 }}
+spec:
+  serviceName: {{ include "weft.fullname" .root }}-{{ .component }}
+  replicas: {{ default 1 $values.replicas }}
+  podManagementPolicy: Parallel
+  selector:
+    matchLabels:
+      {{- include "weft.selector" . | nindent 6 }}
+  template:
+    {{- include "weft.pod" . | nindent 4 }}
+  {{- if eq .data "claim" }}
+  volumeClaimTemplates:
+    - metadata:
+        name: data
+      spec:
+        accessModes: {{ toJson $values.persistence.accessModes }}
+        {{- with $values.persistence.storageClassName }}
+        storageClassName: {{ . }}
+        {{- end }}
+        resources:
+          requests:
+            storage: {{ $values.persistence.size }}
+  {{- end }}
+{{- end -}}
+
+{{/* The Service where peers find a component on 7400. */}}
+{{- define "weft.peerService" -}}
+apiVersion: v1
+kind: Service
+metadata:
+  {{- include "weft.metadata" . | nindent 2 }}
+spec:
+  # A component is ready when its peers have told it what it needs: they have to reach it before.
+  publishNotReadyAddresses: {{ default false .beforeReady }}
+  selector:
+    {{- include "weft.selector" . | nindent 4 }}
+  ports:
+    - {name: {{ .portName }}, port: 7400, targetPort: {{ .portName }}}
+{{- end -}}
+
+{{- define "weft.disruptionBudget" -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  {{- include "weft.metadata" . | nindent 2 }}
+spec:
+  maxUnavailable: 1
+  unhealthyPodEvictionPolicy: AlwaysAllow
+  selector:
+    matchLabels:
+      {{- include "weft.selector" . | nindent 6 }}
+{{- end -}}

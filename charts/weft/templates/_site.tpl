@@ -1,0 +1,30 @@
+{{/* What the operator gives every runner pod: the fields of weft_operator.site.Site in camelCase. */}}
+{{- define "weft.site" -}}
+{{- $runner := .Values.runner -}}
+{{- $common := .Values.common -}}
+{{- $site := dict
+  "image" (include "weft.image" (dict "root" $ "image" $runner.image))
+  "imagePullPolicy" $runner.image.pullPolicy
+  "imagePullSecrets" (list)
+  "supervisor" (include "weft.address" (dict "root" $ "component" "supervisor"))
+  "depot" (include "weft.depotUrl" $)
+  "env" (concat $common.extraEnv $runner.extraEnv | default list)
+  "volumes" (concat $common.extraVolumes $runner.extraVolumes | default list)
+  "volumeMounts" (concat $common.extraVolumeMounts $runner.extraVolumeMounts | default list)
+  "resources" $runner.resources
+  "securityContexts" (dict "pod" $runner.podSecurityContext "container" $runner.securityContext)
+  "podLabels" (mergeOverwrite (dict) $common.podLabels $runner.podLabels)
+  "podAnnotations" (mergeOverwrite (dict) $common.podAnnotations $runner.podAnnotations)
+  "logLevel" .Values.logLevel
+  "logFormat" "json" -}}
+{{- range .Values.imagePullSecrets -}}
+{{- $_ := set $site "imagePullSecrets" (append $site.imagePullSecrets .name) -}}
+{{- end -}}
+{{- with $runner.command -}}
+{{- $_ := set $site "command" . -}}
+{{- end -}}
+{{- if ne .Values.tls.mode "none" -}}
+{{- $_ := set $site "tlsSecret" (printf "%s-runner-tls" (include "weft.fullname" $)) -}}
+{{- end -}}
+{{- toYaml $site -}}
+{{- end -}}

@@ -1,0 +1,119 @@
+"""What a pool owns in a cluster, as complete intents for server-side apply.
+
+A Deployment for each runner group; for the whole pool a headless Service (runners by name), a PodDisruptionBudget (a
+drained node takes one runner at a time) and a ServiceAccount without rights and without a token. All carry the pool as
+their owner: with it they go.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from weft_operator.intent import signed
+from weft_operator.observe import Child, Launch
+from weft_operator.pod_template import GRPC_PORT, PROBES_PORT, pod_template
+from weft_operator.resources import API_VERSION, Group, Meta, Pool, Ref
+from weft_operator.site import Site
+
+Json = dict[str, Any]
+
+MANAGER = "weft-operator"  # the field manager, and who the labels say manages it
+POOL_LABEL, GROUP_LABEL = "serving.weft.dev/pool", "serving.weft.dev/group"
+COMPONENT_LABEL, COMPONENT = "app.kubernetes.io/component", "runner"
+NAME_MAX = 52  # a pod's name adds a hash and a random part to it, and is its host name: 63 at most
+SHARED = "runners"
+
+
+def children(pool: Pool, launch: Launch, site: Site, sizes: Mapping[str, int]) -> list[Child]:
+    """Everything that the pool owns. `sizes`: runners of each group, by its name."""
+    meta = pool.meta
+    shared = child_name(meta.ref.name, SHARED)
+    deployments = [_deployment(pool, group, launch, site, sizes[group.name]) for group in pool.groups]
+    return [
+        _child(meta, "v1", "ServiceAccount", shared, {}, {"automountServiceAccountToken": False}),
+        _child(meta, "v1", "Service", shared, {}, {"spec": _service(meta.ref)}),
+        _child(meta, "policy/v1", "PodDisruptionBudget", shared, {}, {"spec": _budget(meta.ref)}),
+        *deployments,
+    ]
+
+
+def child_name(pool: str, part: str) -> str:
+    """`POOL-PART`, one to one, at most 52 characters, begun by a letter (as a Service's has to be).
+
+    A name that would not be all of this gets a hash of both: pool a-b with group c is not pool a with group b-c.
+    """
+    plain = f"{pool}-{part}"
+    if len(plain) <= NAME_MAX and "-" not in part and plain[0].isalpha():
+        return plain
+    digest = hashlib.sha256(f"{pool}/{part}".encode()).hexdigest()[:8]
+    head = plain if plain[0].isalpha() else f"pool-{plain}"
+    return f"{head[: NAME_MAX - 9].rstrip('-')}-{digest}"
+
+
+def selector(pool: Ref) -> str:
+    """Of the pods of a pool, as the scale subresource tells it."""
+    return ",".join(f"{name}={value}" for name, value in _selecting(pool).items())
+
+
+def group_labels(pool: Ref, group: str) -> dict[str, str]:
+    """What the pods of a group carry; a Deployment selects by it, so it never changes."""
+    return {**_labels(pool), GROUP_LABEL: group}
+
+
+def _deployment(pool: Pool, group: Group, launch: Launch, site: Site, size: int) -> Child:
+    meta, labels = pool.meta, group_labels(pool.meta.ref, group.name)
+    account = child_name(meta.ref.name, SHARED)
+    spec = {
+        "replicas": size,
+        "selector": {"matchLabels": {**_selecting(meta.ref), GROUP_LABEL: group.name}},
+        # Accelerators are scarce: there is no room for a runner beyond those wanted, so one goes before one comes.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+        "revisionHistoryLimit": 2,
+        "template": pod_template(group, launch, site, labels=labels, account=account, drain_s=pool.drain_s),
+    }
+    own = {GROUP_LABEL: group.name}
+    return _child(meta, "apps/v1", "Deployment", child_name(meta.ref.name, group.name), own, {"spec": spec})
+
+
+def _service(pool: Ref) -> Json:
+    ports = [("grpc", GRPC_PORT), ("probes", PROBES_PORT)]
+    return {
+        "clusterIP": "None",
+        "selector": _selecting(pool),
+        "ports": [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in ports],
+    }
+
+
+def _budget(pool: Ref) -> Json:
+    # Runners that are not ready serve nobody: they must not keep a node from being drained.
+    return {
+        "maxUnavailable": 1,
+        "selector": {"matchLabels": _selecting(pool)},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+
+
+def _child(meta: Meta, api_version: str, kind: str, name: str, labels: Mapping[str, str], rest: Json) -> Child:
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": "ServingPool",
+        "name": meta.ref.name,
+        "uid": meta.uid,
+        "controller": True,
+    }
+    metadata = {
+        "name": name,
+        "namespace": meta.ref.namespace,
+        "labels": {**_labels(meta.ref), **labels},
+        "ownerReferences": [owner],
+    }
+    manifest = signed({"apiVersion": api_version, "kind": kind, "metadata": metadata, **rest})
+    return Child(kind, meta.ref.namespace, name, manifest)
+
+
+def _selecting(pool: Ref) -> dict[str, str]:
+    return {POOL_LABEL: pool.name, COMPONENT_LABEL: COMPONENT}
+
+
+def _labels(pool: Ref) -> dict[str, str]:
+    return {"app.kubernetes.io/managed-by": MANAGER, **_selecting(pool)}

@@ -1,0 +1,120 @@
+"""What is asked of the depot: sources to resolve, a bounded number at once, and the list of what to keep."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from weft.telemetry.logs import kv
+from weft_operator.actions import Resolve, Retain
+from weft_operator.errors import DepotUnavailable
+from weft_operator.observe import Desired, Observed
+from weft_operator.plan import Policy, longest_drain_s, plan_retention
+from weft_operator.record import record
+from weft_operator.resolution import Answer, heard, unheard
+from weft_operator.resources import Adapter, Ref
+from weft_operator.seams import Depot
+
+log = logging.getLogger(__name__)
+
+RESOLVES_AT_ONCE = 8
+PAUSE_S = 10.0  # before a list that the depot did not take is told again
+
+
+class DepotWork:
+    """Owns the questions under way. `mark` hears which objects have to be planned again."""
+
+    def __init__(
+        self,
+        depot: Depot,
+        desired: Desired,
+        observed: Observed,
+        *,
+        policy: Policy,
+        clock: Callable[[], float],
+        mark: Callable[[Iterable[Ref]], None],
+    ) -> None:
+        self._depot, self._desired, self._observed = depot, desired, observed
+        self._policy, self._clock, self._mark = policy, clock, mark
+        self._resolving: dict[str, asyncio.Task[None]] = {}
+        self._permits = asyncio.Semaphore(RESOLVES_AT_ONCE)
+        self._drains = asyncio.Event()
+
+    def resolve(self, action: Resolve) -> None:
+        """Ask; a question about the same object that is still under way is dropped."""
+        self.forget(action.uid)
+        self._resolving[action.uid] = asyncio.create_task(self._resolution(action))
+
+    def forget(self, uid: str) -> None:
+        """The object is gone, or asks something else."""
+        if task := self._resolving.pop(uid, None):
+            task.cancel()
+
+    def moved(self) -> None:
+        """Something was published or withdrawn: digests may drain."""
+        self._drains.set()
+
+    def close(self) -> None:
+        for task in self._resolving.values():
+            task.cancel()
+
+    async def keep(self) -> None:
+        """Tell the depot what to keep whenever something has drained. Until cancelled."""
+        not_before = 0.0
+        while True:
+            due = self._observed.retention.due_at(longest_drain_s(self._desired, self._policy))
+            self._drains.clear()
+            pause_s = None if due is None else max(due, not_before) - self._clock()
+            try:
+                async with asyncio.timeout(None if pause_s is None else max(pause_s, 0.0)):
+                    await self._drains.wait()
+            except TimeoutError:
+                not_before = 0.0 if await self._retain() else self._clock() + PAUSE_S
+
+    async def _resolution(self, action: Resolve) -> None:
+        def on_step(answer: Answer) -> None:
+            self._heard(action, answer)
+
+        async with self._permits:
+            try:
+                self._heard(action, await self._depot.resolve(action.request, on_step))
+            except DepotUnavailable as error:
+                log.warning("depot does not answer", extra=kv(object=str(action.ref), error=str(error)))
+                self._unheard(action)
+            except Exception:
+                log.exception("resolution failed", extra=kv(object=str(action.ref)))
+                self._unheard(action)
+            del self._resolving[action.uid]
+
+    def _heard(self, action: Resolve, answer: Answer) -> None:
+        resource, resolutions = self._desired.get(action.ref), self._observed.resolutions
+        known = resolutions[action.uid]
+        pool = resource.pool if isinstance(resource, Adapter) else None
+        after = resolutions[action.uid] = heard(known, answer, self._clock(), pool)
+        self._mark([action.ref])
+        if action.ref.kind == "ServingPool" and after.good != known.good:
+            self._mark(adapter.meta.ref for adapter in self._desired.adapters_of(action.ref))
+
+    def _unheard(self, action: Resolve) -> None:
+        resolutions = self._observed.resolutions
+        resolutions[action.uid] = unheard(resolutions[action.uid], self._clock())
+        self._mark([action.ref])
+
+    async def _retain(self) -> bool:
+        """With no resolution under way: a content that was just fetched, and that no list names yet, must not go."""
+        for _ in range(RESOLVES_AT_ONCE):
+            await self._permits.acquire()
+        try:
+            now = self._clock()
+            for action in plan_retention(self._desired, self._observed, now, self._policy):
+                assert isinstance(action, Retain)
+                await self._depot.retain(action.digests)
+                record(action, self._observed, now)
+            self._observed.retention.forget(now)
+        except DepotUnavailable as error:
+            log.warning("depot does not answer", extra=kv(error=str(error)))
+            return False
+        else:
+            return True
+        finally:
+            for _ in range(RESOLVES_AT_ONCE):
+                self._permits.release()

@@ -1,0 +1,153 @@
+"""A pool's runners: what to order so that there are as many as wanted, started as wanted. Pure.
+
+Without a site the runners are processes of this machine, one by one. With a site they are pods, and what is ordered is
+what the pool owns: the cluster's own controllers do the rest. Either way the scheduler is asked before runners go.
+"""
+
+from collections.abc import Mapping
+from math import inf
+
+from weft_operator import capacity
+from weft_operator.actions import Action, ApplyChild, DeleteChild, EnsureRunner, MarkPod, RemoveRunner
+from weft_operator.capacity import ANSWER_S, Bounds, Runner
+from weft_operator.children import GROUP_LABEL, children
+from weft_operator.intent import fulfils, intent_of
+from weft_operator.observe import Child, ChildKey, Observed, Pod
+from weft_operator.resources import Object, Pool, Ref
+from weft_operator.site import Site
+
+SEEN_S = 5.0  # a mark that was accepted this long ago counts as seen
+
+
+def present_runners(ref: Ref, observed: Observed) -> int:
+    """Runners that were ordered: processes that stay, and the replicas of Deployments."""
+    processes = capacity.staying(observed.runners.get(ref, {}))
+    return len(processes) + sum(_live_sizes(observed.children.get(ref, {})).values())
+
+
+def plan_processes(
+    pool: Pool, digest: str, wanted: int, bounds: Bounds, observed: Observed, *, waited: bool
+) -> list[Action]:
+    """Runners as processes."""
+    ref, present = pool.meta.ref, observed.runners.get(pool.meta.ref, {})
+    by_name = {runner.name or str(index): index for index, runner in capacity.staying(present).items()}
+    runners = [Runner(name, present[index].state == "Ready") for name, index in by_name.items()]
+    going = capacity.leaving(runners, wanted, observed.pool_reports.get(str(ref)), bounds, waited=waited)
+    if going:
+        return [RemoveRunner(ref, by_name[runner.name]) for runner in going]
+    launch = capacity.launch(pool, digest)
+    return [EnsureRunner(ref, index, launch) for index in capacity.to_start(launch, wanted, present)]
+
+
+def plan_children(
+    pool: Pool, digest: str, wanted: int, bounds: Bounds, observed: Observed, site: Site, now: float, *, waited: bool
+) -> list[Action]:
+    """Runners as pods: marks on those that go, then everything that the pool owns and that is not as it should be."""
+    ref, live = pool.meta.ref, observed.children.get(pool.meta.ref, {})
+    sizes, present = capacity.spread(wanted, pool.groups), _live_sizes(live)
+    orders: list[Action] = []
+    for group, size in sizes.items():
+        if size < present.get(group, 0):
+            sizes[group], more = _shrink(ref, group, present[group], size, bounds, observed, now, waited=waited)
+            orders += more
+    wishes = children(pool, capacity.launch(pool, digest), site, sizes)
+    own = {key: obj for key, obj in live.items() if _is_owned(obj, pool.meta.uid)}
+    free = [child for child in wishes if child.key in own or child.key not in live]
+    orders += [ApplyChild(ref, child) for child in free if _differs(child, live.get(child.key), observed)]
+    # What a pool of the same name has left behind goes; in its place ours comes once it is gone.
+    return orders + _deletions(ref, live, keep=own.keys() & {child.key for child in wishes})
+
+
+def plan_no_runners(ref: Ref, observed: Observed) -> list[Action]:
+    """The pool is gone, is refused, or has no base: it keeps no runner and owns nothing."""
+    processes = capacity.staying(observed.runners.get(ref, {}))
+    orders: list[Action] = [RemoveRunner(ref, index) for index in sorted(processes, reverse=True)]
+    return orders + _deletions(ref, observed.children.get(ref, {}), keep=set())
+
+
+def has_waited(ref: Ref, observed: Observed, now: float) -> bool:
+    """Whether the scheduler has had its time to answer to what it was told of this pool."""
+    return now >= observed.told_at.get(ref, -inf) + ANSWER_S
+
+
+def deadlines(ref: Ref, observed: Observed) -> list[float]:
+    """When waiting ends: for the scheduler's answer, and for marks to be seen."""
+    told = [observed.told_at[ref] + ANSWER_S] if ref in observed.told_at else []
+    uids = {pod.uid for pod in observed.pods.get(ref, {}).values()}
+    return told + [at + SEEN_S for uid, (_, at) in observed.marks.items() if uid in uids]
+
+
+def _shrink(
+    ref: Ref, group: str, present: int, size: int, bounds: Bounds, observed: Observed, now: float, *, waited: bool
+) -> tuple[int, list[Action]]:
+    """The size that the group may have now, and what has to happen before it may have fewer."""
+    pods = {name: pod for name, pod in sorted(observed.pods.get(ref, {}).items()) if _stays(pod, group)}
+    runners = [Runner(name, pod.state == "Ready") for name, pod in pods.items()]
+    going = capacity.leaving(runners, size, observed.pool_reports.get(str(ref)), bounds, waited=waited)
+    if going is None:
+        return present, []
+    left = max(size, len(pods) - len(going))
+    if left >= present:
+        return present, []
+    if left == 0:
+        return left, []  # there is nothing to choose
+    costs = capacity.marks(going)
+    costs |= {name: 0 for name, pod in pods.items() if name not in costs and (pod.cost or 0) < 0}
+    unseen = {name: cost for name, cost in costs.items() if not _is_seen(pods[name], cost, observed, now)}
+    orders: list[Action] = [
+        MarkPod(ref, ref.namespace, name, pods[name].uid, cost)
+        for name, cost in unseen.items()
+        if observed.marks.get(pods[name].uid, (None, now))[0] != cost
+    ]
+    return (present, orders) if unseen else (left, [])
+
+
+def _stays(pod: Pod, group: str) -> bool:
+    return pod.group == group and pod.state != "Leaving"
+
+
+def _is_seen(pod: Pod, cost: int, observed: Observed, now: float) -> bool:
+    if pod.cost == cost:
+        return True
+    ordered, at = observed.marks.get(pod.uid, (None, now))
+    return ordered == cost and now >= at + SEEN_S
+
+
+def _differs(child: Child, live: Object | None, observed: Observed) -> bool:
+    if live is None:
+        return True
+    if _is_deleting(live) or fulfils(live, child.manifest):
+        return False
+    # What an API server made of exactly this wish is as near to it as it gets.
+    return observed.applied.get(child.key) != (intent_of(child.manifest), revision(live))
+
+
+def _is_owned(obj: Object, uid: str) -> bool:
+    return any(owner.get("uid") == uid for owner in obj["metadata"].get("ownerReferences") or ())
+
+
+def _deletions(ref: Ref, live: Mapping[ChildKey, Object], keep: set[ChildKey]) -> list[Action]:
+    return [
+        DeleteChild(ref, key.kind, key.namespace, key.name, obj["metadata"]["uid"])
+        for key, obj in sorted(live.items())
+        if key not in keep and not _is_deleting(obj)
+    ]
+
+
+def revision(live: Object) -> str:
+    """Changes whenever somebody changes what the object is; where the API tells that apart, not with its status."""
+    metadata = live["metadata"]
+    return str(metadata.get("generation") or metadata.get("resourceVersion"))
+
+
+def _live_sizes(live: Mapping[ChildKey, Object]) -> dict[str, int]:
+    """Replicas of each group's Deployment, by group."""
+    return {
+        (obj["metadata"].get("labels") or {}).get(GROUP_LABEL, ""): int(obj["spec"].get("replicas", 1))
+        for key, obj in live.items()
+        if key.kind == "Deployment" and not _is_deleting(obj)
+    }
+
+
+def _is_deleting(obj: Object) -> bool:
+    return obj["metadata"].get("deletionTimestamp") is not None

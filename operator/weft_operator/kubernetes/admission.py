@@ -1,0 +1,49 @@
+"""The validating webhook: `weft_operator.rules`, asked by the API server before an object is stored.
+
+It judges by the objects in memory and asks nobody, so an answer takes milliseconds. Every replica of the operator
+answers, leader or not. What the configuration in the cluster has to say: the paths of `PATHS` (kopf admits whatever is
+asked on any other), operations CREATE and UPDATE of the objects themselves (neither status nor scale), no side effects.
+"""
+
+from typing import Any, cast
+
+import kopf
+
+from weft.api.meta import GROUP, VERSION
+from weft_operator.observe import Desired
+from weft_operator.resources import Object
+from weft_operator.rules import review
+
+PATHS = {"loraadapters": "/loraadapter", "servingpools": "/servingpool"}
+UNPROCESSABLE = 422
+
+
+def register(registry: kopf.OperatorRegistry, desired: Desired) -> None:
+    """Add the handlers. `desired` has every object that exists, from before the server listens and on."""
+
+    async def judged(*, body: kopf.Body, old: kopf.Body | None, warnings: list[str], **_: Any) -> None:
+        judge(_raw(body), None if old is None else _raw(old), desired, warnings)
+
+    for plural, path in PATHS.items():
+        on_wish = kopf.on.validate(
+            GROUP,
+            VERSION,
+            plural,
+            id=path.removeprefix("/"),
+            operations=["CREATE", "UPDATE"],
+            side_effects=False,
+            registry=registry,
+        )
+        on_wish(judged)
+
+
+def judge(wish: Object, before: Object | None, desired: Desired, warnings: list[str]) -> None:
+    """Raises kopf.AdmissionError with every objection to the wish; `warnings` gets what is only told."""
+    found = review(wish, before, desired)
+    warnings += found.warnings
+    if found.objections:
+        raise kopf.AdmissionError("; ".join(str(objection) for objection in found.objections), UNPROCESSABLE)
+
+
+def _raw(body: kopf.Body) -> Object:
+    return cast("Object", dict(body))

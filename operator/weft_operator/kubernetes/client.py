@@ -1,0 +1,139 @@
+"""Requests to the API server: paths and JSON in, JSON out, errors translated once.
+
+One request is one attempt. Who repeats, and when, is the caller's decision: the planner's pause, the audit's period.
+The credentials are those of `kubernetes.aio`: the pod's service account (its token is read again as it rotates), or a
+kubeconfig outside of a cluster.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import aiohttp
+from kubernetes.aio import config as kube_config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from weft.printable import printable
+from weft.process import CannotStart
+from weft_operator.errors import NoEffect
+from weft_operator.kubernetes.errors import ApiFailed, ApiUnreachable
+from weft_operator.kubernetes.resources import Resource
+from weft_operator.resources import Object
+
+READ_S = 30.0
+CHUNK = 500
+MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+CONNECTIONS = 32
+
+
+class NoCluster(CannotStart):
+    """There is neither a service account nor a usable kubeconfig."""
+
+
+async def load_configuration(kubeconfig: str | None) -> Configuration:
+    """The credentials of this process. Raises NoCluster."""
+    configuration = Configuration()
+    configuration.connection_pool_maxsize = CONNECTIONS
+    try:
+        if kubeconfig is None:
+            kube_config.load_incluster_config(client_configuration=configuration)
+        else:
+            await kube_config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
+    except (kube_config.ConfigException, OSError) as error:
+        where = "not in a pod with a service account" if kubeconfig is None else kubeconfig
+        raise NoCluster(f"no credentials for an API server ({where}: {error}): give --kubeconfig FILE") from error
+    return configuration
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a list, and the version of the whole of it."""
+
+    items: tuple[Object, ...]
+    version: int
+
+
+class Api:
+    """One connection pool to one API server. Close it with `aclose()`."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self.configuration = configuration
+        self._client = ApiClient(configuration)
+        self._client.user_agent = "weft-operator"
+
+    async def aclose(self) -> None:
+        await self._client.close()
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        """One object; None when there is none."""
+        try:
+            return await self.request("GET", resource.path(namespace, name))
+        except NoEffect:
+            return None
+
+    async def pages(
+        self, resource: Resource, namespace: str | None, *, selector: str = "", metadata_only: bool = False
+    ) -> AsyncIterator[Page]:
+        """A list in chunks, all of one consistent version. At least one page, also of nothing.
+
+        Raises ApiFailed with status 410 when the list takes so long that the server forgets its version.
+        """
+        query = {"limit": str(CHUNK), **({"labelSelector": selector} if selector else {})}
+        accept = METADATA_ONLY if metadata_only else "application/json"
+        while True:
+            said = await self.request("GET", resource.path(namespace), query=query, accept=accept)
+            whole = {"apiVersion": resource.api_version, "kind": resource.kind}  # items do not say it themselves
+            items = tuple({**item, **whole} for item in said["items"] or ())
+            yield Page(items, int(said["metadata"]["resourceVersion"]))
+            token = said["metadata"].get("continue")
+            if not token:
+                return
+            query["continue"] = token
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        content_type: str = "application/json",
+        accept: str = "application/json",
+        timeout_s: float = READ_S,
+    ) -> Any:
+        """One request. Raises NoEffect (404, 409), ApiFailed (another refusal), ApiUnreachable."""
+        headers = {"Accept": accept, "Content-Type": content_type}
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, url, header_params, data, _ = await self._client.param_serialize(
+                    method,
+                    path,
+                    query_params=list((query or {}).items()),
+                    header_params=headers,
+                    body=body,
+                    auth_settings=["BearerToken"],
+                )
+                answer = await self._client.call_api(method, url, header_params, data, _request_timeout=timeout_s)
+                content = cast("bytes", await answer.read())
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ApiUnreachable(f"{method} {path}: {error!r}") from error
+        if 200 <= answer.status < 300:
+            return json.loads(content) if content else {}
+        raise _refusal(f"{method} {path}", answer.status, content)
+
+
+def _refusal(what: str, status: int, content: bytes) -> NoEffect | ApiFailed:
+    reason, message = "", content[:500].decode(errors="replace")
+    try:
+        said: Any = json.loads(content)
+        reason, message = str(said.get("reason") or ""), str(said.get("message") or "")
+    except (ValueError, AttributeError):
+        pass  # not a Status: what it is, is told
+    text = printable(message[:500])
+    if status in (404, 409):
+        return NoEffect(f"{what}: {text}")
+    return ApiFailed(what, status, printable(reason), text)

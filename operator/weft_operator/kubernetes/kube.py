@@ -1,0 +1,196 @@
+"""The planner's orders in a cluster, each one request to the API server.
+
+Every write is fenced: by the leadership that orders it, and by what it was made from (the version of the object, or at
+least its uid). A fence that does not hold is `NoEffect`: the world is another one, so it is planned again.
+"""
+
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from weft.telemetry.logs import kv
+from weft_operator.actions import (
+    AddFinalizer,
+    Announce,
+    ApplyChild,
+    DeleteChild,
+    EnsureRunner,
+    MarkPod,
+    RemoveFinalizer,
+    RemoveRunner,
+    SetStatus,
+)
+from weft_operator.children import MANAGER
+from weft_operator.errors import NoEffect
+from weft_operator.kubernetes.client import APPLY_PATCH, MERGE_PATCH, Api
+from weft_operator.kubernetes.errors import KubernetesError
+from weft_operator.kubernetes.mirror import Mirror
+from weft_operator.kubernetes.resources import BY_KIND, EVENTS, PODS, Key
+from weft_operator.resources import API_VERSION, Object, Ref
+
+log = logging.getLogger(__name__)
+
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+EVENT_NOTE_MAX = 1000  # the API's own bound is 1024 bytes
+
+EVENTS_REMEMBERED = 1024
+
+Clock = Callable[[], float]
+
+
+class KubeBackend:
+    """Owns no state but the mirror's: what a write answers is told there, before the watch tells it again.
+
+    `lead()` raises LeadershipLost; it is asked right before each write. `write_s` bounds how long one is under way.
+    """
+
+    def __init__(
+        self, api: Api, mirror: Mirror, *, lead: Callable[[], None], write_s: float, instance: str, clock: Clock
+    ) -> None:
+        self._api, self._mirror, self._lead, self._write_s = api, mirror, lead, write_s
+        self._instance, self._clock = instance, clock
+        self._told: OrderedDict[str, int] = OrderedDict()  # how often an Event of that name was told again
+
+    async def set_status(self, action: SetStatus) -> Object:
+        """Replace the whole status of exactly that version."""
+        resource = BY_KIND[action.ref.kind]
+        fence = {"uid": action.uid, "resourceVersion": action.resource_version}
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": action.ref.kind,
+            "metadata": {"namespace": action.ref.namespace, "name": action.ref.name, **fence},
+            "status": action.status,
+        }
+        return await self._write("PUT", resource.path(action.ref.namespace, action.ref.name, "status"), body)
+
+    async def add_finalizer(self, action: AddFinalizer) -> Object:
+        finalizers = self._finalizers(action)
+        return await self._patch_finalizers(action, [*finalizers, action.finalizer])
+
+    async def remove_finalizer(self, action: RemoveFinalizer) -> None:
+        finalizers = [name for name in self._finalizers(action) if name != action.finalizer]
+        obj = await self._patch_finalizers(action, finalizers)
+        if obj["metadata"].get("deletionTimestamp") and not obj["metadata"].get("finalizers"):
+            self._mirror.drop(_key(action.ref), action.uid)
+
+    async def apply_child(self, action: ApplyChild) -> None:
+        """Server-side apply of the whole intent. Fields that the intent no longer names go away.
+
+        Where the object is known, the version known fences it: a process that was paused does not put an old wish in
+        the place of a newer one.
+        """
+        child = action.child
+        known = self._mirror.find(child.key)
+        fence = {"resourceVersion": known["metadata"]["resourceVersion"]} if known else {}
+        body = {**child.manifest, "metadata": {**child.manifest["metadata"], **fence}}
+        query = {"fieldManager": MANAGER, "force": "true"}
+        path = BY_KIND[child.kind].path(child.namespace, child.name)
+        await self._write("PATCH", path, body, content_type=APPLY_PATCH, query=query)
+
+    async def delete_child(self, action: DeleteChild) -> None:
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": action.uid},
+            "propagationPolicy": "Background",
+        }
+        path = BY_KIND[action.kind].path(action.namespace, action.name)
+        try:
+            await self._send("DELETE", path, body)
+        except NoEffect:
+            if await self._api.get(BY_KIND[action.kind], action.namespace, action.name) is not None:
+                raise
+            self._mirror.drop(action.key, action.uid)  # gone already, and no watch has told of it
+
+    async def mark_pod(self, action: MarkPod) -> None:
+        """The cost by which a ReplicaSet chooses whom to stop first."""
+        metadata = {"uid": action.uid, "annotations": {DELETION_COST: str(action.cost)}}
+        path = PODS.path(action.namespace, action.name)
+        await self._write("PATCH", path, {"metadata": metadata}, content_type=MERGE_PATCH)
+
+    async def announce(self, action: Announce) -> None:
+        """An Event; one that says the same again is counted on the first. Failing to tell is logged, not repeated."""
+        event = event_of(action, self._instance, self._clock())
+        namespace, name = event["metadata"]["namespace"], event["metadata"]["name"]
+        try:
+            try:
+                await self._send("POST", EVENTS.path(namespace), event)
+            except NoEffect:  # it was told before: 409
+                series = {"series": {"count": self._count(name), "lastObservedTime": event["eventTime"]}}
+                await self._send("PATCH", EVENTS.path(namespace, name), series, content_type=MERGE_PATCH)
+        except (KubernetesError, NoEffect) as error:
+            log.warning("an Event is lost", extra=kv(object=str(action.ref), reason=action.reason, error=str(error)))
+
+    async def ensure_runner(self, action: EnsureRunner) -> None:
+        raise AssertionError(f"runners are pods here: {action}")
+
+    async def remove_runner(self, action: RemoveRunner) -> None:
+        raise AssertionError(f"runners are pods here: {action}")
+
+    # ----------------------------------------------------------------------------------------------------- shared
+
+    def _count(self, event: str) -> int:
+        count = self._told[event] = self._told.pop(event, 1) + 1
+        if len(self._told) > EVENTS_REMEMBERED:
+            self._told.popitem(last=False)
+        return count
+
+    def _finalizers(self, action: AddFinalizer | RemoveFinalizer) -> list[str]:
+        """Those of exactly the version that the action was made from; a patch replaces the whole list."""
+        known = self._mirror.find(_key(action.ref))
+        if known is None or known["metadata"]["resourceVersion"] != action.resource_version:
+            raise NoEffect(f"{action.ref.kind} {action.ref} has changed since version {action.resource_version}")
+        return list(known["metadata"].get("finalizers") or ())
+
+    async def _patch_finalizers(self, action: AddFinalizer | RemoveFinalizer, finalizers: list[str]) -> Object:
+        fence = {"uid": action.uid, "resourceVersion": action.resource_version}
+        body = {"metadata": {**fence, "finalizers": finalizers}}
+        path = BY_KIND[action.ref.kind].path(action.ref.namespace, action.ref.name)
+        return await self._write("PATCH", path, body, content_type=MERGE_PATCH)
+
+    async def _write(self, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Object:
+        """A write whose answer is the object as it is then."""
+        obj: Object = await self._send(method, path, body, **how)
+        self._mirror.put(obj)
+        return obj
+
+    async def _send(self, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Any:
+        self._lead()
+        return await self._api.request(method, path, body=body, timeout_s=self._write_s, **how)
+
+
+def event_of(action: Announce, instance: str, now: float) -> dict[str, Any]:
+    """The Event of an announcement. Its name is made of what it says, so that saying it again meets the first."""
+    ref, note = action.ref, action.message[:EVENT_NOTE_MAX]
+    said = hashlib.sha256("\0".join((action.uid, action.type, action.reason, note)).encode()).hexdigest()[:16]
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.kind,
+        "metadata": {"namespace": ref.namespace, "name": f"{ref.name}.{said}"},
+        "eventTime": micro_time(now),
+        "type": action.type,
+        "reason": action.reason,
+        "action": "Reconcile",
+        "note": note,
+        "regarding": {
+            "apiVersion": API_VERSION,
+            "kind": ref.kind,
+            "namespace": ref.namespace,
+            "name": ref.name,
+            "uid": action.uid,
+        },
+        "reportingController": f"serving.weft.dev/{MANAGER}",
+        "reportingInstance": instance,
+    }
+
+
+def micro_time(now: float) -> str:
+    """Unix seconds as the API writes a MicroTime."""
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _key(ref: Ref) -> Key:
+    return Key(ref.kind, ref.namespace, ref.name)

@@ -1,0 +1,113 @@
+"""Who leads: decisions on a `coordination.k8s.io` Lease. Pure.
+
+The rule is client-go's: nobody's clock is compared with anybody else's. A candidate looks at the Lease and measures, on
+its own clock, for how long it has not changed; after the duration that the Lease itself names it is free. A leader
+counts from the moment at which it *sent* its last successful renewal and stops acting `deadline_s` later, which is
+sooner than anybody else may begin: from then on no request of its is under way either (`write_s`).
+
+The term of a leadership is the Lease's `leaseTransitions`. It has to grow also when somebody deletes the Lease, so a
+new one does not begin at zero but at a number of seconds: fewer leaderships than seconds pass.
+"""
+
+from dataclasses import dataclass, replace
+
+TERM_EPOCH_S = 1_735_689_600  # 2025-01-01; seconds since then fit the field's 31 bits until 2093
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The times of a leadership, in seconds."""
+
+    duration_s: float = 15.0  # a Lease that has not changed for so long is free
+
+    @property
+    def renew_s(self) -> float:
+        """How often a leader renews."""
+        return self.duration_s / 6
+
+    @property
+    def deadline_s(self) -> float:
+        """A leader that could not renew for so long stops acting."""
+        return self.duration_s * 2 / 3
+
+    @property
+    def write_s(self) -> float:
+        """The longest that one write may be under way: one sent at the deadline ends before anybody else begins."""
+        return self.duration_s / 3
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A Lease as it was read. `version` is its resourceVersion; no holder: given back."""
+
+    holder: str
+    transitions: int
+    duration_s: float
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One process's view. `since` is its own clock when it first saw the Lease as it is."""
+
+    identity: str
+    seen: Seen | None = None
+    since: float = 0.0
+
+    def look(self, seen: Seen | None, now: float) -> "Candidate":
+        """Take in what was read. An unchanged Lease keeps its age."""
+        if self.seen is not None and seen is not None and seen.version == self.seen.version:
+            return self
+        return replace(self, seen=seen, since=now)
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """There is no Lease: make one, with this term."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """The Lease is free: take it over from exactly this version, with this term."""
+
+    version: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Somebody leads. Look again after so many seconds at most."""
+
+    seconds: float
+
+
+def decide(candidate: Candidate, terms: Terms, now: float, unix_s: float) -> Create | Take | Wait:
+    """What a candidate that does not lead does next. `unix_s` is the wall clock, for the term of a new Lease."""
+    seen = candidate.seen
+    if seen is None:
+        return Create(first_term(unix_s))
+    free_at = candidate.since + max(seen.duration_s, terms.duration_s)
+    held = seen.holder not in ("", candidate.identity)  # its own name: a write of its own whose answer was lost
+    if held and now < free_at:
+        return Wait(min(free_at - now, terms.renew_s))
+    return Take(seen.version, max(seen.transitions + 1, 1))
+
+
+def first_term(unix_s: float) -> int:
+    """The term of a Lease that is new: above every term of one that was deleted."""
+    return max(1, int(unix_s) - TERM_EPOCH_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Leading:
+    """A leadership. `renewed_at` is this process's clock just before the last successful renewal was sent."""
+
+    term: int
+    version: str
+    renewed_at: float
+
+    def holds(self, terms: Terms, now: float) -> bool:
+        """May this process act? It may not even ask for more once this is False: it ends."""
+        return now < self.renewed_at + terms.deadline_s

@@ -1,0 +1,51 @@
+"""What the operator counts, for `/metrics`."""
+
+from collections.abc import Callable
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from weft_operator.resources import Kind
+
+DURATIONS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class Metrics:
+    """The operator's metrics; labels are bounded by the kinds of resources and of actions."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self.leader = Gauge("weft_operator_leader", "1 while this process leads", registry=registry)
+        self.term = Gauge("weft_operator_term", "term of this process's leadership", registry=registry)
+        self.objects = Gauge("weft_operator_objects", "objects that are known, by kind", ["kind"], registry=registry)
+        self.audits = Counter("weft_operator_audits", "audits of the watches that were made", registry=registry)
+        self.late = Counter(
+            "weft_operator_watch_late_objects",
+            "objects that a watch did not tell of, by resource",
+            ["resource"],
+            registry=registry,
+        )
+        self.writes = Counter(
+            "weft_operator_writes", "writes to the API server, by what was ordered", ["action"], registry=registry
+        )
+        self.reconciles = Counter(
+            "weft_operator_reconciles", "objects planned, by kind and result", ["kind", "result"], registry=registry
+        )
+        self.reconcile_seconds = Histogram(
+            "weft_operator_reconcile_seconds",
+            "from the planning of an object to the end of its last action",
+            ["kind"],
+            buckets=DURATIONS_S,
+            registry=registry,
+        )
+
+    def reconciled(self, kind: Kind, seconds: float, *, failed: bool) -> None:
+        """An object was planned and its actions were carried out, or not."""
+        self.reconciles.labels(kind, "failed" if failed else "done").inc()
+        self.reconcile_seconds.labels(kind).observe(seconds)
+
+    def wrote(self, action: str) -> None:
+        """The API server has taken a write."""
+        self.writes.labels(action).inc()
+
+    def count_objects(self, kind: str, count: Callable[[], int]) -> None:
+        """How many objects of a kind are known is asked when somebody looks."""
+        self.objects.labels(kind).set_function(count)

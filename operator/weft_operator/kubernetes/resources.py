@@ -1,0 +1,66 @@
+"""The resources that the shell reads and writes, and their paths in the API.
+
+Everything else that the operator needs of a resource (who may be named how, what it means) is the planner's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weft_operator.children import MANAGER
+from weft_operator.observe import ChildKey
+from weft_operator.resources import Object
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+SELECTOR = f"{MANAGED_BY}={MANAGER}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind of object, as the API's paths name it. `group` is empty for the core API."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """The path of a list (of one namespace or of all) or of an object."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        parts = [root, *(("namespaces", namespace) if namespace else ()), self.plural, name, subresource]
+        return "/".join(part for part in parts if part)
+
+
+ADAPTERS = Resource("serving.weft.dev", "v1alpha1", "loraadapters", "LoRAAdapter")
+POOLS = Resource("serving.weft.dev", "v1alpha1", "servingpools", "ServingPool")
+DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
+SERVICES = Resource("", "v1", "services", "Service")
+ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
+PODS = Resource("", "v1", "pods", "Pod")
+EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
+LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
+
+OWN = (ADAPTERS, POOLS)
+CHILDREN = (DEPLOYMENTS, SERVICES, BUDGETS, ACCOUNTS)
+BY_KIND: Mapping[str, Resource] = {resource.kind: resource for resource in (*OWN, *CHILDREN, PODS)}
+
+
+Key = ChildKey  # of any object, owned by a pool or not
+
+
+def key_of(obj: Object) -> Key:
+    """The key of an object as the API server gives it."""
+    metadata = obj["metadata"]
+    return Key(obj["kind"], metadata["namespace"], metadata["name"])
+
+
+def version_of(obj: Object) -> int | None:
+    """The resourceVersion as the number that it is (API servers compare them so since 1.35); None: not a number."""
+    text: Any = obj["metadata"].get("resourceVersion")
+    return int(text) if isinstance(text, str) and text.isdecimal() else None

@@ -1,0 +1,141 @@
+"""Watches, and the admission server, through kopf: embedded, in this process's own loop, with its own registries.
+
+kopf does what is hard to get right about streams (lists in chunks, bookmarks, dead connections, lost versions) and
+nothing else: no handler of it ever writes, posts or leaves an annotation. Two of its operators run side by side because
+rights differ: adapters and pools are watched in every namespace, what pools own only in the namespaces of pools.
+
+A part of kopf that ends, ends this process (`WatchEnded`): a watch that died silently would be worse.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import kopf
+from kubernetes.aio.client import Configuration
+
+from weft_operator.kubernetes.errors import KubernetesError
+from weft_operator.kubernetes.resources import CHILDREN, PODS, SELECTOR, Key, Resource, version_of
+from weft_operator.resources import Object
+
+CHUNK = 500
+STOP_S = 3.0
+
+OnEvent = Callable[[Object], Any]
+OnGone = Callable[[Key, str, int | None], Any]
+
+
+class WatchEnded(KubernetesError):
+    """A watch stopped for good: the API server refuses it, or kopf failed."""
+
+
+class Watches:
+    """`on_object` hears of what is there, `on_gone` of what is not any more (key, uid, version), on the event loop.
+
+    `on_start` is called when kopf has started: it has taken the process's signals for itself.
+    """
+
+    def __init__(
+        self, configuration: Configuration, *, on_object: OnEvent, on_gone: OnGone, on_start: Callable[[], None]
+    ) -> None:
+        self._configuration = configuration
+        self._on_object, self._on_gone, self._on_start = on_object, on_gone, on_start
+
+    def registry(self, resources: Collection[Resource]) -> kopf.OperatorRegistry:
+        """A kopf registry that feeds us with these resources; others may add their handlers to it."""
+        registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=registry, id="login")(self._login)
+        for resource in resources:
+            self._watch(registry, resource)
+        return registry
+
+    async def run_own(self, registry: kopf.OperatorRegistry, server: kopf.WebhookServer | None) -> None:
+        """Adapters and pools of every namespace; the handlers of `registry`; admission if there is a server."""
+        settings = quiet_settings(selected=())
+        settings.admission.server = server
+        await self._run("objects", registry, settings, clusterwide=True)
+
+    async def run_owned(self, namespaces: Collection[str]) -> None:
+        """What pools own, and the pods of that, in the namespaces that pools may live in."""
+        resources = (*CHILDREN, PODS)
+        await self._run("children", self.registry(resources), quiet_settings(resources), namespaces=namespaces)
+
+    async def _run(
+        self, name: str, registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings, **where: Any
+    ) -> None:
+        """Until cancelled. Raises WatchEnded.
+
+        Not `kopf.operator()`: that one cancels every task of the loop that is younger than itself when it ends.
+        """
+        # An identity is for peering, which is off; kopf's own would need a user of that uid, and a pod has none.
+        identity: Any = name
+        tasks = await kopf.spawn_tasks(
+            registry=registry, settings=settings, standalone=True, identity=identity, **where
+        )
+        self._on_start()
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            raise WatchEnded(f"kopf ({name}) has ended: {_first_error(done)}")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=STOP_S)
+
+    def _watch(self, registry: kopf.OperatorRegistry, resource: Resource) -> None:
+        async def on_event(event: Mapping[str, Any], **_: Any) -> None:
+            # Items of a list have no kind of their own.
+            obj: dict[str, Any] = {**event["object"], "apiVersion": resource.api_version, "kind": resource.kind}
+            if event["type"] == "DELETED":
+                metadata = obj["metadata"]
+                key = Key(resource.kind, metadata["namespace"], metadata["name"])
+                self._on_gone(key, metadata["uid"], version_of(obj))
+            else:
+                self._on_object(obj)
+
+        on = kopf.on.event(
+            group=resource.group,
+            version=resource.version,
+            plural=resource.plural,
+            registry=registry,
+            id=f"watch-{resource.plural}",
+        )
+        on(on_event)
+
+    async def _login(self, **_kopf: Any) -> kopf.ConnectionInfo:
+        """Asked again when the API server does not accept the token any more: by then it was read anew."""
+        configuration: Any = self._configuration
+        scheme, _, token = (await configuration.get_api_key_with_prefix("BearerToken") or "").partition(" ")
+        return kopf.ConnectionInfo(
+            server=configuration.host,
+            ca_path=configuration.ssl_ca_cert,
+            ca_data=configuration.ca_cert_data,
+            insecure=not configuration.verify_ssl,
+            scheme=scheme.capitalize() or None,
+            token=token or None,
+            certificate_path=configuration.cert_file,
+            private_key_path=configuration.key_file,
+        )
+
+
+def quiet_settings(selected: Collection[Resource]) -> kopf.OperatorSettings:
+    """kopf's settings: it watches and serves; `selected` are filtered by our label, on the server's side."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True  # CRDs and namespaces are not observed: no rights are asked for that
+    settings.watching.chunk_size = CHUNK
+    settings.process.ultimate_exiting_timeout = None
+    for resource in selected:
+        settings.watching.label_selectors[resource.group, resource.version, resource.plural] = SELECTOR
+    return settings
+
+
+def hush() -> None:
+    """kopf tells of every handled event at INFO."""
+    for name in ("kopf", "kopf.objects", "aiohttp.access"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _first_error(done: Collection[asyncio.Task[Any]]) -> str:
+    errors = (task.exception() for task in done if not task.cancelled())
+    return next((repr(error) for error in errors if error), "without an error")

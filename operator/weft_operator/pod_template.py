@@ -1,0 +1,157 @@
+"""The pod of a runner: what a pool wants of it, in the form that this site gives to pods.
+
+Nothing in it depends on adapters: a new adapter is told to runners, it never restarts one.
+"""
+
+from collections.abc import Iterable, Mapping
+from math import ceil
+from typing import Any
+
+from weft_operator.observe import Launch
+from weft_operator.resources import Group, Object
+from weft_operator.site import Site
+
+Json = dict[str, Any]
+
+GRPC_PORT, PROBES_PORT = 7400, 7401
+DATA, TLS = "/var/lib/weft", "/etc/weft/tls"
+SHM_SIZE = "1Gi"
+AFTER_DRAIN_S = 30  # beyond the pool's drain time, before a pod is killed
+
+
+def pod_template(
+    group: Group, launch: Launch, site: Site, *, labels: Mapping[str, str], account: str, drain_s: float
+) -> Json:
+    """The PodTemplateSpec of a group's Deployment."""
+    template = group.template
+    metadata = {
+        "labels": {**site.pod_labels, **(template.get("labels") or {}), **labels},
+        "annotations": {**site.pod_annotations, **(template.get("annotations") or {})},
+    }
+    shared = {
+        "serviceAccountName": account,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": ceil(drain_s) + AFTER_DRAIN_S,
+    }
+    return {"metadata": _given(metadata), "spec": {**shared, **_pod(template, launch, site, labels)}}
+
+
+def arguments(launch: Launch, site: Site) -> list[str]:
+    """The flags of `python -m weft_runner` in a pod. `$(POD_IP)` and `$(POD_NAME)` are filled in by the kubelet."""
+    flags = {
+        "listen": f"0.0.0.0:{GRPC_PORT}",
+        "advertise": f"$(POD_IP):{GRPC_PORT}",
+        "probes": f"0.0.0.0:{PROBES_PORT}",
+        "name": "$(POD_NAME)",
+        "supervisor": site.supervisor,
+        "depot": site.depot,
+        "data-dir": DATA,
+        **launch_flags(launch),
+        "tls-dir": TLS if site.tls_secret else "",
+        "executor": site.executor,
+        "log-level": site.log_level,
+        "log-format": site.log_format,
+    }
+    return [word for flag, value in flags.items() if value != "" for word in (f"--{flag}", str(value))]
+
+
+def launch_flags(launch: Launch) -> dict[str, str | int]:
+    """What every backend starts a runner with, by flag."""
+    return {
+        "pool": str(launch.pool),
+        "base-digest": launch.base_digest,
+        "page-tokens": launch.page_tokens,
+        "kv-pages": launch.kv_pages,
+        "max-sequences": launch.max_sequences,
+        "max-adapters": launch.max_adapters,
+        "max-rank": launch.max_rank,
+        "max-batch-tokens": launch.max_batch_tokens,
+    }
+
+
+def _pod(template: Object, launch: Launch, site: Site, labels: Mapping[str, str]) -> Json:
+    chosen = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName")
+    return _given(
+        {
+            "securityContext": dict(site.security_contexts.pod),
+            "imagePullSecrets": [{"name": name} for name in site.image_pull_secrets],
+            "containers": [_container(template, launch, site)],
+            "volumes": _volumes(site),
+            **{name: template.get(name) for name in chosen},
+            "topologySpreadConstraints": [
+                {"labelSelector": {"matchLabels": dict(labels)}, **constraint}
+                for constraint in template.get("topologySpreadConstraints") or ()
+            ],
+        }
+    )
+
+
+def _container(template: Object, launch: Launch, site: Site) -> Json:
+    return _given(
+        {
+            "name": "runner",
+            "image": template.get("image") or site.image,
+            "imagePullPolicy": site.image_pull_policy,
+            "command": list(site.command),
+            "args": arguments(launch, site),
+            "env": _env(template, site),
+            "ports": [_port("grpc", GRPC_PORT), _port("probes", PROBES_PORT)],
+            "resources": _given(template.get("resources") or site.resources),
+            "securityContext": dict(site.security_contexts.container),
+            "volumeMounts": _mounts(site),
+            # /healthz answers while the base is fetched and loaded: the three probes tell three things apart.
+            "startupProbe": _probe("/healthz", period_s=2, failures=60),
+            "livenessProbe": _probe("/healthz", period_s=10, failures=6),
+            "readinessProbe": _probe("/readyz", period_s=2, failures=3),
+        }
+    )
+
+
+def _env(template: Object, site: Site) -> list[Json]:
+    """Later ones win; the operator's own cannot be replaced."""
+    own = [
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+    ]
+    return _by_name("name", ({"name": "HOME", "value": "/tmp"},), site.env, template.get("env") or (), own)  # noqa: S108 (of the pod)
+
+
+def _volumes(site: Site) -> list[Json]:
+    own: list[Json] = [
+        {"name": "data", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
+    ]
+    tls = [{"name": "tls", "secret": {"secretName": site.tls_secret}}] if site.tls_secret else []
+    return _by_name("name", own, tls, site.volumes)
+
+
+def _mounts(site: Site) -> list[Json]:
+    own: list[Json] = [
+        {"name": "data", "mountPath": DATA},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 (of the pod)
+        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
+    ]
+    tls = [{"name": "tls", "mountPath": TLS, "readOnly": True}] if site.tls_secret else []
+    return _by_name("mountPath", own, tls, site.volume_mounts)
+
+
+def _by_name(key: str, *lists: Iterable[Mapping[str, Any]]) -> list[Json]:
+    """Lists joined, each name once: the last one said counts."""
+    joined = {item[key]: dict(item) for items in lists for item in items}
+    return list(joined.values())
+
+
+def _port(name: str, port: int) -> Json:
+    return {"name": name, "containerPort": port, "protocol": "TCP"}
+
+
+def _probe(path: str, *, period_s: int, failures: int) -> Json:
+    get = {"path": path, "port": "probes"}
+    return {"httpGet": get, "periodSeconds": period_s, "timeoutSeconds": 5, "failureThreshold": failures}
+
+
+def _given(fields: Mapping[str, Any]) -> Json:
+    """Without what is not given: an API server drops it too."""
+    return {name: value for name, value in fields.items() if value not in (None, "", [], (), {})}

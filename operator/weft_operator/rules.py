@@ -1,0 +1,194 @@
+"""Rules between objects, asked before one is stored: what would break what exists is refused. Pure.
+
+The schema has judged the object by itself already. What is left needs others: names, slots, namespaces, bases. One
+function serves the webhook and the local API, so both refuse the same with the same words.
+
+- Objects may come in any order: what does not exist yet refuses nothing. An adapter without its pool is stored, with a
+  warning and the condition PoolNotFound.
+- Only what an update makes worse is refused. Who edits a label is not told of an old conflict, and an object that is
+  being deleted, or whose spec stays as it is, always passes.
+- Who holds a name, a slot or a place is who is accepted (`judge`): a refused object stands in nobody's way.
+- Of two wishes that are judged at the same moment both pass; the planner then gives the younger its condition.
+- A pool's owner may take a right away (a namespace) though it is in use, and is warned; what is more likely a slip
+  (fewer slots than are pinned, a rank below one that is served) is refused.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from weft.api.reasons import ArtifactReason, Reason
+from weft_operator.judge import pinned_max, refuse_by_name, refuse_pool
+from weft_operator.observe import Desired
+from weft_operator.resources import Adapter, Object, Pool, parse
+
+NAMED_MAX = 3
+# What a server has not given to an object that is only a wish.
+_UNSTORED = {"uid": "", "generation": 0, "resourceVersion": "", "creationTimestamp": "9999-12-31T00:00:00Z"}
+
+
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """One thing that stands against an object. `reason` is API, as in conditions; `field` is a path."""
+
+    reason: str
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.reason}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """What is said to a wish: any objection refuses it, warnings are only told."""
+
+    objections: tuple[Objection, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def review(wish: Object, before: Object | None, desired: Desired) -> Review:
+    """Judge an object that is to be stored, in place of `before` where there is one, by all that exist."""
+    if wish["metadata"].get("deletionTimestamp") or (before is not None and before["spec"] == wish["spec"]):
+        return Review()
+    new, old = _parsed(wish), _parsed(before) if before is not None else None
+    if isinstance(new, Pool):
+        return _review_pool(new, old if isinstance(old, Pool) else None, desired)
+    return _review_adapter(new, old if isinstance(old, Adapter) else None, desired)
+
+
+# --------------------------------------------------------------------------------------------- adapters
+
+
+def _review_adapter(new: Adapter, old: Adapter | None, desired: Desired) -> Review:
+    pool = desired.pools.get(new.pool)
+    if pool is None or pool.meta.deleting:
+        waits = f"there is no ServingPool {new.pool} yet: the adapter waits for it ({Reason.POOL_NOT_FOUND})"
+        return Review(tuple(_name_objections(new, old, desired)), (waits,))
+    known = (
+        set(_adapter_objections(old, pool, desired)) if old is not None and old.pool == new.pool else set[Objection]()
+    )
+    found = (*_name_objections(new, old, desired), *_adapter_objections(new, pool, desired))
+    return Review(tuple(objection for objection in found if objection not in known))
+
+
+def _adapter_objections(adapter: Adapter, pool: Pool, desired: Desired) -> Iterator[Objection]:
+    """Against an adapter in this pool, beyond its name."""
+    namespace, ref = adapter.meta.ref.namespace, pool.meta.ref
+    if not pool.permits(namespace):
+        message = (
+            f"ServingPool {ref} does not admit adapters of namespace {namespace}; its owner can, with allowedNamespaces"
+        )
+        yield Objection(Reason.NOT_PERMITTED, "spec.poolRef", message)
+    if adapter.base_model not in (None, pool.model_name):
+        message = f"ServingPool {ref} serves {pool.model_name!r}, not {adapter.base_model!r}"
+        yield Objection(ArtifactReason.BASE_MISMATCH, "spec.baseModel", message)
+    if adapter.max_rank is not None and adapter.max_rank > pool.max_rank:
+        message = f"ServingPool {ref} takes ranks up to {pool.max_rank}, not {adapter.max_rank}"
+        yield Objection(ArtifactReason.RANK_TOO_LARGE, "spec.maxRank", message)
+    if adapter.pinned:
+        others = _accepted(pool, desired, lambda other: other.pinned and other.meta.ref != adapter.meta.ref)
+        if len(others) >= pinned_max(pool):
+            yield Objection(Reason.NO_SLOTS, "spec.pinned", _full(pool, others))
+
+
+def _name_objections(new: Adapter, old: Adapter | None, desired: Desired) -> Iterator[Objection]:
+    if old is not None and old.model_name == new.model_name:
+        return
+    if holder := _holder(new, desired):
+        yield Objection(Reason.NAME_CONFLICT, "spec.modelName", _taken(new.model_name, holder))
+
+
+# ------------------------------------------------------------------------------------------------ pools
+
+
+def _review_pool(new: Pool, old: Pool | None, desired: Desired) -> Review:
+    if not desired.serves(new.meta.ref.namespace):
+        served = ", ".join(sorted(desired.served or ())) or "no namespace"
+        namespace = new.meta.ref.namespace
+        where = f"pools are served in {served}, not in {namespace} ({Reason.NAMESPACE_NOT_SERVED})"
+        return Review(warnings=(where,))
+    if old is None:
+        return Review(tuple(_renamed(new, desired)))
+    found = (
+        *(_renamed(new, desired) if new.model_name != old.model_name else ()),
+        *(_asserted(new, desired) if new.model_name != old.model_name else ()),
+        *(_fewer_slots(new, desired) if new.max_adapters < old.max_adapters else ()),
+        *(_smaller_rank(new, desired) if new.max_rank < old.max_rank else ()),
+    )
+    return Review(found, tuple(_no_longer_permitted(new, desired)))
+
+
+def _renamed(new: Pool, desired: Desired) -> Iterator[Objection]:
+    if holder := _holder(new, desired):
+        yield Objection(Reason.NAME_CONFLICT, "spec.model.name", _taken(new.model_name, holder))
+
+
+def _asserted(new: Pool, desired: Desired) -> Iterator[Objection]:
+    """Adapters that say which base they were made for."""
+    if relying := _accepted(new, desired, lambda adapter: adapter.base_model not in (None, new.model_name)):
+        message = (
+            f"baseModel of {_named(relying)} says {relying[0].base_model!r}; delete them first, or create another pool"
+        )
+        yield Objection(ArtifactReason.BASE_MISMATCH, "spec.model.name", message)
+
+
+def _fewer_slots(new: Pool, desired: Desired) -> Iterator[Objection]:
+    pinned = _accepted(new, desired, lambda adapter: adapter.pinned)
+    if len(pinned) > pinned_max(new):
+        yield Objection(Reason.NO_SLOTS, "spec.lora.maxAdapters", _full(new, pinned))
+
+
+def _smaller_rank(new: Pool, desired: Desired) -> Iterator[Objection]:
+    if larger := _accepted(new, desired, lambda adapter: int(adapter.status.get("rank") or 0) > new.max_rank):
+        message = f"{_named(larger)} of rank {max(int(a.status['rank']) for a in larger)} would not be served any more"
+        yield Objection(ArtifactReason.RANK_TOO_LARGE, "spec.lora.maxRank", message)
+
+
+def _no_longer_permitted(new: Pool, desired: Desired) -> Iterator[str]:
+    if lost := _accepted(new, desired, lambda adapter: not new.permits(adapter.meta.ref.namespace)):
+        yield f"{_named(lost)} will not be served any more: allowedNamespaces leaves out their namespaces"
+
+
+# ------------------------------------------------------------------------------------ who holds what now
+
+
+def _holder(new: Pool | Adapter, desired: Desired) -> Pool | Adapter | None:
+    """Who is served under this object's name now; those that go do not count."""
+    others = (claimant for claimant in desired.claimants(new.model_name) if claimant.meta.ref != new.meta.ref)
+    holding = [other for other in others if not other.meta.deleting and _is_accepted(other, desired)]
+    return min(holding, key=lambda other: (isinstance(other, Adapter), other.meta.ref), default=None)
+
+
+def _is_accepted(resource: Pool | Adapter, desired: Desired) -> bool:
+    refuse = refuse_pool(resource, desired) if isinstance(resource, Pool) else refuse_by_name(resource, desired)
+    return refuse is None
+
+
+def _accepted(pool: Pool, desired: Desired, concerned: Callable[[Adapter], bool]) -> list[Adapter]:
+    """The adapters that this pool, as it is stored, serves or is about to serve, of those that are concerned."""
+    found = (adapter for adapter in desired.adapters_of(pool.meta.ref) if concerned(adapter))
+    return [adapter for adapter in found if not adapter.meta.deleting and refuse_by_name(adapter, desired) is None]
+
+
+def _parsed(obj: Object) -> Adapter | Pool:
+    return parse({**obj, "metadata": {**_UNSTORED, **obj["metadata"]}})
+
+
+# ------------------------------------------------------------------------------------------------- words
+
+
+def _taken(model_name: str, holder: Pool | Adapter) -> str:
+    what = "is the base model of" if isinstance(holder, Pool) else "belongs to"
+    return f"the name {model_name!r} {what} {holder.meta.ref.kind} {holder.meta.ref}; choose another"
+
+
+def _full(pool: Pool, pinned: list[Adapter]) -> str:
+    bound = f"lora.maxAdapters {pool.max_adapters} pins at most {pinned_max(pool)}: one slot is never pinned"
+    taken = f" (pinned: {_named(pinned)})" if pinned else ""
+    return f"ServingPool {pool.meta.ref} with {bound}{taken}; unpin one, or raise lora.maxAdapters"
+
+
+def _named(adapters: Iterable[Adapter]) -> str:
+    names = sorted(str(adapter.meta.ref) for adapter in adapters)
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return f"LoRAAdapter{'s' if len(names) > 1 else ''} {', '.join(names[:NAMED_MAX])}{more}"

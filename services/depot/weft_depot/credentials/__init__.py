@@ -1,0 +1,95 @@
+"""What a `credentialsRef` names: a Secret of the requesting namespace, read by the depot alone.
+
+A secret's values are in no message, log, URI or signature. What outlives a resolve is its fingerprint, which tells
+whether two reads were made with the same rights.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from weft.artifacts.errors import Reason, Refused
+from weft.printable import quoted
+
+MAX_VALUE_BYTES = 1 << 14
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+_SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """The entries of one Secret. `where` names it for people: namespace/name."""
+
+    where: str
+    values: Mapping[str, bytes] = field(repr=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal contents; tells nothing of them. Tokens and keys are too random to be guessed from it."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.values.items()):
+            for part in (name.encode(), value):
+                digest.update(len(part).to_bytes(8, "big") + part)
+        return digest.hexdigest()
+
+    def text(self, key: str) -> str | None:
+        """One entry, without the blanks and line ends that editors add; None: it is not there.
+
+        Raises Refused(SecretInvalid) for what no token or key looks like. The message never quotes a value.
+        """
+        raw = self.values.get(key)
+        if raw is None:
+            return None
+        value = raw.strip()
+        if not value or len(value) > MAX_VALUE_BYTES or not value.isascii() or not value.decode().isprintable():
+            raise self.invalid(f"its key {key!r} is empty, too long, or holds signs that no credential has")
+        return value.decode()
+
+    def invalid(self, why: str) -> Refused:
+        return Refused(Reason.SECRET_INVALID, f"Secret {self.where}: {why}")
+
+
+class Secrets(Protocol):
+    """Where secrets are. Blocks, within a bounded time."""
+
+    def read(self, namespace: str, name: str) -> Secret:
+        """Raises Refused (SecretMissing, SecretForbidden, SecretInvalid), Unavailable."""
+        ...
+
+
+class NoSecrets:
+    """A depot that was given none."""
+
+    def read(self, namespace: str, name: str) -> Secret:
+        raise Refused(
+            Reason.SECRET_FORBIDDEN,
+            f"Secret {where(namespace, name)} is not read: this depot was started with --secrets none; "
+            "remove credentialsRef, or start it with --secrets kubernetes or a folder",
+        )
+
+
+def where(namespace: str, name: str) -> str:
+    """`namespace/name`, for people."""
+    return quoted(f"{namespace}/{name}", 200).strip("'\"")
+
+
+def check_names(namespace: str, name: str) -> None:
+    """Raises Refused(SecretInvalid) unless both can be names of a namespace and a Secret: they become paths."""
+    if not is_namespace(namespace) or not is_object_name(name):
+        raise Refused(
+            Reason.SECRET_INVALID,
+            f"Secret {where(namespace, name)}: credentialsRef.name is the name of a Secret in the same namespace "
+            "(lower-case letters, digits, '-' and '.')",
+        )
+
+
+def is_namespace(text: str) -> bool:
+    """A DNS label (RFC 1123)."""
+    return bool(_LABEL.fullmatch(text))
+
+
+def is_object_name(text: str) -> bool:
+    """A DNS subdomain (RFC 1123)."""
+    return bool(_SUBDOMAIN.fullmatch(text)) and ".." not in text

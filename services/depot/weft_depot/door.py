@@ -1,0 +1,49 @@
+"""The depot's door under TLS: the role in a connection's certificate lets its requests in, or refuses them by name."""
+
+import asyncio
+import ssl
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from weft.wire.roles import ANYONE, DEPOT_CALLERS, Role, refusal, roles_of
+
+Scope = MutableMapping[str, Any]
+Base: Any = AutoHTTPProtocol  # httptools where it is installed, else h11
+
+
+class GuardedHttp(Base):
+    """One connection. uvicorn makes one for each; the handshake is over when it is told of it."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self.app = Door(self.app, roles_of(_dns_names(transport.get_extra_info("ssl_object"))))
+
+
+class Door:
+    """The application behind a check of the path against the caller's roles."""
+
+    def __init__(self, app: Any, roles: frozenset[Role]) -> None:
+        self._app, self._roles = app, roles
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and (why := refusal(self._roles, callers(scope["path"]), scope["path"])):
+            status = 403 if self._roles else 401
+            await JSONResponse({"reason": "PermissionDenied", "message": why}, status)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def callers(path: str) -> frozenset[Role]:
+    """Who may ask for a path. Nobody below /v1 but whom the table names."""
+    parts = path.split("/", 3)
+    if parts[1:2] != ["v1"]:
+        return ANYONE  # probes and metrics, or nothing at all
+    return DEPOT_CALLERS.get("/v1/" + "".join(parts[2:3]), frozenset())
+
+
+def _dns_names(connection: ssl.SSLObject | None) -> list[str]:
+    names: Any = ((connection and connection.getpeercert()) or {}).get("subjectAltName", ())
+    return [value for kind, value in names if kind == "DNS"]

@@ -1,0 +1,68 @@
+"""Where the depot does not connect to, whoever asks: the cloud's metadata service, the host itself, the network inside.
+
+A name is looked up before each request. The hosts that requests go to are chosen by who runs Weft (`--hf-endpoint`,
+`--s3-endpoints`) and, through redirects, by those hosts; never by a tenant. So this is a second wall, not the only one.
+"""
+
+import ipaddress
+import socket
+from urllib.parse import SplitResult, urlsplit
+
+from weft.artifacts.errors import Reason, Refused
+from weft.printable import quoted
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_METADATA = frozenset(map(ipaddress.ip_address, ("169.254.169.254", "fd00:ec2::254", "100.100.100.200")))
+_PORTS = {"http": 80, "https": 443}
+
+
+def check_address(url: str, *, inside: bool, what: str) -> None:
+    """Refuse a URL whose host is link-local, metadata or no host address; private and loopback unless `inside`.
+
+    A name that is not found passes: the connection, perhaps through a proxy that knows it, will tell.
+    Raises Refused(EndpointNotAllowed).
+    """
+    parts = split_url(url, what)
+    assert parts.hostname
+    for address in addresses_of(parts.hostname, parts.port or _PORTS[parts.scheme]):
+        if why := _why_not(address, inside):
+            raise Refused(
+                Reason.ENDPOINT_NOT_ALLOWED, f"{what} {quoted(parts.hostname, 200)} is {address}, {why}: never asked"
+            )
+
+
+def is_inside(url: str) -> bool:
+    """Whether a host that was chosen on purpose is in a private network or on this machine."""
+    parts = urlsplit(url)
+    found = addresses_of(parts.hostname or "", parts.port or 443)
+    return any(address.is_private for address in found)
+
+
+def split_url(url: str, what: str) -> SplitResult:
+    """An http(s) URL with a host and nothing that hides one. Raises Refused(EndpointNotAllowed)."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in _PORTS and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        parts, usable = SplitResult("", "", "", "", ""), False
+    if not usable or parts.username is not None or parts.password is not None or not url.isprintable():
+        raise Refused(Reason.ENDPOINT_NOT_ALLOWED, f"{what} {quoted(url, 200)} is not http(s)://HOST[:PORT]")
+    return parts
+
+
+def addresses_of(host: str, port: int) -> list[Address]:
+    """What a name means now; empty when nobody here knows it."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return [ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in found]
+
+
+def _why_not(address: Address, inside: bool) -> str:
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    if mapped in _METADATA:
+        return "a metadata service"
+    if mapped.is_link_local or mapped.is_multicast or mapped.is_unspecified:
+        return "no address of a server"
+    return "an address inside" if not inside and not mapped.is_global else ""

@@ -1,0 +1,155 @@
+"""A folder below a root, read without ever leaving it.
+
+Containment: the path has no `..`, no empty part and does not start at `/`; links are resolved first, the result has to
+lie below the root, and it is then opened part by part from the root's descriptor without following any link. So a link
+that changes between check and use leads nowhere. Links that stay below the root work: Hugging Face caches and mounted
+volumes use them.
+"""
+
+import contextlib
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import BinaryIO
+
+from weft.artifacts.digest import is_file_name
+from weft.artifacts.errors import Reason, Refused
+from weft.printable import quoted
+from weft_depot.sources import Wants
+
+MAX_ENTRIES = 10_000
+# A file changed this shortly before it was looked at may change again under the same time stamp.
+RACY_NS = 2_000_000_000
+
+Identity = tuple[int, int, int, int, int]  # device, inode, size, mtime_ns, ctime_ns
+
+
+class Root:
+    """What may be read. `called` is what messages call it, for example `the file root`."""
+
+    def __init__(self, root: Path, called: str, wall_ns: Callable[[], int]) -> None:
+        """`wall_ns` is the clock of the file system's time stamps."""
+        self._root, self._called, self._wall_ns = Path(os.path.realpath(root)), called, wall_ns
+
+    @contextlib.contextmanager
+    def open(self, path: Path, uri: str, wants: Wants) -> Generator["FolderSnapshot"]:
+        """The folder at a relative path. Raises Refused: BadURI, SourceNotFound, TooLarge."""
+        folder = self._resolve(path)
+        fd = self._walk(folder, os.O_DIRECTORY)
+        try:
+            yield FolderSnapshot(self, folder, _list(fd, uri, wants), self._wall_ns())
+        finally:
+            os.close(fd)
+
+    def file(self, folder: Path, name: str) -> BinaryIO:
+        """Open a regular file of a folder, through links that stay below the root."""
+        fd = self._walk(self._resolve(folder / name), os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise Refused(Reason.SOURCE_NOT_FOUND, f"{name} is no regular file")
+        return os.fdopen(fd, "rb")
+
+    def _resolve(self, path: Path) -> Path:
+        """A path below the root -> the path it really is, relative to the root."""
+        if not Path(os.path.realpath(self._root / path)).is_relative_to(self._root):
+            raise self._leaves(path)  # before anything tells whether there is something
+        try:
+            real = Path(os.path.realpath(self._root / path, strict=True))
+        except OSError as error:
+            raise Refused(
+                Reason.SOURCE_NOT_FOUND, f"{quoted(str(path), 300)}: {error.strerror} below {self._called}"
+            ) from error
+        if not real.is_relative_to(self._root):
+            raise self._leaves(path)
+        return real.relative_to(self._root)
+
+    def _leaves(self, path: Path) -> Refused:
+        return Refused(Reason.BAD_URI, f"{quoted(str(path), 300)} is a link that leaves {self._called}")
+
+    def _walk(self, path: Path, flags: int) -> int:
+        """Open a real path part by part, following nothing; returns a descriptor."""
+        *folders, last = path.parts or (".",)
+        try:
+            fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        try:
+            for part, kind in [*((folder, os.O_DIRECTORY) for folder in folders), (last, flags)]:
+                below = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | kind, dir_fd=fd)
+                os.close(fd)
+                fd = below
+        except OSError as error:
+            os.close(fd)
+            raise _unreadable(path, error) from error
+        return fd
+
+
+class FolderSnapshot:
+    """The plain files of one folder, as they were when it was opened."""
+
+    promised: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, root: Root, folder: Path, names: list[str], taken_ns: int) -> None:
+        self._root, self._folder, self._names, self._taken_ns = root, folder, names, taken_ns
+        self._identities = self._look()
+        self._read: dict[str, Identity] = {}
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return MappingProxyType({name: identity[2] for name, identity in self._identities.items()})
+
+    @property
+    def signature(self) -> str | None:
+        """Size, times and inode of every file; None while one of them is too young to tell two edits apart."""
+        if any(max(identity[3:]) > self._taken_ns - RACY_NS for identity in self._identities.values()):
+            return None
+        return hashlib.sha256(repr(sorted(self._identities.items())).encode()).hexdigest()
+
+    def open(self, name: str) -> BinaryIO:
+        file = self._root.file(self._folder, name)
+        self._read[name] = _identity(file)
+        return file
+
+    def unchanged(self) -> bool:
+        """Whatever was opened is still the file it was when the folder was listed."""
+        if any(self._identities.get(name) != identity for name, identity in self._read.items()):
+            return False
+        try:
+            return self._look() == self._identities
+        except Refused:  # a file went away
+            return False
+
+    def _look(self) -> dict[str, Identity]:
+        found: dict[str, Identity] = {}
+        for name in self._names:
+            with self._root.file(self._folder, name) as file:
+                found[name] = _identity(file)
+        return found
+
+
+def _list(fd: int, uri: str, wants: Wants) -> list[str]:
+    """Plain names in a folder that are files or links; folders and special files are not part of an artifact."""
+    names: list[str] = []
+    with os.scandir(fd) as entries:
+        for number, entry in enumerate(entries):
+            if number >= MAX_ENTRIES:
+                raise Refused(Reason.TOO_LARGE, f"{uri[:200]} holds more than {MAX_ENTRIES} entries")
+            if (
+                wants(entry.name)
+                and is_file_name(entry.name)
+                and (entry.is_symlink() or entry.is_file(follow_symlinks=False))
+            ):
+                names.append(entry.name)
+    return sorted(names)
+
+
+def _identity(file: BinaryIO) -> Identity:
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _unreadable(path: Path, error: OSError) -> Refused:
+    return Refused(Reason.SOURCE_NOT_FOUND, f"{quoted(str(path), 300)} cannot be read: {error.strerror}")

@@ -1,0 +1,164 @@
+"""`hf:org/name[/subfolder]`: files of a Hugging Face repository at one commit.
+
+`revision` is a branch, a tag or a commit, `main` when unset; it is resolved to a commit once for each snapshot, and
+everything is read at that commit. Files are known by the hub's content ids, so a commit that changes none of them is
+no new state. No code of a repository is ever run, no file is opened that is not on the depot's list.
+"""
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, BinaryIO, cast
+
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from weft.artifacts.digest import MAX_FILE_BYTES, is_file_name
+from weft.artifacts.errors import Reason, Refused, Unavailable
+from weft.printable import quoted
+from weft_depot.credentials import Secret
+from weft_depot.sources import Location, Wants, relative_parts
+from weft_depot.sources.hub import Hub, Repo
+from weft_depot.sources.network import Network
+from weft_depot.sources.ranged import open_ranged
+
+TOKEN_KEY = "token"  # noqa: S105 (the name of a key, not a token)
+DEFAULT_REVISION = "main"
+MAX_ENTRIES = 100_000  # of a whole repository
+_COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a commit: where it is in the repository, its size, what the hub calls its content."""
+
+    path: str
+    size_bytes: int
+    content_id: str
+    sha256: str | None  # of large files
+
+
+class HfSource:
+    """Repositories of one hub."""
+
+    takes = frozenset(("revision", "credentialsRef"))
+    remote = True
+
+    def __init__(self, hub: Hub, network: Network) -> None:
+        self._hub, self._network = hub, network
+
+    def host(self, location: Location) -> str:  # noqa: ARG002 (all repositories are of one host)
+        return f"hf {self._hub.host}"
+
+    @contextlib.contextmanager
+    def open(self, location: Location, wants: Wants) -> Generator["HubSnapshot"]:
+        """Raises Refused: BadURI, SourceNotFound, SourceForbidden, SecretInvalid, TooLarge; Unavailable."""
+        name, folder = _parse_path(location.path)
+        repo = Repo(name, _token(location.secret))
+        told = self._hub.revision(repo, location.revision or DEFAULT_REVISION)
+        sha, files = parse_revision(told, folder, wants, f"hf:{location.path}")
+        yield HubSnapshot(self._hub, self._network, repo, sha, files)
+
+
+class HubSnapshot:
+    """Files of one commit, which never change."""
+
+    def __init__(self, hub: Hub, network: Network, repo: Repo, sha: str, files: Mapping[str, HubFile]) -> None:
+        self._hub, self._network, self._repo, self._files = hub, network, repo, files
+        self.sha = sha
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return MappingProxyType({name: file.size_bytes for name, file in self._files.items()})
+
+    @property
+    def promised(self) -> Mapping[str, str]:
+        return MappingProxyType({name: file.sha256 for name, file in self._files.items() if file.sha256})
+
+    @property
+    def signature(self) -> str | None:
+        """Names, sizes and content ids: hashes of the contents (git's, or SHA-256)."""
+        ids = sorted((name, file.size_bytes, file.content_id) for name, file in self._files.items())
+        return hashlib.sha256(repr(ids).encode()).hexdigest()
+
+    def open(self, name: str) -> BinaryIO:
+        file = self._files[name]
+        url = self._hub.url(self._repo, file.path, self.sha)
+        fetch = partial(self._fetch, url, file.size_bytes)
+        return open_ranged(f"hf:{self._repo.name}/{file.path}", file.size_bytes, fetch, self._network)
+
+    def unchanged(self) -> bool:
+        return True  # a commit is what it is
+
+    @contextlib.contextmanager
+    def _fetch(self, url: str, size_bytes: int, start: int, end: int) -> Generator[Iterator[bytes]]:
+        with self._hub.fetch(self._repo, url, start, end, size_bytes) as chunks:
+            yield chunks
+
+
+def parse_revision(told: Mapping[str, Any], folder: str, wants: Wants, uri: str) -> tuple[str, dict[str, HubFile]]:
+    """The commit, and the files of one folder that are wanted, by plain name.
+
+    Raises Refused: SourceNotFound (no such folder), TooLarge; Unavailable for what no hub says.
+    """
+    sha, siblings = told.get("sha"), told.get("siblings")
+    if not isinstance(sha, str) or not _COMMIT.fullmatch(sha) or not isinstance(siblings, list):
+        raise Unavailable(f"{uri}: the hub's answer has no commit or no files: {quoted(told, 200)}")
+    rows = cast("list[object]", siblings)
+    if len(rows) > MAX_ENTRIES:
+        raise Refused(Reason.TOO_LARGE, f"{uri} has {len(rows)} files, the limit is {MAX_ENTRIES}")
+    paths = [(row, _path_of(row)) for row in rows]
+    below = [(row, path.removeprefix(folder)) for row, path in paths if path.startswith(folder)]
+    if folder and not below:
+        raise Refused(Reason.SOURCE_NOT_FOUND, f"{uri}: commit {sha} has no folder {quoted(folder, 200)}")
+    return sha, {name: _file(row, uri) for row, name in below if is_file_name(name) and wants(name)}
+
+
+def _path_of(row: object) -> str:
+    path = cast("dict[str, object]", row).get("rfilename") if isinstance(row, dict) else None
+    return path if isinstance(path, str) else ""
+
+
+def _file(row: object, uri: str) -> HubFile:
+    fields = cast("dict[str, Any]", row)
+    path, lfs = fields["rfilename"], fields.get("lfs")
+    sha256 = cast("dict[str, Any]", lfs).get("sha256") if isinstance(lfs, dict) else None
+    content_id, size = sha256 or fields.get("blobId"), cast("object", fields.get("size"))
+    if (
+        not isinstance(content_id, str)
+        or not content_id
+        or not isinstance(size, int)
+        or not 0 <= size <= MAX_FILE_BYTES
+    ):
+        raise Unavailable(f"{uri}: the hub tells no size or no content id of {quoted(path, 200)}")
+    if sha256 is not None and not _SHA256.fullmatch(sha256):
+        raise Unavailable(f"{uri}: the hub tells no SHA-256 of {quoted(path, 200)}")
+    return HubFile(path, size, content_id, sha256)
+
+
+def _parse_path(path: str) -> tuple[str, str]:
+    """`org/name/some/folder` -> (`org/name`, `some/folder/`). Raises Refused(BadURI)."""
+    uri = f"hf:{path}"
+    parts = relative_parts(path, uri)
+    try:
+        if len(parts) < 2:
+            raise HFValidationError("it has no organisation")
+        validate_repo_id("/".join(parts[:2]))
+    except HFValidationError as error:
+        why = f"{quoted(uri, 200)} is no repository ({error}); write hf:ORG/NAME or hf:ORG/NAME/FOLDER"
+        raise Refused(Reason.BAD_URI, why) from error
+    return "/".join(parts[:2]), "".join(f"{part}/" for part in parts[2:])
+
+
+def _token(secret: Secret | None) -> str | None:
+    if secret is None:
+        return None
+    token = secret.text(TOKEN_KEY)
+    if token is None:
+        raise secret.invalid(f"it has no key {TOKEN_KEY!r}; hf: expects a Hugging Face token there")
+    return token

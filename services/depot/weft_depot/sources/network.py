@@ -1,0 +1,28 @@
+"""How long the depot waits for others, and how often it tries."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Bounds of everything that is read from afar. Times are seconds."""
+
+    connect_s: float = 5.0
+    read_s: float = 10.0  # without a byte; also what a stop may take
+    tries: int = 4  # in a row without a byte of progress
+    pause_s: float = 0.2  # before the second try; doubles
+    grace_s: float = 60.0  # of every file or listing
+    min_bytes_s: int = 64 << 10  # beyond the grace: who is slower than this is not waited for
+    now: Callable[[], float] = time.monotonic
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    def patience_s(self, size_bytes: int) -> float:
+        """How long that many bytes may take in all."""
+        return self.grace_s + size_bytes / self.min_bytes_s
+
+    def pause(self, tries: int) -> None:
+        """Before the next try after that many failed ones; ends early when the process stops."""
+        self.stopping.wait(self.pause_s * 2 ** (tries - 1))

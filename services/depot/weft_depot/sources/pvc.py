@@ -1,0 +1,47 @@
+"""`pvc:claim/path`: a folder of a PersistentVolumeClaim of the requesting namespace.
+
+Claims are mounted into the depot at ROOT/NAMESPACE/CLAIM. The namespace is the request's, never the URI's, so nobody
+reads another namespace's claim; links that leave the claim are refused, wherever they lead.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from weft.artifacts.errors import Reason, Refused
+from weft.printable import quoted
+from weft_depot.credentials import is_namespace, is_object_name
+from weft_depot.sources import Location, Wants, relative_parts
+from weft_depot.sources.folder import FolderSnapshot, Root
+
+
+class PvcSource:
+    """Claims below one folder."""
+
+    takes: frozenset[str] = frozenset()
+    remote = False
+
+    def __init__(self, root: Path, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
+        """`wall_ns` is the clock of the file systems' time stamps."""
+        self._root, self._wall_ns = root, wall_ns
+
+    def host(self, location: Location) -> str:
+        """The claim: a share that hangs holds up what reads it, and nobody else."""
+        return f"pvc {location.namespace}/{location.path.partition('/')[0]}"[:200]
+
+    def open(self, location: Location, wants: Wants) -> AbstractContextManager[FolderSnapshot]:
+        """Raises Refused: BadURI, SourceNotFound, TooLarge."""
+        uri = f"pvc:{location.path}"
+        claim, slash, rest = location.path.partition("/")
+        if not is_object_name(claim) or not is_namespace(location.namespace):
+            raise Refused(Reason.BAD_URI, f"{quoted(uri, 200)} names no claim; write pvc:CLAIM/PATH")
+        path = Path(*relative_parts(rest, uri)) if slash else Path()
+        root = self._root / location.namespace / claim
+        if not root.is_dir():
+            raise Refused(
+                Reason.SOURCE_NOT_FOUND,
+                f"the claim {claim} of namespace {location.namespace} is not mounted in the depot; "
+                "who runs Weft mounts it at NAMESPACE/CLAIM below the depot's --pvc-root",
+            )
+        return Root(root, f"the claim {claim}", self._wall_ns).open(path, uri, wants)

@@ -1,0 +1,124 @@
+"""A remote file as a readable one: ranges of growing size, each asked for again where it broke.
+
+The first range is small, so that a header costs kilobytes and no more; the next are larger, so that a whole file costs
+few requests. What has been read is never read again, and a server that stands still, drips or lies about a length ends
+the read within a bounded time.
+"""
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from typing import BinaryIO
+
+from weft.artifacts.errors import Unavailable
+from weft_depot.sources.network import Network
+
+FIRST_BYTES, MOST_BYTES, GROWTH = 64 << 10, 64 << 20, 8
+BUFFER_BYTES = 64 << 10
+
+# The chunks of the bytes [start, end) of a file, at most those. Raises Broken for what another try may mend.
+Fetch = Callable[[int, int], AbstractContextManager[Iterator[bytes]]]
+
+
+class Broken(Exception):
+    """One try failed in a way that another may not."""
+
+
+def open_ranged(name: str, size_bytes: int, fetch: Fetch, network: Network) -> BinaryIO:
+    """A file of `size_bytes`; reading raises Unavailable and what `fetch` raises, but not Broken."""
+    return io.BufferedReader(_Ranged(name, size_bytes, fetch, network), BUFFER_BYTES)
+
+
+class _Ranged(io.RawIOBase):
+    """One request at a time, forward; a seek gives up what is under way."""
+
+    def __init__(self, name: str, size_bytes: int, fetch: Fetch, network: Network) -> None:
+        self._name, self._size, self._fetch, self._network = name, size_bytes, fetch, network
+        self._deadline = network.now() + network.patience_s(size_bytes)
+        self._window_bytes = FIRST_BYTES
+        self._at = self._end = 0  # of the stream: what has arrived, what was asked for
+        self._chunk = memoryview(b"")
+        self._stream: Iterator[bytes] | None = None
+        self._stack = ExitStack()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at - len(self._chunk)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        assert whence == io.SEEK_SET, "counted from the start"
+        if offset != self.tell():
+            self._drop_stream()
+            self._chunk, self._at = memoryview(b""), offset
+            self._window_bytes = MOST_BYTES  # who knows where to go on reads on
+        return offset
+
+    def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not self._chunk and self._at < self._size:
+            self._chunk = memoryview(self._pull())
+        count = min(len(buffer), len(self._chunk))
+        buffer[:count] = self._chunk[:count]
+        self._chunk = self._chunk[count:]
+        return count
+
+    def close(self) -> None:
+        self._stack.close()
+        super().close()
+
+    def _pull(self) -> bytes:
+        """The next bytes, from as many tries as it may take."""
+        failed = 0
+        while True:
+            self._check_patience()
+            try:
+                return self._chunk_or_broken()
+            except Broken as error:
+                self._drop_stream()
+                failed += 1
+                if failed >= self._network.tries:
+                    raise Unavailable(f"{self._name} broke at {self._at} of {self._size} bytes: {error}") from error
+            self._network.pause(failed)
+
+    def _chunk_or_broken(self) -> bytes:
+        if self._stream is None:
+            self._end = min(self._at + self._window_bytes, self._size)
+            self._stream = self._stack.enter_context(self._fetch(self._at, self._end))
+        chunk = next(self._stream, b"")
+        if not chunk:
+            raise Broken(f"ended at {self._at}, {self._end} were asked for")
+        self._at += len(chunk)
+        assert self._at <= self._end, "a fetch gives what was asked for, at most"
+        if self._at == self._end:
+            self._drop_stream()
+            self._window_bytes = min(self._window_bytes * GROWTH, MOST_BYTES)
+        return chunk
+
+    def _drop_stream(self) -> None:
+        self._stream = None
+        self._stack.close()
+
+    def _check_patience(self) -> None:
+        if self._network.stopping.is_set():
+            raise Unavailable("the depot stops")
+        if self._network.now() > self._deadline:
+            raise Unavailable(
+                f"{self._name} is too slow: {self._at} of {self._size} bytes in "
+                f"{self._network.patience_s(self._size):.0f} s"
+            )
+
+
+def trimmed(chunks: Iterator[bytes], skip: int, most: int) -> Iterator[bytes]:
+    """Without the first `skip` bytes, and `most` of the rest: for a server that sends another range than asked for."""
+    for chunk in chunks:
+        kept = chunk[skip : skip + most]
+        skip = max(0, skip - len(chunk))
+        most -= len(kept)
+        if kept:
+            yield kept
+        if not most:
+            return

@@ -1,0 +1,192 @@
+"""`s3://bucket/prefix`: the objects right below a prefix, of AWS or of any server that speaks S3 (`endpoint`).
+
+An object is the ETag, size and time that the listing gives; every range of it is asked for under that ETag, so an
+object that is replaced while it is read is noticed by the read, and any other change by the listing at the end.
+"""
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, BinaryIO
+
+from weft.artifacts.digest import is_file_name
+from weft.artifacts.errors import Reason, Refused, Unavailable
+from weft.printable import quoted
+from weft_depot.sources import Location, Wants, relative_parts
+from weft_depot.sources.network import Network
+from weft_depot.sources.ranged import Broken, open_ranged, trimmed
+from weft_depot.sources.s3_client import Clients, Endpoints, s3_errors
+
+MAX_ENTRIES = 10_000
+PAGE = 1000
+READ_BYTES = 1 << 20
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One object, as a listing tells of it."""
+
+    key: str
+    size_bytes: int
+    etag: str
+    modified: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a bucket. `prefix` is empty or ends with a slash."""
+
+    bucket: str
+    prefix: str
+
+    @property
+    def uri(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+
+class S3Source:
+    """Buckets of the allowed endpoints."""
+
+    takes = frozenset(("endpoint", "credentialsRef"))
+    remote = True
+
+    def __init__(self, endpoints: Endpoints, network: Network) -> None:
+        self._endpoints, self._network = endpoints, network
+        self._clients = Clients(network)
+
+    def host(self, location: Location) -> str:
+        try:
+            return f"s3 {self._endpoints.parse(location.endpoint).host}"
+        except Refused:
+            return "s3 refused"  # ends at once, by the same check
+
+    @contextlib.contextmanager
+    def open(self, location: Location, wants: Wants) -> Generator["BucketSnapshot"]:
+        """Raises Refused: BadURI, EndpointNotAllowed, SecretInvalid, SourceNotFound, SourceForbidden, TooLarge;
+        Unavailable.
+        """
+        place, endpoint = parse_path(location.path), self._endpoints.parse(location.endpoint)
+        with self._clients.client(endpoint, location.secret) as client:
+            yield BucketSnapshot(Bucket(client, place, self._network), wants)
+
+
+class Bucket:
+    """One place in a bucket, through a client."""
+
+    def __init__(self, client: Any, place: Place, network: Network) -> None:
+        self._client, self.place, self.network = client, place, network
+
+    def objects(self, wants: Wants) -> dict[str, Listed]:
+        """What is wanted, by plain name. Raises Refused (SourceNotFound for an empty place), Unavailable."""
+        about, network = self.place.uri, self.network
+        for failed in range(1, network.tries + 1):
+            try:
+                return self._list(wants)
+            except Broken as error:
+                if failed == network.tries or network.stopping.is_set():
+                    raise Unavailable(f"{about} cannot be listed: {error}") from error
+            network.pause(failed)
+        raise AssertionError("tries is at least 1")
+
+    @contextlib.contextmanager
+    def fetch(self, listed: Listed, start: int, end: int) -> Generator[Iterator[bytes]]:
+        """The bytes [start, end) of an object that is still what it was. See `ranged.Fetch`."""
+        about = f"s3://{self.place.bucket}/{listed.key}"
+        asked = {"Range": f"bytes={start}-{end - 1}", "IfMatch": listed.etag}
+        with s3_errors(about):
+            found = self._client.get_object(Bucket=self.place.bucket, Key=listed.key, **asked)
+            with found["Body"] as raw:
+                if found.get("ETag") != listed.etag:
+                    raise Refused(Reason.DIGEST_MISMATCH, f"{about} changed while it was read")
+                yield trimmed(_chunks(raw, about), start - _first_byte(found, start), end - start)
+
+    def _list(self, wants: Wants) -> dict[str, Listed]:
+        found: dict[str, Listed] = {}
+        entries, asked = 0, {"Bucket": self.place.bucket, "Prefix": self.place.prefix, "Delimiter": "/"}
+        while True:
+            with s3_errors(self.place.uri):
+                page: Any = self._client.list_objects_v2(**asked, MaxKeys=PAGE)
+            rows = page.get("Contents", [])
+            entries += len(rows) + len(page.get("CommonPrefixes", []))
+            if entries > MAX_ENTRIES:
+                raise Refused(Reason.TOO_LARGE, f"{self.place.uri} holds more than {MAX_ENTRIES} entries")
+            found |= {name: listed for row in rows for name, listed in self._wanted(row, wants)}
+            if not page.get("IsTruncated"):
+                break
+            asked["ContinuationToken"] = page["NextContinuationToken"]
+        if not entries:
+            raise Refused(Reason.SOURCE_NOT_FOUND, f"{self.place.uri}: nothing is below this prefix")
+        return found
+
+    def _wanted(self, row: Any, wants: Wants) -> list[tuple[str, Listed]]:
+        name = str(row["Key"]).removeprefix(self.place.prefix)
+        if not is_file_name(name) or not wants(name):
+            return []
+        return [
+            (name, Listed(row["Key"], int(row["Size"]), str(row.get("ETag", "")), str(row.get("LastModified", ""))))
+        ]
+
+
+class BucketSnapshot:
+    """Objects as one listing told of them."""
+
+    promised: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, bucket: Bucket, wants: Wants) -> None:
+        self._bucket, self._wants = bucket, wants
+        self._objects = bucket.objects(wants)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return MappingProxyType({name: listed.size_bytes for name, listed in self._objects.items()})
+
+    @property
+    def signature(self) -> str | None:
+        """Names, sizes, ETags and times; None where a server gives no ETags."""
+        if not all(listed.etag for listed in self._objects.values()):
+            return None
+        return hashlib.sha256(repr(sorted(self._objects.items())).encode()).hexdigest()
+
+    def open(self, name: str) -> BinaryIO:
+        listed = self._objects[name]
+        if not listed.etag:
+            raise Unavailable(f"{self._bucket.place.uri}/{name} has no ETag: a change of it could not be noticed")
+        about = f"{self._bucket.place.uri}/{name}"
+        return open_ranged(about, listed.size_bytes, partial(self._bucket.fetch, listed), self._bucket.network)
+
+    def unchanged(self) -> bool:
+        try:
+            return self._bucket.objects(self._wants) == self._objects
+        except Refused:  # it went away
+            return False
+
+
+def parse_path(path: str) -> Place:
+    """`//bucket/prefix` -> Place. Raises Refused(BadURI)."""
+    uri = f"s3:{path}"
+    bucket, _, prefix = path.removeprefix("//").removesuffix("/").partition("/")
+    if not path.startswith("//") or not _BUCKET.fullmatch(bucket) or ".." in bucket:
+        raise Refused(Reason.BAD_URI, f"{quoted(uri, 200)} names no bucket; write s3://BUCKET/PREFIX")
+    parts = relative_parts(prefix, uri) if prefix else ()
+    return Place(bucket, "".join(f"{part}/" for part in parts))
+
+
+def _chunks(raw: Any, about: str) -> Iterator[bytes]:
+    """As they arrive: each wait is bounded, and a server that drips is noticed. Raises Broken where they are read."""
+    with s3_errors(about):
+        while chunk := raw.read1(READ_BYTES):
+            yield chunk
+
+
+def _first_byte(found: Any, start: int) -> int:
+    """Where the body starts; a server that does not know ranges sends the whole."""
+    said = str(found.get("ContentRange") or "bytes 0-")
+    first = said.removeprefix("bytes ").partition("-")[0]
+    if not first.isdigit() or int(first) > start:
+        raise Broken("another range than was asked for")
+    return int(first)

@@ -1,0 +1,170 @@
+"""boto3, bounded: which endpoint, whose credentials, what an error means.
+
+Credentials come from the request's Secret, or there are none (public buckets). Never from the environment, a profile or
+an instance's metadata: those are the depot's rights, not the tenant's.
+"""
+
+import contextlib
+import re
+import threading
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import SplitResult
+
+import botocore.session
+import urllib3
+from botocore import UNSIGNED
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
+from weft.printable import quoted
+from weft_depot.credentials import Secret
+from weft_depot.sources.addresses import check_address, is_inside, split_url
+from weft_depot.sources.network import Network
+from weft_depot.sources.ranged import Broken
+
+KEYS = ("accessKeyId", "secretAccessKey", "sessionToken")
+_AWS = re.compile(
+    r"s3[.-](?:(?:dualstack|fips)\.)?(?P<region>[a-z]{2}(?:-[a-z0-9]+)+)\.amazonaws\.com(?:\.cn)?", re.ASCII
+)
+_AGAIN = frozenset((408, 425, 429, 500, 502, 503, 504))
+_DENIED = frozenset(("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")) | {
+    "XAdminUserNotFound"  # versitygw's InvalidAccessKeyId, a 404
+}
+_SLOW = frozenset(("SlowDown", "ServiceUnavailable", "RequestTimeout", "Throttling", "TooManyRequestsException"))
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where requests go: a URL of our own choice, or (None) AWS in a region."""
+
+    url: str | None
+    region: str
+
+    @property
+    def host(self) -> str:
+        return self.url or f"AWS {self.region}"
+
+
+class Endpoints:
+    """Which endpoints requests may name. Without a list: AWS alone."""
+
+    def __init__(self, allowed: tuple[str, ...], region: str) -> None:
+        """`allowed` are HOST, HOST:PORT or a URL; what an entry does not say may be anything."""
+        self._allowed, self._region = allowed, region
+
+    def parse(self, given: str | None) -> Endpoint:
+        """`source.endpoint` -> Endpoint. Raises Refused(EndpointNotAllowed)."""
+        if given is None:
+            return Endpoint(None, self._region)
+        parts = split_url(given if "://" in given else f"https://{given}", "the endpoint")
+        if parts.path.strip("/") or parts.query or parts.fragment:
+            raise Refused(
+                Reason.ENDPOINT_NOT_ALLOWED,
+                f"the endpoint {quoted(given, 200)} has a path; write the bucket in the URI",
+            )
+        if parts.scheme == "https" and (aws := _AWS.fullmatch(parts.hostname or "")):
+            return Endpoint(None, aws["region"])
+        if not any(_allows(entry, parts) for entry in self._allowed):
+            allowed = f"AWS{''.join(f', {entry}' for entry in self._allowed)} (--s3-endpoints of the depot)"
+            why = f"the endpoint {quoted(given, 200)} is not allowed here; allowed: {allowed}"
+            raise Refused(Reason.ENDPOINT_NOT_ALLOWED, why)
+        return Endpoint(f"{parts.scheme}://{parts.netloc}", self._region)
+
+
+class Clients:
+    """Makes clients, one at a time, of one session: its models take long to read."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._session = botocore.session.Session()
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def client(self, endpoint: Endpoint, secret: Secret | None) -> Generator[Any]:
+        """Raises Refused: SecretInvalid, EndpointNotAllowed."""
+        keys = keys_of(secret)
+        if endpoint.url:
+            check_address(endpoint.url, inside=is_inside(endpoint.url), what="the endpoint")
+        with self._lock:
+            client: Any = self._session.create_client(
+                "s3",
+                region_name=endpoint.region,
+                endpoint_url=endpoint.url,
+                aws_access_key_id=keys.get("accessKeyId"),
+                aws_secret_access_key=keys.get("secretAccessKey"),
+                aws_session_token=keys.get("sessionToken"),
+                config=self._config(endpoint, signed=bool(keys)),
+            )
+        with contextlib.closing(client):
+            yield client
+
+    def _config(self, endpoint: Endpoint, *, signed: bool) -> Any:
+        return Config(
+            signature_version=None if signed else UNSIGNED,
+            connect_timeout=self._network.connect_s,
+            read_timeout=self._network.read_s,
+            retries={"total_max_attempts": 1},  # tries are counted by who calls
+            s3={"addressing_style": "path" if endpoint.url else "auto"},
+            response_checksum_validation="when_required",
+            ignore_configured_endpoint_urls=True,
+            max_pool_connections=4,
+        )
+
+
+def keys_of(secret: Secret | None) -> dict[str, str]:
+    """Raises Refused(SecretInvalid)."""
+    if secret is None:
+        return {}
+    found = {key: value for key in KEYS if (value := secret.text(key)) is not None}
+    if missing := [key for key in KEYS[:2] if key not in found]:
+        raise secret.invalid(
+            f"it has no key {' and no key '.join(map(repr, missing))}; s3: expects accessKeyId, secretAccessKey and, "
+            "for temporary credentials, sessionToken"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def s3_errors(about: str) -> Generator[None]:
+    """botocore's errors -> ours. Raises Refused, Broken for what another try may mend."""
+    try:
+        yield
+    except ClientError as error:
+        raise _meaning(error, about) from None  # its text may quote what was signed
+    except (BotoCoreError, urllib3.exceptions.HTTPError) as error:
+        raise Broken(f"{type(error).__name__}") from error
+
+
+def _meaning(error: ClientError, about: str) -> ArtifactError | Broken:
+    said: Any = error.response
+    code = str(said.get("Error", {}).get("Code", ""))
+    status = said.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if code in _SLOW or status in _AGAIN:
+        return Broken(f"{quoted(code)}, status {status}")
+    if code == "PreconditionFailed" or status == 412:
+        return Refused(Reason.DIGEST_MISMATCH, f"{about} changed while it was read")
+    if code in _DENIED or status in (401, 403):
+        why = "give a Secret in credentialsRef that may list and get it, or correct the Secret's keys"
+        return Refused(Reason.SOURCE_FORBIDDEN, f"{about} answered {quoted(code)}; {why}")
+    if code in ("NoSuchBucket", "NoSuchKey", "InvalidBucketName") or status == 404:
+        return Refused(Reason.SOURCE_NOT_FOUND, f"{about}: {quoted(code)}; correct the URI or the endpoint")
+    if status in (301, 307, 400) and code in ("PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed"):
+        why = "the bucket is in another region; set source.endpoint to https://s3.REGION.amazonaws.com"
+        return Refused(Reason.SOURCE_NOT_FOUND, f"{about}: {why}")
+    return Unavailable(f"{about} answered {quoted(code)}, status {status}")
+
+
+def _allows(entry: str, parts: SplitResult) -> bool:
+    scheme, separator, rest = entry.rpartition("://")
+    host, colon, port = rest.rpartition(":") if not rest.endswith("]") else (rest, "", "")
+    if not colon:
+        host = rest
+    default = 443 if parts.scheme == "https" else 80
+    return (
+        (not separator or scheme == parts.scheme)
+        and host.strip("[]").lower() == (parts.hostname or "")
+        and (not colon or port == str(parts.port or default))
+    )

@@ -1,0 +1,154 @@
+"""Pods are deleted and processes killed while streams run; every client reads the text it would have read anyway."""
+
+import asyncio
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from crowd import Crowd, Watched, assert_undisturbed, crowd, emitted, finished, load
+from installation import NAMESPACE, Installation
+from oracle import sure_cases
+from quickstart import Case
+from waiting import eventually
+
+pytestmark = pytest.mark.timeout(300)
+
+MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
+ATTEMPTS = 6  # rounds in which the moment to strike may come
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    """20 long answers, none of them near a tie."""
+    return sure_cases(MODELS, 20, seed=20)
+
+
+@pytest.fixture(scope="module")
+def pair(installation: Installation) -> Iterator[Installation]:
+    """Two runners of at most 12 sequences: 20 streams need both."""
+    installation.patch_pool({"replicas": 2, "scheduler": {"maxSequences": 12}})
+    asyncio.run(until_ready_runners(installation, 2, max_sequences=12))
+    yield installation
+    installation.patch_pool({"replicas": 1, "scheduler": {"maxSequences": 32}})
+
+
+async def until_ready_runners(installation: Installation, count: int, max_sequences: int) -> None:
+    async def there() -> bool:
+        listed = await installation.runners()
+        ready = [r for r in listed.runners if r.ready and not r.draining]
+        return len(ready) == len(listed.runners) == count and all(
+            r.runner.max_sequences == max_sequences for r in ready
+        )
+
+    await eventually(there, timeout_s=120)
+
+
+async def strike(installation: Installation, made: Crowd, how: str) -> list[Watched]:
+    """End a runner pod with 8 streams or more, each with at least 5 and less than 60 % of its tokens.
+
+    Returns its streams; none when all streams ended without such a moment.
+    """
+    async with installation.admin() as admin:
+        while made.running:
+            listed = await installation.listed(admin)
+            for runner in listed.runners:
+                victims = emitted(runner, made)
+                if len(victims) >= 8 and all(5 <= n < 0.6 * len(w.case.expect) for w, n in victims):
+                    await end_pod(installation, runner.runner.name, how)
+                    return [watched for watched, _ in victims]
+    return []
+
+
+async def end_pod(installation: Installation, pod: str, how: str) -> None:
+    if how == "kill -9":
+        installation.node.kill(NAMESPACE, pod)
+    else:
+        await asyncio.to_thread(installation.plane.kubectl, "delete", "pod", pod, "-n", NAMESPACE, "--wait=false")
+
+
+@pytest.mark.parametrize("how", ["kill -9", "delete pod"])
+async def test_a_runner_pod_goes_and_its_streams_go_on_elsewhere(
+    pair: Installation, cases: list[Case], how: str
+) -> None:
+    await until_ready_runners(pair, 2, max_sequences=12)
+    assert_undisturbed(await finished(pair.url, cases, f"quiet {how}"))
+    victims: list[Watched] = []
+    for attempt in range(ATTEMPTS):
+        async with crowd(pair.url, cases, f"{how}-{attempt}".replace(" ", "")) as made:
+            victims = await strike(pair, made, how)
+        assert_undisturbed(list(made.streams))
+        if victims:
+            break
+        await until_ready_runners(pair, 2, max_sequences=12)
+    assert len(victims) >= 8, f"no moment to strike in {ATTEMPTS} rounds"
+
+
+async def test_control_plane_pods_are_deleted_one_after_the_other_and_no_request_fails(
+    pair: Installation, cases: list[Case]
+) -> None:
+    await until_ready_runners(pair, 2, max_sequences=12)
+    for component in ("operator", "scheduler", "supervisor", "predictor", "depot"):
+        async with load(pair.url, cases, component, width=12) as made:
+            before = uids(pair, component)
+            for pod in pair.names(component):
+                await asyncio.to_thread(pair.plane.kubectl, "delete", "pod", pod, "-n", NAMESPACE, "--wait=true")
+
+            async def replaced(component: str = component, before: set[str] = before) -> bool:
+                now = await asyncio.to_thread(uids, pair, component)
+                return len(now) == len(before) and not now & before
+
+            await eventually(replaced, timeout_s=60)
+        print(f"{component}: {len(made.streams)} requests meanwhile")
+        assert_undisturbed(made.streams)
+
+
+async def test_a_gateway_told_to_stop_finishes_its_streams(pair: Installation, cases: list[Case]) -> None:
+    await until_ready_runners(pair, 2, max_sequences=12)
+    (pod,) = pair.names("gateway")
+    async with crowd(pair.url, cases, "gateway-term") as made:
+        await made.until(lambda: sum(bool(w.text) for w in made.streams) >= 12)
+        await end_pod(pair, pod, "delete pod")
+    assert_undisturbed(list(made.streams))
+    await eventually_ready(pair, "gateway", 1)
+
+
+async def test_a_gateway_killed_loses_its_own_connections_and_nothing_else(
+    pair: Installation, cases: list[Case]
+) -> None:
+    await until_ready_runners(pair, 2, max_sequences=12)
+    await asyncio.to_thread(pair.scale_gateway, 2)
+    await eventually_ready(pair, "gateway", 2)
+    first, second = (pair.pod_url(pod) for pod in pair.names("gateway"))
+    async with crowd(first, cases[:8], "lost") as lost, crowd(second, cases[8:16], "kept") as kept:
+        await kept.until(lambda: sum(bool(w.text) for w in kept.streams) >= 4)
+        await lost.until(lambda: any(w.text for w in lost.streams))
+        pair.node.kill(NAMESPACE, pair.names("gateway")[0], signal.SIGKILL)
+    assert_undisturbed(list(kept.streams))
+    assert all(w.case.expect.startswith(w.text) for w in lost.streams)
+    await eventually_ready(pair, "gateway", 2)
+
+    async def let_go() -> bool:
+        return not any(runner.sequences for runner in (await pair.runners()).runners)
+
+    await eventually(let_go)
+    await asyncio.to_thread(pair.scale_gateway, 1)
+    await eventually_ready(pair, "gateway", 1)
+
+
+async def eventually_ready(installation: Installation, component: str, count: int) -> None:
+    async def there() -> bool:
+        return (
+            len(await asyncio.to_thread(installation.ready, component))
+            == count
+            == len(await asyncio.to_thread(installation.names, component))
+        )
+
+    await eventually(there, timeout_s=60)
+
+
+def uids(installation: Installation, component: str) -> set[str]:
+    """Of the Ready pods of a component."""
+    found = installation.pods(f"app.kubernetes.io/component={component}")
+    ready = installation.ready(component)
+    return {pod["metadata"]["uid"] for pod in found if pod["metadata"]["name"] in ready}

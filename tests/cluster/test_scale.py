@@ -1,0 +1,106 @@
+"""Pools grow and shrink under load: by the built-in autoscaler to zero and back, and by an HPA through /scale."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from crowd import assert_undisturbed, finished, load
+from installation import NAMESPACE, Installation
+from oracle import sure_cases
+from quickstart import DEMO, Case
+from session import answer_of
+from waiting import eventually
+
+pytestmark = pytest.mark.timeout(400)
+
+MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
+HPA: dict[str, Any] = {
+    "apiVersion": "autoscaling/v2",
+    "kind": "HorizontalPodAutoscaler",
+    "metadata": {"name": "quickstart", "namespace": NAMESPACE},
+    "spec": {
+        "scaleTargetRef": {"apiVersion": "serving.weft.dev/v1alpha1", "kind": "ServingPool", "name": "quickstart"},
+        "minReplicas": 1,
+        "maxReplicas": 3,
+        "metrics": [
+            {
+                "type": "External",
+                "external": {
+                    "metric": {
+                        "name": "weft_pool_demand_runners",
+                        "selector": {"matchLabels": {"pool": "quickstart"}},
+                    },
+                    "target": {"type": "AverageValue", "averageValue": "1"},
+                },
+            }
+        ],
+        "behavior": {"scaleDown": {"stabilizationWindowSeconds": 5}},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    return sure_cases(MODELS, 20, seed=20)
+
+
+@pytest.fixture
+def pool(installation: Installation) -> Iterator[Installation]:
+    """The pool with few sequences a runner, put back afterwards."""
+    installation.patch_pool({"scheduler": {"maxSequences": 8}})
+    yield installation
+    installation.patch_pool({"replicas": 1, "autoscaling": None, "scheduler": {"maxSequences": 32}})
+    asyncio.run(until_pods(installation, 1))
+
+
+async def until_pods(installation: Installation, count: int, timeout_s: float = 120) -> None:
+    """Until there are exactly so many runner pods, all Ready, and the pool's status says so."""
+
+    def there() -> bool:
+        status = installation.plane.get("spool", "quickstart", "-n", NAMESPACE)["status"]
+        pods = installation.pods("serving.weft.dev/pool=quickstart")
+        return len(pods) == len(installation.ready("runner")) == count == status.get("readyReplicas", 0)
+
+    await eventually(lambda: asyncio.to_thread(there), timeout_s=timeout_s)
+
+
+async def every_adapter_answers_from_every_runner(installation: Installation) -> None:
+    """Asked past the scheduler, so that no runner is left out."""
+    items = (await asyncio.to_thread(installation.plane.get, "loras", "-A"))["items"]
+    digests = {item["status"]["modelName"]: item["status"]["digest"] for item in items}
+    listed, tls = await installation.runners(), installation.certificate("gateway")
+    for runner in listed.runners:
+        for epoch, case in enumerate(DEMO, 1):
+            digest = digests.get(case.model, "")
+            got = await answer_of(runner.id, runner.runner.address, tls, case, digest, epoch)
+            assert got == case.expect, f"{runner.runner.name}: {case.model}"
+
+
+async def test_the_built_in_autoscaler_grows_to_three_shrinks_to_zero_and_wakes(
+    pool: Installation, cases: list[Case]
+) -> None:
+    autoscaling = {"minReplicas": 0, "maxReplicas": 3, "idleSeconds": 5, "wakeSeconds": 120}
+    pool.patch_pool({"replicas": None, "autoscaling": autoscaling})
+    async with load(pool.url, cases, "grow", width=40) as made:
+        await until_pods(pool, 3)
+        await every_adapter_answers_from_every_runner(pool)
+    assert_undisturbed(made.streams)
+    await until_pods(pool, 0)
+    woken = await finished(pool.url, cases[:4], "wake")
+    assert_undisturbed(woken)
+    assert pool.plane.get("spool", "quickstart", "-n", NAMESPACE)["spec"].get("replicas") is None
+
+
+async def test_an_hpa_drives_the_scale_subresource(pool: Installation, cases: list[Case]) -> None:
+    pool.patch_pool({"replicas": 1, "autoscaling": None})
+    await until_pods(pool, 1)
+    await asyncio.to_thread(pool.plane.apply, HPA)
+    try:
+        async with load(pool.url, cases, "hpa", width=40) as made:
+            await until_pods(pool, 3)
+        assert_undisturbed(made.streams)
+        await until_pods(pool, 1)
+    finally:
+        await asyncio.to_thread(pool.plane.kubectl, "delete", "hpa", "quickstart", "-n", NAMESPACE)

@@ -1,0 +1,65 @@
+"""The built-in autoscaler on one machine: to zero when nobody asks, back when somebody does, and nobody is refused."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+import yaml
+
+from quickstart import DEMO, Case, copy_manifests
+from waiting import eventually
+from weft_bench.stack import Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+SCALING = {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 3, "wakeSeconds": 120}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The quickstart whose pool has no number of its own."""
+    folder = copy_manifests(tmp_path_factory.mktemp("m"))
+    path = folder / "pool.yaml"
+    pool = yaml.safe_load(path.read_text())
+    del pool["spec"]["replicas"]
+    pool["spec"]["autoscaling"] = SCALING
+    path.write_text(yaml.safe_dump(pool))
+    with Stack(folder, tmp_path_factory.mktemp("w")) as made:
+        yield made
+
+
+def status(stack: Stack) -> Any:
+    """The pool's; {} while the stack starts."""
+    got = stack.cli("get", "servingpool", "quickstart", "-n", "weft-system", "-o", "json", check=False)
+    return json.loads(got.stdout).get("status", {}) if got.returncode == 0 else {}
+
+
+async def until_runners(stack: Stack, count: int) -> None:
+    async def settled() -> bool:
+        found = await asyncio.to_thread(status, stack)
+        running = len(stack.names("runner"))  # one that drains is no replica any more, but it still runs
+        return (found.get("desiredReplicas"), found.get("replicas"), running) == (count, count, count)
+
+    await eventually(settled, timeout_s=60)
+
+
+async def right(client: httpx2.AsyncClient, case: Case) -> None:
+    body = {"model": case.model, "prompt": case.prompt, "temperature": 0, "max_tokens": 120}
+    got = await client.post("/v1/completions", json=body)
+    assert got.status_code == 200, got.text
+    assert got.json()["choices"][0]["text"].strip() == case.expect
+
+
+async def test_a_pool_nobody_uses_has_no_runner_and_the_next_request_gets_one(stack: Stack) -> None:
+    async with httpx2.AsyncClient(base_url=stack.url, timeout=120) as client:
+        for _ in range(2):
+            await until_runners(stack, 0)
+            ready = json.loads(stack.cli("get", "lora", "upper", "-n", "acme", "-o", "json").stdout)["status"]
+            assert {c["type"]: c["status"] for c in ready["conditions"]}["Ready"] == "True"
+            await asyncio.gather(*(right(client, case) for case in DEMO))
+            assert status(stack)["lastScale"]["reason"] == "Demand"
+    await until_runners(stack, 0)
+    assert status(stack)["lastScale"]["reason"] == "Idle"

@@ -1,0 +1,126 @@
+"""Secrets of a real API server, with exactly the rights that the depot's service account is given."""
+
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+from kubernetes import client
+
+from cluster.control_plane import ControlPlane
+from cluster.errors import ToolMissing
+from weft.artifacts.errors import ArtifactError, Reason
+from weft_depot.credentials import Secret
+from weft_depot.credentials.kubernetes import KubernetesSecrets
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[ControlPlane]:
+    try:
+        with ControlPlane() as started:
+            yield started
+    except ToolMissing as error:
+        pytest.skip(str(error))
+
+
+class Depot:
+    """A service account without any rights, and two namespaces of tenants with a Secret each."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+        self.home, self.team, self.other = (plane.create_namespace(name) for name in ("weft", "team", "other"))
+        for namespace in (self.team, self.other):
+            self.kubectl("create", "secret", "generic", "hub", "-n", namespace, f"--from-literal=token=hf_{namespace}")
+        self.api = plane.client(plane.service_account(self.home, "depot"))
+        self.secrets = KubernetesSecrets(client.CoreV1Api(self.api))
+
+    def kubectl(self, *arguments: str) -> str:
+        return self.plane.kubectl(*arguments)
+
+    def refusal(self, namespace: str, name: str) -> ArtifactError:
+        with pytest.raises(ArtifactError) as caught:
+            self.secrets.read(namespace, name)
+        return caught.value
+
+    def grant_as_told(self, message: str) -> None:
+        """Run the commands of a refusal as they stand there."""
+        commands = re.findall(r"kubectl (create [^&]+)", message)
+        assert len(commands) == 2
+        for command in commands:
+            self.kubectl(*command.split())
+
+
+@pytest.fixture
+def depot(plane: ControlPlane) -> Iterator[Depot]:
+    made = Depot(plane)
+    yield made
+    made.api.close()
+
+
+def test_without_rights_it_says_what_grants_them_and_that_works(depot: Depot) -> None:
+    error = depot.refusal(depot.team, "hub")
+    assert error.reason == Reason.SECRET_FORBIDDEN
+    assert f"--serviceaccount={depot.home}:depot" in error.message
+    depot.grant_as_told(error.message)
+    assert depot.secrets.read(depot.team, "hub").text("token") == f"hf_{depot.team}"
+
+
+def test_the_grant_is_for_that_one_secret(depot: Depot) -> None:
+    depot.grant_as_told(depot.refusal(depot.team, "hub").message)
+    depot.kubectl("create", "secret", "generic", "another", "-n", depot.team, "--from-literal=token=x")
+    for namespace, name in ((depot.team, "another"), (depot.other, "hub")):
+        assert depot.refusal(namespace, name).reason == Reason.SECRET_FORBIDDEN
+
+
+def test_a_secret_that_is_not_there_is_missing_where_it_may_be_read(depot: Depot) -> None:
+    depot.grant_as_told(depot.refusal(depot.team, "later").message)
+    error = depot.refusal(depot.team, "later")
+    assert error.reason == Reason.SECRET_MISSING
+    assert f"{depot.team}/later" in error.message
+
+
+def test_binary_values_come_as_they_are(depot: Depot) -> None:
+    depot.grant_as_told(depot.refusal(depot.team, "hub").message)
+    patch = '{"data": {"token": "/wA=", "more": ""}}'
+    depot.kubectl("patch", "secret", "hub", "-n", depot.team, "-p", patch)
+    secret = depot.secrets.read(depot.team, "hub")
+    assert secret == Secret(f"{depot.team}/hub", {"token": b"\xff\x00", "more": b""})
+
+
+@pytest.mark.parametrize(
+    ("namespace", "name"), [("..", "hub"), ("team", "../../kube-system/secrets/x"), ("team", "a?b=c")]
+)
+def test_no_name_becomes_another_request(depot: Depot, namespace: str, name: str) -> None:
+    assert depot.refusal(namespace, name).reason == Reason.SECRET_INVALID
+
+
+def test_an_api_server_that_does_not_answer_is_tried_later() -> None:
+    configuration = client.Configuration(host="http://127.0.0.1:9")
+    configuration.retries = 1
+    secrets = KubernetesSecrets(client.CoreV1Api(client.ApiClient(configuration)))
+    with pytest.raises(ArtifactError) as caught:
+        secrets.read("team", "hub")
+    assert caught.value.reason == Reason.SOURCE_UNREACHABLE
+
+
+def test_a_token_that_is_not_known_is_tried_later(depot: Depot) -> None:
+    stranger = depot.plane.client(depot.plane.service_account(depot.home, "gone"))
+    stranger.configuration.api_key = {"authorization": "Bearer nobody"}
+    try:
+        with pytest.raises(ArtifactError) as caught:
+            KubernetesSecrets(client.CoreV1Api(stranger)).read(depot.team, "hub")
+    finally:
+        stranger.close()
+    assert caught.value.reason == Reason.SOURCE_UNREACHABLE
+    assert "401" in caught.value.message
+
+
+def test_the_client_logs_no_answer(depot: Depot, caplog: pytest.LogCaptureFixture) -> None:
+    depot.grant_as_told(depot.refusal(depot.team, "hub").message)
+    caplog.set_level(logging.DEBUG)
+    depot.secrets.read(depot.team, "hub")
+    assert f"hf_{depot.team}" not in caplog.text
+    encoded = depot.plane.get("secret", "hub", "-n", depot.team)["data"]["token"]
+    assert encoded not in caplog.text

@@ -1,0 +1,114 @@
+"""A reverse proxy before a real API server, for what a real one does only now and then.
+
+It can fall silent (watches stay open and tell nothing), and a hook sees each write before and after the API server has
+carried it out: there a test ends the operator. Plain HTTP on loopback; the token of the operator is passed on. It runs
+on a loop in a thread of its own.
+"""
+
+import asyncio
+import json
+import ssl
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import aiohttp
+from aiohttp import web
+
+from cluster.access import Access
+from cluster.control_plane import ControlPlane
+
+HOP = ("Host", "Content-Length", "Transfer-Encoding", "Connection", "Content-Encoding")
+WRITES = ("POST", "PUT", "PATCH", "DELETE")
+START_S = 10.0
+
+
+@dataclass(frozen=True)
+class Write:
+    """One writing request on its way."""
+
+    method: str
+    path: str
+
+
+Hook = Callable[[Write, Literal["before", "after"]], None]
+
+
+class ApiProxy:
+    """See the module. `hook` is called in the proxy's thread; the request waits for it."""
+
+    def __init__(self, control_plane: ControlPlane, access: Access, folder: Path) -> None:
+        self._control_plane, self._access = control_plane, access
+        self.kubeconfig = folder / "proxy.kubeconfig"
+        self.hook: Hook | None = None
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="API proxy", daemon=True)
+        self._up = threading.Event()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._up.wait(START_S), "the proxy does not start"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(START_S)
+
+    def mute(self) -> None:
+        """From now on no watch tells anything, and none ends."""
+        self._loop.call_soon_threadsafe(self._speaks.clear)
+
+    async def _run(self) -> None:
+        self._loop, self._stop, self._speaks = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        self._speaks.set()
+        app = web.Application(client_max_size=1 << 24)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self._write_kubeconfig(runner.addresses[0][1])
+        context = ssl.create_default_context(cafile=str(self._control_plane.ca))
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=context, limit=0), timeout=aiohttp.ClientTimeout(total=None)
+        ) as self._session:
+            self._up.set()
+            await self._stop.wait()
+            await runner.cleanup()
+
+    def _write_kubeconfig(self, port: int) -> None:
+        content: dict[str, Any] = json.loads(self._access.kubeconfig.read_text())
+        content["clusters"][0]["cluster"] = {"server": f"http://127.0.0.1:{port}"}
+        self.kubeconfig.write_text(json.dumps(content))
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        write = Write(request.method, request.path) if request.method in WRITES else None
+        self._call(write, "before")
+        body = await request.read()
+        headers = {name: value for name, value in request.headers.items() if name not in HOP}
+        url = f"{self._control_plane.url}{request.raw_path}"
+        async with self._session.request(request.method, url, data=body or None, headers=headers) as answer:
+            passed = {name: value for name, value in answer.headers.items() if name not in HOP}
+            if request.query.get("watch") == "true":
+                return await self._stream(request, answer, passed)
+            content = await answer.read()
+            self._call(write, "after")
+            return web.Response(status=answer.status, headers=passed, body=content)
+
+    async def _stream(
+        self, request: web.Request, answer: aiohttp.ClientResponse, headers: dict[str, str]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(status=answer.status, headers=headers)
+        await response.prepare(request)
+        async for chunk in answer.content.iter_any():
+            await self._speaks.wait()
+            await response.write(chunk)
+        return response
+
+    def _call(self, write: Write | None, when: Literal["before", "after"]) -> None:
+        if write is not None and self.hook is not None:
+            self.hook(write, when)

@@ -1,0 +1,86 @@
+"""A gateway that asks a real scheduler for many streams and starts none: demand, and nothing else.
+
+On a loop in a thread of its own.
+"""
+
+import asyncio
+import itertools
+import threading
+from types import TracebackType
+from typing import Self
+
+from weft.wire.channels import Link, channel
+from weft.wire.v1 import scheduler_pb2 as pb
+from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
+
+START_S = 10.0
+
+
+class DemandingGateway:
+    """Holds `wanted(n)` requests for a pool's base model at the scheduler."""
+
+    def __init__(self, scheduler: str, pool: str, model: str, namespace: str) -> None:
+        self._scheduler, self._pool, self._model, self._namespace = scheduler, pool, model, namespace
+        self._held: dict[str, pb.Submit] = {}
+        self._numbers = itertools.count()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="gateway", daemon=True)
+        self._up = threading.Event()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._up.wait(START_S), "the gateway is not let in"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._link.close)
+        self._thread.join(START_S)
+
+    def wanted(self, count: int) -> None:
+        """From now on so many requests are held."""
+        self._loop.call_soon_threadsafe(self._hold, count)
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        opened = channel(self._scheduler)
+        self._link: Link[pb.GatewayToScheduler, pb.SchedulerToGateway] = Link(
+            "demanding gateway",
+            SchedulerStub(opened).Gateway,
+            hello=self._hello,
+            on_message=self._heard,
+            on_up=self._up.set,
+        )
+        await self._link.run()
+        await opened.close(None)
+
+    def _hello(self) -> list[pb.GatewayToScheduler]:
+        hello = pb.GatewayHello(gateway_id="demanding", resubmit_complete=True)
+        submits = [pb.GatewayToScheduler(submit=submit) for submit in self._held.values()]
+        return [pb.GatewayToScheduler(hello=hello), *submits]
+
+    def _hold(self, count: int) -> None:
+        while len(self._held) < count:
+            self._submit()
+        while len(self._held) > count:
+            request_id, _ = self._held.popitem()
+            self._link.send(pb.GatewayToScheduler(cancel=pb.Cancel(request_id=request_id)))
+
+    def _submit(self) -> None:
+        request_id = f"r{next(self._numbers)}"
+        submit = self._held[request_id] = pb.Submit(
+            request_id=request_id,
+            pool=self._pool,
+            namespace=self._namespace,
+            model_name=self._model,
+            prompt_tokens=16,
+            max_tokens=64,
+            p50_tokens=48,
+            p90_tokens=64,
+        )
+        self._link.send(pb.GatewayToScheduler(submit=submit))
+
+    def _heard(self, message: pb.SchedulerToGateway) -> None:
+        """A request that is given up is asked for anew: the demand stays what it is."""
+        if message.WhichOneof("message") == "reject" and self._held.pop(message.reject.request_id, None):
+            self._loop.call_later(0.1, self._submit)

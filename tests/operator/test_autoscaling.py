@@ -1,0 +1,40 @@
+"""The built-in autoscaler: to zero, from zero straight to what is wanted, and back, by a real scheduler's demand."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.control_plane import ControlPlane
+from quickstart import BASE
+from tests.operator.demanding_gateway import DemandingGateway
+from tests.operator.stage import Stage
+
+
+@pytest.fixture
+def stage(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Stage]:
+    with Stage(control_plane, namespace, tmp_path) as made:
+        yield made
+
+
+def test_a_pool_goes_to_zero_and_from_zero_straight_to_what_is_wanted(stage: Stage) -> None:
+    autoscaling = {"minReplicas": 0, "maxReplicas": 3, "idleSeconds": 2, "wakeSeconds": 60}
+    with (
+        stage.kubelet(),
+        DemandingGateway(stage.scheduler, f"{stage.namespace}/base", BASE, stage.namespace) as gateway,
+    ):
+        stage.replica()
+        stage.apply_pool(autoscaling=autoscaling, scheduler={"maxSequences": 4})
+        stage.wait_for("servingpool", "base", "Fetched")
+        stage.wait_for_value("servingpool", "base", ".status.desiredReplicas", 0, timeout_s=60)
+        spec = stage.get("servingpool", "base")["spec"]
+        mark = stage.control_plane.mark()
+        gateway.wanted(40)
+        stage.wait_for_value("servingpool", "base", ".status.readyReplicas", 3, timeout_s=60)
+        lowered = [write for write in stage.writes(mark) if "deployments/ base-runners" in write]
+        gateway.wanted(0)
+        stage.wait_for_value("servingpool", "base", ".status.replicas", 0, timeout_s=60)
+        stage.wait_for("servingpool", "base", "Available", "False")
+        assert stage.condition("servingpool", "base", "Available")["reason"] == "ScaledToZero"
+        assert stage.get("servingpool", "base")["spec"] == spec, "the operator never writes spec"
+    assert len(lowered) <= 2, f"to what is wanted in steps of many, not one by one: {lowered}"

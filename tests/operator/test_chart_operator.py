@@ -1,0 +1,149 @@
+"""The operator as the chart starts it: its arguments, rights, site, certificates, Service, webhook and APIService.
+
+The process runs on this machine instead of in a pod: addresses and paths are moved, and it gets a kubeconfig with the
+token of the chart's ServiceAccount. The API server reaches it through the chart's own Service.
+"""
+
+import base64
+import json
+import re
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import chart
+from chart import Json, arguments_of, objects, one
+from cluster.control_plane import ControlPlane
+from cluster.errors import KubectlFailed
+from cluster.processes import Process, free_ports, wait_until
+
+NAMESPACE = chart.NAMESPACE
+PORTS = {"probes": 7401, "webhook": 9443, "metrics-api": 9444}
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[ControlPlane]:
+    """Its own: a webhook that fails closed stops what other tests do."""
+    with ControlPlane() as made:
+        made.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+        made.apply_crds()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def release() -> list[Json]:
+    """The render whose operator runs. One replica is enough: the other tests have several."""
+    return objects(chart.render("default", "--set", "crds.install=false,externalMetrics.enabled=true"))
+
+
+@pytest.fixture(scope="module")
+def operator(plane: ControlPlane, release: list[Json], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """Running, ready, and behind the chart's Service."""
+    folder = tmp_path_factory.mktemp("operator")
+    actual = dict(zip(PORTS, free_ports(len(PORTS), plane.own_address), strict=True))
+    plane.apply(*(obj for obj in release if obj["kind"] not in ("Deployment", "StatefulSet", "Pod", "Service")))
+    plane.apply(*service(one(release, "Service", "weft-operator"), plane.own_address, actual))
+    kubeconfig = plane.token_of(NAMESPACE, "weft-operator").kubeconfig
+    arguments = moved(arguments_of(release, "operator"), folder, plane.own_address, actual)
+    unpack(release, folder)
+    command = [sys.executable, "-m", "weft_operator.kubernetes", *arguments, f"--kubeconfig={kubeconfig}"]
+    process = Process("operator", command, folder)
+    try:
+        wait_until(lambda: ready(process, plane.own_address, actual["probes"]), "the operator is ready", 60)
+        yield process
+    finally:
+        process.end()
+
+
+def service(chart_service: Json, address: str, actual: dict[str, int]) -> list[Json]:
+    """The chart's Service, led to this machine: without pods, its endpoints are written down."""
+    spec = {"ports": chart_service["spec"]["ports"]}
+    named = [{"name": port["name"], "port": actual[port["targetPort"]]} for port in spec["ports"]]
+    meta = {"name": "weft-operator", "namespace": NAMESPACE}
+    slice_meta = {**meta, "labels": {"kubernetes.io/service-name": "weft-operator"}}
+    endpoints = [{"addresses": [address], "conditions": {"ready": True}}]
+    return [
+        {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec},
+        {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": slice_meta, "addressType": "IPv4"}
+        | {"ports": named, "endpoints": endpoints},
+    ]
+
+
+def moved(arguments: list[str], folder: Path, address: str, actual: dict[str, int]) -> list[str]:
+    """Paths below `folder`, ports to those that are free here."""
+    out: list[str] = []
+    for argument in arguments:
+        argument = argument.replace("=/etc/weft", f"={folder}/etc/weft")
+        for name, port in PORTS.items():
+            argument = argument.replace(f"=0.0.0.0:{port}", f"={address}:{actual[name]}")
+        out.append(argument)
+    return out
+
+
+def unpack(release: list[Json], folder: Path) -> None:
+    """The files that the pod's volumes show."""
+    (container,) = one(release, "Deployment", "weft-operator")["spec"]["template"]["spec"]["containers"]
+    volumes = one(release, "Deployment", "weft-operator")["spec"]["template"]["spec"]["volumes"]
+    for mount in container["volumeMounts"]:
+        (volume,) = [volume for volume in volumes if volume["name"] == mount["name"]]
+        target = folder / mount["mountPath"].lstrip("/")
+        if "secret" in volume:
+            data = one(release, "Secret", volume["secret"]["secretName"])["data"]
+            files = {name: base64.b64decode(content) for name, content in data.items()}
+        else:
+            data = one(release, "ConfigMap", volume["configMap"]["name"])["data"] if "configMap" in volume else {}
+            files = {name: content.encode() for name, content in data.items()}
+        target.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (target / name).write_bytes(content)
+
+
+def ready(process: Process, address: str, port: int) -> bool:
+    process.check()
+    try:
+        with urllib.request.urlopen(f"http://{address}:{port}/readyz", timeout=2) as answer:
+            return answer.status == 200
+    except (OSError, urllib.error.HTTPError):
+        return False
+
+
+def pool(name: str, model: str) -> Json:
+    spec = {"model": {"uri": "hf:org/model", "name": model}}
+    return {"apiVersion": "serving.weft.dev/v1alpha1", "kind": "ServingPool", "spec": spec} | {
+        "metadata": {"name": name, "namespace": NAMESPACE}
+    }
+
+
+def test_the_operator_leads_under_the_charts_rights(plane: ControlPlane, operator: Process) -> None:
+    wait_until(lambda: "leading" in operator.log_path.read_text(), "it leads", 30)
+    lease = plane.get("lease", "weft-operator", "-n", NAMESPACE)
+    assert lease["spec"]["holderIdentity"]
+
+
+def test_the_api_server_asks_the_webhook_and_believes_its_certificate(plane: ControlPlane, operator: Process) -> None:
+    plane.apply(pool("first", "llama"))
+    with pytest.raises(KubectlFailed, match=r"(?s)denied the request.*NameConflict"):
+        plane.apply(pool("second", "llama"))
+    plane.apply(pool("third", "mistral"))
+
+
+def test_the_api_server_serves_external_metrics_through_the_operator(plane: ControlPlane, operator: Process) -> None:
+    service = "apiservice/v1beta1.external.metrics.k8s.io"
+    plane.kubectl("wait", service, "--for=condition=Available", "--timeout=60s")
+    listed = json.loads(plane.kubectl("get", "--raw", "/apis/external.metrics.k8s.io/v1beta1"))
+    assert "weft_pool_demand_runners" in {resource["name"] for resource in listed["resources"]}
+
+
+def test_nothing_was_refused(plane: ControlPlane, operator: Process) -> None:
+    """After it has started, led, planned for two pools and told their statuses."""
+
+    def told() -> bool:
+        operator.check()
+        return bool(plane.get("servingpools", "third", "-n", NAMESPACE).get("status", {}).get("conditions"))
+
+    wait_until(told, "the pool's status is told", 60)
+    assert re.findall(r".*(?:\b403\b|[Ff]orbidden).*", operator.log_path.read_text()) == []

@@ -1,0 +1,420 @@
+"""The operator's rights in the chart: the API server grants them, each of them is needed, and nothing else is given.
+
+`USES` is the table: a right -> what of the operator's own code needs it. With all rights the code works; with one taken
+away it is refused.
+"""
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+from kubernetes.aio.client import Configuration
+from kubernetes.client import AuthorizationV1Api, CoreV1Api, V1SubjectAccessReview
+
+import chart
+from cluster.access import grants
+from cluster.control_plane import ControlPlane
+from weft_operator.actions import AddFinalizer, Announce, ApplyChild, DeleteChild, MarkPod, SetStatus
+from weft_operator.kubernetes.client import Api
+from weft_operator.kubernetes.election import Election
+from weft_operator.kubernetes.errors import ApiFailed
+from weft_operator.kubernetes.kube import KubeBackend
+from weft_operator.kubernetes.lease import Terms
+from weft_operator.kubernetes.mirror import Mirror
+from weft_operator.kubernetes.resources import BY_KIND, CONFIGMAPS, OWN, PODS, Resource
+from weft_operator.observe import Child
+from weft_operator.resources import Object, Ref
+
+EVERYWHERE, RELEASE, POOLS, SYSTEM = "everywhere", "release", "pools", "kube-system"
+FINALIZER = "serving.weft.dev/unload"
+
+
+class Right(NamedTuple):
+    """One verb on one resource, and where."""
+
+    where: str
+    group: str
+    resource: str
+    verb: str
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource} {self.where}"
+
+
+@dataclass
+class World:
+    """What a use needs: the operator's client and backend under some rights, and objects made by the admin."""
+
+    plane: ControlPlane
+    release: str
+    pools: str
+    api: Api
+    backend: KubeBackend
+    mirror: Mirror
+
+    @property
+    def account(self) -> str:
+        return f"system:serviceaccount:{self.release}:weft-operator"
+
+    def made(self, manifest: Object) -> Object:
+        """An object that the admin has made, as the operator knows it."""
+        self.plane.apply(manifest)
+        meta = manifest["metadata"]
+        live = self.plane.get(manifest["kind"], meta["name"], "-n", meta["namespace"])
+        self.mirror.put(live)
+        return live
+
+    def own(self, kind: str) -> Object:
+        """An adapter or a pool."""
+        spec: Object = {"model": {"uri": "file:model"}}
+        if kind == "LoRAAdapter":
+            spec = {"poolRef": {"name": "p"}, "source": {"uri": "file:a"}}
+        meta = {"name": f"x-{kind.lower()}", "namespace": self.pools}
+        return self.made({"apiVersion": "serving.weft.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec})
+
+    def child(self, kind: str, name: str) -> Child:
+        """Something that a pool owns, as small as its schema allows."""
+        resource = BY_KIND[kind]
+        labels = {"app.kubernetes.io/managed-by": "weft-operator", "app": name}
+        pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "runner", "image": "runner"}]}}
+        specs: dict[str, Object] = {
+            "Deployment": {"spec": {"replicas": 0, "selector": {"matchLabels": {"app": name}}, "template": pod}},
+            "Service": {"spec": {"clusterIP": "None", "selector": {"app": name}}},
+            "PodDisruptionBudget": {"spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app": name}}}},
+            "ServiceAccount": {},
+            "Pod": {"spec": pod["spec"]},
+        }
+        owner = {key: value for key, value in self._owner().items() if kind != "Pod"}
+        meta = {"name": name, "namespace": self.pools, "labels": labels} | (
+            {"ownerReferences": [owner]} if owner else {}
+        )
+        manifest = {"apiVersion": resource.api_version, "kind": kind, "metadata": meta, **specs[kind]}
+        return Child(kind, self.pools, name, manifest)
+
+    def _owner(self) -> dict[str, Any]:
+        pool = self.own("ServingPool")
+        meta = pool["metadata"]
+        reference = {"apiVersion": pool["apiVersion"], "kind": "ServingPool", "name": meta["name"], "uid": meta["uid"]}
+        return {**reference, "controller": True}
+
+
+Use = Callable[[World], Awaitable[object]]
+
+
+def ref_of(obj: Object) -> Ref:
+    return Ref(obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"])
+
+
+def reads(resource: Resource, where: str) -> dict[Right, Use]:
+    """`Audit` lists and gets; kopf watches."""
+
+    def namespace(world: World) -> str | None:
+        return None if where == EVERYWHERE else world.pools
+
+    async def lists(world: World) -> None:
+        async for _ in world.api.pages(resource, namespace(world)):
+            pass
+
+    async def gets(world: World) -> None:
+        await world.api.get(resource, world.pools, "nobody")
+
+    async def watches(world: World) -> None:
+        page = await world.api.request("GET", resource.path(namespace(world)), query={"limit": "1"})
+        since = page["metadata"]["resourceVersion"]
+        query = {"watch": "true", "resourceVersion": since, "timeoutSeconds": "1", "labelSelector": "no=body"}
+        await world.api.request("GET", resource.path(namespace(world)), query=query)
+
+    rights = {verb: Right(where, resource.group, resource.plural, verb) for verb in ("list", "get", "watch")}
+    return {rights["list"]: lists, rights["get"]: gets, rights["watch"]: watches}
+
+
+def finalizes(kind: str) -> Use:
+    async def use(world: World) -> None:
+        obj = world.own(kind)
+        meta = obj["metadata"]
+        await world.backend.add_finalizer(AddFinalizer(ref_of(obj), meta["uid"], meta["resourceVersion"], FINALIZER))
+
+    return use
+
+
+def tells_status(kind: str) -> Use:
+    async def use(world: World) -> None:
+        obj = world.own(kind)
+        meta = obj["metadata"]
+        await world.backend.set_status(SetStatus(ref_of(obj), meta["uid"], meta["resourceVersion"], {"conditions": []}))
+
+    return use
+
+
+def creates(kind: str) -> Use:
+    """Server-side apply of something that is not there."""
+
+    async def use(world: World) -> None:
+        name = f"new-{time.monotonic_ns()}"
+        child = world.child(kind, name)
+        await world.backend.apply_child(ApplyChild(Ref("ServingPool", world.pools, "p"), child))
+
+    return use
+
+
+def applies(kind: str) -> Use:
+    """Server-side apply of something that the admin had made, so that nothing is created."""
+
+    async def use(world: World) -> None:
+        child = world.child(kind, f"old-{time.monotonic_ns()}")
+        world.made(child.manifest)
+        await world.backend.apply_child(ApplyChild(Ref("ServingPool", world.pools, "p"), child))
+
+    return use
+
+
+def deletes(kind: str) -> Use:
+    async def use(world: World) -> None:
+        child = world.child(kind, f"gone-{time.monotonic_ns()}")
+        uid = world.made(child.manifest)["metadata"]["uid"]
+        pool = Ref("ServingPool", world.pools, "p")
+        await world.backend.delete_child(DeleteChild(pool, kind, world.pools, child.name, uid))
+
+    return use
+
+
+async def marks(world: World) -> None:
+    pod = world.made(world.child("Pod", f"pod-{time.monotonic_ns()}").manifest)["metadata"]
+    await world.backend.mark_pod(
+        MarkPod(Ref("ServingPool", world.pools, "p"), world.pools, pod["name"], pod["uid"], -1)
+    )
+
+
+def announces(times: int) -> Use:
+    """Told once it is created, told again it is patched. The backend logs a refusal: what counts is what is there."""
+
+    async def use(world: World) -> None:
+        adapter = world.own("LoRAAdapter")
+        action = Announce(ref_of(adapter), adapter["metadata"]["uid"], "Normal", "Ready", f"{time.monotonic_ns()}")
+        for _ in range(times):
+            await world.backend.announce(action)
+        events = world.plane.get("events.v1.events.k8s.io", "-n", world.pools)["items"]
+        told = [event for event in events if event.get("note") == action.message]
+        counts = [(event.get("series") or {}).get("count", 1) for event in told]
+        if counts != [times]:
+            raise ApiFailed("announce", 403, "Forbidden", f"told {counts}, not [{times}]")
+
+    return use
+
+
+def elects(step: str) -> Use:
+    """`get`: looks at the Lease; `create`: makes it; `update`: renews or releases it."""
+
+    async def use(world: World) -> None:
+        election = Election(
+            world.api, world.release, "weft-operator", identity=f"test-{step}", terms=Terms(15.0), clock=time.monotonic
+        )
+        world.plane.kubectl("delete", "lease", "weft-operator", "-n", world.release, "--ignore-not-found")
+        await election._try()  # pyright: ignore[reportPrivateUsage] (one attempt; `acquire` goes on for ever)
+        await election._renew()  # pyright: ignore[reportPrivateUsage]
+
+    return use
+
+
+async def reads_front_proxy(world: World) -> None:
+    await world.api.get(CONFIGMAPS, SYSTEM, "extension-apiserver-authentication")
+
+
+CHILD_KINDS = ("Deployment", "Service", "PodDisruptionBudget", "ServiceAccount")
+
+
+def uses() -> dict[Right, Use]:
+    table: dict[Right, Use] = {}
+    for own in OWN:
+        table |= reads(own, EVERYWHERE)
+        table[Right(EVERYWHERE, own.group, own.plural, "patch")] = finalizes(own.kind)
+        table[Right(EVERYWHERE, own.group, f"{own.plural}/status", "update")] = tells_status(own.kind)
+    table[Right(EVERYWHERE, "events.k8s.io", "events", "create")] = announces(1)
+    table[Right(EVERYWHERE, "events.k8s.io", "events", "patch")] = announces(2)
+    for kind in CHILD_KINDS:
+        resource = BY_KIND[kind]
+        table |= reads(resource, POOLS)
+        for verb, use in (("create", creates(kind)), ("patch", applies(kind)), ("delete", deletes(kind))):
+            table[Right(POOLS, resource.group, resource.plural, verb)] = use
+    table |= reads(PODS, POOLS)
+    table[Right(POOLS, "", "pods", "patch")] = marks
+    for verb in ("create", "get", "update"):
+        table[Right(RELEASE, "coordination.k8s.io", "leases", verb)] = elects(verb)
+    return table
+
+
+USES = uses()
+
+
+# -------------------------------------------------------------------------------------------------------- the chart
+
+
+class Installed(NamedTuple):
+    """A release's namespace, one for its pools, and the chart's rules by where they hold."""
+
+    release: str
+    pools: str
+    rules: dict[str, list[dict[str, Any]]]
+
+    def without(self, right: Right) -> dict[str, list[dict[str, Any]]]:
+        """The rules, but for one right."""
+        return {
+            where: [less for rule in rules if (less := cut(rule, right))["verbs"]] if where == right.where else rules
+            for where, rules in self.rules.items()
+        }
+
+
+def cut(rule: dict[str, Any], right: Right) -> dict[str, Any]:
+    """A rule of one resource without one right."""
+    if (rule["apiGroups"], rule["resources"]) != ([right.group], [right.resource]):
+        return rule
+    return {**rule, "verbs": [verb for verb in rule["verbs"] if verb != right.verb]}
+
+
+def split(rules: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One rule a resource."""
+    return [{**rule, "resources": [resource]} for rule in rules for resource in rule["resources"]]
+
+
+@pytest.fixture(scope="module")
+def installed(control_plane: ControlPlane) -> Iterator[Installed]:
+    """The chart's RBAC objects, applied."""
+    release, pools = control_plane.create_namespace("release"), control_plane.create_namespace("pools")
+    flags = ("--set", f"poolNamespaces={{{pools}}},externalMetrics.enabled=true,crds.install=false")
+    found = chart.objects(chart.render("default", *flags, namespace=release))
+    kinds = ("ServiceAccount", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
+    objects = [obj for obj in found if obj["kind"] in kinds]
+    control_plane.apply(*objects)
+    where = {release: RELEASE, pools: POOLS, SYSTEM: SYSTEM, None: EVERYWHERE}
+    rules: dict[str, list[dict[str, Any]]] = {}
+    for obj in objects:
+        if obj["kind"] in ("Role", "ClusterRole"):
+            rules.setdefault(where[obj["metadata"].get("namespace")], []).extend(split(obj["rules"]))
+    yield Installed(release, pools, rules)
+    for obj in objects:
+        if obj["kind"].startswith("Cluster"):
+            control_plane.kubectl("delete", obj["kind"], obj["metadata"]["name"])
+    for namespace in (release, pools):
+        control_plane.empty(namespace, ("loraadapters", "servingpools"))
+        control_plane.delete_namespace(namespace)
+    for obj in objects:
+        if obj["metadata"].get("namespace") == SYSTEM:
+            control_plane.kubectl("delete", obj["kind"], obj["metadata"]["name"], "-n", SYSTEM)
+
+
+def rights(rules: dict[str, list[dict[str, Any]]]) -> set[Right]:
+    return {
+        Right(where, group, resource, verb)
+        for where, given in rules.items()
+        for rule in given
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+@contextlib.asynccontextmanager
+async def acting(plane: ControlPlane, installed: Installed, token: str) -> AsyncGenerator[World]:
+    """A world in which the operator's code runs with the rights of that token."""
+    configuration = Configuration()
+    configuration.host, configuration.ssl_ca_cert = plane.url, str(plane.ca)
+    configuration.api_key = {"BearerToken": f"Bearer {token}"}
+    api, mirror = Api(configuration), Mirror()
+    backend = KubeBackend(api, mirror, lead=lambda: None, write_s=10.0, instance="test", clock=time.time)
+    try:
+        yield World(plane, installed.release, installed.pools, api, backend, mirror)
+    finally:
+        await api.aclose()
+
+
+def test_the_chart_grants_what_the_table_names_and_nothing_else(installed: Installed) -> None:
+    assert rights(installed.rules) == set(USES)
+    assert not any("*" in part for right in rights(installed.rules) for part in right)
+
+
+def test_the_api_server_allows_what_the_chart_grants_and_refuses_what_lies_beside(
+    control_plane: ControlPlane, installed: Installed
+) -> None:
+    namespaces = {EVERYWHERE: "default", RELEASE: installed.release, POOLS: installed.pools}
+    with control_plane.client() as client:
+        reviews = AuthorizationV1Api(client)
+
+        def allowed(right: Right, namespace: str, name: str = "") -> bool:
+            resource, _, subresource = right.resource.partition("/")
+            what = {
+                "group": right.group,
+                "resource": resource,
+                "verb": right.verb,
+                "namespace": namespace,
+                "name": name,
+            }
+            account = f"system:serviceaccount:{installed.release}:weft-operator"
+            spec: Any = {
+                "user": account,
+                "resourceAttributes": what | ({"subresource": subresource} if subresource else {}),
+            }
+            review: Any = reviews.create_subject_access_review(V1SubjectAccessReview(spec=spec))
+            return bool(review.status.allowed)
+
+        named = {"get", "update"}
+        for right in USES:
+            lease = "weft-operator" if right.resource == "leases" and right.verb in named else ""
+            assert allowed(right, namespaces[right.where], lease), right
+            if right.where != EVERYWHERE:
+                assert not allowed(right, "default", lease), f"{right} in a namespace of nobody's"
+        forbidden = [
+            ("", "secrets", "get"), ("", "secrets", "list"), ("", "pods", "create"), ("", "pods", "delete"),
+            ("", "pods/exec", "create"), ("", "nodes", "list"), ("", "namespaces", "list"),
+            ("apps", "deployments", "update"), ("apps", "statefulsets", "patch"),
+            ("rbac.authorization.k8s.io", "roles", "create"),
+            ("serving.weft.dev", "servingpools", "delete"), ("serving.weft.dev", "loraadapters", "create"),
+            ("apiextensions.k8s.io", "customresourcedefinitions", "list"),
+            ("admissionregistration.k8s.io", "validatingwebhookconfigurations", "patch"),
+        ]  # fmt: skip
+        for group, resource, verb in forbidden:
+            for namespace in (installed.pools, installed.release):
+                assert not allowed(Right(POOLS, group, resource, verb), namespace), f"{verb} {resource}"
+        assert not allowed(Right(RELEASE, "coordination.k8s.io", "leases", "update"), installed.release, "another")
+        assert allowed(Right(SYSTEM, "", "configmaps", "get"), SYSTEM, "extension-apiserver-authentication")
+
+
+async def test_with_all_rights_the_operators_code_does_everything(
+    control_plane: ControlPlane, installed: Installed
+) -> None:
+    by = control_plane.token_of(installed.release, "weft-operator")
+    async with acting(control_plane, installed, by.token) as world:
+        for use in dict.fromkeys((*USES.values(), reads_front_proxy)):
+            await use(world)
+
+
+@pytest.fixture(scope="module")
+def lesser(control_plane: ControlPlane, installed: Installed) -> dict[Right, str]:
+    """For each right the token of a ServiceAccount that has all of them but this one."""
+    names = {right: f"lesser-{index}" for index, right in enumerate(USES)}
+    objects: list[dict[str, Any]] = []
+    for right, name in names.items():
+        less = installed.without(right)
+        places = {installed.release: less[RELEASE], installed.pools: less[POOLS]}
+        objects += grants(installed.release, name, places, less[EVERYWHERE])
+    control_plane.apply(*objects)
+    with control_plane.client() as client:
+        core = CoreV1Api(client)
+        hour: Any = {"spec": {"expirationSeconds": 3600, "audiences": None}}
+        made: dict[Right, Any] = {
+            right: core.create_namespaced_service_account_token(name, installed.release, hour)
+            for right, name in names.items()
+        }
+    return {right: token.status.token for right, token in made.items()}
+
+
+@pytest.mark.parametrize("right", USES, ids=str)
+async def test_without_one_right_something_is_refused(
+    control_plane: ControlPlane, installed: Installed, lesser: dict[Right, str], right: Right
+) -> None:
+    async with acting(control_plane, installed, lesser[right]) as world:
+        with pytest.raises(ApiFailed) as refused:
+            await USES[right](world)
+    assert refused.value.status == 403

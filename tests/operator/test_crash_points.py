@@ -1,0 +1,175 @@
+"""The operator killed right before and right after each of its writes: the end is the undisturbed one.
+
+One history is played twice: undisturbed, and with a `kill -9` at every write. The first attempt at a write is never
+carried out, the second one is but its answer is never heard, the third one goes through; whatever the operator does
+between, it does as a process that has just started.
+"""
+
+import json
+import re
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from cluster.control_plane import ControlPlane
+from tests.operator.api_proxy import ApiProxy, Write
+from tests.operator.stage import Replica, Stage, until
+
+KINDS = ("servingpool", "loraadapter", "deployment", "service", "serviceaccount", "poddisruptionbudget")
+KILLS_MIN, KILLS_MAX = 16, 60
+FAST_LEASE_S = 1.0
+OURS = ("loraadapters.serving.weft.dev", "servingpools.serving.weft.dev")
+TIMES = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation")
+
+
+class Killer:
+    """Ends the replica that writes, twice for each write; a thread starts the next one, as a kubelet does."""
+
+    def __init__(self, stage: Stage, proxy: ApiProxy) -> None:
+        self._stage, self._proxy = stage, proxy
+        self._seen: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self.kills = 0
+        self.armed = False
+        self._stopped = False
+        self._replica = self._start()
+        self._thread = threading.Thread(target=self._keep, name="restarts", daemon=True)
+        self._thread.start()
+
+    def hook(self, write: Write, when: Literal["before", "after"]) -> None:
+        if not self.armed or "/leases" in write.path or "/events" in write.path:
+            return
+        with self._lock:
+            point = re.sub(r"[0-9a-f]{8,}.*", "", write.path) + write.method
+            times = self._seen[point]
+            if (times, when) in ((0, "before"), (1, "after")) and self.kills < KILLS_MAX:
+                self._seen[point] += 1
+                self.kills += 1
+                self._replica.signal(signal.SIGKILL)
+                self._replica.ended()
+                if when == "before":
+                    raise ConnectionAbortedError("the operator is gone: its request is not carried out")
+
+    def stop(self) -> None:
+        """It ends, and no other one comes."""
+        self._stopped = True
+        self._replica.stop()
+        self._thread.join()
+
+    def _keep(self) -> None:
+        while True:
+            self._replica.ended(None)
+            if self._stopped:
+                return
+            self._replica = self._start()
+
+    def _start(self) -> Replica:
+        return self._stage.replica(wait=False, kubeconfig=self._proxy.kubeconfig, lease_seconds=FAST_LEASE_S)
+
+
+def scene(name: str) -> Callable[[Stage], None]:
+    """A step of the history and the state that it ends in."""
+
+    def create(stage: Stage) -> None:
+        stage.apply_pool()
+        stage.apply_adapter("upper", "file:adapters/upper")
+        stage.wait_for("loraadapter", "upper", "Ready", timeout_s=120)
+        stage.wait_for("servingpool", "base", "Progressing", "False", timeout_s=120)
+        stage.wait_for("servingpool", "base", "Available", timeout_s=120)
+
+    def update(stage: Stage) -> None:
+        stage.apply_adapter("upper", "file:adapters/digits")
+        stage.wait_for_value("loraadapter", "upper", ".status.observedGeneration", 2, timeout_s=120)
+        stage.wait_for("loraadapter", "upper", "Ready", timeout_s=120)
+
+    def scale(stage: Stage) -> None:
+        stage.kubectl("scale", "servingpool/base", "--replicas=3")
+        stage.wait_for_value("servingpool", "base", ".status.readyReplicas", 3, timeout_s=120)
+        stage.kubectl("scale", "servingpool/base", "--replicas=1")
+        stage.wait_for_value("servingpool", "base", ".status.replicas", 1, timeout_s=120)
+        stage.wait_for_value("servingpool", "base", ".status.readyReplicas", 1, timeout_s=120)
+        stage.wait_for("servingpool", "base", "Progressing", "False", timeout_s=120)
+
+    def delete(stage: Stage) -> None:
+        stage.kubectl("delete", "loraadapter", "upper", "--timeout=85s")
+
+    return {"create": create, "update": update, "scale": scale, "delete": delete}[name]
+
+
+def state(stage: Stage) -> dict[str, Any]:
+    """Everything that the operator has to do with, without identities and times."""
+    found = {kind: stage.control_plane.get(kind, "-n", stage.namespace)["items"] for kind in KINDS}
+    text = json.dumps(found).replace(stage.namespace, "NAMESPACE")
+    return _timeless(json.loads(text))
+
+
+def _timeless(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_timeless(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(value, dict):
+        return "a hash" if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) else value
+    kept: dict[str, Any] = value
+    return {
+        name: _timeless(item)
+        for name, item in kept.items()
+        if name not in TIMES and not name.lower().endswith("time") and name != "deployment.kubernetes.io/revision"
+    }
+
+
+def played(stage: Stage, *, killing: bool) -> tuple[list[dict[str, Any]], int]:
+    """The states after each scene, and how often the operator was killed."""
+    states: list[dict[str, Any]] = []
+    with ApiProxy(stage.control_plane, stage.access, stage.folder) as proxy, stage.kubelet():
+        killer = Killer(stage, proxy)
+        proxy.hook = killer.hook
+        try:
+            for name in ("create", "update", "scale", "delete"):
+                killer.armed = killing
+                scene(name)(stage)
+                killer.armed = False
+                until(lambda: stage.replicas[-1].get("/readyz")[0] == 200, "an operator runs")
+                states.append(until_settled(stage))
+        finally:
+            killer.stop()
+        return states, killer.kills
+
+
+def on_a_stage_of_its_own(
+    control_plane: ControlPlane, folder: Path, *, killing: bool
+) -> tuple[list[dict[str, Any]], int]:
+    folder.mkdir()
+    namespace = control_plane.create_namespace("crash")
+    try:
+        with Stage(control_plane, namespace, folder) as stage:
+            return played(stage, killing=killing)
+    finally:
+        control_plane.empty(namespace, OURS)
+        control_plane.delete_namespace(namespace)
+
+
+def until_settled(stage: Stage) -> dict[str, Any]:
+    """The state once it stays what it is over two looks with an audit of the operator between them."""
+    while True:
+        before = state(stage)
+        leader = until(lambda: next((one for one in stage.replicas if one.running and one.leads), None), "one leads")
+        goal = leader.metric("weft_operator_reconciles_total") + 3
+        until(lambda leader=leader, goal=goal: leader.metric("weft_operator_reconciles_total") >= goal, "it plans")
+        if state(stage) == before:
+            return before
+
+
+@pytest.mark.timeout(900)
+def test_the_end_is_the_undisturbed_one_wherever_the_operator_is_killed(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    undisturbed, kills = on_a_stage_of_its_own(control_plane, tmp_path / "undisturbed", killing=False)
+    assert kills == 0
+    killed, kills = on_a_stage_of_its_own(control_plane, tmp_path / "killed", killing=True)
+    assert kills >= KILLS_MIN, "each write of the history is a crash point twice"
+    for name, wanted, found in zip(("create", "update", "scale", "delete"), undisturbed, killed, strict=True):
+        assert found == wanted, name

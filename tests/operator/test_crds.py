@@ -1,0 +1,235 @@
+"""The CRDs at a real API server: it takes them, refuses what is in the table, and reads well in kubectl."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kubernetes.client import CustomObjectsApi
+from kubernetes.client.exceptions import ApiException
+
+from bad_manifests import BAD, GOOD, WORDINGS, Bad, Manifest, adapter, pool
+from cluster.control_plane import ControlPlane
+from weft.api.manifests import parse_object
+
+GROUP, VERSION = "serving.weft.dev", "v1alpha1"
+PLURALS = {"ServingPool": "servingpools", "LoRAAdapter": "loraadapters"}
+
+
+@pytest.fixture(scope="module")
+def api(control_plane: ControlPlane) -> Iterator[CustomObjectsApi]:
+    with control_plane.client() as client:
+        yield CustomObjectsApi(client)
+
+
+def at(namespace: str, manifest: Manifest) -> Manifest:
+    return {**manifest, "metadata": {**manifest["metadata"], "namespace": namespace}}
+
+
+def create(api: CustomObjectsApi, manifest: Manifest, *, dry_run: bool = False) -> Any:
+    namespace = manifest["metadata"]["namespace"]
+    options: dict[str, Any] = {"field_validation": "Strict"} | ({"dry_run": "All"} if dry_run else {})
+    return api.create_namespaced_custom_object(
+        GROUP, VERSION, namespace, PLURALS[manifest["kind"]], manifest, **options
+    )
+
+
+def replace(api: CustomObjectsApi, manifest: Manifest) -> Any:
+    meta = manifest["metadata"]
+    return api.replace_namespaced_custom_object(
+        GROUP, VERSION, meta["namespace"], PLURALS[manifest["kind"]], meta["name"], manifest, field_validation="Strict"
+    )
+
+
+def delete(api: CustomObjectsApi, manifest: Manifest) -> None:
+    meta = manifest["metadata"]
+    api.delete_namespaced_custom_object(
+        GROUP, VERSION, meta["namespace"], PLURALS[manifest["kind"]], meta["name"], grace_period_seconds=0
+    )
+
+
+def refused(api: CustomObjectsApi, row: Bad, namespace: str) -> dict[str, Any]:
+    """The API server's Status."""
+    wish = at(namespace, row.wish)
+    if row.before is None:
+        return status_of(lambda: create(api, wish, dry_run=True))
+    stored = create(api, at(namespace, row.before))
+    wish["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
+    try:
+        return status_of(lambda: replace(api, wish))
+    finally:
+        delete(api, wish)
+
+
+def status_of(call: Callable[[], Any]) -> dict[str, Any]:
+    with pytest.raises(ApiException) as caught:
+        call()
+    return json.loads(str(caught.value.body))
+
+
+@pytest.mark.parametrize("row", BAD, ids=lambda row: row.name)
+def test_a_bad_manifest_is_refused_with_the_message_that_is_promised(
+    api: CustomObjectsApi, default_namespace: str, row: Bad
+) -> None:
+    status = refused(api, row, default_namespace)
+    if row.says == "unknown field":
+        assert f'unknown field "{row.field}"' in status["message"]
+        return
+    causes = {(cause["field"], cause["message"]) for cause in status["details"]["causes"]}
+    assert any(field.startswith(row.field) and row.there in message for field, message in causes), status
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_on_the_right_side_of_a_bound_it_is_taken_with_the_same_defaults(
+    api: CustomObjectsApi, default_namespace: str, name: str
+) -> None:
+    wish = at(default_namespace, GOOD[name])
+    assert create(api, wish, dry_run=True)["spec"] == parse_object(wish).to_dict()["spec"]
+
+
+def test_the_table_is_long_and_says_each_thing_once() -> None:
+    names = [row.name for row in BAD]
+    assert len(names) == len(set(names)) >= 40
+    ours = [row for row in BAD if row.says not in WORDINGS]
+    assert len(ours) >= 40, "most refusals are told in words of our own"
+
+
+@pytest.fixture(scope="module")
+def default_namespace(control_plane: ControlPlane) -> str:
+    return control_plane.create_namespace("bad")
+
+
+FULL_POOL = pool(
+    "full",
+    model={
+        "name": "acme/tiny",
+        "uri": "s3://models/tiny",
+        "credentialsRef": {"name": "models"},
+        "endpoint": "https://minio.example.com:9000",
+    },
+    autoscaling={"minReplicas": 0, "maxReplicas": 6},
+    template={
+        "image": "registry.example.com/weft/runner@sha256:" + "0" * 64,
+        "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "64Gi"}, "requests": {"cpu": "500m", "memory": "1e9"}},
+        "env": [{"name": "OMP_NUM_THREADS", "value": "4"}, {"name": "EMPTY"}],
+        "labels": {"team": "serving", "example.com/cost-centre": "7"},
+        "annotations": {"example.com/note": "any text, even with spaces"},
+        "nodeSelector": {"node.kubernetes.io/instance-type": "gpu"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "affinity": {
+            "podAntiAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    {
+                        "weight": 100,
+                        "podAffinityTerm": {
+                            "topologyKey": "kubernetes.io/hostname",
+                            "labelSelector": {"matchLabels": {"team": "serving"}},
+                        },
+                    }
+                ]
+            }
+        },
+        "topologySpreadConstraints": [{"topologyKey": "topology.kubernetes.io/zone"}],
+        "priorityClassName": "high",
+        "runtimeClassName": "nvidia",
+    },
+    runnerGroups=[{"name": "big", "minRunners": 1, "maxRunners": 2}, {"name": "small", "template": {}}],
+    allowedNamespaces={"from": "List", "names": ["acme", "globex"]},
+)
+FULL_ADAPTER = adapter(
+    "full",
+    poolRef={"name": "full", "namespace": "platform"},
+    baseModel="acme/tiny",
+    modelName="upper",
+    source={"uri": "hf:acme/upper/v2", "revision": "main", "credentialsRef": {"name": "hub"}},
+    maxRank=16,
+    pinned=True,
+    tier="Host",
+)
+
+
+@pytest.mark.parametrize(
+    "manifest", [pool(), adapter(), FULL_POOL, FULL_ADAPTER], ids=["pool", "adapter", "pool+", "adapter+"]
+)
+def test_defaults_are_those_of_the_local_api_and_applying_twice_changes_nothing(
+    api: CustomObjectsApi, control_plane: ControlPlane, namespace: str, manifest: Manifest
+) -> None:
+    wish = at(namespace, manifest)
+    stored = create(api, wish)
+    assert stored["spec"] == parse_object(wish).to_dict()["spec"]
+    for _ in range(2):
+        control_plane.apply(wish)
+    again = api.get_namespaced_custom_object(
+        GROUP, VERSION, namespace, PLURALS[manifest["kind"]], wish["metadata"]["name"]
+    )
+    assert again["metadata"]["generation"] == 1
+    assert again["spec"] == stored["spec"]
+    control_plane.apply(wish)
+    last = api.get_namespaced_custom_object(
+        GROUP, VERSION, namespace, PLURALS[manifest["kind"]], wish["metadata"]["name"]
+    )
+    assert last["metadata"]["resourceVersion"] == again["metadata"]["resourceVersion"]
+
+
+def test_a_status_that_the_operator_writes_is_kept_whole_and_kubectl_shows_it(
+    api: CustomObjectsApi, control_plane: ControlPlane, namespace: str
+) -> None:
+    create(api, at(namespace, pool(replicas=3)))
+    condition = {
+        "type": "Available",
+        "status": "True",
+        "observedGeneration": 1,
+        "lastTransitionTime": "2026-01-02T03:04:05Z",
+        "reason": "RunnersReady",
+        "message": "2 runners are ready.",
+    }
+    status = {
+        "observedGeneration": 1,
+        "baseDigest": "sha256:" + "0" * 64,
+        "desiredReplicas": 3,
+        "replicas": 2,
+        "readyReplicas": 2,
+        "selector": "serving.weft.dev/pool=tiny,app.kubernetes.io/component=runner",
+        "lastScale": {"time": "2026-01-02T03:04:05Z", "from": 1, "to": 3, "reason": "spec.replicas"},
+        "adapters": {"total": 5, "ready": 4},
+        "conditions": [condition],
+    }
+    body = {"status": status}
+    written = api.patch_namespaced_custom_object_status(GROUP, VERSION, namespace, "servingpools", "tiny", body)
+    assert written["status"] == status
+    header, line = control_plane.kubectl("get", "spool", "-n", namespace).splitlines()
+    assert header.split() == ["NAME", "MODEL", "DESIRED", "READY", "ADAPTERS", "AVAILABLE", "REASON", "AGE"]
+    assert line.split()[:-1] == ["tiny", "file:models/tiny", "3", "2", "4", "True", "RunnersReady"]
+    assert "tiny" in control_plane.kubectl("get", "weft", "-n", namespace)
+
+
+def test_scale_reads_status_and_writes_replicas_and_never_those_of_an_autoscaled_pool(
+    api: CustomObjectsApi, control_plane: ControlPlane, namespace: str
+) -> None:
+    create(api, at(namespace, pool(replicas=1)))
+    create(api, at(namespace, pool("scaled", autoscaling={"maxReplicas": 4})))
+    status = {"status": {"replicas": 1, "selector": "serving.weft.dev/pool=tiny"}}
+    api.patch_namespaced_custom_object_status(GROUP, VERSION, namespace, "servingpools", "tiny", status)
+    scale = api.get_namespaced_custom_object_scale(GROUP, VERSION, namespace, "servingpools", "tiny")
+    assert scale["spec"] == {"replicas": 1}
+    assert scale["status"] == {"replicas": 1, "selector": "serving.weft.dev/pool=tiny"}
+    control_plane.kubectl("scale", "spool/tiny", "--replicas=3", "-n", namespace)
+    assert api.get_namespaced_custom_object(GROUP, VERSION, namespace, "servingpools", "tiny")["spec"]["replicas"] == 3
+    with pytest.raises(Exception, match="replicas and autoscaling exclude each other"):
+        control_plane.kubectl("scale", "spool/scaled", "--replicas=3", "-n", namespace)
+
+
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [
+        ("lora", "A LoRA adapter served by a ServingPool."),
+        ("lora.spec.source.uri", "hf:ORG/NAME"),
+        ("lora.spec.tier", "The least that every ready runner holds it in"),
+        ("spool.spec.autoscaling.minReplicas", "the gateway holds the first request until one is there"),
+        ("spool.spec.template", "What is unset is the platform's"),
+        ("spool.spec.runnerGroups", "Runners on several kinds of hardware"),
+        ("spool.status.selector", "The labels of the runners' pods"),
+    ],
+)
+def test_kubectl_explains(control_plane: ControlPlane, field: str, says: str) -> None:
+    assert says in " ".join(control_plane.kubectl("explain", field).split())

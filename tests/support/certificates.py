@@ -1,0 +1,85 @@
+"""A certificate authority for tests: folders as `--tls-dir` takes them, replaced as a kubelet replaces a secret."""
+
+import datetime
+import secrets
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+BOTH_ENDS = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+HOUR = datetime.timedelta(hours=1)
+
+
+class Authority:
+    """Issues certificates with role names. Each has a key of its own."""
+
+    def __init__(self, name: str = "weft test") -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} {secrets.token_hex(4)}")])
+        now = datetime.datetime.now(datetime.UTC)
+        self.certificate = (
+            x509.CertificateBuilder()
+            .subject_name(self._name)
+            .issuer_name(self._name)
+            .public_key(self._key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - HOUR)
+            .not_valid_after(now + 24 * HOUR)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+
+    @property
+    def pem(self) -> bytes:
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    def issue(self, *dns_names: str, valid: datetime.timedelta = HOUR) -> tuple[bytes, bytes]:
+        """Certificate and key in PEM. A negative `valid` is one that has expired."""
+        key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, dns_names[0] if dns_names else "nobody")]))
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - 2 * HOUR)
+            .not_valid_after(now + valid)
+            .add_extension(
+                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+                critical=False,
+            )
+        )
+        if dns_names:
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName([x509.DNSName(name) for name in dns_names]), critical=False
+            )
+        certificate = builder.sign(self._key, hashes.SHA256())
+        return certificate.public_bytes(serialization.Encoding.PEM), key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+
+    def folder(self, folder: Path, *roles: str, valid: datetime.timedelta = HOUR, ca: bytes | None = None) -> Path:
+        """Write, or replace at once, a folder for these roles."""
+        certificate, key = self.issue(*(f"{role}.weft.internal" for role in roles), valid=valid)
+        return mount(folder, {"tls.crt": certificate, "tls.key": key, "ca.crt": ca or self.pem})
+
+    def folders(self, root: Path, roles: tuple[str, ...]) -> dict[str, Path]:
+        return {role: self.folder(root / role, role) for role in roles}
+
+
+def mount(folder: Path, files: dict[str, bytes]) -> Path:
+    """As a kubelet mounts a secret: names link to `..data/NAME`, and `..data` is a link that is swapped at once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    version = folder / f"..{secrets.token_hex(6)}"
+    version.mkdir()
+    for name, content in files.items():
+        (version / name).write_bytes(content)
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(Path("..data") / name)
+    fresh = folder / "..data_tmp"
+    fresh.symlink_to(version.name)
+    fresh.replace(folder / "..data")
+    return folder

@@ -1,0 +1,95 @@
+"""Who may do what in a test cluster: fixed users by token, kubeconfigs, ServiceAccounts with exactly given rights."""
+
+import base64
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Rules = Sequence[Mapping[str, Sequence[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One way into the API server."""
+
+    user: str
+    token: str = field(repr=False)
+    kubeconfig: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the API server is and who signed its certificate."""
+
+    url: str
+    ca: Path
+
+
+class Users:
+    """The users that exist from the start, in the file that the API server reads once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tokens: dict[str, str] = {}
+        self._lines: list[str] = []
+        self.file = folder / "tokens.csv"
+
+    def add(self, user: str, group: str = "") -> None:
+        self._tokens[user] = secrets.token_hex(16)
+        self._lines.append(f'{self._tokens[user]},{user},{user},"{group}"\n')
+        self.file.touch(mode=0o600)
+        self.file.write_text("".join(self._lines))
+
+    def access(self, user: str, endpoint: Endpoint) -> Access:
+        return access(self._folder, user, self._tokens[user], endpoint)
+
+
+def access(folder: Path, user: str, token: str, endpoint: Endpoint) -> Access:
+    """Write the kubeconfig of a token."""
+    authority = base64.b64encode(endpoint.ca.read_bytes()).decode()
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [
+            {"name": "weft-test", "cluster": {"server": endpoint.url, "certificate-authority-data": authority}}
+        ],
+        "users": [{"name": user, "user": {"token": token}}],
+        "contexts": [{"name": "weft-test", "context": {"cluster": "weft-test", "user": user}}],
+        "current-context": "weft-test",
+    }
+    path = folder / f"{user.replace(':', '-')}.kubeconfig"
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(content, indent=1))
+    return Access(user, token, path)
+
+
+def grants(namespace: str, account: str, rules: Mapping[str, Rules], cluster_rules: Rules) -> list[dict[str, Any]]:
+    """Manifests: a ServiceAccount, a Role and binding in each namespace of `rules`, a ClusterRole and binding."""
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
+    made: list[dict[str, Any]] = [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": namespace}}
+    ]
+    for where, allowed in rules.items():
+        metadata = {"name": f"{namespace}-{account}", "namespace": where}
+        made += _role("", metadata, allowed, subject)
+    if cluster_rules:
+        made += _role("Cluster", {"name": f"{namespace}-{account}"}, cluster_rules, subject)
+    return made
+
+
+def _role(scope: str, metadata: dict[str, str], rules: Rules, subject: dict[str, str]) -> list[dict[str, Any]]:
+    group = "rbac.authorization.k8s.io"
+    reference = {"apiGroup": group, "kind": f"{scope}Role", "name": metadata["name"]}
+    return [
+        {"apiVersion": f"{group}/v1", "kind": f"{scope}Role", "metadata": metadata, "rules": list(rules)},
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": f"{scope}RoleBinding",
+            "metadata": metadata,
+            "roleRef": reference,
+            "subjects": [subject],
+        },
+    ]

@@ -1,0 +1,80 @@
+"""Who wrote what: the API server's own audit log of every writing request, read back as values."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "Metadata", "verbs": ["create", "update", "patch", "delete", "deletecollection"]},
+        {"level": "None"},
+    ],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One writing request that reached the API server, also a refused one (`code` >= 400) and a dry run."""
+
+    at: str
+    user: str
+    verb: str
+    group: str
+    resource: str
+    subresource: str
+    namespace: str
+    name: str
+    code: int
+    manager: str
+    dry_run: bool
+    user_agent: str
+    audit_id: str
+
+    @property
+    def accepted(self) -> bool:
+        """It got past the checks and was not a dry run: the store has seen it."""
+        return self.code < 400 and not self.dry_run
+
+
+class AuditLog:
+    """The growing file. A mark is a position in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def mark(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def since(self, mark: int) -> Iterator[Write]:
+        """Writes whose answer was finished after the mark, in the order of their ends."""
+        with self.path.open("rb") as lines:
+            lines.seek(mark)
+            for line in lines:
+                if line.endswith(b"\n"):  # the last one may be half written
+                    yield _write(json.loads(line))
+
+
+def _write(event: dict[str, Any]) -> Write:
+    target = event.get("objectRef", {})
+    query = parse_qs(urlsplit(event["requestURI"]).query)
+    return Write(
+        at=event["stageTimestamp"],
+        user=event.get("impersonatedUser", event["user"])["username"],
+        verb=event["verb"],
+        group=target.get("apiGroup", ""),
+        resource=target.get("resource", ""),
+        subresource=target.get("subresource", ""),
+        namespace=target.get("namespace", ""),
+        name=target.get("name", ""),
+        code=event.get("responseStatus", {}).get("code", 0),
+        manager=query.get("fieldManager", [""])[0],
+        dry_run="dryRun" in query,
+        user_agent=event.get("userAgent", ""),
+        audit_id=event["auditID"],
+    )

@@ -1,0 +1,211 @@
+"""The chart on a test node, used as a platform team and its tenants use it: helm, kubectl, the openai client."""
+
+import base64
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from cluster import tools
+from cluster.image import PAUSE_IMAGE
+from cluster.node import Node
+from quickstart import QUICKSTART, ROOT
+from weft.wire.channels import channel
+from weft.wire.tls import Tls
+from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
+
+NAMESPACE = "weft-system"
+INSTALL_S = 180
+COMPONENTS = ("gateway", "operator", "scheduler", "supervisor", "predictor", "depot")
+SMALL = {"requests": None, "limits": None}  # the node has two cores, and pods run beside the test
+
+
+class Installation:
+    """A release named `weft` in `weft-system`. `sources` is the depot's file root: a copy of the quickstart."""
+
+    def __init__(self, node: Node, folder: Path) -> None:
+        self.node, self.folder = node, folder
+        self.plane = node.control_plane
+        self.sources = folder / "sources"
+        self.seconds_to_ready = 0.0
+        copy_sources(self.sources)
+
+    # ------------------------------------------------------------------------------------------------- helm
+
+    def install(self, **values: Any) -> None:
+        """`helm install`; `values` are laid over those that a test node needs."""
+        self._helm("install", **values)
+
+    def install_quickstart(self) -> None:
+        """Install, apply, wait; `seconds_to_ready` is the time it took."""
+        started = time.monotonic()
+        self.install()
+        self.apply_quickstart()
+        self.wait_ready()
+        self.seconds_to_ready = time.monotonic() - started
+
+    def upgrade(self, **values: Any) -> None:
+        self._helm("upgrade", **values)
+
+    def helm(self, *arguments: str) -> str:
+        command = [str(tools.path("helm")), f"--kubeconfig={self.node.kubeconfig}", f"--namespace={NAMESPACE}"]
+        done = subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, timeout=INSTALL_S, check=False, cwd=ROOT
+        )
+        assert done.returncode == 0, done.stderr + done.stdout + self.report()
+        return done.stdout
+
+    def _helm(self, verb: str, **values: Any) -> None:
+        path = self.folder / "values.json"
+        path.write_text(json.dumps(merged(self.values(), values)))
+        self.helm(verb, "weft", "charts/weft", f"--values={path}", "--create-namespace", "--wait", "--timeout=150s")
+
+    def values(self) -> dict[str, Any]:
+        """What a test node needs: Python from the node, the quickstart as file root, no requests of memory and CPU."""
+        python = self.node.python_volumes()
+        repository, _, tag = PAUSE_IMAGE.rpartition(":")
+        image = {"repository": repository, "tag": tag, "pullPolicy": "Never"}
+        small: dict[str, Any] = {component: {"resources": SMALL} for component in COMPONENTS}
+        sources = {"name": "sources", "hostPath": {"path": str(self.sources), "type": "Directory"}}
+        mount = {"name": "sources", "mountPath": "/sources", "readOnly": True}
+        return merged(
+            small,
+            {
+                "image": image,
+                "common": {
+                    "extraEnv": python.env,
+                    "extraVolumes": python.volumes,
+                    "extraVolumeMounts": python.mounts,
+                },
+                "gateway": {"replicas": 1, "auth": False, "drainSeconds": 20},
+                "depot": {
+                    "schemes": ["file", "s3"],
+                    "s3Endpoints": ["127.0.0.1:9"],  # where nobody listens
+                    "fileRoot": "/sources",
+                    "extraVolumes": [sources],
+                    "extraVolumeMounts": [mount],
+                },
+                "runner": {"image": image, "extraEnv": [{"name": "OMP_NUM_THREADS", "value": "1"}]},
+            },
+        )
+
+    # ------------------------------------------------------------------------------------------------- kubectl
+
+    def apply_quickstart(self) -> None:
+        """`kubectl apply -f examples/quickstart`, as the README says."""
+        self.plane.kubectl("apply", "-f", QUICKSTART)
+
+    def wait_ready(self, *what: str, timeout_s: int = 120) -> None:
+        """`kubectl wait` until adapters (all, or those named NAMESPACE/NAME) are Ready."""
+        if not what:
+            self.plane.kubectl(
+                "wait", "--for=condition=Ready", "loraadapters", "--all", "-A", f"--timeout={timeout_s}s", timeout_s=200
+            )
+        for name in what:
+            namespace, _, adapter = name.partition("/")
+            self.plane.kubectl(
+                "wait",
+                "--for=condition=Ready",
+                f"loraadapter/{adapter}",
+                "-n",
+                namespace,
+                f"--timeout={timeout_s}s",
+                timeout_s=200,
+            )
+
+    def patch_pool(self, spec: dict[str, Any]) -> None:
+        """A merge patch of the quickstart pool's spec, as `kubectl patch` does it."""
+        patch = json.dumps({"spec": spec})
+        self.plane.kubectl("patch", "spool", "quickstart", "-n", NAMESPACE, "--type=merge", "-p", patch)
+
+    def scale_gateway(self, replicas: int) -> None:
+        self.plane.kubectl("scale", "deployment/weft-gateway", "-n", NAMESPACE, f"--replicas={replicas}")
+
+    def pods(self, selector: str, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
+        """Pods that are not on their way out."""
+        found = self.plane.get("pods", "-n", namespace, "-l", selector)["items"]
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def names(self, component: str) -> list[str]:
+        """Of the pods of a component."""
+        return sorted(pod["metadata"]["name"] for pod in self.pods(f"app.kubernetes.io/component={component}"))
+
+    def ready(self, component: str) -> list[str]:
+        """Of its Ready pods."""
+        found = self.pods(f"app.kubernetes.io/component={component}")
+        return sorted(pod["metadata"]["name"] for pod in found if is_ready(pod))
+
+    def report(self) -> str:
+        """Everything one wants to see after a failure."""
+        parts = [
+            self.plane.kubectl("get", "pods,deployments,statefulsets,servingpools,loraadapters", "-A", "-o", "wide"),
+            self.plane.kubectl("get", "events", "-A", "--sort-by=.lastTimestamp"),
+        ]
+        return "\n".join(parts)
+
+    # ------------------------------------------------------------------------------------------------- clients
+
+    @property
+    def url(self) -> str:
+        """The gateway's Service, from this machine."""
+        service = self.plane.get("service", "weft-gateway", "-n", NAMESPACE)["spec"]
+        return f"http://{service['clusterIP']}:{service['ports'][0]['port']}"
+
+    @asynccontextmanager
+    async def admin(self) -> AsyncIterator[supervisor_pb2_grpc.AdminStub]:
+        """The supervisor's Admin, with the certificate that the chart makes for people."""
+        service = self.plane.get("service", "weft-supervisor", "-n", NAMESPACE)["spec"]
+        address = f"{service['clusterIP']}:{service['ports'][0]['port']}"
+        async with channel(address, self.certificate("admin"), "supervisor") as open_channel:
+            yield supervisor_pb2_grpc.AdminStub(open_channel)
+
+    async def runners(self) -> supervisor_pb2.ListRunnersResponse:
+        """What the supervisor knows of its runners."""
+        async with self.admin() as admin:
+            return await self.listed(admin)
+
+    async def listed(self, admin: supervisor_pb2_grpc.AdminStub) -> supervisor_pb2.ListRunnersResponse:
+        return await admin.ListRunners(supervisor_pb2.ListRunnersRequest(), timeout=10, wait_for_ready=True)
+
+    def pod_url(self, pod: str) -> str:
+        """One gateway, past the Service."""
+        return f"http://{self.plane.get('pod', pod, '-n', NAMESPACE)['status']['podIP']}:8000"
+
+    def certificate(self, role: str) -> Tls:
+        """The certificate that the chart made for a role."""
+        folder = self.folder / f"{role}-tls"
+        if not folder.exists():
+            folder.mkdir(mode=0o700)
+            secret = self.plane.get("secret", f"weft-{role}-tls", "-n", NAMESPACE)
+            for name, content in secret["data"].items():
+                (folder / name).write_bytes(base64.b64decode(content))
+        return Tls(folder, role)
+
+
+def copy_sources(folder: Path) -> None:
+    """The quickstart's model and adapters, readable for everybody: pods run as somebody else."""
+    for name in ("model", "adapters"):
+        shutil.copytree(QUICKSTART / name, folder / name)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    for parent in folder.parents[:4]:
+        if str(parent).startswith("/tmp/"):
+            parent.chmod(parent.stat().st_mode | 0o055)
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    conditions = pod["status"].get("conditions", ())
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Values as Helm merges them: mappings by key, everything else replaced."""
+    out = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(out.get(key), dict)
+        out[key] = merged(out[key], value) if both else value
+    return out

@@ -1,0 +1,155 @@
+"""What Helm makes of the chart, for six value sets."""
+
+import pytest
+
+import chart
+from chart import CHART, COMPONENTS, QUICK, VALUE_SETS, Json, objects, one, pod_templates, render
+
+Rendered = dict[str, list[Json]]
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_the_chart_lints_strictly(name: str) -> None:
+    assert "0 chart(s) failed" in chart.lint(name)
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_a_render_equals_the_golden_one(texts: dict[str, str], name: str) -> None:
+    golden = chart.GOLDEN / f"{name}.yaml"
+    assert chart.golden(texts[name]) == golden.read_text(), "what changed is right? then: make golden"
+
+
+def test_there_is_a_golden_render_for_each_value_set_and_no_other() -> None:
+    assert {path.stem for path in chart.GOLDEN.glob("*.yaml")} == set(VALUE_SETS)
+    assert {path.name for path in (CHART / "ci").glob("*.yaml")} == {f"{name}-values.yaml" for name in VALUE_SETS}
+
+
+def test_the_charts_crds_are_copies_of_ours() -> None:
+    ours = {path.name: path.read_text() for path in (chart.ROOT / "crds").glob("*.yaml")}
+    copies = {path.name: path.read_text() for path in (CHART / "files" / "crds").glob("*.yaml")}
+    assert copies == ours, "run `make crds`"
+
+
+def test_crds_are_kept_when_the_release_goes_unless_told_otherwise(rendered: Rendered) -> None:
+    kept = [obj for obj in rendered["default"] if obj["kind"] == "CustomResourceDefinition"]
+    dropped = objects(render("default", *QUICK, "--set", "crds.keep=false", "--show-only", "templates/crds.yaml"))
+    assert len(kept) == len(dropped) == 2
+    for with_policy, without in zip(kept, dropped, strict=True):
+        annotated = {**without["metadata"], "annotations": {"helm.sh/resource-policy": "keep"}}
+        assert with_policy == {**without, "metadata": annotated}
+    assert [obj for obj in rendered["minimal"] if obj["kind"] == "CustomResourceDefinition"] == []
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_every_pod_says_what_the_restricted_standard_asks(rendered: Rendered, name: str) -> None:
+    for pod, template in pod_templates(rendered[name]):
+        spec = template["spec"]
+        assert spec["securityContext"]["runAsNonRoot"], pod
+        assert spec["securityContext"]["runAsUser"] == 65532, pod
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, pod
+        for container in spec["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"], pod
+            assert not container["securityContext"]["allowPrivilegeEscalation"], pod
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, pod
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_only_those_who_ask_the_api_server_have_a_token(rendered: Rendered, name: str) -> None:
+    with_token = {
+        pod for pod, template in pod_templates(rendered[name]) if template["spec"]["automountServiceAccountToken"]
+    }
+    secrets = "--secrets=kubernetes" in chart.arguments_of(rendered[name], "depot")
+    assert with_token == ({"weft-operator", "weft-depot"} if secrets else {"weft-operator"})
+    accounts = [obj for obj in rendered[name] if obj["kind"] == "ServiceAccount"]
+    assert {obj["metadata"]["name"] for obj in accounts} == {f"weft-{component}" for component in COMPONENTS}
+    assert not any(obj["automountServiceAccountToken"] for obj in accounts)
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_every_mount_has_its_volume_and_every_volume_its_object(rendered: Rendered, name: str) -> None:
+    found = rendered[name]
+    certificates = [obj["spec"]["secretName"] for obj in found if obj["kind"] == "Certificate"]
+    made = {obj["metadata"]["name"] for obj in found if obj["kind"] in ("Secret", "ConfigMap")} | set(certificates)
+    claims = {
+        obj["metadata"]["name"]: {claim["metadata"]["name"] for claim in obj["spec"].get("volumeClaimTemplates", ())}
+        for obj in found
+        if obj["kind"] == "StatefulSet"
+    }
+    for pod, template in pod_templates(found):
+        spec = template["spec"]
+        volumes = {volume["name"]: volume for volume in spec.get("volumes", ())}
+        mounted = {mount["name"] for container in spec["containers"] for mount in container.get("volumeMounts", ())}
+        assert mounted == set(volumes) | claims.get(pod, set()), pod
+        for volume in volumes.values():
+            needed = volume.get("secret", {}).get("secretName") or volume.get("configMap", {}).get("name")
+            assert needed is None or needed in made, f"{pod}: {needed}"
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_every_object_has_the_recommended_labels(rendered: Rendered, name: str) -> None:
+    for obj in rendered[name]:
+        if obj["kind"] == "CustomResourceDefinition":
+            continue
+        labels = obj["metadata"]["labels"]
+        assert labels["app.kubernetes.io/instance"] == "weft", obj["metadata"]["name"]
+        assert {"app.kubernetes.io/name", "app.kubernetes.io/component", "helm.sh/chart"} <= set(labels)
+
+
+def test_what_was_told_to_the_operator_restarts_it_when_it_changes() -> None:
+    def checksum(*flags: str) -> str:
+        found = objects(render("default", "--show-only", "templates/operator.yaml", *QUICK, *flags))
+        template = one(found, "Deployment", "weft-operator")["spec"]["template"]
+        return template["metadata"]["annotations"]["checksum/config"]
+
+    assert checksum() == checksum()
+    assert checksum() != checksum("--set", "runner.image.tag=other")
+
+
+def test_a_digest_wins_over_the_tag() -> None:
+    digest = f"sha256:{'c' * 64}"
+    found = objects(render("default", *QUICK, "--set", f"image.digest={digest},image.tag=ignored"))
+    assert {
+        container["image"] for _, template in pod_templates(found) for container in template["spec"]["containers"]
+    } == {f"weft-control@{digest}"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("supervisor.replicas=2", "needs database.mode: postgresql"),
+        ("database.mode=postgresql", "needs database.postgresql.existingSecret"),
+        ("poolNamespaces={a,b},tls.mode=certManager", "need tls.certManager.issuerRef with a ClusterIssuer"),
+        ("depot.schemes={file}", "depot.fileRoot has to say"),
+        ("depot.schemes={pvc}", "depot.claims has to say"),
+        ("depot.claims[0].name=weights", "add pvc to depot.schemes"),
+        ("gateway.ingress.enabled=true", "gateway.ingress.host is needed"),
+        ("gateway.settings.drain-seconds=5", "gateway.settings: the chart itself says --drain-seconds"),
+        ("gateway.settings.auth=false", "gateway.settings: the chart itself says --auth"),
+        ("depot.settings.log-level=DEBUG", "depot.settings: the chart itself says --log-level"),
+        ("gateway.replica=2", "additional properties 'replica' not allowed"),
+        ("gateway.replicas=0", "minimum: got 0, want 1"),
+        ("tls.mode=off", "value must be one of 'selfSigned', 'certManager', 'none'"),
+        ("image.digest=latest", "does not match pattern"),
+        ("depot.schemes={oci}", "value must be one of"),
+        ("poolNamespaces={Serving}", "does not match pattern"),
+        ("runner.resources.limit.cpu=1", "additional properties 'limit' not allowed"),
+    ],
+)
+def test_wrong_values_are_refused_with_what_to_do(flags: str, said: str) -> None:
+    with pytest.raises(chart.HelmRefused) as refused:
+        render("default", *QUICK, "--set", flags)
+    assert said in " ".join(str(refused.value).split())
+
+
+def test_pod_monitors_ask_for_the_prometheus_operator() -> None:
+    with pytest.raises(chart.HelmRefused, match="needs the Prometheus operator"):
+        chart.helm(
+            "template", "weft", CHART, "--kube-version", chart.tools.KUBERNETES, "--set", "podMonitor.enabled=true"
+        )
+
+
+def test_values_that_null_a_default_are_left_out() -> None:
+    template = dict(pod_templates(objects(render("default", *QUICK, "--set", "gateway.resources=null"))))[
+        "weft-gateway"
+    ]
+    assert "resources" not in template["spec"]["containers"][0]

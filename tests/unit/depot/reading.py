@@ -1,0 +1,41 @@
+"""What tests of remote sources share: short patience, a source's files read like the depot reads them."""
+
+from pathlib import Path
+
+from weft.artifacts.errors import ArtifactError
+from weft_depot.sources import Location, Source
+from weft_depot.sources.network import Network
+
+QUICK = {"connect_s": 2.0, "read_s": 0.3, "tries": 3, "pause_s": 0.01, "grace_s": 5.0}
+
+
+def quick_network(**changed: float) -> Network:
+    return Network(**{**QUICK, **changed})  # type: ignore[arg-type]
+
+
+def everything(_: str) -> bool:
+    return True
+
+
+def read_all(source: Source, location: Location) -> dict[str, bytes]:
+    """Every file of a location, whole."""
+    with source.open(location, everything) as snapshot:
+        found: dict[str, bytes] = {}
+        for name in snapshot.sizes:
+            with snapshot.open(name) as file:
+                found[name] = file.read()
+        assert snapshot.unchanged()
+        return found
+
+
+def refusal(source: Source, location: Location) -> ArtifactError:
+    """What reading a location ends with."""
+    try:
+        found = read_all(source, location)
+    except ArtifactError as error:
+        return error
+    raise AssertionError(f"it was read: {sorted(found)}")
+
+
+def folder_bytes(folder: Path, prefix: str = "") -> dict[str, bytes]:
+    return {f"{prefix}{path.name}": path.read_bytes() for path in sorted(folder.iterdir())}

@@ -1,0 +1,131 @@
+"""Which endpoints and addresses the depot talks to, and which S3 URIs are URIs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.artifacts.errors import Reason, Refused
+from weft_depot.sources.addresses import check_address, split_url
+from weft_depot.sources.s3 import parse_path
+from weft_depot.sources.s3_client import Endpoint, Endpoints
+
+ALLOWED = Endpoints(("minio.storage:9000", "ceph", "https://secure:8443", "[fd00::1]:9000"), "eu-west-1")
+
+
+@pytest.mark.parametrize(
+    ("given_", "expected"),
+    [
+        (None, Endpoint(None, "eu-west-1")),
+        ("https://s3.us-east-2.amazonaws.com", Endpoint(None, "us-east-2")),
+        ("https://s3.dualstack.us-east-2.amazonaws.com/", Endpoint(None, "us-east-2")),
+        ("http://minio.storage:9000", Endpoint("http://minio.storage:9000", "eu-west-1")),
+        ("https://MINIO.storage:9000/", Endpoint("https://MINIO.storage:9000", "eu-west-1")),
+        ("http://ceph:1234", Endpoint("http://ceph:1234", "eu-west-1")),
+        ("ceph", Endpoint("https://ceph", "eu-west-1")),
+        ("https://secure:8443", Endpoint("https://secure:8443", "eu-west-1")),
+        ("http://[fd00::1]:9000", Endpoint("http://[fd00::1]:9000", "eu-west-1")),
+    ],
+)
+def test_an_endpoint_is_one_of_the_list_or_aws(given_: str | None, expected: Endpoint) -> None:
+    assert ALLOWED.parse(given_) == expected
+
+
+@pytest.mark.parametrize(
+    "given_",
+    [
+        *("http://169.254.169.254", "http://minio.storage", "http://minio.storage:9001", "http://secure:8443"),
+        *("https://evil", "http://s3.us-east-2.amazonaws.com", "https://s3.us-east-2.amazonaws.com.evil.org"),
+        *(
+            "https://s3.evil.org/.amazonaws.com",
+            "http://minio.storage:9000@evil",
+            "http://user:pw@ceph",
+            "http://ceph/path",
+        ),
+        *(
+            "ftp://ceph",
+            "http://",
+            "",
+            "http://ceph:99999",
+            "http://[::1",
+            "http://ceph?x=1",
+            "http://ce\nph",
+            "127.0.0.1",
+        ),
+    ],
+)
+def test_every_other_endpoint_is_refused_by_name(given_: str) -> None:
+    with pytest.raises(Refused) as caught:
+        ALLOWED.parse(given_)
+    assert caught.value.reason == Reason.ENDPOINT_NOT_ALLOWED
+
+
+def test_without_a_list_there_is_aws_alone() -> None:
+    with pytest.raises(Refused, match="allowed: AWS"):
+        Endpoints((), "us-east-1").parse("http://minio:9000")
+
+
+@pytest.mark.parametrize(
+    ("url", "inside", "allowed"),
+    [
+        ("http://127.0.0.1:9000", True, True),
+        ("http://127.0.0.1:9000", False, False),
+        ("http://10.1.2.3", False, False),
+        ("http://[::1]", False, False),
+        ("http://[::ffff:10.1.2.3]", False, False),
+        ("https://1.1.1.1", False, True),
+        ("http://169.254.169.254", True, False),
+        ("http://[::ffff:169.254.169.254]", True, False),
+        ("http://[fd00:ec2::254]", True, False),
+        ("http://[fe80::1]", True, False),
+        ("http://224.0.0.1", True, False),
+        ("http://2852039166/", True, False),  # 169.254.169.254 as a number
+        ("http://0/", True, False),
+    ],
+)
+def test_addresses_that_are_never_asked(url: str, inside: bool, allowed: bool) -> None:
+    if allowed:
+        check_address(url, inside=inside, what="it")
+        return
+    with pytest.raises(Refused) as caught:
+        check_address(url, inside=inside, what="it")
+    assert caught.value.reason == Reason.ENDPOINT_NOT_ALLOWED
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("", "bucket", "/bucket/a", "//", "//b", "//Bucket/a", "//buck_et/a", "//buc..ket/a", "//169.254.169.254@x/a"),
+        *("//bucket/../a", "//bucket/a//b", "//bucket/./a", "//bucket/a\x00", "//bucket\\x/a", "///a"),
+    ],
+)
+def test_what_is_no_s3_uri_is_a_bad_uri(path: str) -> None:
+    with pytest.raises(Refused) as caught:
+        parse_path(path)
+    assert caught.value.reason == Reason.BAD_URI
+
+
+@given(st.text(max_size=60))
+def test_an_s3_uri_is_a_place_in_its_bucket_or_none(path: str) -> None:
+    try:
+        place = parse_path(f"//bucket/{path}")
+    except Refused as error:
+        assert error.reason == Reason.BAD_URI  # noqa: PT017 (either outcome is right)
+    else:
+        assert place.bucket == "bucket"
+        assert ".." not in place.prefix.split("/")
+        assert place.prefix in ("", f"{path.removesuffix('/')}/")
+
+
+@given(st.text(max_size=60))
+def test_no_text_becomes_a_host_that_is_not_on_the_list(text: str) -> None:
+    try:
+        endpoint = ALLOWED.parse(text)
+    except Refused as error:
+        assert error.reason == Reason.ENDPOINT_NOT_ALLOWED  # noqa: PT017 (either outcome is right)
+    else:
+        assert endpoint.url is None or split_url(endpoint.url, "it").hostname in (
+            "minio.storage",
+            "ceph",
+            "secure",
+            "fd00::1",
+        )

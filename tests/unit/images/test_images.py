@@ -1,0 +1,116 @@
+"""Containerfiles and their locks, as far as they can be checked without building an image."""
+
+import re
+import tomllib
+from fnmatch import fnmatch
+
+import pytest
+
+from containerfile import IMAGES, ROOT, Stage, stages
+
+CONTAINERFILES = ("control", "runner")
+LOCKS = ("control", "runner", "runner-cpu")
+PIN = re.compile(r"(?m)^([a-z0-9][a-z0-9._-]*)(?:\[[^]]*\])?==([^ ;\\]+)(.*)$")
+
+
+def pins(path: str) -> set[tuple[str, str]]:
+    """(package, version) of a lock."""
+    return {(name, version) for name, version, _ in PIN.findall((ROOT / path).read_text())}
+
+
+def names(path: str) -> set[str]:
+    return {name for name, _ in pins(path)}
+
+
+def final(name: str) -> Stage:
+    return stages(IMAGES / f"{name}.Containerfile")[-1]
+
+
+@pytest.mark.parametrize("name", CONTAINERFILES)
+def test_what_is_copied_is_there_and_in_the_context(name: str) -> None:
+    ignore = (IMAGES / f"{name}.Containerfile.dockerignore").read_text().splitlines()
+    given = [line.removeprefix("!") for line in ignore if line.startswith("!")]
+    sources = {
+        source for stage in stages(IMAGES / f"{name}.Containerfile") for copy in stage.copies() for source in copy[0]
+    }
+    assert sources
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert any(fnmatch(source, pattern) for pattern in given), f"{source} is not in the context"
+
+
+@pytest.mark.parametrize("name", CONTAINERFILES)
+def test_every_package_of_the_wheel_is_copied_before_it_is_built(name: str) -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    (building,) = [
+        stage for stage in stages(IMAGES / f"{name}.Containerfile") if "hatchling build" in " ".join(stage.all("RUN"))
+    ]
+    copied = {target for _, target in building.copies()}
+    assert {package.split("/")[0] for package in wheel["packages"]} <= copied
+
+
+@pytest.mark.parametrize("name", CONTAINERFILES)
+def test_a_later_stage_builds_on_an_earlier_one_or_on_the_base_image(name: str) -> None:
+    known = {"${PYTHON_IMAGE}"}
+    for stage in stages(IMAGES / f"{name}.Containerfile"):
+        bases = {stage.base.replace("${VARIANT}", variant) for variant in ("cuda", "cpu")}
+        assert bases <= known, stage.base
+        known.add(stage.name)
+
+
+@pytest.mark.parametrize("name", CONTAINERFILES)
+def test_what_runs_is_no_root_and_has_no_build_tools(name: str) -> None:
+    stage = final(name)
+    assert stage.base == "${PYTHON_IMAGE}"
+    assert stage.all("USER") == ["65532:65532"]
+    assert stage.all("RUN") == [], "nothing is installed where it runs"
+    assert [copy for copy in stage.all("COPY") if not copy.startswith("--from=")] == []
+    (labels,) = stage.all("LABEL")
+    assert set(re.findall(r"org\.opencontainers\.image\.(\w+)=", labels)) == {"title", "description", "licenses"}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_images_have_the_versions_that_tests_ran_with(name: str) -> None:
+    ours = pins(f"images/{name}.lock")
+    assert len(ours) > 10
+    assert ours <= pins("requirements.lock"), "run `make lock`"
+
+
+@pytest.mark.parametrize("name", [*LOCKS, "build"])
+def test_everything_is_pinned_by_hash(name: str) -> None:
+    entries = re.split(r"(?m)^(?=[a-z0-9])", (IMAGES / f"{name}.lock").read_text())[1:]
+    assert entries
+    assert [entry.split()[0] for entry in entries if "--hash=sha256:" not in entry] == []
+
+
+def test_the_control_planes_image_has_every_extra_but_the_runners() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        re.split(r"[\[<>=!~ ]", requirement)[0].lower()
+        for extra, requirements in project["optional-dependencies"].items()
+        if extra not in ("runner", "dev", "all")
+        for requirement in (*requirements, *project["dependencies"])
+    ]
+    assert set(wanted) - {"weft"} <= names("images/control.lock")
+
+
+def test_the_control_planes_image_has_no_torch() -> None:
+    heavy = [
+        name
+        for name in names("images/control.lock")
+        if re.match(r"torch|triton|nvidia|cuda|transformers|safetensors", name)
+    ]
+    assert heavy == []
+
+
+def test_the_runners_image_has_no_web_framework_and_no_control_plane() -> None:
+    assert {"torch", "numpy", "safetensors", "psutil", "grpcio"} <= names("images/runner.lock")
+    light = {"fastapi", "starlette", "uvicorn", "kopf", "kubernetes", "pydantic", "scipy", "sqlalchemy", "boto3"}
+    assert names("images/runner.lock") & light == set()
+
+
+def test_the_cpu_variant_is_the_runner_without_torch_and_cuda() -> None:
+    without = names("images/runner.lock") - names("images/runner-cpu.lock")
+    assert "torch" in without
+    assert [name for name in without if not re.match(r"torch|triton|nvidia|cuda", name)] == []
+    assert names("images/runner-cpu.lock") < names("images/runner.lock")

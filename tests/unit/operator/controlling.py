@@ -1,0 +1,237 @@
+"""The real controller with small fakes of its Protocols: a depot, a registry and a backend; the store is real."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.unit.operator.planning import failed, fetched_base, good
+from weft_operator.actions import (
+    AddFinalizer,
+    Announce,
+    ApplyChild,
+    DeleteChild,
+    EnsureRunner,
+    MarkPod,
+    PublishAdapter,
+    PublishPool,
+    RemoveFinalizer,
+    RemoveRunner,
+    SetStatus,
+    WithdrawAdapter,
+    WithdrawPool,
+)
+from weft_operator.errors import DepotUnavailable, NoEffect
+from weft_operator.local.objects import ObjectStore
+from weft_operator.observe import AdapterReport, PoolReport, RunnerProcess
+from weft_operator.plan import Policy
+from weft_operator.reconcile import Controller
+from weft_operator.resolution import Answer, Request
+from weft_operator.resources import Kind, Object, Ref
+
+
+class FakeDepot:
+    """Answers from a table; may be down."""
+
+    def __init__(self) -> None:
+        self.contents = {"file:base": fetched_base(), "file:upper": good("a"), "file:lower": good("c")}
+        self.down = False
+        self.asked: list[str] = []
+        self.kept: asyncio.Queue[frozenset[str]] = asyncio.Queue()
+        self.refuse_lists = 0
+        self.at_once = self.most_at_once = 0
+
+    async def resolve(self, request: Request, on_step: Callable[[Answer], None]) -> Answer:
+        self.asked.append(request.uri)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self.at_once -= 1
+        if self.down:
+            raise DepotUnavailable("connection refused")
+        on_step(Answer("Validated", None, {"rank": 8}))
+        return self.contents.get(request.uri, failed("SourceNotFound"))
+
+    async def retain(self, digests: frozenset[str]) -> None:
+        assert self.at_once == 0, "a list was told while something was being fetched"
+        if self.refuse_lists:
+            self.refuse_lists -= 1
+            raise DepotUnavailable("connection refused")
+        self.kept.put_nowait(digests)
+
+
+class FakeRegistry:
+    """Routes what it is told, at once, once it may."""
+
+    def __init__(self) -> None:
+        self.controller: Controller | None = None
+        self.started = False
+        self.told: list[object] = []
+        self.names: dict[Ref, str] = {}
+
+    def start(self) -> None:
+        self.started = True
+
+    def tell(self, action: PublishPool | WithdrawPool | PublishAdapter | WithdrawAdapter) -> None:
+        self.told.append(action)
+        if isinstance(action, PublishAdapter):
+            self.names[action.ref] = action.entry.model_name
+            report = AdapterReport(action.entry.digest, True, 1)
+            asyncio.get_running_loop().call_soon(self._controller().on_adapter_report, action.entry.uid, report)
+        elif isinstance(action, WithdrawAdapter):
+            del self.names[action.ref]
+        elif isinstance(action, PublishPool):
+            asyncio.get_running_loop().call_soon(self._controller().on_pool_report, action.entry.pool, PoolReport(1))
+
+    def _controller(self) -> Controller:
+        assert self.controller is not None
+        return self.controller
+
+
+class FakeBackend:
+    """Writes into the real store; starts what it is told to."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store, self.controller = store, None
+        self.gate: asyncio.Event | None = None  # while it is there and not set, writes do not come back
+        self.at_work: Counter[Ref] = Counter()
+        self.most_at_once = 0
+        self.runners: set[tuple[Ref, int]] = set()
+        self.break_next = 0
+        self.announced: list[Announce] = []
+        self._begun = asyncio.Event()
+
+    async def working(self, enough: Callable[[], bool]) -> None:
+        """Wait until what is being written is enough."""
+        async with asyncio.timeout(10):
+            while not enough():
+                self._begun.clear()
+                await self._begun.wait()
+
+    async def set_status(self, action: SetStatus) -> Object:
+        self.at_work[action.ref] += 1
+        assert self.at_work[action.ref] == 1, "one object in two hands"
+        self.most_at_once = max(self.most_at_once, self.at_work.total())
+        self._begun.set()
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            await asyncio.sleep(0)
+            return self.write(action)
+        finally:
+            self.at_work[action.ref] -= 1
+
+    def write(self, action: SetStatus) -> Object:
+        if self.break_next:
+            self.break_next -= 1
+            raise NoEffect("changed meanwhile") if self.break_next % 2 else RuntimeError("disk on fire")
+        return self.store.set_status(action.ref, action.uid, action.resource_version, action.status)
+
+    async def remove_finalizer(self, action: RemoveFinalizer) -> None:
+        self.store.remove_finalizer(action.ref, action.uid, action.resource_version, action.finalizer)
+
+    async def ensure_runner(self, action: EnsureRunner) -> None:
+        self.runners.add((action.pool, action.index))
+        asyncio.get_running_loop().call_soon(self.tell, action)
+
+    async def add_finalizer(self, action: AddFinalizer) -> Object:
+        raise AssertionError(action)
+
+    async def apply_child(self, action: ApplyChild) -> None:
+        raise AssertionError(action)
+
+    async def delete_child(self, action: DeleteChild) -> None:
+        raise AssertionError(action)
+
+    async def mark_pod(self, action: MarkPod) -> None:
+        raise AssertionError(action)
+
+    async def announce(self, action: Announce) -> None:
+        self.announced.append(action)
+
+    async def remove_runner(self, action: RemoveRunner) -> None:
+        self.runners.discard((action.pool, action.index))
+        asyncio.get_running_loop().call_soon(self.tell, action)
+
+    def tell(self, action: EnsureRunner | RemoveRunner) -> None:
+        state = RunnerProcess(action.launch, "Ready") if isinstance(action, EnsureRunner) else None
+        assert isinstance(self.controller, Controller)
+        self.controller.on_runner(action.pool, action.index, state)
+
+
+class CountingMeter:
+    """What was done, by kind and by action."""
+
+    def __init__(self) -> None:
+        self.reconciles: Counter[Kind] = Counter()
+        self.failures: Counter[Kind] = Counter()
+        self.writes: Counter[str] = Counter()
+
+    def reconciled(self, kind: Kind, seconds: float, *, failed: bool) -> None:
+        assert seconds >= 0
+        self.reconciles[kind] += 1
+        self.failures[kind] += failed
+
+    def wrote(self, action: str) -> None:
+        self.writes[action] += 1
+
+
+class Operator:
+    """A running controller whose objects can be awaited."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        store: ObjectStore,
+        depot: FakeDepot,
+        registry: FakeRegistry,
+        backend: FakeBackend,
+        meter: CountingMeter,
+    ) -> None:
+        self.controller, self.meter = controller, meter
+        self.store, self.depot, self.registry, self.backend = store, depot, registry, backend
+        self._changed = asyncio.Event()
+        store.listen(lambda _: self._changed.set())
+
+    async def until(self, ref: Ref, kind: str, status: str, reason: str) -> None:
+        async with asyncio.timeout(10):
+            while (status, reason) not in self.conditions(ref, kind):
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def until_digest(self, ref: Ref, wanted: str) -> None:
+        async with asyncio.timeout(10):
+            while self.store.get(ref).get("status", {}).get("digest") != wanted:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def conditions(self, ref: Ref, kind: str) -> list[tuple[str, str]]:
+        obj = self.store.find(ref) or {}
+        return [(c["status"], c["reason"]) for c in obj.get("status", {}).get("conditions", ()) if c["type"] == kind]
+
+
+@asynccontextmanager
+async def operator(
+    store: ObjectStore | None = None,
+    depot: FakeDepot | None = None,
+    clock: Callable[[], float] = time.time,
+    period_s: float = 0.01,
+) -> AsyncIterator[Operator]:
+    store, depot = store or ObjectStore(lambda: 1e9), depot or FakeDepot()
+    registry, backend = FakeRegistry(), FakeBackend(store)
+    policy, meter = Policy(resolve_period_s=period_s, longest_drain_s=0.0), CountingMeter()
+    controller = Controller(backend, depot, registry, policy=policy, clock=clock, meter=meter)
+    registry.controller = backend.controller = controller  # type: ignore[assignment]
+    controller.load(store.objects(), nothing_runs=True)
+    store.listen(lambda event: controller.on_object(event.object, gone=event.type == "DELETED"))
+    running = asyncio.create_task(controller.run())
+    try:
+        yield Operator(controller, store, depot, registry, backend, meter)
+    finally:
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running

@@ -1,0 +1,97 @@
+"""Events: transitions only, a cause once, steps on the way never."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.operator.planning import World, adapter_object, adapter_ref, failed, good, pool_object, pool_ref
+from weft_operator.announce import announcements
+from weft_operator.resources import parse_adapter
+
+CONDITIONS = st.lists(
+    st.builds(
+        lambda kind, status, reason: {"type": kind, "status": status, "reason": reason, "message": "m"},
+        st.sampled_from(["Accepted", "Validated", "Fetched", "Ready"]),
+        st.sampled_from(["True", "False", "Unknown"]),
+        st.sampled_from(["Published", "RankTooLarge", "Resolving", "Deleting"]),
+    ),
+    unique_by=lambda condition: condition["type"],
+)
+
+
+def told(world: World) -> list[tuple[str, str, str]]:
+    found = [(event.ref.name, event.type, event.reason) for event in world.announced]
+    world.announced.clear()
+    return found
+
+
+def adapter(conditions: list[dict[str, Any]]) -> Any:
+    obj = adapter_object("upper")
+    obj["metadata"] |= {
+        "uid": "u",
+        "generation": 1,
+        "resourceVersion": "1",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    }
+    return parse_adapter({**obj, "status": {"conditions": conditions}})
+
+
+@given(CONDITIONS)
+def test_what_is_stored_already_is_no_news(conditions: list[dict[str, Any]]) -> None:
+    later = [{**condition, "message": "in other words"} for condition in conditions]
+    assert announcements(adapter(conditions), {"conditions": later}) == []
+
+
+@given(CONDITIONS, CONDITIONS)
+def test_a_cause_is_told_once_and_only_when_a_condition_has_turned(
+    before: list[dict[str, Any]], after: list[dict[str, Any]]
+) -> None:
+    events = announcements(adapter(before), {"conditions": after})
+    assert len({(event.type, event.reason) for event in events}) == len(events)
+    old = {(c["type"], c["status"], c["reason"]) for c in before}
+    turned = {c["reason"] for c in after if (c["type"], c["status"], c["reason"]) not in old}
+    assert {event.reason for event in events} <= turned
+    assert "Resolving" not in {event.reason for event in events if event.type == "Warning"}
+
+
+def test_the_life_of_a_good_adapter_is_one_event_and_rest_is_silent(world: World) -> None:
+    world.apply(pool_object())
+    world.apply(adapter_object("upper"))
+    world.settle()
+    assert sorted(told(world)) == [("base", "Normal", "RunnersReady"), ("upper", "Normal", "Published")]
+    world.wait(600)
+    after = world.restarted()
+    after.wait(60)
+    assert (told(world), told(after)) == ([], [])
+
+
+def test_a_bad_source_is_one_warning_and_its_recovery_one_word(world: World) -> None:
+    world.contents["file:upper"] = failed("RankTooLarge", "rank 128")
+    world.apply(pool_object())
+    world.apply(adapter_object("upper"))
+    world.settle()
+    assert ("upper", "Warning", "RankTooLarge") in told(world)
+    world.wait(60)
+    assert told(world) == []
+    world.contents["file:upper"] = good("a")
+    world.wait(60)
+    recovered = told(world)
+    assert ("upper", "Normal", "Published") in recovered
+    assert all(kind == "Normal" for _, kind, _ in recovered)
+
+
+def test_an_edited_source_that_is_bad_is_told_though_the_old_one_serves(serving: World) -> None:
+    serving.announced.clear()
+    serving.contents["file:upper"] = failed("NotFinite", validated=True)
+    serving.wait(3)
+    assert told(serving) == [("upper", "Warning", "NotFinite")]
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+
+
+def test_a_change_of_scale_is_told_with_its_reason(serving: World) -> None:
+    serving.announced.clear()
+    serving.apply(pool_object(replicas=3))
+    serving.settle()
+    (event,) = [event for event in serving.announced if event.reason == "Scaled"]
+    assert (event.ref, event.type, event.message) == (pool_ref(), "Normal", "from 1 to 3 runners: Replicas")

@@ -1,0 +1,309 @@
+"""Pools in a cluster: what they own, how they grow and shrink, and that nothing is written twice."""
+
+from dataclasses import replace
+from typing import Any
+
+from tests.unit.operator.cluster import ClusterWorld
+from tests.unit.operator.planning import BASE, adapter_object, adapter_ref, failed, pool_object, pool_ref
+from weft_operator.actions import ApplyChild, DeleteChild, MarkPod
+from weft_operator.capacity import ANSWER_S
+from weft_operator.children import child_name
+from weft_operator.observe import ChildKey, Pod, PoolReport
+from weft_operator.plan import UNLOAD_GRACE_S, wake_at
+from weft_operator.resources import FINALIZER
+
+DEPLOYMENT = ChildKey("Deployment", "default", "base-runners")
+
+
+def scaled(low: int, high: int, **more: Any) -> dict[str, Any]:
+    scaling = {"minReplicas": low, "maxReplicas": high, "idleSeconds": 60, "wakeSeconds": 300}
+    return pool_object(autoscaling=scaling, **more)
+
+
+def groups(*named: tuple[str, int, int | None]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "minRunners": low} | ({} if high is None else {"maxRunners": high}) for name, low, high in named
+    ]
+
+
+def started(cluster: ClusterWorld, *objects: dict[str, Any]) -> ClusterWorld:
+    for obj in objects:
+        cluster.apply(obj)
+    cluster.at_rest()
+    return cluster
+
+
+def test_a_pool_owns_its_children_and_becomes_ready(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object(replicas=2), adapter_object("upper"))
+    kinds = sorted(key.kind for key in cluster.cluster.objects)
+    assert kinds == ["Deployment", "PodDisruptionBudget", "Service", "ServiceAccount"]
+    uid = cluster.store.get(pool_ref())["metadata"]["uid"]
+    owners = [obj["metadata"]["ownerReferences"][0]["uid"] for obj in cluster.cluster.objects.values()]
+    assert set(owners) == {uid}
+    status = cluster.status(pool_ref())
+    assert (status["desiredReplicas"], status["replicas"], status["readyReplicas"]) == (2, 2, 2)
+    assert status["selector"] == "serving.weft.dev/pool=base,app.kubernetes.io/component=runner"
+    assert cluster.condition(pool_ref(), "Progressing") == ("False", "RunnersReady")
+    assert cluster.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+
+
+def test_at_rest_and_after_a_restart_nothing_is_written(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object(replicas=2), adapter_object("upper"))
+    requests = cluster.cluster.requests
+    after = cluster.restarted()
+    assert isinstance(after, ClusterWorld)
+    after.at_rest()
+    after.wait(600)
+    assert (after.cluster.requests, after.status_writes) == (requests, 0)
+
+
+def test_a_new_adapter_changes_no_child(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object())
+    requests = cluster.cluster.requests
+    started(cluster, adapter_object("upper", tier="Host", pinned=True))
+    assert cluster.cluster.requests == requests
+
+
+def test_what_somebody_changes_or_deletes_is_put_back(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object(replicas=2))
+
+    def by_hand(obj: dict[str, Any]) -> None:
+        obj["spec"]["replicas"] = 7
+
+    cluster.cluster.edit(DEPLOYMENT, by_hand)
+    budget = next(key for key in cluster.cluster.objects if key.kind == "PodDisruptionBudget")
+    del cluster.cluster.objects[budget]
+    cluster.at_rest()
+    assert cluster.sizes(pool_ref()) == {"runners": 2}
+    assert budget in cluster.cluster.objects
+
+
+def test_what_the_server_makes_of_a_wish_is_not_applied_again_and_again(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object())
+
+    def webhook(obj: dict[str, Any]) -> None:
+        obj["spec"]["template"]["spec"]["containers"][0]["command"] = ["wrapped"]
+
+    applied = cluster.cluster.apply
+
+    def rewritten(child: Any) -> None:
+        applied(child)
+        webhook(cluster.cluster.objects[child.key]) if child.kind == "Deployment" else None
+
+    cluster.cluster.apply = rewritten  # type: ignore[method-assign]
+    cluster.apply(pool_object(kvCache={"pageTokens": 16, "pages": 2048}))
+    cluster.settle()
+    assert not any(isinstance(action, ApplyChild) for action in cluster.plan())
+
+
+def test_what_a_pool_of_the_same_name_left_behind_goes_first(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object())
+    old = cluster.store.get(pool_ref())["metadata"]["uid"]
+    cluster.store.delete(pool_ref())
+    cluster.apply(pool_object())
+    cluster.step()
+    cluster.at_rest()
+    owners = {obj["metadata"]["ownerReferences"][0]["uid"] for obj in cluster.cluster.objects.values()}
+    assert owners == {cluster.store.get(pool_ref())["metadata"]["uid"]} != {old}
+    assert cluster.condition(pool_ref(), "Available") == ("True", "RunnersReady")
+
+
+def test_victims_are_marked_before_the_replicas_are_lowered(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object(replicas=4))
+    names = cluster.ready_names(pool_ref())
+    cluster.scheduler_speaks = False
+    cluster.apply(pool_object(replicas=2))
+    cluster.step()
+    assert cluster.plan() == []  # told, not answered
+    cluster.observed.pool_reports[str(pool_ref())] = PoolReport(4, 2, (names[2], names[0]), 2)
+    marks = cluster.plan()
+    assert {a.name: a.cost for a in marks if isinstance(a, MarkPod)} == {names[2]: -2, names[0]: -1}
+    assert not any(isinstance(action, ApplyChild) for action in marks)
+    cluster.step()
+    assert [type(action) for action in cluster.plan()] == [ApplyChild]
+    cluster.step()
+    assert cluster.ready_names(pool_ref()) == [names[1], names[3]]
+
+
+def test_a_mark_that_nobody_tells_of_is_ordered_once_and_waited_for_a_few_seconds(cluster: ClusterWorld) -> None:
+    pinned = {"name": "base", "uri": "file:base", "digest": BASE}  # so that nothing else wakes it
+    started(cluster, pool_object(replicas=2, model=pinned))
+    cluster.cluster.mark = lambda *_: None  # type: ignore[method-assign]
+    cluster.apply(pool_object(replicas=1, model=pinned))
+    cluster.settle()
+    assert cluster.sizes(pool_ref()) == {"runners": 2}
+    when = wake_at(pool_ref(), cluster.desired, cluster.observed, cluster.now, cluster.policy)
+    assert when is not None
+    assert when <= cluster.now + ANSWER_S
+    cluster.now = when
+    cluster.settle()
+    when = wake_at(pool_ref(), cluster.desired, cluster.observed, cluster.now, cluster.policy) or cluster.now
+    cluster.now = when
+    cluster.settle()
+    assert cluster.sizes(pool_ref()) == {"runners": 1}
+
+
+def test_a_mark_of_long_ago_does_not_choose_whom_to_stop_now(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object(replicas=3))
+    names = cluster.ready_names(pool_ref())
+    cluster.cluster.mark(names[0], cluster.cluster.pods[names[0]].uid, -5)
+    cluster.step()
+    assert cluster.plan() == []  # nothing is going to shrink
+    cluster.apply(pool_object(replicas=2))
+    cluster.at_rest()
+    assert cluster.ready_names(pool_ref()) == names[:2]
+
+
+def test_a_pool_whose_scheduler_is_away_still_shrinks_for_people_but_not_by_itself(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object(replicas=3))
+    cluster.scheduler_speaks = False
+    cluster.apply(pool_object(replicas=1))
+    cluster.at_rest()
+    assert cluster.sizes(pool_ref()) == {"runners": 1}
+    cluster.apply(scaled(0, 2))
+    cluster.at_rest()
+    assert cluster.sizes(pool_ref()) == {"runners": 1}
+
+
+def test_an_autoscaled_pool_goes_to_zero_and_back_in_one_step(cluster: ClusterWorld) -> None:
+    started(cluster, scaled(0, 8))
+    assert cluster.sizes(pool_ref()) == {"runners": 0}
+    assert cluster.condition(pool_ref(), "Available") == ("False", "ScaledToZero")
+    seen = [0]
+    for wanted in (5, 2, 0):
+        cluster.demand[pool_ref()] = wanted
+        cluster.answers()
+        for _ in range(8):
+            cluster.step()
+            seen.append(cluster.sizes(pool_ref())["runners"])
+    assert [size for size, before in zip(seen[1:], seen, strict=False) if size != before] == [5, 2, 0]
+
+
+def test_the_autoscaler_takes_only_ready_pods_that_the_scheduler_has_named(cluster: ClusterWorld) -> None:
+    cluster.demand[pool_ref()] = 4
+    started(cluster, scaled(1, 4))
+    names = cluster.ready_names(pool_ref())
+    cluster.scheduler_speaks = False
+    cluster.observed.pool_reports[str(pool_ref())] = PoolReport(4, 1, (names[1],), 4)
+    cluster.at_rest()
+    assert cluster.ready_names(pool_ref()) == [names[0], *names[2:]]
+
+
+def test_groups_fill_up_in_order_and_empty_in_reverse(cluster: ClusterWorld) -> None:
+    kinds = groups(("fast", 1, 2), ("cheap", 0, 2), ("rest", 0, None))
+    expected = {1: (1, 0, 0), 3: (2, 1, 0), 6: (2, 2, 2), 2: (2, 0, 0), 0: (0, 0, 0)}
+    for replicas, sizes in expected.items():
+        started(cluster, pool_object(replicas=replicas, runnerGroups=kinds))
+        assert tuple(cluster.sizes(pool_ref()).values()) == sizes
+
+
+def test_a_group_that_is_no_longer_named_goes(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object(replicas=2, runnerGroups=groups(("fast", 0, 1), ("cheap", 0, None))))
+    started(cluster, pool_object(replicas=2, runnerGroups=groups(("cheap", 0, None))))
+    assert cluster.sizes(pool_ref()) == {"cheap": 2}
+    assert [pod.group for pod in cluster.cluster.pods.values()] == ["cheap", "cheap"]
+
+
+def test_a_pool_wants_no_more_than_its_groups_can_hold(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object(replicas=9, runnerGroups=groups(("fast", 0, 2), ("cheap", 0, 3))))
+    assert cluster.status(pool_ref())["desiredReplicas"] == 5
+    assert cluster.routed_pools[pool_ref()].max_runners == 5
+
+
+def test_a_pool_that_cannot_be_served_keeps_nothing(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object())
+    cluster.store.delete(pool_ref())
+    cluster.at_rest()
+    assert (cluster.cluster.objects, cluster.cluster.pods) == ({}, {})
+    cluster.contents["file:bad"] = failed("UnsupportedModel")
+    started(cluster, pool_object("bad", model={"name": "bad", "uri": "file:bad"}))
+    assert cluster.cluster.objects == {}
+
+
+def test_a_deleted_pool_does_not_wait_for_the_garbage_collector(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object())
+    cluster.store.delete(pool_ref())
+    assert {a.kind for a in cluster.plan() if isinstance(a, DeleteChild)} == {
+        *("Deployment", "Service", "PodDisruptionBudget", "ServiceAccount"),
+    }
+
+
+def test_pods_that_do_not_come_up_are_told_with_their_reason(cluster: ClusterWorld) -> None:
+    cluster.cluster.pods_become_ready = False
+    started(cluster, pool_object(replicas=2))
+    assert cluster.condition(pool_ref(), "Available") == ("False", "NoReadyRunner")
+    pods = cluster.observed.pods[pool_ref()]
+    first = sorted(pods)[0]
+    for state, message in (("Unschedulable", "0/1 nodes have nvidia.com/gpu"), ("CrashLoop", "exit code 1: no memory")):
+        pods[first] = replace(pods[first], state=state, message=message)
+        for action in cluster.plan():
+            cluster.do(action)
+            cluster.observed.pods[pool_ref()] = pods
+        assert cluster.condition(pool_ref(), "Progressing") == ("False", state)
+        messages = [c["message"] for c in cluster.status(pool_ref())["conditions"]]
+        assert messages.count(message) == 2
+        assert (cluster.announced[-1].type, cluster.announced[-1].reason) == ("Warning", state)
+
+
+def test_a_pod_on_its_way_out_is_not_counted(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object())
+    cluster.observed.pods[pool_ref()]["old"] = Pod("old", "u", "runners", "Leaving")
+    for action in cluster.plan():
+        cluster.do(action)
+    assert cluster.status(pool_ref())["replicas"] == 1
+
+
+def test_an_adapter_has_its_finalizer_before_it_is_published(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object())
+    cluster.apply(adapter_object("upper"))
+    while not cluster.routed:
+        cluster.step()
+        if cluster.routed:
+            break
+    assert cluster.store.get(adapter_ref("upper"))["metadata"]["finalizers"] == [FINALIZER]
+    started(cluster, adapter_object("missing"))
+    assert "finalizers" not in cluster.store.get(adapter_ref("missing"))["metadata"]  # there is nothing to unload
+
+
+def test_a_deleted_adapter_is_there_until_no_runner_holds_it(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object(), adapter_object("upper"))
+    uid = cluster.store.get(adapter_ref("upper"))["metadata"]["uid"]
+    cluster.scheduler_speaks = False
+    cluster.store.delete(adapter_ref("upper"))
+    cluster.wait(5.0)
+    assert uid not in cluster.routed
+    assert cluster.condition(adapter_ref("upper"), "Ready") == ("False", "Deleting")
+    cluster.scheduler_speaks = True
+    cluster.answers()
+    cluster.settle()
+    assert cluster.store.find(adapter_ref("upper")) is None
+
+
+def test_a_restarted_operator_asks_again_whether_a_deleted_adapter_is_gone(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object(), adapter_object("upper"))
+    cluster.scheduler_speaks = False
+    cluster.store.delete(adapter_ref("upper"))
+    cluster.settle()
+    after = cluster.restarted()
+    after.scheduler_speaks = True
+    after.settle()
+    assert after.store.find(adapter_ref("upper")) is None
+
+
+def test_a_deletion_is_bounded_in_time_and_says_so(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object(drainSeconds=60), adapter_object("upper"))
+    cluster.scheduler_speaks = False
+    cluster.store.delete(adapter_ref("upper"))
+    cluster.wait(60 + UNLOAD_GRACE_S - 1)
+    assert cluster.store.find(adapter_ref("upper")) is not None
+    when = wake_at(adapter_ref("upper"), cluster.desired, cluster.observed, cluster.now, cluster.policy)
+    assert when is not None
+    cluster.now = when
+    cluster.settle()
+    assert cluster.store.find(adapter_ref("upper")) is None
+    assert cluster.announced[-1].reason == "UnloadTimeout"
+
+
+def test_the_groups_of_two_pools_never_share_a_name() -> None:
+    assert child_name("a-b", "c") != child_name("a", "b-c")
+    assert child_name("base", "runners") == "base-runners"

@@ -1,0 +1,135 @@
+"""Who leads: a Lease's store is modelled, the decisions are the shipped ones."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft_operator.kubernetes.lease import TERM_EPOCH_S, Candidate, Create, Leading, Seen, Take, Terms, Wait, decide
+
+TERMS = Terms(15.0)
+HELD = Seen("other", 4, 15.0, "100")
+NOW_S = TERM_EPOCH_S + 1000
+
+
+def test_without_a_lease_one_is_made_whose_term_is_above_all_that_were_deleted() -> None:
+    assert decide(Candidate("me"), TERMS, 0.0, NOW_S) == Create(1000)
+
+
+def test_a_lease_that_changes_is_left_alone() -> None:
+    candidate = Candidate("me").look(HELD, 0.0)
+    assert isinstance(decide(candidate, TERMS, 14.9, NOW_S), Wait)
+    renewed = candidate.look(Seen("other", 4, 15.0, "101"), 14.9)
+    assert isinstance(decide(renewed, TERMS, 29.8, NOW_S), Wait)
+
+
+def test_a_lease_that_has_not_changed_for_its_own_duration_is_taken_with_the_next_term() -> None:
+    candidate = Candidate("me").look(HELD, 0.0).look(HELD, 10.0)
+    assert decide(candidate, TERMS, 15.0, NOW_S) == Take("100", 5)
+
+
+def test_a_longer_duration_in_the_lease_than_ones_own_is_respected() -> None:
+    candidate = Candidate("me").look(Seen("other", 4, 60.0, "100"), 0.0)
+    assert isinstance(decide(candidate, TERMS, 59.0, NOW_S), Wait)
+
+
+def test_a_lease_that_was_given_back_is_taken_at_once() -> None:
+    assert decide(Candidate("me").look(Seen("", 4, 15.0, "100"), 0.0), TERMS, 0.0, NOW_S) == Take("100", 5)
+
+
+def test_a_take_over_whose_answer_was_lost_is_done_again_under_a_higher_term() -> None:
+    assert decide(Candidate("me").look(Seen("me", 5, 15.0, "101"), 0.0), TERMS, 0.1, NOW_S) == Take("101", 6)
+
+
+def test_a_leader_stops_before_anybody_else_can_begin_and_its_last_write_has_ended_by_then() -> None:
+    assert TERMS.deadline_s + TERMS.write_s <= TERMS.duration_s
+    leading = Leading(1, "1", 100.0)
+    assert leading.holds(TERMS, 100.0 + TERMS.deadline_s - 0.001)
+    assert not leading.holds(TERMS, 100.0 + TERMS.deadline_s)
+
+
+@dataclass
+class Process:
+    """A replica with its own clock, which may be stopped for any time at any point between two of its steps."""
+
+    name: str
+    offset_s: float
+    candidate: Candidate
+    leading: Leading | None = None
+    asleep_until: float = 0.0
+    terms_led: list[int] = field(default_factory=list[int])
+
+
+@dataclass
+class Store:
+    """One Lease with optimistic locking."""
+
+    seen: Seen | None = None
+    version: int = 0
+
+    def write(self, holder: str, term: int, expected: str | None) -> str | None:
+        if (self.seen.version if self.seen else None) != expected:
+            return None
+        self.version += 1
+        self.seen = Seen(holder, term, TERMS.duration_s, str(self.version))
+        return self.seen.version
+
+
+def step(process: Process, store: Store, now: float) -> None:
+    """One look and one attempt, as the shell makes them."""
+    mine = now + process.offset_s
+    if process.leading is not None:
+        if not process.leading.holds(TERMS, mine):
+            process.leading = None  # it ends; here a new one of another name goes on
+            process.candidate = Candidate(f"{process.name}@{now}")
+            return
+        version = store.write(process.candidate.identity, process.leading.term, process.leading.version)
+        process.leading = Leading(process.leading.term, version, mine) if version else None
+        return
+    process.candidate = process.candidate.look(store.seen, mine)
+    match decide(process.candidate, TERMS, mine, NOW_S):
+        case Create(term):
+            version = store.write(process.candidate.identity, term, None)
+        case Take(expected, term):
+            version = store.write(process.candidate.identity, term, expected)
+        case Wait():
+            return
+    if version is not None:
+        process.leading = Leading(term, version, mine)
+        process.terms_led.append(term)
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=3),
+    st.lists(st.tuples(st.integers(0, 2), st.floats(0.1, 40.0)), max_size=60),
+)
+def test_at_no_time_do_two_lead_whatever_their_clocks_say_and_whoever_is_stopped(
+    offsets: list[float], pauses: list[tuple[int, float]]
+) -> None:
+    store = Store()
+    processes = [Process(str(i), offset, Candidate(str(i))) for i, offset in enumerate(offsets)]
+    now, history = 0.0, list(pauses)
+    terms: list[int] = []
+    for tick in range(400):
+        now += 0.5
+        if history and tick % 5 == 0:
+            who, for_s = history.pop()
+            processes[who % len(processes)].asleep_until = now + for_s
+        for process in processes:
+            before = len(process.terms_led)
+            if now >= process.asleep_until:
+                step(process, store, now)
+            terms += process.terms_led[before:]
+        leaders = [p for p in processes if p.leading and p.leading.holds(TERMS, now + p.offset_s)]
+        assert len(leaders) <= 1
+    assert terms == sorted(set(terms)), "each leadership has a higher term than all before it"
+
+
+def test_somebody_leads_soon_after_a_leader_has_died() -> None:
+    store, one, two = Store(), Process("1", 0.0, Candidate("1")), Process("2", 7.0, Candidate("2"))
+    step(one, store, 0.0)
+    assert one.leading is not None
+    times = [0.5 * tick for tick in range(100)]
+    led_at = next(now for now in times if (step(two, store, now), two.leading)[1] is not None)
+    assert led_at == pytest.approx(TERMS.duration_s, abs=0.5)

@@ -1,0 +1,137 @@
+"""A pod as the planner sees it, from what API servers really say."""
+
+from typing import Any
+
+import pytest
+
+from weft_operator.kubernetes.feed import Feed, owner_of
+from weft_operator.kubernetes.pods import observed_pod, pool_of
+from weft_operator.observe import ChildKey, Pod
+from weft_operator.resources import Object, Ref
+
+POOL = Ref("ServingPool", "ml", "base")
+LABELS = {"serving.weft.dev/pool": "base", "serving.weft.dev/group": "runners"}
+
+
+def pod(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
+    meta = {"name": "base-runners-x", "namespace": "ml", "uid": "u1", "resourceVersion": "1", "labels": LABELS}
+    return {"kind": "Pod", "metadata": {**meta, **metadata}, "status": status}
+
+
+def container(**fields: Any) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "runner", **fields}]}
+
+
+READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+BACK_OFF = {"state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}}
+
+
+@pytest.mark.parametrize(
+    ("obj", "state", "message"),
+    [
+        (pod(READY), "Ready", ""),
+        (pod({}), "Starting", ""),
+        (pod({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]}), "Starting", ""),
+        (pod(container(state={"waiting": {"reason": "ContainerCreating"}})), "Starting", ""),
+        (pod(READY, deletionTimestamp="2026-01-01T00:00:00Z"), "Leaving", ""),
+        (pod({"phase": "Failed", "reason": "Evicted"}), "Leaving", ""),
+        (
+            pod({"conditions": [_unschedulable := {
+                "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU",
+            }]}),
+            "Unschedulable",
+            "0/3 nodes: no GPU",
+        ),
+        (
+            pod(container(**BACK_OFF, lastState={"terminated": {"exitCode": 2, "message": "--pool: wrong\n"}})),
+            "CrashLoop",
+            "runner: CrashLoopBackOff: exit code 2: --pool: wrong",
+        ),
+        (
+            pod(container(**BACK_OFF, lastState={"terminated": {"exitCode": 137, "reason": "OOMKilled"}})),
+            "CrashLoop",
+            "runner: CrashLoopBackOff: exit code 137: OOMKilled",
+        ),
+        (
+            pod(container(state={"waiting": {"reason": "ErrImageNeverPull", "message": "image weft is not present"}})),
+            "CrashLoop",
+            "runner: ErrImageNeverPull: image weft is not present",
+        ),
+    ],
+)  # fmt: skip
+def test_the_state_of_a_pod_and_why(obj: Object, state: str, message: str) -> None:
+    seen = observed_pod(obj)
+    assert (seen.state, seen.message) == (state, message)
+    assert (seen.name, seen.uid, seen.group) == ("base-runners-x", "u1", "runners")
+
+
+def test_why_a_pod_crashes_is_told_in_the_same_words_while_the_kubelet_waits_longer_and_longer() -> None:
+    last = {"lastState": {"terminated": {"exitCode": 1, "message": "no such device"}}}
+    words = [
+        observed_pod(pod(container(state={"waiting": {"reason": "CrashLoopBackOff", "message": text}}, **last))).message
+        for text in ("back-off 10s", "back-off 20s")
+    ]
+    assert words[0] == words[1]
+
+
+@pytest.mark.parametrize(("text", "cost"), [(None, None), ("-3", -3), ("many", None), ("", None)])
+def test_the_cost_of_a_pod_is_a_number_or_nothing(text: str | None, cost: int | None) -> None:
+    annotations = {} if text is None else {"controller.kubernetes.io/pod-deletion-cost": text}
+    assert observed_pod(pod(READY, annotations=annotations)).cost == cost
+
+
+def owned(kind: str = "Deployment", owner: str | None = "base", **metadata: Any) -> dict[str, Any]:
+    reference = {"apiVersion": "serving.weft.dev/v1alpha1", "kind": "ServingPool", "name": owner, "controller": True}
+    meta = {"name": "base-runners", "namespace": "ml", "uid": "u2", "resourceVersion": "1", "labels": LABELS}
+    references = [reference] if owner else []
+    return {"kind": kind, "metadata": {**meta, "ownerReferences": references, **metadata}}
+
+
+def test_what_a_pool_owns_is_said_by_its_owner_not_by_its_labels() -> None:
+    assert owner_of(owned()) == POOL
+    assert owner_of(owned(owner=None)) is None
+    assert pool_of(pod(READY)) == POOL
+    assert pool_of(pod(READY, labels=None)) is None
+
+
+class Ears:
+    """A planner that only listens."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, bool]] = []
+
+    def on_object(self, obj: Object, *, gone: bool = False) -> None:
+        self.told.append(("object", obj["metadata"]["name"], gone))
+
+    def on_child(self, pool: Ref, key: ChildKey, obj: Object | None) -> None:
+        self.told.append((pool.name, key.name, obj is None))
+
+    def on_pod(self, pool: Ref, name: str, pod: Pod | None) -> None:
+        self.told.append((pool.name, name, pod is None))
+
+
+def test_a_child_whose_owner_is_taken_off_leaves_its_pool_and_returns_with_it() -> None:
+    ears = Ears()
+    feed = Feed(ears)
+    feed.hear(owned(), False)
+    feed.hear(owned(owner=None), False)
+    feed.hear(owned(), False)
+    feed.hear(owned(), True)
+    assert ears.told == [
+        ("base", "base-runners", False),
+        ("base", "base-runners", True),
+        ("base", "base-runners", False),
+        ("base", "base-runners", True),
+    ]
+
+
+def test_a_pod_that_is_given_to_another_pool_leaves_the_first() -> None:
+    ears = Ears()
+    feed = Feed(ears)
+    feed.hear(pod(READY), False)
+    feed.hear(pod(READY, labels={"serving.weft.dev/pool": "other"}), False)
+    assert ears.told == [
+        ("base", "base-runners-x", False),
+        ("base", "base-runners-x", True),
+        ("other", "base-runners-x", False),
+    ]

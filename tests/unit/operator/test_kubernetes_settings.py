@@ -1,0 +1,92 @@
+"""What the process is started with: flags, and the file of the site."""
+
+from pathlib import Path
+
+import pytest
+
+from weft_operator.kubernetes.settings import Settings
+from weft_operator.kubernetes.site_file import BadSite, read_site
+
+NEEDED = ["--namespace", "weft-system", "--pool-namespaces", "a,b, a", "--site", "site.yaml"]
+
+
+def test_the_namespaces_of_pools_are_a_list_of_each_once() -> None:
+    assert Settings.parse(NEEDED).namespaces == ("a", "b")
+
+
+def test_every_wrong_flag_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        Settings.parse([*NEEDED, "--scheduler", "nowhere", "--depot", "ftp://x", "--lease-seconds", "0"])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert all(flag in told for flag in ("--scheduler", "--depot", "--lease-seconds"))
+
+
+@pytest.mark.parametrize("flag", ["--webhook", "--metrics-api"])
+def test_what_is_served_with_tls_needs_certificates(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        Settings.parse([*NEEDED, flag, "0.0.0.0:9443"])
+    assert "--webhook-tls-dir" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("names", ["", "a,,b", "a" * 64])
+def test_what_is_no_list_of_namespaces_is_refused(names: str) -> None:
+    with pytest.raises(SystemExit):
+        Settings.parse(["--namespace", "n", "--site", "s", "--pool-namespaces", names])
+
+
+def test_a_flag_may_be_said_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_OPERATOR__LEASE_SECONDS", "7")
+    assert Settings.parse(NEEDED).lease_seconds == 7
+
+
+def site(folder: Path, text: str) -> Path:
+    path = folder / "site.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_site_is_read_with_the_names_of_kubernetes(tmp_path: Path) -> None:
+    read = read_site(
+        site(
+            tmp_path,
+            """
+            image: registry/weft-runner@sha256:0
+            imagePullPolicy: Never
+            imagePullSecrets: [pull]
+            supervisor: weft-supervisor:7420
+            depot: https://weft-depot:8084
+            tlsSecret: weft-runner-tls
+            env: [{name: A, value: b}]
+            volumeMounts: [{name: usr, mountPath: /usr, readOnly: true}]
+            securityContexts: {pod: {runAsUser: 1000}, container: {privileged: false}}
+            """,
+        )
+    )
+    assert (read.image_pull_policy, list(read.image_pull_secrets), read.tls_secret) == (
+        "Never",
+        ["pull"],
+        "weft-runner-tls",
+    )
+    assert read.volume_mounts == [{"name": "usr", "mountPath": "/usr", "readOnly": True}]
+    assert read.security_contexts.pod == {"runAsUser": 1000}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("image: x", "supervisor"),
+        ("image: [x]\nsupervisor: s\ndepot: d", "image"),
+        ("image: x\nsupervisor: s\ndepot: d\nhostNetwork: true", "hostNetwork"),
+        ("- image", "not a mapping"),
+        ("image: {", "site.yaml"),
+    ],
+)
+def test_a_site_that_is_wrong_stops_the_start_and_says_where(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(BadSite, match=told):
+        read_site(site(tmp_path, text))
+
+
+def test_a_site_that_is_not_there_is_told_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(BadSite, match="absent"):
+        read_site(tmp_path / "absent")

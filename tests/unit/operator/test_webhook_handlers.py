@@ -1,0 +1,84 @@
+"""The webhook's handlers without a cluster: what is raised, what is warned, and that the chart asks on their paths."""
+
+from pathlib import Path
+
+import kopf
+import pytest
+import yaml
+
+from conflicting_manifests import REFUSED, base, lora, slots
+from weft_operator.kubernetes.admission import PATHS, judge, register
+from weft_operator.local.admission import admit
+from weft_operator.observe import Desired
+from weft_operator.resources import Object, parse
+
+GOLDEN = Path(__file__).parents[1] / "chart" / "golden" / "default.yaml"
+
+
+def stored(manifest: Object, uid: str) -> Object:
+    wish = admit(manifest, lambda _: None)
+    server = {"uid": uid, "generation": 1, "resourceVersion": "1", "creationTimestamp": "2026-01-02T03:04:05Z"}
+    return {**wish, "metadata": {**wish["metadata"], **server}}
+
+
+def desired_of(*manifests: Object) -> Desired:
+    desired = Desired()
+    for number, manifest in enumerate(manifests):
+        desired.put(parse(stored(manifest, f"u-{number}")))
+    return desired
+
+
+def test_every_objection_is_told_at_once_with_its_field_and_reason() -> None:
+    desired = desired_of(base(lora={"maxAdapters": 1, "maxRank": 16}))
+    wish = admit(lora("a", pinned=True, maxRank=32, baseModel="llama", modelName="base"), lambda _: None)
+    with pytest.raises(kopf.AdmissionError) as caught:
+        judge(wish, None, desired, [])
+    assert caught.value.code == 422
+    told = [part.split(": ")[:2] for part in str(caught.value).split("; spec.")]
+    assert [(field.removeprefix("spec."), reason) for field, reason in told] == [
+        ("modelName", "NameConflict"),
+        ("baseModel", "BaseMismatch"),
+        ("maxRank", "RankTooLarge"),
+        ("pinned", "NoSlots"),
+    ]
+
+
+def test_a_warning_is_handed_on_and_refuses_nothing() -> None:
+    warnings: list[str] = []
+    judge(admit(lora("a"), lambda _: None), None, Desired(), warnings)
+    assert warnings == ["there is no ServingPool platform/base yet: the adapter waits for it (PoolNotFound)"]
+
+
+def test_the_wish_as_the_api_server_sends_it_before_it_is_stored_is_judged() -> None:
+    """On CREATE there is a uid and a time, and no resourceVersion yet."""
+    wish = dict(stored(lora("a", pinned=True), "u-9"))
+    del wish["metadata"]["resourceVersion"]
+    with pytest.raises(kopf.AdmissionError, match="NoSlots"):
+        judge(wish, None, desired_of(base(**slots(1))), [])
+
+
+def test_the_handlers_are_for_writes_of_the_objects_themselves() -> None:
+    registry = kopf.OperatorRegistry()
+    register(registry, Desired())
+    handlers = registry._webhooks.get_all_handlers()  # pyright: ignore[reportPrivateUsage]
+    assert {f"/{handler.id}" for handler in handlers} == set(PATHS.values())
+    for handler in handlers:
+        assert list(handler.operations or ()) == ["CREATE", "UPDATE"]
+        assert (handler.subresource, handler.side_effects) == (None, False)
+
+
+def test_the_chart_asks_on_these_paths() -> None:
+    """kopf admits what is asked on a path that it does not know, so a wrong one would switch the rules off."""
+    objects = [obj for obj in yaml.safe_load_all(GOLDEN.read_text()) if obj]
+    (configuration,) = [obj for obj in objects if obj["kind"] == "ValidatingWebhookConfiguration"]
+    asked = {
+        hook["rules"][0]["resources"][0]: hook["clientConfig"]["service"]["path"] for hook in configuration["webhooks"]
+    }
+    assert asked == PATHS
+    for hook in configuration["webhooks"]:
+        assert (hook["failurePolicy"], hook["sideEffects"], hook["timeoutSeconds"]) == ("Fail", "None", 2)
+        assert hook["rules"][0]["operations"] == ["CREATE", "UPDATE"]
+
+
+def test_the_table_has_rows_for_both_kinds() -> None:
+    assert {row.wish["kind"] for row in REFUSED} == {"LoRAAdapter", "ServingPool"}

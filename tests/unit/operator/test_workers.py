@@ -1,0 +1,223 @@
+"""Several workers, late words, and rest: what the loop promises beyond planning."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.operator.controlling import FakeBackend, FakeDepot, FakeRegistry, Operator, operator
+from tests.unit.operator.planning import adapter_object, adapter_ref, digest, good, pool_object, pool_ref
+from weft_operator import reconcile
+from weft_operator.local.objects import ObjectStore
+from weft_operator.observe import AdapterReport, ChildKey, Pod, PoolLoad, PoolReport
+from weft_operator.plan import Policy
+from weft_operator.reconcile import Controller
+from weft_operator.resources import FINALIZER
+
+KEY = ChildKey("Deployment", "default", "base-runners")
+
+
+def with_version(obj: Any, version: object) -> Any:
+    return {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}}
+
+
+def idle_controller() -> Controller:
+    return Controller(FakeBackend(ObjectStore(lambda: 1e9)), FakeDepot(), FakeRegistry(), policy=Policy())
+
+
+def stored(obj: dict[str, Any], uid: str = "u1", version: object = 5, **metadata: Any) -> dict[str, Any]:
+    server = {"uid": uid, "resourceVersion": str(version), "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return {**obj, "metadata": {**obj["metadata"], **server, **metadata}}
+
+
+async def settled(op: Operator) -> None:
+    """Nothing is marked and nobody works."""
+    async with asyncio.timeout(10):
+        while True:
+            before = op.meter.reconciles.total()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            if before == op.meter.reconciles.total():
+                return
+
+
+async def test_objects_are_worked_on_side_by_side_and_one_never_twice_at_once() -> None:
+    async with operator(period_s=60.0) as op:
+        op.store.apply(pool_object())
+        await op.until(pool_ref(), "Available", "True", "RunnersReady")
+        op.backend.gate = asyncio.Event()
+        for number in range(20):
+            op.depot.contents[f"file:a{number}"] = good("a")
+            op.store.apply(adapter_object(f"a{number}"))
+        await op.backend.working(lambda: op.backend.most_at_once == reconcile.WORKERS)
+        op.backend.gate.set()
+        for number in range(20):
+            await op.until(adapter_ref(f"a{number}"), "Ready", "True", "Published")
+        assert op.backend.most_at_once == reconcile.WORKERS
+
+
+async def test_a_write_that_hangs_keeps_only_its_own_object_waiting() -> None:
+    async with operator(period_s=60.0) as op:
+        op.store.apply(pool_object())
+        await op.until(pool_ref(), "Available", "True", "RunnersReady")
+        op.backend.gate = asyncio.Event()
+        op.store.apply(adapter_object("upper"))
+        await op.backend.working(lambda: op.backend.at_work[adapter_ref("upper")] == 1)
+        op.backend.gate = None
+        op.store.apply(adapter_object("lower"))
+        await op.until(adapter_ref("lower"), "Ready", "True", "Published")
+        assert op.conditions(adapter_ref("upper"), "Ready") == []
+
+
+async def test_the_scheduler_is_told_everything_before_anything_is_written() -> None:
+    async with operator() as op:
+        op.store.apply(pool_object())
+        op.store.apply(adapter_object("upper"))
+        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        store = ObjectStore(lambda: 1e9, op.store.objects(), op.store.version)
+    depot = FakeDepot()
+    depot.down = True
+    async with operator(store, depot) as op:
+        op.backend.gate = asyncio.Event()
+        await asyncio.sleep(0)
+        assert op.registry.started
+        assert op.registry.names == {adapter_ref("upper"): "acme/upper"}
+        assert not op.controller.planned.is_set()
+        op.backend.gate.set()
+        async with asyncio.timeout(10):
+            await op.controller.planned.wait()
+        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+
+
+async def test_an_empty_world_is_planned_at_once() -> None:
+    async with operator() as op, asyncio.timeout(10):
+        await op.controller.planned.wait()
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12))
+def test_an_event_that_is_older_than_what_is_known_changes_nothing(versions: list[int]) -> None:
+    controller = idle_controller()
+    for version in versions:
+        controller.on_object(stored(adapter_object("upper", modelName=f"m{version}"), version=version))
+        adapter = controller.desired.adapters[adapter_ref("upper")]
+        newest = max(versions[: versions.index(version) + 1])
+        assert int(adapter.meta.resource_version) >= newest
+    assert adapter.model_name == f"m{max(versions)}"
+
+
+def test_versions_that_are_no_numbers_are_taken_in_the_order_of_events() -> None:
+    controller = idle_controller()
+    for version in ("b", "a"):
+        controller.on_object(stored(adapter_object("upper", modelName=version), version=version))
+    assert controller.desired.adapters[adapter_ref("upper")].model_name == "a"
+
+
+def test_the_end_of_an_object_before_this_one_is_no_end_of_this_one() -> None:
+    controller = idle_controller()
+    old = stored(adapter_object("upper"), uid="old", version=5)
+    controller.on_object(old)
+    controller.on_object(stored(adapter_object("upper"), uid="new", version=7))
+    controller.on_object(with_version(old, 6), gone=True)
+    assert controller.desired.adapters[adapter_ref("upper")].meta.uid == "new"
+    controller.on_object(stored(adapter_object("upper"), uid="new", version=8), gone=True)
+    assert controller.desired.refs() == []
+
+
+async def test_the_answer_to_a_write_does_not_bring_back_what_is_gone() -> None:
+    async with operator(period_s=60.0) as op:
+        op.store.apply(adapter_object("upper"))
+        op.backend.gate = asyncio.Event()
+        await op.backend.working(lambda: op.backend.at_work[adapter_ref("upper")] == 1)
+        gone = op.store.delete(adapter_ref("upper"))
+        op.backend.write = lambda _: gone  # type: ignore[method-assign]
+        op.backend.gate.set()
+        await settled(op)
+        assert op.controller.desired.refs() == []
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.builds(PoolLoad, *[st.integers(0, 1000)] * 5), min_size=1, max_size=30), st.booleans())
+async def test_traffic_makes_nobody_plan_or_write(loads: list[PoolLoad], again: bool) -> None:
+    async with operator(period_s=3600.0) as op:
+        op.store.apply(pool_object())
+        op.store.apply(adapter_object("upper"))
+        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        await op.until(pool_ref(), "Available", "True", "RunnersReady")
+        await settled(op)
+        before = (op.meter.reconciles.total(), op.meter.writes.total(), op.store.version)
+        known = op.controller.observed.pool_reports[str(pool_ref())]
+        uid = op.store.get(adapter_ref("upper"))["metadata"]["uid"]
+        for load in loads:
+            op.controller.on_pool_report(str(pool_ref()), replace(known, load=load))
+            op.controller.on_adapter_report(uid, AdapterReport(digest("a"), True, 1))
+            await asyncio.sleep(0)
+        assert op.controller.observed.pool_reports[str(pool_ref())].load == loads[-1]
+        await settled(op)
+        assert (op.meter.reconciles.total(), op.meter.writes.total(), op.store.version) == before
+        if again:
+            op.controller.on_pool_report(str(pool_ref()), replace(known, ready_runners=0))
+            await op.until(pool_ref(), "Available", "False", "NoReadyRunner")
+            assert op.meter.reconciles.total() > before[0]
+
+
+async def test_what_is_done_is_counted() -> None:
+    async with operator(period_s=60.0) as op:
+        op.store.apply(pool_object())
+        op.store.apply(adapter_object("upper"))
+        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        await settled(op)
+        assert op.meter.writes["EnsureRunner"] == 1
+        assert op.meter.writes["SetStatus"] >= 2
+        assert op.meter.writes["Announce"] == len(op.backend.announced) > 0
+        assert op.meter.failures.total() == 0
+
+
+async def test_a_conflict_is_no_failure_and_a_bug_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile, "PAUSE_MIN_S", 0.001)
+    async with operator(period_s=60.0) as op:
+        op.backend.break_next = 4  # conflicts and bugs in turn
+        op.store.apply(pool_object())
+        await op.until(pool_ref(), "Available", "True", "RunnersReady")
+        assert op.meter.failures == {"ServingPool": 2}
+
+
+def test_children_and_pods_are_told_apart_from_what_is_known() -> None:
+    controller = idle_controller()
+    pod = Pod("p", "u1", "runners", "Ready", cost=-1)
+    controller.observed.marks["u1"] = (-1, 0.0)
+    controller.on_pod(pool_ref(), "p", pod)
+    controller.on_child(pool_ref(), KEY, {"metadata": {"uid": "d"}})
+    controller.observed.applied[KEY] = ("intent", "1")
+    assert controller.observed.pods == {pool_ref(): {"p": pod}}
+    controller.on_pod(pool_ref(), "p", replace(pod, uid="u2", cost=None))
+    assert controller.observed.marks == {}  # of the pod before
+    controller.on_pod(pool_ref(), "p", None)
+    controller.on_child(pool_ref(), KEY, None)
+    controller.on_child(pool_ref(), KEY, None)
+    observed = controller.observed
+    assert (observed.pods, observed.children, observed.applied) == ({}, {}, {})
+
+
+def test_a_deleted_adapter_is_gone_by_the_schedulers_last_word_and_no_other() -> None:
+    controller = idle_controller()
+    obj = stored(adapter_object("upper"), finalizers=[FINALIZER], deletionTimestamp="2026-01-02T00:00:00Z")
+    controller.on_object(obj)
+    controller.observed.unloads["u1"] = False
+    for report in (AdapterReport("d", True, 1), AdapterReport("d", True, 0), AdapterReport("d", False, 1)):
+        controller.on_adapter_report("u1", report)
+        assert controller.observed.unloads == {"u1": False}
+    controller.on_adapter_report("nobody", AdapterReport("d", False, 0))
+    controller.on_adapter_report("u1", AdapterReport("d", False, 0))
+    assert controller.observed.unloads == {"u1": True}
+    controller.on_object(with_version(obj, 9), gone=True)
+    assert controller.observed.unloads == {}
+
+
+def test_a_pool_report_is_kept_whole() -> None:
+    controller = idle_controller()
+    report = PoolReport(2, 1, ("a",), 3, PoolLoad(1, 2, 3, 4, 5))
+    controller.on_pool_report("default/base", report)
+    assert controller.observed.pool_reports["default/base"].load.demand_runners == 5

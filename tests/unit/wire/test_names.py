@@ -1,0 +1,62 @@
+"""A peer behind a name that gets another address, as a pod that is scheduled anew behind a headless Service."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from weft.wire.channels import channel
+
+ADDRESS = struct.pack("!HH", 1, 1)  # type A, class IN
+
+
+class NameServer(asyncio.DatagramProtocol):
+    """Answers every question of an address with `address`, and with nothing for any other type."""
+
+    def __init__(self) -> None:
+        self.address = "127.0.0.1"
+        self.transport: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        question = data[12 : data.index(b"\0", 12) + 5]
+        known = question.endswith(ADDRESS)
+        answer = b"\xc0\x0c" + ADDRESS + struct.pack("!IH", 0, 4) + socket.inet_aton(self.address) if known else b""
+        self.transport.sendto(data[:2] + b"\x81\x80" + struct.pack("!4H", 1, known, 0, 0) + question + answer, addr)
+
+
+@pytest.fixture
+async def names() -> AsyncIterator[NameServer]:
+    loop = asyncio.get_running_loop()
+    transport, server = await loop.create_datagram_endpoint(NameServer, local_addr=("127.0.0.1", 0))
+    yield server
+    transport.close()
+
+
+async def serve(host: str, port: int = 0) -> tuple[grpc.aio.Server, int]:
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)  # type: ignore[attr-defined]
+    port = server.add_insecure_port(f"{host}:{port}")
+    await server.start()
+    return server, port
+
+
+async def test_a_peer_that_comes_back_under_another_address_is_found_in_seconds(names: NameServer) -> None:
+    """gRPC's own default is to ask for a name once in 30 s at most."""
+    first, port = await serve("127.0.0.1")
+    name_server = "{}:{}".format(*names.transport.get_extra_info("sockname"))
+    async with channel(f"dns://{name_server}/peer.test:{port}") as connection:
+        stub = health_pb2_grpc.HealthStub(connection)
+        await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+        await first.stop(0)
+        names.address = "127.0.0.2"
+        second, _ = await serve("127.0.0.2", port)
+        await stub.Check(health_pb2.HealthCheckRequest(), timeout=10, wait_for_ready=True)
+        await second.stop(0)

@@ -1,0 +1,55 @@
+"""With certificates there is no way around them: a depot over plain HTTP is a wrong setting, told at the start."""
+
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from weft_gateway.settings import Settings as GatewaySettings
+from weft_operator.depot_client import DepotClient
+from weft_operator.errors import DepotFailed, DepotUnavailable
+from weft_runner.settings import parse_settings
+
+RUNNER = (
+    *("--listen", "127.0.0.1:1", "--probes", "127.0.0.1:2", "--supervisor", "127.0.0.1:3", "--data-dir", "/d"),
+    *("--pool", "ns/pool", "--base-digest", f"sha256:{'0' * 64}"),
+)
+
+
+@pytest.mark.parametrize("depot", [("--depot", "http://depot:1"), ()])
+def test_a_gateway_with_certificates_takes_no_plain_depot(
+    depot: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as told:
+        GatewaySettings.parse(["--tls-dir", str(tmp_path), *depot])
+    assert told.value.code == 2
+    assert "with --tls-dir the depot is spoken to over https://" in capsys.readouterr().err
+
+
+def test_a_runner_with_certificates_takes_no_plain_depot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as told:
+        parse_settings([*RUNNER, "--tls-dir", str(tmp_path), "--depot", "http://depot:1"])
+    assert told.value.code == 2
+    assert "with --tls-dir the depot is spoken to over https://" in capsys.readouterr().err
+
+
+def test_both_take_a_secured_one_and_a_plain_one_without_certificates(tmp_path: Path) -> None:
+    tls = ("--tls-dir", str(tmp_path))
+    assert GatewaySettings.parse([*tls, "--depot", "https://depot:1"]).tls_dir == tmp_path
+    assert parse_settings([*RUNNER, *tls, "--depot", "https://depot:1"]).tls_dir == tmp_path
+    assert parse_settings([*RUNNER, "--depot", "http://depot:1"]).tls_dir is None
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_depot_that_refuses_our_certificate_says_nothing_of_the_adapter(status: int) -> None:
+    """The object is not Failed for it: the depot counts as away until the certificate is right."""
+    client = DepotClient("http://depot")
+    await client._http.aclose()
+    body = {"reason": "PermissionDenied", "message": "the caller's certificate is of runner"}
+    client._http = httpx2.AsyncClient(
+        base_url="http://depot", transport=httpx2.MockTransport(lambda _: httpx2.Response(status, json=body))
+    )
+    with pytest.raises(DepotUnavailable, match="certificate is of runner") as told:
+        await client.retain(frozenset())
+    assert not isinstance(told.value, DepotFailed)
+    await client.aclose()

@@ -1,0 +1,34 @@
+"""Rules that the type of one field cannot say: in CEL for the API server, in Python for everybody else."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What an object has to keep. `field` (as users write it, inside the object) is where a breach is told.
+
+    `cel` is evaluated by the API server with the object as `self` (None: its schema says it already), `holds` here with
+    the typed object: both say the same, and the table of bad manifests holds them to it.
+    """
+
+    field: str
+    message: str
+    cel: str | None
+    holds: Callable[[Any], bool]
+
+
+def validations(rules: tuple[Rule, ...]) -> list[dict[str, str]]:
+    """As `x-kubernetes-validations`."""
+    return [{"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.field}"} for rule in rules if rule.cel]
+
+
+def unique_names(field: str, entries: Callable[[Any], Iterable[Any] | None]) -> Rule:
+    """A list whose entries are told apart by their names; the schema says it as `x-kubernetes-list-type: map`."""
+
+    def holds(value: Any) -> bool:
+        names = [entry.name for entry in entries(value) or ()]
+        return len(names) == len(set(names))
+
+    return Rule(field, "two entries have the same name", None, holds)

@@ -1,0 +1,137 @@
+"""What the owner of a pool may say about its pods, and no more.
+
+A pool's owner gets neither volumes, security contexts, service accounts nor commands: with them a pool would be a way
+to a node's files or to another's rights. Those are the platform's (`--site` of the operator, the chart's values).
+"""
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from weft.api.fields import ApiModel, Label, ObjectName
+from weft.api.placing import LABEL_KEY_PATTERN, Affinity, Labels, Toleration, TopologySpread
+from weft.api.quantity import Quantity, amount
+from weft.api.rules import Rule, unique_names
+from weft.api.scaling import MAX_RUNNERS
+
+ENV_NAME_PATTERN = r"^[A-Za-z_.-][A-Za-z0-9_.-]*$"
+IMAGE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
+RESERVED = ("serving.weft.dev/", "app.kubernetes.io/", "controller.kubernetes.io/")
+_BY_NAME: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+_ATOMIC: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
+
+Amounts = Annotated[dict[str, Quantity], Field(max_length=16)]
+Annotations = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=32)]
+
+
+def _keys(field: str, entries: Callable[[Any], dict[str, str] | None]) -> Rule:
+    return Rule(
+        field,
+        "no label key; one is NAME or DOMAIN/NAME",
+        f"!has(self.{field}) || self.{field}.all(key, size(key) <= 317 && key.matches(r'{LABEL_KEY_PATTERN}'))",
+        lambda value: all(len(key) <= 317 and re.match(LABEL_KEY_PATTERN, key) for key in entries(value) or {}),
+    )
+
+
+def _not_reserved(field: str, entries: Callable[[Any], dict[str, str] | None]) -> Rule:
+    reserved = " || ".join(f"key.startsWith('{prefix}')" for prefix in RESERVED)
+    return Rule(
+        field,
+        f"keys that begin with {', '.join(RESERVED)} are the operator's own",
+        f"!has(self.{field}) || !self.{field}.exists(key, {reserved})",
+        lambda value: not any(key.startswith(RESERVED) for key in entries(value) or {}),
+    )
+
+
+class Resources(ApiModel):
+    """What one runner may use of its node."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "requests",
+            "requests may not be above limits",
+            "!has(self.limits) || !has(self.requests) || self.requests.all(name, !(name in self.limits) || "
+            "quantity(string(self.requests[name])).compareTo(quantity(string(self.limits[name]))) <= 0)",
+            lambda resources: _within(resources.requests or {}, resources.limits or {}),
+        ),
+    )
+
+    limits: Amounts | None = None
+    """The most of each resource; accelerators are given here, for example nvidia.com/gpu: 1."""
+    requests: Amounts | None = None
+    """What a node has to have free; the limits when unset."""
+
+
+class EnvVar(ApiModel):
+    """One environment variable. No reference to Secrets: runners have nothing to log in to."""
+
+    name: Annotated[str, Field(pattern=ENV_NAME_PATTERN, max_length=255)]
+    """Of the variable."""
+    value: Annotated[str, Field(max_length=4096)] = ""
+    """Plain text."""
+
+
+class RunnerTemplate(ApiModel):
+    """The pods of runners. What is unset is the platform's; the grace period follows drainSeconds."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        _keys("labels", lambda template: template.labels),
+        _keys("annotations", lambda template: template.annotations),
+        _keys("nodeSelector", lambda template: template.node_selector),
+        _not_reserved("labels", lambda template: template.labels),
+        _not_reserved("annotations", lambda template: template.annotations),
+        unique_names("env", lambda template: template.env),
+    )
+
+    image: Annotated[str, Field(pattern=IMAGE_PATTERN, max_length=512)] | None = None
+    """The runner's container image; the platform's when unset."""
+    resources: Resources | None = None
+    """What one runner may use of its node; the platform's when unset."""
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=64, json_schema_extra=_BY_NAME)] | None = None
+    """Environment variables of the runner."""
+    labels: Labels | None = None
+    """Further labels of the pods."""
+    annotations: Annotations | None = None
+    """Further annotations of the pods."""
+    node_selector: Labels | None = None
+    """Labels that a node has to have."""
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32, json_schema_extra=_ATOMIC)] | None = None
+    """Taints of nodes that the pods put up with."""
+    affinity: Affinity | None = None
+    """Which nodes, near which pods, and far from which."""
+    topology_spread_constraints: (
+        Annotated[tuple[TopologySpread, ...], Field(max_length=8, json_schema_extra=_ATOMIC)] | None
+    ) = None
+    """How evenly the pods are spread over zones or nodes."""
+    priority_class_name: ObjectName | None = None
+    """The PriorityClass of the pods."""
+    runtime_class_name: ObjectName | None = None
+    """The RuntimeClass of the pods."""
+
+
+class RunnerGroup(ApiModel):
+    """Runners of one kind. The pool's runners are the sum; groups fill up in list order and empty in reverse."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "maxRunners",
+            "maxRunners must be at least minRunners",
+            "!has(self.maxRunners) || self.maxRunners >= self.minRunners",
+            lambda group: group.max_runners is None or group.max_runners >= group.min_runners,
+        ),
+    )
+
+    name: Annotated[Label, Field(max_length=32)]
+    """Of the group, unique in its pool."""
+    template: RunnerTemplate | None = None
+    """The group's pods, in place of the pool's template: nothing is merged."""
+    min_runners: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] = 0
+    """Runners that this group gets before any group gets more than its own minimum."""
+    max_runners: Annotated[int, Field(strict=True, ge=1, le=MAX_RUNNERS)] | None = None
+    """The most runners of this group; as many as the pool wants when unset."""
+
+
+def _within(requests: dict[str, int | str], limits: dict[str, int | str]) -> bool:
+    return all(amount(requests[name]) <= amount(limits[name]) for name in requests.keys() & limits.keys())

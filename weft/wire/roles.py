@@ -1,0 +1,54 @@
+"""Who may call what. A certificate's DNS name `ROLE.weft.internal` says its holder's role.
+
+The table is the whole rule: what is not in it is refused.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Literal, get_args
+
+Role = Literal["gateway", "scheduler", "predictor", "supervisor", "depot", "operator", "runner", "admin"]
+ROLES: tuple[Role, ...] = get_args(Role)
+DOMAIN = ".weft.internal"
+
+ANYONE = frozenset(ROLES)
+CALLERS: Mapping[str, frozenset[Role]] = {
+    "/weft.v1.Scheduler/Gateway": frozenset({"gateway"}),
+    "/weft.v1.Scheduler/Cluster": frozenset({"supervisor"}),
+    "/weft.v1.Scheduler/Registry": frozenset({"operator"}),
+    "/weft.v1.Supervisor/Runner": frozenset({"runner"}),
+    "/weft.v1.Admin/CreateKey": frozenset({"admin"}),
+    "/weft.v1.Admin/RevokeKey": frozenset({"admin"}),
+    "/weft.v1.Admin/ListKeys": frozenset({"admin"}),
+    "/weft.v1.Admin/ListRunners": frozenset({"admin"}),
+    "/weft.v1.Runner/Session": frozenset({"gateway"}),
+    "/weft.v1.Predictor/Predict": frozenset({"gateway"}),
+    "/weft.v1.Predictor/Observe": frozenset({"supervisor"}),
+    "/grpc.health.v1.Health/Check": ANYONE,
+    "/grpc.health.v1.Health/Watch": ANYONE,
+}
+DEPOT_CALLERS: Mapping[str, frozenset[Role]] = {
+    "/v1/resolve": frozenset({"operator"}),
+    "/v1/operations": frozenset({"operator"}),
+    "/v1/retain": frozenset({"operator"}),
+    "/v1/blobs": frozenset({"runner", "gateway", "operator"}),
+}
+
+
+def dns_name(role: Role) -> str:
+    """The DNS name that a certificate of this role carries."""
+    return role + DOMAIN
+
+
+def roles_of(names: Iterable[str]) -> frozenset[Role]:
+    """The roles among a certificate's DNS names; other names say nothing."""
+    given = frozenset(names)
+    return frozenset(role for role in ROLES if dns_name(role) in given)
+
+
+def refusal(roles: frozenset[Role], allowed: frozenset[Role], what: str) -> str | None:
+    """Why a peer with these roles may not do `what`; None: it may."""
+    if roles & allowed:
+        return None
+    is_a = " and ".join(sorted(roles)) or f"no role (it has no DNS name ROLE{DOMAIN})"
+    needed = " or ".join(sorted(allowed)) or "nobody's"
+    return f"the caller's certificate is of {is_a}; {what} needs {needed}"
