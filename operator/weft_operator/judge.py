@@ -4,8 +4,8 @@ The rules, in the order in which they are asked:
 - A base model's name is reserved: an adapter that wants it is refused however old it is. Otherwise the older object has
   the name; of two equally old ones the one that is already accepted, then the lower uid.
 - A pool says which namespaces may use it.
-- One slot of a runner is never pinned, or no other adapter would ever be served: of more pinned adapters than fit beside
-  it the older ones are accepted.
+- One slot of a runner is never pinned, or no other adapter would ever be served: of more pinned adapters than fit
+  beside it the older ones are accepted.
 - An adapter is checked against its pool's base, so it is resolved only once that base is there.
 - What serves is the last good content. A source that became bad keeps it (conditions tell, streams go on); another
   pool, or a base it does not fit, does not: an adapter is never served on a base that it was not checked against.
@@ -17,7 +17,6 @@ from weft_operator.capacity import Bounds
 from weft_operator.observe import AdapterReport, Desired, Observed, Pod, PoolReport, RunnerProcess
 from weft_operator.resolution import Good, Request, Resolution, remembered
 from weft_operator.resources import Adapter, Pool, Ref
-
 
 UNPINNED_SLOTS = 1  # of a runner
 

@@ -10,6 +10,7 @@ import json
 import ssl
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,10 @@ class Write:
 
     method: str
     path: str
+
+
+class Gone(Exception):
+    """Raised by a hook: whoever writes is gone, and the request is not carried out."""
 
 
 Hook = Callable[[Write, Literal["before", "after"]], None]
@@ -87,7 +92,10 @@ class ApiProxy:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         write = Write(request.method, request.path) if request.method in WRITES else None
-        self._call(write, "before")
+        try:
+            self._call(write, "before")
+        except Gone:
+            return web.Response(status=503)
         body = await request.read()
         headers = {name: value for name, value in request.headers.items() if name not in HOP}
         url = f"{self._control_plane.url}{request.raw_path}"
@@ -104,9 +112,10 @@ class ApiProxy:
     ) -> web.StreamResponse:
         response = web.StreamResponse(status=answer.status, headers=headers)
         await response.prepare(request)
-        async for chunk in answer.content.iter_any():
-            await self._speaks.wait()
-            await response.write(chunk)
+        with suppress(ConnectionResetError):  # whoever watched is gone
+            async for chunk in answer.content.iter_any():
+                await self._speaks.wait()
+                await response.write(chunk)
         return response
 
     def _call(self, write: Write | None, when: Literal["before", "after"]) -> None:

@@ -4,6 +4,7 @@ Two servers of different origin, as in the world: the hub itself, and the storag
 The storage refuses requests that carry a token. `test_fake_hub.py` has the real library download from it.
 """
 
+import functools
 import hashlib
 import json
 import re
@@ -208,10 +209,10 @@ def _file(hub: FakeHub, name: str, sha: str, path: str, token: str | None) -> An
     content = repo.commits.get(repo.refs.get(sha, sha), {}).get(path)
     if content is None:
         return _error(404, "EntryNotFound")
-    headers = {"X-Repo-Commit": repo.refs.get(sha, sha), "ETag": f'"{_git_id(content)}"'}
+    headers = {"X-Repo-Commit": repo.refs.get(sha, sha)}
     if not path.endswith(LARGE_SUFFIX):
-        return 200, headers, content
-    digest = hashlib.sha256(content).hexdigest()
+        return 200, {**headers, "ETag": f'"{_git_id(content)}"'}, content
+    digest = _digest("sha256", content)
     target = f"{hub.storage_url}/{path}?repo={name}&sha={repo.refs.get(sha, sha)}&path={path}"
     headers |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(content)), "Location": target}
     return 302, headers, b"Found"
@@ -221,7 +222,7 @@ def _stored(hub: FakeHub, query: dict[str, list[str]], token: str | None) -> Ans
     if token is not None:
         return 400, {}, b"only one authentication method may be used"
     content = hub.repos[query["repo"][0]].commits[query["sha"][0]][query["path"][0]]
-    return 200, {"ETag": f'"{hashlib.md5(content).hexdigest()}"'}, content
+    return 200, {"ETag": f'"{_digest("md5", content)}"'}, content
 
 
 def _may_see(repo: HubRepo, token: str | None) -> bool:
@@ -229,14 +230,21 @@ def _may_see(repo: HubRepo, token: str | None) -> bool:
 
 
 def _sibling(path: str, content: bytes) -> dict[str, Any]:
-    row: dict[str, Any] = {"rfilename": path, "size": len(content), "blobId": _git_id(content)}
-    if path.endswith(LARGE_SUFFIX):
-        row["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
-    return row
+    row: dict[str, Any] = {"rfilename": path, "size": len(content)}
+    if not path.endswith(LARGE_SUFFIX):
+        return {**row, "blobId": _git_id(content)}
+    digest = _digest("sha256", content)
+    lfs = {"sha256": digest, "size": len(content), "pointerSize": 134}
+    return {**row, "blobId": _git_id(digest.encode()), "lfs": lfs}  # git itself only holds a pointer
+
+
+@functools.lru_cache(maxsize=256)  # of large files, at every range of them
+def _digest(algorithm: str, content: bytes) -> str:
+    return hashlib.new(algorithm, content).hexdigest()
 
 
 def _git_id(content: bytes) -> str:
-    return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
+    return _digest("sha1", f"blob {len(content)}\0".encode() + content)
 
 
 def _error(status: int, code: str) -> Answer:

@@ -176,7 +176,7 @@ kind: Service
 metadata:
   {{- include "weft.metadata" . | nindent 2 }}
 spec:
-  # A component is ready when its peers have told it what it needs: they have to reach it before.
+  # Ready tells whether all it needs is there; its peers have to reach it before that, and while its database is away.
   publishNotReadyAddresses: {{ default false .beforeReady }}
   selector:
     {{- include "weft.selector" . | nindent 4 }}

@@ -58,7 +58,10 @@ def test_what_has_a_tier_is_not_crowded_out_by_what_is_asked_for():
 def test_what_finds_no_room_in_host_memory_is_kept_on_disk_says_so_and_nobody_waits():
     book = Residency(1, host_bytes=25)
     book.set_desired(host("a", "b", "c"))
-    assert fetch_all(book) == ["a", "b", "c"]
+    for digest in fetches(book):
+        book.fetched(digest.digest, host_bytes=10)
+    assert fetches(book) == [Fetch("c", to_host=False)], "it is not even read"
+    book.fetched("c", host_bytes=None)
     assert not book.keeper.missing()
     assert set(book.host) == {"a", "b"}
     assert book.tier_of(book.adapters["c"]) is Tier.DISK

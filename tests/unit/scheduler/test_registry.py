@@ -264,7 +264,8 @@ def test_an_adapter_on_its_way_to_its_tier_keeps_a_runner_from_serving_and_one_t
     desk.submit("r")
     for adapters in ((coming,), (failed, coming)):
         assert not picked(desk.runner("a", ready=False, desired_version=version, adapters=adapters), Assign)
-    assert picked(desk.runner("a", ready=False, desired_version=version, adapters=(failed,)), Assign)
+    again = AdapterView("sha256:1", False, "torn", loading=True)
+    assert picked(desk.runner("a", ready=False, desired_version=version, adapters=(again,)), Assign)
 
 
 def test_a_tier_reaches_the_runners_and_two_of_one_content_get_the_higher(

@@ -106,9 +106,7 @@ async def test_another_role_is_told_which_it_is_and_which_is_needed(served: Serv
     assert said == "the caller's certificate is of runner; /weft.v1.Predictor/Predict needs gateway"
     async with channel(served.at, served.identity("gateway"), "predictor") as opened:
         with pytest.raises(grpc.aio.AioRpcError, match=r"is of gateway; /weft.v1.Predictor/Observe needs supervisor"):
-            await (
-                PredictorStub(opened).Observe().read()
-            )  # says nothing: a message that meets the refusal tells INTERNAL
+            await PredictorStub(opened).Observe().read()  # (a message that meets a refusal is told INTERNAL)
     assert served.servicer.calls == 0
 
 

@@ -58,7 +58,7 @@ def _asked(ctx: Context, pool: Pool, at_once: bool) -> int:
     """
     asked = asked_runners(load_of(pool), pool.unit, ctx.config.work_s)
     if ctx.state.settled and (at_once or not len(pool.queue)):
-        return max(asked, pool.wanted_runners) if len(pool.queue) else asked
+        return asked  # what was wanted before is held for a while anyway
     return max(asked, pool.wanted_runners, pool.totals.runners)
 
 
