@@ -101,9 +101,12 @@ class Process:
         """Wait for its end; its exit code."""
         return self._child.wait(timeout_s)
 
-    def stop(self) -> int:
+    def terminate(self) -> None:
         if self.running:
             self._child.terminate()
+
+    def stop(self) -> int:
+        self.terminate()
         try:
             return self._child.wait(15)
         except subprocess.TimeoutExpired:
@@ -147,6 +150,7 @@ class Stage:
         self.control_plane, self.namespace, self.folder = control_plane, namespace, folder
         self._exits, self._ports = contextlib.ExitStack(), port_source()
         self.replicas: list[Replica] = []
+        self._processes: list[Process] = []
         self.access: Access
 
     def __enter__(self) -> "Stage":
@@ -167,6 +171,8 @@ class Stage:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.terminate()  # all at once; each is waited for below
         self._exits.close()
         for log in sorted(self.folder.glob("*.log")):  # pytest shows it where a test has failed
             print(f"----- {log.name}\n{log.read_text(errors='replace')[-6000:]}")
@@ -175,6 +181,7 @@ class Stage:
         data_dir = self.folder / name
         process = Process(name, f"weft_{name}", {**flags, "data-dir": data_dir}, self.folder)
         self._exits.callback(process.stop)
+        self._processes.append(process)
         return process
 
     def port(self) -> int:
@@ -209,6 +216,7 @@ class Stage:
         replica = Replica(name, "weft_operator.kubernetes", settings, self.folder)
         replica.probes = probes
         self._exits.callback(replica.stop)
+        self._processes.append(replica)
         self.replicas.append(replica)
         if wait:
             until(lambda: replica.get("/readyz")[0] == 200, f"{name} is ready")
@@ -236,8 +244,11 @@ class Stage:
         whole = {"model": {"name": BASE, "uri": "file:model"}, "lora": {"maxRank": 32}, **spec}
         self._apply("ServingPool", name, whole)
 
-    def apply_adapter(self, name: str, uri: str, pool: str = "base", **source: Any) -> None:
-        self._apply("LoRAAdapter", name, {"poolRef": {"name": pool}, "source": {"uri": uri, **source}})
+    def apply_adapter(
+        self, name: str, uri: str, pool: str = "base", *, model_name: str | None = None, **source: Any
+    ) -> None:
+        named = {"modelName": model_name} if model_name else {}
+        self._apply("LoRAAdapter", name, {"poolRef": {"name": pool}, "source": {"uri": uri, **source}, **named})
 
     def _apply(self, kind: str, name: str, spec: dict[str, Any]) -> None:
         metadata = {"name": name, "namespace": self.namespace}

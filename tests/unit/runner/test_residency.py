@@ -31,6 +31,7 @@ class Harness:
         self.device: dict[int, str] = {}
         self.loading: list[Load] = []
         self.fetching: list[Fetch] = []
+        self.from_host: set[int] = set()  # slots that are loaded from a copy that was there
         self.host: set[str] = set()
         self.joined: list[tuple[str, int]] = []
         self.waiting: list[tuple[str, int]] = []
@@ -59,7 +60,9 @@ class Harness:
 
     def load(self, index: int = 0, *, fails: bool = False, hopeless: bool = False) -> None:
         order = self.loading.pop(index)
-        self.host.add(order.digest)  # it may have been read before it failed
+        if order.slot not in self.from_host:
+            self.host.add(order.digest)  # it may have been read before it failed
+        self.from_host.discard(order.slot)
         if fails:
             self.book.failed(order.digest, "broken", hopeless=hopeless)
             for item in [w for w in self.waiting if w[0] == order.digest]:
@@ -87,6 +90,7 @@ class Harness:
                 case Load():
                     assert action.slot not in self.device, "a slot is emptied before it is given away"
                     self.loading.append(action)
+                    self.from_host |= {action.slot} if action.digest in self.host else set()
                 case Unload(slot):
                     used = {digest for digest, _ in self.joined}
                     assert self.device.pop(slot) not in used, "an adapter in use was evicted"

@@ -19,7 +19,7 @@ class Adapter:
     slot: int | None = None
     loading: bool = False
     fetching: bool = False  # on its way to its tier
-    spoiled: bool = False  # what the fetch brings to host memory has been dropped meanwhile
+    spoiled: bool = False  # the host copy that a load or a fetch will tell of has been dropped meanwhile
     on_disk: bool = False
     running: int = 0
     waiting: int = 0

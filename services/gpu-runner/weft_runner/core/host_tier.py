@@ -29,11 +29,13 @@ class HostTier:
         self.drop(digest)
         self._held[digest] = n_bytes
         self.held_bytes += n_bytes
-        dropped: list[str] = []
-        if self.held_bytes > self.budget_bytes:
-            dropped = self._crowded_out(digest)
-        for gone in dropped:
-            self.drop(gone)
+        return self.trim()
+
+    def trim(self) -> list[str]:
+        """Back into the budget, as far as that goes; returns the digests that have to go."""
+        dropped = self._crowded_out()
+        for digest in dropped:
+            self.drop(digest)
         return dropped
 
     def drop(self, digest: str) -> bool:
@@ -42,9 +44,9 @@ class HostTier:
         self.held_bytes -= n_bytes or 0
         return n_bytes is not None
 
-    def _crowded_out(self, newest: str) -> list[str]:
+    def _crowded_out(self) -> list[str]:
         """The least recently used ones that make room, as far as they may go."""
-        over, gone = self.held_bytes - self.budget_bytes, list[str]()
+        over, gone, newest = self.held_bytes - self.budget_bytes, list[str](), next(reversed(self._held), None)
         for digest, n_bytes in self._held.items():
             if over <= 0:
                 break

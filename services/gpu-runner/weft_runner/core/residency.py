@@ -75,8 +75,13 @@ class Residency:
         adapter.rank, adapter.n_bytes, adapter.host_bytes, adapter.cost = rank, n_bytes, host_bytes, cost
         self._recover(adapter)
         self._touch(adapter)
-        self.keeper.admits(adapter)
-        self._hold(adapter)
+        if adapter.spoiled:
+            adapter.spoiled = adapter.fetching
+            self._drop_host(adapter)
+            self.keeper.again(adapter)
+        else:
+            self.keeper.admits(adapter)
+            self._hold(adapter)
         self._join(adapter)
         self._settle()
 
@@ -135,6 +140,7 @@ class Residency:
         self._undesired = {digest: a for digest, a in self.adapters.items() if not a.desired}
         self._actions.append(Retain(frozenset(self.adapters)))
         self.keeper.want(self.adapters[item.digest] for item in wanted)
+        self._drop_copies(self.host.trim())
         self._load_pinned()
 
     def on_disk(self, digests: Iterable[str]) -> None:
@@ -206,8 +212,14 @@ class Residency:
 
     def _hold(self, adapter: Adapter) -> None:
         """Its copy is in host memory; others may have to go."""
-        self._actions.extend(DropHost(gone) for gone in self.host.hold(adapter.digest, adapter.host_bytes))
+        self._drop_copies(self.host.hold(adapter.digest, adapter.host_bytes))
         self.keeper.look(adapter)
+
+    def _drop_copies(self, digests: Iterable[str]) -> None:
+        """There is no room for these. One that is being loaded from its copy will still tell of it."""
+        for digest in digests:
+            self.adapters[digest].spoiled |= self.adapters[digest].loading
+            self._actions.append(DropHost(digest))
 
     def _take_copy(self, adapter: Adapter, host_bytes: int | None) -> None:
         """A fetch has read it. A load that is under way since then accounts for its copy itself."""

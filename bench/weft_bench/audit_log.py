@@ -1,0 +1,80 @@
+"""Who wrote what, from an API server's audit log (JSON lines, level Metadata or more)."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+WAIT_S = 15.0
+POLL_S = 0.05
+READING = frozenset(("get", "list", "watch"))
+
+
+class NotLogged(RuntimeError):
+    """A write of our own does not appear in the audit log: it is another server's, or leaves these writes out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """What one client wrote. `by` counts requests by `VERB RESOURCE[/SUBRESOURCE]`, refused ones (4xx, 5xx) too."""
+
+    by: Counter[str]
+    refused: int
+
+    @property
+    def total(self) -> int:
+        return self.by.total()
+
+
+class AuditLog:
+    """The growing file. `mark(name)` writes something that the log shows under the field manager `name`."""
+
+    def __init__(self, path: Path, mark: Callable[[str], Awaitable[object]]) -> None:
+        self._path, self._mark = path, mark
+        self._read_to, self._marks = path.stat().st_size, 0
+
+    async def writes(self, user_agent: str) -> Writes:
+        """What that client was answered since the last call (or since the start), Leases aside. Raises NotLogged."""
+        self._marks += 1
+        name = f"weft-bench-{self._marks}"
+        await self._mark(name)
+        return counted(await self._until(f"fieldManager={name}"), user_agent)
+
+    async def _until(self, mark: str) -> list[dict[str, Any]]:
+        """The events before the one of the mark; the next call goes on behind it."""
+        until, events = time.monotonic() + WAIT_S, list[dict[str, Any]]()
+        while time.monotonic() < until:
+            for event in self._more():
+                if mark in event["requestURI"]:
+                    return events
+                events.append(event)
+            await asyncio.sleep(POLL_S)
+        raise NotLogged(f"{self._path} has no write of ours after {WAIT_S:.0f} s: is it this API server's audit log?")
+
+    def _more(self) -> Iterator[dict[str, Any]]:
+        with self._path.open("rb") as lines:
+            lines.seek(self._read_to)
+            for line in lines:
+                if not line.endswith(b"\n"):  # half written
+                    return
+                self._read_to += len(line)
+                yield json.loads(line)
+
+
+def counted(events: list[dict[str, Any]], user_agent: str) -> Writes:
+    """The finished writes of one client; who renews a Lease does not change anything."""
+    by, refused = Counter[str](), 0
+    for event in events:
+        target = event.get("objectRef", {})
+        if event["verb"] in READING or event["stage"] != "ResponseComplete":
+            continue
+        if event.get("userAgent") != user_agent or target.get("resource") == "leases":
+            continue
+        parts = (target.get("resource", ""), target.get("subresource", ""))
+        by[f"{event['verb']} {'/'.join(part for part in parts if part)}"] += 1
+        refused += event.get("responseStatus", {}).get("code", 0) >= 400
+    return Writes(by, refused)

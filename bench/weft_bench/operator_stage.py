@@ -1,0 +1,219 @@
+"""Everything around the API server that `weft bench operator` needs: real depot, scheduler, supervisor and operator.
+
+They are processes of this machine; the API server is somebody else's. Everything lies in one namespace of our own and
+in one temporary folder, and is gone at the end.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, Self
+
+from kubernetes.aio.client import ApiClient, ApiException, CoreV1Api, CustomObjectsApi
+
+from weft_bench.scrape import Sample, scrape, total
+from weft_bench.stack import StackFailed, quickstart
+from weft_operator.kubernetes.client import load_configuration
+from weft_operator.local.ports import free_ports
+
+GROUP, VERSION = "serving.weft.dev", "v1alpha1"
+POOLS, ADAPTERS = "servingpools", "loraadapters"
+POOL = "bench"
+USER_AGENT = "weft-bench"
+START_S, STOP_S, POLL_S = 60.0, 15.0, 0.02
+NOT_FOUND = 404
+CONNECTIONS = 16
+LOG_CHARS = 3000
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+class NoResources(RuntimeError):
+    """The API server does not know our resources."""
+
+
+class Cluster:
+    """Our namespace on that API server."""
+
+    def __init__(self, client: ApiClient, namespace: str) -> None:
+        self.namespace = namespace
+        self.core: Any = CoreV1Api(client)
+        self.custom: Any = CustomObjectsApi(client)
+
+    async def create(self, kind: str, plural: str, name: str, spec: Mapping[str, Any]) -> None:
+        metadata = {"name": name, "namespace": self.namespace}
+        body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": kind, "metadata": metadata, "spec": spec}
+        await self.custom.create_namespaced_custom_object(GROUP, VERSION, self.namespace, plural, body)
+
+    async def edit(self, plural: str, name: str, spec: Mapping[str, Any]) -> int:
+        """Merge into an object's spec; its new generation."""
+        edited = await self.custom.patch_namespaced_custom_object(
+            GROUP, VERSION, self.namespace, plural, name, {"spec": spec}, _content_type="application/merge-patch+json"
+        )
+        return edited["metadata"]["generation"]
+
+    async def delete(self, plural: str, name: str) -> None:
+        await self.custom.delete_namespaced_custom_object(GROUP, VERSION, self.namespace, plural, name)
+
+    async def mark(self, name: str) -> None:
+        """A write that changes nothing, in the audit log under the field manager `name`."""
+        await self.core.patch_namespace(self.namespace, {}, dry_run="All", field_manager=name)
+
+
+@contextlib.asynccontextmanager
+async def cluster(kubeconfig: Path) -> AsyncIterator[Cluster]:
+    """A namespace of our own. Raises NoResources, NoCluster."""
+    configuration = await load_configuration(str(kubeconfig))
+    configuration.connection_pool_maxsize = CONNECTIONS * 2
+    async with ApiClient(configuration) as client:
+        client.user_agent = USER_AGENT
+        made = Cluster(client, f"weft-bench-{secrets.token_hex(3)}")
+        try:
+            await made.custom.list_cluster_custom_object(GROUP, VERSION, ADAPTERS, limit=1)
+        except ApiException as error:
+            if error.status != NOT_FOUND:
+                raise
+            raise NoResources(f"the API server does not know {ADAPTERS}.{GROUP}: kubectl apply -f crds") from error
+        await made.core.create_namespace({"metadata": {"name": made.namespace}})
+        try:
+            yield made
+        finally:
+            await made.core.delete_namespace(made.namespace)
+
+
+class Process:
+    """One of ours, with its log and its probes."""
+
+    def __init__(self, name: str, module: str, flags: Mapping[str, object], folder: Path) -> None:
+        self.name, self.probes, self.log = name, str(flags["probes"]), folder / f"{name}.log"
+        words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
+        self.started_at = time.perf_counter()
+        with self.log.open("ab") as log:
+            self._child = subprocess.Popen([sys.executable, "-m", module, *words], stdout=log, stderr=log)
+
+    def samples(self) -> list[Sample]:
+        """Its metrics; nothing while it does not listen. Raises StackFailed when it has ended."""
+        self._require_alive()
+        try:
+            return scrape(self.probes)
+        except OSError:
+            return []
+
+    def ready(self) -> bool:
+        """Whether it answers /readyz with 200. Raises StackFailed when it has ended."""
+        self._require_alive()
+        try:
+            with urllib.request.urlopen(f"http://{self.probes}/readyz", timeout=5):
+                return True
+        except OSError:  # an HTTPError is one
+            return False
+
+    async def until(self, holds: Callable[[], bool], what: str) -> float:
+        """When it held, by asking; for what a process tells nobody of. Raises StackFailed."""
+        end = time.perf_counter() + START_S
+        while not await asyncio.to_thread(holds):
+            if time.perf_counter() > end:
+                raise StackFailed(f"not within {START_S:.0f} s: {self.name} {what}\n{self._said()}")
+            await asyncio.sleep(POLL_S)
+        return time.perf_counter()
+
+    def stop(self) -> None:
+        """SIGTERM and its end; killed when it does not end in time."""
+        self._child.terminate()
+        try:
+            self._child.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+    def _require_alive(self) -> None:
+        if (code := self._child.poll()) is not None:
+            raise StackFailed(f"{self.name} ended with {code}:\n{self._said()}")
+
+    def _said(self) -> str:
+        return self.log.read_text(errors="replace")[-LOG_CHARS:]
+
+
+class Stage:
+    """The processes, for one namespace. `folder` holds their logs and data, and the sources of adapters."""
+
+    def __init__(self, namespace: str, kubeconfig: Path, folder: Path) -> None:
+        self.namespace, self.kubeconfig, self.folder = namespace, kubeconfig, folder
+        self._random, self._exits, self._starts = Random(), contextlib.ExitStack(), 0  # noqa: S311 (no secret)
+        self.sources = folder / "sources"
+
+    async def __aenter__(self) -> Self:
+        depot, scheduler, self.supervisor, nobody = self._addresses(4)
+        self._depot_url, self._scheduler = f"http://{depot}", scheduler
+        self.sources.mkdir()
+        shutil.copytree(quickstart() / "model", self.sources / "model")
+        shutil.copytree(quickstart() / "adapters", self.sources / "adapters")
+        self.others = [
+            self._start("depot", "weft_depot", {"http": depot, "file-root": self.sources}),
+            self._start("scheduler", "weft_scheduler", {"listen": scheduler}),
+            self._start(
+                "supervisor",
+                "weft_supervisor",
+                {"listen": self.supervisor, "scheduler": scheduler, "predictor": nobody},
+            ),
+        ]
+        self.operator = self._start_operator()
+        await self.operator.until(lambda: leads(self.operator.samples()), "leads")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self._exits.close)
+
+    async def restart_operator(self) -> Process:
+        """SIGTERM, its end, and another one, which has just been started."""
+        await asyncio.to_thread(self.operator.stop)
+        self.operator = self._start_operator()
+        return self.operator
+
+    def make_source(self, number: int) -> str:
+        """The URI of an adapter of its own: the weights of one of the quickstart's, another digest."""
+        originals = sorted((self.sources / "adapters").iterdir())
+        original, name = originals[number % len(originals)], f"copy-{number}"
+        (copy := self.sources / name).mkdir()
+        os.link(original / WEIGHTS, copy / WEIGHTS)
+        config = json.loads((original / CONFIG).read_text())
+        (copy / CONFIG).write_text(json.dumps({**config, "revision": f"copy {number}"}))
+        return f"file:{name}"
+
+    def _start_operator(self) -> Process:
+        site = self.folder / "site.yaml"
+        site.write_text(json.dumps({"image": "weft-runner:none", "supervisor": self.supervisor, "depot": "http://none"}))
+        flags: dict[str, object] = {
+            "namespace": self.namespace,
+            "pool-namespaces": self.namespace,
+            "scheduler": self._scheduler,
+            "depot": self._depot_url,
+            "site": site,
+            "kubeconfig": self.kubeconfig,
+        }
+        self._starts += 1
+        return self._start(f"operator-{self._starts}", "weft_operator.kubernetes", flags)
+
+    def _start(self, name: str, module: str, flags: dict[str, object]) -> Process:
+        (probes,) = self._addresses(1)
+        own = {} if module == "weft_operator.kubernetes" else {"data-dir": self.folder / name}
+        process = Process(name, module, {**flags, **own, "probes": probes}, self.folder)
+        self._exits.callback(process.stop)
+        return process
+
+    def _addresses(self, count: int) -> list[str]:
+        return [f"127.0.0.1:{port}" for port in free_ports(count, self._random)]
+
+
+def leads(samples: Sequence[Sample]) -> bool:
+    """Whether an operator with these metrics leads."""
+    return total(samples, "weft_operator_leader") == 1.0
