@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 WAIT_S = 15.0
 POLL_S = 0.05
+LINE_MAX = 2**20  # bytes
 READING = frozenset(("get", "list", "watch"))
 
 
@@ -20,10 +22,13 @@ class NotLogged(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """What one client wrote. `by` counts requests by `VERB RESOURCE[/SUBRESOURCE]`, refused ones (4xx, 5xx) too."""
+    """What one client wrote. `by` counts requests by what they are, refused ones too.
+
+    `refused`: how many of them were answered with 4xx or 5xx; None where nobody tells.
+    """
 
     by: Counter[str]
-    refused: int
+    refused: int | None
 
     @property
     def total(self) -> int:
@@ -35,7 +40,7 @@ class AuditLog:
 
     def __init__(self, path: Path, mark: Callable[[str], Awaitable[object]]) -> None:
         self._path, self._mark = path, mark
-        self._read_to, self._marks = path.stat().st_size, 0
+        self._read_to, self._marks = _end_of_lines(path), 0
 
     async def writes(self, user_agent: str) -> Writes:
         """What that client was answered since the last call (or since the start), Leases aside. Raises NotLogged."""
@@ -78,3 +83,11 @@ def counted(events: list[dict[str, Any]], user_agent: str) -> Writes:
         by[f"{event['verb']} {'/'.join(part for part in parts if part)}"] += 1
         refused += event.get("responseStatus", {}).get("code", 0) >= 400
     return Writes(by, refused)
+
+
+def _end_of_lines(path: Path) -> int:
+    """Behind the last whole line: the server may just be writing another one."""
+    with path.open("rb") as log:
+        start = max(0, log.seek(0, os.SEEK_END) - LINE_MAX)
+        log.seek(start)
+        return start + log.read().rfind(b"\n") + 1

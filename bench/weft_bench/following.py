@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 from kubernetes.aio import watch
@@ -13,6 +14,7 @@ from kubernetes.aio.client import ApiException
 
 Object = dict[str, Any]
 Holds = Callable[[Object], bool]
+Progress = Callable[[int], None]  # hears of how many more
 Listen = Callable[[Object, bool], None]  # the object, and whether it is gone
 GONE_VERSION = 410
 
@@ -26,7 +28,7 @@ class _Waiter:
     pending: set[str]
     holds: Callable[[Object | None], bool]
     done: asyncio.Future[float]
-    on_progress: Callable[[int], None]
+    on_progress: Progress
 
     def hear(self, name: str, obj: Object | None) -> None:
         if self.done.done():
@@ -42,10 +44,10 @@ class _Waiter:
 
 
 class Following:
-    """One list and its watch. `listing` is a bound list method of the client, with its arguments filled in."""
+    """One list and its watch. `listing` is a list method of a client's API, called with these arguments."""
 
-    def __init__(self, listing: Callable[..., Any], listen: Listen | None = None) -> None:
-        self._listing, self._listen = listing, listen
+    def __init__(self, listing: MethodType, *arguments: str, listen: Listen | None = None, **options: str) -> None:
+        self._listing, self._arguments, self._options, self._listen = listing, arguments, options, listen
         self.objects: dict[str, Object] = {}
         self.listed = asyncio.Event()
         self._waiters: list[tuple[frozenset[str], _Waiter]] = []
@@ -58,7 +60,11 @@ class Following:
                 await self._watch(version)
 
     async def until(
-        self, names: Collection[str], holds: Holds, timeout_s: float, on_progress: Callable[[int], None] = lambda _: None
+        self,
+        names: Collection[str],
+        holds: Holds,
+        timeout_s: float,
+        on_progress: Callable[[int], None] = lambda _: None,
     ) -> float:
         """When (`time.perf_counter`) all of them were there and it held for each at once. Raises NotInTime."""
         return await self._wait(names, lambda obj: obj is not None and holds(obj), timeout_s, on_progress)
@@ -72,7 +78,7 @@ class Following:
         names: Collection[str],
         holds: Callable[[Object | None], bool],
         timeout_s: float,
-        on_progress: Callable[[int], None],
+        on_progress: Progress,
     ) -> float:
         waiter = _Waiter(set(names), holds, asyncio.get_running_loop().create_future(), on_progress)
         entry = frozenset(names), waiter
@@ -89,7 +95,9 @@ class Following:
             self._waiters.remove(entry)
 
     async def _list(self) -> str:
-        answer: Any = await self._listing(_preload_content=False)
+        # As the API writes it: of most kinds the client would make models, which nobody here reads.
+        listing: Any = getattr(self._listing.__self__, f"{self._listing.__name__}_without_preload_content")
+        answer = await listing(*self._arguments, **self._options)
         listed = json.loads(await answer.read())
         items: dict[str, Object] = {item["metadata"]["name"]: item for item in listed["items"]}
         for name in self.objects.keys() - items.keys():
@@ -101,7 +109,10 @@ class Following:
 
     async def _watch(self, version: str) -> None:
         try:
-            async for event in watch.Watch("object").stream(self._listing, resource_version=version):
+            stream: Any = watch.Watch("object")
+            async for event in stream.stream(
+                self._listing, *self._arguments, resource_version=version, **self._options
+            ):
                 if event["type"] in ("ADDED", "MODIFIED", "DELETED"):
                     self._hear(event["raw_object"], gone=event["type"] == "DELETED")
         except ApiException as error:

@@ -1,7 +1,9 @@
 """`weft bench ...`: measure, render, check."""
 
 import asyncio
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +52,30 @@ def predictor(
 
 
 @app.command()
+def operator(
+    kubeconfig: Annotated[Path, typer.Option(help="Of an API server that has our CRDs; makes a namespace there.")],
+    audit_log: Annotated[
+        Path | None, typer.Option(help="That API server's audit log; without it fewer counts.")
+    ] = None,
+    adapters: Annotated[int, typer.Option(min=1, help="LoRAAdapters to apply.")] = 500,
+    runners: Annotated[int, typer.Option(min=1, help="Runner pods of their pool.")] = 50,
+    steady_seconds: Annotated[float, typer.Option(min=1, help="How long nothing changes.")] = 30,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """Many adapters and runner pods through the operator: time to converge, reconciles, memory, API writes.
+
+    Starts depot, scheduler, supervisor and operator itself and plays the runner pods, in a namespace of its own; no
+    other operator of Weft may run there. `make bench-operator` brings a control plane along; two to three minutes.
+    """
+    from weft_bench import operator as bench
+    from weft_bench.through_operator import measure
+
+    size = bench.Size(adapters, runners)
+    lines = asyncio.run(measure(kubeconfig, audit_log, size, steady_seconds, progress))
+    keep("operator", bench.__doc__ or "", lines, docs)
+
+
+@app.command()
 def check(docs: Docs = DEFAULT_DOCS) -> None:
     """List every target that the newest figures miss (unmeasured ones too); exit 1 if there is one."""
     failures = [(raw.stem, line) for raw in sorted((docs / "raw").glob("*.jsonl")) for line in missed(read(raw))]
@@ -70,3 +96,10 @@ def keep(name: str, about: str, lines: Sequence[Line], docs: Path) -> None:
     text = page(name, about, read(raw))
     (docs / f"{name}.md").write_text(text, encoding="utf-8")
     typer.echo(text)
+
+
+@contextmanager
+def progress(label: str, length: int) -> Generator[Callable[[int], None]]:
+    """A bar on a terminal's standard error, else a line there when it begins; call what it gives with each advance."""
+    with typer.progressbar(length=length, label=label, file=sys.stderr) as bar:
+        yield bar.update

@@ -1,26 +1,27 @@
 """`weft bench operator`: what it costs the operator to bring many adapters and runner pods to what was applied.
 
-Operator, depot, scheduler and supervisor are the real processes on the machine below, against a real API server whose
-controllers make the pods. Runner pods are played: their status is patched to Ready, and each speaks to the supervisor as
-a runner without requests does. Adapters are copies of the quickstart's, each with a digest of its own.
+Operator, depot, scheduler and supervisor are real processes on the machine below, against a real API server whose own
+controllers make the pods. Runner pods are played: their status is patched to Ready, and each speaks to the supervisor
+as a runner without requests does. Adapters are copies of the quickstart's, each with a digest of its own.
 
-- *converge*: one pool and all adapters are created at once. An adapter is final when its status says Ready and counts
-  every runner. `of bound` of the CPU times is the share of one core. Reconciles are timed by the operator itself, from
-  planning an object to the end of its last write; percentiles are interpolated in its histogram.
-- *steady*: nothing changes. Whatever is written, the Lease aside, is too much. The CPU that is left is the depot being
-  asked for edited sources, and the watches.
-- *restart*: SIGTERM, and a new operator that finds everything as it should be: it writes nothing.
-- *one edit*, *one delete*: a single adapter among all the others. An edit is another source; it ends when the status
-  says so and every runner knows the new content. A delete ends when the object is gone.
+- *converge*: one pool and all adapters are created at once. A status is final when it says Ready and counts every
+  runner. `of bound` of a CPU time is its share of one core. Reconciles are timed by the operator itself, from planning
+  an object to the end of its last write; percentiles are interpolated in its histogram.
+- *steady*: nothing changes. Whatever is written, the Lease aside, is too much. What the CPU still does is ask the depot
+  whether sources were edited, and renew leases.
+- *restart*: SIGTERM, then a new operator, from its start. It finds everything as it should be and writes nothing.
+- *one edit*, *one delete*: one adapter after the other among all the others. An edit names another source; it ends when
+  the status says so and every runner was told the new digest. A delete ends when the object is gone; 5 s of it are the
+  time for which gateways with an older route table may still use the digest.
 
-Writes are counted in the API server's audit log (also refused ones), without one by the operator itself (accepted ones).
+Writes are counted in the API server's audit log, refused ones too; without one the operator's own count stands in.
 """
 
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from weft_bench.audit_log import Writes
 from weft_bench.lines import Line, Origin
 from weft_bench.scrape import Sample, quantile, total
 
@@ -30,7 +31,7 @@ LEAST_WRITES = 2
 EDIT_S = 10.0  # the longest that a new adapter may take
 
 RECONCILE, RECONCILES = "weft_operator_reconcile_seconds", "weft_operator_reconciles_total"
-WRITES = "weft_operator_writes_total"
+WRITTEN = "weft_operator_writes_total"
 CPU, RSS = "process_cpu_seconds_total", "process_resident_memory_bytes"
 
 
@@ -44,18 +45,6 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Wrote:
-    """Writes of the operator, by what they are. `refused`: of them; None where nobody tells."""
-
-    by: Counter[str]
-    refused: int | None
-
-    @property
-    def total(self) -> int:
-        return self.by.total()
-
-
-@dataclass(frozen=True, slots=True)
 class Converged:
     """Seconds since the first object was sent. `cpu_s` by process; `samples`: the operator's metrics at the end."""
 
@@ -65,7 +54,7 @@ class Converged:
     final_s: float
     cpu_s: Mapping[str, float]
     samples: Sequence[Sample]
-    wrote: Wrote
+    wrote: Writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +62,7 @@ class Steady:
     wall_s: float
     cpu_s: Mapping[str, float]
     samples: Sequence[Sample]
-    wrote: Wrote
+    wrote: Writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +72,7 @@ class Restarted:
     ready_s: float
     leading_s: float
     planned_s: float
-    wrote: Wrote
+    wrote: Writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +80,7 @@ class Singles:
     """Seconds that each of several single changes took, one after the other, and what the operator wrote for all."""
 
     seconds: Sequence[float]
-    wrote: Wrote
+    wrote: Writes
 
 
 def converged(origin: Origin, size: Size, seen: Converged) -> Iterator[Line]:
@@ -141,7 +130,7 @@ def surroundings(origin: Origin, size: Size, load: float) -> Line:
     return origin.line(f"{size}: before the start", "load average", load, "tasks")
 
 
-def _writes(origin: Origin, case: str, wrote: Wrote) -> Iterator[Line]:
+def _writes(origin: Origin, case: str, wrote: Writes) -> Iterator[Line]:
     yield origin.line(case, "API writes", wrote.total, "")
     yield origin.line(case, "API writes: refused", wrote.refused, "")
     for what, count in wrote.by.most_common():

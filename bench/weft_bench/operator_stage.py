@@ -14,10 +14,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, Self
+from typing import Any
 
 from kubernetes.aio.client import ApiClient, ApiException, CoreV1Api, CustomObjectsApi
 
@@ -70,7 +70,7 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def cluster(kubeconfig: Path) -> AsyncIterator[Cluster]:
+async def cluster(kubeconfig: Path) -> AsyncGenerator[Cluster]:
     """A namespace of our own. Raises NoResources, NoCluster."""
     configuration = await load_configuration(str(kubeconfig))
     configuration.connection_pool_maxsize = CONNECTIONS * 2
@@ -143,35 +143,35 @@ class Process:
         return self.log.read_text(errors="replace")[-LOG_CHARS:]
 
 
+@contextlib.asynccontextmanager
+async def stage(namespace: str, kubeconfig: Path, folder: Path) -> AsyncGenerator["Stage"]:
+    """Everything started, and an operator that leads. Raises StackFailed."""
+    async with contextlib.AsyncExitStack() as ends:
+        exits = contextlib.ExitStack()
+        ends.push_async_callback(asyncio.to_thread, exits.close)
+        made = Stage(namespace, kubeconfig, folder, exits)
+        await made.operator.until(lambda: leads(made.operator.samples()), "leads")
+        yield made
+
+
 class Stage:
     """The processes, for one namespace. `folder` holds their logs and data, and the sources of adapters."""
 
-    def __init__(self, namespace: str, kubeconfig: Path, folder: Path) -> None:
-        self.namespace, self.kubeconfig, self.folder = namespace, kubeconfig, folder
-        self._random, self._exits, self._starts = Random(), contextlib.ExitStack(), 0  # noqa: S311 (no secret)
-        self.sources = folder / "sources"
-
-    async def __aenter__(self) -> Self:
-        depot, scheduler, self.supervisor, nobody = self._addresses(4)
-        self._depot_url, self._scheduler = f"http://{depot}", scheduler
-        self.sources.mkdir()
-        shutil.copytree(quickstart() / "model", self.sources / "model")
-        shutil.copytree(quickstart() / "adapters", self.sources / "adapters")
+    def __init__(self, namespace: str, kubeconfig: Path, folder: Path, exits: contextlib.ExitStack) -> None:
+        self._namespace, self._kubeconfig, self._folder, self._exits = namespace, kubeconfig, folder, exits
+        self._random, self._starts = Random(), 0
+        self._sources = folder / "sources"
+        for name in ("model", "adapters"):
+            shutil.copytree(quickstart() / name, self._sources / name)
+        depot, self._scheduler, self.supervisor, nobody = self._addresses(4)
+        self._depot_url = f"http://{depot}"
+        scheduler = {"scheduler": self._scheduler}
         self.others = [
-            self._start("depot", "weft_depot", {"http": depot, "file-root": self.sources}),
-            self._start("scheduler", "weft_scheduler", {"listen": scheduler}),
-            self._start(
-                "supervisor",
-                "weft_supervisor",
-                {"listen": self.supervisor, "scheduler": scheduler, "predictor": nobody},
-            ),
+            self._start("depot", {"http": depot, "file-root": self._sources}),
+            self._start("scheduler", {"listen": self._scheduler}),
+            self._start("supervisor", {"listen": self.supervisor, "predictor": nobody, **scheduler}),
         ]
         self.operator = self._start_operator()
-        await self.operator.until(lambda: leads(self.operator.samples()), "leads")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.to_thread(self._exits.close)
 
     async def restart_operator(self) -> Process:
         """SIGTERM, its end, and another one, which has just been started."""
@@ -181,32 +181,35 @@ class Stage:
 
     def make_source(self, number: int) -> str:
         """The URI of an adapter of its own: the weights of one of the quickstart's, another digest."""
-        originals = sorted((self.sources / "adapters").iterdir())
+        originals = sorted((self._sources / "adapters").iterdir())
         original, name = originals[number % len(originals)], f"copy-{number}"
-        (copy := self.sources / name).mkdir()
+        (copy := self._sources / name).mkdir()
         os.link(original / WEIGHTS, copy / WEIGHTS)
         config = json.loads((original / CONFIG).read_text())
         (copy / CONFIG).write_text(json.dumps({**config, "revision": f"copy {number}"}))
         return f"file:{name}"
 
     def _start_operator(self) -> Process:
-        site = self.folder / "site.yaml"
-        site.write_text(json.dumps({"image": "weft-runner:none", "supervisor": self.supervisor, "depot": "http://none"}))
+        site = self._folder / "site.yaml"
+        site.write_text(
+            json.dumps({"image": "weft-runner:none", "supervisor": self.supervisor, "depot": "http://none"})
+        )
+        self._starts += 1
         flags: dict[str, object] = {
-            "namespace": self.namespace,
-            "pool-namespaces": self.namespace,
+            "namespace": self._namespace,
+            "pool-namespaces": self._namespace,
             "scheduler": self._scheduler,
             "depot": self._depot_url,
             "site": site,
-            "kubeconfig": self.kubeconfig,
+            "kubeconfig": self._kubeconfig,
         }
-        self._starts += 1
-        return self._start(f"operator-{self._starts}", "weft_operator.kubernetes", flags)
+        return self._run(f"operator-{self._starts}", "weft_operator.kubernetes", flags)
 
-    def _start(self, name: str, module: str, flags: dict[str, object]) -> Process:
-        (probes,) = self._addresses(1)
-        own = {} if module == "weft_operator.kubernetes" else {"data-dir": self.folder / name}
-        process = Process(name, module, {**flags, **own, "probes": probes}, self.folder)
+    def _start(self, name: str, flags: Mapping[str, object]) -> Process:
+        return self._run(name, f"weft_{name}", {**flags, "data-dir": self._folder / name})
+
+    def _run(self, name: str, module: str, flags: Mapping[str, object]) -> Process:
+        process = Process(name, module, {**flags, "probes": self._addresses(1)[0]}, self._folder)
         self._exits.callback(process.stop)
         return process
 

@@ -6,7 +6,9 @@ without any requests says: its hello, a heartbeat, and that it knows each list o
 
 import asyncio
 import itertools
+import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -29,6 +31,8 @@ class PlayedRunners:
     def __init__(self, core: Any, supervisor: str, tasks: asyncio.TaskGroup) -> None:
         self._core, self._supervisor, self._tasks = core, supervisor, tasks
         self._playing: dict[str, asyncio.Task[None]] = {}
+        self._runners: dict[str, Runner] = {}
+        self._told = asyncio.Event()  # a runner was told a list
         self._addresses = (f"10.244.{n // 250}.{n % 250 + 1}" for n in itertools.count())
 
     def hear(self, pod: Object, gone: bool) -> None:
@@ -40,6 +44,13 @@ class PlayedRunners:
         elif uid not in self._playing:
             self._playing[uid] = self._tasks.create_task(self._live(pod, next(self._addresses)))
 
+    async def until_known(self, digest: str) -> float:
+        """When (`time.perf_counter`) every runner has been told of that digest."""
+        while not all(digest in runner.digests for runner in self._runners.values()):
+            self._told.clear()
+            await self._told.wait()
+        return time.perf_counter()
+
     def close(self) -> None:
         """All of them leave."""
         for task in self._playing.values():
@@ -47,7 +58,12 @@ class PlayedRunners:
 
     async def _live(self, pod: Object, address: str) -> None:
         await self._become_ready(pod, address)
-        await Runner(hello_of(pod, address), self._supervisor).run()
+        uid = pod["metadata"]["uid"]
+        runner = self._runners[uid] = Runner(hello_of(pod, address), self._supervisor, self._told.set)
+        try:
+            await runner.run()
+        finally:
+            del self._runners[uid]
 
     async def _become_ready(self, pod: Object, address: str) -> None:
         metadata = pod["metadata"]
@@ -59,10 +75,11 @@ class PlayedRunners:
 
 
 class Runner:
-    """One runner that nobody asks for tokens."""
+    """One runner that nobody asks for tokens. `on_told` hears that it was told a list of adapters."""
 
-    def __init__(self, hello: pb.RunnerHello, supervisor: str) -> None:
-        self._hello, self._supervisor = hello, supervisor
+    def __init__(self, hello: pb.RunnerHello, supervisor: str, on_told: Callable[[], None]) -> None:
+        self.digests: frozenset[str] = frozenset()
+        self._hello, self._supervisor, self._on_told = hello, supervisor, on_told
         self._reports, self._desired_version = 0, 0
         self._heartbeat_s = 0.5
 
@@ -91,7 +108,9 @@ class Runner:
                 self._heartbeat_s = message.registered.lease_ms / 1000 / HEARTBEATS_A_LEASE
             case "order" if message.order.has_desired:
                 self._desired_version = message.order.desired_version
+                self.digests = frozenset(adapter.digest for adapter in message.order.desired)
                 link.send(self._state())
+                self._on_told()
             case _:
                 pass
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from prometheus_client.parser import text_string_to_metric_families
+from weft_bench.scrape import scrape, total
 
 POLL_S = 0.02
 
@@ -97,7 +97,7 @@ class Stack:
 
     def metric(self, prefix: str, sample: str, **labels: str) -> float:
         """The sum of a metric's samples over the components of that prefix."""
-        return sum(_sample(self.components()[name]["probes"], sample, labels) for name in self.names(prefix))
+        return sum(total(scrape(self.components()[name]["probes"]), sample, **labels) for name in self.names(prefix))
 
     def cli(self, *arguments: str, check: bool = True, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run the `weft` command against this stack."""
@@ -158,10 +158,3 @@ def free_port() -> int:
 def _json(url: str) -> Any:
     with urllib.request.urlopen(url, timeout=5) as answer:
         return json.load(answer)
-
-
-def _sample(address: str, name: str, labels: Mapping[str, str]) -> float:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
-    samples = [s for family in families for s in family.samples if s.name == name]
-    return sum(s.value for s in samples if labels.items() <= s.labels.items())

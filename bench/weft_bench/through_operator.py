@@ -4,34 +4,44 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from weft_bench.audit_log import AuditLog
+from weft_bench.audit_log import AuditLog, Writes
 from weft_bench.following import Following, Object
 from weft_bench.lines import Line
 from weft_bench.machine import origin
 from weft_bench.operator import (
     CPU,
     RECONCILES,
-    WRITES,
+    WRITTEN,
     Converged,
     Restarted,
     Singles,
     Size,
     Steady,
-    Wrote,
     converged,
     restarted,
     singles,
     steady,
     surroundings,
 )
-from weft_bench.operator_stage import ADAPTERS, CONNECTIONS, GROUP, POOL, POOLS, VERSION, Cluster, Stage, cluster, leads
+from weft_bench.operator_stage import (
+    ADAPTERS,
+    CONNECTIONS,
+    GROUP,
+    POOL,
+    POOLS,
+    VERSION,
+    Cluster,
+    Stage,
+    cluster,
+    leads,
+    stage,
+)
 from weft_bench.played_runners import PlayedRunners
 from weft_bench.scrape import Sample, total
 from weft_bench.stack import is_ready
@@ -41,14 +51,14 @@ SELECTOR = f"serving.weft.dev/pool={POOL}"
 BASE = "weft-quickstart"
 CONVERGE_S, CHANGE_S, QUIET_S, SETTLE_S = 300.0, 60.0, 2.0, 60.0
 SINGLES = 5
-CLOCK_PACKAGES = ("kopf", "kubernetes", "aiohttp")
+PACKAGES = ("kopf", "kubernetes", "aiohttp")
 
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 async def measure(kubeconfig: Path, audit_log: Path | None, size: Size, steady_s: float, bar: Bar) -> list[Line]:
     """All cases, one after the other. `bar(label, length)` shows progress: call what it gives with each advance."""
-    load, source = os.getloadavg()[0], origin(*CLOCK_PACKAGES)
+    load, source = os.getloadavg()[0], origin(*PACKAGES)
     async with running(kubeconfig, audit_log, size, bar) as bench:
         lines = [surroundings(source, size, load), *converged(source, size, await bench.converge())]
         await bench.quiet()
@@ -60,13 +70,13 @@ async def measure(kubeconfig: Path, audit_log: Path | None, size: Size, steady_s
 
 
 @asynccontextmanager
-async def running(kubeconfig: Path, audit_log: Path | None, size: Size, bar: Bar) -> AsyncIterator["Bench"]:
+async def running(kubeconfig: Path, audit_log: Path | None, size: Size, bar: Bar) -> AsyncGenerator["Bench"]:
     """Everything started, nothing applied."""
     with TemporaryDirectory(prefix="weft-bench-") as folder:
-        async with cluster(kubeconfig) as made, Stage(made.namespace, kubeconfig, Path(folder)) as stage:
+        async with cluster(kubeconfig) as made, stage(made.namespace, kubeconfig, Path(folder)) as processes:
             log = AuditLog(audit_log, made.mark) if audit_log else None
             async with asyncio.TaskGroup() as tasks:
-                bench = Bench(made, stage, log, size, bar, tasks)
+                bench = Bench(made, processes, log, size, bar, tasks)
                 following = [tasks.create_task(work) for work in bench.follow()]
                 try:
                     yield bench
@@ -80,15 +90,15 @@ class Bench:
     """The cases, in the order in which they build on each other."""
 
     def __init__(
-        self, made: Cluster, stage: Stage, log: AuditLog | None, size: Size, bar: Bar, tasks: asyncio.TaskGroup
+        self, made: Cluster, processes: Stage, log: AuditLog | None, size: Size, bar: Bar, tasks: asyncio.TaskGroup
     ) -> None:
-        self._cluster, self._stage, self._log, self._size, self._bar = made, stage, log, size, bar
-        self._runners = PlayedRunners(made.core, stage.supervisor, tasks)
+        self._cluster, self._stage, self._log, self._size, self._bar = made, processes, log, size, bar
+        self._runners = PlayedRunners(made.core, processes.supervisor, tasks)
         listing = made.custom.list_namespaced_custom_object
-        self._adapters = Following(partial(listing, GROUP, VERSION, made.namespace, ADAPTERS))
-        self._pools = Following(partial(listing, GROUP, VERSION, made.namespace, POOLS))
-        pods = partial(made.core.list_namespaced_pod, made.namespace, label_selector=SELECTOR)
-        self._pods = Following(pods, self._runners.hear)
+        self._adapters = Following(listing, GROUP, VERSION, made.namespace, ADAPTERS)
+        self._pools = Following(listing, GROUP, VERSION, made.namespace, POOLS)
+        pods = made.core.list_namespaced_pod
+        self._pods = Following(pods, made.namespace, listen=self._runners.hear, label_selector=SELECTOR)
         self._names = [f"adapter-{number:04}" for number in range(size.adapters)]
         self._counted: Counter[str] = Counter()  # the operator's own count of writes, as last read
 
@@ -110,16 +120,17 @@ class Bench:
         before, start = await self._cpu(), time.perf_counter()
         with self._bar("adapters Ready", len(self._names)) as advance:
             ready = self._adapters.until(self._names, is_current, CONVERGE_S, advance)
+            counted = self._pools.until([POOL], self._counts_runners, CONVERGE_S)
             final = self._adapters.until(self._names, self._is_final, CONVERGE_S)
-            counted = self._pools.until([POOL], self._counts_everything, CONVERGE_S)
-            times = await asyncio.gather(self._apply(uris), counted, ready, final)
-        applied_s, counted_s, ready_s, final_s = (moment - start for moment in times)
+            pool_final = self._pools.until([POOL], self._counts_everything, CONVERGE_S)
+            times = await asyncio.gather(self._apply(uris), counted, ready, final, pool_final)
+        applied_s, counted_s, ready_s, *final_s = (moment - start for moment in times)
         after = await self._cpu()
         return Converged(
             applied_s=applied_s,
             counted_s=counted_s,
             ready_s=ready_s,
-            final_s=max(final_s, counted_s),
+            final_s=max(final_s),
             cpu_s={name: after[name] - before[name] for name in before},
             samples=await self._samples(),
             wrote=await self._wrote(),
@@ -129,7 +140,7 @@ class Bench:
         """The last Events of what was done before are out. Raises TimeoutError when that never ends."""
         known = -1.0
         async with asyncio.timeout(SETTLE_S):
-            while (count := total(await self._samples(), WRITES)) != known:
+            while (count := total(await self._samples(), WRITTEN)) != known:
                 known = count
                 await asyncio.sleep(QUIET_S)
         await self._wrote()
@@ -191,7 +202,10 @@ class Bench:
             current = obj["metadata"]["generation"] >= generation and obj["status"]["digest"] != before
             return current and self._is_final(obj)
 
-        return await self._adapters.until([name], is_edited, CHANGE_S)
+        told_at = await self._adapters.until([name], is_edited, CHANGE_S)
+        async with asyncio.timeout(CHANGE_S):
+            known_at = await self._runners.until_known(self._adapters.objects[name]["status"]["digest"])
+        return max(told_at, known_at)
 
     async def _delete(self, number: int) -> float:
         await self._cluster.delete(ADAPTERS, self._names[number])
@@ -215,12 +229,12 @@ class Bench:
     def _is_final(self, adapter: Object) -> bool:
         return is_current(adapter) and adapter["status"]["readyRunners"] == self._size.runners
 
-    def _counts_everything(self, pool: Object) -> bool:
+    def _counts_runners(self, pool: Object) -> bool:
         status = pool.get("status", {})
-        return (
-            status.get("readyReplicas") == status.get("replicas") == self._size.runners
-            and status.get("adapters", {}).get("ready") == self._size.adapters
-        )
+        return status.get("readyReplicas") == status.get("replicas") == self._size.runners
+
+    def _counts_everything(self, pool: Object) -> bool:
+        return self._counts_runners(pool) and pool["status"]["adapters"]["ready"] == self._size.adapters
 
     # -------------------------------------------------------------------------------------------------- what it cost
 
@@ -233,14 +247,13 @@ class Bench:
         spent = {f"the {name}": total(samples, CPU) for name, samples in others.items()}
         return {"the operator": total(await self._samples(), CPU), **spent, "this benchmark": time.process_time()}
 
-    async def _wrote(self) -> Wrote:
+    async def _wrote(self) -> Writes:
         """Since the last call."""
         counted = _own_count(await self._samples())
         since, self._counted = counted - self._counted, counted
         if self._log is None:
-            return Wrote(since, None)
-        logged = await self._log.writes(OPERATOR)
-        return Wrote(logged.by, logged.refused)
+            return Writes(since, None)
+        return await self._log.writes(OPERATOR)
 
 
 def is_current(adapter: Object) -> bool:
@@ -250,4 +263,4 @@ def is_current(adapter: Object) -> bool:
 
 
 def _own_count(samples: Iterable[Sample]) -> Counter[str]:
-    return Counter({s.labels["action"]: round(s.value) for s in samples if s.name == WRITES})
+    return Counter({s.labels["action"]: round(s.value) for s in samples if s.name == WRITTEN})

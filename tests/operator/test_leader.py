@@ -46,7 +46,7 @@ def test_after_kill_9_of_the_leader_another_one_goes_on(stage: Stage) -> None:
         leader.signal(signal.SIGKILL)
         stage.apply_adapter("upper", "file:adapters/upper")
         stage.wait_for("loraadapter", "upper", "Ready")
-        assert other.leads
+        until(lambda: other.leads, "the other leads")
         assert term(stage) == first + 1
         assert other.metric("weft_operator_term") == first + 1
 
@@ -65,7 +65,7 @@ def test_a_leader_that_was_paused_ends_without_a_write(stage: Stage) -> None:
         leader.signal(signal.SIGCONT)
         assert leader.ended() == 1
         assert stage.control_plane.writes(mark, user=stage.access.user) == []
-        assert other.leads
+        until(lambda: other.leads, "the other still leads")
         stage.wait_for_value("servingpool", "base", ".status.readyReplicas", 2)
 
 

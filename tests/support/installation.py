@@ -89,6 +89,7 @@ class Installation:
                     "extraVolumes": [sources],
                     "extraVolumeMounts": [mount],
                 },
+                "externalMetrics": {"enabled": True},
                 "runner": {"image": image, "extraEnv": [{"name": "OMP_NUM_THREADS", "value": "1"}]},
             },
         )

@@ -89,6 +89,7 @@ class Replica:
         )
         terms, identity = Terms(settings.lease_seconds), new_identity()
         self._election = Election(api, settings.namespace, settings.lease, identity=identity, terms=terms)
+        self._metrics.leader.set_function(lambda: float(self._election.leading))
         site = read_site(settings.site)
         self._leader = Leader(settings, site, api, tls, self._mirror, self._election, terms, identity, self._metrics)
         self._demand = DemandWatch(settings.scheduler, tls)
@@ -192,7 +193,6 @@ class Replica:
     async def _beat(self) -> None:
         while True:
             self._probes.beat()
-            self._metrics.leader.set(self._election.leading)
             await asyncio.sleep(BEAT_S)
 
     def _trouble(self) -> str | None:

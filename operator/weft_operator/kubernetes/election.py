@@ -56,6 +56,7 @@ class Election:
         self._terms, self._clock, self._wall = terms, clock, wall
         self._candidate = Candidate(identity)
         self._leading: Leading | None = None
+        self._uid = ""  # of the Lease that was seen last: without it a PUT would make a deleted one anew
 
     @property
     def leading(self) -> bool:
@@ -107,6 +108,7 @@ class Election:
         """One look, one attempt; how long to wait until the next."""
         lease = await self._api.get(LEASES, self._namespace, self._name)
         now = self._clock()
+        self._uid = "" if lease is None else lease["metadata"]["uid"]
         self._candidate = self._candidate.look(None if lease is None else seen(lease), now)
         try:
             match decide(self._candidate, self._terms, now, self._wall()):
@@ -118,6 +120,7 @@ class Election:
                     written = await self._put(holder=self._candidate.identity, term=term, version=version)
         except NoEffect:
             return self._terms.renew_s / 10  # somebody else was faster
+        self._uid = written["metadata"]["uid"]
         self._leading = Leading(term, written["metadata"]["resourceVersion"], now)
         return 0.0
 
@@ -155,10 +158,11 @@ class Election:
     def _body(self, holder: str, term: int, version: str = "") -> dict[str, Any]:
         now = micro_time(self._wall())
         metadata = {"namespace": self._namespace, "name": self._name}
+        fence = {"uid": self._uid, "resourceVersion": version} if version else {}
         return {
             "apiVersion": LEASES.api_version,
             "kind": LEASES.kind,
-            "metadata": {**metadata, **({"resourceVersion": version} if version else {})},
+            "metadata": {**metadata, **fence},
             "spec": {
                 "holderIdentity": holder,
                 "leaseDurationSeconds": max(1, round(self._terms.duration_s)),

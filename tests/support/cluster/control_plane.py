@@ -29,6 +29,7 @@ import contextlib
 import json
 import urllib.request
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from ssl import SSLContext, create_default_context
 from types import TracebackType
 from typing import Any, Self
@@ -87,6 +88,11 @@ class ControlPlane(Api):
             and user in (None, write.user)
             and (not verbs or write.verb in verbs)
         ]
+
+    @property
+    def audit_log(self) -> Path:
+        """The file: JSON lines, each a finished writing request."""
+        return self._audit.path
 
     def logs(self) -> str:
         """The ends of all logs, for a failure's report."""

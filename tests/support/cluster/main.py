@@ -5,6 +5,7 @@ python -m cluster check     say whether this machine can run a node (exit 3: no)
 python -m cluster up        a node for a person; prints what to export
 python -m cluster down      end it
 python -m cluster status    what is running
+python -m cluster bench-operator [OPTION ...]   `weft bench operator` on a control plane of its own
 python -m cluster summary   write docs/benchmarks/cluster.md from the last `make test-cluster`
 """
 
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from cluster import dev
+from cluster.bench import bench_operator
 from cluster.build import build_all
 from cluster.errors import ClusterError, ToolMissing
 from cluster.machine import check_node
@@ -47,6 +49,8 @@ def _run(arguments: Sequence[str]) -> int:
             print(dev.describe())
         case ["serve", ready]:
             dev.serve(int(ready))
+        case ["bench-operator", *options]:
+            return bench_operator(options)
         case ["summary"]:
             print(write_summary())
         case _:

@@ -98,14 +98,15 @@ def test_what_the_server_makes_of_a_wish_is_not_applied_again_and_again(cluster:
 
 def test_what_a_pool_of_the_same_name_left_behind_goes_first(cluster: ClusterWorld) -> None:
     started(cluster, pool_object())
-    old, follow = cluster.store.get(pool_ref())["metadata"]["uid"], cluster.cluster.follow
-    cluster.cluster.follow = lambda _: None  # type: ignore[method-assign]  # the garbage collector takes its time
+    old = cluster.store.get(pool_ref())["metadata"]["uid"]
+    follow, delete = cluster.cluster.follow, cluster.cluster.delete
+    cluster.cluster.follow = cluster.cluster.delete = lambda *_: None  # type: ignore[method-assign]  # not seen yet
     cluster.store.delete(pool_ref())
     cluster.apply(pool_object())
     cluster.step()
     orders = [type(action) for action in cluster.plan()]
     assert (orders.count(DeleteChild), orders.count(ApplyChild)) == (4, 0)
-    cluster.cluster.follow = follow  # type: ignore[method-assign]
+    cluster.cluster.follow, cluster.cluster.delete = follow, delete  # type: ignore[method-assign]
     cluster.at_rest()
     owners = {obj["metadata"]["ownerReferences"][0]["uid"] for obj in cluster.cluster.objects.values()}
     assert owners == {cluster.store.get(pool_ref())["metadata"]["uid"]} != {old}
