@@ -12,6 +12,7 @@ from weft_operator.errors import DepotFailed, DepotUnavailable
 from weft_operator.resolution import Answer, Request, State
 
 WAIT_S = 10.0  # one long poll; an operation itself may take as long as it takes
+FIRST_WAIT_S = 1.0  # a question whose answer is near, as that about an unchanged source, is one request
 TIMEOUT_S = 30.0
 AGAIN_LATER = (401, 403, 404, 429, 503)
 
@@ -33,7 +34,8 @@ class DepotClient:
         conditions tell. Raises DepotUnavailable.
         """
         try:
-            operation = await self._json("POST", "/v1/resolve", json=request.body())
+            params = {"wait_s": FIRST_WAIT_S}
+            operation = await self._json("POST", "/v1/resolve", params=params, json=request.body())
             if "state" in operation:
                 return parse_answer(operation)
             return await self._follow(f"/v1/operations/{operation.get('operation')}", on_step)

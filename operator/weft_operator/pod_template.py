@@ -32,6 +32,9 @@ def pod_template(
         "serviceAccountName": account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        # Process 1 of a namespace does not end by a signal that it has no handler for yet: a runner deleted while it
+        # still imports would stay until it is killed. Here the pod's sandbox is process 1.
+        "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": ceil(drain_s) + AFTER_DRAIN_S,
     }
     return {"metadata": _given(metadata), "spec": {**shared, **_pod(template, launch, site, labels)}}

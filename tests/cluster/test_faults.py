@@ -152,3 +152,23 @@ def uids(installation: Installation, component: str) -> set[str]:
     found = installation.pods(f"app.kubernetes.io/component={component}")
     ready = installation.ready(component)
     return {pod["metadata"]["uid"] for pod in found if pod["metadata"]["name"] in ready}
+
+
+async def test_a_pod_deleted_while_it_starts_ends_at_once(pair: Installation) -> None:
+    before = set(pair.names("runner"))
+    await asyncio.to_thread(pair.patch_pool, {"replicas": 3})
+
+    def started() -> list[str]:
+        fresh = [
+            pod for pod in pair.pods("app.kubernetes.io/component=runner") if pod["metadata"]["name"] not in before
+        ]
+        return [pod["metadata"]["name"] for pod in fresh if pod["status"]["phase"] == "Running"]
+
+    async def runs() -> bool:
+        return bool(await asyncio.to_thread(started))
+
+    await eventually(runs)
+    (pod,) = started()
+    await asyncio.to_thread(pair.plane.kubectl, "delete", "pod", pod, "-n", NAMESPACE, "--timeout=20s")
+    await asyncio.to_thread(pair.patch_pool, {"replicas": 2})
+    await until_ready_runners(pair, 2, max_sequences=12)

@@ -23,6 +23,9 @@ spec:
   serviceAccountName: {{ include "weft.fullname" .root }}-{{ .component }}
   automountServiceAccountToken: {{ default false .token }}
   enableServiceLinks: false
+  # Process 1 ignores signals that it has no handler for yet. Here the pod's sandbox is process 1, so that a process
+  # that is deleted while it starts ends at once.
+  shareProcessNamespace: true
   terminationGracePeriodSeconds: {{ .graceSeconds }}
   {{- with .root.Values.imagePullSecrets }}
   imagePullSecrets:

@@ -52,9 +52,13 @@ def build_app(depot: Depot, probes: Probes | None = None) -> Starlette:
     downloads = asyncio.Semaphore(MAX_DOWNLOADS)
 
     async def resolve(request: Request) -> Response:
+        wait_s = _wait_s(request)
         operation = depot.submit(await _body(request, ResolveRequest))
         if operation is None:
             return _turned_away("resolve", 429, "too many resolves wait; try again later")
+        found = await depot.wait_for_end(operation.id, wait_s)
+        if found is not None and found.finished:  # most sources have not changed: one round trip says so
+            return JSONResponse(_shown(found))
         return JSONResponse({"operation": operation.id}, 202)
 
     async def operation(request: Request) -> Response:

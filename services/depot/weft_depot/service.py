@@ -112,6 +112,14 @@ class Depot:
             await asyncio.wait_for(self._changes[operation_id].wait(), wait_s)
         return self.find(operation_id)
 
+    async def wait_for_end(self, operation_id: str, wait_s: float) -> Operation | None:
+        """The operation, once it has finished or after `wait_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while (operation := self.find(operation_id)) and not operation.finished:
+                    await self._changes[operation_id].wait()
+        return self.find(operation_id)
+
     async def retain(self, digests: tuple[str, ...]) -> int:
         """Keep these artifacts and what operations hold; returns the blobs removed."""
         removed = await asyncio.to_thread(self.store.retain, digests)

@@ -86,6 +86,21 @@ async def test_a_model_and_an_adapter_are_resolved_and_served(served: Served) ->
         )
 
 
+async def test_who_waits_has_the_answer_of_a_known_source_in_one_request(served: Served) -> None:
+    known = await served.resolve(MODEL)
+    response = await served.http.post("/v1/resolve", params={"wait_s": 20}, json=MODEL)
+    assert response.status_code == 200
+    assert {**response.json(), "id": known["id"]} == known
+
+
+async def test_who_waits_in_vain_gets_the_operation(served: Served) -> None:
+    served.hold()
+    response = await served.http.post("/v1/resolve", params={"wait_s": 0.01}, json=MODEL)
+    assert response.status_code == 202
+    served.release.set()
+    assert (await served.finish(response.json()["operation"]))["state"] == "Fetched"
+
+
 async def test_a_failure_says_reason_and_message(served: Served) -> None:
     found = await served.resolve({**MODEL, "uri": "file:models/none"})
     assert found["state"] == "Failed"

@@ -80,6 +80,13 @@ async def test_an_operation_is_followed_to_its_end_and_each_step_is_told_once() 
     assert bodies == [REQUEST.body()]
 
 
+async def test_an_answer_that_comes_with_the_question_is_not_asked_for_again() -> None:
+    finished = JSONResponse({"id": "op1", "state": "Fetched", "verdict": {"rank": 8}, "digest": "sha256:aa"})
+    async with depot(post=finished) as (client, _):
+        answer, steps = await resolve(client)
+    assert (answer, steps) == (Answer("Fetched", "sha256:aa", {"rank": 8}), [])
+
+
 async def test_a_failure_carries_its_reason() -> None:
     async with depot({"state": "Failed", "reason": "NotFinite", "message": "NaN"}) as (client, _):
         answer, _ = await resolve(client)
