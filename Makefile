@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CLUSTER := PYTHONPATH=tests/support $(BIN)/python -m cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test test-operator test-cluster cluster-tools dev-cluster dev-cluster-down
+.PHONY: help install up test test-operator test-cluster cluster-tools dev-cluster dev-cluster-down bench-operator
 .PHONY: check format proto crds golden lock clean
 
 help:  ## this list
@@ -48,6 +48,9 @@ dev-cluster: cluster-tools  ## a node of Kubernetes on this machine to play with
 
 dev-cluster-down: install  ## remove it
 	@$(CLUSTER) down
+
+bench-operator: cluster-tools  ## `weft bench operator`, on a Kubernetes API server of its own (3 minutes)
+	@$(CLUSTER) bench-operator
 
 proto: install  ## regenerate weft/wire/v1 from its .proto files
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. weft/wire/v1/*.proto

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -10,14 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft_bench.errors import NotLogged
+
 WAIT_S = 15.0
 POLL_S = 0.05
 LINE_MAX = 2**20  # bytes
 READING = frozenset(("get", "list", "watch"))
-
-
-class NotLogged(RuntimeError):
-    """A write of our own does not appear in the audit log: it is another server's, or leaves these writes out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +39,16 @@ class AuditLog:
 
     def __init__(self, path: Path, mark: Callable[[str], Awaitable[object]]) -> None:
         self._path, self._mark = path, mark
-        self._read_to, self._marks = _end_of_lines(path), 0
+        self._read_to = _end_of_lines(path)
 
-    async def writes(self, user_agent: str) -> Writes:
-        """What that client was answered since the last call (or since the start), Leases aside. Raises NotLogged."""
-        self._marks += 1
-        name = f"weft-bench-{self._marks}"
+    async def writes(self, user_agent: str, namespace: str) -> Writes:
+        """What that client wrote in that namespace since the last call (or the start), Leases aside.
+
+        Raises NotLogged.
+        """
+        name = f"weft-bench-{secrets.token_hex(8)}"
         await self._mark(name)
-        return counted(await self._until(f"fieldManager={name}"), user_agent)
+        return counted(await self._until(f"fieldManager={name}"), user_agent, namespace)
 
     async def _until(self, mark: str) -> list[dict[str, Any]]:
         """The events before the one of the mark; the next call goes on behind it."""
@@ -70,14 +71,16 @@ class AuditLog:
                 yield json.loads(line)
 
 
-def counted(events: list[dict[str, Any]], user_agent: str) -> Writes:
+def counted(events: list[dict[str, Any]], user_agent: str, namespace: str) -> Writes:
     """The finished writes of one client; who renews a Lease does not change anything."""
     by, refused = Counter[str](), 0
     for event in events:
         target = event.get("objectRef", {})
         if event["verb"] in READING or event["stage"] != "ResponseComplete":
             continue
-        if event.get("userAgent") != user_agent or target.get("resource") == "leases":
+        if event.get("userAgent") != user_agent or target.get("namespace") != namespace:
+            continue
+        if target.get("resource") == "leases":
             continue
         parts = (target.get("resource", ""), target.get("subresource", ""))
         by[f"{event['verb']} {'/'.join(part for part in parts if part)}"] += 1

@@ -12,15 +12,13 @@ from typing import Any
 from kubernetes.aio import watch
 from kubernetes.aio.client import ApiException
 
+from weft_bench.errors import NotInTime
+
 Object = dict[str, Any]
 Holds = Callable[[Object], bool]
 Progress = Callable[[int], None]  # hears of how many more
 Listen = Callable[[Object, bool], None]  # the object, and whether it is gone
 GONE_VERSION = 410
-
-
-class NotInTime(RuntimeError):
-    """Objects did not come to what was waited for; the message names some."""
 
 
 @dataclass(slots=True)

@@ -2,13 +2,15 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from weft.process import CannotStart
+from weft_bench.errors import BenchFailed
 from weft_bench.lines import Line, append, missed, read
 from weft_bench.render import page
 
@@ -71,8 +73,9 @@ def operator(
     from weft_bench.through_operator import measure
 
     size = bench.Size(adapters, runners)
-    lines = asyncio.run(measure(kubeconfig, audit_log, size, steady_seconds, progress))
-    keep("operator", bench.__doc__ or "", lines, docs)
+    with failures_told():
+        lines = asyncio.run(measure(kubeconfig, audit_log, size, steady_seconds, progress))
+        keep("operator", bench.__doc__ or "", lines, docs)
 
 
 @app.command()
@@ -103,3 +106,26 @@ def progress(label: str, length: int) -> Generator[Callable[[int], None]]:
     """A bar on a terminal's standard error, else a line there when it begins; call what it gives with each advance."""
     with typer.progressbar(length=length, label=label, file=sys.stderr) as bar:
         yield bar.update
+
+
+@contextmanager
+def failures_told() -> Generator[None]:
+    """What stops a benchmark is told in a line each; exit code 1."""
+    failures: list[BaseException] = []
+    try:
+        yield
+    except* (BenchFailed, CannotStart) as group:
+        failures += single(group)
+    for failure in failures:
+        typer.echo(f"error: {failure}", err=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+def single(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions in a group, and in groups in it."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from single(inner)
+    else:
+        yield error

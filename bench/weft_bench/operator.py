@@ -123,6 +123,8 @@ def singles(origin: Origin, size: Size, name: str, seen: Singles) -> Iterator[Li
     yield origin.line(case, "median", statistics.median(seen.seconds), "s")
     yield origin.line(case, f"longest of {count}", max(seen.seconds), "s", target=f"<= {EDIT_S:.0f}")
     yield origin.line(case, "API writes", seen.wrote.total / count, "")
+    for what, of_all in seen.wrote.by.most_common():
+        yield origin.line(case, f"API writes: {what}", of_all / count, "")
 
 
 def surroundings(origin: Origin, size: Size, load: float) -> Line:

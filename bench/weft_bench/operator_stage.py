@@ -21,8 +21,9 @@ from typing import Any
 
 from kubernetes.aio.client import ApiClient, ApiException, CoreV1Api, CustomObjectsApi
 
+from weft_bench.errors import NoResources, StackFailed
 from weft_bench.scrape import Sample, scrape, total
-from weft_bench.stack import StackFailed, quickstart
+from weft_bench.stack import quickstart
 from weft_operator.kubernetes.client import load_configuration
 from weft_operator.local.ports import free_ports
 
@@ -30,15 +31,12 @@ GROUP, VERSION = "serving.weft.dev", "v1alpha1"
 POOLS, ADAPTERS = "servingpools", "loraadapters"
 POOL = "bench"
 USER_AGENT = "weft-bench"
+MERGE_PATCH = "application/merge-patch+json"
 START_S, STOP_S, POLL_S = 60.0, 15.0, 0.02
 NOT_FOUND = 404
 CONNECTIONS = 16
 LOG_CHARS = 3000
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-
-
-class NoResources(RuntimeError):
-    """The API server does not know our resources."""
 
 
 class Cluster:
@@ -57,12 +55,30 @@ class Cluster:
     async def edit(self, plural: str, name: str, spec: Mapping[str, Any]) -> int:
         """Merge into an object's spec; its new generation."""
         edited = await self.custom.patch_namespaced_custom_object(
-            GROUP, VERSION, self.namespace, plural, name, {"spec": spec}, _content_type="application/merge-patch+json"
+            GROUP, VERSION, self.namespace, plural, name, {"spec": spec}, _content_type=MERGE_PATCH
         )
         return edited["metadata"]["generation"]
 
     async def delete(self, plural: str, name: str) -> None:
         await self.custom.delete_namespaced_custom_object(GROUP, VERSION, self.namespace, plural, name)
+
+    async def remove(self) -> None:
+        """The namespace goes with everything in it, also with what waits for an operator that is no more."""
+        await self.core.delete_namespace(self.namespace)
+        permits = asyncio.Semaphore(CONNECTIONS)
+
+        async def let_go(name: str) -> None:
+            where = (GROUP, VERSION, self.namespace, ADAPTERS, name)
+            async with permits:
+                try:
+                    patch = {"metadata": {"finalizers": None}}
+                    await self.custom.patch_namespaced_custom_object(*where, patch, _content_type=MERGE_PATCH)
+                except ApiException as error:
+                    if error.status != NOT_FOUND:
+                        raise
+
+        left = await self.custom.list_namespaced_custom_object(GROUP, VERSION, self.namespace, ADAPTERS)
+        await asyncio.gather(*(let_go(item["metadata"]["name"]) for item in left["items"]))
 
     async def mark(self, name: str) -> None:
         """A write that changes nothing, in the audit log under the field manager `name`."""
@@ -87,7 +103,7 @@ async def cluster(kubeconfig: Path) -> AsyncGenerator[Cluster]:
         try:
             yield made
         finally:
-            await made.core.delete_namespace(made.namespace)
+            await made.remove()
 
 
 class Process:

@@ -14,13 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from weft_bench.errors import StackFailed
 from weft_bench.scrape import scrape, total
 
 POLL_S = 0.02
-
-
-class StackFailed(RuntimeError):
-    """`weft up` ended, or something did not happen in time; the message holds what it said."""
 
 
 def quickstart() -> Path:

@@ -253,7 +253,7 @@ class Bench:
         since, self._counted = counted - self._counted, counted
         if self._log is None:
             return Writes(since, None)
-        return await self._log.writes(OPERATOR)
+        return await self._log.writes(OPERATOR, self._cluster.namespace)
 
 
 def is_current(adapter: Object) -> bool:

@@ -81,12 +81,12 @@ async def every_adapter_answers_from_every_runner(installation: Installation) ->
 async def test_the_built_in_autoscaler_grows_to_three_shrinks_to_zero_and_wakes(
     pool: Installation, cases: list[Case]
 ) -> None:
-    autoscaling = {"minReplicas": 0, "maxReplicas": 3, "idleSeconds": 5, "wakeSeconds": 120}
+    autoscaling = {"minReplicas": 0, "maxReplicas": 3, "idleSeconds": 20, "wakeSeconds": 120}
     pool.patch_pool({"replicas": None, "autoscaling": autoscaling})
     async with load(pool.url, cases, "grow", width=40) as made:
         await until_pods(pool, 3)
-        await every_adapter_answers_from_every_runner(pool)
     assert_undisturbed(made.streams)
+    await every_adapter_answers_from_every_runner(pool)  # they are kept for a while
     await until_pods(pool, 0)
     woken = await finished(pool.url, cases[:4], "wake")
     assert_undisturbed(woken)

@@ -16,7 +16,7 @@ async def answer_of(runner: common_pb2.RunnerId, address: str, tls: Tls, case: C
     """The greedy answer of that runner to a case, with the adapter of this digest ("" for the base)."""
     start = runner_pb2.Start(
         request_id=f"test-{case.model}-{epoch}",
-        epoch=common_pb2.Epoch(term=1 << 40, counter=epoch),
+        epoch=common_pb2.Epoch(term=1, counter=epoch),
         adapter_digest=digest,
         prompt_tokens=tokenizer().encode(case.prompt).ids,
         max_tokens=256,

@@ -56,7 +56,7 @@ def build_app(depot: Depot, probes: Probes | None = None) -> Starlette:
         operation = depot.submit(await _body(request, ResolveRequest))
         if operation is None:
             return _turned_away("resolve", 429, "too many resolves wait; try again later")
-        found = await depot.wait_for_end(operation.id, wait_s)
+        found = await depot.wait_for_end(operation.id, wait_s) if wait_s else None
         if found is not None and found.finished:  # most sources have not changed: one round trip says so
             return JSONResponse(_shown(found))
         return JSONResponse({"operation": operation.id}, 202)

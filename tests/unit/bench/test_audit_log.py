@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from weft_bench import audit_log
-from weft_bench.audit_log import AuditLog, NotLogged, counted
+from weft_bench.audit_log import AuditLog, counted
+from weft_bench.errors import NotLogged
 
-OPERATOR = "weft-operator"
+OPERATOR, OURS = "weft-operator", "ours"
 
 
 def event(verb: str, resource: str, *, agent: str = OPERATOR, code: int = 200, **more: Any) -> dict[str, Any]:
-    target = {"resource": resource, **({"subresource": more["sub"]} if "sub" in more else {})}
+    target = {"resource": resource, "namespace": more.get("namespace", OURS)}
+    if "sub" in more:
+        target["subresource"] = more["sub"]
     return {
         "stage": more.get("stage", "ResponseComplete"),
         "verb": verb,
@@ -34,9 +37,11 @@ def test_writes_of_one_client_are_counted_by_what_they_are() -> None:
             event("patch", "loraadapters", agent="weft-bench"),
             event("get", "loraadapters"),
             event("update", "leases"),
+            event("patch", "loraadapters", namespace="another"),
             event("patch", "loraadapters", stage="RequestReceived"),
         ],
         OPERATOR,
+        OURS,
     )
     assert wrote.by == Counter({"update loraadapters/status": 2, "patch loraadapters": 1})
     assert (wrote.total, wrote.refused) == (3, 1)
@@ -68,10 +73,10 @@ def server(tmp_path: Path) -> Server:
 async def test_each_call_counts_what_came_since_the_one_before(server: Server, tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "audit.jsonl", server.mark)
     server.logs(event("create", "events"))
-    assert (await log.writes(OPERATOR)).by == Counter({"create events": 1})
-    assert (await log.writes(OPERATOR)).total == 0
+    assert (await log.writes(OPERATOR, OURS)).by == Counter({"create events": 1})
+    assert (await log.writes(OPERATOR, OURS)).total == 0
     server.logs(event("patch", "pods"), event("patch", "pods"))
-    assert (await log.writes(OPERATOR)).by == Counter({"patch pods": 2})
+    assert (await log.writes(OPERATOR, OURS)).by == Counter({"patch pods": 2})
 
 
 async def test_a_line_that_is_half_written_is_read_once_it_is_whole(server: Server, tmp_path: Path) -> None:
@@ -83,7 +88,7 @@ async def test_a_line_that_is_half_written_is_read_once_it_is_whole(server: Serv
         await server.mark(name)
 
     log = AuditLog(tmp_path / "audit.jsonl", finish_and_mark)
-    assert (await log.writes(OPERATOR)).by == Counter({"create events": 1})
+    assert (await log.writes(OPERATOR, OURS)).by == Counter({"create events": 1})
 
 
 async def test_a_log_that_never_shows_our_own_write_is_an_error(
@@ -94,4 +99,4 @@ async def test_a_log_that_never_shows_our_own_write_is_an_error(
 
     monkeypatch.setattr(audit_log, "WAIT_S", 0.05)
     with pytest.raises(NotLogged, match=r"audit\.jsonl"):
-        await AuditLog(tmp_path / "audit.jsonl", unseen).writes(OPERATOR)
+        await AuditLog(tmp_path / "audit.jsonl", unseen).writes(OPERATOR, OURS)

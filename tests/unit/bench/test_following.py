@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import ApiException
 
-from weft_bench.following import Following, NotInTime
+from weft_bench.errors import NotInTime
+from weft_bench.following import Following
 
 
 def thing(name: str, *, good: bool = True) -> dict[str, Any]:

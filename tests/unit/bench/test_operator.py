@@ -90,8 +90,8 @@ def test_a_single_write_at_rest_or_after_a_restart_misses_the_target(count: int,
 
 
 def test_single_changes_tell_the_median_and_hold_the_longest_to_the_target() -> None:
-    quick = list(singles(ORIGIN, SIZE, "one edit", Singles([0.1, 0.3, 0.2], Writes(Counter({"x": 6}), 0))))
-    assert values(quick) == {"median": 0.2, "longest of 3": 0.3, "API writes": 2.0}
+    quick = list(singles(ORIGIN, SIZE, "one edit", Singles([0.1, 0.3, 0.2], Writes(Counter({"patch pods": 6}), 0))))
+    assert values(quick) == {"median": 0.2, "longest of 3": 0.3, "API writes": 2.0, "API writes: patch pods": 2.0}
     assert missed(quick) == []
     slow = list(singles(ORIGIN, SIZE, "one edit", Singles([0.1, 0.3, 11.0], NOTHING)))
     assert [line.metric for line in missed(slow)] == ["longest of 3"]
