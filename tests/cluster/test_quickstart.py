@@ -1,11 +1,14 @@
 """What the README promises a platform team: helm install, kubectl apply, and every adapter answers."""
 
+import asyncio
 import time
 
 import openai
 import pytest
 
-from installation import Installation
+from crowd import assert_undisturbed, load
+from installation import NAMESPACE, Installation
+from oracle import sure_cases
 from quickstart import DEMO
 
 INSTALL_TO_ANSWER_S = 180
@@ -49,3 +52,14 @@ def test_helm_test_gets_a_completion(installation: Installation) -> None:
 @pytest.mark.parametrize("what", ["loraadapter.spec.source", "servingpool.spec.autoscaling"])
 def test_kubectl_explains(installation: Installation, what: str) -> None:
     assert "DESCRIPTION" in installation.plane.kubectl("explain", what)
+
+
+async def test_traffic_makes_the_operator_write_nothing(installation: Installation) -> None:
+    plane, operator = installation.plane, f"system:serviceaccount:{NAMESPACE}:weft-operator"
+    cases = sure_cases(("weft-quickstart", "acme/upper"), 8, seed=3)
+    mark = await asyncio.to_thread(plane.mark)
+    async with load(installation.url, cases, "traffic", width=16) as made:
+        await made.until(lambda: sum(w.finish is not None for w in made.streams) >= 32, timeout_s=120)
+    assert_undisturbed(made.streams)
+    written = await asyncio.to_thread(plane.writes, mark, operator)
+    assert [write for write in written if write.resource != "leases"] == []

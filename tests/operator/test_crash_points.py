@@ -5,6 +5,7 @@ carried out, the second one is but its answer is never heard, the third one goes
 between, it does as a process that has just started.
 """
 
+import difflib
 import json
 import re
 import signal
@@ -167,6 +168,14 @@ def until_settled(stage: Stage) -> dict[str, Any]:
             return before
 
 
+def _lines(state: dict[str, Any]) -> list[str]:
+    return json.dumps(state, indent=1, sort_keys=True).splitlines()
+
+
+def _difference(wanted: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    return list(difflib.unified_diff(_lines(wanted), _lines(found), "undisturbed", "killed", n=4, lineterm=""))
+
+
 @pytest.mark.timeout(900)
 def test_the_end_is_the_undisturbed_one_wherever_the_operator_is_killed(
     control_plane: ControlPlane, tmp_path: Path
@@ -176,4 +185,4 @@ def test_the_end_is_the_undisturbed_one_wherever_the_operator_is_killed(
     killed, kills = on_a_stage_of_its_own(control_plane, tmp_path / "killed", killing=True)
     assert kills >= KILLS_MIN, "each write of the history is a crash point twice"
     for name, wanted, found in zip(("create", "update", "scale", "delete"), undisturbed, killed, strict=True):
-        assert found == wanted, name
+        assert _lines(found) == _lines(wanted), f"{name}:\n" + "\n".join(_difference(wanted, found))

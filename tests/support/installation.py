@@ -2,7 +2,6 @@
 
 import base64
 import json
-import shutil
 import subprocess
 import time
 from collections.abc import AsyncIterator
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster import tools
-from cluster.image import PAUSE_IMAGE
 from cluster.node import Node
+from cluster.values import copy_sources, node_values
 from quickstart import QUICKSTART, ROOT
 from weft.wire.channels import channel
 from weft.wire.tls import Tls
@@ -20,8 +19,6 @@ from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
 
 NAMESPACE = "weft-system"
 INSTALL_S = 180
-COMPONENTS = ("gateway", "operator", "scheduler", "supervisor", "predictor", "depot")
-SMALL = {"requests": None, "limits": None}  # the node has two cores, and pods run beside the test
 
 
 class Installation:
@@ -33,6 +30,9 @@ class Installation:
         self.sources = folder / "sources"
         self.seconds_to_ready = 0.0
         copy_sources(self.sources)
+        for parent in self.sources.parents[:4]:
+            if str(parent).startswith("/tmp/"):
+                parent.chmod(parent.stat().st_mode | 0o055)
 
     # ------------------------------------------------------------------------------------------------- helm
 
@@ -65,33 +65,9 @@ class Installation:
         self.helm(verb, "weft", "charts/weft", f"--values={path}", "--create-namespace", "--wait", "--timeout=150s")
 
     def values(self) -> dict[str, Any]:
-        """What a test node needs: Python from the node, the quickstart as file root, no requests of memory and CPU."""
-        python = self.node.python_volumes()
-        repository, _, tag = PAUSE_IMAGE.rpartition(":")
-        image = {"repository": repository, "tag": tag, "pullPolicy": "Never"}
-        small: dict[str, Any] = {component: {"resources": SMALL} for component in COMPONENTS}
-        sources = {"name": "sources", "hostPath": {"path": str(self.sources), "type": "Directory"}}
-        mount = {"name": "sources", "mountPath": "/sources", "readOnly": True}
+        """What a test node needs, and an S3 endpoint where nobody listens."""
         return merged(
-            small,
-            {
-                "image": image,
-                "common": {
-                    "extraEnv": python.env,
-                    "extraVolumes": python.volumes,
-                    "extraVolumeMounts": python.mounts,
-                },
-                "gateway": {"replicas": 1, "auth": False, "drainSeconds": 20},
-                "depot": {
-                    "schemes": ["file", "s3"],
-                    "s3Endpoints": ["127.0.0.1:9"],  # where nobody listens
-                    "fileRoot": "/sources",
-                    "extraVolumes": [sources],
-                    "extraVolumeMounts": [mount],
-                },
-                "externalMetrics": {"enabled": True},
-                "runner": {"image": image, "extraEnv": [{"name": "OMP_NUM_THREADS", "value": "1"}]},
-            },
+            node_values(self.sources), {"depot": {"schemes": ["file", "s3"], "s3Endpoints": ["127.0.0.1:9"]}}
         )
 
     # ------------------------------------------------------------------------------------------------- kubectl
@@ -185,17 +161,6 @@ class Installation:
             for name, content in secret["data"].items():
                 (folder / name).write_bytes(base64.b64decode(content))
         return Tls(folder, role)
-
-
-def copy_sources(folder: Path) -> None:
-    """The quickstart's model and adapters, readable for everybody: pods run as somebody else."""
-    for name in ("model", "adapters"):
-        shutil.copytree(QUICKSTART / name, folder / name)
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    for parent in folder.parents[:4]:
-        if str(parent).startswith("/tmp/"):
-            parent.chmod(parent.stat().st_mode | 0o055)
 
 
 def is_ready(pod: dict[str, Any]) -> bool:
