@@ -62,7 +62,7 @@ class Following:
         names: Collection[str],
         holds: Holds,
         timeout_s: float,
-        on_progress: Callable[[int], None] = lambda _: None,
+        on_progress: Progress = lambda _: None,
     ) -> float:
         """When (`time.perf_counter`) all of them were there and it held for each at once. Raises NotInTime."""
         return await self._wait(names, lambda obj: obj is not None and holds(obj), timeout_s, on_progress)

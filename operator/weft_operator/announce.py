@@ -10,7 +10,7 @@ from weft_operator.actions import Announce
 from weft_operator.resources import Adapter, Object, Pool
 
 HEADLINES = ("Ready", "Available")  # the conditions whose being True is news by itself
-STEPS = frozenset(("Resolving", "Publishing", "BaseNotReady", "NoReadyRunner"))
+STEPS = frozenset(("Resolving", "Publishing", "BaseNotReady", "NoReadyRunner", "Converging"))
 EXPECTED = frozenset(("ScaledToZero", "Deleting", "RunnersReady"))
 
 
@@ -34,7 +34,8 @@ def _news(before: Object, after: Object) -> Iterator[tuple[EventType, str, str]]
         if was is not None and (was["status"], was["reason"]) == (condition["status"], reason):
             continue
         if condition["status"] == "True":
-            if condition["type"] in HEADLINES or (was is not None and was["status"] == "False"):
+            recovered = was is not None and was["status"] == "False" and reason not in STEPS
+            if condition["type"] in HEADLINES or recovered:
                 yield "Normal", reason, message
         elif condition["status"] == "False" and reason not in STEPS:
             yield "Normal" if reason in EXPECTED else "Warning", reason, message

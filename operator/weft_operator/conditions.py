@@ -6,7 +6,7 @@ is bad, Fetched turns False with the reason while Ready stays True on the conten
 Reasons are API. Of a True condition: Accepted, Validated, Fetched, Published (Ready), RunnersReady (Available). Of the
 others: those of the depot, and PoolNotFound, NotPermitted, NameConflict, BaseNotReady, NoReadyRunner, Resolving,
 Publishing (told to the scheduler, not yet in its route table), ResolveFailed, LoadFailed, Deleting, ScaledToZero,
-CrashLoop, Unschedulable, NamespaceNotServed, NoSlots.
+Converging (runners start or leave), CrashLoop, Unschedulable, NamespaceNotServed, NoSlots.
 """
 
 from collections.abc import Iterable, Sequence
@@ -154,7 +154,7 @@ def _progressing(facts: PoolFacts, fetched: Condition) -> Condition:
         return Condition("Progressing", "False", trouble.state, trouble.message)
     if ready_runners(facts) == facts.wanted == len(facts.runners):
         return Condition("Progressing", "False", "RunnersReady", "every wanted runner is ready")
-    return Condition("Progressing", "True", "NoReadyRunner", f"bringing the pool to {facts.wanted} ready runners")
+    return Condition("Progressing", "True", "Converging", f"bringing the pool to {facts.wanted} runners")
 
 
 def ready_runners(facts: PoolFacts) -> int:

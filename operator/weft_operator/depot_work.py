@@ -1,8 +1,13 @@
-"""What is asked of the depot: sources to resolve, a bounded number at once, and the list of what to keep."""
+"""What is asked of the depot: sources to resolve, a bounded number at once, and the list of what to keep.
+
+A question lasts as long as its source takes, hours for a large or slow one. So one namespace may only have a few under
+way, and nothing ever waits until none is: whose sources stand still, stands still alone.
+"""
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from weakref import WeakValueDictionary
 
 from weft.telemetry.logs import kv
 from weft_operator.actions import Resolve, Retain
@@ -16,7 +21,8 @@ from weft_operator.seams import Depot
 
 log = logging.getLogger(__name__)
 
-RESOLVES_AT_ONCE = 8
+RESOLVES_AT_ONCE = 64  # fewer than the depot client has connections
+RESOLVES_OF_NAMESPACE = 8
 PAUSE_S = 10.0  # before a list that the depot did not take is told again
 
 
@@ -37,6 +43,7 @@ class DepotWork:
         self._policy, self._clock, self._mark = policy, clock, mark
         self._resolving: dict[str, asyncio.Task[None]] = {}
         self._permits = asyncio.Semaphore(RESOLVES_AT_ONCE)
+        self._turns = WeakValueDictionary[str, asyncio.Semaphore]()  # by namespace, while somebody there asks
         self._drains = asyncio.Event()
 
     def resolve(self, action: Resolve) -> None:
@@ -74,7 +81,8 @@ class DepotWork:
         def on_step(answer: Answer) -> None:
             self._heard(action, answer)
 
-        async with self._permits:
+        turn = self._turns.setdefault(action.ref.namespace, asyncio.Semaphore(RESOLVES_OF_NAMESPACE))
+        async with turn, self._permits:
             try:
                 self._heard(action, await self._depot.resolve(action.request, on_step))
             except DepotUnavailable as error:
@@ -100,21 +108,15 @@ class DepotWork:
         self._mark([action.ref])
 
     async def _retain(self) -> bool:
-        """With no resolution under way: a content that was just fetched, and that no list names yet, must not go."""
-        for _ in range(RESOLVES_AT_ONCE):
-            await self._permits.acquire()
+        """Resolutions may be under way: what they have fetched, and no list names yet, the depot's leases keep."""
+        now = self._clock()
         try:
-            now = self._clock()
             for action in plan_retention(self._desired, self._observed, now, self._policy):
                 assert isinstance(action, Retain)
                 await self._depot.retain(action.digests)
                 record(action, self._observed, now)
-            self._observed.retention.forget(now)
         except DepotUnavailable as error:
             log.warning("depot does not answer", extra=kv(error=str(error)))
             return False
-        else:
-            return True
-        finally:
-            for _ in range(RESOLVES_AT_ONCE):
-                self._permits.release()
+        self._observed.retention.forget(now)
+        return True

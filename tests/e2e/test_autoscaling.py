@@ -22,7 +22,7 @@ SCALING = {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 3, "wakeSeconds": 
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The quickstart whose pool has no number of its own."""
     folder = copy_manifests(tmp_path_factory.mktemp("m"))
-    path = folder / "pool.yaml"
+    path = folder / "01-pool.yaml"
     pool = yaml.safe_load(path.read_text())
     del pool["spec"]["replicas"]
     pool["spec"]["autoscaling"] = SCALING

@@ -14,7 +14,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart"
-MANIFESTS = ("pool.yaml", "acme.yaml", "globex.yaml", "initech.yaml")
+MANIFESTS = ("01-pool.yaml", "acme.yaml", "globex.yaml", "initech.yaml")
 BASE = "weft-quickstart"
 TASK_OF = {
     BASE: "copy",
@@ -66,10 +66,10 @@ def copy_manifests(folder: Path, **pool_spec: Any) -> Path:
         shutil.copytree(QUICKSTART / name, folder / name)
     for name in MANIFESTS[1:]:
         shutil.copy(QUICKSTART / name, folder)
-    pool = yaml.safe_load((QUICKSTART / "pool.yaml").read_text())
+    pool = yaml.safe_load((QUICKSTART / "01-pool.yaml").read_text())
     for key, value in pool_spec.items():
         pool["spec"][key] = {**pool["spec"].get(key, {}), **value} if isinstance(value, dict) else value
-    (folder / "pool.yaml").write_text(yaml.safe_dump(pool))
+    (folder / "01-pool.yaml").write_text(yaml.safe_dump(pool))
     return folder
 
 

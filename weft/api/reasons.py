@@ -19,13 +19,19 @@ class Reason(StrEnum):
     BASE_NOT_READY = "BaseNotReady"
     NO_READY_RUNNER = "NoReadyRunner"
     SCALED_TO_ZERO = "ScaledToZero"
+    CONVERGING = "Converging"
     CRASH_LOOP = "CrashLoop"
     UNSCHEDULABLE = "Unschedulable"
     RESOLVING = "Resolving"
     RESOLVE_FAILED = "ResolveFailed"
     LOAD_FAILED = "LoadFailed"
+    PUBLISHING = "Publishing"
     DELETING = "Deleting"
+    ACCEPTED = "Accepted"
+    VALIDATED = "Validated"
+    FETCHED = "Fetched"
     PUBLISHED = "Published"
+    RUNNERS_READY = "RunnersReady"
 
 
 ArtifactReason = errors.Reason
@@ -39,13 +45,19 @@ ADVICE: dict[str, str] = {
     Reason.BASE_NOT_READY: "the pool's base model is not fetched yet; see the pool's Fetched condition.",
     Reason.NO_READY_RUNNER: "no runner of the pool is ready yet; see the pool's Available condition.",
     Reason.SCALED_TO_ZERO: "nobody asks, so no runner runs; the next request is held until one is ready.",
+    Reason.CONVERGING: "runners start or leave; nothing to do.",
     Reason.CRASH_LOOP: "runners end again and again; the message has their last words, the log has more.",
     Reason.UNSCHEDULABLE: "no node takes the runner's pod; the message says what is missing.",
     Reason.RESOLVING: "the depot is reading and checking the source; nothing to do.",
-    Reason.RESOLVE_FAILED: "the depot failed on this source; its log says why (`weft logs depot`). It is tried again.",
+    Reason.RESOLVE_FAILED: "the depot failed on this source; its log says why. It is tried again.",
     Reason.LOAD_FAILED: "a runner could not load it; the message says why.",
     Reason.DELETING: "it is being deleted; streams that use it finish first, within the pool's drainSeconds.",
+    Reason.PUBLISHING: "the scheduler was told and has not answered yet; should it stay so, look at the scheduler's log.",
+    Reason.ACCEPTED: "nothing forbids the object.",
+    Reason.VALIDATED: "configuration, shapes and type fit the base.",
+    Reason.FETCHED: "the depot has the whole content.",
     Reason.PUBLISHED: "it is in the route table: clients can call it.",
+    Reason.RUNNERS_READY: "runners serve; every one that is wanted is ready.",
     ArtifactReason.SCHEME_NOT_ALLOWED: "use a URI scheme that this installation allows (file: needs a file root).",
     ArtifactReason.BAD_URI: "correct the URI; file: takes a relative path below the file root.",
     ArtifactReason.SOURCE_NOT_FOUND: "put the files at the URI, or correct it. It is looked for again.",

@@ -1,7 +1,8 @@
 """A cluster for a person: `python -m cluster up` leaves a node running behind it, `down` ends it.
 
 `up` starts `serve` in a session of its own and waits until that says ready on a pipe; `serve` holds the node until it
-gets SIGTERM. What is known of it lies in `${XDG_STATE_HOME:-~/.local/state}/weft/dev-cluster`.
+gets SIGTERM. What is known of it lies in `${XDG_STATE_HOME:-~/.local/state}/weft/dev-cluster`, beside the values that the
+chart needs there and the folder below which its `file:` URIs are.
 """
 
 import json
@@ -14,14 +15,28 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import yaml
+
 from cluster import tools
 from cluster.errors import StartFailed
 from cluster.machine import check_node
 from cluster.node import Node
+from cluster.python_pod import ROOT
+from cluster.values import QUICKSTART, copy_sources, node_values
 
 UP_S = 180.0
 DOWN_S = 60.0
 READY = b"ready"
+STEPS = """\
+# Kubernetes {version} on this machine: process {pid}, log {log}
+export KUBECONFIG={kubeconfig}
+export PATH={tools}:$PATH
+
+# Weft on it; file: URIs are paths below {sources}
+helm install weft {chart} -n weft-system --create-namespace --wait --values {values}
+kubectl apply -f {quickstart}
+kubectl wait --for=condition=Ready loraadapters --all -A --timeout=2m
+kubectl -n weft-system port-forward svc/weft-gateway 8080:80"""
 
 
 def up() -> None:
@@ -53,7 +68,17 @@ def describe() -> str:
     pid = _pid()
     if pid is None:
         return "no dev cluster is running: `make dev-cluster` starts one"
-    return f"# process {pid}, log {_log()}\nexport KUBECONFIG={_kubeconfig()}\nexport PATH={tools.folder()}:$PATH"
+    return STEPS.format(
+        version=tools.KUBERNETES,
+        pid=pid,
+        log=_log(),
+        kubeconfig=_kubeconfig(),
+        tools=tools.folder(),
+        sources=_sources(),
+        chart=_from_here(ROOT / "charts" / "weft"),
+        values=_values(),
+        quickstart=_from_here(QUICKSTART),
+    )
 
 
 def serve(ready: int) -> None:
@@ -62,6 +87,8 @@ def serve(ready: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, stop)
     with Node() as node:
         shutil.copyfile(node.kubeconfig, _kubeconfig())
+        copy_sources(_sources())
+        _values().write_text(yaml.safe_dump(node_values(_sources()), sort_keys=False))
         _state().write_text(json.dumps({"pid": os.getpid(), "folder": str(node.folder)}))
         os.write(ready, READY)
         os.close(ready)
@@ -93,6 +120,11 @@ def _environment() -> Mapping[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 
 
+def _from_here(path: Path) -> Path:
+    """As a person would type it: relative where that is short."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def _pid() -> int | None:
     """The process that holds the node, if it lives and is ours."""
     try:
@@ -118,3 +150,11 @@ def _log() -> Path:
 
 def _kubeconfig() -> Path:
     return _folder() / "kubeconfig"
+
+
+def _values() -> Path:
+    return _folder() / "values.yaml"
+
+
+def _sources() -> Path:
+    return _folder() / "sources"

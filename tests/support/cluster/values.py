@@ -15,6 +15,7 @@ SMALL = {"requests": None, "limits": None}  # a node has what its machine has, a
 def node_values(sources: Path) -> dict[str, Any]:
     """Python from the machine instead of an image, `sources` as the depot's file root, no requests of memory and CPU."""
     python = python_volumes()
+    environment = [variable for variable in python.env if variable["name"] != "HOME"]  # the chart sets it
     repository, _, tag = PAUSE_IMAGE.rpartition(":")
     image = {"repository": repository, "tag": tag, "pullPolicy": "Never"}
     volume = {"name": "sources", "hostPath": {"path": str(sources), "type": "Directory"}}
@@ -28,7 +29,7 @@ def node_values(sources: Path) -> dict[str, Any]:
     }
     return {
         "image": image,
-        "common": {"extraEnv": python.env, "extraVolumes": python.volumes, "extraVolumeMounts": python.mounts},
+        "common": {"extraEnv": environment, "extraVolumes": python.volumes, "extraVolumeMounts": python.mounts},
         **components,
         "externalMetrics": {"enabled": True},
         "runner": {"image": image, "extraEnv": [{"name": "OMP_NUM_THREADS", "value": "1"}]},

@@ -1,6 +1,8 @@
 """Conditions: transition times move with the status alone, and setting what is there changes nothing."""
 
+import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,6 +82,14 @@ def test_the_transition_time_is_always_that_of_the_last_change_of_status(steps: 
         if changed_at.get(kind, ("",))[0] != status:
             changed_at[kind] = (status, second)
     assert {c.type: (c.status, int((c.last_transition_time - T0).total_seconds())) for c in conditions} == changed_at
+
+
+def test_every_reason_that_conditions_have_is_listed() -> None:
+    """A condition's reason is written where its facts are judged: as a name there, or from those lists."""
+    written = (Path(__file__).parents[3] / "operator" / "weft_operator" / "conditions.py").read_text()
+    named = set(re.findall(r'Condition\(\s*"?\w*"?,\s*[^,]+,\s*"(\w+)"', written))
+    assert {"Publishing", "Converging", "ScaledToZero", "Accepted"} <= named
+    assert named <= set(ADVICE)
 
 
 def test_every_reason_comes_with_advice() -> None:

@@ -104,7 +104,7 @@ def test_the_quickstart_is_found_from_the_sources(monkeypatch: pytest.MonkeyPatc
     folder = demo_folder()
     questions = load_questions(folder / "demo.jsonl")
     assert len({question.model for question in questions}) >= 3
-    assert {path.name for path in demo_manifests(folder)} >= {"pool.yaml", "acme.yaml"}
+    assert {path.name for path in demo_manifests(folder)} >= {"01-pool.yaml", "acme.yaml"}
 
 
 def test_the_file_root_is_the_folder_of_the_manifests(tmp_path: Path) -> None:

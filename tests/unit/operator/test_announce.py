@@ -93,5 +93,6 @@ def test_a_change_of_scale_is_told_with_its_reason(serving: World) -> None:
     serving.announced.clear()
     serving.apply(pool_object(replicas=3))
     serving.settle()
+    assert {event.reason for event in serving.announced} == {"Scaled", "RunnersReady"}, "the way there is no news"
     (event,) = [event for event in serving.announced if event.reason == "Scaled"]
     assert (event.ref, event.type, event.message) == (pool_ref(), "Normal", "from 1 to 3 runners: Replicas")

@@ -106,4 +106,46 @@ async def test_resolutions_are_bounded() -> None:
             op.store.apply(adapter_object(f"a{number}"))
         for number in range(50):
             await op.until(adapter_ref(f"a{number}"), "Ready", "True", "Published")
-        assert 1 < op.depot.most_at_once <= depot_work.RESOLVES_AT_ONCE
+        assert 1 < op.depot.most_at_once <= depot_work.RESOLVES_OF_NAMESPACE
+
+
+async def test_sources_that_stand_still_hold_up_no_other_namespace() -> None:
+    async with operator() as op:
+        op.store.apply(pool_object(allowedNamespaces={"from": "All"}))
+        for number in range(depot_work.RESOLVES_OF_NAMESPACE + 5):
+            op.depot.stuck.add(f"file:slow{number}")
+            op.store.apply(adapter_object(f"slow{number}", namespace="globex", pool="acme/base"))
+        op.store.apply(adapter_object("upper"))
+        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        assert op.depot.at_once >= depot_work.RESOLVES_OF_NAMESPACE
+
+
+async def test_many_namespaces_together_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(depot_work, "RESOLVES_AT_ONCE", 3)
+    async with operator() as op:
+        op.store.apply(pool_object(allowedNamespaces={"from": "All"}))
+        for number in range(20):
+            op.depot.contents[f"file:a{number}"] = good("a")
+            op.store.apply(adapter_object(f"a{number}", namespace=f"n{number}", pool="acme/base"))
+        for number in range(20):
+            await op.until(adapter_ref(f"a{number}", f"n{number}"), "Ready", "True", "Published")
+        assert op.depot.most_at_once == 3
+
+
+async def test_what_drained_is_dropped_while_a_source_stands_still() -> None:
+    jump = [0.0]
+    async with operator(clock=lambda: time.time() + jump[0]) as op:
+        op.store.apply(pool_object(drainSeconds=1))
+        op.store.apply(adapter_object("upper"))
+        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        op.depot.stuck.add("file:slow")
+        op.store.apply(adapter_object("slow"))
+        op.store.delete(adapter_ref("upper"))
+        op.store.apply(adapter_object("lower"))
+        await op.until(adapter_ref("lower"), "Ready", "True", "Published")
+        jump[0] = 10_000.0
+        op.depot.contents["file:lower"] = good("e")  # its drain begins, and wakes who keeps the list
+        async with asyncio.timeout(10):
+            while digest("a") in (kept := await op.depot.kept.get()):
+                pass
+        assert digest("b") in kept
