@@ -43,10 +43,10 @@ test-cluster: cluster-tools  ## whole stack in pods on a real node (needs root, 
 cluster-tools: install  ## build a Kubernetes for tests, once, into ~/.cache/weft (Go, gcc; 15 minutes on 2 cores)
 	@$(CLUSTER) build
 
-dev-cluster: cluster-tools  ## a node of Kubernetes on this machine to play with; prints its KUBECONFIG
+dev-cluster: cluster-tools  ## a node of Kubernetes on this machine to play with; prints how to install Weft there
 	@$(CLUSTER) up
 
-dev-cluster-down: install  ## remove it
+dev-cluster-down: install  ## end the dev cluster
 	@$(CLUSTER) down
 
 bench-operator: cluster-tools  ## `weft bench operator`, on a Kubernetes API server of its own (3 minutes)

@@ -3,12 +3,13 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from weft_bench import operator as figures
 from weft_bench.audit_log import AuditLog, Writes
+from weft_bench.errors import NotInTime
 from weft_bench.following import Following, Object
 from weft_bench.operator_stage import ADAPTERS, CONNECTIONS, GROUP, POOL, POOLS, VERSION, Cluster, Stage, leads
 from weft_bench.played_runners import PlayedRunners
@@ -81,12 +82,13 @@ class Bench:
         )
 
     async def quiet(self) -> None:
-        """The last Events of what was done before are out. Raises TimeoutError when that never ends."""
+        """The last Events of what was done before are out. Raises NotInTime when the operator writes on and on."""
         known = -1.0
-        async with asyncio.timeout(SETTLE_S):
-            while (count := total(await self._samples(), figures.WRITTEN)) != known:
-                known = count
-                await asyncio.sleep(QUIET_S)
+        with in_time(f"the operator still writes {SETTLE_S:.0f} s after every status was final"):
+            async with asyncio.timeout(SETTLE_S):
+                while (count := total(await self._samples(), figures.WRITTEN)) != known:
+                    known = count
+                    await asyncio.sleep(QUIET_S)
         await self._wrote()
 
     async def rest(self, seconds: float) -> figures.Steady:
@@ -149,8 +151,9 @@ class Bench:
             return current and self._is_final(obj)
 
         told_at = await self._adapters.until([name], is_edited, CHANGE_S)
-        async with asyncio.timeout(CHANGE_S):
-            known_at = await self._runners.until_known(self._adapters.objects[name]["status"]["digest"])
+        with in_time(f"runners were not told of the new content of {name} within {CHANGE_S:.0f} s"):
+            async with asyncio.timeout(CHANGE_S):
+                known_at = await self._runners.until_known(self._adapters.objects[name]["status"]["digest"])
         return max(told_at, known_at)
 
     async def _delete(self, number: int) -> float:
@@ -204,6 +207,15 @@ class Bench:
         if self._log is None:
             return Writes(since, None)
         return await self._log.writes(OPERATOR, self._cluster.namespace)
+
+
+@contextmanager
+def in_time(otherwise: str) -> Generator[None]:
+    """Raises NotInTime with these words in the place of a TimeoutError."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise NotInTime(otherwise) from error
 
 
 def is_current(adapter: Object) -> bool:

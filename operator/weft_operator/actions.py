@@ -88,6 +88,16 @@ class DeleteChild:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleChild:
+    """That Deployment, of exactly this uid and of a group that its pool no longer names, has so many replicas."""
+
+    pool: Ref
+    key: ChildKey
+    uid: str
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
 class MarkPod:
     """The pod of exactly this uid has the annotation `controller.kubernetes.io/pod-deletion-cost`."""
 
@@ -154,6 +164,7 @@ Action = (
     | RemoveRunner
     | ApplyChild
     | DeleteChild
+    | ScaleChild
     | MarkPod
     | Announce
     | SetStatus

@@ -6,7 +6,7 @@ nothing new is placed on them.
 
 - A number that people wrote holds: they wait at most `ANSWER_S` for the names, for a runner that is told to go gives
   its streams back anyway.
-- The autoscaler never takes away a ready runner that the scheduler has not named: one that has just started knows of
+- The autoscaler never takes away more ready runners than the scheduler has named: one that has just started knows of
   no runner, and wants none.
 """
 
@@ -54,12 +54,17 @@ def bounds(pool: Pool, default: int) -> Bounds:
 
 
 def target(bounds: Bounds, report: PoolReport | None, present: int) -> int:
-    """Runners that the pool should have. While the scheduler has not answered, those that are there are right."""
-    return bounds.clamp(report.wanted_runners if report is not None and answers(report, bounds) else present)
+    """Runners that the pool should have. Until the scheduler has answered none of those that are there is too many.
+
+    One that has just started names no bounds before it knows who is there, and asks for more where requests wait.
+    """
+    if report is None or not (answers(report, bounds) or report.max_runners == 0):
+        return bounds.clamp(present)
+    return bounds.clamp(report.wanted_runners if answers(report, bounds) else max(report.wanted_runners, present))
 
 
 def answers(report: PoolReport, bounds: Bounds) -> bool:
-    """Whether the scheduler said this knowing these bounds."""
+    """Whether the scheduler said this knowing these bounds, and the runners that there are."""
     return report.max_runners == bounds.max
 
 
@@ -79,12 +84,19 @@ def spread(count: int, groups: Sequence[Group]) -> dict[str, int]:
 
 
 def leaving(
-    present: Sequence[Runner], wanted: int, report: PoolReport | None, bounds: Bounds, *, waited: bool
+    present: Sequence[Runner],
+    wanted: int,
+    report: PoolReport | None,
+    bounds: Bounds,
+    *,
+    waited: bool,
+    elsewhere: int = 0,
 ) -> list[Runner] | None:
     """Who of `present` goes so that `wanted` are left, the first one first; None: that is not known yet.
 
     `waited`: the scheduler has had its time to answer. The order: who serves nobody, then the scheduler's victims in
-    its order, then, for a number that people wrote, the last of those that are left.
+    its order, then, for a number that people wrote, the last of those that are left. The scheduler knows of no groups:
+    for each victim that it has named `elsewhere`, in another group, one that it has not named may go here instead.
     """
     surplus = len(present) - wanted
     if surplus <= 0:
@@ -96,7 +108,7 @@ def leaving(
     free = [runner for runner in reversed(present) if not runner.settled and runner.name not in rank]
     named = sorted((runner for runner in present if runner.name in rank), key=lambda runner: rank[runner.name])
     rest = [runner for runner in reversed(present) if runner.settled and runner.name not in rank]
-    return [*free, *named, *(rest if bounds.fixed else ())][:surplus]
+    return [*free, *named, *(rest if bounds.fixed else rest[:elsewhere])][:surplus]
 
 
 def launch(pool: Pool, base_digest: str) -> Launch:

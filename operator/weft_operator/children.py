@@ -37,6 +37,11 @@ def children(pool: Pool, launch: Launch, site: Site, sizes: Mapping[str, int]) -
     ]
 
 
+def child_names(pool: Pool) -> set[str]:
+    """Of everything that the pool owns."""
+    return {child_name(pool.meta.ref.name, part) for part in (SHARED, *(group.name for group in pool.groups))}
+
+
 def child_name(pool: str, part: str) -> str:
     """`POOL-PART`, one to one, at most 52 characters, begun by a letter (as a Service's has to be).
 

@@ -6,7 +6,8 @@ is bad, Fetched turns False with the reason while Ready stays True on the conten
 Reasons are API. Of a True condition: Accepted, Validated, Fetched, Published (Ready), RunnersReady (Available). Of the
 others: those of the depot, and PoolNotFound, NotPermitted, NameConflict, BaseNotReady, NoReadyRunner, Resolving,
 Publishing (told to the scheduler, not yet in its route table), ResolveFailed, LoadFailed, Deleting, ScaledToZero,
-Converging (runners start or leave), CrashLoop, Unschedulable, NamespaceNotServed, NoSlots.
+Converging (runners start or leave), CrashLoop, Unschedulable, NamespaceNotServed, NoSlots,
+ChildConflict, ChildRefused, PodsRefused.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from weft.api.conditions import shown
 from weft_operator.judge import AdapterFacts, PoolFacts, Refusal, is_ready
-from weft_operator.observe import Pod, RunnerProcess
 from weft_operator.resolution import Answer, Request, Resolution
 from weft_operator.resources import Object
 
@@ -107,7 +108,7 @@ def _ready(facts: AdapterFacts, content: Sequence[Condition]) -> Condition:
     if not facts.report.routed or (facts.report.digest != digest and not is_ready(facts.adapter)):
         return Condition("Ready", "False", "Publishing", "told to the scheduler, not yet in its route table")
     errors = facts.report.load_errors
-    if errors and len(errors) >= facts.report.ready_runners:
+    if errors and not facts.report.ready_runners:
         return Condition("Ready", "False", "LoadFailed", "no runner can load it: " + "; ".join(errors))
     return _published(facts, digest)
 
@@ -151,21 +152,31 @@ def _progressing(facts: PoolFacts, fetched: Condition) -> Condition:
         status: Status = "True" if fetched.status == "Unknown" else "False"
         return Condition("Progressing", status, fetched.reason, fetched.message)
     if trouble := _trouble(facts):
-        return Condition("Progressing", "False", trouble.state, trouble.message)
+        return Condition("Progressing", "False", trouble.reason, trouble.message)
     if ready_runners(facts) == facts.wanted == len(facts.runners):
         return Condition("Progressing", "False", "RunnersReady", "every wanted runner is ready")
     return Condition("Progressing", "True", "Converging", f"bringing the pool to {facts.wanted} runners")
 
 
 def ready_runners(facts: PoolFacts) -> int:
-    """By the scheduler's word; before it has spoken, by the stored status."""
-    return facts.report.ready_runners if facts.report else int(facts.pool.status.get("readyReplicas", 0))
+    """By the scheduler's word; before it has spoken, by the stored status. Whoever is on its way out does not count.
+
+    The scheduler hears of that a moment later than the cluster, of one that was killed only when its lease ends.
+    """
+    told = facts.report.ready_runners if facts.report else int(facts.pool.status.get("readyReplicas", 0))
+    return min(told, len(facts.runners))
 
 
-def _trouble(facts: PoolFacts) -> RunnerProcess | Pod | None:
-    """A runner that does not come up by itself; of several the first by name, so that the message does not flap."""
+def _trouble(facts: PoolFacts) -> Refusal | None:
+    """What does not come right by itself: a refusal, or a runner that does not come up.
+
+    Of several runners it is the first by name, so that the message does not flap.
+    """
+    if facts.hindrance:
+        return facts.hindrance
     stuck = [runner for runner in facts.runners if runner.state in ("CrashLoop", "Unschedulable")]
-    return min(stuck, key=lambda runner: (runner.state, runner.name), default=None)
+    first = min(stuck, key=lambda runner: (runner.state, runner.name), default=None)
+    return Refusal(first.state, first.message) if first else None
 
 
 def _refused(refusal: Refusal, unknown: Iterable[str], *false: str) -> list[Condition]:
@@ -183,7 +194,7 @@ def _written(condition: Condition, old: Object | None, generation: int, now: flo
         "type": condition.type,
         "status": condition.status,
         "reason": condition.reason,
-        "message": condition.message,
+        "message": shown(condition.message),
         "observedGeneration": generation,
         "lastTransitionTime": timestamp(now) if moved or old is None else old["lastTransitionTime"],
     }

@@ -105,6 +105,8 @@ def adapter_status(facts: AdapterFacts, now: float) -> dict[str, Any]:
     status = {
         "observedGeneration": generation,
         "digest": serving.digest if serving else None,
+        "pool": str(serving.pool) if serving else None,
+        "baseDigest": serving.base_digest if serving else None,
         **{name: verdict.get(name) for name in told},
         "modelName": adapter.model_name,
         "readyRunners": ready if serving else 0,

@@ -4,6 +4,7 @@ OperatorError
 ├── DepotUnavailable     the depot did not answer: asked again later
 │   └── DepotFailed      it answered, with an error of its own or with what is no answer
 ├── NoEffect             a fenced write met a newer object: planned again from that
+├── ChildRefused         what a pool should own cannot be made; carries a condition's reason: told, tried again later
 ├── ApiError             a request to the local API is refused; carries status, reason and causes
 │   ├── Invalid (422)    the object breaks the schema or a rule; every cause names its field
 │   ├── NotFound (404)
@@ -18,6 +19,7 @@ OperatorError
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 class OperatorError(Exception):
@@ -34,6 +36,14 @@ class DepotFailed(DepotUnavailable):
 
 class NoEffect(OperatorError):
     """A fenced write met a newer version of the object, or the object is gone."""
+
+
+class ChildRefused(OperatorError):
+    """Somebody else has the name of what a pool should own, or the API server does not take it."""
+
+    def __init__(self, reason: Literal["ChildConflict", "ChildRefused"], message: str) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.reason, self.message = reason, message
 
 
 @dataclass(frozen=True, slots=True)

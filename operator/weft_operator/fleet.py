@@ -4,25 +4,31 @@ Without a site the runners are processes of this machine, one by one. With a sit
 what the pool owns: the cluster's own controllers do the rest. Either way the scheduler is asked before runners go.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from math import inf
 
 from weft_operator import capacity
-from weft_operator.actions import Action, ApplyChild, DeleteChild, EnsureRunner, MarkPod, RemoveRunner
+from weft_operator.actions import Action, ApplyChild, DeleteChild, EnsureRunner, MarkPod, RemoveRunner, ScaleChild
 from weft_operator.capacity import ANSWER_S, Bounds, Runner
 from weft_operator.children import GROUP_LABEL, children
 from weft_operator.intent import fulfils, intent_of
-from weft_operator.observe import Child, ChildKey, Observed, Pod
+from weft_operator.observe import Child, ChildKey, Observed, Pod, Refused
 from weft_operator.resources import Object, Pool, Ref
 from weft_operator.site import Site
 
 SEEN_S = 5.0  # a mark that was accepted this long ago counts as seen
 
 
-def present_runners(ref: Ref, observed: Observed) -> int:
-    """Runners that were ordered: processes that stay, and the replicas of Deployments."""
-    processes = capacity.staying(observed.runners.get(ref, {}))
-    return len(processes) + sum(_live_sizes(observed.children.get(ref, {})).values())
+def present_runners(pool: Pool, observed: Observed) -> int:
+    """Runners that were ordered: processes that stay, and the replicas of Deployments.
+
+    Groups that are no longer named give their runners to those that are: both have them for a while.
+    """
+    processes = capacity.staying(observed.runners.get(pool.meta.ref, {}))
+    sizes, named = _live_sizes(observed.children.get(pool.meta.ref, {})), {group.name for group in pool.groups}
+    ours = sum(size for group, size in sizes.items() if group in named)
+    return len(processes) + max(ours, sum(sizes.values()) - ours)
 
 
 def plan_processes(
@@ -53,9 +59,17 @@ def plan_children(
     wishes = children(pool, capacity.launch(pool, digest), site, sizes)
     own = {key: obj for key, obj in live.items() if _is_owned(obj, pool.meta.uid)}
     free = [child for child in wishes if child.key in own or child.key not in live]
+    refused = observed.refused.get(ref, {})
+    free = [child for child in free if not _is_refused(child, refused.get(child.key), now)]
     orders += [ApplyChild(ref, child) for child in free if _differs(child, live.get(child.key), observed)]
+    sizes_left = _retiring(pool, own, wanted, observed)
+    orders += [
+        ScaleChild(ref, key, own[key]["metadata"]["uid"], size)
+        for key, size in sizes_left.items()
+        if size < _replicas(own[key])
+    ]
     # What a pool of the same name has left behind goes; in its place ours comes once it is gone.
-    return orders + _deletions(ref, live, keep=own.keys() & {child.key for child in wishes})
+    return orders + _deletions(ref, live, keep={child.key for child in wishes if child.key in own} | sizes_left.keys())
 
 
 def plan_no_runners(ref: Ref, observed: Observed) -> list[Action]:
@@ -71,9 +85,10 @@ def has_waited(ref: Ref, observed: Observed, now: float) -> bool:
 
 
 def deadlines(ref: Ref, observed: Observed) -> list[float]:
-    """When waiting ends: for the scheduler's answer, and for marks to be seen."""
+    """When waiting ends: for the scheduler's answer, for marks to be seen, with what was refused."""
     told = [observed.told_at[ref] + ANSWER_S] if ref in observed.told_at else []
     uids = {pod.uid for pod in observed.pods.get(ref, {}).values()}
+    told += [refusal.again_at for refusal in observed.refused.get(ref, {}).values()]
     return told + [at + SEEN_S for uid, (_, at) in observed.marks.items() if uid in uids]
 
 
@@ -83,7 +98,10 @@ def _shrink(
     """The size that the group may have now, and what has to happen before it may have fewer."""
     pods = {name: pod for name, pod in sorted(observed.pods.get(ref, {}).items()) if _stays(pod, group)}
     runners = [Runner(name, pod.state == "Ready") for name, pod in pods.items()]
-    going = capacity.leaving(runners, size, observed.pool_reports.get(str(ref)), bounds, waited=waited)
+    report = observed.pool_reports.get(str(ref))
+    others = {name for name, pod in observed.pods.get(ref, {}).items() if pod.group != group and pod.state == "Ready"}
+    elsewhere = len(others.intersection(report.victims)) if report else 0
+    going = capacity.leaving(runners, size, report, bounds, waited=waited, elsewhere=elsewhere)
     if going is None:
         return present, []
     left = max(size, len(pods) - len(going))
@@ -100,6 +118,23 @@ def _shrink(
         if observed.marks.get(pods[name].uid, (None, now))[0] != cost
     ]
     return (present, orders) if unseen else (left, [])
+
+
+def _retiring(pool: Pool, own: Mapping[ChildKey, Object], wanted: int, observed: Observed) -> dict[ChildKey, int]:
+    """Replicas that Deployments of groups which the pool no longer names may keep for now; the others go at once.
+
+    As in a rolling update: one runner goes before one comes, then one for each that is ready in a group that is named.
+    Runners that are not ready serve nobody and may hold what the new ones wait for.
+    """
+    named, ready = {group.name for group in pool.groups}, Counter[str]()
+    for pod in observed.pods.get(pool.meta.ref, {}).values():
+        ready[pod.group] += pod.state == "Ready"
+    room, sizes = wanted - 1 - sum(ready[group] for group in named), dict[ChildKey, int]()
+    for key, obj in sorted(own.items()):
+        if key.kind == "Deployment" and _group(obj) not in named and not _is_deleting(obj):
+            size = min(_replicas(obj), ready[_group(obj)], room - sum(sizes.values()))
+            sizes |= {key: size} if size > 0 else {}
+    return sizes
 
 
 def _stays(pod: Pod, group: str) -> bool:
@@ -120,6 +155,10 @@ def _differs(child: Child, live: Object | None, observed: Observed) -> bool:
         return False
     # What an API server made of exactly this wish is as near to it as it gets.
     return observed.applied.get(child.key) != (intent_of(child.manifest), revision(live))
+
+
+def _is_refused(child: Child, refusal: Refused | None, now: float) -> bool:
+    return refusal is not None and refusal.intent == intent_of(child.manifest) and now < refusal.again_at
 
 
 def _is_owned(obj: Object, uid: str) -> bool:
@@ -143,10 +182,16 @@ def revision(live: Object) -> str:
 def _live_sizes(live: Mapping[ChildKey, Object]) -> dict[str, int]:
     """Replicas of each group's Deployment, by group."""
     return {
-        (obj["metadata"].get("labels") or {}).get(GROUP_LABEL, ""): int(obj["spec"].get("replicas", 1))
-        for key, obj in live.items()
-        if key.kind == "Deployment" and not _is_deleting(obj)
+        _group(obj): _replicas(obj) for key, obj in live.items() if key.kind == "Deployment" and not _is_deleting(obj)
     }
+
+
+def _group(obj: Object) -> str:
+    return str((obj["metadata"].get("labels") or {}).get(GROUP_LABEL, ""))
+
+
+def _replicas(deployment: Object) -> int:
+    return int(deployment["spec"].get("replicas", 1))
 
 
 def _is_deleting(obj: Object) -> bool:

@@ -1,8 +1,9 @@
 """What is the case with one object: may it be served, what should the depot be asked, which content serves now.
 
 The rules, in the order in which they are asked:
-- A base model's name is reserved: an adapter that wants it is refused however old it is. Otherwise the older object has
-  the name; of two equally old ones the one that is already accepted, then the lower uid.
+- A base model's name is reserved: an adapter that wants it is refused however old it is. So is a name that begins with
+  NAMESPACE/ to that namespace: nobody elsewhere keeps a tenant from its own names. Otherwise the older object has the
+  name; of two equally old ones the one that is already accepted, then the lower uid.
 - A pool says which namespaces may use it.
 - One slot of a runner is never pinned, or no other adapter would ever be served: of more pinned adapters than fit
   beside it the older ones are accepted.
@@ -11,14 +12,19 @@ The rules, in the order in which they are asked:
   pool, or a base it does not fit, does not: an adapter is never served on a base that it was not checked against.
 """
 
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from weft_operator.capacity import Bounds
+from weft_operator.children import child_names
 from weft_operator.observe import AdapterReport, Desired, Observed, Pod, PoolReport, RunnerProcess
 from weft_operator.resolution import Good, Request, Resolution, remembered
 from weft_operator.resources import Adapter, Pool, Ref
 
 UNPINNED_SLOTS = 1  # of a runner
+POD_NAME = re.compile(r'pods? "[^"]*"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,7 @@ class PoolFacts:
     serving: Good | None
     report: PoolReport | None
     runners: tuple[RunnerProcess | Pod, ...]  # without those that leave
+    hindrance: Refusal | None  # why what it owns is not as it should be
     bounds: Bounds
     wanted: int
     adapters_total: int
@@ -56,7 +63,7 @@ class AdapterFacts:
     drain_s: float
 
 
-def pool_facts(pool: Pool, desired: Desired, observed: Observed, bounds: Bounds, wanted: int) -> PoolFacts:
+def pool_facts(pool: Pool, desired: Desired, observed: Observed, bounds: Bounds, wanted: int, now: float) -> PoolFacts:
     """Everything about one pool."""
     refusal = refuse_pool(pool, desired)
     request = None if refusal else pool_request(pool)
@@ -70,6 +77,7 @@ def pool_facts(pool: Pool, desired: Desired, observed: Observed, bounds: Bounds,
         serving=resolution.good if resolution and request else None,
         report=observed.pool_reports.get(str(pool.meta.ref)),
         runners=_runners(pool.meta.ref, observed),
+        hindrance=_hindrance(pool, observed, now),
         bounds=bounds,
         wanted=wanted,
         adapters_total=len(adapters),
@@ -104,8 +112,8 @@ def refuse_pool(pool: Pool, desired: Desired) -> Refusal | None:
         where = ", ".join(sorted(desired.served or ())) or "no namespace"
         message = f"pools are served in {where}: create it there, or ask the platform to serve {namespace} too"
         return Refusal("NamespaceNotServed", message)
-    owner = min((rival for rival in desired.claimants(pool.model_name) if _reserves(rival, desired)), key=_precedence)
-    return None if owner is pool else _conflict(pool.model_name, owner)
+    owner = name_owner(pool.model_name, desired)
+    return _conflict(pool, owner) if owner is not None and owner is not pool else None
 
 
 def refuse_adapter(adapter: Adapter, desired: Desired) -> Refusal | None:
@@ -118,6 +126,22 @@ def pinned_max(pool: Pool) -> int:
     return pool.max_adapters - UNPINNED_SLOTS
 
 
+def name_owner(model_name: str, desired: Desired) -> Pool | Adapter | None:
+    """Whose a name is: of those who claim it and are not refused for something else, the first by the rules above."""
+    claimants = (claimant for claimant in desired.claimants(model_name) if _may_hold(claimant, desired))
+    return min(claimants, key=lambda c: (isinstance(c, Adapter), not is_at_home(c), _precedence(c)), default=None)
+
+
+def accepted_by_name(adapters: Iterable[Adapter], desired: Desired) -> Iterator[Adapter]:
+    """Those that have their names. Each name is looked at once, however many claim it."""
+    owners: dict[str, Pool | Adapter | None] = {}
+    for adapter in adapters:
+        if adapter.model_name not in owners:
+            owners[adapter.model_name] = name_owner(adapter.model_name, desired)
+        if owners[adapter.model_name] is adapter:
+            yield adapter
+
+
 def refuse_by_name(adapter: Adapter, desired: Desired) -> Refusal | None:
     """Why this adapter is not accepted, its wish to be pinned aside."""
     pool = desired.pools.get(adapter.pool)
@@ -126,17 +150,16 @@ def refuse_by_name(adapter: Adapter, desired: Desired) -> Refusal | None:
     if not pool.permits(adapter.meta.ref.namespace):
         namespace = adapter.meta.ref.namespace
         return Refusal("NotPermitted", f"ServingPool {adapter.pool} does not admit adapters of namespace {namespace}")
-    rivals = [rival for rival in desired.claimants(adapter.model_name) if _holds_name(rival, desired, adapter)]
-    owner = min(rivals, key=_precedence)
-    return None if owner is adapter else _conflict(adapter.model_name, owner)
+    owner = name_owner(adapter.model_name, desired)
+    return _conflict(adapter, owner) if owner is not None and owner is not adapter else None
 
 
 def _refuse_pin(adapter: Adapter, desired: Desired) -> Refusal | None:
     """Of an adapter that has its name."""
     pool = desired.pools[adapter.pool]
-    rivals = (rival for rival in desired.adapters_of(adapter.pool) if rival.pinned)
-    older = [rival for rival in rivals if _precedence(rival) < _precedence(adapter)]
-    if sum(refuse_by_name(rival, desired) is None for rival in older) < pinned_max(pool):
+    own = _precedence(adapter)
+    older = (rival for rival in desired.adapters_of(adapter.pool) if rival.pinned and _precedence(rival) < own)
+    if sum(1 for _ in islice(accepted_by_name(older, desired), pinned_max(pool))) < pinned_max(pool):
         return None
     bound = f"ServingPool {adapter.pool} with lora.maxAdapters {pool.max_adapters} pins at most {pinned_max(pool)}"
     return Refusal("NoSlots", f"{bound} adapters, and older ones are there; unpin one, or raise lora.maxAdapters")
@@ -224,19 +247,12 @@ def _mismatch(adapter: Adapter, pool: Pool) -> Refusal | None:
     )
 
 
-def _holds_name(rival: Pool | Adapter, desired: Desired, asking: Adapter) -> bool:
-    """A refused object holds no name: it would otherwise keep others from being served."""
-    if rival is asking:
-        return True
-    if isinstance(rival, Pool):
-        return _reserves(rival, desired)
-    pool = desired.pools.get(rival.pool)
-    return pool is not None and not pool.meta.deleting and pool.permits(rival.meta.ref.namespace)
-
-
-def _reserves(rival: Pool | Adapter, desired: Desired) -> bool:
-    """A base model's name is reserved while its pool may be served at all."""
-    return isinstance(rival, Pool) and desired.serves(rival.meta.ref.namespace)
+def _may_hold(claimant: Pool | Adapter, desired: Desired) -> bool:
+    """A refused object holds no name, or it would keep others from being served. A pool does while it may be served."""
+    if isinstance(claimant, Pool):
+        return desired.serves(claimant.meta.ref.namespace)
+    pool = desired.pools.get(claimant.pool)
+    return pool is not None and not pool.meta.deleting and pool.permits(claimant.meta.ref.namespace)
 
 
 def _runners(ref: Ref, observed: Observed) -> tuple[RunnerProcess | Pod, ...]:
@@ -244,14 +260,41 @@ def _runners(ref: Ref, observed: Observed) -> tuple[RunnerProcess | Pod, ...]:
     return tuple(runner for runner in both if runner.state != "Leaving")
 
 
+def _hindrance(pool: Pool, observed: Observed, now: float) -> Refusal | None:
+    """What the API server did not take: of us a child, of the Deployments' own controller their pods."""
+    ref, names = pool.meta.ref, child_names(pool)
+    for key, refused in sorted(observed.refused.get(ref, {}).items()):
+        if key.name in names and now < refused.again_at:  # then it is tried again, unless it is wished no more
+            return Refusal(refused.reason, refused.message)
+    for key, obj in sorted(observed.children.get(ref, {}).items()):
+        for condition in (obj.get("status") or {}).get("conditions") or ():
+            if key.kind == "Deployment" and (condition["type"], condition["status"]) == ("ReplicaFailure", "True"):
+                # It names the pod that was refused, another one at each attempt: a status should not follow that.
+                return Refusal("PodsRefused", POD_NAME.sub("pods", condition.get("message") or "pods are refused"))
+    return None
+
+
+def is_at_home(claimant: Pool | Adapter) -> bool:
+    """Does its model name begin with its own namespace, as it does by default?"""
+    return claimant.model_name.startswith(f"{claimant.meta.ref.namespace}/")
+
+
 def _precedence(claimant: Pool | Adapter) -> tuple[bool, float, bool, str]:
     meta = claimant.meta
     return (isinstance(claimant, Adapter), meta.created, not _stored(claimant, "Accepted"), meta.uid)
 
 
-def _conflict(model_name: str, owner: Pool | Adapter) -> Refusal:
-    why = "is the base model of" if isinstance(owner, Pool) else "belongs to the older"
-    return Refusal("NameConflict", f"the name {model_name!r} {why} {owner.meta.ref.kind} {owner.meta.ref}")
+def _conflict(asking: Pool | Adapter, owner: Pool | Adapter) -> Refusal:
+    return Refusal("NameConflict", f"the name {asking.model_name!r} {holder_words(asking, owner)}")
+
+
+def holder_words(asking: Pool | Adapter, owner: Pool | Adapter) -> str:
+    """Whose a name is. A tenant is not told what the adapters of others are called."""
+    if isinstance(owner, Pool):
+        return f"is the base model of ServingPool {owner.meta.ref}"
+    if isinstance(asking, Adapter) and asking.meta.ref.namespace != owner.meta.ref.namespace:
+        return "belongs to an adapter of another namespace"
+    return f"belongs to LoRAAdapter {owner.meta.ref}"
 
 
 def _stored(resource: Pool | Adapter, condition: str) -> bool:

@@ -13,6 +13,8 @@ from weft_operator.resolution import Resolution
 from weft_operator.resources import Adapter, Object, Pool, Ref, Tier
 from weft_operator.retention import Retention
 
+REFUSED_S = 15.0  # before a wish that was refused is tried again, unchanged
+
 RunnerState = Literal["Starting", "Ready", "CrashLoop", "Unschedulable", "Leaving"]
 
 
@@ -73,6 +75,21 @@ class Child:
     @property
     def key(self) -> ChildKey:
         return ChildKey(self.kind, self.namespace, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A wish (by its hash) that could not be applied: when, and why, as a condition's reason and message."""
+
+    intent: str
+    at: float
+    reason: str
+    message: str
+
+    @property
+    def again_at(self) -> float:
+        """When the same wish is tried again."""
+        return self.at + REFUSED_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,34 +175,40 @@ class Desired:
         self.adapters: dict[Ref, Adapter] = {}
         self.by_uid: dict[str, Ref] = {}
         self._by_pool: dict[Ref, set[Ref]] = {}
+        self._pinned: dict[Ref, set[Ref]] = {}  # of _by_pool
         self._by_name: dict[str, set[Ref]] = {}
 
     def put(self, resource: Pool | Adapter) -> set[Ref]:
         """Take in a new or changed object. Returns every object that has to be planned again."""
         ref = resource.meta.ref
         before = self.get(ref)
+        if before is not None and _same_wish(before, resource):
+            self.add(resource)
+            return {ref, resource.pool} & {ref, *self.pools} if isinstance(resource, Adapter) else {ref}
         affected = self.drop(ref) | {ref}
+        self.add(resource)
+        return affected | self._neighbours(resource)
+
+    def add(self, resource: Pool | Adapter) -> None:
+        """Take in a new or changed object, where nobody asks what else it concerns. Costs the same with 10,000."""
+        ref = resource.meta.ref
+        self._remove(ref)
         self.by_uid[resource.meta.uid] = ref
         if isinstance(resource, Pool):
             self.pools[ref] = resource
         else:
             self.adapters[ref] = resource
-            self._by_pool.setdefault(resource.pool, set()).add(ref)
+            for index in self._pool_indexes(resource):
+                index.setdefault(resource.pool, set()).add(ref)
         self._by_name.setdefault(resource.model_name, set()).add(ref)
-        if before is not None and _same_wish(before, resource):
-            return {ref, resource.pool} & {ref, *self.pools} if isinstance(resource, Adapter) else {ref}
-        return affected | self._neighbours(resource)
 
     def drop(self, ref: Ref) -> set[Ref]:
         """Forget an object. Returns every object that has to be planned again."""
-        resource = self.pools.pop(ref, None) or self.adapters.pop(ref, None)
+        resource = self.get(ref)
         if resource is None:
             return set()
         affected = self._neighbours(resource) | {ref}
-        del self.by_uid[resource.meta.uid]
-        _discard(self._by_name, resource.model_name, ref)
-        if isinstance(resource, Adapter):
-            _discard(self._by_pool, resource.pool, ref)
+        self._remove(ref)
         return affected
 
     def get(self, ref: Ref) -> Pool | Adapter | None:
@@ -211,13 +234,26 @@ class Desired:
             yield claimant
 
     def _neighbours(self, resource: Pool | Adapter) -> set[Ref]:
-        near = set(self._by_name.get(resource.model_name, ()))
+        near = self._by_name.get(resource.model_name, set())
         if isinstance(resource, Pool):
             return near | self._by_pool.get(resource.meta.ref, set())
-        if resource.pinned:  # they share the slots that may be pinned
-            others = (self.adapters.get(ref) for ref in self._by_pool.get(resource.pool, ()))
-            near |= {adapter.meta.ref for adapter in others if adapter is not None and adapter.pinned}
-        return near | ({resource.pool} if resource.pool in self.pools else set())
+        if resource.pool not in self.pools:
+            return set()  # it is refused, and stands in nobody's way
+        # Pinned ones share the slots that may be pinned.
+        return near | {resource.pool} | (self._pinned.get(resource.pool, set()) if resource.pinned else set())
+
+    def _remove(self, ref: Ref) -> None:
+        resource = self.pools.pop(ref, None) or self.adapters.pop(ref, None)
+        if resource is None:
+            return
+        del self.by_uid[resource.meta.uid]
+        _discard(self._by_name, resource.model_name, ref)
+        if isinstance(resource, Adapter):
+            for index in self._pool_indexes(resource):
+                _discard(index, resource.pool, ref)
+
+    def _pool_indexes(self, adapter: Adapter) -> tuple[dict[Ref, set[Ref]], ...]:
+        return (self._by_pool, self._pinned) if adapter.pinned else (self._by_pool,)
 
 
 @dataclass(slots=True)
@@ -235,6 +271,7 @@ class Observed:
     told_at: dict[Ref, float] = field(default_factory=dict)  # when a pool was last published
     unloads: dict[str, bool] = field(default_factory=dict)  # by uid, of deleted adapters that were told to go: gone?
     applied: dict[ChildKey, tuple[str, str]] = field(default_factory=dict)  # intent, and the revision that it gave
+    refused: dict[Ref, dict[ChildKey, Refused]] = field(default_factory=dict)  # by pool: what could not be applied
     marks: dict[str, tuple[int, float]] = field(default_factory=dict)  # by uid of the pod: the cost ordered, and when
     retention: Retention = field(default_factory=Retention)
 
@@ -243,12 +280,16 @@ def check_indexes(desired: Desired) -> None:
     """The indexes hold every object exactly where its fields say, and nothing else. O(objects); for tests."""
     by_name: dict[str, set[Ref]] = {}
     by_pool: dict[Ref, set[Ref]] = {}
+    pinned: dict[Ref, set[Ref]] = {}
     for resource in (*desired.pools.values(), *desired.adapters.values()):
         by_name.setdefault(resource.model_name, set()).add(resource.meta.ref)
         if isinstance(resource, Adapter):
             by_pool.setdefault(resource.pool, set()).add(resource.meta.ref)
+            if resource.pinned:
+                pinned.setdefault(resource.pool, set()).add(resource.meta.ref)
     assert by_name == desired._by_name, "names"  # pyright: ignore[reportPrivateUsage]
     assert by_pool == desired._by_pool, "pools"  # pyright: ignore[reportPrivateUsage]
+    assert pinned == desired._pinned, "pinned"  # pyright: ignore[reportPrivateUsage]
 
 
 K = TypeVar("K")

@@ -132,8 +132,8 @@ def _plan_pool(pool: Pool, desired: Desired, observed: Observed, now: float, pol
     if pool.meta.deleting:
         return [*_pool_gone(ref, observed), *_finalized(pool, ref not in observed.pools)]
     bounds = capacity.bounds(pool, policy.default_replicas)
-    wanted = capacity.target(bounds, observed.pool_reports.get(str(ref)), present_runners(ref, observed))
-    facts = pool_facts(pool, desired, observed, bounds, wanted)
+    wanted = capacity.target(bounds, observed.pool_reports.get(str(ref)), present_runners(pool, observed))
+    facts = pool_facts(pool, desired, observed, bounds, wanted, now)
     entry = pool_entry(facts)
     return [
         *_resolve(pool, facts.request, facts.resolution, now, resolve_period_s(desired, policy, pool.uri)),
@@ -151,14 +151,22 @@ def _publish_pool(ref: Ref, entry: PoolEntry | None, observed: Observed) -> list
 
 
 def _runners(facts: PoolFacts, entry: PoolEntry | None, observed: Observed, now: float, policy: Policy) -> list[Action]:
-    """Runners follow the base's digest; a pool that is refused or has no base keeps none."""
+    """Runners follow the base's digest; a pool that is refused or has no base keeps none.
+
+    While it is not known yet what the base is, those that are there stay: this process may have just started.
+    """
     pool, ref = facts.pool, facts.pool.meta.ref
     if facts.serving is None:
-        return plan_no_runners(ref, observed)
+        return plan_no_runners(ref, observed) if _is_decided(facts) else []
     digest, waited = facts.serving.digest, entry == observed.pools.get(ref) and has_waited(ref, observed, now)
     if policy.site is None:
         return plan_processes(pool, digest, facts.wanted, facts.bounds, observed, waited=waited)
     return plan_children(pool, digest, facts.wanted, facts.bounds, observed, policy.site, now, waited=waited)
+
+
+def _is_decided(facts: PoolFacts) -> bool:
+    """Whether it is known that a pool without a base has none."""
+    return facts.refusal is not None or (facts.resolution is not None and facts.resolution.answer.finished)
 
 
 def _pool_gone(ref: Ref, observed: Observed) -> list[Action]:

@@ -29,17 +29,19 @@ from weft_operator.actions import (
     RemoveRunner,
     Resolve,
     Retain,
+    ScaleChild,
     SetStatus,
     WithdrawAdapter,
     WithdrawPool,
 )
+from weft_operator.budget import Budget
 from weft_operator.depot_work import DepotWork
-from weft_operator.errors import NoEffect
+from weft_operator.errors import ChildRefused, NoEffect, OperatorError
 from weft_operator.judge import recall
 from weft_operator.observe import AdapterReport, ChildKey, Desired, Observed, Pod, PoolReport, RunnerProcess
 from weft_operator.plan import Policy, known_refs, plan_one, wake_at
 from weft_operator.queue import Queue
-from weft_operator.record import forget, record
+from weft_operator.record import forget, record, refused
 from weft_operator.resources import Meta, Object, Ref, parse
 from weft_operator.seams import Backend, Depot, Meter, NoMeter, Ordered, Registry, Told
 
@@ -74,6 +76,7 @@ class Controller:
         self._policy, self._clock = policy, clock
         self._queue = Queue(clock)
         self._failures: dict[Ref, int] = {}
+        self._budget = Budget()
         self._depot = DepotWork(depot, self.desired, self.observed, policy=policy, clock=clock, mark=self._queue.add)
 
     def load(self, objects: Iterable[Object], *, nothing_runs: bool) -> None:
@@ -83,7 +86,7 @@ class Controller:
         """
         resources = [parse(obj) for obj in objects]
         for resource in resources:
-            self.desired.put(resource)
+            self.desired.add(resource)
         for resource in resources if nothing_runs else ():
             if resource.meta.ref.kind == "ServingPool":
                 self.observed.pool_reports[str(resource.meta.ref)] = PoolReport(0)
@@ -141,8 +144,10 @@ class Controller:
             self._queue.add([pool])
 
     def on_pool_report(self, pool: str, report: PoolReport) -> None:
-        """The scheduler's word on a pool."""
+        """The scheduler's word on a pool. What it says of one that was withdrawn meanwhile is not about the next."""
         namespace, _, name = pool.partition("/")
+        if Ref("ServingPool", namespace, name) not in self.observed.pools:
+            return
         known, self.observed.pool_reports[pool] = self.observed.pool_reports.get(pool), report
         if report != known:  # else only its load has changed: traffic
             self._queue.add([Ref("ServingPool", namespace, name)])
@@ -200,9 +205,15 @@ class Controller:
             await asyncio.sleep(0)
 
     async def _work(self, ref: Ref) -> None:
+        if (pause_s := self._budget.pause_s(ref, self._clock())) > 0:
+            log.warning("written too often, left alone", extra=kv(kind=ref.kind, object=str(ref), pause_s=pause_s))
+            self._queue.add_at(ref, self._clock() + pause_s)
+            return
         began, failed = time.perf_counter(), False
         try:
             for action in plan_one(ref, self.desired, self.observed, self._clock(), self._policy):
+                if isinstance(action, Ordered):
+                    self._budget.spend(ref, self._clock())
                 await self._carry_out(action)
         except Exception as error:  # noqa: BLE001 (one bad object must not stop the others; it is logged)
             self._again(ref, error)
@@ -218,9 +229,9 @@ class Controller:
         pause_s = min(PAUSE_MIN_S * 2 ** min(failures - 1, 10), PAUSE_MAX_S)
         expected = isinstance(error, NoEffect)
         fields = kv(kind=ref.kind, object=str(ref), failures=failures, pause_s=pause_s, error=repr(error))
-        log.log(
-            logging.DEBUG if expected else logging.ERROR, "planned again later", extra=fields, exc_info=not expected
-        )
+        known = isinstance(error, OperatorError)  # what it says is all there is to know
+        level = logging.DEBUG if expected else logging.WARNING if known else logging.ERROR
+        log.log(level, "planned again later", extra=fields, exc_info=not known)
         self._queue.add_at(ref, self._clock() + pause_s)
 
     async def _carry_out(self, action: Action) -> None:
@@ -255,15 +266,25 @@ class Controller:
             case Announce():
                 await backend.announce(action)
             case ApplyChild():
-                await backend.apply_child(action)
+                await self._apply(action)
             case DeleteChild():
                 await backend.delete_child(action)
+            case ScaleChild():
+                await backend.scale_child(action)
             case MarkPod():
                 await backend.mark_pod(action)
             case EnsureRunner():
                 await backend.ensure_runner(action)
             case RemoveRunner():
                 await backend.remove_runner(action)
+
+    async def _apply(self, action: ApplyChild) -> None:
+        """What is refused is planned again, without it and with a status that says so. Raises ChildRefused."""
+        try:
+            await self._backend.apply_child(action)
+        except ChildRefused as error:
+            refused(action, error.reason, error.message, self.observed, self._clock())
+            raise
 
     def _written(self, obj: Object) -> None:
         """The answer to a write; the object may be gone by now."""
@@ -274,6 +295,7 @@ class Controller:
 
     def _forget(self, uid: str, ref: Ref) -> None:
         self._depot.forget(uid)
+        self._budget.forget(ref)
         forget(uid, ref, self.observed)
 
     async def _resync(self) -> None:

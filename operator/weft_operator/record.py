@@ -13,7 +13,7 @@ from weft_operator.actions import (
 )
 from weft_operator.fleet import revision
 from weft_operator.intent import intent_of
-from weft_operator.observe import AdapterReport, Observed, PoolReport
+from weft_operator.observe import AdapterReport, Observed, PoolReport, Refused
 from weft_operator.resolution import asked
 from weft_operator.resources import Ref
 
@@ -39,6 +39,7 @@ def record(action: Action, observed: Observed, now: float) -> None:
             if unload:
                 observed.unloads.setdefault(uid, False)
         case ApplyChild(pool=pool, child=child):
+            observed.refused.get(pool, {}).pop(child.key, None)
             if live := observed.children.get(pool, {}).get(child.key):
                 observed.applied[child.key] = (intent_of(child.manifest), revision(live))
         case MarkPod(uid=uid, cost=cost):
@@ -50,6 +51,12 @@ def record(action: Action, observed: Observed, now: float) -> None:
             return
 
 
+def refused(action: ApplyChild, reason: str, message: str, observed: Observed, now: float) -> None:
+    """Note why a child could not be applied."""
+    refusal = Refused(intent_of(action.child.manifest), now, reason, message)
+    observed.refused.setdefault(action.pool, {})[action.child.key] = refusal
+
+
 def forget(uid: str, ref: Ref, observed: Observed) -> None:
     """An object is gone for good: what was known of it goes. What is still published is withdrawn by the next plan."""
     observed.resolutions.pop(uid, None)
@@ -57,6 +64,7 @@ def forget(uid: str, ref: Ref, observed: Observed) -> None:
     observed.unloads.pop(uid, None)
     if ref.kind == "ServingPool":
         observed.pool_reports.pop(str(ref), None)
+        observed.refused.pop(ref, None)
 
 
 def _pool_left(ref: Ref, observed: Observed, now: float, except_for: str = "") -> None:

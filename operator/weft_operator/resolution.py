@@ -126,17 +126,30 @@ def remembered(request: Request, status: Mapping[str, Any], generation: int, poo
     """The resolution that an object's own status tells of, for a controller that has just started.
 
     With it a restart publishes at once what was served before, and writes nothing while nothing has changed. A status
-    of an older generation tells nothing: what it describes may have been another source in another pool.
+    of an older generation (the spec has changed while no controller looked) still tells what serves until the new
+    source is known, as it would have if one had looked; of the source as it is now it tells nothing.
     """
-    digest = status.get("digest") or status.get("baseDigest")
-    if status.get("observedGeneration") != generation:
-        return None
-    good = Good(digest, status, pool, request.base_digest) if digest else None
+    is_old = status.get("observedGeneration") != generation
+    good = _good(request, status, pool, is_old=is_old)
+    if is_old:
+        return Resolution(request, good=good) if good else None
     fetched = next((c for c in status.get("conditions", ()) if c["type"] == "Fetched"), None)
     if fetched is None or fetched["status"] == "Unknown":
         return Resolution(request, good=good) if good else None
     if fetched["status"] == "True":
-        return Resolution(request, Answer("Fetched", digest, status), good=good)
+        return Resolution(request, Answer("Fetched", good.digest if good else None, status), good=good)
     validated = any(c["type"] == "Validated" and c["status"] == "True" for c in status["conditions"])
     failed = Answer("Failed", None, status if validated else None, fetched["reason"], fetched["message"])
     return Resolution(request, failed, good=good)
+
+
+def _good(request: Request, status: Mapping[str, Any], pool: Ref | None, *, is_old: bool) -> Good | None:
+    """The content that a status tells of. `pool`: of the adapter now, which may not be the one it was checked for."""
+    if request.kind == "model":
+        digest = status.get("baseDigest")
+        return Good(digest, status) if digest else None
+    digest, checked_for = status.get("digest"), status.get("pool")
+    if not digest or (is_old and not checked_for):
+        return None
+    namespace, _, name = (checked_for or str(pool)).partition("/")
+    return Good(digest, status, Ref("ServingPool", namespace, name), status.get("baseDigest") or request.base_digest)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from weft.api.reasons import ArtifactReason, Reason
-from weft_operator.judge import pinned_max, refuse_by_name, refuse_pool
+from weft_operator.judge import accepted_by_name, holder_words, is_at_home, name_owner, pinned_max
 from weft_operator.observe import Desired
 from weft_operator.resources import Adapter, Object, Pool, parse
 
@@ -88,14 +88,15 @@ def _adapter_objections(adapter: Adapter, pool: Pool, desired: Desired) -> Itera
     if adapter.pinned:
         others = _accepted(pool, desired, lambda other: other.pinned and other.meta.ref != adapter.meta.ref)
         if len(others) >= pinned_max(pool):
-            yield Objection(Reason.NO_SLOTS, "spec.pinned", _full(pool, others))
+            known = [other for other in others if other.meta.ref.namespace == namespace]  # of others no names are told
+            yield Objection(Reason.NO_SLOTS, "spec.pinned", _full(pool, known))
 
 
 def _name_objections(new: Adapter, old: Adapter | None, desired: Desired) -> Iterator[Objection]:
     if old is not None and old.model_name == new.model_name:
         return
     if holder := _holder(new, desired):
-        yield Objection(Reason.NAME_CONFLICT, "spec.modelName", _taken(new.model_name, holder))
+        yield Objection(Reason.NAME_CONFLICT, "spec.modelName", _taken(new, holder))
 
 
 # ------------------------------------------------------------------------------------------------ pools
@@ -120,7 +121,7 @@ def _review_pool(new: Pool, old: Pool | None, desired: Desired) -> Review:
 
 def _renamed(new: Pool, desired: Desired) -> Iterator[Objection]:
     if holder := _holder(new, desired):
-        yield Objection(Reason.NAME_CONFLICT, "spec.model.name", _taken(new.model_name, holder))
+        yield Objection(Reason.NAME_CONFLICT, "spec.model.name", _taken(new, holder))
 
 
 def _asserted(new: Pool, desired: Desired) -> Iterator[Objection]:
@@ -153,21 +154,22 @@ def _no_longer_permitted(new: Pool, desired: Desired) -> Iterator[str]:
 
 
 def _holder(new: Pool | Adapter, desired: Desired) -> Pool | Adapter | None:
-    """Who is served under this object's name now; those that go do not count."""
-    others = (claimant for claimant in desired.claimants(new.model_name) if claimant.meta.ref != new.meta.ref)
-    holding = [other for other in others if not other.meta.deleting and _is_accepted(other, desired)]
-    return min(holding, key=lambda other: (isinstance(other, Adapter), other.meta.ref), default=None)
+    """Who is served under this object's name now; who goes does not count."""
+    owner = name_owner(new.model_name, desired)
+    if owner is None or owner.meta.ref == new.meta.ref or owner.meta.deleting or _gives_way(owner, new):
+        return None
+    return owner
 
 
-def _is_accepted(resource: Pool | Adapter, desired: Desired) -> bool:
-    refuse = refuse_pool(resource, desired) if isinstance(resource, Pool) else refuse_by_name(resource, desired)
-    return refuse is None
+def _gives_way(holder: Pool | Adapter, new: Pool | Adapter) -> bool:
+    """A name that begins with a namespace is that namespace's, whoever was there before (`judge`)."""
+    return isinstance(holder, Adapter) and isinstance(new, Adapter) and is_at_home(new) and not is_at_home(holder)
 
 
 def _accepted(pool: Pool, desired: Desired, concerned: Callable[[Adapter], bool]) -> list[Adapter]:
     """The adapters that this pool, as it is stored, serves or is about to serve, of those that are concerned."""
     found = (adapter for adapter in desired.adapters_of(pool.meta.ref) if concerned(adapter))
-    return [adapter for adapter in found if not adapter.meta.deleting and refuse_by_name(adapter, desired) is None]
+    return [adapter for adapter in accepted_by_name(found, desired) if not adapter.meta.deleting]
 
 
 def _parsed(obj: Object) -> Adapter | Pool:
@@ -177,9 +179,8 @@ def _parsed(obj: Object) -> Adapter | Pool:
 # ------------------------------------------------------------------------------------------------- words
 
 
-def _taken(model_name: str, holder: Pool | Adapter) -> str:
-    what = "is the base model of" if isinstance(holder, Pool) else "belongs to"
-    return f"the name {model_name!r} {what} {holder.meta.ref.kind} {holder.meta.ref}; choose another"
+def _taken(new: Pool | Adapter, holder: Pool | Adapter) -> str:
+    return f"the name {new.model_name!r} {holder_words(new, holder)}; choose another"
 
 
 def _full(pool: Pool, pinned: list[Adapter]) -> str:

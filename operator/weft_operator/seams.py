@@ -14,6 +14,7 @@ from weft_operator.actions import (
     PublishPool,
     RemoveFinalizer,
     RemoveRunner,
+    ScaleChild,
     SetStatus,
     WithdrawAdapter,
     WithdrawPool,
@@ -29,6 +30,7 @@ Ordered = (
     | Announce
     | ApplyChild
     | DeleteChild
+    | ScaleChild
     | MarkPod
     | EnsureRunner
     | RemoveRunner
@@ -55,6 +57,8 @@ class Backend(Protocol):
     async def apply_child(self, action: ApplyChild) -> None: ...
 
     async def delete_child(self, action: DeleteChild) -> None: ...
+
+    async def scale_child(self, action: ScaleChild) -> None: ...
 
     async def mark_pod(self, action: MarkPod) -> None: ...
 

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from crowd import assert_undisturbed, crowd, load
-from installation import Installation
+from installation import NAMESPACE, Installation
 from oracle import sure_cases
 from quickstart import Case, adapter_manifest, tasks
 from waiting import eventually
@@ -99,19 +99,30 @@ async def test_a_deleted_adapter_answers_404_and_leaves_every_runner(installatio
     installation.plane.apply(adapter_manifest("leaving", "globex", "file:adapters/leaving"))
     await until_answer(installation.url, "globex/leaving", tasks().expected("json", PROMPT))
     digest = adapter(installation, "leaving", "globex")["status"]["digest"]
+    assert any(on_disk(installation, pod, digest) for pod in installation.names("runner"))
     await asyncio.to_thread(installation.plane.kubectl, "delete", "lora", "leaving", "-n", "globex")
     assert await answer(installation.url, "globex/leaving") == 404
     await until_gone(installation, digest)
 
 
 async def until_gone(installation: Installation, digest: str) -> None:
-    """From every tier of every runner, and from the depot."""
+    """From device and host of every runner, as they report it, and from their disks."""
 
     async def left() -> bool:
         listed = await installation.runners()
-        return not any(a.digest == digest for runner in listed.runners for a in runner.adapters)
+        if any(a.digest == digest for runner in listed.runners for a in runner.adapters):
+            return False
+        return not any(
+            [await asyncio.to_thread(on_disk, installation, pod, digest) for pod in installation.names("runner")]
+        )
 
     await eventually(left, timeout_s=60)
+
+
+def on_disk(installation: Installation, pod: str, digest: str) -> str:
+    """Files of a runner's data directory that are named by the digest."""
+    find = ("find", "/var/lib/weft", "-name", f"*{digest.removeprefix('sha256:')}*")
+    return installation.plane.kubectl("exec", pod, "-n", NAMESPACE, "--", *find)
 
 
 async def test_bad_adapters_fail_by_name_beside_good_ones_and_recover(installation: Installation) -> None:

@@ -1,7 +1,8 @@
 """A reverse proxy before a real API server, for what a real one does only now and then.
 
-It can fall silent (watches stay open and tell nothing), and a hook sees each write before and after the API server has
-carried it out: there a test ends the operator. Plain HTTP on loopback; the token of the operator is passed on. It runs
+It can fall silent (watches stay open and tell nothing), it can tell of the past (lists are answered as of a version
+that is over, and watches go on from there), and a hook sees each write before and after the API server has carried it
+out: there a test ends the operator. Plain HTTP on loopback; the token of the operator is passed on. It runs
 on a loop in a thread of its own.
 """
 
@@ -9,7 +10,7 @@ import asyncio
 import json
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, Literal, Self
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from cluster.access import Access
 from cluster.control_plane import ControlPlane
@@ -49,6 +51,7 @@ class ApiProxy:
         self._control_plane, self._access = control_plane, access
         self.kubeconfig = folder / "proxy.kubeconfig"
         self.hook: Hook | None = None
+        self._past: dict[str, int] = {}  # by plural: the version that its lists are of
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="API proxy", daemon=True)
         self._up = threading.Event()
 
@@ -66,6 +69,15 @@ class ApiProxy:
     def mute(self) -> None:
         """From now on no watch tells anything, and none ends."""
         self._loop.call_soon_threadsafe(self._speaks.clear)
+
+    def rewind(self, version: int, resources: Collection[str]) -> None:
+        """From now on lists of these resources (plurals) are as they were at that version. Reads of one are not."""
+        self._past = dict.fromkeys(resources, version)
+
+    def tell_the_truth(self) -> None:
+        """Lists are as they are, and watches tell what they have missed."""
+        self._past = {}
+        self._loop.call_soon_threadsafe(self._speaks.set)
 
     async def _run(self) -> None:
         self._loop, self._stop, self._speaks = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
@@ -98,7 +110,7 @@ class ApiProxy:
             return web.Response(status=503)
         body = await request.read()
         headers = {name: value for name, value in request.headers.items() if name not in HOP}
-        url = f"{self._control_plane.url}{request.raw_path}"
+        url = URL(f"{self._control_plane.url}{request.raw_path}", encoded=True).update_query(self._view(request))
         async with self._session.request(request.method, url, data=body or None, headers=headers) as answer:
             passed = {name: value for name, value in answer.headers.items() if name not in HOP}
             if request.query.get("watch") == "true":
@@ -117,6 +129,13 @@ class ApiProxy:
                 await self._speaks.wait()
                 await response.write(chunk)
         return response
+
+    def _view(self, request: web.Request) -> dict[str, str]:
+        """What a request has to say to see what it shall see. The rest of a list in chunks is of the first one's."""
+        version = self._past.get(request.path.rpartition("/")[2])
+        if version is None or request.method != "GET" or {"watch", "continue"} & set(request.query):
+            return {}
+        return {"resourceVersion": str(version), "resourceVersionMatch": "Exact"}
 
     def _call(self, write: Write | None, when: Literal["before", "after"]) -> None:
         if write is not None and self.hook is not None:

@@ -96,6 +96,7 @@ def scene(name: str) -> Callable[[Stage], None]:
         stage.kubectl("scale", "servingpool/base", "--replicas=1")
         stage.wait_for_value("servingpool", "base", ".status.replicas", 1, timeout_s=120)
         stage.wait_for_value("servingpool", "base", ".status.readyReplicas", 1, timeout_s=120)
+        stage.wait_for_value("loraadapter", "upper", ".status.readyRunners", 1, timeout_s=120)  # leases have run out
         stage.wait_for("servingpool", "base", "Progressing", "False", timeout_s=120)
 
     def delete(stage: Stage) -> None:
@@ -106,9 +107,11 @@ def scene(name: str) -> Callable[[Stage], None]:
 
 def state(stage: Stage) -> dict[str, Any]:
     """Everything that the operator has to do with, without identities and times."""
-    found = {kind: stage.control_plane.get(kind, "-n", stage.namespace)["items"] for kind in KINDS}
-    for obj in found["deployment"]:  # its status is the Deployment controller's
-        del obj["status"]
+    found: dict[str, list[Any]] = {}
+    for obj in stage.control_plane.get(",".join(KINDS), "-n", stage.namespace)["items"]:
+        if obj["kind"] == "Deployment":  # its status is the Deployment controller's
+            del obj["status"]
+        found.setdefault(obj["kind"], []).append(obj)
     text = json.dumps(found).replace(stage.namespace, "NAMESPACE").replace(stage.supervisor, "SUPERVISOR")
     return _timeless(json.loads(text))
 

@@ -75,6 +75,19 @@ def test_a_deleted_pool_takes_everything_that_it_owns_with_it(stage: Stage) -> N
             until(lambda kind=kind: not stage.names(kind), f"no {kind} is left")
 
 
+def test_a_renamed_group_gives_its_runners_over_one_by_one(stage: Stage) -> None:
+    with playing(stage):
+        with_pool(stage, replicas=3, runnerGroups=[{"name": "old"}])
+        stage.wait_for_value("servingpool", "base", ".status.readyReplicas", 3)
+        mark = stage.control_plane.mark()
+        stage.apply_pool(replicas=3, runnerGroups=[{"name": "new"}])
+        until(lambda: stage.names("deployment") == {"base-new"}, "only the new group is there")
+        stage.wait_for_value("servingpool", "base", ".status.readyReplicas", 3)
+        written = [write for write in stage.writes(mark) if "deployments/ base-old" in write]
+    assert written[0] == "patch deployments/ base-old 200", "first fewer"
+    assert "delete deployments/ base-old 200" in written
+
+
 def test_bad_adapters_have_their_reasons_and_a_good_one_beside_them_is_untouched(stage: Stage) -> None:
     with playing(stage):
         with_pool(stage, lora={"maxRank": 8})

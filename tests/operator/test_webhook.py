@@ -17,9 +17,11 @@ from typing import Any, cast
 
 import kopf
 import pytest
+import yaml
 from kubernetes.client import CustomObjectsApi
 from kubernetes.client.exceptions import ApiException
 
+import chart
 from bad_manifests import Manifest
 from cluster.control_plane import ControlPlane
 from conflicting_manifests import PASSING, PLATFORM, REFUSED, TENANT, Wish, base, in_namespaces, lora, slots
@@ -183,7 +185,16 @@ def _ref(manifest: Manifest) -> Ref:
     return Ref(manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
 
 
-def configuration(control_plane: ControlPlane, port: int) -> Manifest:
+def asked_when() -> list[Manifest]:
+    """The chart's conditions for asking."""
+    objects = yaml.safe_load_all((chart.GOLDEN / "default.yaml").read_text())
+    (found,) = [obj for obj in objects if obj["kind"] == "ValidatingWebhookConfiguration"]
+    one, other = [hook["matchConditions"] for hook in found["webhooks"]]
+    assert one == other
+    return one
+
+
+def configuration(control_plane: ControlPlane, port: int, name: str = LABEL) -> Manifest:
     """As the chart's, for namespaces with our label."""
     authority = base64.b64encode(control_plane.ca.read_bytes()).decode()
     hooks = [
@@ -201,7 +212,8 @@ def configuration(control_plane: ControlPlane, port: int) -> Manifest:
                     "resources": [plural],
                 }
             ],
-            "namespaceSelector": {"matchLabels": {LABEL: "yes"}},
+            "matchConditions": asked_when(),
+            "namespaceSelector": {"matchLabels": {name: "yes"}},
             "failurePolicy": "Fail",
             "timeoutSeconds": 2,
             "sideEffects": "None",
@@ -212,7 +224,7 @@ def configuration(control_plane: ControlPlane, port: int) -> Manifest:
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingWebhookConfiguration",
-        "metadata": {"name": "weft-webhook-test"},
+        "metadata": {"name": name},
         "webhooks": hooks,
     }
 
@@ -316,3 +328,38 @@ def test_status_and_finalizers_of_a_refusable_object_are_written(
     whole.put(adapter | {"deleted": True})
     whole.remove(adapter)
     assert whole.find(adapter) is None
+
+
+def test_while_nobody_answers_wishes_are_refused_and_everything_else_goes_on(control_plane: ControlPlane) -> None:
+    name = "weft-webhook-away"
+    namespace = control_plane.create_namespace("away", {name: "yes"})
+    with control_plane.client() as client, socket.socket() as closed:
+        closed.bind((control_plane.own_address, 0))  # nobody listens
+        api = CustomObjectsApi(client)
+        held = in_namespaces(lora("held"), {TENANT: namespace})
+        held["metadata"]["finalizers"] = ["serving.weft.dev/unload"]
+        api.create_namespaced_custom_object(*_path(held)[:-1], held)
+        control_plane.apply(configuration(control_plane, closed.getsockname()[1], name))
+        try:
+            _until_refused(lambda: api.patch_namespaced_custom_object(*_path(held), {"spec": {"pinned": True}}))
+            api.patch_namespaced_custom_object(*_path(held), {"metadata": {"labels": {"edited": "yes"}}})
+            api.delete_namespaced_custom_object(*_path(held))
+            api.patch_namespaced_custom_object(*_path(held), {"metadata": {"finalizers": None}})
+            with pytest.raises(ApiException, match="404"):
+                api.get_namespaced_custom_object(*_path(held))
+        finally:
+            control_plane.kubectl("delete", "validatingwebhookconfiguration", name)
+            control_plane.delete_namespace(namespace)
+
+
+def _until_refused(write: Callable[[], Any]) -> None:
+    """API servers learn of a configuration a moment later."""
+    for _ in range(200):
+        try:
+            write()
+        except ApiException as refused:
+            said = str(refused.body)
+            break
+    else:
+        pytest.fail("the API server does not ask the webhook")
+    assert "failed calling webhook" in said

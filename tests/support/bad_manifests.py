@@ -331,6 +331,12 @@ BAD: tuple[Bad, ...] = (
         templated(annotations={"controller.kubernetes.io/pod-deletion-cost": "1"}),
     ),
     Bad("a label's value with a space", "spec.template.labels.a", "pattern", templated(labels={"a": "b c"})),
+    Bad(
+        "a priority of the cluster's own",
+        "spec.template.priorityClassName",
+        "are the cluster's own",
+        templated(priorityClassName="system-node-critical"),
+    ),
     Bad("a label's key with a space", "spec.template.labels", "no label key", templated(labels={"a b": "c"})),
     Bad(
         "an unknown effect",

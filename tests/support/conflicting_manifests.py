@@ -92,6 +92,14 @@ REFUSED: tuple[Wish, ...] = (
         "the name 'base' is the base model of ServingPool platform/base",
     ),
     Wish(
+        "a name of another namespace that is served there",
+        (base(), lora("a")),
+        lora("thief", PLATFORM, modelName=f"{TENANT}/a"),
+        "NameConflict",
+        "spec.modelName",
+        "the name 'tenant/a' belongs to an adapter of another namespace",
+    ),
+    Wish(
         "renamed to a name that is taken, though itself the older",
         (base(), lora("a"), lora("b", modelName="upper")),
         lora("a", modelName="upper"),
@@ -254,6 +262,11 @@ PASSING: tuple[Wish, ...] = (
     Wish("the last slot that may be pinned", (base(**slots(3)), *pinned("a")), lora("b", pinned=True)),
     Wish("not pinned in a full pool", (base(**slots(2)), *pinned("a")), lora("b")),
     Wish("a name of one that goes", (base(), going(lora("a", modelName="upper"))), lora("b", modelName="upper")),
+    Wish(
+        "a name of one's own namespace that somebody elsewhere has taken",
+        (base(), lora("thief", PLATFORM, modelName=f"{TENANT}/a")),
+        lora("a"),
+    ),
     Wish("a pool that goes", (going(base()),), lora("a"), warns="there is no ServingPool platform/base yet"),
     Wish("a rank as large as the pool's", (base(lora={"maxRank": 16}),), lora("a", maxRank=16)),
     Wish("the base that the pool has", (base(),), lora("a", baseModel="base")),

@@ -44,6 +44,7 @@ class Seen:
     path: str
     byte_range: str | None
     token: str | None
+    cookie: str | None = None
 
 
 @dataclass
@@ -135,7 +136,7 @@ def _handler(hub: FakeHub, server: str) -> type[BaseHTTPRequestHandler]:
             bearer = self.headers.get("authorization")
             token = bearer.removeprefix("Bearer ") if bearer else None
             path = unquote(urlsplit(self.path).path)
-            hub.seen.append(Seen(server, path, self.headers.get("range"), token))
+            hub.seen.append(Seen(server, path, self.headers.get("range"), token, self.headers.get("cookie")))
             fault = hub.take_fault(f"{server}:{path} {self.headers.get('range')}")
             if fault and fault.hang:
                 hub.hung.set()

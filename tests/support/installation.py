@@ -4,7 +4,7 @@ import base64
 import json
 import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from cluster.node import Node
 from cluster.values import copy_sources, node_values
 from quickstart import QUICKSTART, ROOT
 from weft.wire.channels import channel
-from weft.wire.tls import Tls
+from weft.wire.tls import Role, Tls
 from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
 
 NAMESPACE = "weft-system"
@@ -66,9 +66,7 @@ class Installation:
 
     def values(self) -> dict[str, Any]:
         """What a test node needs, and an S3 endpoint where nobody listens."""
-        return merged(
-            node_values(self.sources), {"depot": {"schemes": ["file", "s3"], "s3Endpoints": ["127.0.0.1:9"]}}
-        )
+        return merged(node_values(self.sources), {"depot": {"schemes": ["file", "s3"], "s3Endpoints": ["127.0.0.1:9"]}})
 
     # ------------------------------------------------------------------------------------------------- kubectl
 
@@ -133,7 +131,7 @@ class Installation:
         return f"http://{service['clusterIP']}:{service['ports'][0]['port']}"
 
     @asynccontextmanager
-    async def admin(self) -> AsyncIterator[supervisor_pb2_grpc.AdminStub]:
+    async def admin(self) -> AsyncGenerator[supervisor_pb2_grpc.AdminStub]:
         """The supervisor's Admin, with the certificate that the chart makes for people."""
         service = self.plane.get("service", "weft-supervisor", "-n", NAMESPACE)["spec"]
         address = f"{service['clusterIP']}:{service['ports'][0]['port']}"
@@ -152,7 +150,7 @@ class Installation:
         """One gateway, past the Service."""
         return f"http://{self.plane.get('pod', pod, '-n', NAMESPACE)['status']['podIP']}:8000"
 
-    def certificate(self, role: str) -> Tls:
+    def certificate(self, role: Role) -> Tls:
         """The certificate that the chart made for a role."""
         folder = self.folder / f"{role}-tls"
         if not folder.exists():

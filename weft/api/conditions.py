@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from weft.api.fields import ApiModel, Timestamp
+from weft.printable import printable
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 MAX_MESSAGE_CHARS = 4096
@@ -73,12 +74,14 @@ def set_condition(
         observed_generation=generation,
         last_transition_time=since,
         reason=reason,
-        message=_cut(message),
+        message=shown(message),
     )
     if old is None:
         return (*before, new)
     return tuple(new if condition.type == kind else condition for condition in before)
 
 
-def _cut(message: str) -> str:
-    return message if len(message) <= MAX_MESSAGE_CHARS else message[: MAX_MESSAGE_CHARS - 3] + "..."
+def shown(message: str) -> str:
+    """A message as it is stored: printable, whoever said it, and at most MAX_MESSAGE_CHARS."""
+    text = printable(message[: MAX_MESSAGE_CHARS + 1])
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 3] + "..."

@@ -63,6 +63,10 @@ class AdapterStatus(ApiModel):
     """The generation that the status is about."""
     digest: DigestText | None = None
     """The identity of the content that is served."""
+    pool: Annotated[str, Field(max_length=127)] | None = None
+    """`namespace/name` of the ServingPool that this content was checked for."""
+    base_digest: DigestText | None = None
+    """The base model that this content was checked against."""
     rank: Annotated[int, Field(strict=True, ge=1)] | None = None
     """The largest rank of any module."""
     alpha: float | None = None

@@ -22,6 +22,9 @@ class Reason(StrEnum):
     CONVERGING = "Converging"
     CRASH_LOOP = "CrashLoop"
     UNSCHEDULABLE = "Unschedulable"
+    CHILD_CONFLICT = "ChildConflict"
+    CHILD_REFUSED = "ChildRefused"
+    PODS_REFUSED = "PodsRefused"
     RESOLVING = "Resolving"
     RESOLVE_FAILED = "ResolveFailed"
     LOAD_FAILED = "LoadFailed"
@@ -48,11 +51,14 @@ ADVICE: dict[str, str] = {
     Reason.CONVERGING: "runners start or leave; nothing to do.",
     Reason.CRASH_LOOP: "runners end again and again; the message has their last words, the log has more.",
     Reason.UNSCHEDULABLE: "no node takes the runner's pod; the message says what is missing.",
+    Reason.CHILD_CONFLICT: "an object that is not the pool's has the name that it needs; rename or delete that one.",
+    Reason.CHILD_REFUSED: "the API server refuses what the pool should own; the message says why. It is tried again.",
+    Reason.PODS_REFUSED: "the API server refuses the runners' pods (a quota, pod security); the message says why.",
     Reason.RESOLVING: "the depot is reading and checking the source; nothing to do.",
     Reason.RESOLVE_FAILED: "the depot failed on this source; its log says why. It is tried again.",
     Reason.LOAD_FAILED: "a runner could not load it; the message says why.",
     Reason.DELETING: "it is being deleted; streams that use it finish first, within the pool's drainSeconds.",
-    Reason.PUBLISHING: "the scheduler was told and has not answered yet; should it stay so, look at the scheduler's log.",
+    Reason.PUBLISHING: "the scheduler was told and has not answered yet; if it stays so, see its log.",
     Reason.ACCEPTED: "nothing forbids the object.",
     Reason.VALIDATED: "configuration, shapes and type fit the base.",
     Reason.FETCHED: "the depot has the whole content.",

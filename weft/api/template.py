@@ -83,6 +83,12 @@ class RunnerTemplate(ApiModel):
         _not_reserved("labels", lambda template: template.labels),
         _not_reserved("annotations", lambda template: template.annotations),
         unique_names("env", lambda template: template.env),
+        Rule(
+            "priorityClassName",
+            "classes that begin with system- are the cluster's own: they push other people's pods off their nodes",
+            "!has(self.priorityClassName) || !self.priorityClassName.startsWith('system-')",
+            lambda template: not (template.priority_class_name or "").startswith("system-"),
+        ),
     )
 
     image: Annotated[str, Field(pattern=IMAGE_PATTERN, max_length=512)] | None = None

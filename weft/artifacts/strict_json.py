@@ -4,6 +4,8 @@ import json
 import re
 from typing import Any, NoReturn
 
+MAX_VALUES = 4_000_000  # a tokenizer of 256,000 tokens has 2 million; each takes up to 100 bytes of memory
+
 JsonObject = dict[str, Any]
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -16,6 +18,8 @@ def parse_object(raw: bytes, *, max_bytes: int) -> JsonObject:
     """UTF-8 JSON text -> its object. Raises JsonError, never anything else."""
     if len(raw) > max_bytes:
         raise JsonError(f"{len(raw)} bytes, the limit is {max_bytes}")
+    if sum(map(raw.count, b"[{,")) > MAX_VALUES:  # a value is begun by one of these, or is the only one
+        raise JsonError(f"more than {MAX_VALUES} values")
     try:
         value: object = json.loads(raw.decode(), object_pairs_hook=_no_name_twice, parse_constant=_no_constant)
         _check_characters(raw, value)

@@ -65,8 +65,13 @@ _KINDS = {  # (request streams, answer streams)
 }
 
 
+def peer_names(context: Any) -> list[str]:
+    """The DNS names in the caller's certificate; none without TLS."""
+    return [name.decode(errors="replace") for name in context.auth_context().get(DNS_NAMES, ())]
+
+
 async def _check(context: Any, method: str, allowed: frozenset[Role]) -> None:
-    roles = roles_of(name.decode(errors="replace") for name in context.auth_context().get(DNS_NAMES, ()))
+    roles = roles_of(peer_names(context))
     if (why := refusal(roles, allowed, method)) is None:
         return
     code = grpc.StatusCode.PERMISSION_DENIED if roles else grpc.StatusCode.UNAUTHENTICATED

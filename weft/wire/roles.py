@@ -1,6 +1,8 @@
 """Who may call what. A certificate's DNS name `ROLE.weft.internal` says its holder's role.
 
-The table is the whole rule: what is not in it is refused.
+The table is the whole rule: what is not in it is refused. A runner's certificate also says whose pools it may speak
+for, by `NAMESPACE.runner.weft.internal`: the owner of a pool chooses what runs there, and must not get what is sent to
+the pools of others.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,6 +45,12 @@ def roles_of(names: Iterable[str]) -> frozenset[Role]:
     """The roles among a certificate's DNS names; other names say nothing."""
     given = frozenset(names)
     return frozenset(role for role in ROLES if dns_name(role) in given)
+
+
+def pool_namespaces_of(names: Iterable[str]) -> frozenset[str]:
+    """The namespaces whose pools a runner with these DNS names may belong to; none: its certificate does not say."""
+    suffix = f".{dns_name('runner')}"
+    return frozenset(name.removesuffix(suffix) for name in names if name.endswith(suffix))
 
 
 def refusal(roles: frozenset[Role], allowed: frozenset[Role], what: str) -> str | None:

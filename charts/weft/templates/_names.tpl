@@ -16,7 +16,7 @@
 {{/* (dict "root" $ "component" "gateway") -> labels that never change */}}
 {{- define "weft.selector" -}}
 app.kubernetes.io/name: {{ include "weft.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
@@ -31,7 +31,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{/* (dict "root" $ "component" c "name" suffix? "namespace" ns?) -> metadata of an object */}}
 {{- define "weft.metadata" -}}
 name: {{ include "weft.fullname" .root }}-{{ default .component .name }}
-namespace: {{ default .root.Release.Namespace .namespace }}
+namespace: {{ default .root.Release.Namespace .namespace | quote }}
 labels:
   {{- include "weft.labels" . | nindent 2 }}
 {{- end -}}

@@ -18,7 +18,7 @@ app.kubernetes.io/component: runner
 {{- range $i, $peer := $peers }}
 {{- if $i }}
 {{ end -}}
-- namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ $peer.in }}}}
+- namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ quote $peer.in }}}}
   podSelector:
     matchLabels:
       {{- toYaml $peer.labels | nindent 6 }}

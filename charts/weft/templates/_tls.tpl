@@ -3,12 +3,17 @@
 gateway scheduler predictor supervisor depot operator admin runner
 {{- end -}}
 
-{{/* (dict "root" $ "role" "depot") -> DNS names: the role, then where the process is found. */}}
+{{/*
+(dict "root" $ "role" "depot", of a runner also "namespace" ns) -> DNS names: the role, then where the process is found.
+A runner's says whose pools it may speak for.
+*/}}
 {{- define "weft.tlsNames" -}}
 {{- $service := printf "%s-%s" (include "weft.fullname" .root) .role -}}
 {{- $inside := printf "%s.%s" $service .root.Release.Namespace -}}
 {{- $names := list (printf "%s.weft.internal" .role) -}}
-{{- if not (has .role (list "runner" "admin")) -}}
+{{- if eq .role "runner" -}}
+{{- $names = append $names (printf "%s.runner.weft.internal" .namespace) -}}
+{{- else if ne .role "admin" -}}
 {{- $names = concat $names (list $service $inside (printf "%s.svc" $inside)) -}}
 {{- end -}}
 {{- join "," $names -}}

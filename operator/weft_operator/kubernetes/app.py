@@ -91,7 +91,9 @@ class Replica:
         self._election = Election(api, settings.namespace, settings.lease, identity=identity, terms=terms)
         self._metrics.leader.set_function(lambda: float(self._election.leading))
         site = read_site(settings.site)
-        self._leader = Leader(settings, site, api, tls, self._mirror, self._election, terms, identity, self._metrics)
+        self._leader = Leader(
+            settings, site, api, tls, self._mirror, self._election, terms, identity, self._metrics, self._audit
+        )
         self._demand = DemandWatch(settings.scheduler, tls)
         self._metrics_api = self._new_metrics_api()
         self._known = asyncio.Event()
@@ -183,7 +185,7 @@ class Replica:
         if gone:
             self._desired.drop(Ref(obj["kind"], key.namespace, key.name))
         else:
-            self._desired.put(parse(obj))
+            self._desired.add(parse(obj))
 
     async def _serve_on(self, serving: list[asyncio.Task[None]]) -> None:
         """Endpoints need a moment to hear that this replica goes; whoever asks meanwhile is answered."""

@@ -131,6 +131,15 @@ class Audit:
                     self._mirror.put(obj)
         self.vigil.succeeded_at = self._clock()
 
+    async def catch_up(self) -> None:
+        """Take in at once what the watches have not told yet. Raises KubernetesError.
+
+        Afterwards the mirror has every write that was carried out before this was called.
+        """
+        for scope in self._scopes:
+            listed, version = await self._listed(scope)
+            await self._take_in(compare(listed, self._known(scope), version))
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:
@@ -152,12 +161,16 @@ class Audit:
         if compare(listed, self._known(scope), version):
             await asyncio.sleep(self._grace_s)  # it may just be on its way
         difference = compare(listed, self._known(scope), version)
-        missed = sum([await self._feed(key) for key in difference.late])
-        missed += sum(self._mirror.drop(key, uid) for key, uid in difference.gone)
+        missed = await self._take_in(difference)
         self.vigil.found(scope, missed)
         if missed:
             self._on_late(scope.resource.plural, missed)
             log.warning("a watch was late", extra=kv(resource=scope.resource.plural, objects=missed))
+
+    async def _take_in(self, difference: Difference) -> int:
+        """How much of it was news."""
+        news = sum([await self._feed(key) for key in difference.late])
+        return news + sum(self._mirror.drop(key, uid) for key, uid in difference.gone)
 
     async def _listed(self, scope: Scope) -> tuple[dict[Key, Identity], int]:
         listed: dict[Key, Identity] = {}

@@ -1,7 +1,8 @@
 """The planner's orders in a cluster, each one request to the API server.
 
 Every write is fenced: by the leadership that orders it, and by what it was made from (the version of the object, or at
-least its uid). A fence that does not hold is `NoEffect`: the world is another one, so it is planned again.
+least its uid). What a pool owns is ordered from two objects and fenced by one, so the pool is read again right before.
+A fence that does not hold is `NoEffect`: the world is another one, so it is planned again, from what is looked up then.
 """
 
 import hashlib
@@ -21,22 +22,28 @@ from weft_operator.actions import (
     MarkPod,
     RemoveFinalizer,
     RemoveRunner,
+    ScaleChild,
     SetStatus,
 )
-from weft_operator.children import MANAGER
-from weft_operator.errors import NoEffect
+from weft_operator.children import MANAGER, POOL_LABEL
+from weft_operator.errors import ChildRefused, NoEffect
 from weft_operator.kubernetes.client import APPLY_PATCH, MERGE_PATCH, Api
-from weft_operator.kubernetes.errors import KubernetesError
+from weft_operator.kubernetes.errors import ApiFailed, KubernetesError
 from weft_operator.kubernetes.mirror import Mirror
-from weft_operator.kubernetes.resources import BY_KIND, EVENTS, PODS, Key
+from weft_operator.kubernetes.resources import BY_KIND, EVENTS, MANAGED_BY, PODS, Key, version_of
+from weft_operator.observe import Child
 from weft_operator.resources import API_VERSION, Object, Ref
 
 log = logging.getLogger(__name__)
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-EVENT_NOTE_MAX = 1000  # the API's own bound is 1024 bytes
+EVENT_NOTE_MAX = 1024  # bytes, by the API
 
 EVENTS_REMEMBERED = 1024
+
+# The API server's verdict on what was sent (500: of an admission webhook); anything else is about itself.
+REFUSALS = frozenset((400, 403, 413, 422, 500))
+FOREIGN = "give it another name, or delete it; it is looked at again"
 
 Clock = Callable[[], float]
 
@@ -64,7 +71,8 @@ class KubeBackend:
             "metadata": {"namespace": action.ref.namespace, "name": action.ref.name, **fence},
             "status": action.status,
         }
-        return await self._write("PUT", resource.path(action.ref.namespace, action.ref.name, "status"), body)
+        path = resource.path(action.ref.namespace, action.ref.name, "status")
+        return await self._fenced(_key(action.ref), "PUT", path, body)
 
     async def add_finalizer(self, action: AddFinalizer) -> Object:
         finalizers = self._finalizers(action)
@@ -80,17 +88,25 @@ class KubeBackend:
         """Server-side apply of the whole intent. Fields that the intent no longer names go away.
 
         Where the object is known, the version known fences it: a process that was paused does not put an old wish in
-        the place of a newer one.
+        the place of a newer one. Raises ChildRefused.
         """
-        child = action.child
-        known = self._mirror.find(child.key)
+        child, path = action.child, BY_KIND[action.child.kind].path(action.child.namespace, action.child.name)
+        await self._check(action.pool)
+        known = self._mirror.find(child.key) or await self._unseen(child)
+        if known and not may_apply(known, child):
+            raise ChildRefused("ChildConflict", f"{child.kind} {child.name} is there and is not this pool's: {FOREIGN}")
         fence = {"resourceVersion": known["metadata"]["resourceVersion"]} if known else {}
         body = {**child.manifest, "metadata": {**child.manifest["metadata"], **fence}}
         query = {"fieldManager": MANAGER, "force": "true"}
-        path = BY_KIND[child.kind].path(child.namespace, child.name)
-        await self._write("PATCH", path, body, content_type=APPLY_PATCH, query=query)
+        try:
+            await self._fenced(child.key, "PATCH", path, body, content_type=APPLY_PATCH, query=query)
+        except ApiFailed as error:
+            if error.status not in REFUSALS:
+                raise
+            raise ChildRefused("ChildRefused", f"{child.kind} {child.name}: {error.message}") from error
 
     async def delete_child(self, action: DeleteChild) -> None:
+        await self._check(action.pool)
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -101,15 +117,29 @@ class KubeBackend:
         try:
             await self._send("DELETE", path, body)
         except NoEffect:
-            if await self._api.get(BY_KIND[action.kind], action.namespace, action.name) is not None:
+            there = await self._look(action.key)
+            if there is not None and there["metadata"]["uid"] == action.uid:
                 raise
-            self._mirror.drop(action.key, action.uid)  # gone already, and no watch has told of it
+        else:
+            await self._look(action.key)  # its watch may be late; it is not deleted twice
+
+    async def scale_child(self, action: ScaleChild) -> None:
+        """Fewer replicas of what is on its way out; no wish names it any more, so nothing of it is applied."""
+        await self._check(action.pool)
+        known = self._mirror.find(action.key)
+        fence = {"resourceVersion": known["metadata"]["resourceVersion"]} if known else {}
+        body = {"metadata": {"uid": action.uid, **fence}, "spec": {"replicas": action.replicas}}
+        path = BY_KIND[action.key.kind].path(action.key.namespace, action.key.name)
+        query = {"fieldManager": MANAGER}
+        await self._fenced(action.key, "PATCH", path, body, content_type=MERGE_PATCH, query=query)
 
     async def mark_pod(self, action: MarkPod) -> None:
         """The cost by which a ReplicaSet chooses whom to stop first."""
+        await self._check(action.pool)
         metadata = {"uid": action.uid, "annotations": {DELETION_COST: str(action.cost)}}
         path = PODS.path(action.namespace, action.name)
-        await self._write("PATCH", path, {"metadata": metadata}, content_type=MERGE_PATCH)
+        key = Key(PODS.kind, action.namespace, action.name)
+        await self._fenced(key, "PATCH", path, {"metadata": metadata}, content_type=MERGE_PATCH)
 
     async def announce(self, action: Announce) -> None:
         """An Event; one that says the same again is counted on the first. Failing to tell is logged, not repeated."""
@@ -149,7 +179,43 @@ class KubeBackend:
         fence = {"uid": action.uid, "resourceVersion": action.resource_version}
         body = {"metadata": {**fence, "finalizers": finalizers}}
         path = BY_KIND[action.ref.kind].path(action.ref.namespace, action.ref.name)
-        return await self._write("PATCH", path, body, content_type=MERGE_PATCH)
+        return await self._fenced(_key(action.ref), "PATCH", path, body, content_type=MERGE_PATCH)
+
+    async def _check(self, pool: Ref) -> None:
+        """What was planned for a pool was planned from it as it is. Raises NoEffect."""
+        known = self._mirror.find(_key(pool))
+        there = await self._look(_key(pool))
+        if _version(there) != _version(known):
+            raise NoEffect(f"{pool.kind} {pool} is at version {_version(there)}, not at {_version(known)}")
+
+    async def _fenced(self, key: Key, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Object:
+        """A write that met another version is followed by a look at it: its watch may be late."""
+        try:
+            return await self._write(method, path, body, **how)
+        except NoEffect:
+            await self._look(key)
+            raise
+
+    async def _unseen(self, child: Child) -> Object | None:
+        """What is there though no watch has told of it: the watches see only what carries our label, or are late.
+
+        Of the latter it was not known how much of it runs. Raises NoEffect.
+        """
+        there = await self._api.get(BY_KIND[child.kind], child.namespace, child.name)
+        if there is not None and (there["metadata"].get("labels") or {}).get(MANAGED_BY) == MANAGER:
+            self._mirror.put(there)
+            raise NoEffect(f"{child.kind} {child.namespace}/{child.name} is there, and no watch has told of it")
+        return there
+
+    async def _look(self, key: Key) -> Object | None:
+        """Read an object again, and take in what was read."""
+        known = self._mirror.find(key)
+        there = await self._api.get(BY_KIND[key.kind], key.namespace, key.name)
+        if there is not None:
+            self._mirror.put(there)
+        elif known is not None:
+            self._mirror.drop(key, known["metadata"]["uid"], version_of(known))
+        return there
 
     async def _write(self, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Object:
         """A write whose answer is the object as it is then."""
@@ -162,9 +228,18 @@ class KubeBackend:
         return await self._api.request(method, path, body=body, timeout_s=self._write_s, **how)
 
 
+def may_apply(there: Object, child: Child) -> bool:
+    """Whether an object may become this child: it is its pool's, or was made for one of that name and has no owner."""
+    owner = next((o for o in there["metadata"].get("ownerReferences") or () if o.get("controller")), None)
+    if owner is not None:
+        return owner["uid"] == child.manifest["metadata"]["ownerReferences"][0]["uid"]
+    labels, wanted = there["metadata"].get("labels") or {}, child.manifest["metadata"]["labels"]
+    return all(labels.get(name) == wanted[name] for name in (MANAGED_BY, POOL_LABEL))
+
+
 def event_of(action: Announce, instance: str, now: float) -> dict[str, Any]:
     """The Event of an announcement. Its name is made of what it says, so that saying it again meets the first."""
-    ref, note = action.ref, action.message[:EVENT_NOTE_MAX]
+    ref, note = action.ref, action.message.encode()[:EVENT_NOTE_MAX].decode(errors="ignore")
     said = hashlib.sha256("\0".join((action.uid, action.type, action.reason, note)).encode()).hexdigest()[:16]
     return {
         "apiVersion": EVENTS.api_version,
@@ -190,6 +265,10 @@ def event_of(action: Announce, instance: str, now: float) -> dict[str, Any]:
 def micro_time(now: float) -> str:
     """Unix seconds as the API writes a MicroTime."""
     return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _version(obj: Object | None) -> str | None:
+    return obj["metadata"].get("resourceVersion") if obj else None
 
 
 def _key(ref: Ref) -> Key:

@@ -1,14 +1,18 @@
 """What only the leader does: plan, write, and tell the scheduler, from the election to the end of the process."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from weft.telemetry.logs import kv
 from weft.wire.tls import Tls
 from weft_operator.depot_client import DepotClient
+from weft_operator.kubernetes.audit import Audit
 from weft_operator.kubernetes.client import Api
 from weft_operator.kubernetes.election import Election
+from weft_operator.kubernetes.errors import KubernetesError
 from weft_operator.kubernetes.feed import Feed
 from weft_operator.kubernetes.kube import KubeBackend
 from weft_operator.kubernetes.lease import Terms
@@ -22,6 +26,10 @@ from weft_operator.reconcile import Controller
 from weft_operator.registry_client import RegistryClient
 from weft_operator.resources import Object
 from weft_operator.site import Site
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 2.0
 
 
 class Leader:
@@ -38,9 +46,10 @@ class Leader:
         terms: Terms,
         identity: str,
         metrics: Metrics,
+        audit: Audit,
     ) -> None:
         self._settings, self._tls, self._mirror, self._election = settings, tls, mirror, election
-        self._metrics = metrics
+        self._metrics, self._audit = metrics, audit
         self._policy = Policy(site=site, pool_namespaces=frozenset(settings.namespaces))
         self._backend = KubeBackend(
             api, mirror, lead=election.require, write_s=terms.write_s, instance=identity, clock=time.time
@@ -55,7 +64,8 @@ class Leader:
             tasks.create_task(self._control(term), name="control")
 
     async def _control(self, term: int) -> None:
-        """The planner, from all that is known now."""
+        """The planner, from all that is known now: at least all that leaders before have written."""
+        await self._until_current()
         depot = DepotClient(self._settings.depot, self._tls)
         told = _Told()
         registry = RegistryClient(
@@ -71,6 +81,18 @@ class Leader:
                 tasks.create_task(registry.run(), name="registry")
         finally:
             await depot.aclose()
+
+    async def _until_current(self) -> None:
+        """A replica that waited knows what its watches have told it, and they may be late.
+
+        Whoever led before writes no more, so lists that are asked for now have everything it wrote.
+        """
+        while True:
+            try:
+                return await self._audit.catch_up()
+            except KubernetesError as error:
+                log.warning("leading, and waiting for lists", extra=kv(error=str(error)))
+            await asyncio.sleep(RETRY_S)
 
     def _objects(self) -> Iterator[Object]:
         return (obj for resource in OWN for obj in self._mirror.of_kind(resource.kind))

@@ -20,6 +20,7 @@ from weft_operator.actions import (
     MarkPod,
     RemoveFinalizer,
     RemoveRunner,
+    ScaleChild,
     SetStatus,
 )
 from weft_operator.local.logfile import LogFile
@@ -99,6 +100,9 @@ class LocalBackend:
         raise AssertionError(f"runners are processes here: {action}")
 
     async def delete_child(self, action: DeleteChild) -> None:
+        raise AssertionError(f"runners are processes here: {action}")
+
+    async def scale_child(self, action: ScaleChild) -> None:
         raise AssertionError(f"runners are processes here: {action}")
 
     async def mark_pod(self, action: MarkPod) -> None:

@@ -35,6 +35,7 @@ _MODEL_FILES = frozenset(
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 MAX_TEXT_BYTES = 128 << 20  # a tokenizer of 256,000 tokens is about 35 MB
 MAX_WEIGHT_FILES = 1024
+NAMED_MAX = 10  # files that an error names
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ def choose(kind: Kind, files: Files, limits: Limits) -> tuple[str, ...]:
     required = (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if kind == "adapter" else (MODEL_CONFIG, TOKENIZER)
     for name in required:
         if name not in names:
-            raise Refused(Reason.MISSING_FILE, f"{name} is not there; found: {', '.join(sorted(names)) or 'no files'}")
+            found = ", ".join(sorted(names)[:NAMED_MAX]) + (", ..." if len(names) > NAMED_MAX else "")
+            raise Refused(Reason.MISSING_FILE, f"{name} is not there; found: {found or 'no files'}")
     if not weights:
         raise Refused(Reason.MISSING_FILE, "no *.safetensors is there")
     _check_sizes(files, names, weights, limits.of(kind))

@@ -12,8 +12,11 @@ import grpc
 import grpc.aio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from weft.printable import quoted
 from weft.telemetry.logs import kv
 from weft.wire.channels import Link, Outbox, both_ways
+from weft.wire.gate import peer_names
+from weft.wire.roles import pool_namespaces_of
 from weft.wire.v1 import common_pb2, predictor_pb2, scheduler_pb2, supervisor_pb2
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
@@ -35,7 +38,7 @@ from weft_supervisor.core.events import (
     Tick,
 )
 from weft_supervisor.core.supervisor import Supervisor
-from weft_supervisor.errors import ProtocolError, Superseded
+from weft_supervisor.errors import NotItsPool, ProtocolError, Superseded
 from weft_supervisor.feedback import Journal, Pending, chunks
 
 log = logging.getLogger(__name__)
@@ -48,6 +51,7 @@ SHOW_EVERY_S = 1.0
 class RunnerStream:
     """One connection of a runner; nothing is known of it before its hello."""
 
+    namespaces: frozenset[str]  # whose pools it may belong to, by its certificate; none: any
     outbox: Outbox[ToRunner] = field(default_factory=Outbox[ToRunner])
     hello: supervisor_pb2.RunnerHello | None = None
     runner: RunnerId | None = None
@@ -129,7 +133,7 @@ class SupervisorServer(SupervisorServicer):
         request_iterator: AsyncIterator[supervisor_pb2.RunnerToSupervisor],
         context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> AsyncIterator[ToRunner]:
-        stream = RunnerStream()
+        stream = RunnerStream(pool_namespaces_of(peer_names(context)))
         self._open.add(stream)
         try:
             async for message in both_ways(
@@ -138,6 +142,8 @@ class SupervisorServer(SupervisorServicer):
                 yield message
         except ProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except NotItsPool as error:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         except Superseded as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         finally:
@@ -161,6 +167,9 @@ class SupervisorServer(SupervisorServicer):
         runner = wire.runner_id(hello.runner)
         if not runner.uuid or not runner.incarnation:
             raise ProtocolError("a hello without uuid or incarnation")
+        if stream.namespaces and hello.pool.partition("/")[0] not in stream.namespaces:
+            mine = ", ".join(sorted(stream.namespaces))
+            raise NotItsPool(f"the certificate is for runners of namespace {mine}, not of pool {quoted(hello.pool)}")
         if self.core.leases.replaced(runner):
             raise Superseded(f"runner {runner.uuid} has a newer incarnation than {runner.incarnation}")
         if (older := self._streams.get(runner)) is not None:

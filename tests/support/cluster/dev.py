@@ -1,8 +1,8 @@
 """A cluster for a person: `python -m cluster up` leaves a node running behind it, `down` ends it.
 
 `up` starts `serve` in a session of its own and waits until that says ready on a pipe; `serve` holds the node until it
-gets SIGTERM. What is known of it lies in `${XDG_STATE_HOME:-~/.local/state}/weft/dev-cluster`, beside the values that the
-chart needs there and the folder below which its `file:` URIs are.
+gets SIGTERM. What is known of it lies in `${XDG_STATE_HOME:-~/.local/state}/weft/dev-cluster`, beside the values that
+the chart needs there and the folder below which its `file:` URIs are.
 """
 
 import json
@@ -88,7 +88,8 @@ def serve(ready: int) -> None:
     with Node() as node:
         shutil.copyfile(node.kubeconfig, _kubeconfig())
         copy_sources(_sources())
-        _values().write_text(yaml.safe_dump(node_values(_sources()), sort_keys=False))
+        values = json.loads(json.dumps(node_values(_sources())))  # a tree: no anchors in the YAML
+        _values().write_text(yaml.safe_dump(values, sort_keys=False))
         _state().write_text(json.dumps({"pid": os.getpid(), "folder": str(node.folder)}))
         os.write(ready, READY)
         os.close(ready)

@@ -9,11 +9,11 @@ from cluster.python_pod import ROOT, python_volumes
 
 QUICKSTART = ROOT / "examples" / "quickstart"
 COMPONENTS = ("gateway", "operator", "scheduler", "supervisor", "predictor", "depot")
-SMALL = {"requests": None, "limits": None}  # a node has what its machine has, and more than its pods runs there
+SMALL = {"requests": {"cpu": "1m", "memory": "1Mi"}}  # a node has what its machine has, and tests run there too
 
 
 def node_values(sources: Path) -> dict[str, Any]:
-    """Python from the machine instead of an image, `sources` as the depot's file root, no requests of memory and CPU."""
+    """Python from the machine instead of an image, `sources` as the depot's file root, next to no requests."""
     python = python_volumes()
     environment = [variable for variable in python.env if variable["name"] != "HOME"]  # the chart sets it
     repository, _, tag = PAUSE_IMAGE.rpartition(":")

@@ -2,6 +2,7 @@
 
 import base64
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 import chart
 from chart import COMPONENTS, VALUE_SETS, Json, arguments_of, one, pod_templates
 from weft.settings import ProcessSettings
-from weft.wire.roles import CALLERS, DEPOT_CALLERS, ROLES, Role, dns_name
+from weft.wire.roles import CALLERS, DEPOT_CALLERS, ROLES, Role, dns_name, pool_namespaces_of
 from weft.wire.tls import FILES, Tls
 from weft_depot.settings import Settings as DepotSettings
 from weft_gateway.settings import Settings as GatewaySettings
@@ -103,6 +104,7 @@ def test_self_signed_certificates_work_for_their_role(rendered: Rendered, role: 
     if role not in ("runner", "admin"):
         assert f"weft-{role}.weft-system.svc" in dns
     assert {other for other in ROLES if dns_name(other) in dns} == {role}
+    assert pool_namespaces_of(dns) == ({"weft-system"} if role == "runner" else set())
     uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH} <= set(uses)
 
@@ -143,6 +145,16 @@ def test_runners_of_every_pool_namespace_have_a_certificate_and_the_cas_key_stay
     secrets = [obj["metadata"] for obj in rendered["gpu-pools"] if obj["kind"] == "Secret"]
     away = {(meta["namespace"], meta["name"]) for meta in secrets if meta["namespace"] != chart.NAMESPACE}
     assert away == {("serving-a", "weft-runner-tls"), ("serving-b", "weft-runner-tls")}
+
+
+def test_runners_of_one_pool_namespace_have_no_certificate_for_another(rendered: Rendered, tmp_path: Path) -> None:
+    """Who owns a pool chooses its image: what runs there must not be sent what is for the pools of others."""
+    for obj in rendered["gpu-pools"]:
+        if obj["kind"] == "Secret" and obj["metadata"]["name"] == "weft-runner-tls":
+            namespace = obj["metadata"]["namespace"]
+            certificate = unpack(obj, tmp_path)
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            assert pool_namespaces_of(names.get_values_for_type(x509.DNSName)) == {namespace}
 
 
 def test_cert_manager_makes_the_same_certificates_as_helm(rendered: Rendered) -> None:
@@ -268,3 +280,12 @@ def test_a_gateway_has_time_to_finish_its_streams(rendered: Rendered, tmp_path: 
         spec = dict(pod_templates(rendered[name]))["weft-gateway"]["spec"]
         before = spec["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
         assert spec["terminationGracePeriodSeconds"] >= before + settings.drain_seconds + 10
+
+
+def test_who_may_ask_the_webhook_can_be_narrowed_to_the_api_server() -> None:
+    peer = '[{"ipBlock":{"cidr":"10.0.0.1/32"}}]'
+    for flags, expected in (((), None), (("--set-json", f"networkPolicy.apiServer.from={peer}"), json.loads(peer))):
+        found = chart.objects(chart.render("default", *flags))
+        (rule,) = one(found, "NetworkPolicy", "weft-operator")["spec"]["ingress"]
+        assert rule["ports"] == [{"port": 9443}]
+        assert rule.get("from") == expected

@@ -1,5 +1,8 @@
 """What Helm makes of the chart, for six value sets."""
 
+from collections.abc import Iterator
+from typing import Any, cast
+
 import pytest
 
 import chart
@@ -153,3 +156,27 @@ def test_values_that_null_a_default_are_left_out() -> None:
         "weft-gateway"
     ]
     assert "resources" not in template["spec"]["containers"][0]
+
+
+def test_names_that_yaml_reads_as_something_else_stay_names() -> None:
+    """A namespace may be named `no`, `on` or `1`: Helm writes text, and YAML 1.1 takes that for other things."""
+    flags = ("--set", "poolNamespaces={on,no},depot.credentialNamespaces={yes},podMonitor.enabled=true")
+    text = render("default", *flags, namespace="no")
+    found = [value for obj in objects(text) for value in _named(obj)]
+    assert {"no", "on", "yes"} <= set(found)
+    assert [value for value in found if not isinstance(value, str)] == []
+
+
+NAMED = ("namespace", "kubernetes.io/metadata.name", "app.kubernetes.io/instance")
+
+
+def _named(node: Any) -> Iterator[Any]:
+    """What stands in `node` where a namespace or a release is named."""
+    if isinstance(node, dict):
+        for key, value in cast("dict[str, Any]", node).items():
+            if key in NAMED and not isinstance(value, dict):
+                yield value
+            yield from _named(value)
+    elif isinstance(node, list):
+        for value in cast("list[Any]", node):
+            yield from _named(value)

@@ -112,6 +112,15 @@ def test_the_token_goes_to_the_hub_and_never_to_where_it_redirects(hub: FakeHub)
     assert {seen.token for seen in hub.seen if seen.server == "storage"} == {None}
 
 
+def test_a_session_that_a_hub_opens_for_one_tenant_is_not_carried_to_the_next(hub: FakeHub) -> None:
+    hub.repo("org/private", {"config.json": b"{}"}, tokens=frozenset((TOKEN,)))
+    shared = source(hub)  # as in a process: one client for everybody
+    hub.fault("hub:/api", status=503, headers={"set-cookie": "session=of-the-first; Path=/"})
+    assert read_all(shared, at("org/private", token=TOKEN))
+    assert refusal(shared, at("org/private")).reason == Reason.SOURCE_NOT_FOUND
+    assert {seen.cookie for seen in hub.seen} == {None}
+
+
 @pytest.mark.parametrize(
     ("fields", "token", "reason", "says"),
     [

@@ -6,17 +6,20 @@ templates, and the ReplicaSet's choice of whom to stop: who is not ready first, 
 """
 
 import copy
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.unit.operator.planning import World, connected
 from weft.api.quantity import amount
-from weft_operator.actions import Action, AddFinalizer, ApplyChild, DeleteChild, MarkPod
+from weft_operator.actions import Action, AddFinalizer, ApplyChild, DeleteChild, MarkPod, ScaleChild
 from weft_operator.children import GROUP_LABEL, POOL_LABEL
+from weft_operator.errors import ChildRefused
 from weft_operator.intent import QUANTITIES
 from weft_operator.local.objects import ObjectStore
 from weft_operator.observe import Child, ChildKey, Observed, Pod
 from weft_operator.plan import Policy
+from weft_operator.record import refused
 from weft_operator.resources import Ref
 from weft_operator.site import Site
 
@@ -43,6 +46,7 @@ class ModelCluster:
     objects: dict[ChildKey, Json] = field(default_factory=dict)
     pods: dict[str, ModelPod] = field(default_factory=dict)
     pods_become_ready: bool = True
+    refuses: dict[str, str] = field(default_factory=dict[str, str])  # kinds that are not taken, and why
     writes: int = 0
     requests: int = 0
     _count: int = 0
@@ -78,6 +82,14 @@ class ModelCluster:
         if key in self.objects and self.objects[key]["metadata"]["uid"] == uid:
             self.writes += 1
             del self.objects[key]
+
+    def scale(self, key: ChildKey, uid: str, replicas: int) -> None:
+        self.requests += 1
+        if key in self.objects and self.objects[key]["metadata"]["uid"] == uid:
+            obj = copy.deepcopy(self.objects[key])
+            obj["spec"]["replicas"] = replicas
+            obj["metadata"]["generation"] += 1
+            self.store(key, obj)
 
     def mark(self, name: str, uid: str, cost: int) -> None:
         self.requests += 1
@@ -182,6 +194,15 @@ class ClusterWorld(World):
 
     cluster: ModelCluster = field(default_factory=ModelCluster)
 
+    def step(self) -> list[Action]:
+        """A refusal ends what was planned, as it does for its object in the controller: it is planned again."""
+        actions = self.plan()
+        with suppress(ChildRefused):
+            for action in actions:
+                self.do(action)
+        self.answers()
+        return actions
+
     def do_in_cluster(self, action: Action) -> None:
         match action:
             case AddFinalizer(ref=ref, finalizer=finalizer):
@@ -190,7 +211,13 @@ class ClusterWorld(World):
                 finalizers = [*obj["metadata"].get("finalizers", ()), finalizer]
                 self.store.apply({**obj, "metadata": {**own, "finalizers": finalizers}})
             case ApplyChild(child=child):
+                if why := self.cluster.refuses.get(child.kind):
+                    self.cluster.requests += 1
+                    refused(action, "ChildRefused", why, self.observed, self.now)
+                    raise ChildRefused("ChildRefused", why)
                 self.cluster.apply(child)
+            case ScaleChild(key=key, uid=uid, replicas=replicas):
+                self.cluster.scale(key, uid, replicas)
             case DeleteChild(key=key, uid=uid):
                 self.cluster.delete(key, uid)
             case MarkPod(name=name, uid=uid, cost=cost):

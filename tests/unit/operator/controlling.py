@@ -20,6 +20,7 @@ from weft_operator.actions import (
     PublishPool,
     RemoveFinalizer,
     RemoveRunner,
+    ScaleChild,
     SetStatus,
     WithdrawAdapter,
     WithdrawPool,
@@ -147,6 +148,9 @@ class FakeBackend:
         raise AssertionError(action)
 
     async def delete_child(self, action: DeleteChild) -> None:
+        raise AssertionError(action)
+
+    async def scale_child(self, action: ScaleChild) -> None:
         raise AssertionError(action)
 
     async def mark_pod(self, action: MarkPod) -> None:

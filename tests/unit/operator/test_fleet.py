@@ -4,11 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 from tests.unit.operator.cluster import ClusterWorld
-from tests.unit.operator.planning import BASE, adapter_object, adapter_ref, failed, pool_object, pool_ref
-from weft_operator.actions import ApplyChild, DeleteChild, MarkPod
+from tests.unit.operator.planning import BASE, adapter_object, adapter_ref, digest, failed, pool_object, pool_ref
+from weft_operator.actions import ApplyChild, DeleteChild, MarkPod, PublishAdapter, PublishPool, SetStatus
 from weft_operator.capacity import ANSWER_S
 from weft_operator.children import child_name
-from weft_operator.observe import ChildKey, Pod, PoolReport
+from weft_operator.observe import REFUSED_S, ChildKey, Pod, PoolReport
 from weft_operator.plan import UNLOAD_GRACE_S, wake_at
 from weft_operator.resources import FINALIZER
 
@@ -194,6 +194,23 @@ def test_the_autoscaler_takes_only_ready_pods_that_the_scheduler_has_named(clust
     assert cluster.ready_names(pool_ref()) == [names[0], *names[2:]]
 
 
+def test_a_scheduler_that_has_just_started_takes_no_starting_pod_away_and_may_ask_for_more(
+    cluster: ClusterWorld,
+) -> None:
+    cluster.demand[pool_ref()] = 3
+    started(cluster, scaled(0, 5))
+    cluster.scheduler_speaks, cluster.cluster.pods_become_ready = False, False
+    for name, pod in list(cluster.cluster.pods.items())[:2]:
+        cluster.cluster.pods[name] = replace(pod, ready=False)
+    cluster.observed.pool_reports[str(pool_ref())] = PoolReport(0, wanted_runners=1)
+    cluster.at_rest()
+    assert cluster.sizes(pool_ref()) == {"runners": 3}
+    assert cluster.status(pool_ref())["desiredReplicas"] == 3
+    cluster.observed.pool_reports[str(pool_ref())] = PoolReport(0, wanted_runners=4)
+    cluster.at_rest()
+    assert cluster.sizes(pool_ref()) == {"runners": 4}
+
+
 def test_groups_fill_up_in_order_and_empty_in_reverse(cluster: ClusterWorld) -> None:
     kinds = groups(("fast", 1, 2), ("cheap", 0, 2), ("rest", 0, None))
     expected = {1: (1, 0, 0), 3: (2, 1, 0), 6: (2, 2, 2), 2: (2, 0, 0), 0: (0, 0, 0)}
@@ -202,11 +219,53 @@ def test_groups_fill_up_in_order_and_empty_in_reverse(cluster: ClusterWorld) -> 
         assert tuple(cluster.sizes(pool_ref()).values()) == sizes
 
 
+def test_an_autoscaled_pool_shrinks_though_the_scheduler_names_victims_of_another_group(cluster: ClusterWorld) -> None:
+    cluster.demand[pool_ref()] = 4
+    started(cluster, scaled(0, 5, runnerGroups=groups(("fast", 0, 2), ("cheap", 0, 2), ("rest", 0, None))))
+    assert cluster.sizes(pool_ref()) == {"fast": 2, "cheap": 2, "rest": 0}
+    cluster.demand[pool_ref()] = 3  # the model names the last by name: one that is fast
+    cluster.at_rest()
+    assert cluster.sizes(pool_ref()) == {"fast": 2, "cheap": 1, "rest": 0}
+    cluster.demand[pool_ref()] = 1
+    cluster.at_rest()
+    assert cluster.sizes(pool_ref()) == {"fast": 1, "cheap": 0, "rest": 0}
+
+
 def test_a_group_that_is_no_longer_named_goes(cluster: ClusterWorld) -> None:
     started(cluster, pool_object(replicas=2, runnerGroups=groups(("fast", 0, 1), ("cheap", 0, None))))
     started(cluster, pool_object(replicas=2, runnerGroups=groups(("cheap", 0, None))))
     assert cluster.sizes(pool_ref()) == {"cheap": 2}
     assert [pod.group for pod in cluster.cluster.pods.values()] == ["cheap", "cheap"]
+
+
+def test_a_group_that_is_no_longer_named_gives_its_runners_over_one_by_one(cluster: ClusterWorld) -> None:
+    scalings: list[dict[str, Any]] = [{"replicas": 3}, {"autoscaling": scaled(1, 5)["spec"]["autoscaling"]}]
+    for scaling in scalings:
+        cluster.demand[pool_ref()] = 3
+        started(cluster, pool_object(**scaling, runnerGroups=groups(("old", 0, None))))
+        cluster.apply(pool_object(**scaling, runnerGroups=groups(("new", 0, None))))
+        least, most = 3, 0
+        for _ in range(20):
+            cluster.step()
+            least = min(least, len(cluster.ready_names(pool_ref())))
+            most = max(most, cluster.status(pool_ref())["desiredReplicas"])
+        assert (least, most) == (2, 3)
+        assert cluster.sizes(pool_ref()) == {"new": 3}
+
+
+def test_a_group_that_is_no_longer_named_goes_at_once_where_it_serves_nobody(cluster: ClusterWorld) -> None:
+    cluster.cluster.pods_become_ready = False
+    started(cluster, pool_object(replicas=3, runnerGroups=groups(("old", 0, None))))
+    started(cluster, pool_object(replicas=3, runnerGroups=groups(("new", 0, None))))
+    assert cluster.sizes(pool_ref()) == {"new": 3}
+
+
+def test_new_runners_that_do_not_come_up_leave_the_old_ones_serving(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object(replicas=3, runnerGroups=groups(("old", 0, None))))
+    cluster.cluster.pods_become_ready = False
+    started(cluster, pool_object(replicas=3, runnerGroups=groups(("new", 0, None))))
+    assert cluster.sizes(pool_ref()) == {"old": 2, "new": 3}
+    assert len(cluster.ready_names(pool_ref())) == 2
 
 
 def test_a_pool_wants_no_more_than_its_groups_can_hold(cluster: ClusterWorld) -> None:
@@ -223,6 +282,35 @@ def test_a_pool_that_cannot_be_served_keeps_nothing(cluster: ClusterWorld) -> No
     cluster.contents["file:bad"] = failed("UnsupportedModel")
     started(cluster, pool_object("bad", model={"name": "bad", "uri": "file:bad"}))
     assert cluster.cluster.objects == {}
+
+
+def test_a_pool_that_was_changed_while_no_operator_looked_is_served_without_a_break(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object(replicas=2), adapter_object("upper"), adapter_object("lower"))
+    pods = set(cluster.ready_names(pool_ref()))
+    cluster.apply(pool_object(replicas=3))
+    cluster.apply(adapter_object("upper", source={"uri": "file:edited"}))
+    cluster.apply(adapter_object("lower", poolRef={"namespace": "default", "name": "another"}))
+    after = cluster.restarted()
+    assert isinstance(after, ClusterWorld)
+    first = after.plan()
+    assert not [action for action in first if isinstance(action, DeleteChild)]
+    told = {action.entry.name: action.entry.digest for action in first if isinstance(action, PublishAdapter)}
+    assert told == {"upper": digest("a")}, "what served goes on; never in a pool that it was not checked for"
+    assert pool_ref() in {action.ref for action in first if isinstance(action, PublishPool)}
+    after.at_rest()
+    assert pods < set(after.ready_names(pool_ref()))
+    assert len(after.ready_names(pool_ref())) == 3
+
+
+def test_runners_stay_until_it_is_known_that_there_is_no_base(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object())
+    after = cluster.restarted()
+    assert isinstance(after, ClusterWorld)
+    after.observed.resolutions.clear()  # a status that somebody has emptied tells nothing
+    assert not [action for action in after.plan() if isinstance(action, DeleteChild)]
+    after.contents["file:base"] = failed("SourceNotFound")
+    after.settle()
+    assert after.sizes(pool_ref()) == {}
 
 
 def test_a_deleted_pool_does_not_wait_for_the_garbage_collector(cluster: ClusterWorld) -> None:
@@ -248,6 +336,76 @@ def test_pods_that_do_not_come_up_are_told_with_their_reason(cluster: ClusterWor
         messages = [c["message"] for c in cluster.status(pool_ref())["conditions"]]
         assert messages.count(message) == 2
         assert (cluster.announced[-1].type, cluster.announced[-1].reason) == ("Warning", state)
+
+
+def test_what_the_api_server_refuses_is_told_and_tried_again_now_and_then(cluster: ClusterWorld) -> None:
+    cluster.cluster.refuses["Deployment"] = "exceeded quota: count/deployments.apps=1"
+    cluster.apply(pool_object())
+    cluster.settle()
+    assert cluster.condition(pool_ref(), "Progressing") == ("False", "ChildRefused")
+    conditions = cluster.status(pool_ref())["conditions"]
+    assert {"exceeded quota: count/deployments.apps=1"} == {c["message"] for c in conditions if c["status"] == "False"}
+    assert {key.kind for key in cluster.cluster.objects} >= {"Service", "PodDisruptionBudget"}
+    requests, writes = cluster.cluster.requests, cluster.status_writes
+    cluster.wait(REFUSED_S - 1)
+    assert cluster.cluster.requests == requests
+    assert wake_at(pool_ref(), cluster.desired, cluster.observed, cluster.now, cluster.policy) is not None
+    cluster.wait(1.1)
+    assert (cluster.cluster.requests, cluster.status_writes) == (requests + 1, writes)
+    del cluster.cluster.refuses["Deployment"]
+    cluster.wait(REFUSED_S)
+    cluster.at_rest()
+    assert cluster.condition(pool_ref(), "Progressing") == ("False", "RunnersReady")
+
+
+def test_another_wish_does_not_wait_for_the_one_that_was_refused(cluster: ClusterWorld) -> None:
+    cluster.cluster.refuses["Deployment"] = "no"
+    started(cluster, pool_object(kvCache={"pageTokens": 16, "pages": 1}))
+    cluster.cluster.refuses.clear()
+    cluster.apply(pool_object())
+    cluster.settle()
+    assert cluster.condition(pool_ref(), "Available") == ("True", "RunnersReady")
+
+
+def test_a_refusal_of_what_is_wished_no_more_is_not_told_for_ever(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object())
+    cluster.cluster.refuses["Deployment"] = "no"
+    cluster.apply(pool_object(replicas=2))
+    cluster.settle()
+    assert cluster.condition(pool_ref(), "Progressing") == ("False", "ChildRefused")
+    cluster.apply(pool_object())
+    cluster.wait(REFUSED_S)
+    assert cluster.condition(pool_ref(), "Progressing") == ("False", "RunnersReady")
+
+
+def test_pods_that_the_api_server_refuses_are_told_without_their_names(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object())
+
+    def refused(name: str) -> None:
+        failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate"}
+        message = f'pods "base-runners-{name}" is forbidden: exceeded quota: gpus'
+        cluster.cluster.objects[DEPLOYMENT]["status"] = {"conditions": [failure | {"message": message}]}
+        cluster.settle()
+
+    refused("5c9d-x7k2p")
+    assert cluster.condition(pool_ref(), "Progressing") == ("False", "PodsRefused")
+    messages = [c["message"] for c in cluster.status(pool_ref())["conditions"] if c["type"] == "Progressing"]
+    assert messages == ["pods is forbidden: exceeded quota: gpus"]
+    writes = cluster.status_writes
+    refused("5c9d-qqqqq")
+    assert cluster.status_writes == writes
+
+
+def test_a_runner_on_its_way_out_is_not_ready_whatever_the_scheduler_still_says(cluster: ClusterWorld) -> None:
+    started(cluster, pool_object(replicas=2))
+    report = cluster.observed.pool_reports[str(pool_ref())]
+    cluster.observed.pool_reports[str(pool_ref())] = replace(report, ready_runners=3)
+    pods = cluster.observed.pods[pool_ref()]
+    pods["old"] = Pod("old", "u", "runners", "Leaving")
+    (status,) = [action.status for action in cluster.plan() if isinstance(action, SetStatus)] or [
+        cluster.status(pool_ref())
+    ]
+    assert (status["replicas"], status["readyReplicas"]) == (2, 2)
 
 
 def test_a_pod_on_its_way_out_is_not_counted(cluster: ClusterWorld) -> None:

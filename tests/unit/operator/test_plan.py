@@ -94,6 +94,17 @@ def test_of_two_adapters_with_one_name_the_older_has_it(serving: World) -> None:
     assert serving.condition(adapter_ref("lower", "globex"), "Ready") == ("True", "Published")
 
 
+def test_a_name_that_begins_with_a_namespace_is_that_namespaces_though_another_was_there_before(world: World) -> None:
+    world.apply(pool_object())
+    world.apply(adapter_object("lower", namespace="globex", modelName="acme/upper"))
+    world.settle()
+    assert world.condition(adapter_ref("lower", "globex"), "Ready") == ("True", "Published")
+    world.apply(adapter_object("upper"))
+    world.settle()
+    assert world.condition(adapter_ref("lower", "globex"), "Accepted") == ("False", "NameConflict")
+    assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+
+
 def test_a_base_name_is_reserved_even_from_an_older_adapter(world: World) -> None:
     world.apply(adapter_object("upper", modelName="base"))
     world.apply(pool_object())
@@ -531,11 +542,12 @@ def test_a_crash_loop_is_told_with_its_last_words(world: World) -> None:
 
 def test_an_adapter_that_no_runner_can_load_is_not_ready(serving: World) -> None:
     uid = serving.store.get(adapter_ref("upper"))["metadata"]["uid"]
-    report = AdapterReport(digest("a"), True, 1, ("r1: out of slots",))
-    serving.observed.adapter_reports[uid] = report
-    for action in serving.plan():
-        serving.do(action)
-    assert serving.condition(adapter_ref("upper"), "Ready") == ("False", "LoadFailed")
+    for ready, expected in ((0, ("False", "LoadFailed")), (1, ("True", "Published"))):
+        report = AdapterReport(digest("a"), True, ready, ("r1: out of slots",))
+        serving.observed.adapter_reports[uid] = report
+        for action in serving.plan():
+            serving.do(action)
+        assert serving.condition(adapter_ref("upper"), "Ready") == expected
 
 
 def test_a_renamed_adapter_is_served_under_its_new_name_without_being_fetched_again(serving: World) -> None:

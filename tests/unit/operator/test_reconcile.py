@@ -112,9 +112,12 @@ async def test_resolutions_are_bounded() -> None:
 async def test_sources_that_stand_still_hold_up_no_other_namespace() -> None:
     async with operator() as op:
         op.store.apply(pool_object(allowedNamespaces={"from": "All"}))
-        for number in range(depot_work.RESOLVES_OF_NAMESPACE + 5):
-            op.depot.stuck.add(f"file:slow{number}")
-            op.store.apply(adapter_object(f"slow{number}", namespace="globex", pool="acme/base"))
+        await op.until(pool_ref(), "Fetched", "True", "Fetched")
+        slow = [f"slow{number}" for number in range(depot_work.RESOLVES_OF_NAMESPACE + 5)]
+        op.depot.stuck |= {f"file:{name}" for name in slow}
+        for name in slow:
+            op.store.apply(adapter_object(name, namespace="globex"))
+        await op.until(adapter_ref(slow[-1], "globex"), "Validated", "Unknown", "Resolving")
         op.store.apply(adapter_object("upper"))
         await op.until(adapter_ref("upper"), "Ready", "True", "Published")
         assert op.depot.at_once >= depot_work.RESOLVES_OF_NAMESPACE
@@ -126,7 +129,7 @@ async def test_many_namespaces_together_are_bounded_too(monkeypatch: pytest.Monk
         op.store.apply(pool_object(allowedNamespaces={"from": "All"}))
         for number in range(20):
             op.depot.contents[f"file:a{number}"] = good("a")
-            op.store.apply(adapter_object(f"a{number}", namespace=f"n{number}", pool="acme/base"))
+            op.store.apply(adapter_object(f"a{number}", namespace=f"n{number}"))
         for number in range(20):
             await op.until(adapter_ref(f"a{number}", f"n{number}"), "Ready", "True", "Published")
         assert op.depot.most_at_once == 3

@@ -88,7 +88,8 @@ def test_a_source_that_cannot_be_reached_is_asked_less_often() -> None:
     ("status", "answer", "has_good"),
     [
         ({"observedGeneration": 2, "digest": digest("a")}, Answer(), True),
-        ({"observedGeneration": 1, "digest": digest("a")}, None, False),
+        ({"observedGeneration": 1, "digest": digest("a")}, None, False),  # of which pool is not said
+        ({"observedGeneration": 1, "digest": digest("a"), "pool": "default/base"}, Answer(), True),
         ({"observedGeneration": 2}, None, False),
         ({}, None, False),
     ],

@@ -181,3 +181,12 @@ def check_laws(objects: list[Object]) -> None:
     assert len(names) == len(set(names))
     for pool in desired.pools.values():
         assert sum(a.pinned for a in desired.adapters_of(pool.meta.ref)) <= pinned_max(pool)
+
+
+def test_a_tenant_is_not_told_what_the_adapters_of_others_are_called() -> None:
+    secrets = (lora("merger", modelName="wanted", pinned=True), lora("layoffs", pinned=True))
+    wish = lora("mine", "curious", modelName="wanted", pinned=True)
+    said = " ".join(str(objection) for objection in reviewed(Wish("", (base(**slots(3)), *secrets), wish)).objections)
+    assert "NameConflict" in said
+    assert "NoSlots" in said
+    assert not any(word in said for word in ("merger", "layoffs", "tenant"))

@@ -12,12 +12,15 @@ from tests.unit.operator.controlling import FakeBackend, FakeDepot, FakeRegistry
 from tests.unit.operator.planning import adapter_object, adapter_ref, digest, good, pool_object, pool_ref
 from weft_operator import reconcile
 from weft_operator.local.objects import ObjectStore
-from weft_operator.observe import AdapterReport, ChildKey, Pod, PoolLoad, PoolReport
+from weft_operator.observe import AdapterReport, ChildKey, Pod, PoolEntry, PoolLoad, PoolReport
 from weft_operator.plan import Policy
 from weft_operator.reconcile import Controller
 from weft_operator.resources import FINALIZER
 
 KEY = ChildKey("Deployment", "default", "base-runners")
+
+
+TOLD = PoolEntry("default/base", "d", "base", True, (), 9, 8, "punica", "fcfs", "calibrated", 0, 1, 60.0)
 
 
 def with_version(obj: Any, version: object) -> Any:
@@ -219,5 +222,12 @@ def test_a_deleted_adapter_is_gone_by_the_schedulers_last_word_and_no_other() ->
 def test_a_pool_report_is_kept_whole() -> None:
     controller = idle_controller()
     report = PoolReport(2, 1, ("a",), 3, PoolLoad(1, 2, 3, 4, 5))
+    controller.observed.pools[pool_ref()] = TOLD
     controller.on_pool_report("default/base", report)
     assert controller.observed.pool_reports["default/base"].load.demand_runners == 5
+
+
+def test_a_late_word_on_a_pool_that_was_withdrawn_is_not_about_the_next_of_its_name() -> None:
+    controller = idle_controller()
+    controller.on_pool_report("default/base", PoolReport(2, 2, (), 2))
+    assert controller.observed.pool_reports == {}

@@ -354,14 +354,16 @@ def test_a_ready_runner_counts_for_an_adapter_once_it_has_applied_a_list_with_it
 
 def test_why_a_load_failed_is_told_by_runner_four_at_the_most(desk: Any, picked: Picked) -> None:
     desk.start("sha256:1")
+    version = desk.core.state.pools[POOL].desired.list.version
     for uuid in "abcdef":
-        desk.runner(uuid, adapters=(AdapterView("sha256:1", False, "torn"),))
+        desk.runner(uuid, adapters=(AdapterView("sha256:1", False, "torn"),), desired_version=version)
     (status,) = picked(desk.wait(1.0), AdapterStatus)
     assert status.load_errors == ("a: torn", "b: torn", "c: torn", "d: torn")
+    assert status.ready_runners == 0, "though all six know it and are Ready"
     for uuid in "abcdef":
-        desk.runner(uuid)
+        desk.runner(uuid, desired_version=version)
     (status,) = picked(desk.wait(1.0), AdapterStatus)
-    assert status.load_errors == ()
+    assert (status.load_errors, status.ready_runners) == ((), 6)
 
 
 def test_many_adapters_are_told_in_bounded_batches(new_desk: Any, picked: Picked) -> None:

@@ -131,6 +131,16 @@ def test_one_that_drains_or_is_gone_is_no_victim_and_not_counted(desk: Any, pool
     assert desk.place("r").runner.uuid == "a"
 
 
+def test_it_answers_to_no_bounds_before_the_runners_there_are_have_had_the_time_to_report(
+    desk: Any, pool: Pool
+) -> None:
+    desk.submit("r")
+    status = pool.hear()
+    assert (status.wanted_runners, status.max_runners) == (1, 0)
+    settle(desk)
+    assert pool.hear().max_runners == 3
+
+
 def test_one_that_comes_after_a_scale_down_is_a_victim(desk: Any, pool: Pool, picked: Any) -> None:
     desk.runner("a", name="a")
     settle(desk)

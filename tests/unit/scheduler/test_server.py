@@ -324,9 +324,9 @@ async def test_a_registry_under_a_lower_term_is_ended_and_what_it_says_does_not_
     await deleting.say(pb.RegistryToScheduler(removed_pools=["n/p"]))
     assert await deleting.end() is grpc.StatusCode.FAILED_PRECONDITION, "none is a lower term too"
     assert stack.server.core.state.pools["n/p"].spec is not None
-    pool = pb.PoolDesired(pool="n/p", base_digest="sha256:b", base_model_name="base", max_runners=7)
+    pool = pb.PoolDesired(pool="n/p", base_digest="sha256:b", base_model_name="base", min_runners=7, max_runners=7)
     await new.say(pb.RegistryToScheduler(pools=[pool], term=4))
-    while (await new.hear("pool")).max_runners != 7:
+    while (await new.hear("pool")).wanted_runners != 7:
         pass
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.wire.roles import CALLERS, DEPOT_CALLERS, ROLES, dns_name, refusal, roles_of
+from weft.wire.roles import CALLERS, DEPOT_CALLERS, ROLES, dns_name, pool_namespaces_of, refusal, roles_of
 from weft.wire.v1 import predictor_pb2, runner_pb2, scheduler_pb2, supervisor_pb2
 
 
@@ -21,6 +21,11 @@ def test_only_a_name_of_weft_makes_a_role() -> None:
     assert roles_of(["gateway.weft.internal", "gateway.default.svc", "runner", "x.runner.weft.internal"]) == {"gateway"}
     assert roles_of(iter(dns_name(role) for role in ROLES)) == set(ROLES)
     assert roles_of([]) == set()
+
+
+def test_a_runners_certificate_says_whose_pools_it_may_speak_for() -> None:
+    assert pool_namespaces_of(["runner.weft.internal", "a.runner.weft.internal", "b.gateway.weft.internal"]) == {"a"}
+    assert pool_namespaces_of(["runner.weft.internal"]) == set()
 
 
 @pytest.mark.parametrize("what", [*CALLERS, *DEPOT_CALLERS])

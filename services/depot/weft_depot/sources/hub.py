@@ -9,6 +9,7 @@ import contextlib
 import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from urllib.parse import quote
 
@@ -49,7 +50,9 @@ class Hub:
         self.endpoint, self.host = endpoint.rstrip("/"), parts.netloc
         self._secure, self._network = parts.scheme == "https", network
         timeout = httpx2.Timeout(network.read_s, connect=network.connect_s)
-        self._http = httpx2.Client(timeout=timeout, follow_redirects=False)
+        # One client asks for every tenant: what a hub hands to one (a session, say) is not carried to the next.
+        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
+        self._http = httpx2.Client(timeout=timeout, follow_redirects=False, cookies=no_cookies)
 
     def close(self) -> None:
         self._http.close()

@@ -88,7 +88,8 @@ def _pool_status(ctx: Context, pool: Pool, spec: PoolSpec) -> PoolStatus:
         running=pool.running,
         queued=len(pool.queue),
         victims=tuple(_called(ctx.state.runners[uuid]) for uuid in pool.victims),
-        max_runners=spec.max_runners,
+        # Before the runners that there are have reported themselves nobody can say how many are too many.
+        max_runners=spec.max_runners if ctx.state.settled else 0,
         total_pages=pool.totals.sum.total_pages,
         reserved_pages=pool.totals.sum.reserved_pages,
         demand_runners=scaling.demand(ctx, pool),
@@ -102,41 +103,42 @@ def _called(runner: Runner) -> str:
 
 def _tell_adapters(ctx: Context) -> None:
     """The next batch of adapters whose status may differ."""
-    told, errors = ctx.told, dict[str, dict[str, tuple[str, ...]]]()
+    told, failures = ctx.told, dict[str, dict[str, list[Runner]]]()
     for uid in list(islice(told.unsaid, ctx.config.status_batch)):
         del told.unsaid[uid]
         name = ctx.state.adapter_pool.get(uid)
         if name is None:
             continue
         pool = ctx.state.pools[name]
-        if name not in errors:
-            errors[name] = _load_errors(ctx, pool)
-        status = _adapter_status(ctx, pool, uid, errors[name])
+        if name not in failures:
+            failures[name] = _load_failures(ctx, pool)
+        status = _adapter_status(ctx, pool, uid, failures[name])
         if told.adapters.get(uid) != status:
             told.adapters[uid] = status
             ctx.emit(status)
 
 
-def _adapter_status(ctx: Context, pool: Pool, uid: str, errors: dict[str, tuple[str, ...]]) -> AdapterStatus:
+def _adapter_status(ctx: Context, pool: Pool, uid: str, failures: dict[str, list[Runner]]) -> AdapterStatus:
     digest = pool.adapters[uid].digest
-    return AdapterStatus(
-        uid, digest, uid in ctx.told.routed, _knowing(pool, digest), errors.get(digest, ())[:MAX_ERRORS]
-    )
+    failed = failures.get(digest, [])
+    errors = tuple(f"{_called(runner)}: {runner.errors[digest]}" for runner in failed[:MAX_ERRORS])
+    return AdapterStatus(uid, digest, uid in ctx.told.routed, _knowing(pool, digest, failed), errors)
 
 
-def _knowing(pool: Pool, digest: str) -> int:
-    """Ready runners that know the digest: those Ready with a list of its version or a later one."""
+def _knowing(pool: Pool, digest: str, failed: list[Runner]) -> int:
+    """Ready runners that know the digest, those Ready with a list of its version or a later one, and can load it."""
     since = pool.desired.since.get(digest)
     if since is None:
         return 0
-    return sum(count for version, count in pool.ready_versions.items() if version >= since)
+    knowing = sum(count for version, count in pool.ready_versions.items() if version >= since)
+    return knowing - sum(runner.ready_version is not None and runner.ready_version >= since for runner in failed)
 
 
-def _load_errors(ctx: Context, pool: Pool) -> dict[str, tuple[str, ...]]:
-    """Digest -> "runner: reason", by runner."""
-    errors: dict[str, tuple[str, ...]] = {}
+def _load_failures(ctx: Context, pool: Pool) -> dict[str, list[Runner]]:
+    """Digest -> who could not load it, by uuid."""
+    failures: dict[str, list[Runner]] = {}
     for uuid in sorted(pool.runners):
         runner = ctx.state.runners[uuid]
-        for digest, reason in runner.errors.items():
-            errors[digest] = (*errors.get(digest, ()), f"{_called(runner)}: {reason}")
-    return errors
+        for digest in runner.errors:
+            failures.setdefault(digest, []).append(runner)
+    return failures

@@ -1,0 +1,209 @@
+"""Stale reads: a new leader is told of a past that is over. It harms nothing, and ends where it should.
+
+The history: pools and adapters are made, then scaled, edited, deleted and made again under the same names. A new leader
+then gets lists as of before, of everything or of some resources alone, and either its watches tell nothing until the
+truth comes, or they go on from the past. (The fault: Sieve, OSDI 2022, section 2. The API promises that a list is not
+older than the request; a watch cache that has fallen behind has broken that promise before.)
+"""
+
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from cluster.control_plane import ControlPlane
+from quickstart import BASE
+from tests.operator.api_proxy import ApiProxy
+from tests.operator.stage import Replica, Stage, until
+from tests.operator.test_crash_points import OURS, state, until_settled
+
+POOLS, ADAPTERS = ("servingpools",), ("loraadapters",)
+CHILDREN = ("deployments", "services", "serviceaccounts", "poddisruptionbudgets", "pods")
+EVERYTHING = (*POOLS, *ADAPTERS, *CHILDREN)
+NAMES = {
+    POOLS: "pools",
+    ADAPTERS: "adapters",
+    CHILDREN: "children",
+    (*POOLS, *CHILDREN): "pools-and-children",
+    EVERYTHING: "everything",
+    True: "silent-watches",
+    False: "watches-that-go-on",
+}
+AUDIT_S = 0.5
+PLANNED = 8  # reconciles: each object at least once, and what was refused again
+
+
+@dataclass(frozen=True)
+class History:
+    """A stage where everything has happened and nobody leads. Versions of the past, and uids of now."""
+
+    stage: Stage
+    empty: int
+    before: int
+    underway: int  # what follows was asked for, and nothing of it was done
+    uids: dict[str, str]
+
+
+def version(stage: Stage) -> int:
+    """The version that the store has now."""
+    path = f"/apis/serving.weft.dev/v1alpha1/namespaces/{stage.namespace}/servingpools?limit=1"
+    return int(json.loads(stage.kubectl("get", "--raw", path))["metadata"]["resourceVersion"])
+
+
+def uids(stage: Stage) -> dict[str, str]:
+    """Everything that the operator has to do with, and its pods: which objects they are."""
+    kinds = "servingpools,loraadapters,deployments,services,serviceaccounts,poddisruptionbudgets,pods"
+    items = stage.control_plane.get(kinds, "-n", stage.namespace)["items"]
+    return {f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["uid"] for item in items}
+
+
+@pytest.fixture(scope="module")
+def history(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
+    namespace = control_plane.create_namespace("stale")
+    try:
+        with Stage(control_plane, namespace, tmp_path_factory.mktemp("stale")) as stage, stage.kubelet():
+            yield lived(stage)
+    finally:
+        control_plane.empty(namespace, OURS)
+        control_plane.delete_namespace(namespace)
+
+
+def lived(stage: Stage) -> History:
+    leader = stage.replica(lease_seconds=15)  # it is paused for a moment below, and leads on
+    empty = version(stage)
+    stage.apply_pool()
+    stage.apply_pool("again", model={"name": f"{BASE}-again", "uri": "file:model"})
+    for name in ("kept", "edited", "again"):
+        stage.apply_adapter(name, "file:adapters/upper")
+    for name in ("kept", "edited", "again"):
+        stage.wait_for("loraadapter", name, "Ready")
+    for pool in ("base", "again"):
+        stage.wait_for("servingpool", pool, "Available")
+    until_settled(stage)
+    before = version(stage)
+    leader.signal(signal.SIGSTOP)
+    change(stage)
+    underway = version(stage)
+    leader.signal(signal.SIGCONT)
+    again(stage)
+    until_settled(stage)
+    assert leader.stop() == 0
+    return History(stage, empty, before, underway, uids(stage))
+
+
+def change(stage: Stage) -> None:
+    """Everything that a view of the past gets wrong."""
+    stage.kubectl("scale", "servingpool/base", "--replicas=3")
+    stage.apply_adapter("edited", "file:adapters/digits")
+    stage.apply_adapter("new", "file:adapters/json")
+    stage.kubectl("delete", "loraadapter/again", "servingpool/again", "--wait=false")
+
+
+def again(stage: Stage) -> None:
+    """Others under the names of those that were deleted; then everything is as it stays."""
+    stage.kubectl("wait", "--for=delete", "loraadapter/again", "servingpool/again", "--timeout=30s")
+    stage.apply_pool("again", model={"name": f"{BASE}-again", "uri": "file:model"}, replicas=2)
+    stage.apply_adapter("again", "file:adapters/cipher")
+    for name in ("edited", "new", "again"):
+        stage.wait_for_value("loraadapter", name, ".status.readyRunners", 3)
+        stage.wait_for("loraadapter", name, "Ready")
+    for pool, replicas in (("base", 3), ("again", 2)):
+        stage.wait_for_value("servingpool", pool, ".status.readyReplicas", replicas)
+        stage.wait_for("servingpool", pool, "Progressing", "False")
+
+
+def planned(replica: Replica, times: int = PLANNED) -> None:
+    """It leads, and has planned so often."""
+    until(lambda: replica.leads and replica.metric("weft_operator_audits_total") >= 2, "it leads, and lists")
+    if not replica.metric("weft_operator_objects"):
+        return  # it believes that there is nothing
+    goal = replica.metric("weft_operator_reconciles_total") + times
+    until(lambda: replica.metric("weft_operator_reconciles_total") >= goal, f"{times} reconciles")
+
+
+def accepted(stage: Stage, mark: int) -> list[str]:
+    """What the operator wrote, its Lease, Events and statuses aside, and was not refused."""
+    return [
+        write
+        for write in stage.writes(mark)
+        if not write.endswith((" 409", " 404")) and "/status " not in write and " events/" not in write
+    ]
+
+
+@pytest.mark.parametrize(
+    ("past", "resources", "silent"),
+    [
+        ("before", EVERYTHING, True),
+        ("before", EVERYTHING, False),
+        ("before", POOLS, True),
+        ("before", ADAPTERS, True),
+        ("underway", EVERYTHING, True),
+        ("underway", EVERYTHING, False),
+        ("underway", POOLS, True),
+        ("before", CHILDREN, True),
+        ("before", (*POOLS, *CHILDREN), False),
+        ("empty", POOLS, True),
+        ("empty", CHILDREN, True),
+        ("empty", EVERYTHING, True),
+    ],
+    ids=lambda value: NAMES.get(value, value),
+)
+def test_a_leader_that_is_told_of_the_past_changes_nothing(
+    history: History, past: str, resources: tuple[str, ...], silent: bool
+) -> None:
+    stage = history.stage
+    wanted, mark = state(stage), stage.control_plane.mark()
+    with ApiProxy(stage.control_plane, stage.access, stage.folder) as proxy:
+        proxy.rewind(getattr(history, past), resources)
+        if silent:
+            proxy.mute()
+        leader = stage.replica(kubeconfig=proxy.kubeconfig, audit_seconds=AUDIT_S)
+        planned(leader)
+        assert uids(stage) == history.uids, "while it is told of the past"
+        proxy.tell_the_truth()
+        found = until_settled(stage)
+        assert leader.stop() == 0
+    assert accepted(stage, mark) == []
+    assert uids(stage) == history.uids
+    assert found == wanted
+
+
+def test_writes_made_from_the_past_are_refused_and_what_is_there_is_looked_up(history: History) -> None:
+    """The cases above do get to the fences; one that is met brings the truth though no watch tells it."""
+    stage, mark = history.stage, history.stage.control_plane.mark()
+    with ApiProxy(stage.control_plane, stage.access, stage.folder) as proxy:
+        proxy.rewind(history.underway, EVERYTHING)
+        proxy.mute()
+        leader = stage.replica(kubeconfig=proxy.kubeconfig, audit_seconds=AUDIT_S)
+        planned(leader)
+        refused = {write for write in stage.writes(mark) if write.endswith((" 409", " 404"))}
+        assert leader.stop() == 0
+    assert {"update loraadapters/status edited 409", "delete deployments/ again-runners 409"} <= refused
+    assert not [write for write in refused if " base-runners " in write], "not even tried: the pool was looked at"
+
+
+def test_a_replica_whose_watches_fell_silent_knows_all_once_it_leads(history: History) -> None:
+    stage = history.stage
+    with ApiProxy(stage.control_plane, stage.access, stage.folder) as proxy:
+        first = stage.replica()
+        until(lambda: first.leads, "the first leads")
+        second = stage.replica(kubeconfig=proxy.kubeconfig, audit_seconds=3600)
+        proxy.mute()
+        stage.apply_adapter("late", "file:adapters/initials")
+        stage.wait_for_value("loraadapter", "late", ".status.readyRunners", 3)
+        stage.wait_for("loraadapter", "late", "Ready")
+        until_settled(stage)
+        wanted, mark = state(stage), stage.control_plane.mark()
+        known = second.metric("weft_operator_objects")
+        assert first.stop() == 0
+        until(
+            lambda: second.leads and second.metric("weft_operator_reconciles_total") >= PLANNED, "it leads, and plans"
+        )
+        assert second.metric("weft_operator_objects") == known + 1
+        assert stage.writes(mark) == []
+        assert state(stage) == wanted
+        proxy.tell_the_truth()
+        stage.kubectl("delete", "loraadapter", "late", "--timeout=60s")
+        assert second.stop() == 0

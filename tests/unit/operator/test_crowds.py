@@ -1,0 +1,75 @@
+"""What one tenant makes the operator do with thousands of objects: work that grows with them, not with their square."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object
+from weft_operator import judge
+from weft_operator.judge import refuse_adapter
+from weft_operator.observe import Desired, check_indexes
+from weft_operator.resources import Adapter, parse_adapter, parse_pool
+from weft_operator.rules import review
+
+MANY = 400
+
+
+def stored(manifest: dict[str, Any]) -> dict[str, Any]:
+    name = f"{manifest['kind']}-{manifest['metadata']['name']}"
+    given = {"uid": name, "generation": 1, "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return {**manifest, "metadata": {**given, **manifest["metadata"]}}
+
+
+def crowd(**spec: Any) -> list[Adapter]:
+    return [parse_adapter(stored(adapter_object(f"a{number}", **spec))) for number in range(MANY)]
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Grows with each claimant that is looked at."""
+    seen: list[None] = []
+    real = judge._precedence  # pyright: ignore[reportPrivateUsage]
+
+    def counting(claimant: Any) -> Any:
+        seen.append(None)
+        return real(claimant)
+
+    monkeypatch.setattr(judge, "_precedence", counting)
+    return seen
+
+
+@pytest.mark.parametrize("spec", [{"modelName": "wanted"}, {"pinned": True}, {"modelName": "wanted", "pinned": True}])
+def test_a_wish_is_judged_in_a_few_passes_over_a_crowd(compared: list[None], spec: dict[str, Any]) -> None:
+    desired = Desired()
+    for adapter in crowd(**spec):
+        desired.add(adapter)
+    desired.add(parse_pool(stored(pool_object(allowedNamespaces={"from": "All"}))))  # behind its adapters
+    check_indexes(desired)
+    assert review(adapter_object("one-more", **spec), None, desired).objections
+    assert len(compared) <= 3 * MANY
+
+
+@pytest.mark.parametrize("spec", [{"modelName": "wanted"}, {"pinned": True}, {"modelName": "wanted", "pinned": True}])
+def test_one_of_a_crowd_is_judged_in_a_few_passes(compared: list[None], spec: dict[str, Any]) -> None:
+    desired = Desired()
+    for adapter in crowd(**spec):
+        desired.add(adapter)
+    desired.add(parse_pool(stored(pool_object(allowedNamespaces={"from": "All"}))))
+    refused = refuse_adapter(desired.adapters[adapter_ref(f"a{MANY - 1}")], desired)
+    assert refused is not None
+    assert refused.reason in ("NameConflict", "NoSlots")
+    assert len(compared) <= 3 * MANY
+
+
+@pytest.mark.parametrize("spec", [{"modelName": "wanted"}, {"pinned": True}])
+def test_adapters_that_wait_for_a_pool_concern_nobody_but_themselves(spec: dict[str, Any]) -> None:
+    desired = Desired()
+    for adapter in crowd(**spec):
+        assert desired.put(adapter) == {adapter.meta.ref}
+    check_indexes(desired)
+    pool = parse_pool(stored(pool_object()))
+    assert desired.put(pool) == {pool.meta.ref, *desired.adapters}
+    check_indexes(desired)
+    first = desired.adapters[adapter_ref("a0")]
+    assert desired.drop(first.meta.ref) == {first.meta.ref, pool.meta.ref, *desired.adapters}
+    check_indexes(desired)
