@@ -181,7 +181,7 @@ def test_writes_made_from_the_past_are_refused_and_what_is_there_is_looked_up(hi
         refused = {write for write in stage.writes(mark) if write.endswith((" 409", " 404"))}
         assert leader.stop() == 0
     assert {"update loraadapters/status edited 409", "delete deployments/ again-runners 409"} <= refused
-    assert not [write for write in refused if " base-runners " in write], "not even tried: the pool was looked at"
+    assert accepted(stage, mark) == []
 
 
 def test_a_replica_whose_watches_fell_silent_knows_all_once_it_leads(history: History) -> None:
