@@ -37,8 +37,8 @@ SUITES = (
 )
 GROUPS = {
     "test": SUITES,
-    "operator": (Suite("operator", ("tests/operator",), 720),),
-    "cluster": (Suite("cluster", ("tests/cluster", f"--junitxml={REPORT}"), 1500),),
+    "operator": (Suite("operator", ("tests/operator",), 960),),
+    "cluster": (Suite("cluster", ("tests/cluster", f"--junitxml={REPORT}"), 1080),),
 }
 
 
