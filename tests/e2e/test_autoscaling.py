@@ -37,6 +37,12 @@ def status(stack: Stack) -> Any:
     return json.loads(got.stdout).get("status", {}) if got.returncode == 0 else {}
 
 
+def ready(stack: Stack) -> bool:
+    """An adapter is, also of a pool without runners."""
+    found = json.loads(stack.cli("get", "lora", "upper", "-n", "acme", "-o", "json").stdout)["status"]
+    return {c["type"]: c["status"] for c in found["conditions"]}["Ready"] == "True"
+
+
 async def until_runners(stack: Stack, count: int) -> None:
     async def settled() -> bool:
         found = await asyncio.to_thread(status, stack)
@@ -57,8 +63,7 @@ async def test_a_pool_nobody_uses_has_no_runner_and_the_next_request_gets_one(st
     async with httpx2.AsyncClient(base_url=stack.url, timeout=120) as client:
         for _ in range(2):
             await until_runners(stack, 0)
-            ready = json.loads(stack.cli("get", "lora", "upper", "-n", "acme", "-o", "json").stdout)["status"]
-            assert {c["type"]: c["status"] for c in ready["conditions"]}["Ready"] == "True"
+            await eventually(lambda: asyncio.to_thread(ready, stack))
             await asyncio.gather(*(right(client, case) for case in DEMO))
             assert status(stack)["lastScale"]["reason"] == "Demand"
     await until_runners(stack, 0)

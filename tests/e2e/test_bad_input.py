@@ -145,7 +145,7 @@ async def test_bad_adapters_are_named_and_disturb_nobody(stack: Stack, tmp_path:
     [
         (
             {"modelName": "acme/upper"},
-            "spec.modelName: NameConflict: the name 'acme/upper' belongs to LoRAAdapter acme/upper",
+            "spec.modelName: NameConflict: the name 'acme/upper' belongs to an adapter of another namespace",
         ),
         (
             {"modelName": "weft-quickstart"},

@@ -16,6 +16,7 @@ from quickstart import QUICKSTART, ROOT
 from weft.wire.channels import channel
 from weft.wire.tls import Role, Tls
 from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
+from weft_bench.scrape import scrape, total
 
 NAMESPACE = "weft-system"
 INSTALL_S = 180
@@ -149,6 +150,11 @@ class Installation:
     def pod_url(self, pod: str) -> str:
         """One gateway, past the Service."""
         return f"http://{self.plane.get('pod', pod, '-n', NAMESPACE)['status']['podIP']}:8000"
+
+    def metric(self, component: str, sample: str) -> float:
+        """The sum of a metric's samples over the pods of a component."""
+        addresses = [pod["status"]["podIP"] for pod in self.pods(f"app.kubernetes.io/component={component}")]
+        return sum(total(scrape(f"{address}:7401"), sample) for address in addresses)
 
     def certificate(self, role: Role) -> Tls:
         """The certificate that the chart made for a role."""
