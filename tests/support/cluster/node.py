@@ -41,7 +41,7 @@ KUBELET, PROXY, DNS, SCHEDULER = (
     "system:kube-scheduler",
 )
 USERS = {KUBELET: "system:nodes", PROXY: "", DNS: "", SCHEDULER: ""}
-VOLUMES = 8
+VOLUMES = 32  # each is used once
 START_S = 60.0
 
 
