@@ -99,7 +99,7 @@ def failed(reason: str, message: str = "because", *, validated: bool = False) ->
 
 
 def fetched_base() -> Answer:
-    return Answer("Fetched", BASE, {"architecture": "LlamaForCausalLM", "sizeBytes": 1})
+    return Answer("Fetched", BASE, {"architecture": "LlamaForCausalLM", "maxContext": 2048, "sizeBytes": 1})
 
 
 @dataclass

@@ -405,6 +405,7 @@ def test_an_autoscaled_pool_goes_to_what_the_scheduler_wants_and_to_zero_and_bac
     assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
     entry = world.routed_pools[pool_ref()]
     assert (entry.min_runners, entry.max_runners, entry.idle_s, entry.hold_s) == (0, 3, 60.0, 300.0)
+    assert entry.max_context_tokens == 2048  # the model's own: known though nothing runs
     for wanted, expected, reason in ((3, 3, "Demand"), (9, 3, "Demand"), (1, 1, "Idle"), (0, 0, "Idle")):
         world.demand[pool_ref()] = wanted
         world.answers()

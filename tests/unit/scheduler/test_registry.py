@@ -104,6 +104,14 @@ def test_table_versions_grow_across_restarts(new_desk: Any) -> None:
     assert versions[0] < versions[1]
 
 
+def test_before_any_runner_the_context_is_what_the_registry_says(new_desk: Any) -> None:
+    desk = new_desk()
+    desk.gateway()
+    desk.registry("sha256:1", max_context_tokens=640)
+    desk.wait(10.0)
+    assert [pool.max_context_tokens for pool in desk.core.context.told.table.pools] == [640]
+
+
 def test_the_context_is_the_least_of_the_ready_runners_and_the_last_known_while_there_is_none(desk: Any) -> None:
     def context() -> int:
         desk.wait(1.0)
