@@ -40,10 +40,13 @@ def max_context_tokens(facts: PoolFacts) -> int:
 
     Said before any runner says it, so that a request for a pool at zero gets an answer of the right length.
     """
+    return min(_model_context_tokens(facts), facts.pool.kv_pages * facts.pool.page_tokens)
+
+
+def _model_context_tokens(facts: PoolFacts) -> int:
+    """Of the base model alone: what its status keeps, since the pages of a runner may change meanwhile."""
     verdict = facts.serving.verdict if facts.serving else {}
-    model = int(verdict.get("maxContext") or 0)
-    told = int(verdict.get("maxContextTokens") or 0)  # remembered from the status
-    return min(model, facts.pool.kv_pages * facts.pool.page_tokens) if model else told
+    return int(verdict.get("maxContext") or verdict.get("maxContextTokens") or 0)
 
 
 def pool_status(facts: PoolFacts, now: float, *, pods: bool) -> dict[str, Any]:
@@ -53,7 +56,7 @@ def pool_status(facts: PoolFacts, now: float, *, pods: bool) -> dict[str, Any]:
     status = {
         "observedGeneration": generation,
         "baseDigest": facts.serving.digest if facts.serving else None,
-        "maxContextTokens": max_context_tokens(facts) or None,
+        "maxContextTokens": _model_context_tokens(facts) or None,
         "desiredReplicas": facts.wanted,
         "replicas": len(facts.runners),
         "readyReplicas": ready_runners(facts),

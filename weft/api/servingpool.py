@@ -172,7 +172,7 @@ class PoolStatus(ApiModel):
     base_digest: DigestText | None = None
     """The identity of the base model that is served."""
     max_context_tokens: Count | None = None
-    """Of prompt and answer together: the model's positions, or what the pages of one runner hold."""
+    """The base model's positions: prompt and answer together have no more; kvCache may bound them further."""
     desired_replicas: Count | None = None
     """Runners wanted now."""
     replicas: Count | None = None

@@ -99,7 +99,7 @@ def pool_spec(name: str, scale: Any, groups: Any, pages: int) -> dict[str, Any]:
 def vandalise(obj: dict[str, Any]) -> None:
     if "spec" in obj:
         obj["spec"]["selector"] = {"stolen": "yes"}
-    obj["metadata"]["labels"].pop("app.kubernetes.io/component")
+    obj["metadata"]["labels"].pop("app.kubernetes.io/component", None)  # may be gone already
 
 
 def rest(world: ClusterWorld) -> ClusterWorld:
