@@ -4,7 +4,10 @@ BenchFailed
 |- StackFailed    a process of ours ended, or did not get ready (stack.py)
 |- NoResources    the API server does not know our resources
 |- NotInTime      objects did not come to what was waited for
-`- NotLogged      the audit log is not that of this API server
+|- NotLogged      the audit log is not that of this API server
+|- EngineRefused  the engine could not be built, or gave a request up (cpu_engine.py)
+|- WrongAdapter   a row ran with another adapter than it asked for: no figure of that run counts
+`- PeerFailed     a peer's process ended, or answered something else (peers/worker.py)
 """
 
 
@@ -26,3 +29,15 @@ class NotInTime(BenchFailed):
 
 class NotLogged(BenchFailed):
     """A write of our own does not appear in the audit log: it is another server's, or leaves these writes out."""
+
+
+class EngineRefused(BenchFailed):
+    """The engine could not be built, or gave a request up; the message holds its reason."""
+
+
+class WrongAdapter(BenchFailed):
+    """A row ran with another adapter than it asked for, or a step had another number of them than its case says."""
+
+
+class PeerFailed(BenchFailed):
+    """A peer's process ended, did not answer in time, or answered something else; the message holds what it said."""

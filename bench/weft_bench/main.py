@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Benchmarks: each writes raw lines 
 
 Docs = Annotated[Path, typer.Option("--docs", help="Where pages and raw lines are kept.")]
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets; absent ones are skipped.")]
+Models = Annotated[Path | None, typer.Option("--models", help="Where models are kept; default: the user's cache.")]
 DEFAULT_DOCS = Path("docs/benchmarks")
 
 
@@ -79,6 +80,41 @@ def operator(
 
 
 @app.command()
+def cpu(
+    shapes: Annotated[str, typer.Option(help="Of tiny, small, m135, mid; separated by commas.")] = "tiny,small,m135,mid",
+    cases: Annotated[
+        str, typer.Option(help="Of decode, retention, batch1, prefill, whole, int8, slots, textgen.")
+    ] = "decode,retention,batch1,prefill,whole,int8,slots,textgen",
+    quick: Annotated[bool, typer.Option("--quick", help="Few rounds: shows that it works, not how fast.")] = False,
+    executor: Annotated[str, typer.Option(help="auto, cpu or reference, as the runner's flag.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="bf16, fp32 or int8 (weights), as the runner's flag.")] = "bf16",
+    threads: Annotated[int, typer.Option(min=0, help="Of the engine; 0: as a runner chooses.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of prompts, popularities and lengths.")] = 0,
+    models: Models = None,
+    data: Data = None,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """The CPU engine alone: decode, prefill, what adapters cost, many adapters over few slots, text generation.
+
+    Models are made at random on first use (mid: 1.6 GB) and kept in --models. All of it takes about an hour on an
+    otherwise idle machine; `--quick --shapes tiny --cases decode` takes seconds. text generation needs --data.
+    """
+    from weft_bench import cpu as bench
+    from weft_bench.cpu_context import QUICK, Amounts, Options
+    from weft_bench.cpu_models import cache_dir
+    from weft_bench.cpu_shapes import SHAPES
+    from weft_bench.machine import origin
+
+    chosen, wanted = among("shapes", shapes, SHAPES), among("cases", cases, bench.CASES)
+    amounts = QUICK if quick else Amounts()
+    options = Options(models or cache_dir(), executor, dtype, threads, seed, data, amounts)
+    typer.echo(f"seed {seed}", err=True)
+    with failures_told():
+        lines = list(bench.figures(options, chosen, wanted, origin("safetensors"), progress, complain))
+        keep("cpu", bench.__doc__ or "", lines, docs)
+
+
+@app.command()
 def check(docs: Docs = DEFAULT_DOCS) -> None:
     """List every target that the newest figures miss (unmeasured ones too); exit 1 if there is one."""
     failures = [(raw.stem, line) for raw in sorted((docs / "raw").glob("*.jsonl")) for line in missed(read(raw))]
@@ -99,6 +135,20 @@ def keep(name: str, about: str, lines: Sequence[Line], docs: Path) -> None:
     text = page(name, about, read(raw))
     (docs / f"{name}.md").write_text(text, encoding="utf-8")
     typer.echo(text)
+
+
+def among(option: str, text: str, known: Collection[str]) -> list[str]:
+    """The words of a list separated by commas, each of them known, none twice. Raises typer.BadParameter."""
+    words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    unknown = [word for word in words if word not in known]
+    if unknown or not words:
+        raise typer.BadParameter(f"--{option} {text!r}: choose among {', '.join(known)}")
+    return words
+
+
+def complain(text: str) -> None:
+    """What is skipped, on standard error."""
+    typer.echo(text, err=True)
 
 
 @contextmanager

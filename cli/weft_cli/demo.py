@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import httpx2
 
 from weft.printable import printable
 from weft_cli.errors import CommandError
 from weft_cli.output import say, table
+from weft_cli.sse import event_of, refusal_of
 
 DEMO_FILE = "demo.jsonl"
 FOLDER = Path("examples") / "quickstart"
@@ -86,10 +86,10 @@ async def ask(http: httpx2.AsyncClient, question: Question) -> Answer:
     try:
         async with http.stream("POST", "/v1/chat/completions", json=body) as response:
             if not response.is_success:
-                error = _message(await response.aread(), response.status_code)
+                error = refusal_of(await response.aread(), response.status_code)
                 return Answer(question, "", 1000 * (time.perf_counter() - began), 0.0, error)
             async for line in response.aiter_lines():
-                event = _event(line)
+                event = event_of(line)
                 if "error" in event:
                     error = str(event["error"].get("message"))
                 for choice in event.get("choices", ()):
@@ -129,15 +129,3 @@ def _print_rich(answers: Sequence[Answer]) -> None:
     console = Console()
     console.print(grid)
     console.print(f"\n{sum(a.right for a in answers)} of {len(answers)} right, asked at the same time")
-
-
-def _event(line: str) -> dict[str, Any]:
-    data = line.removeprefix("data: ") if line.startswith("data: ") else ""
-    return json.loads(data) if data.startswith("{") else {}
-
-
-def _message(body: bytes, status: int) -> str:
-    try:
-        return f"{status}: {json.loads(body)['error']['message']}"
-    except (ValueError, KeyError, TypeError):
-        return f"{status}: {body[:200].decode(errors='replace')}"

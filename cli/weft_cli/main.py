@@ -12,12 +12,15 @@ from weft_cli.key_commands import key_app
 from weft_cli.options import (
     DataDir,
     Files,
+    GatewayUrl,
+    Key,
     LogLevel,
     Namespace,
     SupervisorAt,
     TlsDir,
     controller,
     data_dir,
+    gateway_url,
     plural,
     supervisor,
 )
@@ -39,6 +42,10 @@ app = typer.Typer(
     **Your own:**  `weft up -f manifests/`, then from another terminal:
 
     - `weft get lora -A`  what is served, and why something is not
+
+    - `weft chat acme/upper "hello"`  ask a model
+
+    - `weft top`  what the runners do now
 
     - `weft apply -f adapter.yaml`  add or change an adapter, without restarting anything
 
@@ -143,6 +150,69 @@ def logs(
     from weft_cli.logs import logs as run
 
     run(controller(directory), component, tail, follow=follow)
+
+
+@app.command(rich_help_panel="Stack")
+def chat(
+    model: Annotated[str, typer.Argument(help="An adapter or a base model, as `weft get lora -A` names it.")],
+    text: Annotated[
+        str | None,
+        typer.Argument(help="What to ask; - for standard input. Without it: a conversation.", show_default=False),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="A system message before everything.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, help="0 gives the likeliest text.", show_default="the gateway's: 1")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="The longest answer, in tokens.", show_default="the gateway's")
+    ] = None,
+    url: GatewayUrl = None,
+    key: Key = None,
+    directory: DataDir = None,
+) -> int:
+    """Talk to a model; the answer comes as it is written.
+
+    - `weft chat acme/upper "hello there"`  one answer
+
+    - `weft chat acme/upper`  a conversation: Ctrl-C ends an answer, twice the session
+
+    - `git diff | weft chat base --system "Explain this change."`  what a pipe brings
+
+    - `weft chat base "hi" --url https://weft.example.com --key KEY`  a stack elsewhere
+    """
+    from weft_cli.chat import Model
+    from weft_cli.chat import chat as run
+
+    return run(Model(model, gateway_url(directory, url), key, temperature, max_tokens), text, system)
+
+
+@app.command(rich_help_panel="Stack")
+def top(
+    interval: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="Seconds between two looks; rates are over one interval.")
+    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once, after one interval; so it does to a pipe.")] = False,
+    url: GatewayUrl = None,
+    key: Key = None,
+    directory: DataDir = None,
+    address: SupervisorAt = None,
+    tls_dir: TlsDir = None,
+) -> None:
+    """What runners, pools and adapters do now: batch, tokens a second, free pages, who waits.
+
+    - `weft top`  a table that follows; Ctrl-C ends it
+
+    - `weft top --once --interval 5`  for a script
+
+    - `weft top --supervisor HOST:PORT --tls-dir DIR --url http://GATEWAY`  a cluster; without --url no queue, no names
+
+    Where keys are asked for, give one with `--key`: queues by pool, and names instead of digests, are shown only to it.
+    """
+    from weft_cli.top import Sources
+    from weft_cli.top import top as run
+
+    gateway = gateway_url(directory, url) if url or not address else None
+    run(Sources(supervisor(directory, address, tls_dir), gateway, key), interval, once=once)
 
 
 @app.command(rich_help_panel="Objects")

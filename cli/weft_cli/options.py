@@ -34,6 +34,13 @@ TlsDir = Annotated[
     Path | None,
     typer.Option("--tls-dir", help="tls.crt, tls.key and ca.crt of an admin, for a supervisor under mutual TLS."),
 ]
+GatewayUrl = Annotated[
+    str | None, typer.Option("--url", help="A gateway, as http://HOST:PORT. Default: this machine's stack.")
+]
+Key = Annotated[
+    str | None,
+    typer.Option("--key", envvar="WEFT_API_KEY", help="An API key, where the gateway asks for one.", show_envvar=True),
+]
 Namespace = Annotated[str, typer.Option("--namespace", "-n", help="The namespace to look in.")]
 Files = Annotated[
     list[Path] | None,
@@ -70,6 +77,12 @@ def supervisor(given: Path | None, address: str | None, tls_dir: Path | None) ->
     from weft_cli.runners import Supervisor
 
     return Supervisor(address or controller(given).stack()["supervisor"], tls_dir)
+
+
+def gateway_url(given: Path | None, url: str | None) -> str:
+    """The gateway there, else the one of that data directory's stack; without a `/v1` at its end."""
+    found = url or str(controller(given).stack()["gateway"])
+    return found.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def plural(kind: str) -> str:

@@ -122,6 +122,8 @@ def launch(pool: Pool, base_digest: str) -> Launch:
         max_adapters=pool.max_adapters,
         max_rank=pool.max_rank,
         max_batch_tokens=pool.max_batch_tokens,
+        max_prefills=pool.max_prefills,
+        token_time_ms=pool.token_time_ms,
     )
 
 

@@ -30,6 +30,8 @@ class Launch:
     max_adapters: int
     max_rank: int
     max_batch_tokens: int
+    max_prefills: int
+    token_time_ms: int
 
 
 @dataclass(frozen=True, slots=True)

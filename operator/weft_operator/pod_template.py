@@ -70,6 +70,8 @@ def launch_flags(launch: Launch) -> dict[str, str | int]:
         "max-adapters": launch.max_adapters,
         "max-rank": launch.max_rank,
         "max-batch-tokens": launch.max_batch_tokens,
+        "max-prefills": launch.max_prefills,
+        "token-time-ms": launch.token_time_ms,
     }
 
 

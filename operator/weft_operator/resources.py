@@ -104,6 +104,8 @@ class Pool:
     kv_pages: int
     max_sequences: int
     max_batch_tokens: int
+    max_prefills: int
+    token_time_ms: int
     max_queue: int
     max_moves: int
     placement: str
@@ -172,6 +174,8 @@ def parse_pool(obj: Object) -> Pool:
         kv_pages=cache["pages"],
         max_sequences=scheduler["maxSequences"],
         max_batch_tokens=scheduler["maxBatchTokens"],
+        max_prefills=scheduler["maxPrefills"],
+        token_time_ms=scheduler["tokenTimeMs"],
         max_queue=scheduler["maxQueue"],
         max_moves=scheduler["maxMoves"],
         placement=scheduler["placement"],

@@ -42,7 +42,7 @@ spec:
         env: [{name: OMP_NUM_THREADS, value: "4"}]
 """
 HOST_PATH = 'restricted volume type \\"hostPath\\"'
-LAUNCH = Launch(Ref("ServingPool", "pools", "llama"), f"sha256:{'0' * 64}", 16, 1024, 32, 8, 64, 512)
+LAUNCH = Launch(Ref("ServingPool", "pools", "llama"), f"sha256:{'0' * 64}", 16, 1024, 32, 8, 64, 512, 1, 100)
 
 
 @pytest.fixture(scope="module")

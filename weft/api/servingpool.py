@@ -72,6 +72,11 @@ class SchedulerSettings(ApiModel):
     """Sequences in one batch of one runner."""
     max_batch_tokens: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 512
     """Tokens of one iteration of one runner; longer prompts are processed in chunks."""
+    max_prefills: Annotated[int, Field(strict=True, ge=1, le=1024)] = 1
+    """Prompts that one iteration of one runner works on."""
+    token_time_ms: Annotated[int, Field(strict=True, ge=1, le=60_000)] = 100
+    """Milliseconds within which each running sequence should get its next token: prompts are processed in chunks that
+    leave room for that, and placement prefers runners that keep it."""
     max_queue: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1000
     """Requests that may wait; more are answered 429 with a computed retry-after."""
     max_moves: Annotated[int, Field(strict=True, ge=1, le=1000)] = 8

@@ -36,20 +36,21 @@ class Gateway:
             return "no route table from the scheduler yet"
         return self.tokenizers.waiting_for(self.serving.table)
 
-    def check_admission(self) -> None:
-        """Raises Overloaded at the bound, Unavailable while the process stops."""
+    def check_admission(self, choices: int = 1) -> None:
+        """Raises Overloaded at the bound, Unavailable while the process stops, ParameterError beyond any hope."""
         if self.serving.draining:
             raise Unavailable("This gateway is stopping.", code="shutting_down", retry_after_ms=1000)
-        self.serving.check_admission()
+        self.serving.check_admission(choices)
 
     @contextlib.contextmanager
-    def preparing(self) -> Generator[None]:
+    def preparing(self) -> Generator["Preparing"]:
         """Counts a request that is not submitted yet."""
-        self.serving.preparing += 1
+        counted = Preparing(self)
+        counted.count(1)
         try:
-            yield
+            yield counted
         finally:
-            self.serving.preparing -= 1
+            counted.count(0)
 
     async def drain(self) -> None:
         """Take no more requests, let running answers finish for `drain_seconds`, then end the rest by name."""
@@ -71,6 +72,22 @@ class Gateway:
             task.cancel()
             await asyncio.wait([task])
             await self.tokenizers.close()
+
+
+class Preparing:
+    """What one request counts for until it is submitted."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway, self._choices = gateway, 0
+
+    def admit(self, choices: int) -> None:
+        """It asks for so many choices. Raises what `check_admission` raises."""
+        self.count(choices)
+        self._gateway.check_admission(choices)
+
+    def count(self, choices: int) -> None:
+        self._gateway.serving.preparing += choices - self._choices
+        self._choices = choices
 
 
 async def _until(done: Callable[[], bool], seconds: float) -> None:

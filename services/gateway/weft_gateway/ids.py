@@ -8,7 +8,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_ID_CHARS = 128  # of a request id anywhere: what the store keeps
 _UNIQUE_BYTES = 8
-MAX_CLIENT_ID_CHARS = MAX_ID_CHARS - 1 - 2 * _UNIQUE_BYTES  # the unique part has to fit behind it
+MAX_CHOICES = 16  # of one request
+_CHOICE_CHARS = len(f"/{MAX_CHOICES - 1}")
+MAX_CLIENT_ID_CHARS = MAX_ID_CHARS - 1 - 2 * _UNIQUE_BYTES - _CHOICE_CHARS  # what follows has to fit
 _FIT = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/-]{0,%d}" % (MAX_CLIENT_ID_CHARS - 1))
 
 
@@ -18,6 +20,10 @@ class Ids:
 
     client_request_id: str
     request_id: str
+
+    def choice(self, index: int, n: int) -> str:
+        """The id of one of `n` choices: the request's own where there is but one."""
+        return self.request_id if n == 1 else f"{self.request_id}/{index}"
 
 
 class RequestIds:

@@ -1,14 +1,18 @@
-"""A request between submit and outcome: what was asked, its stream, and what its client has yet to be sent."""
+"""A request between submit and outcome: what was asked, its stream, and what its client has yet to be sent.
+
+A client's request for `n` choices is n requests for the rest of the system, each placed, moved and finished by itself;
+`Choices` holds them together for the one answer.
+"""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from weft.telemetry.logs import kv
 from weft_gateway.clients import Predicted
-from weft_gateway.core.detokenise import BytesOf
-from weft_gateway.core.events import Finish
+from weft_gateway.core.events import Emit, Failure, Finish, FinishReason, Told
 from weft_gateway.core.stream import Stream
+from weft_gateway.model_text import ModelText
 from weft_gateway.routes import Route
 
 MAX_PROMPT_CHARS = 4096  # of a prompt that the predictor sees
@@ -16,16 +20,21 @@ MAX_PROMPT_CHARS = 4096  # of a prompt that the predictor sees
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn; `seed` is 64 bits."""
+    """How tokens are drawn, and what is told of them. `seed` is 64 bits; choice i of a request draws from (seed, i)."""
 
     seed: int
     temperature: float
     top_p: float
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token, bias
+    top_logprobs: int | None = None  # alternatives told beside each token; None: no log probabilities
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that is valid, tokenised and allowed."""
+    """One choice of a request that is valid, tokenised and allowed."""
 
     request_id: str  # unique: names the request in every log and message
     client_request_id: str  # what the client calls it
@@ -36,45 +45,38 @@ class Prepared:
     max_tokens: int
     stops: tuple[str, ...]
     sampling: Sampling
-    bytes_of: BytesOf
+    model_text: ModelText
     arrived: float  # on the shell's clock
 
 
 class LiveRequest:
-    """One live request. Its consumer awaits `news`; its owner delivers and wakes."""
+    """One live request. Its owner delivers and wakes; its consumer takes, when `Choices.news` says so."""
 
-    def __init__(self, prepared: Prepared, predicted: Predicted, stream: Stream) -> None:
+    def __init__(self, prepared: Prepared, predicted: Predicted, stream: Stream, wake: asyncio.Event) -> None:
         self.prepared, self.predicted, self.stream = prepared, predicted, stream
         self.request_id = prepared.request_id
         self.first_token_at: float | None = None
         self.armed_for: float | None = None  # the hold deadline that the timer stands for
         self._timer: asyncio.TimerHandle | None = None
         self._text: list[str] = []
-        self._wake = asyncio.Event()
+        self._told: list[Told] = []
+        self._wake = wake  # shared by all choices of one answer
 
     @property
     def finish(self) -> Finish | None:
         return self.stream.finish
 
-    async def news(self, timeout_s: float | None = None) -> str | None:
-        """Wait for a sign of life, then give all text that has gathered; None when nothing came in time.
-
-        After the end it returns at once.
-        """
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._wake.wait()
-        except TimeoutError:
-            return None
-        if not self.finish:
-            self._wake.clear()
-        text = "".join(self._text)
+    def take(self) -> Emit:
+        """Everything that has gathered for the client since the last time."""
+        taken = Emit("".join(self._text), tuple(self._told))
         self._text.clear()
-        return text
+        self._told.clear()
+        return taken
 
-    def deliver(self, text: str) -> None:
-        """Text for the client."""
-        self._text.append(text)
+    def deliver(self, emit: Emit) -> None:
+        """Something for the client."""
+        self._text.append(emit.text)
+        self._told += emit.told
         self._wake.set()
 
     def wake(self) -> None:
@@ -94,3 +96,43 @@ class LiveRequest:
     def about(self, **fields: object) -> dict[str, dict[str, object]]:
         """Key-values of a log event about this request."""
         return kv(request_id=self.request_id, model=self.prepared.route.model_name, **fields)
+
+
+class Choices:
+    """The choices of one answer, in their order. They end together as soon as one of them fails."""
+
+    def __init__(self, lives: Sequence[LiveRequest], wake: asyncio.Event) -> None:
+        self._lives, self._wake = tuple(lives), wake
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        return iter(self._lives)
+
+    def __getitem__(self, index: int) -> LiveRequest:
+        return self._lives[index]
+
+    async def news(self, timeout_s: float | None = None) -> bool:
+        """Wait for a sign of life of any choice; False when there was none in time. At the end it returns at once."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        if not self.over:
+            self._wake.clear()
+        return True
+
+    @property
+    def over(self) -> bool:
+        """Every choice has ended, or one has failed."""
+        return self.failure is not None or all(live.finish for live in self._lives)
+
+    @property
+    def failure(self) -> Failure | None:
+        """Of the first choice that failed."""
+        return next((live.finish.failure for live in self._lives if live.finish and live.finish.failure), None)
+
+    @property
+    def gone(self) -> bool:
+        """The client went away before the end."""
+        ends = [live.finish for live in self._lives if live.finish]
+        return self.failure is None and any(end.reason is FinishReason.CANCELLED for end in ends)

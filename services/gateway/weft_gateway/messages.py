@@ -48,6 +48,7 @@ def start_of(live: LiveRequest, start: Start) -> ToRunner:
         reservation_tokens=start.reservation_tokens,
         sampling=_sampling(prepared.sampling),
         gateway_request_id=prepared.client_request_id,
+        cache_salt=prepared.namespace,
     )
     return ToRunner(start=message)
 
@@ -98,4 +99,14 @@ def outcome_of(live: LiveRequest, finish: Finish, now: float) -> common_pb2.Outc
 def _sampling(sampling: Sampling) -> runner_pb2.Sampling:
     """The wire's floats are short: a top_p too small for them stays above 0."""
     top_p = max(sampling.top_p, 1e-30)
-    return runner_pb2.Sampling(seed=sampling.seed, temperature=sampling.temperature, top_p=top_p)
+    return runner_pb2.Sampling(
+        seed=sampling.seed,
+        choice=sampling.choice,
+        temperature=sampling.temperature,
+        top_p=top_p,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        logit_bias=[runner_pb2.TokenBias(token=token, bias=bias) for token, bias in sampling.logit_bias],
+        logprobs=sampling.top_logprobs is not None,
+        top_logprobs=sampling.top_logprobs or 0,
+    )

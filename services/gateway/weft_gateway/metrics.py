@@ -61,7 +61,8 @@ class Metrics:
         """A request that ended at `now` (seconds, the clock of `arrived`)."""
         route, tokens, arrived = live.prepared.route, len(live.stream.tokens), live.prepared.arrived
         label = self.label(route.model_name)
-        self.prompt_tokens.labels(label).inc(len(live.prepared.prompt_tokens))
+        if live.prepared.sampling.choice == 0:  # the choices of a request have one prompt
+            self.prompt_tokens.labels(label).inc(len(live.prepared.prompt_tokens))
         self.tokens.labels(label).inc(tokens)
         self.moves.inc(live.stream.moves)
         self.overruns.inc(live.stream.doublings > 0)

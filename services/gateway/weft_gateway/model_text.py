@@ -111,6 +111,12 @@ class ModelText:
             self._bytes[token] = found
         return found
 
+    def name_of(self, token: int) -> str | None:
+        """How a token is told that stands for no text: a special one as it is spelled, an unknown one by its id."""
+        if (special := self._special.get(token)) is not None:
+            return special
+        return None if self.bytes_of(token) else f"token_id:{token}"
+
     def _encode_rendered(self, rendered: str, hidden: Mapping[str, str]) -> list[int]:
         """What is between two marks as text, each mark as what it hides."""
         pieces = MARK.split(rendered)

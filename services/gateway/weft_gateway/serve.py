@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -37,8 +37,8 @@ from weft_gateway.core.events import (
     Stop,
 )
 from weft_gateway.core.stream import Stream, check_stream
-from weft_gateway.errors import Overloaded
-from weft_gateway.live import LiveRequest, Prepared
+from weft_gateway.errors import Overloaded, ParameterError
+from weft_gateway.live import Choices, LiveRequest, Prepared
 from weft_gateway.messages import outcome_of, predict_item_of, start_of, submit_of
 from weft_gateway.metrics import Metrics
 from weft_gateway.outcomes import Outcomes
@@ -98,36 +98,47 @@ class Serving:
         """Requests that no runner has."""
         return sum(live.stream.running is None for live in self.live.values())
 
-    def check_admission(self) -> None:
-        """Raises Overloaded when too many requests are in flight: one leaves every mean / limit seconds (Little)."""
+    def check_admission(self, choices: int = 1) -> None:
+        """Raises Overloaded when too many requests are in flight: one leaves every mean / limit seconds (Little).
+
+        A choice counts as a request; more of them than the limit could never be taken: ParameterError.
+        """
         limit = self.settings.max_in_flight
+        if choices > limit:
+            raise ParameterError(f"n: this gateway takes {limit} requests at once, and each choice is one.", param="n")
         if self.in_flight > limit:  # the caller is counted already
             wait_ms = min(60_000, max(50, round(1000 * self._mean_s / limit)))
             raise Overloaded(f"This gateway is at its limit of {limit} requests at once.", retry_after_ms=wait_ms)
 
-    async def submit(self, prepared: Prepared) -> LiveRequest:
-        """Predict, then hand the request to the scheduler. From here on it has exactly one outcome."""
-        predicted = await self._predictor.predict(predict_item_of(prepared))
+    async def submit(self, choices: Sequence[Prepared]) -> Choices:
+        """Predict, once, then hand every choice to the scheduler. From here on each has exactly one outcome."""
+        predicted = await self._predictor.predict(predict_item_of(choices[0]))
         if predicted is None:
             self.metrics.predict_failures.inc()
+        wake = asyncio.Event()
+        return Choices([self._submit(one, predicted or Predicted(), wake) for one in choices], wake)
+
+    def _submit(self, prepared: Prepared, predicted: Predicted, wake: asyncio.Event) -> LiveRequest:
         stream = Stream(
             max_tokens=prepared.max_tokens,
-            bytes_of=prepared.bytes_of,
+            bytes_of=prepared.model_text.bytes_of,
             stops=prepared.stops,
+            logprobs=prepared.sampling.top_logprobs is not None,
             hold_s=self._hold_s(prepared.route.pool),
             now=self.clock(),
             served=self._serves(prepared.route.pool),
         )
-        live = LiveRequest(prepared, predicted or Predicted(), stream)
+        live = LiveRequest(prepared, predicted, stream, wake)
         self.live[live.request_id] = live
         live.arm(self.clock(), self._hold_expired)
         self.scheduler.send(submit_of(live, self.clock()))
         log.info("submitted", extra=live.about(prompt_tokens=len(prepared.prompt_tokens)))
         return live
 
-    def client_gone(self, live: LiveRequest) -> None:
+    def client_gone(self, choices: Choices) -> None:
         """Nobody reads any more: stop at the runner and the scheduler, now. Harmless after the end."""
-        self._apply(live, ClientGone())
+        for live in choices:
+            self._apply(live, ClientGone())
 
     def abort(self, live: LiveRequest, failure: Failure) -> None:
         """End a request for a reason of our own."""
@@ -253,8 +264,8 @@ class Serving:
 
     def _perform(self, live: LiveRequest, effect: Effect) -> None:
         match effect:
-            case Emit(text):
-                live.deliver(text)
+            case Emit():
+                live.deliver(effect)
             case Started():
                 self._started(live, effect)
             case Start(epoch, runner, address):

@@ -48,10 +48,12 @@ def visible_labels(gateway: Gateway, authorization: str | None) -> frozenset[str
 def _visible(gateway: Gateway, caller: Caller) -> dict[str, Any]:
     assert gateway.serving.table
     running = Counter(live.prepared.route.model_name for live in gateway.serving.live.values())
+    held = Counter(live.prepared.route.pool for live in gateway.serving.live.values() if not live.stream.running)
     pools: dict[str, dict[str, Any]] = {}
     models: list[dict[str, Any]] = []
     for route, pool in gateway.serving.table.visible(caller):
         base = {"name": pool.name, "base": pool.base_model_name, "ready_runners": pool.ready_runners, "in_flight": 0}
+        base["held"] = held[pool.name]
         pools.setdefault(pool.name, base)["in_flight"] += running[route.model_name]
         parent = None if route.is_base else pool.base_model_name
         shown = {"id": route.model_name, "parent": parent, "pool": pool.name, "in_flight": running[route.model_name]}

@@ -1,5 +1,7 @@
 """Protobuf <-> core. Nothing else in the gateway knows both."""
 
+from collections.abc import Sequence
+
 from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2
 from weft_gateway.core.events import (
     Assigned,
@@ -13,6 +15,7 @@ from weft_gateway.core.events import (
     RunnerGaveUp,
     RunnerId,
     StepTokens,
+    TokenLogprob,
 )
 
 _FINISH_IN = {common_pb2.FINISH_REASON_EOS: FinishReason.EOS, common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH}
@@ -83,7 +86,15 @@ def tokens_in(message: runner_pb2.SequenceTokens) -> StepTokens:
         message.tokens,
         _FINISH_IN[message.finish_reason] if message.finish_reason else None,
         message.doublings,
+        _logprobs_in(message.logprobs) if message.logprobs else (),
     )
+
+
+def _logprobs_in(messages: Sequence[runner_pb2.TokenLogprob]) -> Sequence[TokenLogprob]:
+    """None at all where ids and probabilities are not as many: the stream misses them then."""
+    if any(len(one.top_tokens) != len(one.top_logprobs) for one in messages):
+        return ()
+    return [TokenLogprob(one.logprob, tuple(zip(one.top_tokens, one.top_logprobs, strict=True))) for one in messages]
 
 
 def no_room_in(message: runner_pb2.NoRoom) -> RunnerGaveUp:

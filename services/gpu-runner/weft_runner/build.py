@@ -8,15 +8,20 @@ from dataclasses import dataclass
 import torch
 
 from weft.telemetry.logs import kv
+from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.core.iteration import Limits
+from weft_runner.core.measured import Profile
+from weft_runner.core.pace import StepModel
 from weft_runner.core.request_pool import PoolLimits, RequestPool
 from weft_runner.engine import Command, Engine, Iteration
-from weft_runner.memory.adapter_pool import AdapterPool, Source
-from weft_runner.memory.kv_cache import KvCache
-from weft_runner.model.reference import ReferenceExecutor
+from weft_runner.executors import Base, make_executor
+from weft_runner.memory.adapter_files import Source
+from weft_runner.memory.adapter_pool import AdapterPool
+from weft_runner.model.executor import Executor
 from weft_runner.model.spec import ModelSpec, read_spec
-from weft_runner.model.weights import Files, load_weights
-from weft_runner.settings import Settings, cpu_quota
+from weft_runner.model.weights import Files
+from weft_runner.profile import measure_profile
+from weft_runner.settings import Settings
 
 log = logging.getLogger(__name__)
 MOST_THREADS = 4
@@ -30,6 +35,7 @@ class Built:
     limits: PoolLimits
     numerics_class: str
     threads: int
+    profile: Profile | None  # None: --profile off
 
 
 def build_engine(
@@ -39,25 +45,41 @@ def build_engine(
     on_iteration: Callable[[Iteration], None],
     stopping: Callable[[], bool] = lambda: False,
 ) -> Built:
-    """Load the base and make its engine. Raises ModelUnsupported, WeightsInvalid, StoppedAtStart."""
+    """Load the base, make its engine, and time it.
+
+    Raises ModelUnsupported, WeightsInvalid, ExecutorUnavailable, StoppedAtStart.
+    """
     started = time.perf_counter()
     spec = read_spec(files["config.json"], files.get("generation_config.json"))
     threads = settings.threads or default_threads(spec)
     torch.set_num_threads(threads)
-    weights = load_weights(files, spec, stopping=stopping)
-    kv_cache = KvCache(spec, settings.kv_pages, settings.page_tokens)
+    executor = make_executor(settings, Base(spec, files, threads, stopping))
     limits = pool_limits(settings, spec)
 
     def make_adapters(post: Callable[[Command], None]) -> AdapterPool:
-        return AdapterPool(spec, settings.max_adapters, settings.max_rank, source, post)
+        return AdapterPool(executor.adapters, settings.max_rank, source, post)
 
-    def make_executor(adapters: AdapterPool) -> ReferenceExecutor:
-        return ReferenceExecutor(spec, weights, kv_cache, adapters)
-
-    engine = Engine(RequestPool(limits), make_adapters, make_executor, on_iteration)
     seconds = round(time.perf_counter() - started, 3)
     log.info("base loaded", extra=kv(layers=spec.layers, hidden=spec.hidden_size, threads=threads, seconds=seconds))
-    return Built(engine, limits, engine.executor.numerics_class, threads)
+    profile = _profile(executor, limits) if settings.profile else None
+    pool = RequestPool(limits, profile.model if profile else StepModel())
+    return Built(
+        Engine(pool, executor, make_adapters, on_iteration), limits, executor.numerics_class, threads, profile
+    )
+
+
+def _profile(executor: Executor, limits: PoolLimits) -> Profile:
+    profile = measure_profile(executor, limits)
+    log.info(
+        "profiled",
+        extra=kv(
+            best_batch=profile.best_batch,
+            step_ms_1=round(profile.step_ms_1, 3),
+            step_ms_best=profile.step_ms_best,
+            prefill_tokens_per_s=round(profile.prefill_tokens_per_s),
+        ),
+    )
+    return profile
 
 
 def pool_limits(settings: Settings, spec: ModelSpec) -> PoolLimits:
@@ -69,7 +91,9 @@ def pool_limits(settings: Settings, spec: ModelSpec) -> PoolLimits:
         max_context_tokens=min(spec.max_positions, settings.kv_pages * settings.page_tokens),
         vocab_size=spec.vocab_size,
         eos=spec.eos,
-        batch=Limits(settings.max_prefills, settings.max_batch_tokens),
+        batch=Limits(
+            settings.max_prefills, settings.max_batch_tokens, float(settings.token_time_ms), settings.prefill_age
+        ),
         starvation=settings.starvation,
         host_bytes=settings.host_mib << 20,
     )

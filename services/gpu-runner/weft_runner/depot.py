@@ -1,4 +1,4 @@
-"""Weights by digest: the depot behind `memory.adapter_pool.Source`, and the base model's files."""
+"""Weights by digest: the depot behind `memory.adapter_files.Source`, and the base model's files."""
 
 import logging
 import time
@@ -13,7 +13,7 @@ from weft.artifacts.fetch import Limits, Stopped, fetch
 from weft.telemetry.logs import kv
 from weft.wire.tls import Tls
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, RunnerError
-from weft_runner.memory.adapter_pool import AdapterFiles
+from weft_runner.memory.adapter_files import AdapterFiles
 from weft_runner.model.weights import Files
 
 log = logging.getLogger(__name__)

@@ -13,16 +13,15 @@ from dataclasses import dataclass
 
 import torch
 
-from weft_kernels.plan import Segment, SegmentPlan
+from weft_runner.core.choice import Choice
 from weft_runner.core.events import Desired, Event, PoolState
 from weft_runner.core.iteration import Batch, Row
 from weft_runner.core.request_pool import RequestPool, check_pool
-from weft_runner.core.segments import adapter_segments
 from weft_runner.core.sequence import Epoch, Request
 from weft_runner.memory.adapter_pool import AdapterPool, Fetched, FetchFailed, FromAdapters, Loaded, LoadFailed, OnDisk
 from weft_runner.model.executor import Executor
-from weft_runner.model.sampling import choose_tokens
-from weft_runner.model.step import Step, StepRow
+from weft_runner.model.sampling import Draw
+from weft_runner.steps import Steps
 
 log = logging.getLogger(__name__)
 CHECKED_PAGES = 1 << 16  # an idle beat checks every book; sorting more pages than this would delay the next command
@@ -92,14 +91,14 @@ class Engine:
     def __init__(
         self,
         pool: RequestPool,
+        executor: Executor,
         make_adapters: Callable[[Callable[[Command], None]], AdapterPool],
-        make_executor: Callable[[AdapterPool], Executor],
         on_iteration: Callable[[Iteration], None],
     ) -> None:
-        self.pool, self._on_iteration = pool, on_iteration
+        self.pool, self.executor, self._on_iteration = pool, executor, on_iteration
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.adapters = make_adapters(self.post)  # loads report back to this engine's queue
-        self.executor = make_executor(self.adapters)
+        self._steps = Steps(pool, self.adapters.ranks)
         self._tell_state = self._stopping = False
         self.busy_since: float | None = None  # monotonic, while the model runs: a forward that never ends shows
 
@@ -123,6 +122,7 @@ class Engine:
             choices, failures = self._run(batch)
             self.busy_since = None
             self.pool.account(batch, choices, failures)
+            self.pool.chooser.timed(batch, (time.monotonic() - began) * 1e3)
             self.adapters.carry_out(self.pool.residency.take_actions())
         elif self.pool.pages.total_pages <= CHECKED_PAGES:
             check_pool(self.pool)
@@ -173,22 +173,22 @@ class Engine:
         self.adapters.put(loaded)
         self.pool.loaded(
             loaded.digest,
-            rank=loaded.weights.rank,
-            n_bytes=loaded.weights.n_bytes,
+            rank=loaded.adapter.rank,
+            n_bytes=loaded.adapter.n_bytes,
             host_bytes=loaded.host_bytes,
             cost=loaded.seconds,
         )
 
     # ---- run
 
-    def _run(self, batch: Batch) -> tuple[dict[str, int], dict[str, str]]:
+    def _run(self, batch: Batch) -> tuple[dict[str, Choice], dict[str, str]]:
         """One forward for the whole batch. If it fails, each row runs alone, and only those that fail again end."""
         self.executor.clear_pages(self.pool.take_granted_pages())
         try:
-            return self._forward(batch.rows)
+            return self._forward(batch.rows, keep=batch is self.pool.chooser.standing)
         except Exception:
             log.exception("the forward of a batch failed; its rows run alone")
-        choices: dict[str, int] = {}
+        choices: dict[str, Choice] = {}
         failures: dict[str, str] = {}
         for row in batch.rows:
             try:
@@ -199,29 +199,14 @@ class Engine:
             failures.update(failed)
         return choices, failures
 
-    def _forward(self, rows: tuple[Row, ...]) -> tuple[dict[str, int], dict[str, str]]:
-        logits = self.executor.run(self._step(rows))
+    def _forward(self, rows: tuple[Row, ...], *, keep: bool = False) -> tuple[dict[str, Choice], dict[str, str]]:
+        prepared = self._steps.prepare(rows, keep=keep)
+        logits = self.executor.run(prepared.step)
         self.pool.forwards += 1
-        sampled = [row for row in rows if row.samples]
-        wanted = [(s.request.sampling, len(s.tokens)) for s in map(self.pool.row_sequence, sampled)]
-        chosen = dict(zip((row.key for row in sampled), choose_tokens(logits, wanted), strict=True))
-        choices = {key: token for key, token in chosen.items() if token is not None}
+        draws = [Draw(s.request.sampling, len(s.tokens), s.shifts) for s in prepared.sampled]
+        chosen = dict(zip((s.key for s in prepared.sampled), self.executor.choose(logits, draws), strict=True))
+        choices = {key: choice for key, choice in chosen.items() if choice is not None}
         return choices, {key: "the model's output is not finite" for key in chosen if key not in choices}
-
-    def _step(self, rows: tuple[Row, ...]) -> Step:
-        tokens: list[int] = []
-        step_rows: list[StepRow] = []
-        for row in rows:
-            sequence, start = self.pool.row_sequence(row), len(tokens)
-            tokens.extend(sequence.tokens[sequence.in_kv : sequence.in_kv + row.n_tokens])
-            pages = tuple(self.pool.pages.pages_of(row.key))
-            step_rows.append(StepRow(start, len(tokens), sequence.in_kv, pages, row.samples))
-        return Step(tuple(tokens), tuple(step_rows), self._plan(rows, len(tokens)))
-
-    def _plan(self, rows: tuple[Row, ...], n_tokens: int) -> SegmentPlan:
-        slots, ranks = self.pool.residency, self.adapters.ranks
-        segments = [(s.start, s.end, slots.slot_of(s.adapter)) for s in adapter_segments(rows)]
-        return SegmentPlan(n_tokens, tuple(Segment(start, end, slot, ranks[slot]) for start, end, slot in segments))
 
     # ---- account: what goes out
 
@@ -231,8 +216,7 @@ class Engine:
         self._tell_state = False
         if events or wanted or batch.rows:
             state = self.pool.state() if wanted else None
-            adapters = {row.adapter for row in batch.rows if row.adapter}
-            sizes = len(batch.rows), batch.n_tokens, len(adapters)
+            sizes = len(batch.rows), batch.n_tokens, batch.n_adapters
             self._on_iteration(Iteration(self.pool.iterations, events, state, *sizes, busy_s))
 
 

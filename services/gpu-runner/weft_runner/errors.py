@@ -3,10 +3,12 @@
 RunnerError
 |-- ArtifactError            what was published is wrong: correct it, retrying does not help
 |   |-- ModelUnsupported     config.json asks for something this executor does not compute
-|   |-- WeightsInvalid       a tensor of the base is missing or has the wrong shape
+|   |-- WeightsInvalid       the base's tensors are not those of its config.json, or are not finite numbers
 |   |-- AdapterInvalid       an adapter that does not fit the base, the pool's rank or this executor
 |   `-- ArtifactUnknown      the depot does not have that digest
+|-- ExecutorUnavailable      the executor that was asked for cannot serve here: ask for another, or mend what it names
 |-- ArtifactUnreachable      the depot does not answer: retry later
+|-- OutOfMemory              the machine or its container is too small: less of everything, or a larger one
 `-- StoppedAtStart           told to stop before it served: nothing is wrong
 """
 
@@ -24,7 +26,7 @@ class ModelUnsupported(ArtifactError):
 
 
 class WeightsInvalid(ArtifactError):
-    """A tensor of the base is missing or has the wrong shape."""
+    """The base's tensors are not those of its config.json, are quantised, or are not finite numbers."""
 
 
 class AdapterInvalid(ArtifactError):
@@ -35,8 +37,16 @@ class ArtifactUnknown(ArtifactError):
     """The depot does not have that digest."""
 
 
+class ExecutorUnavailable(RunnerError):
+    """The executor that was asked for cannot serve this model on this machine."""
+
+
 class ArtifactUnreachable(RunnerError):
     """The depot does not answer, or not in time."""
+
+
+class OutOfMemory(RunnerError):
+    """What serving needs is more than the machine or its container has; told before anything is loaded."""
 
 
 class StoppedAtStart(RunnerError):

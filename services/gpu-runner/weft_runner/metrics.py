@@ -48,14 +48,12 @@ class Metrics:
             self._busy.inc(iteration.busy_s)
             self._rows.observe(iteration.batch_rows)
             self._adapters.observe(iteration.batch_adapters)
+        self._tokens.inc(sum(len(event.tokens) for event in iteration.events if isinstance(event, Tokens)))
         for event in iteration.events:
-            match event:
-                case Tokens():
-                    self._tokens.inc(len(event.tokens))
-                case NoRoom():
-                    self._no_room.labels(event.reason).inc()
-                case Ended():
-                    self._ended.labels(event.reason.value).inc()
+            if isinstance(event, NoRoom):
+                self._no_room.labels(event.reason).inc()
+            elif isinstance(event, Ended):
+                self._ended.labels(event.reason.value).inc()
         if iteration.state is not None:
             self._show(iteration.state)
 

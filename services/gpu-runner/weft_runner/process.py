@@ -171,7 +171,7 @@ class _Life:
 
     def _hello(self, built: Built) -> supervisor_pb2.RunnerHello:
         settings, limits = self._settings, built.limits
-        return supervisor_pb2.RunnerHello(
+        hello = supervisor_pb2.RunnerHello(
             runner=common_pb2.RunnerId(uuid=self._identity.uuid, incarnation=self._identity.incarnation),
             address=settings.advertise,
             pool=settings.pool,
@@ -185,3 +185,8 @@ class _Life:
             max_context_tokens=limits.max_context_tokens,
             name=settings.name,
         )
+        if (profile := built.profile) is not None:
+            hello.best_batch = profile.best_batch
+            hello.step_ms_1, hello.step_ms_best = profile.step_ms_1, profile.step_ms_best
+            hello.prefill_tokens_per_s = profile.prefill_tokens_per_s
+        return hello

@@ -1,7 +1,6 @@
 """Flags of the runner. Nothing heavy is imported: a wrong flag answers before torch is imported."""
 
 import argparse
-import os
 import re
 import socket
 from dataclasses import dataclass
@@ -9,7 +8,9 @@ from pathlib import Path
 
 from weft.process import split_address
 
-EXECUTORS = ("reference",)
+EXECUTORS = ("auto", "cpu", "reference")
+DTYPES = ("bf16", "fp32", "int8")
+CPU_PAGE = 16  # tokens: the native kernels lay keys out in blocks of so many
 _NAME = re.compile(r"[A-Za-z0-9._-]{0,253}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _EXAMPLE = """example:
@@ -32,6 +33,7 @@ class Settings:
     pool: str
     base_digest: str
     executor: str
+    dtype: str
     page_tokens: int
     kv_pages: int
     max_sequences: int
@@ -39,6 +41,9 @@ class Settings:
     max_rank: int
     max_batch_tokens: int
     max_prefills: int
+    token_time_ms: int
+    prefill_age: int
+    profile: bool
     threads: int
     starvation: int
     host_mib: int
@@ -57,17 +62,8 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     fields = vars(values)
     fields["advertise"] = fields["advertise"] or fields["listen"]
     fields["name"] = fields["name"] or socket.gethostname()
+    fields["profile"] = values.profile == "on"
     return Settings(**fields)
-
-
-def cpu_quota() -> int:
-    """CPUs this process may use: its affinity, and the container's quota where there is one."""
-    cpus = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cpus
-    return cpus if quota == "max" else max(1, min(cpus, int(quota) // int(period)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _add_addresses(parser)
+    _add_computing(parser)
     _add_sizes(parser)
     parser.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     parser.add_argument("--log-format", default="text", choices=("text", "json"))
@@ -100,17 +97,47 @@ def _add_addresses(parser: argparse.ArgumentParser) -> None:
     add("--base-wait-s", type=float, default=120.0, metavar="S", help="how long to wait for the depot at start (120)")
 
 
+def _add_computing(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--executor",
+        default="auto",
+        choices=EXECUTORS,
+        help="what computes: cpu (native), reference (torch, fp32), auto: cpu where it can serve, else reference (auto)",
+    )
+    add(
+        "--dtype",
+        default="bf16",
+        choices=DTYPES,
+        help="numbers of the cpu executor; int8: of the base's weights only (bf16)",
+    )
+    add("--threads", type=int, default=0, help="CPU threads of the model (0: chosen from its size and the quota)")
+    add(
+        "--token-time-ms",
+        type=int,
+        default=100,
+        help="within it running sequences should get their next token: prompts are chunked to keep it (100)",
+    )
+    add(
+        "--prefill-age",
+        type=int,
+        default=8,
+        help="iterations in a row in which the eldest prompt may be passed by shorter ones; 0: first come, first served (8)",
+    )
+    add(
+        "--profile", default="on", choices=("on", "off"), help="time the model at start, for about a second (on)"
+    )
+
+
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--executor", default="reference", choices=EXECUTORS, help="what computes (reference: torch, fp32)")
     add("--page-tokens", type=int, default=16, help="tokens of a KV page (16)")
     add("--kv-pages", type=int, default=1024, help="KV pages in all (1024)")
     add("--max-sequences", type=int, default=32, help="sequences admitted at a time (32)")
     add("--max-adapters", type=int, default=8, help="adapters on the device at a time (8)")
     add("--max-rank", type=int, default=64, help="largest rank of an adapter (64)")
     add("--max-batch-tokens", type=int, default=512, help="tokens of an iteration; longer prompts are chunked (512)")
-    add("--max-prefills", type=int, default=1, help="prompts in prefill at a time (1)")
-    add("--threads", type=int, default=0, help="CPU threads of the model (0: chosen from its size and the quota)")
+    add("--max-prefills", type=int, default=1, help="prompts that an iteration works on (1)")
     add(
         "--starvation", type=int, default=16, help="times a waiting adapter is passed before a slot is kept for it (16)"
     )
@@ -125,6 +152,8 @@ def _faults(values: argparse.Namespace) -> list[str]:
             faults.append(f"--{name.replace('_', '-')} {value} is outside {low}..{high}")
     if values.max_batch_tokens < values.max_sequences:
         faults.append("--max-batch-tokens is below --max-sequences: every running sequence needs a token an iteration")
+    if values.executor == "cpu" and values.page_tokens % CPU_PAGE:
+        faults.append(f"--page-tokens {values.page_tokens} is no multiple of {CPU_PAGE}, which --executor cpu needs")
     if not _DIGEST.fullmatch(values.base_digest):
         faults.append(f"--base-digest {values.base_digest[:100]!r} is not sha256: and 64 hex digits")
     if not _NAME.fullmatch(values.name):
@@ -146,6 +175,8 @@ _BOUNDS = (
     ("max_rank", 1, 256),
     ("max_batch_tokens", 1, 1 << 20),
     ("max_prefills", 1, 1024),
+    ("token_time_ms", 1, 60_000),
+    ("prefill_age", 0, 1 << 20),
     ("threads", 0, 1024),
     ("starvation", 1, 1 << 20),
     ("host_mib", 1, 1 << 24),

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from weft.wire.v1 import common_pb2, runner_pb2, supervisor_pb2
+from weft_runner.core.choice import TokenLogprob
 from weft_runner.core.events import Desired, Ended, EndReason, NoRoom, PoolState, Tier, Tokens
 from weft_runner.core.sequence import Epoch, Finish, Request, Sampling
 
@@ -54,7 +55,13 @@ def request_of(start: runner_pb2.Start, *, owner: int, gateway_id: str) -> Reque
             temperature=sampling.temperature,
             top_p=sampling.top_p or 1.0,  # not set: the whole distribution
             ignore_eos=sampling.ignore_eos,
+            frequency_penalty=sampling.frequency_penalty,
+            presence_penalty=sampling.presence_penalty,
+            logit_bias=tuple((entry.token, entry.bias) for entry in sampling.logit_bias),
+            logprobs=sampling.logprobs,
+            top_logprobs=sampling.top_logprobs,
         ),
+        cache_salt=start.cache_salt,
     )
 
 
@@ -68,10 +75,16 @@ def step_to(iteration: int, tokens: Iterable[Tokens]) -> runner_pb2.RunnerToGate
             tokens=t.tokens,
             finish_reason=_FINISH[t.finish],
             doublings=t.doublings,
+            logprobs=map(_logprob_to, t.logprobs),
         )
         for t in tokens
     ]
     return runner_pb2.RunnerToGateway(step=runner_pb2.Step(iteration=iteration, sequences=sequences))
+
+
+def _logprob_to(logprob: TokenLogprob) -> runner_pb2.TokenLogprob:
+    tokens, values = [t for t, _ in logprob.top], [value for _, value in logprob.top]
+    return runner_pb2.TokenLogprob(logprob=logprob.logprob, top_tokens=tokens, top_logprobs=values)
 
 
 def refusal_to(event: NoRoom | Ended) -> runner_pb2.RunnerToGateway:

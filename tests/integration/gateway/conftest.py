@@ -234,6 +234,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
             tokens=tokens,
             finish_reason=finish,
             doublings=doublings,
+            logprobs=[likely(start, position + i, token) for i, token in enumerate(tokens) if start.sampling.logprobs],
         )
         self.send(step=runner_pb2.Step(iteration=self.iteration, sequences=[sequence]))
 
@@ -249,6 +250,15 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         """As if the process died: every stream of it ends at once."""
         for outbox in self.outboxes:
             outbox.close()
+
+
+def likely(start: runner_pb2.Start, position: int, token: int) -> runner_pb2.TokenLogprob:
+    """By position: what was chosen, and with it as many alternatives as were asked for, the chosen one first."""
+    own = -position / 8
+    top = range(start.sampling.top_logprobs)
+    return runner_pb2.TokenLogprob(
+        logprob=own, top_tokens=[token + i for i in top], top_logprobs=[own - i / 2 for i in top]
+    )
 
 
 class FakePredictor(predictor_pb2_grpc.PredictorServicer):

@@ -22,15 +22,29 @@ JSON = {"content-type": "application/json"}
 SHAPE = {"message", "type", "param", "code"}
 
 BAD_CHATS: list[tuple[str, dict[str, Any], int, str, str | None]] = [
-    ("an unknown parameter", {"logit_bias": {"1": 2}}, 400, "unsupported_parameter", "logit_bias"),
+    ("an unknown parameter", {"mirostat": 2}, 400, "unsupported_parameter", "mirostat"),
     ("user", {"user": "me"}, 400, "unsupported_parameter", "user"),
     ("tools", {"tools": []}, 400, "unsupported_parameter", "tools"),
-    ("two answers", {"n": 2}, 400, "invalid_parameter", "n"),
+    ("no answers", {"n": 0}, 400, "invalid_parameter", "n"),
+    ("too many answers", {"n": 17}, 400, "invalid_parameter", "n"),
     ("n as a flag", {"n": True}, 400, "invalid_parameter", "n"),
     ("temperature as text", {"temperature": "1"}, 400, "invalid_parameter", "temperature"),
     ("temperature as a flag", {"temperature": True}, 400, "invalid_parameter", "temperature"),
     ("a hot temperature", {"temperature": 2.1}, 400, "invalid_parameter", "temperature"),
     ("top_p of nothing", {"top_p": 0}, 400, "invalid_parameter", "top_p"),
+    ("a heavy penalty", {"frequency_penalty": 2.1}, 400, "invalid_parameter", "frequency_penalty"),
+    ("a penalty as text", {"presence_penalty": "1"}, 400, "invalid_parameter", "presence_penalty"),
+    ("a bias beyond its bound", {"logit_bias": {"1": 100.5}}, 400, "invalid_parameter", "logit_bias"),
+    ("a bias as a flag", {"logit_bias": {"1": True}}, 400, "invalid_parameter", "logit_bias"),
+    ("biases as a list", {"logit_bias": [[1, 2]]}, 400, "invalid_parameter", "logit_bias"),
+    ("a bias of a word", {"logit_bias": {"hello": 1}}, 400, "invalid_parameter", "logit_bias"),
+    ("a token id with a zero before it", {"logit_bias": {"01": 1}}, 400, "invalid_parameter", "logit_bias"),
+    ("a bias beyond the vocabulary", {"logit_bias": {"280": 1}}, 400, "invalid_parameter", "logit_bias"),
+    ("301 biases", {"logit_bias": {str(i): 1 for i in range(301)}}, 400, "invalid_parameter", "logit_bias"),
+    ("logprobs as a number", {"logprobs": 1}, 400, "invalid_parameter", "logprobs"),
+    ("alternatives alone", {"top_logprobs": 2}, 400, "invalid_parameter", "top_logprobs"),
+    ("21 alternatives", {"logprobs": True, "top_logprobs": 21}, 400, "invalid_parameter", "top_logprobs"),
+    ("best_of in a chat", {"best_of": 1}, 400, "unsupported_parameter", "best_of"),
     ("no tokens", {"max_tokens": 0}, 400, "invalid_parameter", "max_tokens"),
     ("tokens in parts", {"max_tokens": 1.5}, 400, "invalid_parameter", "max_tokens"),
     ("both limits", {"max_tokens": 1, "max_completion_tokens": 1}, 400, "invalid_parameter", "max_completion_tokens"),
@@ -84,6 +98,11 @@ BAD_TEXTS: list[tuple[str, dict[str, Any], int, str, str | None]] = [
     ("a token below the vocabulary", {"prompt": [-1]}, 400, "invalid_parameter", "prompt"),
     ("a token beyond the vocabulary", {"prompt": [5, 100_000]}, 400, "invalid_parameter", "prompt"),
     ("a prompt beyond the context", {"prompt": [5] * 512}, 400, "context_length_exceeded", None),
+    ("the best of two", {"best_of": 2}, 400, "unsupported_value", "best_of"),
+    ("the best of one, of two", {"n": 2, "best_of": 1}, 400, "unsupported_value", "best_of"),
+    ("logprobs as a flag", {"logprobs": True}, 400, "invalid_parameter", "logprobs"),
+    ("logprobs of a chat", {"top_logprobs": 1}, 400, "unsupported_parameter", "top_logprobs"),
+    ("suffix", {"suffix": "."}, 400, "unsupported_parameter", "suffix"),
     ("echo", {"echo": True}, 400, "unsupported_parameter", "echo"),
     ("messages", {"messages": []}, 400, "unsupported_parameter", "messages"),
 ]
@@ -129,9 +148,10 @@ async def test_a_body_that_is_no_json_object_is_refused(world: World, body: byte
 
 async def test_an_unsupported_parameters_message_lists_what_is_supported(world: World) -> None:
     async with world.http() as http:
-        response = await http.post("/v1/completions", json=TEXT | {"best_of": 2})
+        response = await http.post("/v1/completions", json=TEXT | {"echo": True})
     message = response.json()["error"]["message"]
-    assert "best_of" in message
+    assert "echo" in message
+    assert "put the prompt before it" in message
     assert all(name in message for name in ("max_tokens", "stop", "top_p"))
 
 

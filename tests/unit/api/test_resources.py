@@ -46,6 +46,8 @@ def test_a_pool_has_the_documented_defaults() -> None:
                 "reservation": "calibrated",
                 "maxSequences": 32,
                 "maxBatchTokens": 512,
+                "maxPrefills": 1,
+                "tokenTimeMs": 100,
                 "maxQueue": 1000,
                 "maxMoves": 8,
             },

@@ -1,15 +1,19 @@
 """Requests: any body is either taken or refused by a named error, never anything else."""
 
+from itertools import product
 from typing import Any
 
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as TextParams
 from pydantic import ValidationError
 
 from weft_gateway.errors import ApiError, ParameterError
 from weft_gateway.openai.schema import ChatRequest, CompletionRequest, parse
+from weft_gateway.openai.unsupported import advice
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -75,3 +79,61 @@ def test_many_unknown_names_are_one_error(body: dict[str, Any]) -> None:
     assert caught.value.error_count() == 1
     with pytest.raises(ParameterError, match="unknown0 is not supported"):
         parse(ChatRequest, orjson.dumps(request))
+
+
+@pytest.mark.parametrize(("kind", "known"), [(ChatRequest, ChatParams), (CompletionRequest, TextParams)])
+def test_every_parameter_of_openais_reference_is_served_or_refused_with_advice(kind: type[Any], known: Any) -> None:
+    names = set(known.__annotations__)
+    assert {"model", "n", "logit_bias"} <= names
+    served = set(kind.model_fields)
+    assert served <= names | {"stream"}, "nothing of our own"
+    assert {name for name in names - served if not advice(name)} == {"stream"} - served
+    assert not any(
+        advice(name)
+        for name in served
+        if name not in {"best_of", "top_logprobs", "max_completion_tokens"} | {"prompt", "messages"}
+    )
+    good = GOOD if kind is ChatRequest else {"model": "m", "prompt": "hello"}
+    for name in names - served:
+        with pytest.raises(ParameterError) as caught:
+            parse(kind, orjson.dumps(good | {name: 1}))
+        assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
+        assert advice(name) in caught.value.message
+
+
+@given(st.dictionaries(st.integers(0, 999_999_999), st.integers(-100, 100) | st.floats(-100, 100), max_size=300))
+def test_biases_are_taken_by_token_id(biases: dict[int, float]) -> None:
+    body = orjson.dumps(GOOD | {"logit_bias": {str(token): bias for token, bias in biases.items()}})
+    assert dict(parse(ChatRequest, body).logit_bias) == biases
+
+
+@pytest.mark.parametrize("key", ["", "-1", "+1", " 1", "1 ", "1.0", "01", "1e3", "\u0663", "9999999999"])
+def test_a_key_that_is_no_token_id_is_refused(key: str) -> None:
+    with pytest.raises(ParameterError, match="logit_bias"):
+        parse(ChatRequest, orjson.dumps(GOOD | {"logit_bias": {key: 1}}))
+
+
+def test_log_probabilities_are_asked_for_as_each_api_has_it() -> None:
+    def chat(**changes: Any) -> int | None:
+        return parse(ChatRequest, orjson.dumps(GOOD | changes)).alternatives
+
+    def text(**changes: Any) -> int | None:
+        return parse(CompletionRequest, orjson.dumps({"model": "m", "prompt": "x"} | changes)).alternatives
+
+    assert [chat(), chat(logprobs=False), chat(logprobs=True), chat(logprobs=True, top_logprobs=4)] == [
+        None,
+        None,
+        0,
+        4,
+    ]
+    assert [text(), text(logprobs=0), text(logprobs=20)] == [None, 0, 20]
+
+
+@pytest.mark.parametrize(("n", "best_of"), product([1, 3], [None, 1, 2, 3]))
+def test_best_of_is_taken_when_it_changes_nothing(n: int, best_of: int | None) -> None:
+    body = orjson.dumps({"model": "m", "prompt": "x", "n": n, "best_of": best_of})
+    if best_of in (None, n):
+        assert parse(CompletionRequest, body).n == n
+    else:
+        with pytest.raises(ParameterError, match=f"equals n, here {n}"):
+            parse(CompletionRequest, body)

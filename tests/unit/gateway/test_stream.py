@@ -32,6 +32,8 @@ from weft_gateway.core.events import (
     Started,
     StepTokens,
     Stop,
+    Told,
+    TokenLogprob,
 )
 from weft_gateway.core.stream import Stream, check_stream
 
@@ -58,6 +60,15 @@ def step(
 ) -> StepTokens:
     tokens = text.encode() if isinstance(text, str) else text
     return StepTokens(Epoch(term, counter), position, list(tokens), finish)
+
+
+def likely(positions: range) -> list[TokenLogprob]:
+    """Log probabilities that name their position."""
+    return [TokenLogprob(-float(position), ((position, -0.5),)) for position in positions]
+
+
+def told_of(effects: Sequence[Effect]) -> list[Told]:
+    return [told for effect in effects if isinstance(effect, Emit) for told in effect.told]
 
 
 def text_of(effects: Sequence[Effect]) -> str:
@@ -282,6 +293,21 @@ def test_doublings_add_up_over_epochs() -> None:
     assert one.doublings == 3
 
 
+def test_log_probabilities_that_were_not_asked_for_are_not_told() -> None:
+    effects = run(stream(), assigned(1), StepTokens(Epoch(1, 1), 0, b"a", FinishReason.EOS, logprobs=likely(range(1))))
+    assert Emit("a") in effects
+
+
+@pytest.mark.parametrize("came", [0, 1, 3])
+def test_a_runner_whose_log_probabilities_are_not_as_many_as_its_tokens_is_given_up(came: int) -> None:
+    one = Stream(max_tokens=9, bytes_of=letter, logprobs=True, hold_s=30.0, now=0.0)
+    effects = run(one, assigned(1), StepTokens(Epoch(1, 1), 0, b"ab", logprobs=likely(range(came))))
+    assert [type(effect) for effect in effects] == [Start, Stop, Failed]
+    assert isinstance(effects[-1], Failed)
+    assert effects[-1].reason is FailedReason.RUNNER_ERROR
+    assert one.tokens == [], "none of them counts"
+
+
 # ---------------------------------------------------------------- the law, under disturbance
 
 
@@ -291,7 +317,7 @@ class Disturbed:
     def __init__(self, answer: bytes, stops: Sequence[str], max_tokens: int, seed: int) -> None:
         self.answer, self.random = answer[:max_tokens], random.Random(seed)
         self.ends = FinishReason.EOS if len(answer) < max_tokens else FinishReason.LENGTH
-        self.one = stream(max_tokens=max_tokens, stops=stops)
+        self.one = Stream(max_tokens=max_tokens, bytes_of=letter, stops=stops, logprobs=True, hold_s=30.0, now=0.0)
         self.effects: list[Effect] = []
         self.past: list[Event] = []
         self.counter, self.term = 0, 1
@@ -318,7 +344,7 @@ class Disturbed:
         tokens = list(self.answer[at : at + self.random.randint(0, 3)])
         self.runs[epoch] = at + len(tokens)
         ends = self.ends if at + len(tokens) == len(self.answer) else None
-        self.tell(StepTokens(epoch, at, tokens, ends))
+        self.tell(StepTokens(epoch, at, tokens, ends, logprobs=likely(range(at, at + len(tokens)))))
 
     def disturb(self) -> None:
         running = self.one.running
@@ -371,6 +397,7 @@ def test_the_text_is_that_of_an_undisturbed_run_and_the_request_ends_once(
             rough.generate(rough.one.running.epoch)
     rough.finish()
     assert text_of(rough.effects) == text_of(calm.effects)
+    assert told_of(rough.effects) == told_of(calm.effects)
     assert rough.one.tokens == calm.one.tokens
     assert rough.one.finish == calm.one.finish
     assert sum(isinstance(effect, Finish) for effect in rough.effects) == 1

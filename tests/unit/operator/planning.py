@@ -58,6 +58,8 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
             "reservation": "calibrated",
             "maxSequences": 32,
             "maxBatchTokens": 512,
+            "maxPrefills": 1,
+            "tokenTimeMs": 100,
             "maxQueue": 1000,
             "maxMoves": 8,
         },

@@ -26,8 +26,10 @@ from weft_runner.core.request_pool import PoolLimits, RequestPool
 from weft_runner.core.sequence import Epoch, Request, Sampling
 from weft_runner.engine import Engine, Iteration
 from weft_runner.errors import ArtifactUnknown
-from weft_runner.memory.adapter_pool import AdapterFiles, AdapterPool
+from weft_runner.memory.adapter_files import AdapterFiles
+from weft_runner.memory.adapter_pool import AdapterPool
 from weft_runner.memory.kv_cache import KvCache
+from weft_runner.memory.lora_table import LoraTable
 from weft_runner.model.reference import ReferenceExecutor
 from weft_runner.model.spec import ModelSpec, parse_spec
 from weft_runner.model.weights import load_weights
@@ -224,11 +226,12 @@ class Driver:
             }
         )
         kv = KvCache(spec, self.limits.total_pages, self.limits.page_tokens)
+        table = LoraTable(spec, self.limits.max_adapters)
         self.iterations: list[Iteration] = []
         self.engine = Engine(
             RequestPool(self.limits),
-            lambda post: AdapterPool(spec, self.limits.max_adapters, 64, source or world, post),
-            lambda adapters: ReferenceExecutor(spec, load_weights(files, spec), kv, adapters),
+            ReferenceExecutor(spec, load_weights(files, spec), kv, table),
+            lambda post: AdapterPool(table, 64, source or world, post),
             self.iterations.append,
         )
         self.pool = self.engine.pool

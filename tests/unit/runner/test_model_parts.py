@@ -1,22 +1,18 @@
 """config.json, weights, adapters' tensors, sampling: each alone."""
 
 import json
-import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from weft_kernels.plan import SegmentPlan
-from weft_runner.core.sequence import Sampling
 from weft_runner.errors import AdapterInvalid, ModelUnsupported, WeightsInvalid
-from weft_runner.memory.adapter_pool import AdapterPool, NoSource, read_tensors
+from weft_runner.memory.adapter_files import map_tensors
 from weft_runner.memory.kv_cache import KvCache
+from weft_runner.memory.lora_table import LoraTable
 from weft_runner.model.lora import build_adapter
 from weft_runner.model.reference import ReferenceExecutor
-from weft_runner.model.sampling import choose_tokens, uniform
 from weft_runner.model.spec import RopeSpec, parse_spec
 from weft_runner.model.step import Step, StepRow, check_step
 from weft_runner.model.weights import load_weights
@@ -145,14 +141,14 @@ class One:
     ],
 )
 def test_an_adapter_that_does_not_fit_is_refused_by_name(world, change, word):
-    tensors = read_tensors(world.write_adapter("a") / "adapter_model.safetensors")
+    tensors = map_tensors(world.write_adapter("a") / "adapter_model.safetensors")
     change(tensors)
     with pytest.raises(AdapterInvalid, match=word):
         build_adapter(tensors, One(), world.spec)
 
 
 def test_an_adapter_keeps_its_true_ranks_and_counts_its_bytes(world):
-    tensors = read_tensors(world.write_adapter("a", rank=3, modules=("q_proj", "v_proj")) / "adapter_model.safetensors")
+    tensors = map_tensors(world.write_adapter("a", rank=3, modules=("q_proj", "v_proj")) / "adapter_model.safetensors")
     adapter = build_adapter(tensors, One(), world.spec)
     assert (adapter.rank, adapter.site_rank) == (3, 6)
     assert adapter.n_bytes == sum(t.numel() * 4 for t in tensors.values())
@@ -170,8 +166,7 @@ def one_row_step(tokens: tuple[int, ...], position: int = 0) -> Step:
 def executor_of(world) -> ReferenceExecutor:
     spec = world.spec
     weights = load_weights({p.name: p for p in world.base.iterdir()}, spec)
-    adapters = AdapterPool(spec, 1, 1, NoSource(), lambda _: None)
-    return ReferenceExecutor(spec, weights, KvCache(spec, 2, 4), adapters)
+    return ReferenceExecutor(spec, weights, KvCache(spec, 2, 4), LoraTable(spec, 1))
 
 
 def test_layers_in_two_parts_give_the_whole_and_each_layer_marks_its_end(world):
@@ -195,62 +190,3 @@ def test_keys_and_values_lie_where_the_layout_says(world):
     assert not tensor[0, :, :, :, 1:].any(), "one token on the second"
     executor.clear_pages([1])
     assert not tensor[1].any()
-
-
-# ---- sampling
-
-
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(0, 1 << 20))
-def test_a_draw_is_a_pure_number_in_the_unit_interval(seed, choice, position):
-    draw = uniform(seed, choice, position)
-    assert 0.0 <= draw < 1.0
-    assert draw == uniform(seed, choice, position)
-
-
-def test_draws_of_neighbouring_positions_seeds_and_choices_are_spread_evenly():
-    """Chi-squared over 16 cells, 15 degrees of freedom: 50 is beyond one in 10,000 for a fair source."""
-    for draws in (
-        [uniform(1, 0, i) for i in range(4000)],
-        [uniform(i, 0, 1) for i in range(4000)],
-        [uniform(1, i, 1) for i in range(4000)],
-    ):
-        counts = [0] * 16
-        for draw in draws:
-            counts[int(draw * 16)] += 1
-        assert sum((count - 250) ** 2 / 250 for count in counts) < 50
-        assert len(set(draws)) == 4000
-
-
-def test_a_draw_follows_the_probabilities():
-    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]])).repeat(4000, 1)
-    chosen = choose_tokens(logits, [(Sampling(seed=3, temperature=1.0), i) for i in range(4000)])
-    shares = [chosen.count(token) / 4000 for token in range(4)]
-    assert shares == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.03)
-
-
-def test_top_p_keeps_the_smallest_set_that_reaches_it():
-    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]])).repeat(500, 1)
-    for top_p, kept in ((0.4, {0}), (0.6, {0, 1}), (0.81, {0, 1, 2}), (1.0, {0, 1, 2, 3})):
-        rows = [(Sampling(seed=5, temperature=1.0, top_p=top_p), i) for i in range(500)]
-        assert set(choose_tokens(logits, rows)) == kept
-
-
-@given(st.lists(st.floats(-50, 50, width=32), min_size=2, max_size=20), st.floats(1e-9, 1e-4), st.integers(0, 99))
-@settings(deadline=None)
-def test_a_temperature_near_zero_is_greedy_wherever_the_best_is_clear(values, temperature, position):
-    logits = torch.tensor([values], dtype=torch.float32)
-    (greedy,) = choose_tokens(logits, [(Sampling(), position)])
-    assert greedy == int(logits.argmax())
-    best, second = logits[0].topk(2).values.tolist()
-    if best - second > 0.1:
-        assert choose_tokens(logits, [(Sampling(seed=1, temperature=temperature), position)]) == [greedy]
-
-
-def test_rows_without_a_finite_maximum_are_told_apart():
-    logits = torch.tensor([[1.0, 2.0], [math.nan, 2.0], [-math.inf, -math.inf], [math.inf, 0.0]])
-    assert choose_tokens(logits, [(Sampling(), 1)] * 4) == [1, None, None, None]
-    assert choose_tokens(logits, [(Sampling(temperature=1.0), 1)] * 4)[1:] == [None, None, None]
-
-
-def test_no_rows_choose_nothing():
-    assert choose_tokens(torch.zeros(0, 5), []) == []

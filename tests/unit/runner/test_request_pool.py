@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from weft_runner.core.choice import Choice
 from weft_runner.core.epochs import EpochBook
 from weft_runner.core.events import Desired, Ended, EndReason, Load, NoRoom, Tokens
 from weft_runner.core.growth import first_reservation_pages, next_growth
@@ -40,7 +41,7 @@ def step(pool: RequestPool, token: int = 5) -> None:
     """One heartbeat with a model that always chooses the same token."""
     batch = pool.choose()
     if batch.rows:
-        pool.account(batch, {row.key: token for row in batch.rows if row.samples}, {})
+        pool.account(batch, {row.key: Choice(token) for row in batch.rows if row.samples}, {})
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -130,7 +131,7 @@ class PoolMachine(RuleBasedStateMachine):
             return
         failing = {batch.rows[0].key: "broken"} if fails else {}
         sampling = [row.key for row in batch.rows if row.samples and row.key not in failing]
-        self.pool.account(batch, dict(zip(sampling, tokens, strict=False)), failing)
+        self.pool.account(batch, dict(zip(sampling, map(Choice, tokens), strict=False)), failing)
         self.hear()
         assert not (failing.keys() & self.pool.sequences.keys())
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from weft.wire.v1 import common_pb2, runner_pb2, supervisor_pb2
+from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.build import default_threads, pool_limits
 from weft_runner.core.events import Ended, EndReason, NoRoom, Tier, Tokens
 from weft_runner.core.sequence import Epoch, Finish, Sampling
@@ -17,7 +18,7 @@ from weft_runner.identity import read_identity
 from weft_runner.model.spec import parse_spec
 from weft_runner.process import fetch_base
 from weft_runner.server import started
-from weft_runner.settings import cpu_quota, parse_settings
+from weft_runner.settings import parse_settings
 from weft_runner.wire import desired_of, refusal_to, request_of, state_to, step_to
 
 DIGEST = "sha256:" + "a" * 64
@@ -36,7 +37,7 @@ def test_the_defaults_are_those_of_the_contract(small_config):
     settings = parse_settings(FLAGS)
     assert (settings.page_tokens, settings.kv_pages, settings.max_sequences, settings.max_adapters) == (16, 1024, 32, 8)
     assert (settings.max_rank, settings.max_batch_tokens, settings.max_prefills) == (64, 512, 1)
-    assert (settings.executor, settings.advertise) == ("reference", settings.listen)
+    assert (settings.executor, settings.advertise) == ("auto", settings.listen)
     limits = pool_limits(settings, parse_spec(small_config))
     assert limits.max_context_tokens == 256, "the model's, below what the pages hold"
     few = parse_settings([*FLAGS, "--kv-pages=3"])

@@ -96,6 +96,7 @@ class Runner:
         self.highest: dict[str, Epoch] = {}
         self.reports = self.admissions = self.desired_version = 0
         self.known = False
+        self.best = ord(uuid[-1]) % (BATCH + 1)  # what it measured of itself; 0: nothing
 
     @property
     def free(self) -> int:
@@ -105,7 +106,7 @@ class Runner:
         self.reports += 1
         views = tuple(SequenceView(s.live_id, s.epoch, s.digest, s.reservation) for s in self.sequences.values())
         terms = [e.term for e in self.highest.values()]
-        spec = RunnerSpec(f"host:{self.id.uuid}", POOL, PAGE, PAGES, BATCH, SLOTS, 64, PAGE * PAGES)
+        spec = RunnerSpec(f"host:{self.id.uuid}", POOL, PAGE, PAGES, BATCH, SLOTS, 64, PAGE * PAGES, best_batch=self.best)
         return RunnerReport(
             self.id,
             spec,

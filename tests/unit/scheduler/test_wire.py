@@ -94,7 +94,7 @@ STATE = spb.RunnerState(
     id=R,
     runner=spb.RunnerHello(
         runner=R, address="h:1", pool="n/p", page_tokens=16, total_pages=99, max_sequences=8, max_adapters=4,
-        max_rank=64, max_context_tokens=512, name="pod-1",
+        max_rank=64, max_context_tokens=512, name="pod-1", best_batch=6,
     ),
     sequence=7,
     free_pages=30,
@@ -118,7 +118,7 @@ def test_a_cluster_report_arrives_whole() -> None:
     decision = pb.PreemptDecision(runner=R, request_id="r", epoch=EPOCH, for_request_id="q", reservation_tokens=80)
     message = pb.ClusterReport(runners=[STATE], lost=[R], preempts=[decision])
     event = wire.cluster_event("s", pb.SupervisorToScheduler(report=message))
-    spec = RunnerSpec("h:1", "n/p", 16, 99, 8, 4, 64, 512, "pod-1")
+    spec = RunnerSpec("h:1", "n/p", 16, 99, 8, 4, 64, 512, "pod-1", 6)
     views = (SequenceView("r", Epoch(3, 4), "d", 40),)
     adapters = (AdapterView("d", True), AdapterView("e", False, "torn"), AdapterView("g", False, loading=True))
     report = RunnerReport(RunnerId("u", "i"), spec, 7, 30, views, adapters, 5, True, True, 3, 11, 5000)

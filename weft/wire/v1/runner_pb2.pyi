@@ -27,7 +27,7 @@ class SessionHello(_message.Message):
     def __init__(self, gateway_id: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("request_id", "epoch", "adapter_digest", "prompt_tokens", "emitted_tokens", "max_tokens", "reservation_tokens", "sampling", "gateway_request_id")
+    __slots__ = ("request_id", "epoch", "adapter_digest", "prompt_tokens", "emitted_tokens", "max_tokens", "reservation_tokens", "sampling", "gateway_request_id", "cache_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class Start(_message.Message):
     RESERVATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: _common_pb2.Epoch
     adapter_digest: str
@@ -46,21 +47,40 @@ class Start(_message.Message):
     reservation_tokens: int
     sampling: Sampling
     gateway_request_id: str
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., emitted_tokens: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., gateway_request_id: _Optional[str] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., emitted_tokens: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., gateway_request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("seed", "choice", "temperature", "top_p", "ignore_eos")
+    __slots__ = ("seed", "choice", "temperature", "top_p", "ignore_eos", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs")
     SEED_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     seed: int
     choice: int
     temperature: float
     top_p: float
     ignore_eos: bool
-    def __init__(self, seed: _Optional[int] = ..., choice: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: _containers.RepeatedCompositeFieldContainer[TokenBias]
+    logprobs: bool
+    top_logprobs: int
+    def __init__(self, seed: _Optional[int] = ..., choice: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., ignore_eos: _Optional[bool] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
+
+class TokenBias(_message.Message):
+    __slots__ = ("token", "bias")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
+    token: int
+    bias: float
+    def __init__(self, token: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class Stop(_message.Message):
     __slots__ = ("request_id", "epoch")
@@ -99,20 +119,32 @@ class Step(_message.Message):
     def __init__(self, iteration: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceTokens, _Mapping]]] = ...) -> None: ...
 
 class SequenceTokens(_message.Message):
-    __slots__ = ("request_id", "epoch", "position", "tokens", "finish_reason", "doublings")
+    __slots__ = ("request_id", "epoch", "position", "tokens", "finish_reason", "doublings", "logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     DOUBLINGS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: _common_pb2.Epoch
     position: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     finish_reason: _common_pb2.FinishReason
     doublings: int
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., doublings: _Optional[int] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., doublings: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+
+class TokenLogprob(_message.Message):
+    __slots__ = ("logprob", "top_tokens", "top_logprobs")
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprob: float
+    top_tokens: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, logprob: _Optional[float] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class NoRoom(_message.Message):
     __slots__ = ("request_id", "epoch", "free_pages", "reason")

@@ -19,7 +19,7 @@ class RunnerToSupervisor(_message.Message):
     def __init__(self, hello: _Optional[_Union[RunnerHello, _Mapping]] = ..., state: _Optional[_Union[RunnerState, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class RunnerHello(_message.Message):
-    __slots__ = ("runner", "address", "pool", "base_digest", "numerics_class", "page_tokens", "total_pages", "max_sequences", "max_adapters", "max_rank", "max_context_tokens", "name")
+    __slots__ = ("runner", "address", "pool", "base_digest", "numerics_class", "page_tokens", "total_pages", "max_sequences", "max_adapters", "max_rank", "max_context_tokens", "name", "best_batch", "step_ms_1", "step_ms_best", "prefill_tokens_per_s")
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,10 @@ class RunnerHello(_message.Message):
     MAX_RANK_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    BEST_BATCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_1_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_BEST_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     runner: _common_pb2.RunnerId
     address: str
     pool: str
@@ -44,7 +48,11 @@ class RunnerHello(_message.Message):
     max_rank: int
     max_context_tokens: int
     name: str
-    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., numerics_class: _Optional[str] = ..., page_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_adapters: _Optional[int] = ..., max_rank: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+    best_batch: int
+    step_ms_1: float
+    step_ms_best: float
+    prefill_tokens_per_s: float
+    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., numerics_class: _Optional[str] = ..., page_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_adapters: _Optional[int] = ..., max_rank: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., name: _Optional[str] = ..., best_batch: _Optional[int] = ..., step_ms_1: _Optional[float] = ..., step_ms_best: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()

@@ -28,6 +28,11 @@ class Detokeniser:
         """The characters that this token completes."""
         return self._decoder.decode(self._bytes_of(token))
 
+    @property
+    def pending(self) -> bool:
+        """Whether a character has begun that needs more bytes."""
+        return bool(self._decoder.getstate()[0])
+
     def flush(self) -> str:
         """What an unfinished character leaves at the end: "" or U+FFFD."""
         return self._decoder.decode(b"", True)

@@ -37,18 +37,42 @@ class Failure:
     retry_after_ms: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely the model held a token, and the likeliest ones there: (token, natural logarithm), likeliest first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A token of the answer with its log probability, for the client.
+
+    `start` counts the characters of the answer before its own; a token inside a character starts with that character.
+    """
+
+    token: int
+    logprob: TokenLogprob
+    start: int
+
+
 # ---------------------------------------------------------------- events
 
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """Tokens of one iteration; `position` is the index of the first in the answer; `finish` is EOS, LENGTH or None."""
+    """Tokens of one iteration; `position` is the index of the first in the answer; `finish` is EOS, LENGTH or None.
+
+    `logprobs`: one for each token where the request asked for them.
+    """
 
     epoch: Epoch
     position: int
     tokens: Sequence[int]
     finish: FinishReason | None = None
     doublings: int = 0
+    logprobs: Sequence[TokenLogprob] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +204,10 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Text for the client."""
+    """Text for the client, and the tokens that are told with it; one of the two may be empty."""
 
     text: str
+    told: tuple[Told, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@
       └── preempt, runner lost, no room, ended ──┘           (any state) ──client gone, reject, hold──▶ done
 
 What always holds, whatever is lost, repeated or late (`check_stream`):
-- a token is appended only for the present epoch and at position == len(tokens): never lost, never twice;
+- a token is appended only for the present epoch and at position == len(tokens): never lost, never twice; so is its
+  log probability, where the client asked for them;
 - a trigger ends an epoch once: a second one is ignored, as is everything below the highest epoch seen;
 - exactly one Finish, and nothing after it.
 
@@ -41,6 +42,7 @@ from weft_gateway.core.events import (
     StepTokens,
     Stop,
 )
+from weft_gateway.core.logprobs import HeldLogprobs
 from weft_gateway.core.stops import StopMatcher
 
 UNCOUNTED = frozenset({FailedReason.NO_ROOM, FailedReason.PREEMPTED})  # the system's own doing
@@ -61,6 +63,7 @@ class Stream:
         max_tokens: int,
         bytes_of: BytesOf,
         stops: Sequence[str] = (),
+        logprobs: bool = False,
         hold_s: float,
         now: float,
         served: bool = False,
@@ -75,6 +78,7 @@ class Stream:
         self.served = served  # a scheduler and a ready runner are there
         self.finish: Finish | None = None
         self._detokeniser, self._stops = Detokeniser(bytes_of), StopMatcher(stops)
+        self._held_logprobs = HeldLogprobs(bytes_of) if logprobs else None
         self._admitted = False  # the present epoch has produced something
         self._doublings_before = self._doublings_now = 0
         self._queues = True  # without a runner by the system's own doing
@@ -195,25 +199,41 @@ class Stream:
         if event.position > len(self.tokens):
             detail = f"tokens {len(self.tokens)}..{event.position} never came"
             return self._broken(event.epoch, FailedReason.RUNNER_ERROR, detail=detail, stop=True)
+        if self._held_logprobs and len(event.logprobs) != len(event.tokens):
+            detail = f"{len(event.tokens)} tokens came with {len(event.logprobs)} log probabilities"
+            return self._broken(event.epoch, FailedReason.RUNNER_ERROR, detail=detail, stop=True)
         self._doublings_now = event.doublings
-        text = self._append(event.tokens)
+        text = self._append(event)
         effects = self._admit(event)
         if self._stops.matched:
             return [*effects, *self._last(text, FinishReason.STOP, stop=event.finish is None)]
         finish = FinishReason.LENGTH if len(self.tokens) >= self.max_tokens else None
         if event.finish or finish:
             return [*effects, *self._last(text, event.finish or FinishReason.LENGTH, stop=event.finish is None)]
-        return [*effects, Emit(text)] if text else effects
+        return [*effects, *self._emit(text)]
 
-    def _append(self, tokens: Sequence[int]) -> str:
+    def _append(self, event: StepTokens) -> str:
         """Take tokens up to a stop string or max_tokens; the text that is certain."""
         text = ""
-        for token in tokens[: self.max_tokens - len(self.tokens)]:
+        for index, token in enumerate(event.tokens[: self.max_tokens - len(self.tokens)]):
             self.tokens.append(token)
-            text += self._stops.push(self._detokeniser.push(token))
+            chars = self._detokeniser.push(token)
+            if self._held_logprobs:
+                pending = self._detokeniser.pending
+                self._held_logprobs.push(token, event.logprobs[index], len(chars), pending=pending)
+            text += self._stops.push(chars)
             if self._stops.matched:
                 break
         return text
+
+    def _emit(self, text: str) -> list[Emit]:
+        """This text, with the log probabilities that are due with it."""
+        if self._held_logprobs is None:
+            return [Emit(text)] if text else []
+        told = self._held_logprobs.release(len(text))
+        if self._stops.matched:
+            told += self._held_logprobs.cut()
+        return [Emit(text, told)] if text or told else []
 
     def _admit(self, event: StepTokens) -> list[Effect]:
         """The first sign of life of an epoch. A stream that ran may be held for the full time again."""
@@ -228,9 +248,7 @@ class Stream:
         effects: list[Effect] = [Stop(self.running.epoch, self.running.runner)] if stop else []
         if reason is not FinishReason.STOP:
             text += self._stops.push(self._detokeniser.flush()) + self._stops.flush()
-        if text:
-            effects.append(Emit(text))
-        return [*effects, self._finish(Finish(reason))]
+        return [*effects, *self._emit(text), self._finish(Finish(reason))]
 
     def _finish(self, finish: Finish) -> Finish:
         self.running, self.finish = None, finish

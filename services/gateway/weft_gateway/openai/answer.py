@@ -2,17 +2,22 @@
 
 No status line is sent before admission: errors until then are HTTP errors, later ones an SSE error event. A client that
 goes away is noticed while waiting as well as while sending, streamed or not.
+
+Of several choices each has its own finish, and the answer ends with the last of them. One that fails ends the answer
+with its error, as an error of the engine does in vLLM; OpenAI's answers have no place for an error of one choice.
 """
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from weft_gateway.core.events import FinishReason
+from weft_gateway.core.events import Emit, FinishReason
 from weft_gateway.errors import ApiError, Internal, from_failure
-from weft_gateway.live import LiveRequest
+from weft_gateway.live import Choices
+from weft_gateway.openai.schema import Common
 from weft_gateway.openai.shapes import DONE, PING, Shape, Usage, error_event
 from weft_gateway.serve import Serving
 
@@ -24,92 +29,102 @@ _SSE_HEADERS = [
 
 
 class Answer(Response):
-    """Sends what a live request produces. Owns it: whatever ends this response ends the request."""
+    """Sends what the choices of a request produce. Owns them: whatever ends this response ends them all."""
 
-    def __init__(self, serving: Serving, live: LiveRequest, shape: Shape, *, stream: bool, include_usage: bool) -> None:
+    def __init__(self, serving: Serving, choices: Choices, shape: Shape, params: Common) -> None:
         super().__init__()
-        self._serving, self._live, self._shape = serving, live, shape
-        self._stream, self._include_usage = stream, include_usage
-        self._text: list[str] = []
+        self._serving, self._choices, self._shape = serving, choices, shape
+        self._stream, self._include_usage = params.stream, params.include_usage
+        self._open = dict(enumerate(choices))  # those whose finish is not sent yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 (ASGI's form)
-        watch = asyncio.create_task(self._watch(receive), name=f"watch {self._live.request_id}")
+        watch = asyncio.create_task(self._watch(receive), name=f"watch {self._choices[0].request_id}")
         try:
             with contextlib.suppress(OSError):  # the socket broke while sending: the watcher says the same
                 await (self._send_stream(send) if self._stream else self._send_whole(send))
         finally:
             watch.cancel()
-            self._serving.client_gone(self._live)
+            self._serving.client_gone(self._choices)
             self._count()
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._serving.client_gone(self._live)
+        self._serving.client_gone(self._choices)
 
     # ---------------------------------------------------------------- whole
 
     async def _send_whole(self, send: Send) -> None:
-        while not self._live.finish:
-            self._text.append(await self._live.news() or "")
-        self._text.append(await self._live.news() or "")
-        if self._gone:
+        while not self._choices.over:
+            await self._choices.news()
+        if self._choices.gone:
             return None
         if error := self._error():
             return await _send_error(send, error)
-        assert self._live.finish
-        body = self._shape.whole("".join(self._text), self._live.finish.reason, self._usage())
+        body = self._shape.whole([*self._ended()], self._usage())
         return await _send(send, 200, [(b"content-type", b"application/json")], body)
+
+    def _ended(self) -> Iterator[tuple[Emit, FinishReason]]:
+        for live in self._choices:
+            assert live.finish
+            yield live.take(), live.finish.reason
 
     # ---------------------------------------------------------------- streamed
 
     async def _send_stream(self, send: Send) -> None:
-        text = await self._live.news() or ""
-        if self._gone:
+        await self._choices.news()
+        said = self._said()
+        if self._choices.gone:
             return None
-        if not text and (error := self._error()):
+        if not said and (error := self._error()):
             return await _send_error(send, error)
         await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
-        chunk = self._shape.first() + (self._shape.chunk(text) if text else b"")
-        while not self._live.finish:
+        chunk = self._shape.first() + said
+        while not self._choices.over:
             if chunk:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            chunk = await self._next()
-        if not self._gone:
+            heard = await self._choices.news(self._serving.settings.ping_seconds)
+            chunk = self._said() if heard else PING
+        if not self._choices.gone:
             await send({"type": "http.response.body", "body": chunk + self._rest(), "more_body": False})
         return None
 
-    async def _next(self) -> bytes:
-        text = await self._live.news(self._serving.settings.ping_seconds)
-        if text is None:
-            return PING
-        return self._shape.chunk(text) if text else b""
+    def _said(self) -> bytes:
+        """What has gathered for each choice, and its finish once it has one."""
+        said = b""
+        for index, live in list(self._open.items()):
+            taken, finish = live.take(), live.finish
+            if taken.text or taken.told:
+                said += self._shape.chunk(index, taken)
+            if finish and finish.reason not in (FinishReason.CANCELLED, FinishReason.FAILED):
+                said += self._shape.last(index, finish.reason)
+                del self._open[index]
+        return said
 
     def _rest(self) -> bytes:
-        """What follows the text: finish, usage and [DONE], or an error and nothing."""
+        """What follows the choices: usage and [DONE], or an error and nothing."""
         if error := self._error():
             return error_event(error.body())
-        assert self._live.finish
-        usage = self._shape.usage(self._usage()) if self._include_usage else b""
-        return self._shape.last(self._live.finish.reason) + usage + DONE
+        return (self._shape.usage(self._usage()) if self._include_usage else b"") + DONE
 
     # ---------------------------------------------------------------- the end
 
-    @property
-    def _gone(self) -> bool:
-        return self._live.finish is not None and self._live.finish.reason is FinishReason.CANCELLED
-
     def _error(self) -> ApiError | None:
-        finish = self._live.finish
-        return from_failure(finish.failure) if finish and finish.failure else None
+        """The named error of the first choice that failed. It ends the others: half an answer is none."""
+        failure = self._choices.failure
+        if failure is None:
+            return None
+        self._serving.client_gone(self._choices)
+        return from_failure(failure)
 
     def _usage(self) -> Usage:
-        return Usage(len(self._live.prepared.prompt_tokens), len(self._live.stream.tokens))
+        prompt = len(self._choices[0].prepared.prompt_tokens)
+        return Usage(prompt, sum(len(live.stream.tokens) for live in self._choices))
 
     def _count(self) -> None:
-        error = self._error() or (Internal("") if self._live.finish is None else None)
-        status = 499 if self._gone else error.status if error else 200
-        self._serving.metrics.count_request(self._live.prepared.route.model_name, status)
+        error = self._error() or (None if self._choices.over else Internal(""))
+        status = 499 if self._choices.gone else error.status if error else 200
+        self._serving.metrics.count_request(self._choices[0].prepared.route.model_name, status)
 
 
 async def _send_error(send: Send, error: ApiError) -> None:

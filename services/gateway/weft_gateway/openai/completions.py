@@ -1,6 +1,5 @@
 """`POST /v1/completions`: a raw prompt, as text or as token ids."""
 
-import time
 from functools import partial
 
 from starlette.requests import Request
@@ -11,23 +10,21 @@ from weft_gateway.gateway import Gateway
 from weft_gateway.live import MAX_PROMPT_CHARS
 from weft_gateway.model_text import ModelText, TooLong
 from weft_gateway.openai.answer import Answer
-from weft_gateway.openai.prepare import prepare, read
+from weft_gateway.openai.prepare import envelope_of, prepare, read
 from weft_gateway.openai.schema import CompletionRequest
 from weft_gateway.openai.shapes import CompletionShape
 
 
 async def completions(gateway: Gateway, request: Request) -> Response:
     """A completion of one prompt."""
-    with gateway.preparing():
-        asked = await read(gateway, request, CompletionRequest)
+    with gateway.preparing() as preparing:
+        asked = await read(gateway, request, CompletionRequest, preparing)
         params, prompt = asked.params, asked.params.prompt
         model = gateway.tokenizers.of(asked.pool)
         text = prompt if isinstance(prompt, str) else model.decode(prompt[-MAX_PROMPT_CHARS:])
         prepared = await prepare(gateway, request, asked, encode=partial(_encode, prompt), text=text)
-        live = await gateway.serving.submit(prepared)
-    usage = params.include_usage
-    shape = CompletionShape(live.request_id, params.model, int(time.time()), include_usage=usage)
-    return Answer(gateway.serving, live, shape, stream=params.stream, include_usage=usage)
+        choices = await gateway.serving.submit(prepared)
+    return Answer(gateway.serving, choices, CompletionShape(envelope_of(request, asked, prepared)), params)
 
 
 def _encode(prompt: str | list[int], model: ModelText, context_tokens: int) -> list[int]:

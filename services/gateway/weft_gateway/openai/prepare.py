@@ -2,8 +2,9 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -17,11 +18,12 @@ from weft_gateway.errors import (
     Unavailable,
     UnsupportedMediaType,
 )
-from weft_gateway.gateway import Gateway
+from weft_gateway.gateway import Gateway, Preparing
 from weft_gateway.ids import ids_of
 from weft_gateway.live import MAX_PROMPT_CHARS, Prepared, Sampling
 from weft_gateway.model_text import UNKNOWN_CONTEXT_TOKENS, ModelText, NotEncodable, TokenizerPanic, TooLong
 from weft_gateway.openai.schema import Common, parse
+from weft_gateway.openai.shapes import Envelope
 from weft_gateway.routes import Caller, Pool, Route, RouteTable
 from weft_gateway.tenants import caller_of
 
@@ -51,7 +53,7 @@ class Asked(Generic[T]):
     arrived: float
 
 
-async def read(gateway: Gateway, request: Request, kind: type[T]) -> Asked[T]:
+async def read(gateway: Gateway, request: Request, kind: type[T], preparing: Preparing) -> Asked[T]:
     """Who asks for what. Raises ApiError: everything but the prompt is checked."""
     arrived = gateway.serving.clock()
     table, caller = table_and_caller(gateway, request)
@@ -63,17 +65,21 @@ async def read(gateway: Gateway, request: Request, kind: type[T]) -> Asked[T]:
     if found is None:
         raise ModelNotFound(params.model)
     request.state.model = params.model
+    preparing.admit(params.n)
     return Asked(params, *found, caller, arrived)
 
 
-async def prepare(gateway: Gateway, request: Request, asked: Asked[T], *, encode: Encode, text: str) -> Prepared:
-    """Tokenise and check the lengths. `text` is what the predictor sees."""
+async def prepare(
+    gateway: Gateway, request: Request, asked: Asked[T], *, encode: Encode, text: str
+) -> tuple[Prepared, ...]:
+    """Tokenise and check the lengths; one value a choice. `text` is what the predictor sees."""
     params, pool = asked.params, asked.pool
     model = gateway.tokenizers.of(pool)
     tokens = await _encoded(model, encode, pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS)
+    sampling = _sampling(params, model)
     ids = ids_of(request.scope)
-    return Prepared(
-        request_id=ids.request_id,
+    first = Prepared(
+        request_id=ids.choice(0, params.n),
         client_request_id=ids.client_request_id,
         namespace=asked.caller.namespace or "",
         route=asked.route,
@@ -81,9 +87,27 @@ async def prepare(gateway: Gateway, request: Request, asked: Asked[T], *, encode
         prompt_text=text[-MAX_PROMPT_CHARS:],  # the end holds the question
         max_tokens=_max_tokens(params.limit, len(tokens), pool.max_context_tokens, gateway.settings.default_max_tokens),
         stops=params.stop,
-        sampling=Sampling(_seed(params.seed), params.temperature, params.top_p),
-        bytes_of=model.bytes_of,
+        sampling=sampling,
+        model_text=model,
         arrived=asked.arrived,
+    )
+    others = range(1, params.n)
+    return first, *(
+        replace(first, request_id=ids.choice(index, params.n), sampling=replace(sampling, choice=index))
+        for index in others
+    )
+
+
+def envelope_of(request: Request, asked: Asked[T], prepared: Sequence[Prepared]) -> Envelope:
+    """What every chunk of the answer says."""
+    return Envelope(
+        request_id=ids_of(request.scope).request_id,
+        model=asked.params.model,
+        created=int(time.time()),
+        n=len(prepared),
+        include_usage=asked.params.include_usage,
+        alternatives=asked.params.alternatives,
+        words=prepared[0].model_text,
     )
 
 
@@ -114,6 +138,23 @@ def _max_tokens(asked: int | None, prompt_tokens: int, context_tokens: int, defa
             code="context_length_exceeded",
         )
     return limit
+
+
+def _sampling(params: Common, model: ModelText) -> Sampling:
+    """Raises ParameterError for a bias of a token that the model does not have."""
+    beyond = [token for token, _ in params.logit_bias if token >= model.vocab_size]
+    if beyond:
+        text = f"logit_bias: token {beyond[0]} is outside the model's vocabulary of {model.vocab_size}."
+        raise ParameterError(text, param="logit_bias")
+    return Sampling(
+        seed=_seed(params.seed),
+        temperature=params.temperature,
+        top_p=params.top_p,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        logit_bias=params.logit_bias,
+        top_logprobs=params.alternatives,
+    )
 
 
 def _seed(asked: int | None) -> int:

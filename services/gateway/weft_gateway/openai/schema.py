@@ -3,6 +3,7 @@
 A `null` counts as absent. Types are strict: no text for a number, no number for a flag.
 """
 
+import re
 from typing import Annotated, Any, TypeVar
 
 import orjson
@@ -11,10 +12,15 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from weft_gateway.core.stops import MAX_STOP_CHARS, MAX_STOPS
 from weft_gateway.errors import BadRequest, ParameterError
+from weft_gateway.ids import MAX_CHOICES
+from weft_gateway.openai.unsupported import advice
 
 ROLES = ("system", "user", "assistant")
 MAX_MESSAGES = 4096
 MAX_INT32 = 2**31 - 1
+MAX_ALTERNATIVES = 20  # told beside each token
+MAX_BIASES, MAX_BIAS = 300, 100
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 T = TypeVar("T", bound="Common")
 
 
@@ -57,10 +63,20 @@ def _role(value: Any) -> Any:
     return value
 
 
-def _one(value: Any) -> Any:
-    if type(value) is int and value == 1:
-        return value
-    raise PydanticCustomError("n", "must be 1: one answer per request")
+def _biases(value: Any) -> Any:
+    """A map from token ids, as JSON's keys are texts, to biases."""
+    if not isinstance(value, dict) or len(value) > MAX_BIASES or not all(map(_is_bias, value.items())):
+        raise PydanticCustomError(
+            "logit_bias",
+            "must be a map of at most {count} token ids, as texts, to numbers from -{bound} to {bound}",
+            {"count": MAX_BIASES, "bound": MAX_BIAS},
+        )
+    return tuple((int(token), float(bias)) for token, bias in value.items())
+
+
+def _is_bias(item: tuple[Any, Any]) -> bool:
+    token, bias = item
+    return _TOKEN_ID.fullmatch(token) is not None and type(bias) in (int, float) and -MAX_BIAS <= bias <= MAX_BIAS
 
 
 def _prompt(value: Any) -> Any:
@@ -113,12 +129,22 @@ class Common(Strict):
     temperature: float = Field(1.0, ge=0, le=2, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
-    n: Annotated[int, BeforeValidator(_one)] = 1
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="answers to this one prompt, each drawn by itself")
+    frequency_penalty: float = Field(0.0, ge=-2, le=2, description="times how often a token stands in the answer")
+    presence_penalty: float = Field(0.0, ge=-2, le=2, description="for each token that stands in the answer")
+    logit_bias: Annotated[
+        tuple[tuple[int, float], ...], PlainValidator(_biases, json_schema_input_type=dict[str, float])
+    ] = Field((), description="token id -> what is added to its logit, -100 to 100; at most 300")
 
     @property
     def limit(self) -> int | None:
         """The answer's longest length, as the client asked."""
         return self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many tokens are told beside each chosen one; None: no log probabilities at all."""
+        raise NotImplementedError
 
     @property
     def include_usage(self) -> bool:
@@ -137,16 +163,30 @@ class ChatRequest(Common):
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
+    logprobs: bool = Field(False, description="tell the log probability of each token")
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES, description="likeliest tokens told beside each")
 
     @property
     def limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionRequest(Common):
     """`POST /v1/completions`."""
 
     prompt: Annotated[str | list[int], PlainValidator(_prompt, json_schema_input_type=str | list[int])]
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_ALTERNATIVES, description="tell log probabilities, and so many likeliest tokens beside each"
+    )
+    best_of: int | None = Field(None, description="only when it equals n")
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
 
 
 def parse(kind: type[T], body: bytes) -> T:
@@ -175,6 +215,11 @@ def _without_nulls(value: dict[str, Any]) -> dict[str, Any]:
 def _check_together(request: Common) -> None:
     if request.stream_options and not request.stream:
         raise ParameterError("stream_options is only taken with stream: true.", param="stream_options")
+    if isinstance(request, CompletionRequest) and request.best_of not in (None, request.n):
+        text = f"best_of is only taken when it equals n, here {request.n}: every answer is returned, none is chosen."
+        raise ParameterError(text, param="best_of", code="unsupported_value")
+    if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
+        raise ParameterError("top_logprobs is only taken with logprobs: true.", param="top_logprobs")
     if isinstance(request, ChatRequest) and request.max_tokens and request.max_completion_tokens:
         raise ParameterError("Give max_tokens or max_completion_tokens, not both.", param="max_completion_tokens")
 
@@ -184,7 +229,8 @@ def _explained(kind: type[Common], error: ErrorDetails) -> ParameterError:
     match error["type"]:
         case "extra_forbidden" if len(error["loc"]) == 1:
             known = ", ".join(sorted(kind.model_fields))
-            text = f"The parameter {path} is not supported. Supported: {known}."
+            help_ = f": {found}" if (found := advice(path)) else ""
+            text = f"The parameter {path} is not supported{help_}. Supported: {known}."
             return ParameterError(text, param=path, code="unsupported_parameter")
         case "extra_forbidden":
             return ParameterError(f"{path} is not supported.", param=path, code="unsupported_parameter")

@@ -1,24 +1,28 @@
 """How an answer looks: JSON bodies, and SSE chunks from templates built once a request.
 
-A chunk costs one `orjson.dumps` of its text; everything around it is constant bytes.
+A chunk costs one `orjson.dumps` of its text; everything around it is constant bytes. Only one with log probabilities is
+made whole.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
 
-from weft_gateway.core.events import FinishReason
+from weft_gateway.core.events import Emit, FinishReason, Told
+from weft_gateway.openai.logprobs import Vocabulary, chat_logprobs, completion_logprobs
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 _REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _HOLE = "\u0000text\u0000"
+Form = Callable[[Sequence[Told], int, Vocabulary], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request. What comes after a stop string does not count."""
+    """Tokens of a request: its prompt once, all its answers. What comes after a stop string does not count."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -32,76 +36,115 @@ class Usage:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every chunk of one answer says, and how its choices look."""
+
+    request_id: str
+    model: str
+    created: int
+    n: int = 1
+    include_usage: bool = False
+    alternatives: int | None = None  # told beside each token; None: no log probabilities
+    words: Vocabulary | None = None  # spells tokens; needed for log probabilities
+
+
 class Shape(Protocol):
-    """One request's way to say things. `first` opens a stream and may be empty."""
+    """One request's way to say things. `first` opens a stream and may be empty; `index` is that of a choice."""
 
     def first(self) -> bytes: ...
-    def chunk(self, text: str) -> bytes: ...
-    def last(self, reason: FinishReason) -> bytes: ...
+    def chunk(self, index: int, said: Emit) -> bytes: ...
+    def last(self, index: int, reason: FinishReason) -> bytes: ...
     def usage(self, usage: Usage) -> bytes: ...
-    def whole(self, text: str, reason: FinishReason, usage: Usage) -> bytes: ...
+    def whole(self, choices: Sequence[tuple[Emit, FinishReason]], usage: Usage) -> bytes: ...
 
 
-class _Templates:
-    """Envelope and chunk template of one stream."""
+class _Chunks:
+    """The chunks of one stream: constant bytes around a text, but for those with log probabilities."""
 
-    def __init__(self, envelope: dict[str, Any], hole: dict[str, Any], *, include_usage: bool) -> None:
-        self._envelope = envelope
-        self._nothing: dict[str, Any] = {"usage": None} if include_usage else {}
-        before, after = self.event([hole]).split(orjson.dumps(_HOLE))
-        self._before, self._after = before, after
+    def __init__(
+        self, head: dict[str, Any], about: Envelope, choice: Callable[[int, str, Any], dict[str, Any]]
+    ) -> None:
+        self._head, self._choice = head, choice
+        self._nothing: dict[str, Any] = {"usage": None} if about.include_usage else {}
+        hole = orjson.dumps(_HOLE)
+        self._around = [self.event([choice(index, _HOLE, None)]).split(hole) for index in range(about.n)]
 
-    def chunk(self, text: str) -> bytes:
-        return self._before + orjson.dumps(text) + self._after
+    def chunk(self, index: int, text: str, logprobs: dict[str, Any] | None) -> bytes:
+        if logprobs is not None:
+            return self.event([self._choice(index, text, logprobs)])
+        before, after = self._around[index]
+        return before + orjson.dumps(text) + after
 
     def event(self, choices: list[dict[str, Any]], usage: Usage | None = None) -> bytes:
         said = {"usage": usage.to_json()} if usage else self._nothing
-        return b"data: " + orjson.dumps({**self._envelope, "choices": choices, **said}) + b"\n\n"
+        return b"data: " + orjson.dumps({**self._head, "choices": choices, **said}) + b"\n\n"
 
 
 class ChatShape:
     """`chat.completion` and `chat.completion.chunk`."""
 
-    def __init__(self, request_id: str, model: str, created: int, *, include_usage: bool = False) -> None:
-        self._whole = {"id": f"chatcmpl-{request_id}", "object": "chat.completion", "created": created, "model": model}
-        chunk = {**self._whole, "object": "chat.completion.chunk"}
-        self._templates = _Templates(chunk, _delta({"content": _HOLE}), include_usage=include_usage)
-        self.chunk = self._templates.chunk
+    def __init__(self, about: Envelope) -> None:
+        self._about = about
+        self._head = _head(f"chatcmpl-{about.request_id}", "chat.completion", about)
+        chunk = {**self._head, "object": "chat.completion.chunk"}
+        self._chunks = _Chunks(chunk, about, lambda index, text, told: _delta(index, {"content": text}, told))
 
     def first(self) -> bytes:
-        return self._templates.event([_delta({"role": "assistant", "content": ""})])
+        role = {"role": "assistant", "content": ""}
+        return b"".join(self._chunks.event([_delta(index, role)]) for index in range(self._about.n))
 
-    def last(self, reason: FinishReason) -> bytes:
-        return self._templates.event([_delta({}, _REASONS[reason])])
+    def chunk(self, index: int, said: Emit) -> bytes:
+        return self._chunks.chunk(index, said.text, self._logprobs(said))
+
+    def last(self, index: int, reason: FinishReason) -> bytes:
+        return self._chunks.event([_delta(index, {}, None, _REASONS[reason])])
 
     def usage(self, usage: Usage) -> bytes:
-        return self._templates.event([], usage)
+        return self._chunks.event([], usage)
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage) -> bytes:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _REASONS[reason]}
-        return orjson.dumps({**self._whole, "choices": [choice], "usage": usage.to_json()})
+    def whole(self, choices: Sequence[tuple[Emit, FinishReason]], usage: Usage) -> bytes:
+        said = [self._message(index, *choice) for index, choice in enumerate(choices)]
+        return orjson.dumps({**self._head, "choices": said, "usage": usage.to_json()})
+
+    def _message(self, index: int, said: Emit, reason: FinishReason) -> dict[str, Any]:
+        message = {"role": "assistant", "content": said.text, "refusal": None}
+        logprobs = self._logprobs(said)
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": _REASONS[reason]}
+
+    def _logprobs(self, said: Emit) -> dict[str, Any] | None:
+        return _logprobs(chat_logprobs, said, self._about)
 
 
 class CompletionShape:
     """`text_completion`, whole or in chunks."""
 
-    def __init__(self, request_id: str, model: str, created: int, *, include_usage: bool = False) -> None:
-        self._whole = {"id": f"cmpl-{request_id}", "object": "text_completion", "created": created, "model": model}
-        self._templates = _Templates(self._whole, _text(_HOLE), include_usage=include_usage)
-        self.chunk = self._templates.chunk
+    def __init__(self, about: Envelope) -> None:
+        self._about = about
+        self._head = _head(f"cmpl-{about.request_id}", "text_completion", about)
+        self._chunks = _Chunks(self._head, about, _text)
 
     def first(self) -> bytes:
         return b""
 
-    def last(self, reason: FinishReason) -> bytes:
-        return self._templates.event([_text("", _REASONS[reason])])
+    def chunk(self, index: int, said: Emit) -> bytes:
+        return self._chunks.chunk(index, said.text, self._logprobs(said))
+
+    def last(self, index: int, reason: FinishReason) -> bytes:
+        return self._chunks.event([_text(index, "", None, _REASONS[reason])])
 
     def usage(self, usage: Usage) -> bytes:
-        return self._templates.event([], usage)
+        return self._chunks.event([], usage)
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage) -> bytes:
-        return orjson.dumps({**self._whole, "choices": [_text(text, _REASONS[reason])], "usage": usage.to_json()})
+    def whole(self, choices: Sequence[tuple[Emit, FinishReason]], usage: Usage) -> bytes:
+        texts = [
+            _text(index, said.text, self._logprobs(said), _REASONS[reason])
+            for index, (said, reason) in enumerate(choices)
+        ]
+        return orjson.dumps({**self._head, "choices": texts, "usage": usage.to_json()})
+
+    def _logprobs(self, said: Emit) -> dict[str, Any] | None:
+        return _logprobs(completion_logprobs, said, self._about)
 
 
 def error_event(body: bytes) -> bytes:
@@ -109,9 +152,19 @@ def error_event(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n"
 
 
-def _delta(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+def _head(id_: str, kind: str, about: Envelope) -> dict[str, Any]:
+    return {"id": id_, "object": kind, "created": about.created, "model": about.model}
 
 
-def _text(text: str, reason: str | None = None) -> dict[str, Any]:
-    return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+def _delta(index: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _text(index: int, text: str, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _logprobs(form: Form, said: Emit, about: Envelope) -> dict[str, Any] | None:
+    if about.alternatives is None or about.words is None:
+        return None
+    return form(said.told, about.alternatives, about.words)

@@ -11,7 +11,8 @@ class Adapter:
 
     digest: str
     rank: int = 0
-    n_bytes: int = 0
+    n_bytes: int = 0  # on the device; before its first load what the list said, 0 where nobody knows
+    sized: bool = False  # n_bytes is what it really takes
     host_bytes: int = 0  # of its copy in host memory, as far as one was ever read
     desired: bool = False
     protected: bool = False

@@ -2,19 +2,28 @@
 
 ORCA (section 4.2): the choice is made anew for every iteration. Punica (section 5.1): prefill rows first, decode rows
 after; rows of one adapter adjacent; the last prefill and the first decode share an adapter where possible, so that they
-share a segment. At most `max_prefills` prompts are in prefill at a time; a long one is chunked to `max_batch_tokens`.
+share a segment. At most `max_prefills` prompts are worked on in an iteration, a long one in chunks: `chooser.py` says
+which go first, `pace.py` how large a chunk may be.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`max_batch_tokens` >= the number of sequences, so that every decode row runs in every iteration."""
+    """`max_batch_tokens` >= the number of sequences, so that every decode row runs in every iteration.
+
+    `token_time_ms`: within it running rows should get their next token. `prefill_age`: iterations in a row in which the
+    eldest prompt may be passed by shorter ones; 0: first come, first served.
+    """
 
     max_prefills: int = 1
     max_batch_tokens: int = 512
+    token_time_ms: float = inf
+    prefill_age: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +47,40 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows in the order of the step's tokens; the first `n_prefills` are in prefill."""
+    """Rows in the order of the step's tokens; the first `n_prefills` are in prefill.
+
+    Of all `n_tokens` `prompt_tokens` are those of rows in prefill; `n_adapters` differ. Counted once: a batch may run
+    many times.
+    """
 
     rows: tuple[Row, ...]
     n_prefills: int
+    n_tokens: int = field(init=False)
+    prompt_tokens: int = field(init=False)
+    n_adapters: int = field(init=False)
 
-    @property
-    def n_tokens(self) -> int:
-        return sum(row.n_tokens for row in self.rows)
+    def __post_init__(self) -> None:
+        count = partial(object.__setattr__, self)
+        count("n_tokens", sum(row.n_tokens for row in self.rows))
+        count("prompt_tokens", sum(row.n_tokens for row in self.rows[: self.n_prefills]))
+        count("n_adapters", len({row.adapter for row in self.rows if row.adapter}))
 
 
-def choose(prefilling: Iterable[Candidate], decoding: Iterable[Candidate], limits: Limits) -> Batch:
-    """The next batch. Both inputs are in order of admission; that order holds inside each adapter's group."""
+def choose(
+    prefilling: Iterable[Candidate],
+    decoding: Iterable[Candidate],
+    limits: Limits,
+    *,
+    prompt_tokens: int | None = None,
+) -> Batch:
+    """The next batch. Both inputs are in order of service; that order holds inside each adapter's group.
+
+    `prompt_tokens`: how many fit into the step (None: what the limits allow).
+    """
     decodes = [Row(c.key, c.adapter, 1, samples=True) for c in decoding][: limits.max_batch_tokens]
-    prefills = _prefill_rows(prefilling, limits.max_prefills, limits.max_batch_tokens - len(decodes))
+    most = limits.max_batch_tokens - len(decodes)
+    budget = most if prompt_tokens is None else min(prompt_tokens, most)
+    prefills = _prefill_rows(prefilling, limits.max_prefills, budget)
     shared = _shared_adapter(prefills, decodes)
     first = _grouped(prefills, last=shared)
     return Batch((*first, *_grouped(decodes, first=shared)), len(first))
@@ -69,7 +98,7 @@ def _prefill_rows(prefilling: Iterable[Candidate], max_prefills: int, budget_tok
 
 
 def _shared_adapter(prefills: list[Row], decodes: list[Row]) -> str | None:
-    """An adapter on both sides of the border, the one of the newest prefill that has any."""
+    """An adapter on both sides of the border, the one of the last prefill that has any."""
     decoding = {row.adapter for row in decodes}
     return next((row.adapter for row in reversed(prefills) if row.adapter in decoding), None)
 

@@ -1,18 +1,27 @@
-"""The KV page book: the runner's book is the truth about its pages.
+"""The page book: the runner's one account of device memory, and the truth about it.
 
 A page holds P tokens of one sequence, for all layers. A reservation owns physical pages from the moment it is granted,
-so that what is promised is there: **free + reserved = total, reserved >= used**, per sequence and in sum.
+so that what is promised is there. An adapter on the device holds pages too, as many as its bytes fill: they lend it
+their bytes, and nobody writes to them meanwhile.
+
+**free + reusable + held by sequences + held by adapters = total.** A page that several sequences read is counted for
+the one that has held it longest, and passes to the next when that one goes; so for each sequence and in sum
+**reserved >= used**, and what the newest sequence is charged is free when it leaves.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from weft_runner.core.prefix import PrefixCache, check_prefixes
 
 
 @dataclass(slots=True)
 class Holding:
-    """One sequence's pages in token order, and how many tokens they hold."""
+    """One sequence's pages in token order, how many tokens they hold, how many of them are counted for it."""
 
-    pages: list[int]
+    pages: list[int] = field(default_factory=list[int])
     tokens: int = 0
+    charged: int = 0
 
 
 @dataclass(slots=True)
@@ -21,8 +30,12 @@ class PageBook:
 
     total_pages: int
     page_tokens: int
+    prefixes: PrefixCache = field(init=False, default_factory=PrefixCache)
     _free: list[int] = field(init=False)
     _holdings: dict[str, Holding] = field(init=False, default_factory=dict[str, Holding])
+    _holders: dict[int, dict[str, None]] = field(init=False, default_factory=dict[int, dict[str, None]])  # oldest first
+    _adapters: dict[str, list[int]] = field(init=False, default_factory=dict[str, list[int]])
+    _lent: list[int] = field(init=False, default_factory=list[int])
 
     def __post_init__(self) -> None:
         assert self.total_pages > 0, self.total_pages
@@ -31,11 +44,13 @@ class PageBook:
 
     @property
     def free_pages(self) -> int:
-        return len(self._free)
+        """What the next taker can have: pages that nobody holds, the reusable ones too."""
+        return len(self._free) + len(self.prefixes)
 
     @property
     def reserved_pages(self) -> int:
-        return self.total_pages - len(self._free)
+        """Held by sequences, each page once."""
+        return len(self._holders)
 
     @property
     def used_pages(self) -> int:
@@ -45,18 +60,47 @@ class PageBook:
         """ceil(n / P)."""
         return -(-n_tokens // self.page_tokens)
 
-    def reserve(self, key: str, n_pages: int) -> list[int] | None:
-        """Take n pages for a new sequence, all or none (None: no room)."""
+    # ---- sequences
+
+    def reserve(self, key: str, n_pages: int, shared: Sequence[int] = ()) -> list[int] | None:
+        """Take n pages for a new sequence, all or none (None: no room). The first ones are `shared`, full already."""
         assert key not in self._holdings, key
-        if n_pages > len(self._free):
+        assert len(shared) <= n_pages, (len(shared), n_pages)
+        if n_pages - len(shared) > self.free_beside(shared):
             return None
-        self._holdings[key] = Holding(self._take(n_pages))
-        return self._holdings[key].pages
+        holding = self._holdings[key] = Holding(tokens=len(shared) * self.page_tokens)
+        for page in shared:
+            self._hold(key, page)
+        for page in self._take(n_pages - len(shared)):
+            self._hold(key, page)
+        return holding.pages
+
+    def free_beside(self, shared: Sequence[int]) -> int:
+        """What is free once somebody holds these pages."""
+        return self.free_pages - sum(self.prefixes.is_reusable(page) for page in shared)
+
+    def share(self, key: str, shared: Sequence[int]) -> list[int]:
+        """Read these full pages instead of the next ones of its own, none of which is written to; those go back."""
+        holding = self._holdings[key]
+        at, rest = divmod(holding.tokens, self.page_tokens)
+        assert rest == 0, (key, holding.tokens)
+        mine = holding.pages[at : at + len(shared)]
+        after = holding.pages[at + len(shared) :]
+        assert len(mine) == len(shared), (key, holding, shared)
+        del holding.pages[at:]
+        for page in mine:
+            self._leave(key, page)
+        for page in shared:
+            self._hold(key, page)
+        holding.pages.extend(after)
+        holding.tokens += len(shared) * self.page_tokens
+        return mine
 
     def grow(self, key: str, n_pages: int) -> list[int]:
         """As many of n further pages as are free; the new ones, in order."""
-        taken = self._take(min(n_pages, len(self._free)))
-        self._holdings[key].pages.extend(taken)
+        taken = self._take(min(n_pages, self.free_pages))
+        for page in taken:
+            self._hold(key, page)
         return taken
 
     def fill(self, key: str, n_tokens: int) -> None:
@@ -65,41 +109,122 @@ class PageBook:
         assert holding.tokens <= n_tokens <= len(holding.pages) * self.page_tokens, (key, n_tokens, holding)
         holding.tokens = n_tokens
 
-    def release(self, key: str) -> int:
-        """Give a sequence's pages back; how many."""
-        pages = self._holdings.pop(key).pages
-        self._free.extend(reversed(pages))
+    def name(self, key: str, index: int, name: bytes) -> None:
+        """The sequence's page of that index is full and will not be written to any more: others may read it."""
+        holding = self._holdings[key]
+        assert (index + 1) * self.page_tokens <= holding.tokens, (key, index, holding.tokens)
+        self.prefixes.name(holding.pages[index], name)
+
+    def release(self, key: str, *, forget: bool = False) -> int:
+        """Give a sequence's pages back; how many it held. `forget`: what it wrote is not to be read by others."""
+        pages = self._holdings[key].pages
+        for page in reversed(pages):  # the end of a text is given away before its beginning
+            if forget:
+                self.prefixes.forget(page)
+            self._leave(key, page)
+        del self._holdings[key]
         return len(pages)
 
     def pages_of(self, key: str) -> list[int]:
         return self._holdings[key].pages
 
     def reserved_by(self, key: str) -> int:
+        """Pages that are counted for this sequence."""
+        return self._holdings[key].charged
+
+    def held_by(self, key: str) -> int:
+        """Pages that it reads or writes, whoever they are counted for."""
         return len(self._holdings[key].pages)
 
     def used_by(self, key: str) -> int:
-        return self.pages_for(self._holdings[key].tokens)
+        """Pages with tokens that are counted for this sequence. Those counted for others are full, and come first."""
+        holding = self._holdings[key]
+        return self.pages_for(holding.tokens) - (len(holding.pages) - holding.charged)
 
     def is_full(self, key: str) -> bool:
-        """No room for one more token in what is reserved."""
+        """No room for one more token in what it holds."""
         holding = self._holdings[key]
         return holding.tokens == len(holding.pages) * self.page_tokens
 
     def holders(self) -> set[str]:
         return set(self._holdings)
 
+    # ---- adapters
+
+    def lend(self, digest: str, n_pages: int) -> bool:
+        """An adapter holds n pages from now on, more or fewer than before. False: no room, and nothing has changed."""
+        held = self._adapters.setdefault(digest, [])
+        if n_pages - len(held) > self.free_pages:
+            if not held:
+                del self._adapters[digest]
+            return False
+        taken = self._take(max(0, n_pages - len(held)))
+        self._lent.extend(taken)
+        held.extend(taken)
+        self._free.extend(held[n_pages:])
+        del held[n_pages:]
+        return True
+
+    def unlend(self, digest: str) -> None:
+        """The adapter holds nothing any more."""
+        self._free.extend(self._adapters.pop(digest, ()))
+
+    def lent_to(self, digest: str) -> int:
+        return len(self._adapters.get(digest, ()))
+
+    @property
+    def lent_pages(self) -> int:
+        return self.total_pages - self.free_pages - self.reserved_pages
+
+    def borrowers(self) -> set[str]:
+        return set(self._adapters)
+
+    def take_lent(self) -> list[int]:
+        """Pages that adapters got since the last call: their own memory is not needed until they are granted again."""
+        lent, self._lent = self._lent, []
+        return lent
+
+    # ---- how
+
     def _take(self, n_pages: int) -> list[int]:
-        return [self._free.pop() for _ in range(n_pages)]
+        return [self._free.pop() if self._free else self.prefixes.evict() for _ in range(n_pages)]
+
+    def _hold(self, key: str, page: int) -> None:
+        holding, holders = self._holdings[key], self._holders.setdefault(page, {})
+        if not holders:
+            self.prefixes.unpark(page)
+            holding.charged += 1
+        holders[key] = None
+        holding.pages.append(page)
+
+    def _leave(self, key: str, page: int) -> None:
+        """Whoever has held it longest among those who stay is charged for it."""
+        holders = self._holders[page]
+        if next(iter(holders)) == key:
+            self._holdings[key].charged -= 1
+            for heir in list(holders)[1:2]:
+                self._holdings[heir].charged += 1
+        del holders[key]
+        if not holders:
+            del self._holders[page]
+            if not self.prefixes.park(page):
+                self._free.append(page)
 
     def everything(self) -> list[int]:
-        """Every page id, free ones first: each must be there once (`check_pages`)."""
-        return [*self._free, *(page for holding in self._holdings.values() for page in holding.pages)]
+        """Every page id, those that nobody holds first: each must be there once (`check_pages`)."""
+        lent = [page for pages in self._adapters.values() for page in pages]
+        return [*self._free, *self.prefixes, *self._holders, *lent]
 
 
 def check_pages(book: PageBook) -> None:
-    """free + reserved = total, no page twice, reserved >= used for every sequence."""
-    assert book.free_pages + book.reserved_pages == book.total_pages
+    """free + reusable + held = total, no page twice, references and charges balance, reserved >= used."""
+    check_prefixes(book.prefixes)
+    holdings, holders = book._holdings, book._holders  # pyright: ignore[reportPrivateUsage]
     assert sorted(book.everything()) == list(range(book.total_pages)), "a page is lost or held twice"
-    assert sum(book.reserved_by(key) for key in book.holders()) == book.reserved_pages
-    for key in book.holders():
-        assert book.reserved_by(key) >= book.used_by(key), key
+    assert sum(book.lent_to(digest) for digest in book.borrowers()) == book.lent_pages
+    held = sorted((page, key) for key, holding in holdings.items() for page in holding.pages)
+    assert held == sorted((page, key) for page, keys in holders.items() for key in keys), "a page is lost or held twice"
+    for key, holding in holdings.items():
+        assert holding.charged == sum(next(iter(holders[page])) == key for page in holding.pages), key
+        assert 0 <= book.used_by(key) <= book.reserved_by(key), key
+    assert sum(book.reserved_by(key) for key in holdings) == book.reserved_pages

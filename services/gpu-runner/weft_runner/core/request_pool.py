@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from weft_runner.core.adapter import Adapter
+from weft_runner.core.choice import Choice
+from weft_runner.core.chooser import Chooser
 from weft_runner.core.epochs import EpochBook
 from weft_runner.core.events import (
     AdapterView,
@@ -23,10 +25,11 @@ from weft_runner.core.events import (
     Tokens,
 )
 from weft_runner.core.growth import Growth, first_reservation_pages, next_growth
-from weft_runner.core.iteration import Batch, Candidate, Limits, Row, choose
+from weft_runner.core.iteration import Batch, Candidate, Limits, Row
+from weft_runner.core.pace import StepModel
 from weft_runner.core.pages import PageBook, check_pages
 from weft_runner.core.residency import Residency, check_slots
-from weft_runner.core.sequence import Epoch, Finish, Phase, Request, Sequence, check_sequence
+from weft_runner.core.sequence import Epoch, Finish, Phase, Request, Sequence, check_sequence, shift_fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,9 @@ class PoolLimits:
 class RequestPool:
     """One owner: the engine's thread."""
 
-    def __init__(self, limits: PoolLimits) -> None:
+    def __init__(self, limits: PoolLimits, model: StepModel = StepModel()) -> None:
         self.limits = limits
+        self.chooser = Chooser(limits.batch, model)
         self.pages = PageBook(limits.total_pages, limits.page_tokens)
         self.residency = Residency(limits.max_adapters, starvation=limits.starvation, host_bytes=limits.host_bytes)
         self.epochs = EpochBook()
@@ -131,16 +135,25 @@ class RequestPool:
         return any(s.phase in (Phase.PREFILL, Phase.DECODE) for s in self.sequences.values())
 
     def choose(self) -> Batch:
-        """Grow what is full, then choose the next batch."""
+        """Grow what is full, then choose the next batch; the last one again where nothing has changed."""
+        if self.chooser.standing is not None:
+            return self.chooser.standing
         self._serve_paused()
         for sequence in list(self.sequences.values()):
             if sequence.phase is Phase.DECODE and self.pages.is_full(sequence.key):
                 self._grow(sequence)
-        return choose(self._candidates(Phase.PREFILL), self._candidates(Phase.DECODE), self.limits.batch)
+        decoding = [s for s in self.sequences.values() if s.phase is Phase.DECODE]
+        return self.chooser.choose(
+            self._candidates(Phase.PREFILL),
+            self._candidates(Phase.DECODE),
+            sum(s.in_kv for s in decoding),
+            lambda: 0 if self._paused else min((self._steps_left(s) for s in decoding), default=0),
+        )
 
-    def account(self, batch: Batch, choices: Mapping[str, int], failures: Mapping[str, str]) -> None:
+    def account(self, batch: Batch, choices: Mapping[str, Choice], failures: Mapping[str, str]) -> None:
         """Take an iteration's results: a token for each row that samples, or why that sequence failed."""
         self.iterations += 1
+        self.chooser.ran(batch)
         for row in batch.rows:
             sequence = self.sequences[row.key]
             if row.key in failures:
@@ -216,6 +229,7 @@ class RequestPool:
         )
 
     def _admit(self, request: Request) -> None:
+        self.chooser.changed()
         self._admissions += 1
         sequence = Sequence(request, admitted=self._admissions, max_context_tokens=self.limits.max_context_tokens)
         pages = self.pages.reserve(sequence.key, self._first_pages(request))
@@ -230,12 +244,14 @@ class RequestPool:
 
     def _join_ready(self) -> None:
         for digest in self.residency.take_joinable():
+            self.chooser.changed()
             for sequence in self.sequences.values():
                 if sequence.request.adapter == digest and sequence.phase is Phase.WAITING:
                     sequence.join()
 
     def _remove(self, sequence: Sequence) -> None:
         """Pages and references back, at once; freed pages go to the longest paused sequence first."""
+        self.chooser.changed()
         joined = sequence.phase is not Phase.WAITING
         sequence.end()
         del self.sequences[sequence.key]
@@ -252,10 +268,15 @@ class RequestPool:
         self._remove(sequence)
         self._events.append(Ended(request.owner, request.request_id, request.epoch, reason, detail, sequence.n_emitted))
 
+    def _steps_left(self, sequence: Sequence) -> int:
+        """Iterations before its reserved pages are full."""
+        return len(self.pages.pages_of(sequence.key)) * self.limits.page_tokens - sequence.in_kv
+
     def _candidates(self, phase: Phase) -> list[Candidate]:
         return [Candidate(s.key, s.request.adapter, s.pending) for s in self.sequences.values() if s.phase is phase]
 
-    def _take_choice(self, sequence: Sequence, token: int) -> None:
+    def _take_choice(self, sequence: Sequence, choice: Choice) -> None:
+        token, logprob = choice
         position, finish, tokens = sequence.n_emitted, Finish.NONE, (token,)
         if token in self.limits.eos and not sequence.request.sampling.ignore_eos:
             finish, tokens = Finish.EOS, ()
@@ -263,8 +284,11 @@ class RequestPool:
             sequence.append(token)
             finish = Finish.LENGTH if len(sequence.tokens) == sequence.max_len else Finish.NONE
         request = sequence.request
+        logprobs = (logprob,) if logprob is not None and tokens else ()
         self._events.append(
-            Tokens(request.owner, request.request_id, request.epoch, position, tokens, finish, sequence.doublings)
+            Tokens(
+                request.owner, request.request_id, request.epoch, position, tokens, finish, sequence.doublings, logprobs
+            )
         )
         if finish is not Finish.NONE:
             self._remove(sequence)
@@ -350,6 +374,8 @@ def _fault(request: Request, vocab_size: int) -> str | None:
         return f"temperature {request.sampling.temperature} is not a finite number >= 0"
     if not 0.0 < request.sampling.top_p <= 1.0:
         return f"top_p {request.sampling.top_p} is outside (0, 1]"
+    if (fault := shift_fault(request.sampling, vocab_size)) is not None:
+        return fault
     outside = next((t for t in (*request.prompt, *request.emitted) if not 0 <= t < vocab_size), None)
     return None if outside is None else f"token {outside} is outside the vocabulary of {vocab_size}"
 

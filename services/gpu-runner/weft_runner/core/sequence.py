@@ -6,9 +6,15 @@
 generated token is not in KV yet: it is the next step's input.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from math import isfinite
 from typing import NamedTuple
+
+from weft_runner.core.shifts import Shifts
+
+MAX_TOP_LOGPROBS = 20
 
 
 class Epoch(NamedTuple):
@@ -34,20 +40,53 @@ class Phase(Enum):
     ENDED = "ended"
 
 
+_RUNNING = (Phase.PREFILL, Phase.DECODE)
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a token is chosen: greedy at temperature 0, else from (seed, choice, absolute position) alone."""
+    """How a token is chosen: greedy at temperature 0, else from (seed, choice, absolute position) and the logits alone.
+
+    `logit_bias`: (token, bias), each token once; `top_logprobs`: how many are told beside each token, with `logprobs`.
+    `model/sampling.py` says in which order these work.
+    """
 
     seed: int = 0
     choice: int = 0
     temperature: float = 0.0
     top_p: float = 1.0
     ignore_eos: bool = False
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: bool = False
+    top_logprobs: int = 0
+
+    def shifts(self, answer: Iterable[int]) -> Shifts | None:
+        """What an answer so far adds to the logits; None where it never adds anything."""
+        if not self.logit_bias and self.frequency_penalty == 0.0 == self.presence_penalty:
+            return None
+        return Shifts(self.frequency_penalty, self.presence_penalty, dict(self.logit_bias), answer)
+
+
+def shift_fault(sampling: Sampling, vocab_size: int) -> str | None:
+    """What is wrong with penalties, biases or log probabilities, found before they can disturb anybody."""
+    numbers = {"frequency_penalty": sampling.frequency_penalty, "presence_penalty": sampling.presence_penalty}
+    numbers.update((f"logit_bias of token {token}", bias) for token, bias in sampling.logit_bias)
+    if (endless := next((name for name, value in numbers.items() if not isfinite(value)), None)) is not None:
+        return f"{endless} {numbers[endless]} is not a finite number"
+    if sampling.top_logprobs > MAX_TOP_LOGPROBS:
+        return f"top_logprobs {sampling.top_logprobs} is more than {MAX_TOP_LOGPROBS}"
+    outside = next((token for token, _ in sampling.logit_bias if not 0 <= token < vocab_size), None)
+    return None if outside is None else f"logit_bias token {outside} is outside the vocabulary of {vocab_size}"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A gateway's Start. `owner` is the session that sent it; `adapter` a digest, "" for the base."""
+    """A gateway's Start. `owner` is the session that sent it; `adapter` a digest, "" for the base.
+
+    `cache_salt`: pages are shared only among requests of one salt, "" shares none.
+    """
 
     request_id: str
     epoch: Epoch
@@ -59,17 +98,21 @@ class Request:
     max_tokens: int
     reservation_tokens: int
     sampling: Sampling = Sampling()
+    cache_salt: str = ""
 
 
 class Sequence:
     """A request that was admitted. One owner: the request pool."""
 
-    __slots__ = ("admitted", "doublings", "in_kv", "max_len", "phase", "request", "reservation_tokens", "tokens")
+    __slots__ = (
+        "admitted", "doublings", "in_kv", "max_len", "phase", "request", "reservation_tokens", "shifts", "tokens",
+    )  # fmt: skip
 
     def __init__(self, request: Request, *, admitted: int, max_context_tokens: int) -> None:
         self.request = request
         self.admitted = admitted
         self.tokens: list[int] = [*request.prompt, *request.emitted]
+        self.shifts = request.sampling.shifts(request.emitted)
         self.in_kv = 0
         self.reservation_tokens = request.reservation_tokens
         self.doublings = 0
@@ -102,10 +145,11 @@ class Sequence:
 
     def fed(self, n_tokens: int) -> None:
         """A step has put n more tokens into KV."""
-        assert self.phase in (Phase.PREFILL, Phase.DECODE), self.phase
-        assert 0 < n_tokens <= self.pending, (n_tokens, self.pending)
+        pending = self.pending
+        assert self.phase in _RUNNING, self.phase
+        assert 0 < n_tokens <= pending, (n_tokens, pending)
         self.in_kv += n_tokens
-        if self.pending == 0:
+        if n_tokens == pending:
             self.phase = Phase.DECODE
 
     def append(self, token: int) -> None:
@@ -114,6 +158,8 @@ class Sequence:
         assert self.pending == 0, self.pending
         assert len(self.tokens) < self.max_len, (len(self.tokens), self.max_len)
         self.tokens.append(token)
+        if self.shifts is not None:
+            self.shifts.add(token)
 
     def pause(self) -> None:
         assert self.phase is Phase.DECODE, self.phase

@@ -8,48 +8,59 @@ engine's thread puts a loaded adapter into its slot between two iterations, so a
 import logging
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from weft_kernels.lora import LoraSite
 from weft_runner.core.events import Action, DropHost, EndReason, Fetch, Load, Retain, Unload
 from weft_runner.core.keeping import FETCHES
 from weft_runner.errors import AdapterInvalid, ArtifactError, ArtifactUnknown, RunnerError
-from weft_runner.model.lora import SITES, AdapterWeights, Scales, build_adapter
-from weft_runner.model.spec import ModelSpec
+from weft_runner.memory.adapter_files import AdapterFiles, Source, bytes_of, copied, map_tensors
+from weft_runner.model.lora import Scales
 
 log = logging.getLogger(__name__)
 DOWNLOADS = 4  # at a time, of what requests wait for
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterFiles:
-    """An adapter on disk: its safetensors and what its configuration says about scales."""
+class DeviceAdapter(Protocol):
+    """An adapter in the form that an executor computes with."""
 
-    tensors: Path
-    scales: Scales
-
-
-class Source(Protocol):
-    """Where adapters come from, by digest. Called from the loader's threads, several at a time; may block."""
-
-    def adapter(self, digest: str, /) -> AdapterFiles:
-        """On disk now, fetched if need be. Raises ArtifactUnknown, ArtifactUnreachable, AdapterInvalid."""
+    @property
+    def rank(self) -> int:
+        """The largest true rank of a projection."""
         ...
 
-    def retain(self, digests: frozenset[str], /) -> None:
-        """Everything else may leave the disk."""
+    @property
+    def site_rank(self) -> int:
+        """The largest sum of ranks at a stacked site: what the step's workspace has to hold."""
         ...
 
-    def on_disk(self, digests: Iterable[str], /) -> frozenset[str]:
-        """Which of them are whole on disk."""
+    @property
+    def n_bytes(self) -> int:
+        """What it takes on the device, exactly; fixed for an artifact, so that it is known before the next load."""
+        ...
+
+
+class AdapterStore(Protocol):
+    """An executor's adapters by slot. `build` runs on the builder's thread, `put` and `clear` on the engine's."""
+
+    def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, /) -> DeviceAdapter:
+        """PEFT's tensors -> device form, at true ranks. Raises AdapterInvalid.
+
+        Pure: it runs beside a step and touches nothing that one reads. `tensors` may be views of a mapped file.
+        """
+        ...
+
+    def put(self, slot: int, adapter: DeviceAdapter, /) -> None:
+        """It is in that slot from the next step on. Between two steps; must be quick: pointers, no copies."""
+        ...
+
+    def clear(self, slot: int, /) -> None:
+        """The slot is empty and its memory given back. Between two steps; an empty slot may be cleared again."""
         ...
 
 
@@ -59,7 +70,7 @@ class Loaded:
 
     digest: str
     slot: int
-    weights: AdapterWeights
+    adapter: DeviceAdapter
     host_bytes: int
     seconds: float
 
@@ -102,11 +113,10 @@ Report = Callable[[FromAdapters], None]
 
 
 class AdapterPool:
-    """Slots of stacked LoRA sites. `sites(layer, site)` is what the kernels index by slot."""
+    """The loader's threads, and what they brought: host copies, and device adapters on their way to a slot."""
 
-    def __init__(self, spec: ModelSpec, slots: int, max_rank: int, source: Source, report: Report) -> None:
-        self._spec, self._max_rank, self._source, self._report = spec, max_rank, source, report
-        self._table: list[list[list[LoraSite | None]]] = [[[None] * slots for _ in SITES] for _ in range(spec.layers)]
+    def __init__(self, store: AdapterStore, max_rank: int, source: Source, report: Report) -> None:
+        self._store, self._max_rank, self._source, self._report = store, max_rank, source, report
         self._ranks: dict[int, int] = {}
         self._host: dict[str, dict[str, torch.Tensor]] = {}
         self._scales: dict[str, Scales] = {}
@@ -116,9 +126,6 @@ class AdapterPool:
         self._downloads = ThreadPoolExecutor(DOWNLOADS, thread_name_prefix="adapter-download")
         self._fetches = ThreadPoolExecutor(FETCHES, thread_name_prefix="adapter-fetch")
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="adapter-builder")
-
-    def sites(self, layer: int, site: int) -> Sequence[LoraSite | None]:
-        return self._table[layer][site]
 
     @property
     def ranks(self) -> dict[int, int]:
@@ -142,10 +149,8 @@ class AdapterPool:
 
     def put(self, loaded: Loaded) -> None:
         """A loaded adapter takes its slot."""
-        for layer, row in enumerate(loaded.weights.sites):
-            for site, weights in enumerate(row):
-                self._table[layer][site][loaded.slot] = weights
-        self._ranks[loaded.slot] = loaded.weights.site_rank
+        self._store.put(loaded.slot, loaded.adapter)
+        self._ranks[loaded.slot] = loaded.adapter.site_rank
 
     def close(self) -> None:
         """No further loads; those in flight are waited for."""
@@ -155,9 +160,7 @@ class AdapterPool:
         self._builder.shutdown(wait=True, cancel_futures=True)
 
     def _clear(self, slot: int) -> None:
-        for row in self._table:
-            for sites in row:
-                sites[slot] = None
+        self._store.clear(slot)
         self._ranks.pop(slot, None)
 
     # ---- the builder's thread, but for `_download` and `_fetch`
@@ -184,15 +187,15 @@ class AdapterPool:
             if files is not None:
                 self._read(load.digest, files)
             tensors = self._host[load.digest]
-            weights = build_adapter(tensors, self._scales[load.digest], self._spec)
-            if weights.rank > self._max_rank:
-                raise AdapterInvalid(f"rank {weights.rank} is above this runner's --max-rank {self._max_rank}")
+            adapter = self._store.build(tensors, self._scales[load.digest])
+            if adapter.rank > self._max_rank:
+                raise AdapterInvalid(f"rank {adapter.rank} is above this runner's --max-rank {self._max_rank}")
         except Exception as error:  # noqa: BLE001 (as above)
             self._fail(load, error)
         else:
             self._done_with(load.digest)
             seconds = fetch_s + time.perf_counter() - started
-            self._report(Loaded(load.digest, load.slot, weights, _bytes_of(tensors), seconds))
+            self._report(Loaded(load.digest, load.slot, adapter, bytes_of(tensors), seconds))
 
     def _fail(self, load: Load, error: Exception) -> None:
         self._complain(load.digest, error)
@@ -219,7 +222,7 @@ class AdapterPool:
             self._fetch_failed(fetch, error)
         else:
             self._done_with(fetch.digest)
-            host_bytes = _bytes_of(self._host[fetch.digest]) if fetch.to_host else None
+            host_bytes = bytes_of(self._host[fetch.digest]) if fetch.to_host else None
             self._report(Fetched(fetch.digest, host_bytes))
 
     def _fetch_failed(self, fetch: Fetch, error: Exception) -> None:
@@ -229,7 +232,7 @@ class AdapterPool:
     def _read(self, digest: str, files: AdapterFiles) -> None:
         """Into host memory, unless it is there."""
         if digest not in self._host:
-            self._host[digest], self._scales[digest] = read_tensors(files.tensors), files.scales
+            self._host[digest], self._scales[digest] = copied(map_tensors(files.tensors)), files.scales
 
     def _complain(self, digest: str, error: Exception) -> None:
         if not isinstance(error, RunnerError):
@@ -261,10 +264,6 @@ class AdapterPool:
             log.exception("tidying the adapter cache failed; the next change of desired adapters tries again")
 
 
-def _bytes_of(tensors: dict[str, torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-
 def _is_hopeless(error: Exception) -> bool:
     """By its digest an artifact is what it is: one that is wrong stays wrong. One that the depot lacks may come."""
     return isinstance(error, AdapterInvalid)
@@ -281,26 +280,3 @@ def _failure(error: Exception) -> tuple[EndReason, str]:
             return EndReason.INTERNAL, str(error)
         case _:
             return EndReason.INTERNAL, f"{type(error).__name__}: {error}"
-
-
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a safetensors file, copied out of the mapping so that the file may go. Raises AdapterInvalid."""
-    try:
-        with safe_open(str(path), framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except SafetensorError as error:  # an OSError is this machine's trouble, not the artifact's
-        raise AdapterInvalid(f"{path.name}: {error}") from error
-
-
-class NoSource:
-    """A runner without adapters."""
-
-    def adapter(self, digest: str) -> AdapterFiles:
-        raise ArtifactUnknown(f"no source for {digest}")
-
-    def retain(self, digests: frozenset[str]) -> None:
-        del digests
-
-    def on_disk(self, digests: Iterable[str]) -> frozenset[str]:
-        deque(digests, maxlen=0)
-        return frozenset()

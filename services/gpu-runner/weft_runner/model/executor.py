@@ -4,11 +4,14 @@ The seam serves pipeline stages (a stage runs its own layers), layer-wise KV tra
 is done) and weight streaming; a whole step is layers [0, L). Executors own no policy: pages, slots and rows are given.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
+from weft_runner.core.choice import Choice
+from weft_runner.memory.adapter_pool import AdapterStore
+from weft_runner.model.sampling import Draw
 from weft_runner.model.spec import ModelSpec
 from weft_runner.model.step import Step
 
@@ -26,6 +29,11 @@ class Executor(Protocol):
         """Sequences may move between runners of one class and continue bit for bit, where the class promises it."""
         ...
 
+    @property
+    def adapters(self) -> AdapterStore:
+        """Its adapters by slot; a step's plan names slots."""
+        ...
+
     def run(
         self,
         step: Step,
@@ -40,6 +48,10 @@ class Executor(Protocol):
         `hidden`: [tokens, H] of the layer before `first`; None embeds the tokens (first = 0). Returns hidden
         [tokens, H] when `last` < L, else logits [rows that sample, V] in row order.
         """
+        ...
+
+    def choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
+        """A choice for each row of the logits that `run` returned, see `model.sampling`; None where it has none."""
         ...
 
     def clear_pages(self, pages: list[int]) -> None:

@@ -1,5 +1,6 @@
 """An adapter's tensors as LoRA sites of the model: stacked by input, at their true ranks. Nothing is merged, ever."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ SITES: tuple[tuple[str, ...], ...] = (
     ("down_proj",),
 )
 QKV, OUT, GATE_UP, DOWN = range(4)
+DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 _KEY = re.compile(
     r"base_model\.model\.(model\.layers\.(\d{1,4})\.(?:self_attn|mlp)\.([a-z]+_proj))\.lora_([AB])\.weight", re.ASCII
 )
@@ -46,44 +48,65 @@ class AdapterWeights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Pair:
+class LoraPair:
+    """One adapted projection, y += scale * B (A x), in the dtype the adapter is stored in."""
+
+    projection: str
     a: torch.Tensor  # [r, in]
     b: torch.Tensor  # [out, r]
     scale: float
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]
+
+
+AdapterPairs = tuple[tuple[tuple[LoraPair, ...], ...], ...]  # [layer][site], projections in the order of `SITES`
+
+
+def adapter_pairs(tensors: Mapping[str, torch.Tensor], scales: Scales, spec: ModelSpec) -> AdapterPairs:
+    """PEFT's tensors -> what each site of each layer gets: what any executor packs, each in its own way.
+
+    Raises AdapterInvalid: no tensors, unknown or unpaired ones, shapes, ranks, dtypes, scales that are no numbers.
+    """
+    pairs = _pairs(tensors, scales, spec)
+    if not pairs:
+        raise AdapterInvalid("the adapter has no tensors")
+
+    def site(layer: int, names: tuple[str, ...]) -> tuple[LoraPair, ...]:
+        return tuple(pair for name in names if (pair := pairs.get((layer, name))) is not None)
+
+    return tuple(tuple(site(layer, names) for names in SITES) for layer in range(spec.layers))
 
 
 def build_adapter(
     tensors: Mapping[str, torch.Tensor], scales: Scales, spec: ModelSpec, dtype: torch.dtype = torch.float32
 ) -> AdapterWeights:
-    """PEFT's tensors -> stacked sites. Raises AdapterInvalid: unknown or unpaired tensors, shapes, ranks."""
-    pairs = _pairs(tensors, scales, spec, dtype)
-    sites = tuple(tuple(_site(pairs, spec, layer, names) for names in SITES) for layer in range(spec.layers))
+    """PEFT's tensors -> stacked sites. Raises AdapterInvalid as `adapter_pairs` does."""
+    pairs = adapter_pairs(tensors, scales, spec)
+    sites = tuple(
+        tuple(_site(site, names, spec, dtype) for site, names in zip(layer, SITES, strict=True)) for layer in pairs
+    )
     present = [site for layer in sites for site in layer if site is not None]
-    if not present:
-        raise AdapterInvalid("the adapter has no tensors")
     return AdapterWeights(
         sites=sites,
-        rank=max(pair.a.shape[0] for pair in pairs.values()),
+        rank=max(pair.rank for layer in pairs for site in layer for pair in site),
         site_rank=max(site.a_t.shape[1] for site in present),
         n_bytes=sum(site.n_bytes for site in present),
     )
 
 
-def _pairs(
-    tensors: Mapping[str, torch.Tensor], scales: Scales, spec: ModelSpec, dtype: torch.dtype
-) -> dict[tuple[int, str], _Pair]:
+def _pairs(tensors: Mapping[str, torch.Tensor], scales: Scales, spec: ModelSpec) -> dict[tuple[int, str], LoraPair]:
     halves: dict[tuple[int, str, str], dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
         match = _KEY.fullmatch(key)
         if match is None or int(match[2]) >= spec.layers:
             raise AdapterInvalid(f"the model has no module for tensor {key[:200]}")
         halves.setdefault((int(match[2]), match[3], match[1]), {})[match[4]] = tensor
-    return {(layer, name): _pair(module, name, ab, scales, spec, dtype) for (layer, name, module), ab in halves.items()}
+    return {(layer, name): _pair(module, name, ab, scales, spec) for (layer, name, module), ab in halves.items()}
 
 
-def _pair(
-    module: str, name: str, ab: Mapping[str, torch.Tensor], scales: Scales, spec: ModelSpec, dtype: torch.dtype
-) -> _Pair:
+def _pair(module: str, name: str, ab: Mapping[str, torch.Tensor], scales: Scales, spec: ModelSpec) -> LoraPair:
     if set(ab) != {"A", "B"}:
         raise AdapterInvalid(f"{module} has no lora_{'B' if 'A' in ab else 'A'}")
     try:
@@ -91,24 +114,28 @@ def _pair(
     except KeyError as error:
         raise AdapterInvalid(f"the model has no projection {name}") from error
     a, b = ab["A"], ab["B"]
-    rank = a.shape[0]
+    rank = a.shape[0] if a.dim() else 0
     if a.shape != (rank, n_in) or b.shape != (n_out, rank) or rank < 1:
         raise AdapterInvalid(f"{module}: A {tuple(a.shape)} and B {tuple(b.shape)} do not fit {n_in} -> {n_out}")
-    return _Pair(a.to(dtype), b.to(dtype), scales.scale_of(module))
+    if strange := {a.dtype, b.dtype} - DTYPES:
+        raise AdapterInvalid(f"{module} is {strange.pop()}; read are float32, float16 and bfloat16")
+    scale = scales.scale_of(module)
+    if not math.isfinite(scale):
+        raise AdapterInvalid(f"{module} has the scale {scale}")
+    return LoraPair(name, a, b, scale)
 
 
-def _site(
-    pairs: Mapping[tuple[int, str], _Pair], spec: ModelSpec, layer: int, names: tuple[str, ...]
-) -> LoraSite | None:
+def _site(pairs: tuple[LoraPair, ...], names: tuple[str, ...], spec: ModelSpec, dtype: torch.dtype) -> LoraSite | None:
+    by_name = {pair.projection: pair for pair in pairs}
     slices: list[LoraSlice] = []
-    stacked: list[torch.Tensor] = []
     rank_start = out_start = 0
     for name in names:
         out_end = out_start + spec.projection(name)[1]
-        if (pair := pairs.get((layer, name))) is not None:
-            rank_end = rank_start + pair.a.shape[0]
-            slices.append(LoraSlice(rank_start, rank_end, out_start, out_end, pair.b.t().contiguous(), pair.scale))
-            stacked.append(pair.a)
-            rank_start = rank_end
+        if (pair := by_name.get(name)) is not None:
+            b_t = pair.b.to(dtype).t().contiguous()
+            slices.append(LoraSlice(rank_start, rank_start + pair.rank, out_start, out_end, b_t, pair.scale))
+            rank_start += pair.rank
         out_start = out_end
-    return LoraSite(torch.cat(stacked).t().contiguous(), tuple(slices)) if slices else None
+    if not slices:
+        return None
+    return LoraSite(torch.cat([pair.a.to(dtype) for pair in pairs]).t().contiguous(), tuple(slices))

@@ -5,30 +5,26 @@ per sequence over its own pages. Decode rows (one token each) are padded to one 
 are not 16 Python loops a layer; a row in prefill is attended alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 
-from weft_kernels.lora import LoraSite, add_lora
+from weft_kernels.lora import add_lora
 from weft_kernels.plan import SegmentPlan
+from weft_runner.core.choice import Choice
 from weft_runner.memory.kv_cache import KvCache
+from weft_runner.memory.lora_table import LoraTable
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.lora import DOWN, GATE_UP, OUT, QKV
 from weft_runner.model.rope import cos_sin, inverse_frequencies, rotate
+from weft_runner.model.sampling import Draw, choose
 from weft_runner.model.spec import ModelSpec
 from weft_runner.model.step import Step, StepRow
 from weft_runner.model.weights import LayerWeights, ModelWeights
 
 VERSION = "1"
-
-
-class Slots(Protocol):
-    """The adapters on the device."""
-
-    def sites(self, layer: int, site: int, /) -> Sequence[LoraSite | None]: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,14 +33,14 @@ class _PrefillRow:
     end: int
     context: int
     pages: torch.Tensor  # page index of its whole context
-    mask: torch.Tensor  # [tokens, context], 0 or -inf: causal, shifted by what is in KV already
+    masks: Mapping[int, torch.Tensor]  # by window: [tokens, context], 0 or -inf: causal, shifted by what is in KV
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DecodeRows:
     rows: torch.Tensor | None  # [B] indices of the decode tokens; None: all of the step's tokens are
     pages: torch.Tensor  # page index [2, B, N, W], padded with the row's own first page
-    mask: torch.Tensor  # [B, 1, 1, W * P], 0 or -inf
+    masks: Mapping[int, torch.Tensor]  # by window: [B, 1, 1, W * P], 0 or -inf
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,12 +58,13 @@ class _Prepared:
 
 
 class ReferenceExecutor:
-    """Llama in plain torch, fp32."""
+    """Llama, Mistral, Qwen2 and Qwen3 in plain torch, fp32."""
 
-    def __init__(self, spec: ModelSpec, weights: ModelWeights, kv: KvCache, slots: Slots) -> None:
-        self._spec, self._weights, self._kv, self._slots = spec, weights, kv, slots
+    def __init__(self, spec: ModelSpec, weights: ModelWeights, kv: KvCache, adapters: LoraTable) -> None:
+        self._spec, self._weights, self._kv, self._adapters = spec, weights, kv, adapters
         self._inverse = inverse_frequencies(spec)
         self._scale = spec.head_dim**-0.5
+        self._windows = frozenset(spec.windows)
 
     @property
     def spec(self) -> ModelSpec:
@@ -76,6 +73,13 @@ class ReferenceExecutor:
     @property
     def numerics_class(self) -> str:
         return f"reference/{VERSION}/fp32/torch{torch.__version__.partition('+')[0]}/tp1"
+
+    @property
+    def adapters(self) -> LoraTable:
+        return self._adapters
+
+    def choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
+        return choose(logits, draws)
 
     def clear_pages(self, pages: list[int]) -> None:
         self._kv.clear(pages)
@@ -112,11 +116,19 @@ class ReferenceExecutor:
         gated = F.silu(gate_up[:, :inner]) * gate_up[:, inner:]
         return x + self._project(gated, weights.down, layer, DOWN, prepared.plan)
 
-    def _project(self, x: torch.Tensor, weight: torch.Tensor, layer: int, site: int, plan: SegmentPlan) -> torch.Tensor:
+    def _project(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        layer: int,
+        site: int,
+        plan: SegmentPlan,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Base projection of all rows, then each segment's adapter on top."""
-        y = F.linear(x, weight)
+        y = F.linear(x, weight, bias)
         if plan.segments:
-            add_lora(y, x, self._slots.sites(layer, site), plan)
+            add_lora(y, x, self._adapters.sites(layer, site), plan)
         return y
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -127,35 +139,43 @@ class ReferenceExecutor:
     def _attention(self, x: torch.Tensor, layer: int, weights: LayerWeights, prepared: _Prepared) -> torch.Tensor:
         """[T, H] -> [T, heads * D]; writes the new keys and values to their pages first."""
         heads, kv_heads, dim = self._spec.heads, self._spec.kv_heads, self._spec.head_dim
-        qkv = self._project(x, weights.qkv, layer, QKV, prepared.plan).view(-1, heads + 2 * kv_heads, dim)
-        qk = rotate(qkv[:, : heads + kv_heads], prepared.cos, prepared.sin)
+        qkv = self._project(x, weights.qkv, layer, QKV, prepared.plan, weights.qkv_bias)
+        qkv = qkv.view(-1, heads + 2 * kv_heads, dim)
+        qk = rotate(self._norm_heads(qkv[:, : heads + kv_heads], weights), prepared.cos, prepared.sin)
         self._kv.write(layer, prepared.written, torch.cat((qk[:, heads:], qkv[:, heads + kv_heads :]), dim=1))
         q = qk[:, :heads] * self._scale
         if prepared.decodes is not None and prepared.decodes.rows is None:
-            return self._attend_decode(q, layer, prepared.decodes)
+            return self._attend_decode(q, layer, weights.window, prepared.decodes)
         out = torch.empty_like(q).view(-1, heads * dim)
         for row in prepared.prefills:
-            out[row.start : row.end] = self._attend_prefill(q[row.start : row.end], layer, row)
+            out[row.start : row.end] = self._attend_prefill(q[row.start : row.end], layer, weights.window, row)
         if prepared.decodes is not None:
             rows = prepared.decodes.rows
-            out[rows] = self._attend_decode(q[rows], layer, prepared.decodes)
+            out[rows] = self._attend_decode(q[rows], layer, weights.window, prepared.decodes)
         return out
 
-    def _attend_prefill(self, q: torch.Tensor, layer: int, row: _PrefillRow) -> torch.Tensor:
-        """q [t, heads, D] over the row's whole context: causal among its own tokens, open towards earlier ones."""
+    def _norm_heads(self, qk: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
+        """[T, heads + N, D], queries first: each head by itself, before it is rotated (Qwen3)."""
+        if weights.q_norm is None or weights.k_norm is None:
+            return qk
+        heads = self._spec.heads
+        return torch.cat((self._norm(qk[:, :heads], weights.q_norm), self._norm(qk[:, heads:], weights.k_norm)), dim=1)
+
+    def _attend_prefill(self, q: torch.Tensor, layer: int, window: int, row: _PrefillRow) -> torch.Tensor:
+        """q [t, heads, D] over the row's context: causal among its own tokens, earlier ones as far as the window."""
         spec = self._spec
         k, v = self._kv.read(layer, row.pages)[:, :, None, : row.context]  # each [N, 1, S, D]
         grouped = q.view(-1, spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim).permute(1, 2, 0, 3)
-        scores = grouped @ k.transpose(-1, -2) + row.mask  # [N, G, t, S]
+        scores = grouped @ k.transpose(-1, -2) + row.masks[window]  # [N, G, t, S]
         mixed = torch.softmax(scores, dim=-1) @ v
         return mixed.permute(2, 0, 1, 3).reshape(q.shape[0], -1)
 
-    def _attend_decode(self, q: torch.Tensor, layer: int, decodes: _DecodeRows) -> torch.Tensor:
+    def _attend_decode(self, q: torch.Tensor, layer: int, window: int, decodes: _DecodeRows) -> torch.Tensor:
         """q [B, heads, D], each row over its own pages, padded to the longest."""
         spec, batch = self._spec, q.shape[0]
         k, v = self._kv.read(layer, decodes.pages)  # each [B, N, S, D]
         grouped = q.reshape(batch, spec.kv_heads, -1, spec.head_dim)  # [B, N, G, D]: G heads share one kv head
-        scores = grouped @ k.transpose(-1, -2) + decodes.mask
+        scores = grouped @ k.transpose(-1, -2) + decodes.masks[window]
         return (torch.softmax(scores, dim=-1) @ v).view(batch, -1)
 
     # ---- the step as tensors
@@ -183,11 +203,22 @@ class ReferenceExecutor:
 
     def _prefill_row(self, row: StepRow) -> _PrefillRow:
         n_pages = -(-row.context // self._kv.page_tokens)
-        allowed = torch.arange(row.context) <= torch.arange(row.position, row.context)[:, None]
-        mask = torch.zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
+        masks = self._masks(torch.arange(row.position, row.context)[:, None], row.context)
         return _PrefillRow(
-            row.start, row.end, row.context, self._kv.page_index(torch.tensor(row.pages[:n_pages])), mask
+            row.start, row.end, row.context, self._kv.page_index(torch.tensor(row.pages[:n_pages])), masks
         )
+
+    def _masks(self, positions: torch.Tensor, width: int) -> dict[int, torch.Tensor]:
+        """positions [..., 1] of tokens -> by window, 0 for what each may see of the first `width` tokens, else -inf."""
+        seen = torch.arange(width)
+
+        def mask(window: int) -> torch.Tensor:
+            allowed = seen <= positions
+            if window:
+                allowed &= seen > positions - window
+            return torch.zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
+
+        return {window: mask(window) for window in self._windows}
 
     def _decode_rows(self, step: Step) -> _DecodeRows | None:
         """Page table and mask; padding points to the row's own first page, so no row ever reads another's."""
@@ -198,7 +229,6 @@ class ReferenceExecutor:
         used = [row.pages[: -(-row.context // size)] for row in rows]
         width = max(len(pages) for pages in used)
         table = torch.tensor([[*pages, *[pages[0]] * (width - len(pages))] for pages in used])
-        allowed = torch.arange(width * size) < torch.tensor([row.context for row in rows])[:, None]
-        mask = torch.zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
+        positions = torch.tensor([row.position for row in rows])[:, None, None, None]
         picked = None if len(rows) == len(step.rows) else torch.tensor([row.start for row in rows])
-        return _DecodeRows(picked, self._kv.page_index(table), mask[:, None, None, :])
+        return _DecodeRows(picked, self._kv.page_index(table), self._masks(positions, width * size))

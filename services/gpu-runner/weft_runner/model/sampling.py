@@ -1,50 +1,183 @@
-"""Choosing a token: greedy, or one draw from (seed, choice, absolute position), so that a replay chooses the same.
+"""Choosing a token for each row of logits: what is chosen, and two choosers that choose the same.
 
-The draw is a counter-based hash (three rounds of SplitMix64's finalizer, Steele et al. 2014): no generator state has to
-move with a sequence, and neither batch-mates nor the order of rows can change a draw.
+**What is chosen.** The row's logits are shifted (`core.shifts`: `logit_bias` added, frequency and presence penalties
+taken off, the sum rounded to float). At temperature 0 the largest wins, the lowest id among equals. Otherwise tokens
+are put in order of their shifted logits, largest first, the lower id first among equals; `top_p` keeps the smallest
+number of them whose probability softmax(shifted / temperature) reaches it; one draw from (seed, choice, absolute
+position) picks among those. The draw is a counter-based hash (three rounds of SplitMix64's finalizer, Steele et al.
+2014): no generator state has to move with a sequence. Log probabilities are log softmax of the raw logits: before
+shifts and temperature. A row's choice depends on that row alone; a row that holds a NaN, or whose largest logit is not
+finite, has none.
+
+**How, exactly.** Probabilities are whole numbers: round(2^b * exp((logit - largest) / temperature)), where b is as
+large as keeps the sum over a vocabulary below 2^63 (47 for 49,152 tokens), with an exp made of IEEE multiplications and
+additions alone. So sums are exact in any order, the same tokens come out of numpy and of native code at any vector
+width, and native code needs no sort. The rounding moves less than vocabulary * 2^-(b+1) of the probability (2^-32 for
+49,152 tokens); a token below 2^-(b+1) of the likeliest is never drawn.
 """
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from weft_kernels.cpu.sampling import DRAW, Sampler
+from weft_runner.core.choice import Choice, TokenLogprob
 from weft_runner.core.sequence import Sampling
+from weft_runner.core.shifts import Shifts
 
 _MASK = (1 << 64) - 1
+_LOG2E = float.fromhex("0x1.71547652b82fep+0")
+_LN2_HIGH, _LN2_LOW = float.fromhex("0x1.62e42feep-1"), float.fromhex("0x1.a39ef35793c76p-33")
+_TAYLOR = [1.0 / math.factorial(n) for n in range(12, -1, -1)]
+_FLOOR = -64.0  # exponents below are far below half a unit
+_SHARPEST = 1e300  # largest 1 / temperature: finite
+
+Floats = npt.NDArray[np.float32]
+Masses = npt.NDArray[np.int64]
 
 
-def choose_tokens(logits: torch.Tensor, rows: list[tuple[Sampling, int]]) -> list[int | None]:
-    """A token for each row of logits [rows, V]; None where the row has no finite maximum (NaN or infinite logits).
+class Draw(NamedTuple):
+    """How one row's token is chosen. `position`: the absolute one of that token; `shifts`: the sequence's."""
 
-    `rows[i]` is (sampling, absolute position of the token to choose).
-    """
+    sampling: Sampling
+    position: int
+    shifts: Shifts | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """The likeliest token, and nothing else is asked."""
+        return self.sampling.temperature == 0.0 and self.shifts is None and not self.sampling.logprobs
+
+
+def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
+    """A choice for each row of logits [rows, V], in numpy; None where the row has no finite maximum."""
     best = logits.max(dim=-1)
     peaks, tokens = best.values.tolist(), best.indices.tolist()
     return [
         None
-        if not math.isfinite(peaks[i])
-        else int(tokens[i])
-        if sampling.temperature == 0.0
-        else _draw(logits[i], sampling, uniform(sampling.seed, sampling.choice, position))
-        for i, (sampling, position) in enumerate(rows)
+        if not math.isfinite(peak)
+        else Choice(token)
+        if draw.is_plain
+        else _choose_row(logits[i].float().numpy(), draw)
+        for i, (peak, token, draw) in enumerate(zip(peaks, tokens, draws, strict=True))
     ]
+
+
+class NativeChooser:
+    """The same choices by the native library. Owned by the executor's thread."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
+        """A choice for each row of logits [rows, V], float32 on the CPU with unit stride inside a row."""
+        assert logits.dtype == torch.float32, logits.dtype
+        assert logits.stride(1) == 1, logits.stride()
+        if not draws:
+            return []
+        rows = None if all(draw.is_plain for draw in draws) else _draws_of(draws)
+        chosen = self._sampler.choose(logits.data_ptr(), logits.stride(0), logits.shape[1], len(draws), rows)
+        told = _logprobs_of(chosen) if any(draw.sampling.logprobs for draw in draws) else [None] * len(draws)
+        return [
+            None if token < 0 else Choice(token, logprob if draw.sampling.logprobs else None)
+            for token, logprob, draw in zip(chosen["token"].tolist(), told, draws, strict=True)
+        ]
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
     """A number in [0, 1) with 53 random bits, a pure function of its arguments."""
-    mixed = _mix(_mix(_mix(seed & _MASK) ^ (choice & _MASK)) ^ (position & _MASK))
-    return (mixed >> 11) * 2.0**-53
+    return draw_bits(seed, choice, position) * 2.0**-53
 
 
-def _draw(logits: torch.Tensor, sampling: Sampling, draw: float) -> int:
-    """Nucleus sampling: the smallest set of likeliest tokens whose mass reaches top_p, then one draw within it."""
-    scaled = (logits.double() - logits.max().double()) / sampling.temperature
-    ordered = torch.sort(torch.softmax(scaled, dim=-1), descending=True, stable=True)
-    mass = torch.cumsum(ordered.values, dim=-1)
-    kept = 1 if sampling.top_p <= 0.0 else int(torch.searchsorted(mass, min(sampling.top_p, 1.0) * mass[-1]).item()) + 1
-    kept = min(kept, mass.numel())
-    index = int(torch.searchsorted(mass[:kept], draw * mass[kept - 1], right=True).item())
-    return int(ordered.indices[min(index, kept - 1)].item())
+def draw_bits(seed: int, choice: int, position: int) -> int:
+    """The 53 random bits of a draw."""
+    return _mix(_mix(_mix(seed & _MASK) ^ (choice & _MASK)) ^ (position & _MASK)) >> 11
+
+
+# ---- one row in numpy
+
+
+def _choose_row(row: Floats, draw: Draw) -> Choice | None:
+    shifted = row if draw.shifts is None else _shift(row, draw.shifts)
+    if not math.isfinite(shifted.max()):
+        return None
+    sampling = draw.sampling
+    token = int(shifted.argmax()) if sampling.temperature == 0.0 else _drawn(shifted, sampling, draw.position)
+    return Choice(token, _logprob(row, token, sampling.top_logprobs) if sampling.logprobs else None)
+
+
+def _shift(row: Floats, shifts: Shifts) -> Floats:
+    shifted = row.copy()
+    tokens, values = np.frombuffer(shifts.tokens, np.int32), np.frombuffer(shifts.values, np.float64)
+    inside = (tokens >= 0) & (tokens < len(row))
+    shifted[tokens[inside]] = row[tokens[inside]].astype(np.float64) + values[inside]
+    return shifted
+
+
+def _drawn(row: Floats, sampling: Sampling, position: int) -> int:
+    """Nucleus sampling (Holtzman et al. 2020, section 3.1) as a full stable sort states it."""
+    order = np.argsort(-row, kind="stable")
+    mass = np.cumsum(masses(row, 1.0 / sampling.temperature)[order])
+    total = int(mass[-1])
+    needed = total if sampling.top_p >= 1.0 else min(max(math.ceil(sampling.top_p * float(total)), 1), total)
+    kept = int(mass[np.searchsorted(mass, needed)])
+    target = (draw_bits(sampling.seed, sampling.choice, position) * kept) >> 53
+    return int(order[np.searchsorted(mass, target, side="right")])
+
+
+def _logprob(row: Floats, token: int, n_top: int) -> TokenLogprob:
+    """Log softmax in double, told as float. Tokens of probability zero are left out of `top`."""
+    spread = math.log(float(masses(row, 1.0).sum()) * 2.0 ** -mass_bits(len(row)))
+    logprobs = ((row.astype(np.float64) - float(row.max())) - spread).astype(np.float32)
+    top = np.argsort(-row, kind="stable")[:n_top].tolist()
+    return TokenLogprob(float(logprobs[token]), tuple((t, float(logprobs[t])) for t in top if row[t] != -math.inf))
+
+
+def mass_bits(vocab: int) -> int:
+    """b of this module's text: the likeliest token's mass is 2^b, and a whole vocabulary's is below 2^63."""
+    return min(51, 63 - vocab.bit_length())
+
+
+def masses(row: Floats, inverse_temperature: float) -> Masses:
+    """round(2^b * exp((x - largest) * inverse_temperature)) for each x of the row; the largest is finite.
+
+    exp by Cody and Waite's reduction and Taylor's polynomial of degree 12: the operations of `sampling.cpp`, in order.
+    """
+    y = np.maximum((row.astype(np.float64) - float(row.max())) * min(inverse_temperature, _SHARPEST), _FLOOR)
+    k = np.rint(y * _LOG2E)
+    r = (y - k * _LN2_HIGH) - k * _LN2_LOW
+    p = np.full_like(r, _TAYLOR[0])
+    for coefficient in _TAYLOR[1:]:
+        p = p * r + coefficient
+    return np.rint(np.ldexp(p, k.astype(np.int32) + mass_bits(len(row)))).astype(np.int64)
+
+
+# ---- to and from the native library
+
+
+def _draws_of(draws: Sequence[Draw]) -> npt.NDArray[np.void]:
+    return np.array([_draw_of(*draw) for draw in draws], DRAW)
+
+
+def _draw_of(sampling: Sampling, position: int, shifts: Shifts | None) -> tuple[int | float, ...]:
+    """The fields of DRAW, in its order. The addresses are those of the sequence's own arrays."""
+    tokens, n_shifted = (0, 0) if shifts is None else shifts.tokens.buffer_info()
+    values = 0 if shifts is None else shifts.values.buffer_info()[0]
+    n_top = sampling.top_logprobs if sampling.logprobs else -1
+    whence = sampling.seed & _MASK, sampling.choice & _MASK, position
+    return (*whence, sampling.temperature, sampling.top_p, tokens, values, n_shifted, n_top)
+
+
+def _logprobs_of(chosen: npt.NDArray[np.void]) -> list[TokenLogprob | None]:
+    columns = (chosen[name].tolist() for name in ("logprob", "n_top", "top_token", "top_logprob"))
+    return [
+        TokenLogprob(logprob, tuple(zip(tokens[:n], logprobs[:n], strict=True)))
+        for logprob, n, tokens, logprobs in zip(*columns, strict=True)
+    ]
 
 
 def _mix(value: int) -> int:

@@ -1,19 +1,21 @@
-"""A Hugging Face config.json -> ModelSpec: what an executor has to compute. Llama family.
+"""A Hugging Face config.json -> ModelSpec: what an executor has to compute, whatever the family is called.
 
-transformers 5 writes `rope_parameters`; earlier versions wrote `rope_theta` and `rope_scaling`. Both are read.
+transformers 5 writes `rope_parameters`; earlier versions wrote `rope_theta` and `rope_scaling`. Both are read. What
+would be computed otherwise than in transformers is refused by name: serving something else is worse than not serving.
 """
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from weft_runner.errors import ModelUnsupported
+from weft_runner.model.families import family_of, windows_of
 
 ROPE_KINDS = ("default", "linear", "llama3")
-ARCHITECTURES = ("LlamaForCausalLM",)
+DTYPES = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,12 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Sizes of a decoder-only model: L layers, hidden H, `heads` x `head_dim` queries, N = `kv_heads`, vocabulary V."""
+    """Sizes of a decoder-only model: L layers, hidden H, `heads` x `head_dim` queries, N = `kv_heads`, vocabulary V.
+
+    `qkv_bias`: q, k and v have a bias; `qk_norm`: each head of q and k is normalised before it is rotated.
+    `windows`: for each layer the tokens that a token sees, itself included (itself and window - 1 before it); 0: all.
+    `dtype`: what config.json says the weights are stored in; "" where it does not say.
+    """
 
     architecture: str
     vocab_size: int
@@ -44,7 +51,16 @@ class ModelSpec:
     max_positions: int
     tied: bool
     rope: RopeSpec
+    qkv_bias: bool
+    qk_norm: bool
+    windows: tuple[int, ...]
     eos: frozenset[int] = frozenset()
+    dtype: str = ""
+
+    @property
+    def sliding_window(self) -> int:
+        """The window of the layers that have one; 0: none has."""
+        return max(self.windows)
 
     @property
     def q_size(self) -> int:
@@ -79,60 +95,92 @@ def read_spec(config: Path, generation_config: Path | None = None) -> ModelSpec:
 
 
 def parse_spec(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelSpec:
-    """config.json and generation_config.json as objects -> ModelSpec. Raises ModelUnsupported, all reasons listed."""
+    """config.json and generation_config.json as objects -> ModelSpec. Raises ModelUnsupported."""
+    family = family_of(config)
     if faults := list(_faults(config)):
         raise ModelUnsupported("config.json: " + "; ".join(faults))
     heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
-    return ModelSpec(
-        architecture=ARCHITECTURES[0],
-        vocab_size=_size(config, "vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=_size(config, "intermediate_size"),
-        layers=_size(config, "num_hidden_layers"),
-        heads=heads,
-        kv_heads=_size(config, "num_key_value_heads", heads),
-        head_dim=_size(config, "head_dim", hidden // heads),
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        max_positions=_size(config, "max_position_embeddings"),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        rope=_rope(config),
-        eos=_eos(config, generation or {}),
+    layers = _size(config, "num_hidden_layers")
+    if config.get("head_dim") is None and family.head_dim is None and hidden % heads:
+        raise ModelUnsupported(f"config.json: {heads} heads do not share {hidden} features evenly")
+    return _checked(
+        ModelSpec(
+            architecture=family.architecture,
+            vocab_size=_size(config, "vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=_size(config, "intermediate_size"),
+            layers=layers,
+            heads=heads,
+            kv_heads=_size(config, "num_key_value_heads", heads, absent=family.kv_heads),
+            head_dim=_size(config, "head_dim", hidden // heads, absent=family.head_dim),
+            norm_eps=_number(config, "rms_norm_eps", 1e-6),
+            max_positions=_size(config, "max_position_embeddings"),
+            tied=_flag(config, "tie_word_embeddings"),
+            rope=_rope(config),
+            qkv_bias=family.qkv_bias,
+            qk_norm=family.qk_norm,
+            windows=windows_of(config, family, layers),
+            eos=_eos(config, generation or {}),
+            dtype=_dtype(config),
+        )
     )
 
 
-def _faults(config: Mapping[str, Any]) -> list[str]:
-    faults: list[str] = []
-    architectures = config.get("architectures")
-    if architectures != list(ARCHITECTURES) and not (architectures is None and config.get("model_type") == "llama"):
-        faults.append(f"architectures is {architectures}, computed is {ARCHITECTURES[0]}")
-    if config.get("attention_bias") or config.get("mlp_bias"):
-        faults.append("biases are not computed")
+def _checked(spec: ModelSpec) -> ModelSpec:
+    if spec.heads % spec.kv_heads or spec.head_dim % 2:
+        raise ModelUnsupported(
+            f"config.json: {spec.heads} heads do not share {spec.kv_heads} key-value heads of {spec.head_dim} evenly"
+        )
+    return spec
+
+
+def _faults(config: Mapping[str, Any]) -> Iterator[str]:
+    for name in ("attention_bias", "mlp_bias"):
+        if config.get(name):
+            yield f"{name} is set, and these biases are not computed"
     if config.get("hidden_act", "silu") != "silu":
-        faults.append(f"hidden_act is {config['hidden_act']}, computed is silu")
+        yield f"hidden_act is {config['hidden_act']}, computed is silu"
     if config.get("quantization_config") is not None:
-        faults.append("quantized weights are not computed")
-    return faults
+        yield "quantization_config is set, and quantized weights are not read"
 
 
 def _rope(config: Mapping[str, Any]) -> RopeSpec:
-    scaling: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    """`rope_scaling` wins over `rope_parameters`, as in transformers."""
+    scaling: Any = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(scaling, Mapping) or any(isinstance(value, Mapping) for value in scaling.values()):
+        raise ModelUnsupported("config.json: rope parameters are no object, or differ from layer to layer")
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in ROPE_KINDS:
         raise ModelUnsupported(f"rope type is {kind}, computed are {', '.join(ROPE_KINDS)}")
-    if scaling.get("partial_rotary_factor") not in (None, 1.0):
+    if any(place.get("partial_rotary_factor") not in (None, 1.0) for place in (scaling, config)):
         raise ModelUnsupported("partial_rotary_factor is not computed")
-    original = scaling.get("original_max_position_embeddings") or config.get("max_position_embeddings", 8192)
+    if kind != "default" and scaling.get("factor") is None:
+        raise ModelUnsupported(f"rope type is {kind}, and it has no factor")
+    return _rope_numbers(kind, cast("Mapping[str, Any]", scaling), config)
+
+
+def _rope_numbers(kind: str, scaling: Mapping[str, Any], config: Mapping[str, Any]) -> RopeSpec:
+    """The pre-training length may stand beside the scaling, and then counts before the one within."""
+    name = "original_max_position_embeddings"
+    original = config.get(name) or scaling.get(name) or config.get("max_position_embeddings", 8192)
+
+    def number(name: str, default: float) -> float:
+        return _positive(default if scaling.get(name) is None else scaling[name])
+
     try:
-        return RopeSpec(
+        rope = RopeSpec(
             theta=_positive(scaling.get("rope_theta") or config.get("rope_theta") or 10_000.0),
             kind=kind,
-            factor=_positive(scaling.get("factor", 1.0)),
-            low_freq_factor=_positive(scaling.get("low_freq_factor", 1.0)),
-            high_freq_factor=_positive(scaling.get("high_freq_factor", 4.0)),
-            original_max_positions=int(original),
+            factor=number("factor", 1.0),
+            low_freq_factor=number("low_freq_factor", 1.0),
+            high_freq_factor=number("high_freq_factor", 4.0),
+            original_max_positions=int(_positive(original)),
         )
     except (TypeError, ValueError) as error:
         raise ModelUnsupported(f"rope parameters: {error}") from error
+    if kind == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
+        raise ModelUnsupported("rope parameters: low_freq_factor is not below high_freq_factor")
+    return rope
 
 
 def _positive(value: Any) -> float:
@@ -142,12 +190,33 @@ def _positive(value: Any) -> float:
     return number
 
 
-def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = config.get(name)
-    value = default if value is None else value
+def _size(config: Mapping[str, Any], name: str, null: int | None = None, *, absent: int | None = None) -> int:
+    """`null`: what an explicit null stands for; `absent`: what a missing field does, where that is something else."""
+    value = absent if name not in config and absent is not None else config.get(name)
+    value = null if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ModelUnsupported(f"config.json: {name} is {value}, not a positive integer")
     return value
+
+
+def _number(config: Mapping[str, Any], name: str, default: float) -> float:
+    try:
+        return _positive(config.get(name, default))
+    except (TypeError, ValueError) as error:
+        raise ModelUnsupported(f"config.json: {name}: {error}") from error
+
+
+def _flag(config: Mapping[str, Any], name: str) -> bool:
+    value = config.get(name, False)
+    if not isinstance(value, bool):
+        raise ModelUnsupported(f"config.json: {name} is {value}, not true or false")
+    return value
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    """transformers 5 writes `dtype`, earlier ones `torch_dtype`. A hint: the tensors themselves say what they are."""
+    value = config.get("dtype") or config.get("torch_dtype")
+    return value if value in DTYPES else ""
 
 
 def _eos(config: Mapping[str, Any], generation: Mapping[str, Any]) -> frozenset[int]:

@@ -1,16 +1,27 @@
-"""One iteration as an executor sees it: host integers, built once, read by every layer."""
+"""One iteration as an executor sees it: host integers, built once a batch, read by every layer.
 
-from dataclasses import dataclass
+While a batch of decode rows runs on unchanged its step is the same object from one iteration to the next: `advance` puts
+in the new tokens and positions, and everything else (rows, pages, plan, arrays) stays as it is and where it is. An
+executor may keep what it derives from a step for as long as it is handed that step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from weft_kernels.plan import SegmentPlan
 
+Ints = npt.NDArray[np.int32]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class StepRow:
     """Tokens [start, end) of the step belong to one sequence, at positions [position, position + end - start).
 
     `pages` hold the sequence's keys and values in token order, the new ones included; `samples`: logits of the last
-    token are wanted.
+    token are wanted. Only `position` ever changes.
     """
 
     start: int
@@ -25,13 +36,41 @@ class StepRow:
         return self.position + self.end - self.start
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class StepArrays:
+    """A step as flat int32 arrays, each contiguous; their addresses hold as long as the step lives."""
+
+    tokens: Ints  # [T]
+    rows: Ints  # [R, 4]: start, end, position, where its pages begin in `pages`
+    pages: Ints  # [sum of the rows' pages]
+    segments: Ints  # [S, 3]: start, end, slot
+    sampled: Ints  # [rows that sample]: the token whose logits are wanted
+
+
+@dataclass(slots=True)
 class Step:
     """Flattened tokens (ORCA, section 4.3: all but attention runs on [sum L, H]) and the rows they belong to."""
 
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     rows: tuple[StepRow, ...]
     plan: SegmentPlan
+    _arrays: StepArrays | None = field(default=None, init=False, repr=False, compare=False)
+
+    def advance(self, tokens: list[int], positions: list[int]) -> None:
+        """The next iteration of the same decode rows: one token each, at these positions."""
+        self.tokens = tokens
+        for row, position in zip(self.rows, positions, strict=True):
+            row.position = position
+        if self._arrays is not None:
+            self._arrays.tokens[:] = tokens
+            self._arrays.rows[:, 2] = positions
+
+    @property
+    def arrays(self) -> StepArrays:
+        """Made when first asked for, kept up to date by `advance`."""
+        if self._arrays is None:
+            self._arrays = _arrays_of(self)
+        return self._arrays
 
 
 def check_step(step: Step, page_tokens: int) -> None:
@@ -42,3 +81,16 @@ def check_step(step: Step, page_tokens: int) -> None:
         assert len(row.pages) * page_tokens >= row.context, row
         start = row.end
     assert start == len(step.tokens) == step.plan.rows
+
+
+def _arrays_of(step: Step) -> StepArrays:
+    offsets = np.cumsum([0, *(len(row.pages) for row in step.rows)])
+    rows = [(row.start, row.end, row.position, offset) for row, offset in zip(step.rows, offsets, strict=False)]
+    segments = [(segment.start, segment.end, segment.slot) for segment in step.plan.segments]
+    return StepArrays(
+        tokens=np.array(step.tokens, np.int32),
+        rows=np.array(rows, np.int32).reshape(-1, 4),
+        pages=np.array([page for row in step.rows for page in row.pages], np.int32),
+        segments=np.array(segments, np.int32).reshape(-1, 3),
+        sampled=np.array([row.end - 1 for row in step.rows if row.samples], np.int32),
+    )

@@ -15,7 +15,10 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What one runner of the pool holds. `tokens_per_s`: what it computes when busy, 0: not measured yet."""
+    """What one runner of the pool holds, of sequences what it runs well (its best batch).
+
+    `tokens_per_s`: what it computes when busy, 0: not measured yet.
+    """
 
     sequences: float
     kv_tokens: float

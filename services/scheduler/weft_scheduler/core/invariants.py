@@ -8,6 +8,7 @@ from collections import Counter
 from weft.identities import NEVER
 from weft_scheduler.core import room
 from weft_scheduler.core.context import Context, placeable
+from weft_scheduler.core.ranking import Key
 from weft_scheduler.core.shelves import Shape
 from weft_scheduler.core.state import OWNED, Phase, Pool, Runner, State
 from weft_scheduler.core.totals import Share
@@ -88,24 +89,27 @@ def check_room(state: State) -> None:
 def check_shelves(state: State) -> None:
     """A runner stands exactly where its room and working set say; what is shelved is placeable."""
     for pool in state.pools.values():
-        shelved: dict[str, tuple[Shape, int]] = {}
+        shelved: dict[str, tuple[Shape, Key, int]] = {}
         for shape, shelf in pool.shelves.by_shape.items():
             for key, free in shelf.open:
                 assert key.uuid not in shelved
-                shelved[key.uuid] = (shape, free)
+                shelved[key.uuid] = (shape, key, free)
             for key, free in shelf.full.get("", ()):
                 assert key.uuid not in shelved
-                shelved[key.uuid] = (shape, free)
+                shelved[key.uuid] = (shape, key, free)
         expected = {uuid: entry for uuid in pool.runners if (entry := _entry(state.runners[uuid])) is not None}
         assert shelved == expected, (pool.name, shelved, expected)
 
 
-def _entry(runner: Runner) -> tuple[Shape, int] | None:
+def _entry(runner: Runner) -> tuple[Shape, Key, int] | None:
     if not placeable(runner) or runner.spec is None:
         return None
     assert room.working_set(runner) >= 0
-    full = room.working_set(runner) >= runner.spec.max_sequences or not room.free_tokens(runner)
-    return None if full else (runner.shape, room.free_tokens(runner))
+    working_set = room.working_set(runner)
+    if working_set >= runner.spec.max_sequences or not room.free_tokens(runner):
+        return None
+    key = Key(room.preference(working_set, runner.spec.good_sequences), runner.id.uuid)
+    return runner.shape, key, room.free_tokens(runner)
 
 
 def check_counts(state: State) -> None:

@@ -1,4 +1,4 @@
-"""Runners in placement order, searchable by room: a treap on (working set, uuid) that knows each subtree's most room.
+"""Runners in placement order, searchable by room: a treap on (preference, uuid) that knows each subtree's most room.
 
 `put`, `drop` and `best` cost O(log n) expected. Priorities come from the caller (a hash of the uuid), so that the shape
 depends on nothing but the members.
@@ -9,9 +9,9 @@ from typing import NamedTuple, Optional
 
 
 class Key(NamedTuple):
-    """The order of preference: the largest working set, ties to the highest UUID (Punica, section 5.1)."""
+    """The order of preference, highest first (`room.preference`); ties to the highest UUID (Punica, section 5.1)."""
 
-    working_set: int
+    preference: int
     uuid: str
 
 

@@ -43,11 +43,20 @@ def working_set(runner: Runner) -> int:
     return len(runner.included) + len(runner.pending)
 
 
+def preference(working_set: int, good_sequences: int) -> int:
+    """How much a runner is preferred: below its best batch the fuller the better (Punica, section 5.1).
+
+    At its best batch and beyond it is below every runner that is not there yet, the less the farther it has gone, but
+    still before nobody: a request that only it can take is better off in a slower batch than in the queue.
+    """
+    return working_set if working_set < good_sequences else good_sequences - 1 - working_set
+
+
 def is_busy(runner: Runner) -> bool:
-    """At least half full, of sequences or of pages: not lightly loaded."""
+    """At least half full, of sequences (those that it runs well) or of pages: not lightly loaded."""
     if runner.spec is None:
         return False
-    full = 2 * working_set(runner) >= runner.spec.max_sequences
+    full = 2 * working_set(runner) >= runner.spec.good_sequences
     return full or (working_set(runner) > 0 and 2 * free_pages(runner) <= runner.spec.total_pages)
 
 
@@ -95,7 +104,7 @@ def reindex(pool: Pool, runner: Runner, placeable: bool) -> None:
         return
     room = free_tokens(runner)
     if room > 0 and working_set(runner) < runner.spec.max_sequences:
-        key = Key(working_set(runner), runner.id.uuid)
+        key = Key(preference(working_set(runner), runner.spec.good_sequences), runner.id.uuid)
         busy = busy_slots(pool, runner, runner.spec.max_adapters)
         digests = None if len(busy) < runner.spec.max_adapters else busy
         pool.shelves.shelf(runner.shape).put(key, room, runner.priority, digests)
@@ -117,7 +126,7 @@ def share_of(pool: Pool, runner: Runner) -> Share | None:
     reserved = spec.total_pages - free_pages(runner)
     serves = runner.confirmed and runner.serving
     return Share(
-        sequences=spec.max_sequences,
+        sequences=spec.good_sequences,
         kv_tokens=spec.total_pages * spec.page_tokens,
         reserved_tokens=reserved * spec.page_tokens,
         slots=spec.max_adapters - pinned,

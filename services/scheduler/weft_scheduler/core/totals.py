@@ -9,7 +9,7 @@ from weft_scheduler.core.capacity import Unit
 class Share(NamedTuple):
     """What one runner adds. Pages are counted only while it can serve; slots are those for unpinned adapters."""
 
-    sequences: int = 0  # its batch limit
+    sequences: int = 0  # its best batch
     kv_tokens: int = 0
     reserved_tokens: int = 0
     slots: int = 0

@@ -31,6 +31,12 @@ class RunnerSpec:
     max_rank: int
     max_context_tokens: int
     name: str = ""  # what people and the operator call it
+    best_batch: int = 0  # beyond it more sequences gain nothing, or are too slow; 0: not measured
+
+    @property
+    def good_sequences(self) -> int:
+        """What it runs well, of the `max_sequences` that it takes."""
+        return min(self.best_batch or self.max_sequences, self.max_sequences)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,7 @@ def _runner_spec(m: spb.RunnerHello) -> RunnerSpec:
         max_rank=m.max_rank,
         max_context_tokens=m.max_context_tokens,
         name=m.name,
+        best_batch=m.best_batch,
     )
 
 

@@ -1,19 +1,15 @@
-"""The oracle: transformers + peft in fp32 on the same files.
-
-Greedy output is compared by teacher forcing: one oracle forward over prompt + our answer tells the oracle's next token
-at every position of it. If all agree, the oracle's own greedy run is that answer, by induction.
-"""
+"""The oracle: transformers + peft in fp32 on the same files (see `random_models`)."""
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
-import transformers
+
+from random_models import OracleModel, Verdict, write_adapter, write_base
 
 # fp32 sums in another order move a logit by ~1e-5 here; a gap between the two best above this cannot be turned round.
 TOLERANCE = 1e-3
@@ -42,45 +38,25 @@ ADAPTERS: tuple[dict[str, Any], ...] = (
 
 
 @dataclass
-class Verdict:
-    """What the oracle says of an answer: positions that differ by a clear gap, and those too close to tell."""
-
-    wrong: list[int] = field(default_factory=list)
-    near_ties: int = 0
-    smallest_gap: float = float("inf")
-
-
-@dataclass
 class Oracle:
-    """A base model, its adapters, and what transformers + peft make of them."""
+    """A base model and its adapters as the engine's tests see them (`world`), and as the oracle does."""
 
     world: Any
-    model: Any
-    adapters: list[str]
-    vocab_size: int
+    model: OracleModel
 
-    @torch.inference_mode()
+    @property
+    def adapters(self) -> list[str]:
+        return list(self.model.adapters)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.spec.vocab_size
+
     def logits(self, adapter: str, ids: list[int]) -> torch.Tensor:
-        """[len(ids), V] in fp32."""
-        if not adapter:
-            with self.model.disable_adapter():
-                return self.model(input_ids=torch.tensor([ids])).logits[0]
-        self.model.set_adapter(adapter)
-        return self.model(input_ids=torch.tensor([ids])).logits[0]
+        return self.model.logits(adapter, ids)
 
     def judge(self, adapter: str, prompt: list[int], answer: list[int]) -> Verdict:
-        """Compare an answer with greedy decoding, token for token."""
-        logits = self.logits(adapter, [*prompt, *answer])[len(prompt) - 1 : -1]
-        best = logits.topk(2, dim=-1)
-        verdict = Verdict()
-        for position, token in enumerate(answer):
-            gap = float(best.values[position, 0] - best.values[position, 1])
-            verdict.smallest_gap = min(verdict.smallest_gap, gap)
-            if gap < TOLERANCE:
-                verdict.near_ties += 1
-            elif int(best.indices[position, 0]) != token:
-                verdict.wrong.append(position)
-        return verdict
+        return self.model.judge(adapter, prompt, answer, TOLERANCE)
 
 
 @pytest.fixture(scope="session")
@@ -89,46 +65,25 @@ def tolerance() -> float:
 
 
 @pytest.fixture(scope="session")
-def make_oracle(new_world: Any) -> Callable[..., Oracle]:
-    """Write a random base and random adapters with transformers and peft themselves, and load them there."""
+def make_oracle(load_oracle_from: Callable[..., Oracle]) -> Callable[..., Oracle]:
+    """Write a random base of a family and `ADAPTERS` with transformers and peft themselves, and load them there."""
 
-    def make(root: Path, seed: int, **config: Any) -> Oracle:
-        torch.manual_seed(seed)
-        llama = transformers.LlamaConfig(
-            **{"vocab_size": 131, "intermediate_size": 80, "num_hidden_layers": 3, "initializer_range": 0.15, **config}
-        )
-        transformers.LlamaForCausalLM(llama).save_pretrained(root / "base")
-        names = [write_adapter(root, f"a{i}", adapter) for i, adapter in enumerate(ADAPTERS)]
-        world = new_world(root, json.loads((root / "base" / "config.json").read_text()))
-        return load_oracle(world, {name: root / name for name in names})
+    def make(root: Path, family: str, seed: int, **config: Any) -> Oracle:
+        sizes = {"vocab_size": 131, "intermediate_size": 80, "num_hidden_layers": 3}
+        write_base(root / "base", family, seed, **{**sizes, **config})
+        for i, adapter in enumerate(ADAPTERS):
+            write_adapter(root, f"a{i}", adapter, seed + i)
+        return load_oracle_from(root, [f"a{i}" for i in range(len(ADAPTERS))])
 
     return make
 
 
 @pytest.fixture(scope="session")
-def load_oracle_from() -> Callable[..., Oracle]:
-    return load_oracle
+def load_oracle_from(new_world: Any) -> Callable[..., Oracle]:
+    """The base in `root / "base"` and the adapters in `root / NAME`."""
 
+    def load(root: Path, names: list[str]) -> Oracle:
+        world = new_world(root, json.loads((root / "base" / "config.json").read_text()))
+        return Oracle(world, OracleModel(root, tuple(names)))
 
-def write_adapter(root: Path, name: str, config: dict[str, Any]) -> str:
-    base = transformers.LlamaForCausalLM.from_pretrained(root / "base", dtype=torch.float32)
-    model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **config))
-    with torch.no_grad():
-        for key, weight in model.named_parameters():
-            if "lora_B" in key:
-                weight.copy_(torch.randn_like(weight) * 0.3 / weight.shape[1] ** 0.5)
-            elif "lora_A" in key:
-                weight.copy_(torch.randn_like(weight) / weight.shape[1] ** 0.5)
-    model.save_pretrained(root / name)
-    return name
-
-
-def load_oracle(world: Any, folders: dict[str, Path]) -> Oracle:
-    base = transformers.LlamaForCausalLM.from_pretrained(
-        world.base, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    (first, folder), *others = folders.items()
-    model = peft.PeftModel.from_pretrained(base, str(folder), adapter_name=first)
-    for name, other in others:
-        model.load_adapter(str(other), adapter_name=name)
-    return Oracle(world, model.eval(), list(folders), base.config.vocab_size)
+    return load

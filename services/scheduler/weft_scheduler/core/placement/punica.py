@@ -2,8 +2,10 @@
 
 The runner with the largest working set that is under its batch limit and has pages for the request; ties to the highest
 runner UUID; nobody: the queue. Large working sets first keeps the fleet at "full or idle", so that idle runners can be
-given back. Beyond the paper: a runner whose device slots are all busy takes only adapters that run there, and rank and
-context have to fit its shape.
+given back. The batch limit is the runner's own measured best batch; where every runner that could take the request has
+reached it, the one least beyond takes it, up to what it can hold: a slower batch is better than waiting. Beyond the
+paper: a runner whose device slots are all busy takes only adapters that run there, and rank and context have to fit its
+shape.
 """
 
 from collections.abc import Container

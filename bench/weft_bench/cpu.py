@@ -1,0 +1,61 @@
+"""`weft bench cpu`: the CPU engine alone, without wire and gateway, beside what this machine allows.
+
+Random seeded Llamas (tiny: 4 layers of 256; small: 8 of 1024; m135: 30 of 576, 49,152 tokens; mid: 16 of 2048) with PEFT
+adapters of rank 16 on all seven projections. Popularities are Punica's: Identical (one adapter for all rows), Uniform
+(ceil(sqrt(rows)) of them), Skewed (each 1.5 times as popular as the next), Distinct (one a row). The adapter of every row of
+every step is taken from the engine's books and compared with the one that was asked for, after the clock has stopped.
+
+A time stands beside its bound (baseline): the larger of bytes / read bandwidth and operations / peak, both measured here with
+the engine's threads, the bandwidth by reading a working set of the step's size. `of bound` is the share of it that is reached.
+`kept of the base's rate` stands beside base_ms / (base_ms + adapter bytes / bandwidth + adapter FLOPs / peak).
+Decode steps are those in which every row decodes: prompts of 64 tokens, 64 tokens each. Rounds alternate the kinds; a figure
+is the median over the rounds, a ratio the median of the rounds' ratios.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+from weft_bench.cpu_cases import batch1_case, decode_case, int8_case, prefill_case, retention_case, whole_case
+from weft_bench.cpu_context import Bar, Context, Options
+from weft_bench.cpu_decode import Model
+from weft_bench.cpu_machine import MEMORY_BYTES, Meter, meter
+from weft_bench.cpu_shapes import SHAPES
+from weft_bench.cpu_slots import slots_case
+from weft_bench.cpu_textgen import textgen_case
+from weft_bench.lines import Line, Origin
+from weft_kernels.cpu.threads import cpu_quota
+
+CASES: dict[str, Callable[[Context], Iterator[Line]]] = {
+    "decode": decode_case,
+    "retention": retention_case,
+    "batch1": batch1_case,
+    "prefill": prefill_case,
+    "whole": whole_case,
+    "int8": int8_case,
+    "slots": slots_case,
+    "textgen": textgen_case,
+}
+SERVING = {"slots": ("tiny", "m135"), "textgen": ("tiny", "m135")}  # the other shapes would take hours
+GIGA = 1e9
+
+
+def figures(
+    options: Options, shapes: Sequence[str], cases: Sequence[str], origin: Origin, bar: Bar, said: Callable[[str], None]
+) -> Iterator[Line]:
+    """The machine's own figures, then every case of every shape."""
+    by = meter(options.threads or cpu_quota())
+    peak = by.peak()
+    yield from _machine(origin, by, peak)
+    for name in shapes:
+        model = Model(name, SHAPES[name], options.folder, random.Random(options.seed))
+        context = Context(options, model, origin, by, peak, bar, said)
+        for case in cases:
+            if name in SERVING.get(case, (name,)) or len(shapes) == 1:
+                yield from CASES[case](context)
+            else:
+                said(f"skipped: {name}, {case}: it runs for {' and '.join(SERVING[case])}, or for one shape alone")
+
+
+def _machine(origin: Origin, by: Meter, peak: float) -> Iterator[Line]:
+    yield origin.line(f"machine, by {by.name}", "read bandwidth", by.bandwidth(MEMORY_BYTES) / GIGA, "GB/s")
+    yield origin.line(f"machine, by {by.name}", "bf16 peak", peak / GIGA, "GFLOP/s")

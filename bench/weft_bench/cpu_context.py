@@ -1,0 +1,129 @@
+"""What every case of `weft bench cpu` is given: a model, a machine, amounts, and where lines come from."""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from weft_bench.cpu_decode import Batch, Model
+from weft_bench.cpu_engine import PAGE_TOKENS, Sizes, Subject
+from weft_bench.cpu_machine import Meter, rates
+from weft_bench.cpu_models import base_model, files
+from weft_bench.cpu_shapes import RANK
+from weft_bench.lines import Line, Origin
+from weft_bench.roofline import BF16_BYTES, Rates, Shape, Work, lora_bytes
+
+WEIGHT_BYTES = {"bf16": 2.0, "int8": 1.0, "fp32": 4.0}
+Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]  # label, length -> what is called per advance
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """How much is run. `QUICK` shows that everything works; its figures are of little use."""
+
+    repetitions: int = 5
+    tokens: int = 64
+    batches: tuple[int, ...] = (1, 8, 16, 32)
+    prefills: tuple[int, ...] = (128, 512, 1024, 2048)
+    crowds: tuple[int, ...] = (16, 64, 256)
+    crowd_requests: int = 384
+    texts: int = 1000
+
+
+QUICK = Amounts(1, 12, (1, 8), (32, 128), (16,), 24, 24)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked for on the command line. `dtype`: of the cpu executor."""
+
+    folder: Path
+    executor: str = "auto"
+    dtype: str = "bf16"
+    threads: int = 0
+    seed: int = 0
+    data: Path | None = None
+    amounts: Amounts = field(default_factory=Amounts)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One model on this machine. `said` hears what is skipped, and why."""
+
+    options: Options
+    model: Model
+    origin: Origin
+    meter: Meter
+    peak: float
+    bar: Bar
+    said: Callable[[str], None]
+    measured: dict[int, Rates] = field(default_factory=dict[int, Rates])
+
+    def subject(self, sizes: Sizes, dtype: str = "", adapter_bytes: float | None = None) -> Subject:
+        """An engine with this model, as the options want it, and with room for so many bytes of adapters.
+
+        `adapter_bytes` None: its slots are all taken by adapters of the usual rank.
+        """
+        options, shape = self.options, self.model.shape
+        n_bytes = sizes.slots * lora_bytes(shape, RANK) if adapter_bytes is None else adapter_bytes
+        pages = math.ceil(n_bytes / page_bytes(shape)) + sizes.slots  # each rounds up to whole pages
+        asked = replace(
+            sizes, executor=options.executor, dtype=dtype or options.dtype, threads=options.threads, adapter_pages=pages
+        )
+        base = base_model(options.folder, self.model.name, self.model.shape)
+        return Subject(files(base), asked)
+
+    def on(self, subject: Subject, dtype: str = "") -> "Reporter":
+        """Lines about this subject."""
+        reference = subject.built.numerics_class.startswith("reference")
+        dtype = "fp32" if reference else dtype or self.options.dtype
+        label = " (reference)" if reference else "" if dtype == "bf16" else f" ({dtype})"
+        versions = f"{self.origin.versions}, {subject.executor}, seed {self.options.seed}"
+        return Reporter(self, f"{self.model.name}{label}", dtype, replace(self.origin, versions=versions))
+
+    def rates(self, n_bytes: float) -> Rates:
+        """The machine for a working set of about this size; measured once for each power of two."""
+        step = max(int(n_bytes) - 1, 1).bit_length()
+        if step not in self.measured:
+            self.measured[step] = rates(self.meter, 1 << step, self.peak)
+        return self.measured[step]
+
+
+@dataclass(frozen=True, slots=True)
+class Reporter:
+    """Makes lines about one engine: `who` names model and executor."""
+
+    context: Context
+    who: str
+    dtype: str
+    origin: Origin
+
+    @property
+    def weight_bytes(self) -> float:
+        return WEIGHT_BYTES[self.dtype]
+
+    def line(
+        self, case: str, metric: str, value: float | None, unit: str, *, baseline: float | None = None,
+        bound_fraction: float | None = None, target: str | None = None,
+    ) -> Line:  # fmt: skip
+        return self.origin.line(
+            f"{self.who}, {case}", metric, value, unit, baseline=baseline, bound_fraction=bound_fraction, target=target
+        )
+
+    def bound_s(self, work: Work) -> float:
+        """The bound of this work, with the machine's rates for its working set."""
+        return work.bound_s(self.context.rates(work.n_bytes))
+
+    def step(self, case: str, metric: str, seconds: float, work: Work) -> Line:
+        """A time beside its bound."""
+        bound_s = self.bound_s(work)
+        return self.line(case, metric, seconds * 1e3, "ms", baseline=bound_s * 1e3, bound_fraction=bound_s / seconds)
+
+    def decode_work(self, batch: Batch, context_tokens: float) -> Work:
+        return batch.work(self.context.model.shape, context_tokens, self.weight_bytes)
+
+
+def page_bytes(shape: Shape) -> int:
+    """Keys and values of a page of bf16 in all layers."""
+    return 2 * BF16_BYTES * shape.layers * shape.kv * PAGE_TOKENS

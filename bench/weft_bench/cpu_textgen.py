@@ -1,0 +1,92 @@
+"""Punica's text generation (arXiv 2310.18547, section 7.2): 1,000 requests, first come first served, batches of up to 32.
+
+All requests are there at the start; one that ends makes room for the next, so that arrivals, prefill, loading and the thin
+batches at the end are in the figure. Lengths are those of ShareGPT conversations, cut to fit. With Distinct every request has
+an adapter of its own: it is read from disk and packed while the batch runs on.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from weft_bench.cpu_context import Context
+from weft_bench.cpu_engine import Ask, Sizes, Subject
+from weft_bench.cpu_shapes import BASE, POPULARITIES, RANK, adapter_of_row, distinct, prompts
+from weft_bench.cpu_slots import FOLDERS
+from weft_bench.data import find, rows
+from weft_bench.errors import WrongAdapter
+from weft_bench.lines import Line
+from weft_bench.path import percentile
+
+LENGTHS = "sharegpt_8k_lengths.csv.gz"
+BATCH, MOST_PROMPT, MOST_OUTPUT = 32, 768, 256
+CUT = f"prompts up to {MOST_PROMPT}, answers up to {MOST_OUTPUT} tokens"
+
+
+def textgen_case(context: Context) -> Iterator[Line]:
+    """The base and the four popularities, one after the other on one engine."""
+    path = find(LENGTHS, context.options.data)
+    if path is None:
+        context.said(f"skipped: textgen: there is no {LENGTHS} in {context.options.data or '(give --data DIR)'}")
+        return
+    rng = random.Random(context.options.seed)
+    lengths = sampled(path, context.options.amounts.texts, rng)
+    sizes = Sizes(rows=BATCH, slots=BATCH, context_tokens=MOST_PROMPT + MOST_OUTPUT, batch_tokens=512, prefills=1)
+    with context.subject(sizes) as subject:
+        base_rate: float | None = None
+        for popularity in (BASE, *POPULARITIES):
+            lines, rate = _popularity(context, subject, rng, lengths, popularity, base_rate)
+            base_rate = base_rate or rate
+            yield from lines
+
+
+def sampled(path: Path, count: int, rng: random.Random) -> list[tuple[int, int]]:
+    """(prompt, answer) lengths of `count` conversations, cut to fit."""
+    found = [(int(row["num_prefill_tokens"]), int(row["num_decode_tokens"])) for row in rows(path)]
+    return [cut(prompt, answer) for prompt, answer in rng.sample(found, count)]
+
+
+def cut(prompt: int, answer: int) -> tuple[int, int]:
+    """The later part of a conversation that is too long, and the beginning of an answer that is."""
+    return max(1, min(prompt, MOST_PROMPT)), max(1, min(answer, MOST_OUTPUT))
+
+
+def _popularity(
+    context: Context, subject: Subject, rng: random.Random, lengths: Sequence[tuple[int, int]], popularity: str,
+    base_rate: float | None,
+) -> tuple[list[Line], float]:  # fmt: skip
+    numbers = adapter_of_row(popularity, len(lengths))
+    rng.shuffle(numbers)
+    asks = _asks(context, subject, rng, lengths, numbers)
+    label = f"text generation, {len(asks)} requests, {popularity}"
+    with context.bar(f"{context.model.name}: {label}", len(asks)) as advanced:
+        played = subject.play(asks, streams=BATCH, advanced=advanced)
+    served = {adapter for beat in played.beats for adapter in beat.adapters if adapter}
+    if len(served) != distinct(numbers):
+        raise WrongAdapter(f"{label}: {len(served)} adapters were served, not {distinct(numbers)}")
+    rate, reporter = played.tokens / played.wall_s, context.on(subject)
+    mean_rows = sum(beat.rows for beat in played.beats) / len(played.beats)
+    mean_adapters = sum(beat.distinct for beat in played.beats) / len(played.beats)
+    ttft_ms = percentile([life.ttft_s for life in played.lives], 99) * 1e3
+    return [
+        reporter.line(f"{label}, {CUT}", "output tokens", rate, "tokens/s", baseline=base_rate),
+        reporter.line(f"{label}, {CUT}", "rows of a step", mean_rows, ""),
+        reporter.line(f"{label}, {CUT}", "adapters of a step", mean_adapters, ""),
+        reporter.line(f"{label}, {CUT}", "adapters loaded", float(len(subject.witness.loads)), ""),
+        reporter.line(f"{label}, {CUT}", "TTFT p99, from a place in the batch", ttft_ms, "ms"),
+    ], rate
+
+
+def _asks(
+    context: Context, subject: Subject, rng: random.Random, lengths: Sequence[tuple[int, int]],
+    numbers: Sequence[int | None],
+) -> list[Ask]:  # fmt: skip
+    asks: list[Ask] = []
+    for (prompt_tokens, tokens), number in zip(lengths, numbers, strict=True):
+        prompt = prompts(rng, 1, prompt_tokens, context.model.shape.vocab)[0]
+        digest = "" if number is None else f"text-{context.model.name}-{number}"
+        if number is not None:
+            folder = context.model.digest(subject, number % FOLDERS, RANK)
+            subject.adapters.paths[digest] = subject.adapters.paths[folder]
+        asks.append(Ask(digest, prompt, tokens))
+    return asks

@@ -1,0 +1,195 @@
+"""`weft chat`: one question or a conversation, streamed as it is written.
+
+The gateway is spoken to as any OpenAI client would. Ctrl-C ends an answer and keeps what has come of it; a second one
+in a row ends the session.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import httpx2
+
+from weft_cli.errors import BadInput, CommandError
+from weft_cli.output import note, say
+from weft_cli.sse import event_of, refusal_of
+
+INTERRUPTED = 130
+CONNECT_S = 5.0
+SILENCE_S = 3600.0  # a pool may hold a request so long until it has a runner; then the gateway pings
+KEY_HINT = "give one with --key or $WEFT_API_KEY; `weft key create --namespace NAME` makes one"
+MODELS_HINT = "`weft get lora -A` lists adapters, `weft get spool -A` base models"
+Message = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Whom to ask, where, and how. `url` without `/v1`; what is None is the gateway's to choose."""
+
+    name: str
+    url: str
+    key: str | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+    def body(self, messages: list[Message]) -> dict[str, Any]:
+        wanted = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        return {"model": self.name, "messages": messages, "stream": True, **given}
+
+
+def chat(model: Model, text: str | None, system: str | None) -> int:
+    """Ask once with `text` or what standard input holds; without both, talk. Returns the exit code."""
+    messages = [{"role": "system", "content": system}] if system else []
+    with _client(model) as http:
+        if text is None and sys.stdin.isatty():
+            return Session(model, http, messages, _line).run()
+        question = _piped() if text in (None, "-") else text
+        if not question.strip():
+            raise BadInput("there is nothing to ask", "`weft chat MODEL TEXT`, or text on standard input")
+        show(http, model, [*messages, {"role": "user", "content": question}], [])
+        return 0
+
+
+class Session:
+    """A conversation. `line(prompt)` gives what a person types; EOFError ends it."""
+
+    def __init__(self, model: Model, http: httpx2.Client, messages: list[Message], line: Callable[[str], str]) -> None:
+        self._model, self._http, self.messages, self._line = model, http, messages, line
+        self._interrupted = False  # by the last thing that happened
+
+    def run(self) -> int:
+        note(f"{self._model.name} at {self._model.url}. Ctrl-C ends an answer, twice the session; so does Ctrl-D.")
+        while True:
+            try:
+                text = self._line("> ")
+            except EOFError:
+                say("")
+                return 0
+            except KeyboardInterrupt:
+                say("")
+                if self._interrupted:
+                    return INTERRUPTED
+                self._interrupted = True
+                note("Ctrl-C again ends the session")
+                continue
+            if text.strip():
+                self._interrupted = self._turn(text)
+
+    def _turn(self, text: str) -> bool:
+        """One question and its answer; True when it was interrupted. What got no answer leaves the conversation."""
+        asked = [*self.messages, {"role": "user", "content": text}]
+        pieces: list[str] = []
+        try:
+            show(self._http, self._model, asked, pieces)
+        except CommandError as error:
+            note(f"weft: {error.message}{f' ({error.hint})' if error.hint else ''}")
+        except KeyboardInterrupt:
+            return True
+        finally:
+            if pieces:
+                self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+        return False
+
+
+def show(http: httpx2.Client, model: Model, messages: list[Message], pieces: list[str]) -> None:
+    """Print one answer as it comes, and gather its pieces. Raises CommandError."""
+    reply = Reply(http, model, messages)
+    try:
+        with contextlib.closing(reply.pieces()) as coming:
+            for piece in coming:
+                pieces.append(piece)
+                _write(piece)
+    finally:
+        if pieces:
+            _write("\n")
+    if reply.reason == "length":
+        note("weft: the answer is cut at its limit of tokens; --max-tokens sets it")
+
+
+class Reply:
+    """One answer; `reason` is why it ended, once it has."""
+
+    def __init__(self, http: httpx2.Client, model: Model, messages: list[Message]) -> None:
+        self._http, self._model, self._messages = http, model, messages
+        self.reason: str | None = None
+
+    def pieces(self) -> Generator[str]:
+        """The text as it comes; closing it ends the answer at the gateway. Raises CommandError."""
+        body = self._model.body(self._messages)
+        with _told(self._model), self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+            if not response.is_success:
+                raise _refused(response.read(), response.status_code)
+            for line in response.iter_lines():
+                yield from self._read(event_of(line))
+        if self.reason is None:
+            raise CommandError(f"the gateway at {self._model.url} broke off the answer")
+
+    def _read(self, event: dict[str, Any]) -> Iterator[str]:
+        if "error" in event:
+            raise CommandError(str(event["error"].get("message")))
+        for choice in event.get("choices", ()):
+            self.reason = choice.get("finish_reason") or self.reason
+            if piece := choice.get("delta", {}).get("content"):
+                yield piece
+
+
+def _client(model: Model) -> httpx2.Client:
+    headers = {"authorization": f"Bearer {model.key}"} if model.key else {}
+    timeout = httpx2.Timeout(SILENCE_S, connect=CONNECT_S)
+    try:
+        return httpx2.Client(base_url=model.url, headers=headers, timeout=timeout, trust_env=False)
+    except (httpx2.InvalidURL, UnicodeEncodeError) as error:
+        raise BadInput(f"--url or --key: {error}") from error
+
+
+@contextlib.contextmanager
+def _told(model: Model) -> Generator[None]:
+    """What goes wrong on the way, in one line."""
+    try:
+        yield
+    except (httpx2.UnsupportedProtocol, httpx2.InvalidURL) as error:
+        raise BadInput(f"--url: {model.url!r} is no URL of a gateway: {error}") from error
+    except httpx2.ConnectError as error:
+        raise CommandError(f"no gateway answers at {model.url}: {error}", "`weft status` shows this stack's") from error
+    except httpx2.HTTPError as error:
+        why = str(error) or type(error).__name__
+        raise CommandError(f"the gateway at {model.url} went away: {why}") from error
+
+
+def _refused(body: bytes, status: int) -> CommandError:
+    message = refusal_of(body, status)
+    match status:
+        case 401:
+            return CommandError(message, KEY_HINT)
+        case 404:
+            return CommandError(message, MODELS_HINT)
+        case 400 | 413:
+            return BadInput(message)
+        case _:
+            return CommandError(message)
+
+
+def _piped() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise BadInput(f"standard input is not UTF-8: {error}") from error
+
+
+def _line(prompt: str) -> str:
+    with contextlib.suppress(ImportError):
+        import_module("readline")  # lets the line be edited
+    return input(prompt)
+
+
+def _write(piece: str) -> None:
+    """As it is where a program reads it; what no terminal should get is escaped for people."""
+    if sys.stdout.isatty():
+        say(piece, end="")
+    else:
+        sys.stdout.write(piece)
+        sys.stdout.flush()

@@ -1,0 +1,133 @@
+"""`weft top`: what the runners do now. Runners and adapters from the supervisor's Admin, the queue from the gateway."""
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from weft.printable import printable
+from weft.wire.v1 import supervisor_pb2 as pb
+from weft_cli.errors import CommandError
+from weft_cli.output import say, table
+from weft_cli.runners import TIMEOUT_S, Supervisor, ask
+from weft_cli.sse import refusal_of
+from weft_cli.top_figures import (
+    ADAPTER_HEADERS,
+    POOL_HEADERS,
+    RUNNER_HEADERS,
+    GatewayNow,
+    Look,
+    RunnerNow,
+    SequenceNow,
+    Tables,
+    tables_of,
+)
+
+GATEWAY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the figures come from. Without a gateway's URL nothing is known of the queue, nor of names."""
+
+    supervisor: Supervisor
+    gateway_url: str | None
+    key: str | None = None
+
+
+def top(sources: Sources, interval_s: float, *, once: bool) -> None:
+    """Show the tables again and again until Ctrl-C; `once`, and where nobody watches: after one interval."""
+    before = look(sources)
+    time.sleep(interval_s)
+    if once or not sys.stdout.isatty():
+        _print(tables_of(before, look(sources)))
+        return
+    with Live(console=Console(), screen=True, auto_refresh=False) as live:
+        while True:
+            now = look(sources)
+            live.update(_drawn(tables_of(before, now)), refresh=True)
+            before = now
+            time.sleep(interval_s)
+
+
+def look(sources: Sources) -> Look:
+    """Everything as it is now. Raises CommandError."""
+    answer = ask(sources.supervisor, lambda admin: admin.ListRunners(pb.ListRunnersRequest(), timeout=TIMEOUT_S))
+    runners = sorted(map(runner_of, answer.runners), key=lambda runner: (runner.pool, runner.name))
+    gateway = _gateway(sources.gateway_url, sources.key) if sources.gateway_url else None
+    return Look(time.monotonic(), tuple(runners), gateway)
+
+
+def runner_of(state: pb.RunnerState) -> RunnerNow:
+    """A runner's report as the figures need it."""
+    about = state.runner
+    device = pb.AdapterState.DEVICE
+    return RunnerNow(
+        incarnation=(state.id.uuid, state.id.incarnation),
+        name=about.name or state.id.uuid[:8],
+        pool=about.pool,
+        ready=state.ready,
+        draining=state.draining,
+        tokens=state.tokens,
+        free_pages=state.free_pages,
+        total_pages=about.total_pages,
+        max_sequences=about.max_sequences,
+        max_adapters=about.max_adapters,
+        sequences=tuple(
+            SequenceNow((one.request_id, one.epoch.term, one.epoch.counter), one.adapter_digest, one.tokens)
+            for one in state.sequences
+        ),
+        on_device=frozenset(adapter.digest for adapter in state.adapters if adapter.tier == device),
+    )
+
+
+def gateway_of(status: Mapping[str, Any]) -> GatewayNow:
+    """The gateway's `/status`."""
+    return GatewayNow(
+        in_flight=status["in_flight"],
+        waiting=status["held"],
+        waiting_of={pool["name"]: pool["held"] for pool in status["pools"]},
+        names={model["digest"]: model["id"] for model in status["models"] if model["digest"]},
+    )
+
+
+def _gateway(url: str, key: str | None) -> GatewayNow:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx2.get(f"{url.rstrip('/')}/status", headers=headers, timeout=GATEWAY_S, trust_env=False)
+        if not answer.is_success:
+            raise CommandError(f"the gateway at {url} refuses: {refusal_of(answer.content, answer.status_code)}")
+        return gateway_of(answer.json())
+    except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeEncodeError) as error:
+        raise CommandError(f"no gateway answers at {url}: {error}", "`weft status` shows this stack's") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CommandError(f"{url} is no gateway of weft: its /status is something else") from error
+
+
+def _print(tables: Tables) -> None:
+    say(tables.summary)
+    for headers, rows in _each(tables):
+        say("")
+        say("\n".join(table(headers, rows)))
+
+
+def _drawn(tables: Tables) -> RenderableType:
+    parts: list[RenderableType] = [Text(tables.summary, "bold")]
+    for headers, rows in _each(tables):
+        grid = Table(*headers, box=None, header_style="bold", padding=(0, 3, 0, 0))
+        for row in rows:
+            grid.add_row(*(Text(printable(cell)) for cell in row))
+        parts += [Text(), grid]
+    return Group(*parts, Text(), Text("Ctrl-C ends. Tokens are those of prompts and of answers.", "dim"))
+
+
+def _each(tables: Tables) -> list[tuple[tuple[str, ...], Any]]:
+    all_of_them = ((RUNNER_HEADERS, tables.runners), (POOL_HEADERS, tables.pools), (ADAPTER_HEADERS, tables.adapters))
+    return [(headers, rows) for headers, rows in all_of_them if rows]

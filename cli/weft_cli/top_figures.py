@@ -1,0 +1,156 @@
+"""The figures of `weft top`: two looks at the runners make rates. Values in, tables out."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from weft_cli.output import short
+
+UNKNOWN = "-"
+MAX_ADAPTERS = 10  # shown, by tokens/s
+RUNNER_HEADERS = ("RUNNER", "POOL", "READY", "BATCH", "TOKENS/S", "FREE PAGES", "ADAPTERS")
+POOL_HEADERS = ("POOL", "RUNNERS", "BATCH", "TOKENS/S", "FREE PAGES", "WAITING")
+ADAPTER_HEADERS = ("ADAPTER", "RUNNING", "TOKENS/S", "RUNNERS")
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceNow:
+    """A sequence on a runner; `tokens` of its context are computed."""
+
+    key: tuple[str, int, int]  # request, epoch
+    adapter: str  # digest, "" for the base
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerNow:
+    """A runner as its supervisor knows it. `tokens`: computed since its start, of prompts and of answers."""
+
+    incarnation: tuple[str, str]
+    name: str
+    pool: str
+    ready: bool
+    draining: bool
+    tokens: int
+    free_pages: int
+    total_pages: int
+    max_sequences: int
+    max_adapters: int
+    sequences: tuple[SequenceNow, ...] = ()
+    on_device: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayNow:
+    """What the gateway says: requests now, those without a runner, by pool where it may be seen, names of digests."""
+
+    in_flight: int
+    waiting: int
+    waiting_of: Mapping[str, int] = field(default_factory=dict[str, int])
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Everything at one moment; `at` in seconds of one clock."""
+
+    at: float
+    runners: tuple[RunnerNow, ...]
+    gateway: GatewayNow | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What is shown, as text: a line, then rows by table."""
+
+    summary: str
+    runners: Sequence[tuple[str, ...]]
+    pools: Sequence[tuple[str, ...]]
+    adapters: Sequence[tuple[str, ...]]
+
+
+def tables_of(before: Look | None, now: Look) -> Tables:
+    """Rows of the three tables. Without a look before there is no rate."""
+    rates = _rates(before, now)
+    known = [rate for rate in rates.values() if rate is not None]
+    total = sum(known) if known else None
+    return Tables(
+        summary=_summary(now, total),
+        runners=[_runner_row(runner, rates[runner.incarnation]) for runner in now.runners],
+        pools=[_pool_row(pool, now, rates) for pool in sorted({runner.pool for runner in now.runners})],
+        adapters=list(_adapter_rows(before, now)),
+    )
+
+
+def _rates(before: Look | None, now: Look) -> dict[tuple[str, str], float | None]:
+    """Tokens a second by runner; None for one that was not there before (a restart counts from 0 again)."""
+    earlier = {runner.incarnation: runner.tokens for runner in before.runners} if before else {}
+    seconds = now.at - before.at if before else 0.0
+    return {
+        runner.incarnation: (runner.tokens - earlier[runner.incarnation]) / seconds
+        if runner.incarnation in earlier and seconds > 0
+        else None
+        for runner in now.runners
+    }
+
+
+def _summary(now: Look, tokens_per_s: float | None) -> str:
+    ready = sum(runner.ready and not runner.draining for runner in now.runners)
+    parts = [f"{ready} of {len(now.runners)} runners ready", f"{_rate(tokens_per_s)} tokens/s"]
+    if now.gateway:
+        parts += [f"{now.gateway.in_flight} requests", f"{now.gateway.waiting} waiting"]
+    return ", ".join(parts)
+
+
+def _runner_row(runner: RunnerNow, rate: float | None) -> tuple[str, ...]:
+    return (
+        runner.name,
+        runner.pool,
+        "Draining" if runner.draining else str(runner.ready),
+        f"{len(runner.sequences)}/{runner.max_sequences}",
+        _rate(rate),
+        f"{runner.free_pages}/{runner.total_pages}",
+        f"{len(runner.on_device)}/{runner.max_adapters}",
+    )
+
+
+def _pool_row(pool: str, now: Look, rates: Mapping[tuple[str, str], float | None]) -> tuple[str, ...]:
+    own = [runner for runner in now.runners if runner.pool == pool]
+    known = [rate for runner in own if (rate := rates[runner.incarnation]) is not None]
+    waiting = now.gateway.waiting_of.get(pool) if now.gateway else None
+    return (
+        pool,
+        f"{sum(runner.ready for runner in own)}/{len(own)}",
+        f"{sum(len(runner.sequences) for runner in own)}/{sum(runner.max_sequences for runner in own)}",
+        _rate(sum(known) if known else None),
+        f"{sum(runner.free_pages for runner in own)}/{sum(runner.total_pages for runner in own)}",
+        UNKNOWN if waiting is None else str(waiting),
+    )
+
+
+def _adapter_rows(before: Look | None, now: Look) -> Iterator[tuple[str, ...]]:
+    """The busiest adapters; of sequences that run now, so what ended between two looks is missing here alone."""
+    running = Counter[str](sequence.adapter for runner in now.runners for sequence in runner.sequences)
+    resident = Counter[str](digest for runner in now.runners for digest in runner.on_device)
+    tokens = _tokens_by_adapter(before, now) if before else Counter[str]()
+    seconds = now.at - before.at if before else 0.0
+    names = now.gateway.names if now.gateway else {}
+    known = sorted(running.keys() | resident.keys())
+    found = sorted(known, key=lambda digest: (tokens[digest], running[digest]), reverse=True)
+    for digest in [digest for digest in found if digest][:MAX_ADAPTERS]:
+        rate = _rate(tokens[digest] / seconds if seconds > 0 else None)
+        yield names.get(digest) or short(digest), str(running[digest]), rate, str(resident[digest])
+
+
+def _tokens_by_adapter(before: Look, now: Look) -> Counter[str]:
+    """Tokens that the sequences of each adapter have gained. One that is new has gained all of its own."""
+    earlier = {sequence.key: sequence.tokens for runner in before.runners for sequence in runner.sequences}
+    gained = Counter[str]()
+    for runner in now.runners:
+        for sequence in runner.sequences:
+            gained[sequence.adapter] += max(0, sequence.tokens - earlier.get(sequence.key, 0))
+    return gained
+
+
+def _rate(tokens_per_s: float | None) -> str:
+    return UNKNOWN if tokens_per_s is None else f"{tokens_per_s:.1f}"

@@ -1,0 +1,108 @@
+"""The library, compiled and linked into a folder. Who keeps it, and where, is `cache`'s matter, or the wheel's.
+
+A level that this compiler cannot compile is left out, and the plain units are told; the others are there all the same.
+"""
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft_kernels.cpu import sources
+from weft_kernels.cpu.compiler import Compiler, Finished, Limit, run_all, trimmed
+from weft_kernels.cpu.errors import NativeUnavailable
+from weft_kernels.cpu.sources import Sources
+from weft_kernels.cpu.threads import cpu_quota
+
+LIBRARY = "weft_cpu.so"
+CHECKSUM = "weft_cpu.sha256"
+LIMIT_S = 300.0  # all of it; a loaded machine with one core needs about a third
+AT_ONCE = 2  # a unit with AVX-512 takes its compiler some 300 MiB
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The library, beside its checksum. `left_out`: levels that the compiler could not compile, and its words."""
+
+    library: Path
+    left_out: Mapping[str, str]
+    seconds: float
+
+
+def build(what: Sources, compiler: Compiler, folder: Path, *, limit_s: float = LIMIT_S) -> Built:
+    """Compile `what` in an existing, empty folder of ours. Raises NativeUnavailable with the compiler's message."""
+    limit = Limit(limit_s)
+    log.info("building the CPU kernels", extra={"kv": {"compiler": str(compiler), "levels": len(what.levels())}})
+    objects, left_out = _levels(what, compiler, folder, limit)
+    plain = _plain(what, compiler, folder, left_out, limit)
+    library = _link(compiler, folder, [*plain, *objects], limit)
+    (folder / CHECKSUM).write_text(checksum(library))
+    built = Built(library, left_out, round(limit.taken_s(), 1))
+    for level, why in left_out.items():
+        log.warning("the CPU kernels lack a level", extra={"kv": {"level": level, "compiler_says": why}})
+    log.info("CPU kernels built", extra={"kv": {"seconds": built.seconds, "bytes": library.stat().st_size}})
+    return built
+
+
+def checksum(library: Path) -> str:
+    """SHA-256 of the file. Loading a file that was cut short ends the process, so that is found out before."""
+    return hashlib.sha256(library.read_bytes()).hexdigest()
+
+
+def _levels(what: Sources, compiler: Compiler, folder: Path, limit: Limit) -> tuple[list[Path], dict[str, str]]:
+    """(Objects of the levels that could be compiled, worst first; the others and the compiler's words)."""
+    units = what.levels()
+    commands = [_compile(compiler, unit, sources.LEVELS[level]) for level, unit in units.items()]
+    objects: list[Path] = []
+    left_out: dict[str, str] = {level: "it has no source here" for level in sources.LEVELS if level not in units}
+    for (level, unit), end in zip(
+        units.items(), run_all(commands, folder, at_once=_at_once(), limit=limit), strict=True
+    ):
+        if end.code == 0:
+            objects.append(_object(unit, folder))
+        elif level == sources.PORTABLE or end.died:
+            raise _failed(unit.name, end)
+        else:
+            left_out[level] = trimmed(end.output)
+    return objects, left_out
+
+
+def _plain(what: Sources, compiler: Compiler, folder: Path, left_out: Mapping[str, str], limit: Limit) -> list[Path]:
+    flags = (f'-DWEFT_SOURCE_HASH="{what.digest()}"', *map(sources.without, left_out))
+    commands = [_compile(compiler, unit, flags) for unit in what.plain()]
+    for unit, end in zip(what.plain(), run_all(commands, folder, at_once=_at_once(), limit=limit), strict=True):
+        if end.code:
+            raise _failed(unit.name, end)
+    return [_object(unit, folder) for unit in what.plain()]
+
+
+def _link(compiler: Compiler, folder: Path, objects: list[Path], limit: Limit) -> Path:
+    """Plain units first, then levels from the worst up.
+
+    Of an inline function that several units have, the linker keeps the first: so it is always one that each CPU can run
+    that comes there at all.
+    """
+    command = (*compiler.command, *sources.LINK_FLAGS, *map(str, objects), "-o", LIBRARY)
+    (end,) = run_all([command], folder, at_once=1, limit=limit)
+    if end.code:
+        raise _failed("linking", end)
+    return folder / LIBRARY
+
+
+def _compile(compiler: Compiler, unit: Path, flags: tuple[str, ...]) -> tuple[str, ...]:
+    return (*compiler.command, *sources.FLAGS, *flags, "-c", str(unit), "-o", f"{unit.stem}.o")
+
+
+def _object(unit: Path, folder: Path) -> Path:
+    return folder / f"{unit.stem}.o"
+
+
+def _at_once() -> int:
+    return min(AT_ONCE, cpu_quota())
+
+
+def _failed(what: str, end: Finished) -> NativeUnavailable:
+    return NativeUnavailable(f"the compiler failed ({what}): {trimmed(end.output) or f'exit code {end.code}'}")

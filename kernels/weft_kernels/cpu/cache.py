@@ -1,0 +1,168 @@
+"""Libraries that were compiled on this machine: `$XDG_CACHE_HOME/weft/kernels/KEY/weft_cpu.so`, its checksum beside it.
+
+KEY covers the sources, the flags, the compiler, the architecture and the C library, so an entry is never out of date.
+Of processes that start together one builds and the others wait, on a lock that ends with its holder. Code is loaded
+from folders only that nobody else can write to. Where the cache folder cannot be used (a container without a home) the
+system's temporary folder takes its place.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft_kernels.cpu.build import CHECKSUM, LIBRARY, LIMIT_S, build, checksum
+from weft_kernels.cpu.compiler import Compiler
+from weft_kernels.cpu.errors import NativeUnavailable
+from weft_kernels.cpu.sources import Sources
+
+KEPT = 8  # entries, newest first, of about half a MiB
+POLL_S = 0.05
+
+log = logging.getLogger(__name__)
+
+
+class PlaceUnusable(NativeUnavailable):
+    """A folder cannot be written to, or others can write to it: the next one is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A folder of entries. `uid`: whose code may be loaded from there, beside root's."""
+
+    folder: Path
+    uid: int
+
+    def get(self, what: Sources, compiler: Compiler, *, limit_s: float = LIMIT_S) -> Path:
+        """The library of these sources by this compiler; built if it is not there or not whole.
+
+        Raises NativeUnavailable: the folder cannot be trusted or written, the compiler failed, or another process
+        held the lock for longer than a build may take.
+        """
+        entry = self.folder / key(what, compiler)
+        self._prepare()
+        if whole(entry / LIBRARY):
+            return entry / LIBRARY
+        with self._lock(limit_s):
+            if not whole(entry / LIBRARY):
+                self._build(what, compiler, entry, limit_s)
+        return entry / LIBRARY
+
+    def _prepare(self) -> None:
+        """The folder, made if need be; refused where somebody else could change what is in it."""
+        self._refuse_foreign()
+        try:
+            for folder in (*reversed(self.folder.parents), self.folder):
+                folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise PlaceUnusable(f"{self.folder} cannot be made: {error.strerror}") from error
+        self._refuse_foreign()
+
+    def _refuse_foreign(self) -> None:
+        """Every folder on the way counts, as it is written and as links lead; what is not there yet does not."""
+        for end in (self.folder, self.folder.resolve()):
+            for folder in (end, *end.parents):
+                if why := _untrusted_path(folder, self.uid):
+                    raise PlaceUnusable(f"{folder} {why}: code is not loaded from there")
+
+    def _build(self, what: Sources, compiler: Compiler, entry: Path, limit_s: float) -> None:
+        """With the lock held: build in a folder beside the entry, then put it in the entry's place."""
+        work = entry.with_suffix(".building")
+        for left in self.folder.glob("*.building"):  # by processes that were killed
+            shutil.rmtree(left, ignore_errors=True)
+        try:
+            work.mkdir(mode=0o700)
+            build(what, compiler, work, limit_s=limit_s)
+            for rest in work.glob("*.o"):
+                rest.unlink()
+            shutil.rmtree(entry, ignore_errors=True)
+            work.rename(entry)
+        except OSError as error:
+            raise PlaceUnusable(f"{self.folder} cannot be written to: {error.strerror}") from error
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        """Beyond KEPT entries the oldest go; a process that has one loaded keeps it."""
+        entries = [folder for folder in self.folder.iterdir() if (folder / LIBRARY).is_file()]
+        for old in sorted(entries, key=lambda folder: folder.stat().st_mtime, reverse=True)[KEPT:]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    @contextmanager
+    def _lock(self, limit_s: float) -> Generator[None]:
+        """One build at a time in this folder."""
+        try:
+            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise PlaceUnusable(f"{self.folder} cannot be written to: {error.strerror}") from error
+        try:
+            _take(lock, self.folder, limit_s)
+            yield
+        finally:
+            os.close(lock)
+
+
+def caches(environment: Mapping[str, str] = os.environ) -> list[Cache]:
+    """Where entries may lie, in the order in which they are tried: $XDG_CACHE_HOME, ~/.cache, a temporary folder."""
+    uid, given = os.geteuid(), environment.get("XDG_CACHE_HOME", "")
+    home = Path(given) if given.startswith("/") else Path(environment.get("HOME") or "/nonexistent") / ".cache"
+    folders = [home / "weft"]
+    with suppress(FileNotFoundError):  # nothing at all can be written to
+        folders.append(Path(environment.get("TMPDIR") or tempfile.gettempdir()).absolute() / f"weft-{uid}")
+    return [Cache(folder / "kernels", uid) for folder in folders]
+
+
+def key(what: Sources, compiler: Compiler) -> str:
+    """Sources, flags and architecture; the compiler as it describes itself; the C library it builds for."""
+    parts = (what.digest(), *compiler.command, compiler.version, os.confstr("CS_GNU_LIBC_VERSION") or "")
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def whole(library: Path) -> bool:
+    """Whether the library is there with the checksum that was written beside it."""
+    try:
+        return library.with_name(CHECKSUM).read_text() == checksum(library)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def untrusted(status: os.stat_result, uid: int) -> str | None:
+    """Why somebody else could change what a folder or a link leads to; None where nobody but `uid` and root can."""
+    if status.st_uid not in (uid, 0):
+        return f"belongs to user {status.st_uid}"
+    open_to_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(status.st_mode)
+    if open_to_others and not status.st_mode & stat.S_ISVTX:
+        return f"can be written to by others (mode {stat.S_IMODE(status.st_mode):o})"
+    return None
+
+
+def _untrusted_path(path: Path, uid: int) -> str | None:
+    try:
+        return untrusted(path.lstat(), uid)
+    except OSError:  # not there: `_prepare` makes it, or says why not
+        return None
+
+
+def _take(lock: int, folder: Path, limit_s: float) -> None:
+    """The lock, at the latest when its holder's own time is over."""
+    started, told = time.monotonic(), False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() - started > limit_s:
+                raise NativeUnavailable(f"another process has been building in {folder} for {limit_s:g} s") from None
+        if not told:
+            log.info("another process builds the CPU kernels: waiting", extra={"kv": {"at_most_s": limit_s}})
+            told = True
+        time.sleep(POLL_S)

@@ -1,0 +1,245 @@
+"""The shared library: found or built, loaded, and called.
+
+`load()` takes the library that came with the wheel when it was built from these very sources; else the one in the
+cache, which the first process on a machine compiles. All pointers are addresses as ints, and the caller keeps what
+they lead to alive. Calls release the GIL.
+
+The best usable instruction level is taken unless the caller or $WEFT_CPU_LEVEL names another.
+"""
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable, Mapping
+from ctypes import CDLL, POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+from weft_kernels.cpu import sources
+from weft_kernels.cpu.build import LIBRARY
+from weft_kernels.cpu.cache import PlaceUnusable, caches, whole
+from weft_kernels.cpu.compiler import find_compiler
+from weft_kernels.cpu.errors import CallRefused, LevelUnusable, NativeUnavailable
+from weft_kernels.cpu.pool import Pool
+from weft_kernels.cpu.sources import SOURCES, Sources
+from weft_kernels.cpu.structs import ABI, CODES, LayerDone, Matrix, Model, Step
+from weft_kernels.cpu.threads import cpu_quota
+
+LEVEL_VARIABLE = "WEFT_CPU_LEVEL"
+PACKAGED = Path(__file__).with_name(LIBRARY)
+BLOCK_FLOP = 2 * 16 * 16 * 32  # of `weft_peak_seconds`
+
+log = logging.getLogger(__name__)
+
+SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "weft_abi": (c_int32, ()),
+    "weft_source_hash": (c_char_p, ()),
+    "weft_compiled_levels": (c_int32, ()),
+    "weft_levels": (c_int32, ()),
+    "weft_pool_new": (c_void_p, (c_int32,)),
+    "weft_pool_free": (None, (c_void_p,)),
+    "weft_workspace_bytes": (c_int64, (POINTER(Model), c_int32, c_int32, c_int32)),
+    "weft_run": (c_int32, (c_int32, c_void_p, POINTER(Model), POINTER(Step))),
+    "weft_packed_bytes": (c_int64, (c_int32, c_int64, c_int64, c_int32)),
+    "weft_pack": (
+        c_int32,
+        (c_void_p, c_void_p, c_int32, c_int64, c_int64, c_int64, c_int32, c_void_p, c_int32, c_void_p),
+    ),
+    "weft_matmul": (c_int32, (c_int32, c_void_p, POINTER(Matrix), c_void_p, c_int32, c_int32, c_void_p)),
+    "weft_read_seconds": (c_double, (c_int32, c_void_p, c_void_p, c_int64, c_int32)),
+    "weft_peak_seconds": (c_double, (c_int32, c_void_p, c_int64)),
+}
+
+
+def load(
+    level: str | None = None,
+    *,
+    what: Sources = SOURCES,
+    packaged: Path = PACKAGED,
+    environment: Mapping[str, str] = os.environ,
+) -> "Library":
+    """The library at an instruction level (default: $WEFT_CPU_LEVEL, else the best one).
+
+    Raises NativeUnavailable where there is none, LevelUnusable for a level that is unknown or not usable here.
+    """
+    path, native = _packaged(packaged, what) or _cached(what, environment)
+    levels = _names(native.weft_levels())
+    asked = level or environment.get(LEVEL_VARIABLE) or levels[0]
+    if asked not in levels:
+        raise LevelUnusable(asked, _why_not(asked, native), levels)
+    log.info("CPU kernels loaded", extra={"kv": {"level": asked, "path": str(path)}})
+    return Library(path, native, asked, levels)
+
+
+class Library:
+    """The loaded library at one level. `levels`: usable here, best first; `native`: for functions without a method."""
+
+    def __init__(self, path: Path, native: CDLL, level: str, levels: tuple[str, ...]) -> None:
+        self.path, self.native, self.level, self.levels = path, native, level, levels
+        self.level_number = list(sources.LEVELS).index(level)
+
+    def threads_default(self) -> int:
+        """As many threads as may work at a time: the affinity, and the cgroup's quota where there is one."""
+        return cpu_quota()
+
+    def pool(self, threads: int | None = None) -> Pool:
+        """A pool of `threads` threads, the caller's included (default: `threads_default()`)."""
+        return Pool(self.native, self.threads_default() if threads is None else threads)
+
+    def packed_bytes(self, kind: int, n_out: int, n_in: int, pad_in: int = 32) -> int:
+        """Bytes of a packed matrix [n_out, n_in]. Raises CallRefused for a kind or a size that is not supported."""
+        return _checked("weft_packed_bytes", self.native.weft_packed_bytes(kind, n_out, n_in, pad_in))
+
+    def pack(
+        self,
+        pool: Pool,
+        source: int,
+        source_kind: int,
+        stride: int,
+        shape: tuple[int, int],
+        to: int,
+        kind: int,
+        *,
+        pad_in: int = 32,
+        scale: int | None = None,
+    ) -> None:
+        """Pack row-major [n_out, n_in] = `shape` (BF16 or FP32, row stride in elements) into `to`, 64-byte aligned.
+
+        INT8 also writes `scale`: float32, n_out rounded up to 16. Raises CallRefused.
+        """
+        with pool.held() as handle:
+            code = self.native.weft_pack(handle, source, source_kind, stride, *shape, pad_in, to, kind, scale)
+        _checked("weft_pack", code)
+
+    def matmul(self, pool: Pool, matrix: Matrix, x: int, x_kind: int, m: int, y: int) -> None:
+        """y[m, n_out] = x[m, n_in] W^T in float32, as a step computes it. Raises CallRefused."""
+        with pool.held() as handle:
+            code = self.native.weft_matmul(self.level_number, handle, byref(matrix), x, x_kind, m, y)
+        _checked("weft_matmul", code)
+
+    def workspace_bytes(self, model: Model, n_tokens: int, site_rank: int, n_sampled: int) -> int:
+        """Bytes that `Step.workspace` has to have, at most, for steps up to these sizes. Raises CallRefused."""
+        size = self.native.weft_workspace_bytes(byref(model), n_tokens, site_rank, n_sampled)
+        return _checked("weft_workspace_bytes", size)
+
+    def run(self, pool: Pool, model: Model, step: Step, layer_done: Callable[[int], None] | None = None) -> None:
+        """Run a step's layers. `layer_done(layer)` is called here, between layers, with the GIL.
+
+        Raises CallRefused, and what `layer_done` raised: then it is not called again, and the layers ran to the end.
+        """
+        told = _Told(layer_done)
+        step.layer_done = told.callback
+        with pool.held() as handle:
+            code = self.native.weft_run(self.level_number, handle, byref(model), byref(step))
+        if told.error is not None:
+            raise told.error
+        _checked("weft_run", code)
+
+    def read_bandwidth(self, pool: Pool, n_bytes: int = 512 << 20, repetitions: int = 5) -> float:
+        """Bytes/s at which the pool's threads read memory, the best of `repetitions`.
+
+        `n_bytes` has to be beyond the caches, or it is those that are measured.
+        """
+        buffer = (ctypes.c_char * (n_bytes + 64))()
+        aligned = -(-ctypes.addressof(buffer) // 64) * 64
+        ctypes.memset(aligned, 1, n_bytes)  # pages that nobody wrote to are all one page of zeros
+        with pool.held() as handle:
+            seconds = self.native.weft_read_seconds(self.level_number, handle, aligned, n_bytes, repetitions)
+        return n_bytes / _checked_seconds("weft_read_seconds", seconds)
+
+    def peak(self, pool: Pool, blocks: int = 1 << 22) -> float:
+        """FLOP/s of the level's best bf16 kernel on operands that never leave the core; two for a multiply-add."""
+        with pool.held() as handle:
+            seconds = self.native.weft_peak_seconds(self.level_number, handle, blocks)
+        return blocks * BLOCK_FLOP * pool.threads / _checked_seconds("weft_peak_seconds", seconds)
+
+
+class _Told:
+    """`layer_done` behind a C callback, which cannot raise: the first error waits for the call's end."""
+
+    def __init__(self, layer_done: Callable[[int], None] | None) -> None:
+        self.error: BaseException | None = None
+        self._layer_done = layer_done
+        self.callback = LayerDone() if layer_done is None else LayerDone(self._call)
+
+    def _call(self, layer: int) -> None:
+        if self._layer_done is None or self.error is not None:
+            return
+        try:
+            self._layer_done(layer)
+        except BaseException as error:  # noqa: BLE001 (raised by `run`)
+            self.error = error
+
+
+def _packaged(path: Path, what: Sources) -> tuple[Path, CDLL] | None:
+    """The wheel's library, unless there is none, or not one of these sources."""
+    if not path.exists():
+        return None
+    try:
+        if not whole(path):
+            raise NativeUnavailable("its checksum is another")
+        native = _open(path)
+        if _text(native.weft_source_hash()) != what.digest():
+            raise NativeUnavailable("it was built from other sources")
+    except (NativeUnavailable, OSError) as error:
+        log.warning("the packaged CPU kernels are not used", extra={"kv": {"path": str(path), "why": error}})
+        return None
+    return path, native
+
+
+def _cached(what: Sources, environment: Mapping[str, str]) -> tuple[Path, CDLL]:
+    """From the first folder that can be written to and executed from."""
+    compiler = find_compiler(environment)
+    unusable: list[str] = []
+    for cache in caches(environment):
+        try:
+            path = cache.get(what, compiler)
+            return path, _open(path)
+        except PlaceUnusable as error:
+            unusable.append(error.reason)
+        except OSError as error:  # such as a file system mounted noexec
+            unusable.append(str(error))
+    raise NativeUnavailable("; ".join(unusable))
+
+
+def _open(path: Path) -> CDLL:
+    """Raises OSError when it cannot be loaded, NativeUnavailable when it is not the library that this code knows."""
+    native = CDLL(str(path))
+    try:
+        if (abi := native.weft_abi()) != ABI:
+            raise NativeUnavailable(f"{path} speaks ABI {abi}, and this Weft speaks {ABI}: it is another version's")
+        for name, (result, arguments) in SIGNATURES.items():
+            function = getattr(native, name)
+            function.restype, function.argtypes = result, arguments
+    except AttributeError as error:
+        raise NativeUnavailable(f"{path} is not Weft's, or another version's: {error}") from error
+    return native
+
+
+def _names(bits: int) -> tuple[str, ...]:
+    """Levels of a bit mask, best first."""
+    return tuple(name for i, name in reversed(list(enumerate(sources.LEVELS))) if bits & 1 << i)
+
+
+def _why_not(level: str, native: CDLL) -> str:
+    if level not in sources.LEVELS:
+        return "there is no such level"
+    if level not in _names(native.weft_compiled_levels()):
+        return "it was not compiled in (another architecture, or too old a compiler)"
+    return "this CPU lacks it"
+
+
+def _checked(function: str, value: int) -> int:
+    if value < 0:
+        raise CallRefused(function, value, CODES.get(value, "it failed"))
+    return value
+
+
+def _checked_seconds(function: str, seconds: float) -> float:
+    if not seconds > 0:
+        raise CallRefused(function, int(seconds), CODES.get(int(seconds), "it failed"))
+    return seconds
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode(errors="replace")

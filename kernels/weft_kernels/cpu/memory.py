@@ -1,0 +1,32 @@
+"""Memory for packed weights, KV pages and workspaces: anonymous, zeroed, on 2 MiB pages where the system gives them.
+
+A decode step reads every weight once: with 4 KiB pages that is a table walk for each 4 KiB streamed.
+"""
+
+import ctypes
+import mmap
+import sys
+
+HUGE = 2 << 20
+
+
+class Memory:
+    """`n_bytes` of zeros at `address`, a multiple of 64 (of 2 MiB where it is at least that large).
+
+    Pages are taken from the system when they are first touched. Lives as long as the object.
+    """
+
+    def __init__(self, n_bytes: int) -> None:
+        align = HUGE if n_bytes >= HUGE else 64
+        self.n_bytes = n_bytes
+        self._map = mmap.mmap(-1, max(n_bytes, 1) + align)
+        if n_bytes >= HUGE and sys.platform == "linux":
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes = (ctypes.c_char * (n_bytes + align)).from_buffer(self._map)
+        start = ctypes.addressof(self._bytes)
+        self.address = -(-start // align) * align
+
+    def clear(self, offset: int, n_bytes: int) -> None:
+        """Zeros again."""
+        assert 0 <= offset <= offset + n_bytes <= self.n_bytes, (offset, n_bytes, self.n_bytes)
+        ctypes.memset(self.address + offset, 0, n_bytes)

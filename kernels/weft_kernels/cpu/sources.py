@@ -1,0 +1,61 @@
+"""What the library is compiled from, and how: one translation unit for each instruction level, plain ones for the rest.
+
+A level's own flags reach its own unit only, so the library runs on any CPU of its architecture and chooses at run time.
+No -march=native and no -ffast-math: which machine compiled it, and which runs it, must not show in the bits.
+"""
+
+import hashlib
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+FLAGS = (
+    "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-pthread",
+    "-Wall", "-Wextra",
+)  # fmt: skip
+LINK_FLAGS = ("-shared", "-pthread", "-Wl,--no-undefined")
+
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
+LEVELS: dict[str, tuple[str, ...]] = {  # worst first, as in weft_cpu.h
+    "portable": (),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avx512": _AVX512,
+    "avx512_bf16": (*_AVX512, "-mavx512bf16"),
+    "amx_bf16": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+}
+PORTABLE = "portable"
+_X86 = ("x86_64", "amd64", "i686", "i386")
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """A folder of `level_<name>.cpp`, plain `*.cpp` and headers. `machine`: the architecture, as `uname -m` has it."""
+
+    folder: Path
+    machine: str = platform.machine()
+
+    def levels(self) -> dict[str, Path]:
+        """The unit of each level that this architecture can have, worst first; the portable one always."""
+        known = LEVELS if self.machine.lower() in _X86 else (PORTABLE,)
+        units = {name: self.folder / f"level_{name}.cpp" for name in known}
+        return {name: unit for name, unit in units.items() if name == PORTABLE or unit.is_file()}
+
+    def plain(self) -> list[Path]:
+        """Units without instruction levels of their own."""
+        return sorted(unit for unit in self.folder.glob("*.cpp") if not unit.name.startswith("level_"))
+
+    def digest(self) -> str:
+        """SHA-256 of everything here that decides what the library does: texts, flags, architecture."""
+        whole = hashlib.sha256(f"{self.machine}\n{FLAGS}\n{LINK_FLAGS}\n{LEVELS}\n".encode())
+        for file in sorted((*self.folder.glob("*.cpp"), *self.folder.glob("*.h"))):
+            text = file.read_bytes()
+            whole.update(f"{file.name} {len(text)}\n".encode() + text)
+        return whole.hexdigest()
+
+
+def without(level: str) -> str:
+    """The definition that tells the plain units of a level that is not there."""
+    return f"-DWEFT_WITHOUT_{level.upper()}"
+
+
+SOURCES = Sources(Path(__file__).with_name("src"))

@@ -1,0 +1,178 @@
+// The exported functions: which levels there are, and the way from the C ABI to the functions of one.
+#include <new>
+
+#include "level.h"
+#include "pack.h"
+#include "pool.h"
+#include "weft_cpu.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#endif
+
+#define WEFT_EXPORT extern "C" __attribute__((visibility("default")))
+
+struct weft_pool {
+  explicit weft_pool(int threads) : team(threads) {}
+  weft::Team team;
+};
+
+namespace weft {
+namespace {
+
+const Level* const kLevels[WEFT_LEVELS] = {
+    &kPortable,
+#ifndef WEFT_WITHOUT_AVX2
+    &kAvx2,
+#else
+    nullptr,
+#endif
+#ifndef WEFT_WITHOUT_AVX512
+    &kAvx512,
+#else
+    nullptr,
+#endif
+#ifndef WEFT_WITHOUT_AVX512_BF16
+    &kAvx512Bf16,
+#else
+    nullptr,
+#endif
+#ifndef WEFT_WITHOUT_AMX_BF16
+    &kAmxBf16,
+#else
+    nullptr,
+#endif
+};
+
+#if defined(__x86_64__)
+struct Leaf {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  Leaf(unsigned leaf, unsigned part) { __get_cpuid_count(leaf, part, &a, &b, &c, &d); }
+};
+
+bool bit(unsigned word, int n) { return word >> n & 1; }
+
+uint64_t enabled_states() {  // what the operating system saves and restores
+  unsigned low, high;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return uint64_t(high) << 32 | low;
+}
+
+bool tiles_permitted() {  // Linux gives the tile state to a process that asks for it
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+int detected() {
+  const Leaf one(1, 0), seven(7, 0), more(7, 1);
+  int levels = 1 << WEFT_PORTABLE;
+  if (!bit(one.c, 27)) return levels;  // OSXSAVE
+  const uint64_t states = enabled_states();
+  const bool avx = (states & 0x6) == 0x6, avx512 = avx && (states & 0xe0) == 0xe0, tiles = (states & 0x60000) == 0x60000;
+  if (avx && bit(one.c, 12) && bit(one.c, 29) && bit(seven.b, 5)) levels |= 1 << WEFT_AVX2;
+  if (!avx512 || !bit(seven.b, 16) || !bit(seven.b, 17) || !bit(seven.b, 30) || !bit(seven.b, 31)) return levels;
+  levels |= 1 << WEFT_AVX512;
+  if (!bit(more.a, 5)) return levels;
+  levels |= 1 << WEFT_AVX512_BF16;
+  if (tiles && bit(seven.d, 22) && bit(seven.d, 24) && tiles_permitted()) levels |= 1 << WEFT_AMX_BF16;
+  return levels;
+}
+#else
+int detected() { return 1 << WEFT_PORTABLE; }
+#endif
+
+int usable() {
+  static const int levels = [] {
+    int found = detected();
+    for (int i = 0; i < WEFT_LEVELS; i++)
+      if (kLevels[i] == nullptr) found &= ~(1 << i);
+    return found;
+  }();
+  return levels;
+}
+
+const Level* level_of(int32_t level) { return level >= 0 && level < WEFT_LEVELS && (usable() >> level & 1) ? kLevels[level] : nullptr; }
+
+// The widest row of v: every slice's part begins at an even column.
+int64_t widest_site(const weft_model& model, const weft_step& step) {
+  int64_t widest = 0;
+  for (int i = 0; i < step.n_segments; i++) {
+    const weft_lora_site* sites = step.slots[step.segments[i].slot];
+    for (int k = step.first * 4; sites != nullptr && k < step.last * 4; k++) {
+      int64_t columns = 0;
+      for (int j = 0; sites[k].a != nullptr && j < sites[k].n_slices; j++) columns += (sites[k].slice[j].rank + 1) & ~1;
+      widest = columns > widest ? columns : widest;
+    }
+  }
+  (void)model;
+  return widest;
+}
+
+bool fits(const weft_model& m) {
+  const bool sixteens = m.hidden % 16 == 0 && m.inner % 16 == 0 && m.head_dim % 16 == 0 && m.page_tokens % 16 == 0;
+  return sixteens && m.head_dim <= 256 && m.heads % m.kv_heads == 0;
+}
+
+}  // namespace
+}  // namespace weft
+
+WEFT_EXPORT int32_t weft_abi(void) { return WEFT_ABI; }
+WEFT_EXPORT int32_t weft_levels(void) { return weft::usable(); }
+
+WEFT_EXPORT weft_pool* weft_pool_new(int32_t threads) {
+  try {
+    return new weft_pool(threads);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+WEFT_EXPORT void weft_pool_free(weft_pool* pool) { delete pool; }
+
+WEFT_EXPORT int64_t weft_workspace_bytes(const weft_model* model, int32_t n_tokens, int32_t site_rank, int32_t n_sampled) {
+  // The widest element of all levels: bf16 values are kept in fp32 where there is no bf16 instruction.
+  return weft::kPortable.workspace_bytes(*model, n_tokens, site_rank, n_sampled);
+}
+
+WEFT_EXPORT int32_t weft_run(int32_t level, weft_pool* pool, const weft_model* model, const weft_step* step) {
+  const weft::Level* with = weft::level_of(level);
+  if (with == nullptr) return WEFT_E_LEVEL;
+  if (!weft::fits(*model) || step->n_tokens < 1) return WEFT_E_SIZE;
+  const int64_t site_rank = weft::widest_site(*model, *step);
+  if (with->workspace_bytes(*model, step->n_tokens, site_rank, step->n_sampled) > step->workspace_bytes) return WEFT_E_WORKSPACE;
+  with->run(pool->team, *model, *step, site_rank);
+  return 0;
+}
+
+WEFT_EXPORT int64_t weft_packed_bytes(int32_t kind, int64_t n_out, int64_t n_in, int32_t pad_in) { return weft::packed_bytes(kind, n_out, n_in, pad_in); }
+
+WEFT_EXPORT int32_t weft_pack(weft_pool* pool, const void* source, int32_t from, int64_t stride, int64_t n_out, int64_t n_in, int32_t pad_in, void* to,
+                              int32_t kind, float* scale) {
+  if (from != WEFT_BF16 && from != WEFT_FP32) return WEFT_E_SIZE;
+  weft::pack(pool->team, source, from, stride, n_out, n_in, pad_in, to, kind, scale);
+  return 0;
+}
+
+WEFT_EXPORT int32_t weft_matmul(int32_t level, weft_pool* pool, const weft_matrix* matrix, const void* x, int32_t x_kind, int32_t m, float* y) {
+  const weft::Level* with = weft::level_of(level);
+  if (with == nullptr) return WEFT_E_LEVEL;
+  with->matmul(pool->team, *matrix, x, x_kind, m, y);
+  return 0;
+}
+
+WEFT_EXPORT double weft_read_seconds(int32_t level, weft_pool* pool, const void* data, int64_t bytes, int32_t repetitions) {
+  const weft::Level* with = weft::level_of(level);
+  return with == nullptr ? double(WEFT_E_LEVEL) : with->read_seconds(pool->team, static_cast<const char*>(data), bytes, repetitions);
+}
+
+WEFT_EXPORT double weft_peak_seconds(int32_t level, weft_pool* pool, int64_t blocks) {
+  const weft::Level* with = weft::level_of(level);
+  return with == nullptr ? double(WEFT_E_LEVEL) : with->peak_seconds(pool->team, blocks);
+}

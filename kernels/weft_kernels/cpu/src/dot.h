@@ -1,0 +1,171 @@
+// Dot products of a few rows with groups of 16 packed columns: the arithmetic that everything else is made of.
+//
+//   y[m][g * 16 + lane] (+)= sum over k of x[m][k] * w[g][k][lane]
+//
+// `tile32` (amx_bf16, avx512, avx2 and every fp32 product): k is walked in blocks of `Block` pairs; the first and the
+// second of each pair form two chains of fused multiply-adds from zero, and the block's two sums are added to y. That is
+// the arithmetic of TDPBF16PS (Intel SDM vol. 2), so tiles and vectors may share a matrix. `avx512_bf16` has one chain
+// of VDPBF16PS. Neither depends on how many rows or groups are computed together: that is a matter of registers alone.
+#pragma once
+#include <type_traits>
+
+#include "vec.h"
+
+namespace WEFT_NS {
+
+constexpr int kTilePairs = 16;   // pairs of a block of a matrix or of scores: one full tile
+constexpr int kValuePairs = 8;   // pairs of a block of values: 16 positions, so that a block never spans two pages
+
+#if WEFT_LEVEL >= 3
+using Bf16X = uint16_t;  // rows of activations as the matrix instructions read them
+#else
+using Bf16X = float;     // bf16 values in fp32: one broadcast instead of three instructions
+#endif
+
+static inline void store_x(uint16_t* p, F a) { store_bf16(p, a); }
+static inline void store_x(float* p, F a) { store(p, round_bf16(a)); }
+
+static inline F stored(const uint16_t* p) { return load_bf16(p); }
+static inline F stored(const float* p) { return load(p); }
+
+// One pair of a row, in all lanes.
+static inline void spread(const float* x, F& first, F& second) {
+  first = set1(x[0]);
+  second = set1(x[1]);
+}
+#if WEFT_LEVEL >= 2
+static inline void spread(const uint16_t* x, F& first, F& second) {
+  int32_t pair;
+  std::memcpy(&pair, x, 4);
+  __m512i u = _mm512_set1_epi32(pair);
+  first = {_mm512_castsi512_ps(_mm512_slli_epi32(u, 16))};
+  second = {_mm512_castsi512_ps(_mm512_and_si512(u, _mm512_set1_epi32(int(0xffff0000))))};
+}
+#endif
+
+// How 16 columns of a pair lie in memory, `first` and `second` of each: kinds of weights.
+struct Bf16W {
+  using Number = uint16_t;
+  static inline void pair(const char* w, ptrdiff_t, F& first, F& second) { load_pairs(reinterpret_cast<const uint16_t*>(w), first, second); }
+};
+struct Int8W {
+  using Number = int8_t;
+  static inline void pair(const char* w, ptrdiff_t, F& first, F& second) { load_pairs(reinterpret_cast<const int8_t*>(w), first, second); }
+};
+struct Fp32W {
+  using Number = float;
+  static inline void pair(const char* w, ptrdiff_t second_at, F& first, F& second) {
+    first = load(reinterpret_cast<const float*>(w));
+    second = load(reinterpret_cast<const float*>(w + second_at));
+  }
+};
+
+#if WEFT_LEVEL >= 3
+template <class W>
+static inline __m512bh bf16_columns(const char* w) {  // 16 pairs as VDPBF16PS reads them; int8 is exact in bf16
+  if constexpr (std::is_same<W, Int8W>::value) {
+    F first, second;
+    W::pair(w, 0, first, second);
+    __m512i high = _mm512_castps_si512(second.v), low = _mm512_srli_epi32(_mm512_castps_si512(first.v), 16);
+    return reinterpret_cast<__m512bh>(_mm512_or_si512(high, low));
+  } else {
+    return reinterpret_cast<__m512bh>(_mm512_loadu_si512(w));
+  }
+}
+#endif
+
+// Where the columns of NG groups are: group g begins at base[g]; pairs are `step` bytes apart; in fp32 the second of a
+// pair is `second_at` bytes behind the first.
+template <int NG>
+struct Columns {
+  const char* base[NG];
+  ptrdiff_t step, second_at;
+};
+
+template <class W, int MR, int NG, int Block, class X>
+static inline void dot(const X* const (&x)[MR], const Columns<NG>& w, int pairs, F (&y)[MR][NG]) {
+#if WEFT_LEVEL == 3
+  if constexpr (std::is_same<X, uint16_t>::value) {
+    for (int p = 0; p < pairs; p++) {
+      __m512bh columns[NG];
+      for (int g = 0; g < NG; g++) columns[g] = bf16_columns<W>(w.base[g] + p * w.step);
+      for (int m = 0; m < MR; m++) {
+        int32_t pair;
+        std::memcpy(&pair, x[m] + 2 * p, 4);
+        __m512bh row = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
+        for (int g = 0; g < NG; g++) y[m][g] = {_mm512_dpbf16_ps(y[m][g].v, row, columns[g])};
+      }
+    }
+    return;
+  }
+#endif
+  for (int block = 0; block < pairs; block += Block) {
+    const int end = pairs - block < Block ? pairs : block + Block;
+    F even[MR][NG], odd[MR][NG];
+    for (int m = 0; m < MR; m++)
+      for (int g = 0; g < NG; g++) even[m][g] = odd[m][g] = zero();
+    for (int p = block; p < end; p++) {
+      F first[NG], second[NG];
+      for (int g = 0; g < NG; g++) W::pair(w.base[g] + p * w.step, w.second_at, first[g], second[g]);
+      for (int m = 0; m < MR; m++) {
+        F a, b;
+        spread(x[m] + 2 * p, a, b);
+        for (int g = 0; g < NG; g++) {
+          even[m][g] = fma(a, first[g], even[m][g]);
+          odd[m][g] = fma(b, second[g], odd[m][g]);
+        }
+      }
+    }
+    for (int m = 0; m < MR; m++)
+      for (int g = 0; g < NG; g++) y[m][g] = add(y[m][g], add(even[m][g], odd[m][g]));
+  }
+}
+
+// How many rows and groups share a pass: what the registers of the level hold (even and odd sums, columns, a row).
+#if WEFT_LEVEL >= 2
+constexpr int kRows = 4, kGroups = 3, kGroupsOfOneRow = 6;
+#else
+constexpr int kRows = 2, kGroups = 1, kGroupsOfOneRow = 2;
+#endif
+
+template <class W, int MR, int NG, int Block, class X>
+static inline void dot_rows(const X* x, ptrdiff_t x_stride, const Columns<NG>& w, int pairs, float* y, ptrdiff_t y_stride, bool onto) {
+  const X* rows[MR];
+  F sums[MR][NG];
+  for (int m = 0; m < MR; m++) {
+    rows[m] = x + m * x_stride;
+    for (int g = 0; g < NG; g++) sums[m][g] = onto ? load(y + m * y_stride + 16 * g) : zero();
+  }
+  dot<W, MR, NG, Block>(rows, w, pairs, sums);
+  for (int m = 0; m < MR; m++)
+    for (int g = 0; g < NG; g++) store(y + m * y_stride + 16 * g, sums[m][g]);
+}
+
+template <class W, int NG, int Block, class X>
+static inline void dot_columns(const X* x, ptrdiff_t x_stride, int rows, const Columns<NG>& w, int pairs, float* y, ptrdiff_t y_stride, bool onto) {
+  int m = 0;
+  if constexpr (NG <= kGroups)
+    for (; m + kRows <= rows; m += kRows) dot_rows<W, kRows, NG, Block>(x + m * x_stride, x_stride, w, pairs, y + m * y_stride, y_stride, onto);
+  for (; m < rows; m++) dot_rows<W, 1, NG, Block>(x + m * x_stride, x_stride, w, pairs, y + m * y_stride, y_stride, onto);
+}
+
+// y[rows][groups * 16] (+)= x[rows][2 pairs] * columns; group g's columns begin at base(g).
+template <class W, int Block, class X, class Base>
+static inline void dot_all(const X* x, ptrdiff_t x_stride, int rows, Base base, int groups, ptrdiff_t step, ptrdiff_t second_at, int pairs, float* y,
+                           ptrdiff_t y_stride, bool onto) {
+  auto some = [&](auto count, int g) {
+    constexpr int NG = decltype(count)::value;
+    Columns<NG> w;
+    w.step = step;
+    w.second_at = second_at;
+    for (int i = 0; i < NG; i++) w.base[i] = base(g + i);
+    dot_columns<W, NG, Block>(x, x_stride, rows, w, pairs, y + 16 * g, y_stride, onto);
+  };
+  int g = 0;
+  if (rows == 1)
+    for (; g + kGroupsOfOneRow <= groups; g += kGroupsOfOneRow) some(std::integral_constant<int, kGroupsOfOneRow>{}, g);
+  for (; g + kGroups <= groups; g += kGroups) some(std::integral_constant<int, kGroups>{}, g);
+  for (; g < groups; g++) some(std::integral_constant<int, 1>{}, g);
+}
+
+}  // namespace WEFT_NS

@@ -1,0 +1,156 @@
+// The functions of a level, for the translation units that set WEFT_NS, WEFT_LEVEL and the compiler's flags.
+#pragma once
+#include <chrono>
+#include <cstdlib>
+
+#include "level.h"
+#include "step.h"
+
+namespace WEFT_NS {
+
+using Clock = std::chrono::steady_clock;
+
+static inline double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+static inline void leave_tiles() {
+#if WEFT_LEVEL == 4
+  tiles_done();
+#endif
+}
+
+template <class Body>
+void on_team(weft::Team& team, Body body) {
+  team.run(
+      [](void* context, int thread) {
+        (*static_cast<Body*>(context))(thread);
+        leave_tiles();
+      },
+      &body);
+}
+
+static int64_t workspace_bytes(const weft_model& model, int64_t tokens, int64_t site_rank, int64_t sampled) {
+  return Layout(model, tokens, site_rank, sampled, model.kind == WEFT_FP32 ? 4 : sizeof(Bf16X)).bytes;
+}
+
+template <class Kind>
+static void run_as(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank) {
+  const Step<Kind> whole(model, step, site_rank);
+  on_team(team, [&](int thread) {
+    weft::Member me(team, thread);
+    whole.walk(me);
+  });
+}
+
+static void run(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank) {
+  if (model.kind == WEFT_FP32)
+    run_as<Fp32Kind>(team, model, step, site_rank);
+  else
+    run_as<Bf16Kind>(team, model, step, site_rank);
+}
+
+// One element of x as the kernels read it.
+template <class Kind>
+static typename Kind::X number(float value) {
+  alignas(64) typename Kind::X all[16];
+  store_as(Kind{}, all, set1(value));
+  return all[0];
+}
+template <class Kind>
+static typename Kind::X number(uint16_t value) {
+  const uint32_t bits = uint32_t(value) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, 4);
+  return number<Kind>(wide);
+}
+
+template <class Kind, class From>
+static void matmul_as(weft::Team& team, const weft_matrix& w, const From* from, int m, float* y) {
+  using X = typename Kind::X;
+  const int64_t stride = round_up(w.n_in, 32), rows = round_up(m, 32) + 32;
+  X* x = static_cast<X*>(std::aligned_alloc(64, round_up(rows * stride * sizeof(X), 64)));
+  const int groups = (w.n_out + 15) / 16;
+  on_team(team, [&](int thread) {
+    weft::Member me(team, thread);
+    me.share(m, [&](int64_t i) {
+      for (int64_t k = 0; k < stride; k++) x[i * stride + k] = k < w.n_in ? number<Kind>(from[i * w.n_in + k]) : X(0);
+    });
+    me.share((groups + kUnitGroups - 1) / kUnitGroups, [&](int64_t u) {
+      const Span span{int(u) * kUnitGroups, std::min(kUnitGroups, groups - int(u) * kUnitGroups), 0};
+      float* panel = reinterpret_cast<float*>(me.scratch());
+      for (int row = 0; row < m; row += kChunkRows) {
+        const int n = std::min(kChunkRows, m - row), columns = std::min(16 * span.count, w.n_out - 16 * span.group);
+#if WEFT_LEVEL == 4
+        if (n >= kTileRows) shape_for_matrix(n);
+#endif
+        product<Kind>(w, x + row * stride, stride, n, span, panel, me.scratch() + kPanelBytes);
+        for (int i = 0; i < n; i++) std::memcpy(y + int64_t(row + i) * w.n_out + 16 * span.group, panel + i * kUnitColumns, sizeof(float) * columns);
+      }
+    });
+  });
+  std::free(x);
+}
+
+static void matmul(weft::Team& team, const weft_matrix& w, const void* x, int x_kind, int m, float* y) {
+  if (w.kind == WEFT_FP32)
+    matmul_as<Fp32Kind>(team, w, static_cast<const float*>(x), m, y);
+  else if (x_kind == WEFT_FP32)
+    matmul_as<Bf16Kind>(team, w, static_cast<const float*>(x), m, y);
+  else
+    matmul_as<Bf16Kind>(team, w, static_cast<const uint16_t*>(x), m, y);
+}
+
+// Every thread reads its part, four streams at a time as the weights are read.
+static double read_seconds(weft::Team& team, const char* data, int64_t bytes, int repetitions) {
+  const int64_t part = bytes / team.threads() / 256 * 256;
+  volatile float sink = 0;
+  double best = 1e30;
+  for (int r = 0; r < repetitions; r++) {
+    const auto start = Clock::now();
+    on_team(team, [&](int thread) {
+      const char* from = data + part * thread;
+      F a = zero(), b = zero(), c = zero(), d = zero();
+      for (int64_t i = 0; i < part; i += 256) {
+        a = add(a, load(reinterpret_cast<const float*>(from + i)));
+        b = add(b, load(reinterpret_cast<const float*>(from + i + 64)));
+        c = add(c, load(reinterpret_cast<const float*>(from + i + 128)));
+        d = add(d, load(reinterpret_cast<const float*>(from + i + 192)));
+      }
+      sink = sum(add(add(a, b), add(c, d)));
+    });
+    best = std::min(best, seconds_since(start));
+  }
+  (void)sink;
+  return best;
+}
+
+// `blocks` products of 16 x 16 x 32 on each thread from operands that stay in the first-level cache.
+static double peak_seconds(weft::Team& team, int64_t blocks) {
+  const auto start = Clock::now();
+  on_team(team, [&](int thread) {
+    char* memory = team.scratch(thread);
+    std::memset(memory, 0, 32768);
+    Bf16X* x = reinterpret_cast<Bf16X*>(memory);
+    float* y = reinterpret_cast<float*>(memory + 16384);
+    const char* w = memory + 8192;
+    for (int64_t i = 0; i < blocks; i += 16) {
+#if WEFT_LEVEL == 4
+      if (i == 0) shape_for_matrix(32);
+      tiles_32x32(x, 32, w, w + 1024, 1, y, 32, false);
+      for (int j = 1; j < 4; j++) {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+#else
+      dot_all<Bf16W, kTilePairs>(x, 0, 16, [&](int) { return w; }, 16, 64, 32, kTilePairs, y, 0, false);
+#endif
+    }
+  });
+  return seconds_since(start);
+}
+
+}  // namespace WEFT_NS
+
+#define WEFT_DEFINE_LEVEL(name) \
+  const weft::Level weft::name = {WEFT_NS::workspace_bytes, WEFT_NS::run, WEFT_NS::matmul, WEFT_NS::read_seconds, WEFT_NS::peak_seconds}

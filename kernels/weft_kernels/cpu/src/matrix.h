@@ -1,0 +1,127 @@
+// One unit of a matrix product: some groups of 16 output columns for a chunk of rows, into scratch memory.
+#pragma once
+#include <algorithm>
+
+#include "tiles.h"
+#include "weft_cpu.h"
+
+namespace WEFT_NS {
+
+constexpr int kChunkRows = 256;    // rows of scratch: 256 x 64 results are 64 KiB, beside the columns in L2
+constexpr int kUnitGroups = 4;     // groups of a unit: 64 columns
+constexpr int kUnitColumns = 16 * kUnitGroups;
+constexpr int kWidenedBlocks = 16; // int8 columns are made bf16 for the tiles 512 k at a time: 64 KiB
+
+constexpr size_t kPanelBytes = sizeof(float) * kChunkRows * kUnitColumns;
+constexpr size_t kWidenedBytes = size_t(kUnitGroups) * kWidenedBlocks * 1024;
+
+static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// Number types of a kind of activations: bf16 with fp32 sums, or fp32 throughout.
+struct Bf16Kind {
+  using X = Bf16X;
+  using W = Bf16W;  // of adapters and KV
+  static constexpr int kPairBytes = 64;
+};
+struct Fp32Kind {
+  using X = float;
+  using W = Fp32W;
+  static constexpr int kPairBytes = 128;
+};
+static inline void store_as(Bf16Kind, Bf16X* p, F a) { store_x(p, a); }
+static inline void store_as(Fp32Kind, float* p, F a) { store(p, a); }
+
+// Groups [group, group + count) of a matrix, as columns [column, ...) of a unit.
+struct Span {
+  int group, count, column;
+};
+
+template <class W, class X>
+static inline void vectors(const X* x, ptrdiff_t xs, int rows, const char* data, ptrdiff_t group_bytes, int pair_bytes, const Span& span, int pairs, float* y) {
+  auto base = [&](int g) { return data + (span.group + g) * group_bytes; };
+  dot_all<W, kTilePairs>(x, xs, rows, base, span.count, pair_bytes, pair_bytes / 2, pairs, y + span.column, kUnitColumns, false);
+}
+
+#if WEFT_LEVEL == 4
+static inline void widen(const char* from, char* to, int blocks) {
+  for (int i = 0; i < blocks * kTilePairs; i++) _mm512_storeu_si512(to + 64 * i, reinterpret_cast<__m512i>(bf16_columns<Int8W>(from + 32 * i)));
+}
+
+static inline void tiles_of_int8(const uint16_t* x, ptrdiff_t xs, int rows, const char* data, ptrdiff_t group_bytes, const Span& span, int blocks, float* y, char* widened) {
+  for (int k = 0; k < blocks; k += kWidenedBlocks) {
+    const int n = blocks - k < kWidenedBlocks ? blocks - k : kWidenedBlocks;
+    for (int g = 0; g < span.count; g++) widen(data + (span.group + g) * group_bytes + k * 512, widened + g * n * kTileBytes, n);
+    auto base = [&](int g) { return widened + g * n * kTileBytes; };
+    tile_matrix(x + 32 * k, xs, rows, base, span.count, n, y + span.column, kUnitColumns, k > 0);
+  }
+}
+#endif
+
+// y[rows][kUnitColumns] = x W^T (* scale) (+ bias) in the span's columns. `y` has room for whole blocks of 32 rows.
+template <class Kind>
+static inline void product(const weft_matrix& w, const typename Kind::X* x, ptrdiff_t xs, int rows, const Span& span, float* y, char* widened) {
+  const int pairs = int(round_up(w.n_in, 32) / 2);
+  const char* data = static_cast<const char*>(w.data);
+  if constexpr (std::is_same<Kind, Fp32Kind>::value) {
+    vectors<Fp32W>(x, xs, rows, data, ptrdiff_t(pairs) * 128, 128, span, pairs, y);
+  } else {
+    const bool int8 = w.kind == WEFT_INT8;
+    const ptrdiff_t group_bytes = ptrdiff_t(pairs) * (int8 ? 32 : 64);
+#if WEFT_LEVEL == 4
+    if (rows >= kTileRows) {
+      auto base = [&](int g) { return data + (span.group + g) * group_bytes; };
+      if (int8)
+        tiles_of_int8(x, xs, rows, data, group_bytes, span, pairs / kTilePairs, y, widened);
+      else
+        tile_matrix(x, xs, rows, base, span.count, pairs / kTilePairs, y + span.column, kUnitColumns, false);
+    } else
+#endif
+    {
+      if (int8)
+        vectors<Int8W>(x, xs, rows, data, group_bytes, 32, span, pairs, y);
+      else
+        vectors<Bf16W>(x, xs, rows, data, group_bytes, 64, span, pairs, y);
+    }
+  }
+  (void)widened;
+  for (int g = 0; g < span.count && (w.scale || w.bias); g++) {
+    const int column = 16 * (span.group + g);
+    const F scale = w.scale ? load(w.scale + column) : set1(1.0f);
+    F bias = zero();
+    if (w.bias) bias = load(w.bias + column);
+    for (int m = 0; m < rows; m++) {
+      float* at = y + m * kUnitColumns + span.column + 16 * g;
+      F value = load(at);
+      if (w.scale) value = mul(value, scale);
+      if (w.bias) value = add(value, bias);
+      store(at, value);
+    }
+  }
+}
+
+// y[rows][kUnitColumns] += v B in the span's columns, for one slice of an adapter. v[rows] begins at the slice's part.
+template <class Kind>
+static inline void expand(const weft_lora_slice& slice, const typename Kind::X* v, ptrdiff_t vs, int rows, const Span& span, float* y) {
+  const int begin = std::max(span.group, slice.out_start / 16), end = std::min(span.group + span.count, (slice.out_start + slice.n_out) / 16);
+  if (begin >= end) return;
+  const int pairs = (slice.rank + 1) / 2;
+  const ptrdiff_t group_bytes = ptrdiff_t(pairs) * Kind::kPairBytes;
+  const char* data = static_cast<const char*>(slice.b) + (begin - slice.out_start / 16) * group_bytes;
+  float* at = y + span.column + 16 * (begin - span.group);
+  auto base = [&](int g) { return data + g * group_bytes; };
+  int done = 0;
+#if WEFT_LEVEL == 4
+  if constexpr (std::is_same<Kind, Bf16Kind>::value) {
+    done = rows / 16 * 16;
+    if (done > 0) {
+      shape_for_expand(pairs);
+      tile_expand(v, vs, done, base, end - begin, pairs, at, kUnitColumns);
+    }
+  }
+#endif
+  if (done < rows)
+    dot_all<typename Kind::W, kTilePairs>(v + done * vs, vs, rows - done, base, end - begin, Kind::kPairBytes, Kind::kPairBytes / 2, pairs,
+                                          at + done * kUnitColumns, kUnitColumns, true);
+}
+
+}  // namespace WEFT_NS

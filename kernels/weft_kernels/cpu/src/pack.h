@@ -1,0 +1,19 @@
+// The packed layouts, the same for every level: groups of 16 outputs, pairs of inputs, so that one vector holds 16
+// outputs of a pair and one tile 16 outputs of 16 pairs.
+//
+//   bf16  [n_out/16][n_in/2][16][2]      int8  the same, a byte each, one scale per output
+//   fp32  [n_out/16][n_in][16]
+//
+// n_in is padded to a multiple of `pad_in` and n_out to 16, with zeros.
+#pragma once
+#include <cstdint>
+
+#include "pool.h"
+
+namespace weft {
+
+int64_t packed_bytes(int kind, int64_t n_out, int64_t n_in, int pad_in);
+// Pack row-major [n_out, n_in] (bf16 or fp32, `stride` elements from row to row).
+void pack(Team&, const void* source, int from, int64_t stride, int64_t n_out, int64_t n_in, int pad_in, void* to, int kind, float* scale);
+
+}  // namespace weft

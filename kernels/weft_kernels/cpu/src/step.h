@@ -1,0 +1,405 @@
+// A whole step: layers [first, last) for a batch of rows, walked by all threads of a team together.
+//
+// Phases of a layer, each shared out in units and ended by a barrier:
+//   norm | shrink q|k|v | project q|k|v | rotate, append to KV | attend | shrink o | project o, add | norm |
+//   shrink gate|up | project gate|up, silu | shrink down | project down, add
+// The shrinks fall away when no row has an adapter. Selective batching (ORCA, OSDI 2022, section 4.3): all but attention
+// runs on the flattened tokens. LoRA as in Punica (arXiv 2310.18547, section 4): rows of one adapter are adjacent, a
+// shrink reads a site's input once for all its projections, the expand adds to the projection while that is in cache.
+#pragma once
+#include <cmath>
+
+#include "attention.h"
+#include "pool.h"
+
+namespace WEFT_NS {
+
+constexpr int kNormRows = 8;     // tokens of a unit of norm or rotation
+constexpr int kShrinkRows = 32;  // tokens of a unit of a shrink
+enum { kQkv = 0, kOut = 1, kGateUp = 2, kDown = 3, kSites = 4 };
+
+// Where a step keeps its intermediates: offsets into the caller's workspace. Matrices have rows to spare for whole tiles.
+struct Layout {
+  int64_t tokens, x_stride, act_stride, qkv_stride, q_stride, v_stride;
+  int64_t x, act, qkv, q, v, cosine, head, units, bytes;
+
+  Layout(const weft_model& m, int64_t n_tokens, int64_t site_rank, int64_t n_sampled, int64_t x_bytes) {
+    int64_t at = 0;
+    auto take = [&](int64_t n) {
+      const int64_t begin = at;
+      at = round_up(at + n, 64);
+      return begin;
+    };
+    const int64_t q_size = int64_t(m.heads) * m.head_dim, kv_size = int64_t(m.kv_heads) * m.head_dim;
+    tokens = n_tokens;
+    const int64_t rows = round_up(n_tokens, 32) + 32;
+    x_stride = round_up(std::max<int64_t>(m.hidden, q_size), 32);
+    act_stride = round_up(m.inner, 32);
+    qkv_stride = q_size + 2 * kv_size;
+    q_stride = q_size;
+    v_stride = round_up(site_rank, 32);
+    x = take(rows * x_stride * x_bytes);
+    act = take(rows * act_stride * x_bytes);
+    qkv = take(rows * qkv_stride * 4);
+    q = take(rows * q_stride * x_bytes);
+    v = take(rows * v_stride * x_bytes);
+    cosine = take(n_tokens * m.head_dim * 4);
+    head = take((round_up(n_sampled, 32) + 32) * x_stride * x_bytes);
+    units = take((n_tokens + 2) * 4);
+    bytes = at;
+  }
+};
+
+template <class Kind>
+class Step {
+  using X = typename Kind::X;
+
+ public:
+  Step(const weft_model& model, const weft_step& step, int64_t site_rank)
+      : m_(model), s_(step), at_(model, step.n_tokens, site_rank, step.n_sampled, sizeof(X)), tokens_(step.n_tokens) {
+    char* w = static_cast<char*>(step.workspace);
+    x_ = reinterpret_cast<X*>(w + at_.x);
+    act_ = reinterpret_cast<X*>(w + at_.act);
+    qkv_ = reinterpret_cast<float*>(w + at_.qkv);
+    q_ = reinterpret_cast<X*>(w + at_.q);
+    v_ = reinterpret_cast<X*>(w + at_.v);
+    cosine_ = reinterpret_cast<float*>(w + at_.cosine);
+    head_ = reinterpret_cast<X*>(w + at_.head);
+    units_ = reinterpret_cast<int32_t*>(w + at_.units);
+    group_ = m_.heads / m_.kv_heads;
+    tile_tokens_ = std::max(1, kTile / group_);
+    tiles_of_token_ = (group_ + kTile - 1) / kTile;
+    const int64_t element = sizeof(X) == 4 && std::is_same<Kind, Fp32Kind>::value ? 4 : 2;
+    head_bytes_ = int64_t(m_.page_tokens) * m_.head_dim * element;
+    page_bytes_ = head_bytes_ * m_.kv_heads * 2 * m_.layers;
+    list_units();
+  }
+
+  int64_t bytes() const { return at_.bytes; }
+
+  void walk(weft::Member& me) const {
+    if (s_.first == 0) {
+      me.share(units_of(tokens_, kNormRows), [&](int64_t u) { each(u, kNormRows, tokens_, [&](int t) { embed(t); }); });
+    }
+    me.share(units_of(tokens_, kNormRows), [&](int64_t u) { each(u, kNormRows, tokens_, [&](int t) { angles(t); }); });
+    for (int layer = s_.first; layer < s_.last; layer++) {
+      run_layer(me, layer);
+      if (s_.layer_done != nullptr && me.thread() == 0) s_.layer_done(layer);
+    }
+    if (s_.last == m_.layers && s_.n_sampled > 0) logits(me);
+  }
+
+ private:
+  // ---- a layer
+
+  void run_layer(weft::Member& me, int layer) const {
+    const weft_layer& w = m_.layer[layer];
+    norm_all(me, w.attention_norm);
+    shrink(me, layer, kQkv, x_, at_.x_stride, w.qkv.n_in);
+    project(me, layer, kQkv, w.qkv, x_, at_.x_stride, [&](const float* y, int row, int rows, const Span& span) {
+      for (int m = 0; m < rows; m++)
+        std::memcpy(qkv_ + (row + m) * at_.qkv_stride + 16 * span.group, y + m * kUnitColumns + span.column, 64 * span.count);
+    });
+    me.share(units_of(tokens_, kNormRows), [&](int64_t u) { rotate(u, layer, w); });
+    me.share(int64_t(units_[s_.n_rows]) * m_.kv_heads * tiles_of_token_, [&](int64_t u) { attention(me, u, layer, w.window); });
+    shrink(me, layer, kOut, x_, at_.x_stride, w.o.n_in);
+    project(me, layer, kOut, w.o, x_, at_.x_stride, adding());
+    norm_all(me, w.mlp_norm);
+    shrink(me, layer, kGateUp, x_, at_.x_stride, w.gate_up.n_in);
+    gate_up(me, layer, w.gate_up);
+    shrink(me, layer, kDown, act_, at_.act_stride, w.down.n_in);
+    project(me, layer, kDown, w.down, act_, at_.act_stride, adding());
+  }
+
+  // What `o` and `down` give is added to the residual stream, in fp32.
+  auto adding() const {
+    return [this](const float* y, int row, int rows, const Span& span) {
+      for (int m = 0; m < rows; m++)
+        for (int c = 0; c < 16 * span.count; c += 16) {
+          float* to = s_.hidden + int64_t(row + m) * m_.hidden + 16 * span.group + c;
+          store(to, add(load(to), load(y + m * kUnitColumns + span.column + c)));
+        }
+    };
+  }
+
+  template <class Epilogue>
+  void project(weft::Member& me, int layer, int site, const weft_matrix& w, const X* x, ptrdiff_t xs, Epilogue epilogue) const {
+    const int groups = w.n_out / 16;
+    me.share(units_of(groups, kUnitGroups), [&](int64_t u) {
+      const Span span{int(u) * kUnitGroups, std::min(kUnitGroups, groups - int(u) * kUnitGroups), 0};
+      in_chunks(me, [&](int row, int rows, float* y, char* widened) {
+        ready(rows);
+        product<Kind>(w, x + row * xs, xs, rows, span, y, widened);
+        add_lora(layer, site, row, rows, &span, 1, y);
+        epilogue(y, row, rows, span);
+      });
+    });
+  }
+
+  // silu(gate) * up, the input of `down`: a unit computes both halves of the same columns.
+  void gate_up(weft::Member& me, int layer, const weft_matrix& w) const {
+    const int half = w.n_out / 32, of_unit = kUnitGroups / 2;
+    me.share(units_of(half, of_unit), [&](int64_t u) {
+      const int group = int(u) * of_unit, count = std::min(of_unit, half - group);
+      const Span spans[2] = {{group, count, 0}, {half + group, count, 16 * of_unit}};
+      in_chunks(me, [&](int row, int rows, float* y, char* widened) {
+        ready(rows);
+        const X* x = x_ + row * at_.x_stride;
+        for (const Span& span : spans) product<Kind>(w, x, at_.x_stride, rows, span, y, widened);
+        add_lora(layer, kGateUp, row, rows, spans, 2, y);
+        for (int m = 0; m < rows; m++)
+          for (int g = 0; g < count; g++) {
+            const float* at = y + m * kUnitColumns + 16 * g;
+            store_as(Kind{}, act_ + (row + m) * at_.act_stride + 16 * (group + g), mul(silu(load(at)), load(at + 16 * of_unit)));
+          }
+      });
+    });
+  }
+
+  // ---- LoRA
+
+  const weft_lora_site* site_of(const weft_segment& segment, int layer, int site) const {
+    const weft_lora_site* sites = s_.slots[segment.slot];
+    const weft_lora_site* found = sites == nullptr ? nullptr : sites + layer * kSites + site;
+    return found == nullptr || found->a == nullptr ? nullptr : found;
+  }
+
+  // v = scale * (x A) for every row with an adapter; each slice's part begins at an even column.
+  void shrink(weft::Member& me, int layer, int site, const X* x, ptrdiff_t xs, int n_in) const {
+    if (s_.n_segments == 0) return;
+    int64_t units = 0;
+    for (int i = 0; i < s_.n_segments; i++) units += units_of(s_.segments[i].end - s_.segments[i].start, kShrinkRows);
+    me.share(units, [&](int64_t u) {
+      const weft_segment* segment = s_.segments;
+      for (int64_t n; u >= (n = units_of(segment->end - segment->start, kShrinkRows)); segment++) u -= n;
+      const weft_lora_site* a = site_of(*segment, layer, site);
+      const int row = segment->start + int(u) * kShrinkRows, rows = std::min(kShrinkRows, segment->end - row);
+      if (a != nullptr) shrink_rows(me, *a, x + row * xs, xs, n_in, row, rows);
+    });
+  }
+
+  void shrink_rows(weft::Member& me, const weft_lora_site& site, const X* x, ptrdiff_t xs, int n_in, int row, int rows) const {
+    const weft_matrix a{site.a, nullptr, nullptr, n_in, site.rank, m_.kind, 0};
+    float* y = reinterpret_cast<float*>(me.scratch());
+    float* all = y + kPanelBytes / sizeof(float);  // [rows][rank], 16 columns to spare
+    const int groups = (site.rank + 15) / 16, stride = groups * 16 + 16;
+    ready(rows);
+    for (int g = 0; g < groups; g += kUnitGroups) {
+      const Span span{g, std::min(kUnitGroups, groups - g), 0};
+      product<Kind>(a, x, xs, rows, span, y, nullptr);
+      for (int m = 0; m < rows; m++) std::memcpy(all + m * stride + 16 * g, y + m * kUnitColumns, 64 * span.count);
+    }
+    int column = 0;
+    for (int i = 0; i < site.n_slices; column += (site.slice[i].rank + 1) & ~1, i++)
+      for (int m = 0; m < rows; m++) scaled(all + m * stride, site.slice[i], v_ + (row + m) * at_.v_stride + column);
+  }
+
+  static void scaled(const float* from, const weft_lora_slice& slice, X* to) {
+    alignas(64) X narrow[16];
+    const F scale = set1(slice.scale);
+    for (int r = 0; r < slice.rank; r += 16) {
+      const int n = std::min(16, slice.rank - r);
+      store_as(Kind{}, narrow, mul(load(from + slice.rank_start + r), scale));
+      std::memcpy(to + r, narrow, n * sizeof(X));
+    }
+    if (slice.rank % 2) to[slice.rank] = X(0);
+  }
+
+  void add_lora(int layer, int site, int row, int rows, const Span* spans, int n_spans, float* y) const {
+    for (int i = 0; i < s_.n_segments; i++) {
+      const weft_segment& segment = s_.segments[i];
+      const int begin = std::max(row, segment.start), end = std::min(row + rows, segment.end);
+      const weft_lora_site* a = begin < end ? site_of(segment, layer, site) : nullptr;
+      if (a == nullptr) continue;
+      const X* v = v_ + begin * at_.v_stride;
+      float* to = y + (begin - row) * kUnitColumns;
+      for (int j = 0; j < a->n_slices; v += (a->slice[j].rank + 1) & ~1, j++)
+        for (int k = 0; k < n_spans; k++) expand<Kind>(a->slice[j], v, at_.v_stride, end - begin, spans[k], to);
+    }
+  }
+
+  // ---- norms, rotation, attention
+
+  void norm_all(weft::Member& me, const float* weight) const {
+    me.share(units_of(tokens_, kNormRows), [&](int64_t u) {
+      each(u, kNormRows, tokens_, [&](int t) { norm(s_.hidden + int64_t(t) * m_.hidden, weight, m_.hidden, x_ + t * at_.x_stride, at_.x_stride); });
+    });
+  }
+
+  // Root mean square norm (Zhang and Sennrich, 2019); the row is padded with zeros to whole blocks of pairs.
+  void norm(const float* from, const float* weight, int size, X* to, int64_t padded) const {
+    const F factor = set1(inverse_root_mean_square(from, size));
+    for (int c = 0; c < size; c += 16) store_as(Kind{}, to + c, mul(mul(load(from + c), factor), load(weight + c)));
+    for (int64_t c = size; c < padded; c++) to[c] = X(0);
+  }
+
+  float inverse_root_mean_square(const float* from, int size) const {
+    F squares = zero();
+    for (int c = 0; c < size; c += 16) {
+      const F value = load(from + c);
+      squares = fma(value, value, squares);
+    }
+    return 1.0f / std::sqrt(sum(squares) / float(size) + m_.eps);
+  }
+
+  void rotate(int64_t unit, int layer, const weft_layer& w) const {
+    for (int t = int(unit) * kNormRows; t < std::min(tokens_, int(unit + 1) * kNormRows); t++) {
+      float* row = qkv_ + t * at_.qkv_stride;
+      const float* cosine = cosine_ + int64_t(t) * m_.head_dim;
+      const F scale = set1(1.0f / std::sqrt(float(m_.head_dim)));
+      for (int h = 0; h < m_.heads; h++) {
+        float* q = row + h * m_.head_dim;
+        turn(q, w.q_norm, cosine);
+        for (int d = 0; d < m_.head_dim; d += 16) store_as(Kind{}, q_ + t * at_.q_stride + h * m_.head_dim + d, mul(load(q + d), scale));
+      }
+      const weft_row& owner = row_of(t);
+      const int position = owner.position + t - owner.start;
+      for (int h = 0; h < m_.kv_heads; h++) {
+        float* k = row + (m_.heads + h) * m_.head_dim;
+        turn(k, w.k_norm, cosine);
+        const Pages pages = pages_of(owner, layer, h);
+        const int offset = position % 16;
+        append(Kind{}, const_cast<char*>(pages.keys(position)), const_cast<char*>(pages.values(position)), offset, k,
+               row + (m_.heads + m_.kv_heads + h) * m_.head_dim, m_.head_dim);
+      }
+    }
+  }
+
+  // Halves are paired, as in transformers: (a, b) -> (a cos - b sin, b cos + a sin).
+  void turn(float* x, const float* norm_weight, const float* cosine) const {
+    const int dim = m_.head_dim, half = dim / 2;
+    if (norm_weight != nullptr) {
+      const F factor = set1(inverse_root_mean_square(x, dim));
+      for (int d = 0; d < dim; d += 16) store(x + d, mul(mul(load(x + d), factor), load(norm_weight + d)));
+    }
+    const float* sine = cosine + half;
+    if (half % 16 == 0) {
+      for (int d = 0; d < half; d += 16) {
+        const F a = load(x + d), b = load(x + half + d), c = load(cosine + d), s = load(sine + d);
+        store(x + d, sub(mul(a, c), mul(b, s)));
+        store(x + half + d, add(mul(b, c), mul(a, s)));
+      }
+      return;
+    }
+    for (int d = 0; d < half; d++) {
+      const float a = x[d], b = x[half + d];
+      x[d] = a * cosine[d] - b * sine[d];
+      x[half + d] = b * cosine[d] + a * sine[d];
+    }
+  }
+
+  // Unit = a tile: tokens of one row x query heads of one KV head.
+  void attention(weft::Member& me, int64_t unit, int layer, int window) const {
+    const int per_tile = m_.kv_heads * tiles_of_token_, place = int(unit / per_tile), rest = int(unit % per_tile);
+    const int kv_head = rest / tiles_of_token_, part = rest % tiles_of_token_;
+    const int r = int(std::upper_bound(units_, units_ + s_.n_rows + 1, place) - units_) - 1;
+    const weft_row& row = s_.rows[r];
+    const int first = row.start + (place - units_[r]) * tile_tokens_, last = std::min(row.end, first + tile_tokens_);
+    const int head = kv_head * group_ + part * kTile, heads = std::min(kTile, group_ - part * kTile);
+    auto& tile = *reinterpret_cast<AttentionTile<Kind>*>(me.scratch());
+    int n = 0;
+    for (int t = first; t < last; t++)
+      for (int h = 0; h < heads; h++, n++) {
+        std::memcpy(tile.queries[n], q_ + t * at_.q_stride + (head + h) * m_.head_dim, m_.head_dim * sizeof(X));
+        tile.position[n] = row.position + t - row.start;
+      }
+    attend(tile, n, m_.head_dim, window, pages_of(row, layer, kv_head));
+    n = 0;
+    for (int t = first; t < last; t++)
+      for (int h = 0; h < heads; h++, n++) attended(tile, n, m_.head_dim, x_ + t * at_.x_stride + (head + h) * m_.head_dim);
+  }
+
+  Pages pages_of(const weft_row& row, int layer, int kv_head) const {
+    const ptrdiff_t keys = (ptrdiff_t(layer) * 2 * m_.kv_heads + kv_head) * head_bytes_;
+    return {static_cast<const char*>(m_.kv), page_bytes_, head_bytes_, keys, keys + m_.kv_heads * head_bytes_, s_.page_table + row.page_offset, m_.page_tokens};
+  }
+
+  // ---- the ends
+
+  void embed(int t) const {
+    float* to = s_.hidden + int64_t(t) * m_.hidden;
+    const int64_t at = int64_t(s_.tokens[t]) * m_.hidden;
+    if (m_.embedding_kind == WEFT_FP32) {
+      std::memcpy(to, static_cast<const float*>(m_.embedding) + at, sizeof(float) * m_.hidden);
+      return;
+    }
+    const uint16_t* from = static_cast<const uint16_t*>(m_.embedding) + at;
+    for (int c = 0; c < m_.hidden; c += 16) store(to + c, load_bf16(from + c));
+  }
+
+  // Angles in fp32 as in transformers; cosines and sines through double, so that they are the same wherever it runs.
+  void angles(int t) const {
+    const weft_row& row = row_of(t);
+    const float position = float(row.position + t - row.start);
+    float* to = cosine_ + int64_t(t) * m_.head_dim;
+    for (int d = 0; d < m_.head_dim / 2; d++) {
+      const double angle = position * m_.inverse_frequency[d];
+      to[d] = float(std::cos(angle)) * m_.rope_scale;
+      to[m_.head_dim / 2 + d] = float(std::sin(angle)) * m_.rope_scale;
+    }
+  }
+
+  void logits(weft::Member& me) const {
+    me.share(s_.n_sampled, [&](int64_t i) {
+      norm(s_.hidden + int64_t(s_.sampled[i]) * m_.hidden, m_.norm, m_.hidden, head_ + i * at_.x_stride, at_.x_stride);
+    });
+    const int groups = (m_.vocab + 15) / 16;
+    me.share(units_of(groups, kUnitGroups), [&](int64_t u) {
+      const Span span{int(u) * kUnitGroups, std::min(kUnitGroups, groups - int(u) * kUnitGroups), 0};
+      float* y = reinterpret_cast<float*>(me.scratch());
+      for (int row = 0; row < s_.n_sampled; row += kChunkRows) {
+        const int rows = std::min(kChunkRows, s_.n_sampled - row);
+        ready(rows);
+        product<Kind>(m_.head, head_ + row * at_.x_stride, at_.x_stride, rows, span, y, me.scratch() + kPanelBytes);
+        const int n = std::min(16 * span.count, m_.vocab - 16 * span.group);
+        for (int m = 0; m < rows; m++)
+          std::memcpy(s_.logits + int64_t(row + m) * m_.vocab + 16 * span.group, y + m * kUnitColumns, sizeof(float) * n);
+      }
+    });
+  }
+
+  // ---- how
+
+  static int64_t units_of(int64_t n, int64_t of_unit) { return (n + of_unit - 1) / of_unit; }
+
+  template <class Body>
+  static void each(int64_t unit, int size, int n, Body body) {
+    for (int t = int(unit) * size; t < std::min(n, int(unit + 1) * size); t++) body(t);
+  }
+
+  template <class Body>
+  void in_chunks(weft::Member& me, Body body) const {
+    for (int row = 0; row < tokens_; row += kChunkRows)
+      body(row, std::min(kChunkRows, tokens_ - row), reinterpret_cast<float*>(me.scratch()), me.scratch() + kPanelBytes);
+  }
+
+  static void ready(int rows) {
+#if WEFT_LEVEL == 4
+    if (std::is_same<Kind, Bf16Kind>::value && rows >= kTileRows) shape_for_matrix(rows);
+#endif
+    (void)rows;
+  }
+
+  // units_[r]: tiles of tokens in the rows before row r.
+  void list_units() {
+    units_[0] = 0;
+    for (int r = 0; r < s_.n_rows; r++) units_[r + 1] = units_[r] + int(units_of(s_.rows[r].end - s_.rows[r].start, tile_tokens_));
+  }
+
+  const weft_row& row_of(int t) const {
+    const weft_row* after = std::upper_bound(s_.rows, s_.rows + s_.n_rows, t, [](int token, const weft_row& row) { return token < row.start; });
+    return after[-1];
+  }
+
+  const weft_model& m_;
+  const weft_step& s_;
+  const Layout at_;
+  const int tokens_;
+  X *x_, *act_, *q_, *v_, *head_;
+  float *qkv_, *cosine_;
+  int32_t* units_;
+  int group_, tile_tokens_, tiles_of_token_;
+  int64_t head_bytes_, page_bytes_;
+};
+
+}  // namespace WEFT_NS

@@ -1,0 +1,217 @@
+// AMX tiles: the same arithmetic as dot.h (tile32), sixteen rows by sixteen columns by up to sixteen pairs at a time.
+//
+// Rows are independent in a tile, so a block may hold rows that nobody wants: memory of x and y has to be there for
+// whole blocks of sixteen rows, what comes out for the surplus rows is never read.
+#pragma once
+#include "dot.h"
+
+#if WEFT_LEVEL == 4
+namespace WEFT_NS {
+
+// Rows from which a tile is used instead of vectors.
+constexpr int kTileRows = 4;
+
+struct alignas(64) TileShape {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+  void tile(int index, int n_rows, int n_bytes) {
+    rows[index] = static_cast<uint8_t>(n_rows);
+    bytes[index] = static_cast<uint16_t>(n_bytes);
+  }
+  // As inline assembly: the compiler's intrinsic does not say that it reads all 64 bytes.
+  void use() const { asm volatile("ldtilecfg %0" ::"m"(*this) : "memory"); }
+};
+static inline void tiles_done() { asm volatile("tilerelease" ::: "memory"); }
+
+// A matrix: 0-3 sums, 4-5 rows, 6-7 columns; `rows` of the row and sum tiles.
+static inline void shape_for_matrix(int rows) {
+  TileShape shape;
+  for (int i = 0; i < 6; i++) shape.tile(i, rows < 16 ? rows : 16, 64);
+  for (int i = 6; i < 8; i++) shape.tile(i, 16, 64);
+  shape.use();
+}
+
+constexpr ptrdiff_t kTileBytes = 1024;
+constexpr ptrdiff_t kAhead = 4096;  // bytes that a stream of columns is fetched ahead: half a page of each of four streams
+
+static inline void fetch(const char* p) {
+  for (int i = 0; i < kTileBytes; i += 64) _mm_prefetch(p + kAhead + i, _MM_HINT_T0);
+}
+
+// y[16][64] (+)= x[16][32 blocks] columns of four groups: few rows, weights stream past.
+static inline void tiles_16x64(const uint16_t* x, ptrdiff_t x_stride, const char* const (&w)[4], int blocks, float* y, ptrdiff_t y_stride, bool onto) {
+  const ptrdiff_t xs = x_stride * 2, ys = y_stride * 4;
+  if (onto) {
+    _tile_loadd(0, y, ys);
+    _tile_loadd(1, y + 16, ys);
+    _tile_loadd(2, y + 32, ys);
+    _tile_loadd(3, y + 48, ys);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int k = 0; k < blocks; k++) {
+    const ptrdiff_t at = k * kTileBytes;
+    _tile_loadd(4, x + 32 * k, xs);
+    _tile_loadd(6, w[0] + at, 64);
+    fetch(w[0] + at);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, w[1] + at, 64);
+    fetch(w[1] + at);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(6, w[2] + at, 64);
+    fetch(w[2] + at);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_loadd(7, w[3] + at, 64);
+    fetch(w[3] + at);
+    _tile_dpbf16ps(3, 4, 7);
+  }
+  _tile_stored(0, y, ys);
+  _tile_stored(1, y + 16, ys);
+  _tile_stored(2, y + 32, ys);
+  _tile_stored(3, y + 48, ys);
+}
+
+// y[32][32] (+)= x[32][32 blocks] columns of two groups: many rows.
+static inline void tiles_32x32(const uint16_t* x, ptrdiff_t x_stride, const char* w0, const char* w1, int blocks, float* y, ptrdiff_t y_stride, bool onto) {
+  const ptrdiff_t xs = x_stride * 2, ys = y_stride * 4;
+  const uint16_t* below = x + 16 * x_stride;
+  float* y_below = y + 16 * y_stride;
+  if (onto) {
+    _tile_loadd(0, y, ys);
+    _tile_loadd(1, y + 16, ys);
+    _tile_loadd(2, y_below, ys);
+    _tile_loadd(3, y_below + 16, ys);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int k = 0; k < blocks; k++) {
+    _tile_loadd(4, x + 32 * k, xs);
+    _tile_loadd(6, w0 + k * kTileBytes, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, w1 + k * kTileBytes, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, below + 32 * k, xs);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, y, ys);
+  _tile_stored(1, y + 16, ys);
+  _tile_stored(2, y_below, ys);
+  _tile_stored(3, y_below + 16, ys);
+}
+
+// y[16][16] (+)= x[16][32 blocks] columns of one group.
+static inline void tiles_16x16(const uint16_t* x, ptrdiff_t x_stride, const char* w, int blocks, float* y, ptrdiff_t y_stride, bool onto) {
+  if (onto)
+    _tile_loadd(0, y, y_stride * 4);
+  else
+    _tile_zero(0);
+  for (int k = 0; k < blocks; k++) {
+    _tile_loadd(4, x + 32 * k, x_stride * 2);
+    _tile_loadd(6, w + k * kTileBytes, 64);
+    _tile_dpbf16ps(0, 4, 6);
+  }
+  _tile_stored(0, y, y_stride * 4);
+}
+
+// y[rows][groups * 16] (+)= x W of whole blocks; group g's columns begin at base(g). In the shape for `rows`.
+template <class Base>
+static inline void tile_matrix(const uint16_t* x, ptrdiff_t x_stride, int rows, Base base, int groups, int blocks, float* y, ptrdiff_t y_stride, bool onto) {
+  int m = 0;
+  for (; m + 16 < rows; m += 32) {
+    int g = 0;
+    for (; g + 2 <= groups; g += 2)
+      tiles_32x32(x + m * x_stride, x_stride, base(g), base(g + 1), blocks, y + m * y_stride + 16 * g, y_stride, onto);
+    for (; g < groups; g++)
+      for (int half = m; half < m + 32; half += 16) tiles_16x16(x + half * x_stride, x_stride, base(g), blocks, y + half * y_stride + 16 * g, y_stride, onto);
+  }
+  for (; m < rows; m += 16) {
+    int g = 0;
+    for (; g + 4 <= groups; g += 4) {
+      const char* const w[4] = {base(g), base(g + 1), base(g + 2), base(g + 3)};
+      tiles_16x64(x + m * x_stride, x_stride, w, blocks, y + m * y_stride + 16 * g, y_stride, onto);
+    }
+    for (; g < groups; g++) tiles_16x16(x + m * x_stride, x_stride, base(g), blocks, y + m * y_stride + 16 * g, y_stride, onto);
+  }
+}
+
+// An adapter's B: any number of pairs. 0-1 sums, 4 and 6 whole blocks, 5 and 7 the rest of the rank.
+static inline void shape_for_expand(int pairs) {
+  TileShape shape;
+  const int rest = pairs % kTilePairs ? pairs % kTilePairs : kTilePairs;
+  for (int i = 0; i < 2; i++) shape.tile(i, 16, 64);
+  shape.tile(4, 16, 64);
+  shape.tile(5, 16, rest * 4);
+  shape.tile(6, 16, 64);
+  shape.tile(7, rest, 64);
+  shape.use();
+}
+
+// y[16 n][groups * 16] += v B: whole blocks of sixteen rows only, since y's other rows are somebody else's.
+template <class Base>
+static inline void tile_expand(const uint16_t* v, ptrdiff_t v_stride, int rows, Base base, int groups, int pairs, float* y, ptrdiff_t y_stride) {
+  const int whole = pairs / kTilePairs;
+  for (int g = 0; g < groups; g++) {
+    const char* b = base(g);
+    for (int m = 0; m < rows; m += 16) {
+      float* at = y + m * y_stride + 16 * g;
+      _tile_loadd(0, at, y_stride * 4);
+      for (int k = 0; k < whole; k++) {
+        _tile_loadd(4, v + m * v_stride + 32 * k, v_stride * 2);
+        _tile_loadd(6, b + k * kTileBytes, 64);
+        _tile_dpbf16ps(0, 4, 6);
+      }
+      if (pairs % kTilePairs) {
+        _tile_loadd(5, v + m * v_stride + 32 * whole, v_stride * 2);
+        _tile_loadd(7, b + whole * kTileBytes, 64);
+        _tile_dpbf16ps(0, 5, 7);
+      }
+      _tile_stored(0, at, y_stride * 4);
+    }
+  }
+}
+
+// Attention: 0-3 sums, 4 queries, 5 keys, 6 weights of sixteen positions, 7 values of eight pairs of positions.
+static inline void shape_for_attention() {
+  TileShape shape;
+  for (int i = 0; i < 6; i++) shape.tile(i, 16, 64);
+  shape.tile(6, 16, 32);
+  shape.tile(7, kValuePairs, 64);
+  shape.use();
+}
+
+// s[16][16 groups] = q keys; keys of group g begin at k[g]; head_dim = 32 blocks. Up to four groups.
+static inline void tile_scores(const uint16_t* q, ptrdiff_t q_stride, const char* const* k, int groups, int blocks, float* s, ptrdiff_t s_stride) {
+  for (int g = 0; g < groups; g++) {
+    _tile_zero(0);
+    for (int b = 0; b < blocks; b++) {
+      _tile_loadd(4, q + 32 * b, q_stride * 2);
+      _tile_loadd(5, k[g] + b * kTileBytes, 64);
+      _tile_dpbf16ps(0, 4, 5);
+    }
+    _tile_stored(0, s + 16 * g, s_stride * 4);
+  }
+}
+
+// o[16][16 columns] += p values; the values of 16 positions begin at v[g], a pair of positions is `step` bytes long.
+static inline void tile_values(const uint16_t* p, ptrdiff_t p_stride, const char* const* v, int groups, ptrdiff_t step, int columns, float* o, ptrdiff_t o_stride) {
+  for (int c = 0; c < columns; c++) {
+    _tile_loadd(0, o + 16 * c, o_stride * 4);
+    for (int g = 0; g < groups; g++) {
+      _tile_loadd(6, p + 16 * g, p_stride * 2);
+      _tile_loadd(7, v[g] + 64 * c, step);
+      _tile_dpbf16ps(0, 6, 7);
+    }
+    _tile_stored(0, o + 16 * c, o_stride * 4);
+  }
+}
+
+}  // namespace WEFT_NS
+#endif

@@ -1,0 +1,122 @@
+// The C ABI of Weft's CPU kernels: plain structs and raw pointers, mirrored by weft_kernels/cpu/library.py.
+//
+// Nothing here allocates behind the caller's back, but for the thread pool: weights, KV pages, adapters, workspace and
+// results are the caller's memory. All sizes are in elements unless a name says bytes. Strides are those of the packed
+// layouts in pack.h. A function that can fail returns 0, or a negative WEFT_E_* code.
+#pragma once
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define WEFT_ABI 1
+
+enum { WEFT_BF16 = 0, WEFT_FP32 = 1, WEFT_INT8 = 2 };  // kinds of numbers
+enum { WEFT_E_LEVEL = -1, WEFT_E_SIZE = -2, WEFT_E_WORKSPACE = -3 };
+
+// Instruction levels, worst first. A level is usable when it was compiled in and the CPU (and the kernel) has it.
+enum { WEFT_PORTABLE = 0, WEFT_AVX2 = 1, WEFT_AVX512 = 2, WEFT_AVX512_BF16 = 3, WEFT_AMX_BF16 = 4, WEFT_LEVELS = 5 };
+
+typedef struct {          // y[n_out] = W[n_out, n_in] x[n_in] (* scale) (+ bias)
+  const void* data;       // packed; 64-byte aligned
+  const float* scale;     // WEFT_INT8: one per output, padded to 16; else NULL
+  const float* bias;      // [n_out] or NULL
+  int32_t n_in, n_out, kind, reserved;
+} weft_matrix;
+
+typedef struct {
+  const float* attention_norm;  // [hidden]
+  const float* mlp_norm;        // [hidden]
+  const float* q_norm;          // [head_dim] or NULL (Qwen3)
+  const float* k_norm;
+  weft_matrix qkv;              // [(heads + 2 kv_heads) * head_dim, hidden]
+  weft_matrix o;                // [hidden, heads * head_dim]
+  weft_matrix gate_up;          // [2 inner, hidden]: gate first
+  weft_matrix down;             // [hidden, inner]
+  int32_t window, reserved;     // a token sees itself and window - 1 tokens before it; 0: all of them
+} weft_layer;
+
+typedef struct {
+  int32_t layers, hidden, inner, heads, kv_heads, head_dim, vocab;
+  int32_t kind;                 // of activations, KV and adapters: WEFT_BF16 or WEFT_FP32
+  float eps, reserved;
+  const weft_layer* layer;      // [layers]
+  const void* embedding;        // [vocab, hidden] row-major in `embedding_kind`; NULL: rows are read from `head` (tied)
+  const float* norm;            // [hidden]
+  weft_matrix head;             // [vocab, hidden]
+  const float* inverse_frequency;  // [head_dim / 2]
+  void* kv;                     // [pages, layers, 2, kv_heads, page_tokens, head_dim], see pack.h
+  int32_t embedding_kind, page_tokens;
+  float rope_scale, reserved2;  // cos and sin are multiplied by it (1 but for yarn-like scalings)
+} weft_model;
+
+typedef struct {                // one projection inside a LoRA site
+  const void* b;                // packed [n_out/16][ceil(rank/2)][16][2]
+  int32_t rank_start, rank;     // its columns of the stacked A
+  int32_t out_start, n_out;     // its columns of the site's output; multiples of 16
+  float scale;
+  int32_t reserved;
+} weft_lora_slice;
+
+typedef struct {                // one adapter's weights at one site: qkv, o, gate_up or down
+  const void* a;                // packed matrix, n_out = rank (the sum), n_in = the site's input; NULL: leaves it alone
+  int32_t rank, n_slices;
+  weft_lora_slice slice[3];
+} weft_lora_site;
+
+typedef struct {
+  int32_t start, end;           // tokens of the step
+  int32_t position;             // absolute position of the first one
+  int32_t page_offset;          // its pages begin here in page_table
+} weft_row;
+
+typedef struct {
+  int32_t start, end, slot;     // tokens [start, end) use the adapter of `slot`
+} weft_segment;
+
+typedef struct {
+  int32_t n_tokens, n_rows, n_segments, n_sampled;
+  int32_t first, last;          // layers to run
+  const int32_t* tokens;        // [n_tokens]
+  const weft_row* rows;         // cover the tokens in order
+  const int32_t* page_table;
+  const weft_segment* segments; // ordered, disjoint
+  const int32_t* sampled;       // [n_sampled] token indices whose logits are wanted
+  const weft_lora_site* const* slots;  // slot -> [layers][4] sites
+  float* hidden;                // [n_tokens, hidden]: input when first > 0; output of layer last - 1
+  float* logits;                // [n_sampled, vocab]; written when last == layers
+  void (*layer_done)(int32_t layer);  // NULL, or called on the calling thread after each layer
+  void* workspace;              // weft_workspace_bytes(), 64-byte aligned
+  int64_t workspace_bytes;
+} weft_step;
+
+typedef struct weft_pool weft_pool;
+
+int32_t weft_abi(void);
+int32_t weft_levels(void);                       // bit i: level i is usable here
+weft_pool* weft_pool_new(int32_t threads);       // threads - 1 workers; the caller is the remaining one
+void weft_pool_free(weft_pool*);
+
+int64_t weft_workspace_bytes(const weft_model*, int32_t n_tokens, int32_t site_rank, int32_t n_sampled);
+int32_t weft_run(int32_t level, weft_pool*, const weft_model*, const weft_step*);
+
+// Packing. Bytes of a packed matrix, and the packing itself from row-major [n_out, n_in] of `from` (WEFT_BF16 or
+// WEFT_FP32, row stride in elements) to `to` (WEFT_INT8: `scale` [n_out padded to 16] is written). `pad_in` is 32 for
+// base matrices and A, 2 for B. With `transposed` the source is [n_in, n_out].
+int64_t weft_packed_bytes(int32_t kind, int64_t n_out, int64_t n_in, int32_t pad_in);
+int32_t weft_pack(weft_pool*, const void* source, int32_t from, int64_t stride, int64_t n_out, int64_t n_in,
+                  int32_t pad_in, void* to, int32_t kind, float* scale);
+
+// y[m, n_out] fp32 = x[m, n_in] W^T, as the step computes it: what tests and benchmarks call. `x` is WEFT_BF16 or
+// WEFT_FP32 like the model's kind (int8 weights take bf16), row stride n_in.
+int32_t weft_matmul(int32_t level, weft_pool*, const weft_matrix*, const void* x, int32_t x_kind, int32_t m, float* y);
+
+// The machine, as a step sees it. Seconds of reading `bytes` bytes with all threads, best of `repetitions`; seconds of
+// `blocks` products of 16 x 16 x 32 on every thread, from operands that stay in the core.
+double weft_read_seconds(int32_t level, weft_pool*, const void* data, int64_t bytes, int32_t repetitions);
+double weft_peak_seconds(int32_t level, weft_pool*, int64_t blocks);
+
+#ifdef __cplusplus
+}
+#endif

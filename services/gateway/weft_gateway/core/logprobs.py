@@ -1,0 +1,55 @@
+"""Log probabilities wait for their text: a token is told once all of its characters are, never before.
+
+Stop strings hold text back, and a character may be split over tokens; the log probabilities of those tokens wait as
+long. Where a stop string cuts the text, a token is told if any of its characters is: what is told spells at least the
+text, and nothing that lies wholly in or behind the stop string.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft_gateway.core.detokenise import BytesOf
+from weft_gateway.core.events import TokenLogprob, Told
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    told: Told
+    end: int  # characters of the answer up to and with the token's last one
+
+
+class HeldLogprobs:
+    """Tokens with their log probabilities, in order, until their text is released."""
+
+    def __init__(self, bytes_of: BytesOf) -> None:
+        self._bytes_of = bytes_of
+        self._held: deque[_Held] = deque()
+        self._decoded = self._released = 0  # characters
+        self._pending = False  # a character has begun
+
+    def push(self, token: int, logprob: TokenLogprob, chars: int, *, pending: bool) -> None:
+        """A token that completed `chars` characters and leaves a begun one behind (`pending`) or not."""
+        start = self._decoded + self._closes(token)
+        self._decoded, self._pending = self._decoded + chars, pending
+        self._held.append(_Held(Told(token, logprob, start), self._decoded + pending))
+
+    def release(self, chars: int) -> tuple[Told, ...]:
+        """So many more characters are told: the tokens that are whole now."""
+        self._released += chars
+        return self._while(lambda held: held.end <= self._released)
+
+    def cut(self) -> tuple[Told, ...]:
+        """A stop string ends the text here: the token that it cuts, if there is one. What follows is never told."""
+        return self._while(lambda held: held.told.start < self._released)
+
+    def _closes(self, token: int) -> bool:
+        """Whether the begun character is given up (U+FFFD) because this token does not continue it."""
+        own = self._bytes_of(token)
+        return self._pending and bool(own) and not 0x80 <= own[0] <= 0xBF  # UTF-8's following bytes
+
+    def _while(self, due: Callable[[_Held], bool]) -> tuple[Told, ...]:
+        told: list[Told] = []
+        while self._held and due(self._held[0]):
+            told.append(self._held.popleft().told)
+        return tuple(told)

@@ -1,0 +1,87 @@
+"""What the choice of an iteration remembers: who was passed, how long steps take, and the batch that runs on unchanged.
+
+Of the prompts that wait the one with the least left goes first, chunk by chunk, so that a short one passes a long one
+that has begun (shortest remaining time first: the least mean wait, Schrage 1968). The eldest is passed a bounded number
+of times in a row. How large a chunk may be beside running rows is `Pace`'s word.
+"""
+
+from collections.abc import Callable, Sequence
+
+from weft_runner.core.iteration import Batch, Candidate, Limits, choose
+from weft_runner.core.pace import Pace, StepModel
+
+
+class Patience:
+    """How many times in a row the eldest prompt was passed. One owner.
+
+    Every (age + 1)th iteration that works on prompts belongs to the eldest, who thus comes to an end, and then to the
+    next one: with E tokens left in those admitted before it, a prompt of n tokens is through after at most
+    (age + 1) x (chunks of E and n) such iterations, whatever comes behind it. Age 0: first come, first served.
+    """
+
+    def __init__(self, age: int) -> None:
+        self._age, self._eldest, self.passed = age, "", 0
+
+    def order(self, prefilling: Sequence[Candidate]) -> Sequence[Candidate]:
+        """In order of admission -> in order of service: the least left first, equals as they were admitted."""
+        if not self._age or len(prefilling) < 2:
+            return prefilling
+        head = 1 if self.passed >= self._age and prefilling[0].key == self._eldest else 0
+        return [*prefilling[:head], *sorted(prefilling[head:], key=lambda candidate: candidate.pending)]
+
+    def note(self, eldest: str, batch: Batch) -> None:
+        """An iteration that works on prompts was chosen: did it pass the eldest?"""
+        if eldest != self._eldest:
+            self._eldest, self.passed = eldest, 0
+        served = any(row.key == eldest for row in batch.rows[: batch.n_prefills])
+        self.passed = 0 if served else self.passed + 1
+
+
+class Chooser:
+    """One owner: the request pool.
+
+    While nobody joins, leaves, pauses or grows, the batch of decode rows is the same object from one iteration to the
+    next: what is derived from it (its order, segments, page table) is derived once.
+    """
+
+    def __init__(self, limits: Limits, model: StepModel) -> None:
+        self._limits, self.pace, self._patience = limits, Pace(model), Patience(limits.prefill_age)
+        self.standing: Batch | None = None
+        self._keys = self._steps = 0
+
+    def choose(
+        self, prefilling: Sequence[Candidate], decoding: Sequence[Candidate], keys: int, steps: Callable[[], int]
+    ) -> Batch:
+        """The next batch; both inputs are in order of admission.
+
+        `keys`: tokens in KV of the decoding ones. `steps`: iterations, this one included, before one of them needs a
+        page, or 0 where the batch must not run again as it is; asked only when no prompt waits.
+        """
+        self._keys = keys
+        if not prefilling:
+            batch = choose((), decoding, self._limits)
+            self._steps = steps() if len(batch.rows) == len(decoding) else 0
+            self.standing = batch if self._steps > 1 else None
+            return batch
+        most = self._limits.max_batch_tokens - len(decoding)
+        tokens = self.pace.prompt_tokens(len(decoding), keys, self._limits.token_time_ms, most)
+        batch = choose(self._patience.order(prefilling), decoding, self._limits, prompt_tokens=tokens)
+        if batch.n_prefills:
+            self._patience.note(prefilling[0].key, batch)
+        return batch
+
+    def changed(self) -> None:
+        """Somebody joined, left, paused or grew: the next batch is chosen anew."""
+        self.standing = None
+
+    def ran(self, batch: Batch) -> None:
+        """That batch has run: each of its decode rows has one key more, and one place less in its pages."""
+        if batch is self.standing:
+            self._keys += len(batch.rows)
+            self._steps -= 1
+            if not self._steps:
+                self.standing = None
+
+    def timed(self, batch: Batch, measured_ms: float) -> None:
+        """How long the batch that was chosen last took."""
+        self.pace.learn(len(batch.rows) - batch.n_prefills, self._keys, batch.prompt_tokens, measured_ms)

@@ -1,0 +1,75 @@
+"""How long a step takes, and how many prompt tokens fit into one beside the rows that run. Pure.
+
+The form is linear in what a step does, as its cost is (weights stream once, keys once a row, prompt tokens are computed):
+
+    step_ms = decode x (base + row * rows + key * keys) + prompt x (token * prompt_tokens)
+
+`rows` are decode rows and `keys` the tokens in KV that they attend to. base, row, key and token come from the profile at
+start (`StepModel`); the two factors follow the measured steps (normalised least mean squares), so that a noisy neighbour,
+adapters, or long contexts in prefill, which the form leaves out, change the next chunk and not the promise.
+"""
+
+from dataclasses import dataclass
+
+MIN_CHUNK = 32  # tokens: a prompt moves on, whatever the target; fewer stream the weights again for hardly less work
+TILE = 16  # chunks are whole tiles of rows: a kernel's last tile costs the same full or not
+RATE = 0.125  # of the error, per step: a third of it is left after eight steps
+STEP_MOST = 2.0  # one step says at most that steps take twice, or half, as long: an outlier moves a factor by 1/8
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """Milliseconds: of a step at all, of a decode row, of a key that it attends to, of a prompt token; none negative.
+
+    The defaults are a guess for a runner that did not profile itself; the factors find the truth in some twenty steps.
+    """
+
+    base_ms: float = 1.0
+    row_ms: float = 0.05
+    key_ms: float = 0.0
+    token_ms: float = 0.1
+
+    def decode_ms(self, rows: int, keys: int) -> float:
+        """A step without prompts."""
+        return self.base_ms + self.row_ms * rows + self.key_ms * keys
+
+
+class Pace:
+    """The model and its two factors. One owner."""
+
+    def __init__(self, model: StepModel) -> None:
+        self.model = model
+        self.decode = self.prompt = 1.0
+
+    def step_ms(self, rows: int, keys: int, prompt_tokens: int) -> float:
+        """What such a step is expected to take."""
+        return self.decode * self.model.decode_ms(rows, keys) + self.prompt * self.model.token_ms * prompt_tokens
+
+    def learn(self, rows: int, keys: int, prompt_tokens: int, measured_ms: float) -> None:
+        """A step took so long. What a mixed step took beyond its decode rows is its prompt's."""
+        decode_ms = self.decode * self.model.decode_ms(rows, keys)
+        if not prompt_tokens:
+            self.decode *= _correction(measured_ms, decode_ms)
+        else:
+            prompt_ms = self.prompt * self.model.token_ms * prompt_tokens
+            self.prompt *= _correction(measured_ms - decode_ms, prompt_ms)
+
+    def prompt_tokens(self, rows: int, keys: int, target_ms: float, most: int) -> int:
+        """Prompt tokens of the next step: all that keep it within `target_ms`, at least MIN_CHUNK, at most `most`.
+
+        Without running rows nobody waits for a token, and the chunk is as large as it may be.
+        """
+        left_ms = target_ms - self.decode * self.model.decode_ms(rows, keys)
+        token_ms = self.prompt * self.model.token_ms
+        if not rows or left_ms >= token_ms * most:
+            return most
+        fit = int(left_ms / token_ms) if left_ms > 0.0 else 0
+        return min(max(fit // TILE * TILE, MIN_CHUNK), most)
+
+
+def _correction(measured_ms: float, expected_ms: float) -> float:
+    """By how much to multiply a factor: a part of the relative error, which one step cannot make large."""
+    if expected_ms <= 0.0:
+        return 1.0
+    ratio = min(max(measured_ms / expected_ms, 1.0 / STEP_MOST), STEP_MOST)
+    return 1.0 + RATE * (ratio - 1.0)

@@ -1,0 +1,57 @@
+"""Adapters on disk: where they come from, and their tensors as views of the mapped file."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from weft_runner.errors import AdapterInvalid
+from weft_runner.model.lora import Scales
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """An adapter on disk: its safetensors and what its configuration says about scales."""
+
+    tensors: Path
+    scales: Scales
+
+
+class Source(Protocol):
+    """Where adapters come from, by digest. Called from the loader's threads, several at a time; may block."""
+
+    def adapter(self, digest: str, /) -> AdapterFiles:
+        """On disk now, fetched if need be. Raises ArtifactUnknown, ArtifactUnreachable, AdapterInvalid."""
+        ...
+
+    def retain(self, digests: frozenset[str], /) -> None:
+        """Everything else may leave the disk."""
+        ...
+
+    def on_disk(self, digests: Iterable[str], /) -> frozenset[str]:
+        """Which of them are whole on disk."""
+        ...
+
+
+def map_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a safetensors file as views of its mapping, which lives as long as one of them. AdapterInvalid.
+
+    A file may be unlinked meanwhile, as the blob store does; blobs are never written to again.
+    """
+    try:
+        with safe_open(str(path), framework="pt", device="cpu") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except SafetensorError as error:  # an OSError is this machine's trouble, not the artifact's
+        raise AdapterInvalid(f"{path.name}: {error}") from error
+
+
+def copied(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same in memory of their own."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def bytes_of(tensors: dict[str, torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -1,0 +1,135 @@
+"""A base packed for the native kernels: each tensor is read once from the mapped file, packed, and let go again.
+
+So loading needs the packed model and one tensor beside it. The embedding stays where it is, in the file's mapping: a
+step reads a row of it for each token. Layouts: `weft_kernels/cpu/src/pack.h`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from weft_kernels.cpu.library import Library
+from weft_kernels.cpu.memory import Memory
+from weft_kernels.cpu.pool import Pool
+from weft_kernels.cpu.structs import BF16, FP32, INT8, Layer, Matrix, Model
+from weft_runner.model.checkpoint import BIASED, EMBEDDING, HEAD, NORM, Checkpoint
+from weft_runner.model.rope import inverse_frequencies
+from weft_runner.model.spec import ModelSpec
+from weft_runner.model.weights import check_finite
+
+KINDS = {"bf16": BF16, "fp32": FP32, "int8": INT8}
+_STORED = {torch.bfloat16: BF16, torch.float32: FP32}
+
+
+class PackedBase:
+    """`model` is what the native step reads; it points into memory that lives as long as this. `kv` is set later."""
+
+    def __init__(self, library: Library, pool: Pool, checkpoint: Checkpoint, dtype: str, page_tokens: int) -> None:
+        """Raises WeightsInvalid (NaN or infinite numbers), StoppedAtStart."""
+        self._library, self._pool, self._checkpoint = library, pool, checkpoint
+        self._kind = KINDS[dtype]
+        self._kept: list[object] = []
+        spec = checkpoint.spec
+        layers = (Layer * spec.layers)(*(self._layer(index) for index in range(spec.layers)))
+        self._kept.append(layers)
+        embedding = self._embedding()
+        self.model = Model(
+            layers=spec.layers, hidden=spec.hidden_size, inner=spec.intermediate_size, heads=spec.heads,
+            kv_heads=spec.kv_heads, head_dim=spec.head_dim, vocab=spec.vocab_size,
+            kind=FP32 if self._kind == FP32 else BF16, eps=spec.norm_eps, layer=layers,
+            embedding=embedding.data_ptr(), norm=self._vector(NORM, checkpoint.norm), head=self._head(),
+            inverse_frequency=self._keep(inverse_frequencies(spec).contiguous()), kv=None,
+            embedding_kind=_STORED[embedding.dtype], page_tokens=page_tokens, rope_scale=1.0,
+        )  # fmt: skip
+
+    def _layer(self, index: int) -> Layer:
+        layer = self._checkpoint.layer(index)
+        name = f"model.layers.{index}"
+        biases = [layer.biases[q] for q in BIASED] if layer.biases else None
+        packed = Layer(
+            attention_norm=self._vector(f"{name}.input_layernorm", layer.attention_norm),
+            mlp_norm=self._vector(f"{name}.post_attention_layernorm", layer.mlp_norm),
+            q_norm=None if layer.q_norm is None else self._vector(f"{name}.q_norm", layer.q_norm),
+            k_norm=None if layer.k_norm is None else self._vector(f"{name}.k_norm", layer.k_norm),
+            qkv=self._matrix(name, layer.projections, BIASED, biases),
+            o=self._matrix(name, layer.projections, ("o_proj",)),
+            gate_up=self._matrix(name, layer.projections, ("gate_proj", "up_proj")),
+            down=self._matrix(name, layer.projections, ("down_proj",)),
+            window=layer.window,
+        )
+        self._checkpoint.release_layer(index)
+        return packed
+
+    def _matrix(
+        self,
+        name: str,
+        tensors: Mapping[str, torch.Tensor],
+        parts: Sequence[str],
+        biases: Sequence[torch.Tensor] | None = None,
+    ) -> Matrix:
+        """Projections of one input under each other; each has a multiple of 16 outputs (but a head that is alone)."""
+        weights = [tensors[part] for part in parts]
+        n_out, n_in = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
+        memory = Memory(self._library.packed_bytes(self._kind, n_out, n_in))
+        scale = torch.zeros(-(-n_out // 16) * 16) if self._kind == INT8 else None
+        done = 0
+        for part, weight in zip(parts, weights, strict=True):
+            check_finite(f"{name}.{part}", weight)
+            self._pack(weight, memory, done, scale)
+            done += weight.shape[0]
+        self._kept.append(memory)
+        return Matrix(
+            data=memory.address, scale=None if scale is None else self._keep(scale),
+            bias=None if biases is None else self._vector(f"{name} biases", torch.cat([b.float() for b in biases])),
+            n_in=n_in, n_out=n_out, kind=self._kind,
+        )  # fmt: skip
+
+    def _pack(self, weight: torch.Tensor, to: Memory, done: int, scale: torch.Tensor | None) -> None:
+        """Rows `done` and on. fp16 goes through fp32: bf16 cannot hold its fraction."""
+        source = weight if weight.dtype in _STORED else weight.float()
+        offset = self._library.packed_bytes(self._kind, done, source.shape[1])
+        self._library.pack(
+            self._pool, source.data_ptr(), _STORED[source.dtype], source.stride(0), (source.shape[0], source.shape[1]),
+            to.address + offset, self._kind, scale=None if scale is None else scale[done:].data_ptr(),
+        )  # fmt: skip
+
+    def _head(self) -> Matrix:
+        name = EMBEDDING if self._checkpoint.spec.tied else HEAD
+        head = self._matrix(name, {name: self._checkpoint.head}, (name,))
+        self._checkpoint.release(name)
+        return head
+
+    def _embedding(self) -> torch.Tensor:
+        """[V, H]: a view of the file, converted only where the kernels cannot read it (fp16)."""
+        embedding = self._checkpoint.embedding
+        check_finite(EMBEDDING, embedding)
+        if embedding.dtype not in _STORED:
+            embedding = embedding.float()
+        self._checkpoint.release(EMBEDDING)
+        self._kept.append(embedding)
+        return embedding
+
+    def _vector(self, name: str, tensor: torch.Tensor) -> int:
+        check_finite(name, tensor)
+        return self._keep(tensor.to(torch.float32, copy=True).contiguous())
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+def why_not(spec: ModelSpec) -> str:
+    """What the native kernels cannot compute of this model; empty when they can."""
+    sizes = {
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "head_dim": spec.head_dim,
+    }
+    odd = [f"{name} {size}" for name, size in sizes.items() if size % 16]
+    if odd:
+        return f"{', '.join(odd)}: the CPU kernels compute sizes that are multiples of 16"
+    if spec.head_dim > 256:
+        return f"head_dim {spec.head_dim}: the CPU kernels compute heads of at most 256"
+    if spec.heads % spec.kv_heads:
+        return f"{spec.heads} heads share {spec.kv_heads} KV heads unevenly"
+    return ""

@@ -1,0 +1,134 @@
+"""The self-profile: steps of the real executor on pages that nobody has yet, for about a second.
+
+Batches 1, 2, 4, ... up to the limit; a prompt's first chunks; and one batch with longer contexts. Each time is the least
+of a few: it says what the machine can do, and `core.pace` learns what it does. What there is no time for is left out: a
+large model is timed at a few batches, at least one of each kind, and the rest follows from the fitted line. Adapters are
+not part of it: which ones will run together is not known at start.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft_kernels.plan import SegmentPlan
+from weft_runner.core.measured import DecodeTime, PrefillTime, Profile, make_profile
+from weft_runner.core.request_pool import PoolLimits
+from weft_runner.model.executor import Executor
+from weft_runner.model.step import Step, StepRow
+
+BUDGET_S = 1.0
+DECODE_SHARE = 0.5  # of the budget: the rest is for prompts and long contexts
+REPEATS = 5
+CONTEXT, LONG_CONTEXT, LONG_ROWS = 64, 1024, 8
+CHUNKS = (32, 128, 512)
+LOUD = 3.0  # the next larger step is expected to take at most so many times the last one
+
+Clock = Callable[[], float]
+
+
+def measure_profile(executor: Executor, limits: PoolLimits, clock: Clock = time.perf_counter) -> Profile:
+    """Time the executor before it serves. Pages are left as they were found: empty."""
+    bench = _Bench(executor, limits, clock)
+    try:
+        return bench.profile()
+    finally:
+        executor.clear_pages(sorted(bench.touched))
+
+
+@dataclass(slots=True)
+class _Deadline:
+    """When a part of the budget is over."""
+
+    clock: Clock
+    end: float
+
+    def allows(self, ms: float) -> bool:
+        return self.clock() + ms / 1e3 <= self.end
+
+
+class _Bench:
+    """Steps of scratch rows, and their times."""
+
+    def __init__(self, executor: Executor, limits: PoolLimits, clock: Clock) -> None:
+        self._executor, self._limits, self._clock = executor, limits, clock
+        self.touched: set[int] = set()
+
+    def profile(self) -> Profile:
+        limits, began = self._limits, self._clock()
+        self._run_ms(self._decode_step(1, self._context(CONTEXT)))  # the first one pages weights in
+        decode = self._decode_times(_Deadline(self._clock, began + DECODE_SHARE * BUDGET_S))
+        rest = _Deadline(self._clock, began + BUDGET_S)
+        prefill = self._prefill_times(rest)
+        longer = self._longer(decode, rest)
+        return make_profile(
+            decode, prefill, longer, max_sequences=limits.max_sequences, token_time_ms=limits.batch.token_time_ms
+        )
+
+    def _decode_times(self, deadline: _Deadline) -> list[DecodeTime]:
+        context, times = self._context(CONTEXT), list[DecodeTime]()
+        for rows in batches(self._limits.max_sequences):
+            if times and not deadline.allows(LOUD * times[-1].ms):
+                break
+            times.append(DecodeTime(rows, rows * context, self._best_ms(self._decode_step(rows, context), deadline)))
+        return times
+
+    def _prefill_times(self, deadline: _Deadline) -> list[PrefillTime]:
+        times: list[PrefillTime] = []
+        for tokens in sorted({min(c, self._limits.batch.max_batch_tokens, self._context(c)) for c in CHUNKS}):
+            expected_ms = times[-1].ms * tokens / times[-1].tokens if times else 0.0
+            if times and not deadline.allows(expected_ms):
+                break
+            times.append(PrefillTime(tokens, self._best_ms(self._prefill_step(tokens), deadline)))
+        return times
+
+    def _longer(self, decode: list[DecodeTime], deadline: _Deadline) -> DecodeTime | None:
+        rows, context = max(t.rows for t in decode if t.rows <= LONG_ROWS), self._context(LONG_CONTEXT)
+        if rows * self._pages_for(context) > self._limits.total_pages or not deadline.allows(LOUD * decode[-1].ms):
+            return None
+        return DecodeTime(rows, rows * context, self._best_ms(self._decode_step(rows, context), deadline))
+
+    # ---- steps
+
+    def _best_ms(self, step: Step, deadline: _Deadline) -> float:
+        """The least of up to REPEATS runs, as long as there is time; one at least."""
+        best_ms = self._run_ms(step)
+        for _ in range(REPEATS - 1):
+            if not deadline.allows(best_ms):
+                break
+            best_ms = min(best_ms, self._run_ms(step))
+        return best_ms
+
+    def _run_ms(self, step: Step) -> float:
+        began = self._clock()
+        self._executor.run(step)
+        return max(self._clock() - began, 1e-9) * 1e3
+
+    def _decode_step(self, rows: int, context: int) -> Step:
+        n_pages = self._pages_for(context)
+        made = [StepRow(i, i + 1, context - 1, self._pages(i * n_pages, n_pages), samples=True) for i in range(rows)]
+        return Step(self._tokens(rows), tuple(made), SegmentPlan(rows, ()))
+
+    def _prefill_step(self, tokens: int) -> Step:
+        row = StepRow(0, tokens, 0, self._pages(0, self._pages_for(tokens)), samples=True)
+        return Step(self._tokens(tokens), (row,), SegmentPlan(tokens, ()))
+
+    def _tokens(self, count: int) -> tuple[int, ...]:
+        """Different ones, so that embeddings are not one cached row."""
+        return tuple(i * 7919 % self._limits.vocab_size for i in range(count))
+
+    def _pages(self, first: int, count: int) -> tuple[int, ...]:
+        """Where there are not enough, rows share pages: what they compute is of no interest."""
+        pages = tuple((first + i) % self._limits.total_pages for i in range(count))
+        self.touched.update(pages)
+        return pages
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self._limits.page_tokens)
+
+    def _context(self, wanted: int) -> int:
+        return min(wanted, self._limits.max_context_tokens)
+
+
+def batches(most: int) -> list[int]:
+    """1, 2, 4, 8, ... and `most`."""
+    return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]

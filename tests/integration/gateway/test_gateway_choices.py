@@ -1,0 +1,237 @@
+"""Several choices of one request: each is placed, moved and finished by itself, and they make one answer."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import orjson
+import pytest
+
+from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2
+
+from .conftest import FakeRunner, World, opened, runner_server, serving, soon, until
+
+pytestmark = pytest.mark.integration
+HELLO: Any = [{"role": "user", "content": "hello"}]
+ANSWERS = ["one", "two words", "and three, no: four"]
+BODY: dict[str, Any] = {"model": "tiny", "prompt": "hello", "n": 3}
+
+
+@pytest.fixture
+def three(world: World) -> World:
+    """Each choice has its own answer."""
+    world.runner.answer = lambda start: world.tokens(ANSWERS[start.sampling.choice])
+    return world
+
+
+async def started(world: World, n: int) -> list[runner_pb2.Start]:
+    """The starts of `n` choices, by choice."""
+    starts = [await world.runner.next("start") for _ in range(n)]
+    return sorted(starts, key=lambda start: start.sampling.choice)
+
+
+async def test_a_whole_answer_has_every_choice_in_order_and_counts_the_prompt_once(three: World) -> None:
+    answer = await three.client().chat.completions.create(model="tiny", messages=HELLO, n=3)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert [choice.message.content for choice in answer.choices] == ANSWERS
+    starts = await started(three, 3)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(starts[0].prompt_tokens)
+    assert answer.usage.completion_tokens == sum(len(three.tokens(text)) for text in ANSWERS)
+
+
+async def test_the_choices_of_a_stream_carry_their_index_and_each_has_its_finish(three: World) -> None:
+    stream = await three.client().chat.completions.create(
+        model="tiny", messages=HELLO, n=3, max_tokens=3, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    usage = chunks.pop()
+    assert (usage.choices, usage.usage and usage.usage.completion_tokens) == (
+        [],
+        sum(min(3, len(three.tokens(text))) for text in ANSWERS),
+    )
+    texts, roles, finishes = ["", "", ""], Counter[int](), dict[int, str]()
+    for (choice,) in (chunk.choices for chunk in chunks):
+        assert choice.index not in finishes, "nothing follows a finish"
+        texts[choice.index] += choice.delta.content or ""
+        roles[choice.index] += choice.delta.role == "assistant"
+        if choice.finish_reason:
+            finishes[choice.index] = choice.finish_reason
+    cut = [three.tokenizer.decode(three.tokens(text)[:3]) for text in ANSWERS]
+    assert texts == cut
+    assert roles == {0: 1, 1: 1, 2: 1}
+    lengths = [len(three.tokens(text)) for text in ANSWERS]
+    assert finishes == {i: "length" if length >= 3 else "stop" for i, length in enumerate(lengths)}
+
+
+async def test_every_choice_draws_from_the_same_seed_under_its_own_number_and_has_its_own_outcome(three: World) -> None:
+    await three.client().completions.create(**BODY, seed=7)
+    starts = await started(three, 3)
+    assert [(start.sampling.seed, start.sampling.choice) for start in starts] == [(7, 0), (7, 1), (7, 2)]
+    await three.settled()
+    outcomes = three.scheduler.outcomes
+    assert {start.request_id for start in starts} == set(outcomes)
+    assert [outcomes[start.request_id].completion_tokens for start in starts] == [
+        len(three.tokens(text)) for text in ANSWERS
+    ]
+    assert three.predictor.batches == [[starts[0].request_id]], "one prompt is predicted once"
+    metrics = three.gateway.registry.get_sample_value("weft_gateway_prompt_tokens_total", {"model": "tiny"})
+    assert metrics == len(starts[0].prompt_tokens)
+    requests = {"model": "tiny", "status": "200"}
+    assert three.gateway.registry.get_sample_value("weft_gateway_requests_total", requests) == 1
+
+
+async def test_without_n_the_only_sequence_has_the_requests_own_id(world: World) -> None:
+    async with world.http() as http:
+        response = await http.post("/v1/completions", json=BODY | {"n": 1}, headers={"x-request-id": "mine"})
+        many = await http.post("/v1/completions", json=BODY, headers={"x-request-id": "x" * 128})
+    start = await world.runner.next("start")
+    assert response.json()["id"] == f"cmpl-{start.request_id}"
+    ids = [start.request_id for start in await started(world, 3)]
+    assert [id_.removeprefix(many.json()["id"].removeprefix("cmpl-")) for id_ in ids] == ["/0", "/1", "/2"]
+    assert all(len(id_) <= 128 for id_ in ids), "what the store keeps"
+
+
+async def test_each_choice_stops_at_its_own_stop_string(three: World) -> None:
+    answer = await three.client().completions.create(**BODY, stop=["w", "three"])
+    assert [choice.text for choice in answer.choices] == ["one", "t", "and "]
+    assert [choice.finish_reason for choice in answer.choices] == ["stop"] * 3
+    stopped = {(await three.runner.next("stop")).request_id for _ in range(2)}
+    assert {id_[-1] for id_ in stopped} == {"1", "2"}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+async def test_a_client_that_goes_away_cancels_every_choice_that_still_runs(world: World, stream: bool) -> None:
+    world.runner.autopilot = False
+    async with world.http() as http:
+        posted = asyncio.create_task(opened(http, BODY | {"stream": stream}))
+        first, *others = await started(world, 3)
+        world.runner.step(first, 0, world.tokens("done"), common_pb2.FINISH_REASON_EOS)
+        await until(lambda: len(world.gateway.serving.live) == 2)
+        if stream:
+            await (await soon(posted)).aclose()
+        else:
+            posted.cancel()
+        stopped = {(await world.runner.next("stop")).request_id for _ in others}
+    assert stopped == {start.request_id for start in others}
+    await world.settled()
+    reasons = [outcome.finish_reason for outcome in world.scheduler.outcomes.values()]
+    assert Counter(reasons) == {common_pb2.FINISH_REASON_EOS: 1, common_pb2.FINISH_REASON_CANCELLED: 2}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+async def test_a_choice_that_is_refused_before_the_first_byte_is_the_requests_error(world: World, stream: bool) -> None:
+    world.scheduler.autopilot = False
+    asked = asyncio.create_task(world.client().completions.create(**BODY, stream=stream))
+    submits = [await world.scheduler.next("submit") for _ in range(3)]
+    reject = scheduler_pb2.Reject(
+        request_id=submits[1].request_id, reason=scheduler_pb2.Reject.QUEUE_FULL, retry_after_ms=500
+    )
+    world.scheduler.send(reject=reject)
+    with pytest.raises(openai.RateLimitError) as caught:
+        await soon(asked)
+    assert caught.value.code == "queue_full"
+    await world.settled()
+    errors = [world.scheduler.outcomes[submit.request_id].error for submit in submits]
+    assert errors == ["", "queue_full", ""]
+    assert {(await world.scheduler.next("cancel")).request_id for _ in range(2)} == {
+        submits[0].request_id,
+        submits[2].request_id,
+    }
+
+
+async def test_a_choice_that_fails_later_ends_the_stream_with_its_error_and_the_others_with_it(world: World) -> None:
+    world.runner.autopilot = False
+    async with world.http() as http:
+        posted = asyncio.create_task(opened(http, BODY | {"stream": True}))
+        first, second, third = await started(world, 3)
+        world.runner.step(first, 0, world.tokens("a"))
+        response = await soon(posted)
+        world.runner.step(second, 0, world.tokens("b"), common_pb2.FINISH_REASON_EOS)
+        reject = scheduler_pb2.Reject(request_id=third.request_id, reason=scheduler_pb2.Reject.TOO_MANY_MOVES)
+        world.scheduler.send(reject=reject)
+        body = (await soon(response.aread())).decode()
+    assert "[DONE]" not in body
+    assert orjson.loads(body.strip().split("\n\n")[-1].removeprefix("data: "))["error"]["code"] == "too_many_moves"
+    assert {(await world.runner.next("stop")).request_id for _ in range(2)} == {first.request_id, third.request_id}
+    await world.settled()
+    assert len(world.scheduler.outcomes) == 3
+
+
+@pytest.fixture
+async def other() -> AsyncIterator[FakeRunner]:
+    async with runner_server(FakeRunner("runner-2")) as runner:
+        yield runner
+
+
+async def test_a_choice_moves_alone_and_its_text_has_no_seam(three: World, other: FakeRunner) -> None:
+    three.runner.autopilot = False
+    other.answer = three.runner.answer
+    asked = asyncio.create_task(three.client().completions.create(**BODY))
+    starts = await started(three, 3)
+    for start in starts:
+        three.runner.step(start, 0, three.tokens(ANSWERS[start.sampling.choice])[:2])
+    moved = starts[2].request_id
+    await until(lambda: three.gateway.serving.live[moved].stream.tokens)
+    three.scheduler.assign(moved, other)
+    assert (await three.runner.next("stop")).request_id == moved
+    there = await other.next("start")
+    assert (there.sampling.choice, len(there.emitted_tokens)) == (2, 2)
+    for start in starts[:2]:
+        rest = three.tokens(ANSWERS[start.sampling.choice])[2:]
+        three.runner.step(start, 2, rest, common_pb2.FINISH_REASON_EOS)
+    assert [choice.text for choice in (await soon(asked)).choices] == ANSWERS
+    await three.settled()
+    assert [three.scheduler.outcomes[start.request_id].moves for start in starts] == [0, 0, 1]
+
+
+async def test_a_choice_counts_as_a_request_at_the_bound(parts: World, tmp_path: Path) -> None:
+    parts.runner.autopilot = False
+    async with serving(parts, parts.settings(tmp_path, max_in_flight=4)) as world, world.http() as http:
+        await until(lambda: world.gateway.unready() is None)
+        never = await http.post("/v1/completions", json=BODY | {"n": 5})
+        assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
+        posted = asyncio.create_task(http.post("/v1/completions", json=BODY))
+        starts = await started(world, 3)
+        assert world.gateway.serving.in_flight == 3
+        refused = await http.post("/v1/completions", json=BODY | {"n": 2})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert world.gateway.serving.in_flight == 3, "what was refused counts no more"
+        fits = asyncio.create_task(http.post("/v1/completions", json=BODY | {"n": 1}))
+        starts.append(await world.runner.next("start"))
+        for start in starts:
+            world.runner.step(start, 0, world.tokens("a"), common_pb2.FINISH_REASON_EOS)
+        assert [(await soon(task)).status_code for task in (posted, fits)] == [200, 200]
+        await world.settled()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_however_the_steps_of_choices_mix_each_reads_its_own_text(world: World, seed: int) -> None:
+    world.runner.autopilot = False
+    draw = random.Random(seed)
+    n = 16
+    texts = ["".join(draw.choices("helo wrdü", k=draw.randint(0, 12))) for _ in range(n)]
+
+    async def read() -> list[str]:
+        stream = await world.client().completions.create(model="tiny", prompt="hello", n=n, stream=True)
+        found = [""] * n
+        async for chunk in stream:
+            found[chunk.choices[0].index] += chunk.choices[0].text
+        return found
+
+    reading = asyncio.create_task(read())
+    starts = await started(world, n)
+    steps = [(start, world.tokens(text)) for start, text in zip(starts, texts, strict=True)]
+    order = [i for i, (_, tokens) in enumerate(steps) for _ in range(len(tokens) + 1)]
+    draw.shuffle(order)
+    at = [0] * n
+    for i in order:
+        start, tokens = steps[i]
+        finish = 0 if at[i] < len(tokens) else common_pb2.FINISH_REASON_EOS
+        world.runner.step(start, at[i], tokens[at[i] : at[i] + 1], finish)
+        at[i] += 1
+    assert await soon(reading) == texts

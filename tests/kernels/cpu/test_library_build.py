@@ -1,0 +1,203 @@
+"""Building: real compilers on small sources, and compilers that fail, hang, die, or know less than others."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from small_native import compiler_script, small_sources
+from weft_kernels.cpu.build import CHECKSUM, Built, build, checksum
+from weft_kernels.cpu.compiler import Compiler, Limit, find_compiler, run_all, trimmed
+from weft_kernels.cpu.errors import NativeUnavailable
+from weft_kernels.cpu.sources import FLAGS, LEVELS, SOURCES, Sources
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here: nothing to build with")
+X86 = os.uname().machine == "x86_64"
+only_x86 = pytest.mark.skipif(not X86, reason="levels beyond the portable one are of x86")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("built")
+    return build(small_sources(tmp_path_factory.mktemp("small")), find_compiler(), folder)
+
+
+def folder_in(tmp_path: Path) -> Path:
+    folder = tmp_path / "built"
+    folder.mkdir()
+    return folder
+
+
+def compiled_levels(library: Path) -> set[str]:
+    bits = ctypes.CDLL(str(library)).weft_compiled_levels()
+    return {level for i, level in enumerate(LEVELS) if bits >> i & 1}
+
+
+def test_a_library_is_built_with_its_checksum_and_the_hash_of_its_sources(built: Built, tmp_path: Path):
+    native = ctypes.CDLL(str(built.library))
+    native.weft_source_hash.restype = ctypes.c_char_p
+    assert native.weft_source_hash().decode() == small_sources(tmp_path / "again").digest()
+    assert built.library.with_name(CHECKSUM).read_text() == checksum(built.library)
+    assert built.seconds > 0
+
+
+@only_x86
+def test_every_level_is_compiled_by_this_compiler(built: Built):
+    assert built.left_out == {}
+    assert compiled_levels(built.library) == set(LEVELS)
+
+
+@only_x86
+def test_an_inline_function_of_several_levels_is_linked_as_the_portable_one(built: Built):
+    native = ctypes.CDLL(str(built.library))
+    native.linked.restype = ctypes.c_char_p
+    assert native.linked() == b"portable"
+
+
+def test_only_the_abi_is_visible_from_outside(built: Built):
+    lines = subprocess.run(
+        ["nm", "-D", "--defined-only", built.library], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert {line.split()[-1] for line in lines} - {"linked"} >= {"weft_abi", "weft_run"}
+    assert [line for line in lines if "compiled_for" in line or "used_by" in line] == []
+
+
+@only_x86
+@pytest.mark.parametrize("unknown", ["-mamx-bf16", "-mavx512bf16"])
+def test_a_level_that_the_compiler_does_not_know_is_left_out_and_named(
+    unknown: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    old = compiler_script(
+        tmp_path / "old", f'case " $* " in *" {unknown} "*) echo "error: unrecognized option {unknown}"; exit 1;; esac'
+    )
+    done = build(small_sources(tmp_path / "src"), find_compiler({"CXX": str(old)}), folder_in(tmp_path))
+    lost = {level for level, flags in LEVELS.items() if unknown in flags}
+    assert set(done.left_out) == lost
+    assert compiled_levels(done.library) == set(LEVELS) - lost
+    warned = {record.kv["level"] for record in caplog.records if "lack" in record.message}  # type: ignore[attr-defined]
+    assert warned == lost
+    assert all(unknown in why for why in done.left_out.values())
+
+
+def test_another_architecture_gets_the_portable_level_only(tmp_path: Path):
+    what = Sources(small_sources(tmp_path / "src").folder, "aarch64")
+    done = build(what, find_compiler(), folder_in(tmp_path))
+    assert compiled_levels(done.library) == {"portable"}
+    assert set(done.left_out) == set(LEVELS) - {"portable"}
+
+
+def test_a_failing_compiler_is_told_once_and_trimmed(tmp_path: Path):
+    what = small_sources(tmp_path / "src")
+    errors = "\n".join(f"int broken_{i} = {{nothing_{i}}};" for i in range(60))
+    (what.folder / "common.cpp").write_text(f"{errors}\n")
+    with pytest.raises(NativeUnavailable) as failed:
+        build(what, find_compiler(), folder_in(tmp_path))
+    assert "common.cpp" in failed.value.reason
+    assert failed.value.reason.count("nothing_0") >= 1
+    assert failed.value.reason.endswith("...")
+    assert len(failed.value.reason) < 1700
+
+
+def test_a_portable_level_that_does_not_compile_is_a_failure(tmp_path: Path):
+    what = small_sources(tmp_path / "src")
+    (what.folder / "level_portable.cpp").write_text("this is no C++")
+    with pytest.raises(NativeUnavailable, match="level_portable"):
+        build(what, find_compiler(), folder_in(tmp_path))
+
+
+def test_a_symbol_that_is_missing_is_found_by_the_linker(tmp_path: Path):
+    what = small_sources(tmp_path / "src")
+    (what.folder / "level_portable.cpp").write_text("")
+    with pytest.raises(NativeUnavailable, match=r"linking.*\n?.*used_by_portable"):
+        build(what, find_compiler(), folder_in(tmp_path))
+
+
+@only_x86
+def test_a_compiler_that_is_killed_leaves_no_level_out_but_fails(tmp_path: Path):
+    died = "g++: fatal error: Killed signal terminated program cc1plus"
+    script = compiler_script(tmp_path / "dying", f'case "$*" in *amx*) echo "{died}"; exit 1;; esac')
+    with pytest.raises(NativeUnavailable, match="terminated program"):
+        build(small_sources(tmp_path / "src"), find_compiler({"CXX": str(script)}), folder_in(tmp_path))
+
+
+def test_a_hanging_compiler_is_ended_with_all_it_started(tmp_path: Path):
+    fifo = tmp_path / "alive"
+    os.mkfifo(fifo)
+    script = compiler_script(tmp_path / "hanging", f'(echo started; exec sleep 600) > "{fifo}" & wait')
+    compiler = Compiler((str(script),), "hanging version 1")
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    try:
+        with pytest.raises(NativeUnavailable, match=r"ended after 1\.5 s: .*hanging"):
+            run_all([[*compiler.command, "-c"]] * 3, tmp_path, at_once=2, limit=Limit(1.5))
+        heard = iter(lambda: os.read(reader, 100), b"")  # the end of file comes when the last writer has gone
+        assert b"".join(heard) == b"started\n" * 2
+    finally:
+        os.close(reader)
+
+
+def test_a_compiler_that_hangs_when_asked_what_it_is_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("weft_kernels.cpu.compiler.ANSWER_LIMIT_S", 0.5)
+    script = compiler_script(tmp_path / "mute", "exec sleep 600")
+    with pytest.raises(NativeUnavailable, match=r"ended after 0\.5 s"):
+        find_compiler({"CXX": str(script)})
+
+
+def test_without_a_compiler_the_reason_names_what_was_looked_for(tmp_path: Path):
+    with pytest.raises(NativeUnavailable, match=r"no C\+\+ compiler .*g\+\+, clang\+\+, c\+\+"):
+        find_compiler({"PATH": str(tmp_path)})
+
+
+def test_a_named_compiler_that_is_absent_is_not_replaced_by_another(tmp_path: Path):
+    with pytest.raises(NativeUnavailable, match=r"'g\+\+-99', which \$CXX names"):
+        find_compiler({"CXX": "g++-99", "PATH": os.environ["PATH"]})
+
+
+def test_a_named_compiler_may_have_a_wrapper_and_options(tmp_path: Path):
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    compiler = find_compiler({"CXX": f"{wrapper} g++ -DOURS", "PATH": os.environ["PATH"]})
+    assert compiler.command == (str(wrapper), "g++", "-DOURS")
+    assert "version" in compiler.version
+    assert (tmp_path / "calls").read_text() == "g++ -DOURS -v\n"
+
+
+def test_gcc_is_preferred_to_others(tmp_path: Path):
+    for name in ("clang++", "c++", "g++"):
+        (tmp_path / name).symlink_to(shutil.which("g++") or "")
+    assert Path(find_compiler({"PATH": str(tmp_path)}).command[0]).name == "g++"
+    (tmp_path / "g++").unlink()
+    assert Path(find_compiler({"PATH": str(tmp_path)}).command[0]).name == "clang++"
+
+
+def test_a_change_of_any_source_changes_the_hash(tmp_path: Path):
+    what = small_sources(tmp_path / "src")
+    seen = {what.digest()}
+    for file in sorted(what.folder.iterdir()):
+        file.write_text(file.read_text() + "\n")
+        seen.add(what.digest())
+    (what.folder / "new.h").write_text("")
+    seen.add(what.digest())
+    seen.add(Sources(what.folder, "other").digest())
+    assert len(seen) == len(list(what.folder.iterdir())) + 2
+    assert small_sources(tmp_path / "again").digest() in seen
+
+
+def test_no_flag_lets_a_compiler_change_the_bits_or_the_machine_it_is_for():
+    flags = {flag for level in LEVELS.values() for flag in level} | set(FLAGS)
+    assert not any("fast-math" in flag or "native" in flag or "associative" in flag for flag in flags)
+    assert "-ffp-contract=off" in FLAGS
+    assert not any(flag.startswith("-m") for flag in FLAGS), "plain units run on any CPU"
+
+
+def test_the_real_sources_have_a_unit_for_every_level():
+    assert set(Sources(SOURCES.folder, "x86_64").levels()) == set(LEVELS)
+    assert list(Sources(SOURCES.folder, "aarch64").levels()) == ["portable"]
+
+
+def test_short_messages_are_shown_whole():
+    assert trimmed(" one\ntwo \n") == "one\ntwo"

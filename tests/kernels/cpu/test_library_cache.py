@@ -1,0 +1,264 @@
+"""The cache: one build for all, nothing broken or foreign loaded, and another place where the first cannot be used."""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from small_native import compiler_script, small_sources
+from weft_kernels.cpu import cache as caching
+from weft_kernels.cpu.build import CHECKSUM, LIBRARY
+from weft_kernels.cpu.cache import KEPT, Cache, PlaceUnusable, caches, key, untrusted, whole
+from weft_kernels.cpu.compiler import Compiler, find_compiler
+from weft_kernels.cpu.errors import NativeUnavailable
+from weft_kernels.cpu.sources import Sources
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here: nothing to build with")
+
+LOADS = """
+import json, logging, sys
+from pathlib import Path
+from weft_kernels.cpu.library import load
+from weft_kernels.cpu.sources import Sources
+sys.stdin.readline()  # all begin together
+library = load(what=Sources(Path(sys.argv[1]), "aarch64"), packaged=Path("/nonexistent"))
+with library.pool(1) as pool:
+    print(json.dumps({"path": str(library.path), "levels": library.levels, "threads": pool.threads}))
+"""
+
+
+class Counting:
+    """The real compiler, and how often it compiled and linked."""
+
+    def __init__(self, folder: Path) -> None:
+        self._calls = folder / "calls"
+        self.script = compiler_script(folder / "g++", f'echo "$@" >> "{self._calls}"')
+        self.compiler = find_compiler({"CXX": str(self.script)})
+
+    def builds(self) -> int:
+        return sum("-shared" in line for line in self._calls.read_text().splitlines())
+
+
+@pytest.fixture
+def counting(tmp_path: Path) -> Counting:
+    return Counting(tmp_path)
+
+
+@pytest.fixture
+def what(tmp_path: Path) -> Sources:
+    """Sources of one level: quicker."""
+    return Sources(small_sources(tmp_path / "src").folder, "aarch64")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache" / "weft" / "kernels", os.geteuid())
+
+
+def test_the_first_builds_and_the_second_calls_no_compiler(what: Sources, cache: Cache, counting: Counting):
+    first = cache.get(what, counting.compiler)
+    assert whole(first)
+    shutil.rmtree(what.folder / "none", ignore_errors=True)
+    assert cache.get(what, Compiler(counting.compiler.command, counting.compiler.version)) == first
+    assert counting.builds() == 1
+    assert sorted(file.name for file in first.parent.iterdir()) == [CHECKSUM, LIBRARY], "no objects are kept"
+
+
+def test_nobody_else_may_write_there(what: Sources, cache: Cache, counting: Counting):
+    before = os.umask(0)
+    try:
+        library = cache.get(what, counting.compiler)
+    finally:
+        os.umask(before)
+    for folder in (library.parent, *library.parent.parents[:3]):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+    assert cache.get(what, counting.compiler) == library
+
+
+def test_other_sources_and_other_compilers_have_entries_of_their_own(what: Sources, counting: Counting):
+    (what.folder / "shared.h").touch()
+    keys = {
+        key(what, counting.compiler),
+        key(replace(what, machine="riscv64"), counting.compiler),
+        key(what, replace(counting.compiler, version="gcc version 99")),
+        key(what, replace(counting.compiler, command=("clang++",))),
+    }
+    assert len(keys) == 4
+    assert key(what, counting.compiler) in keys
+
+
+@pytest.mark.parametrize("damage", ["cut short", "one byte", "empty", "no library", "no checksum", "binary checksum"])
+def test_a_broken_entry_is_built_again(what: Sources, cache: Cache, counting: Counting, damage: str):
+    library = cache.get(what, counting.compiler)
+    good, checksum = library.read_bytes(), library.with_name(CHECKSUM)
+    match damage:
+        case "cut short":
+            library.write_bytes(good[: len(good) // 2])
+        case "one byte":
+            library.write_bytes(good[:5000] + bytes([good[5000] ^ 1]) + good[5001:])
+        case "empty":
+            library.write_bytes(b"")
+        case "no library":
+            library.unlink()
+        case "no checksum":
+            checksum.unlink()
+        case _:
+            checksum.write_bytes(b"\xff\xfe")
+    assert not whole(library)
+    assert cache.get(what, counting.compiler) == library
+    assert library.read_bytes() == good
+    assert counting.builds() == 2
+
+
+def test_what_a_killed_process_left_behind_is_removed(what: Sources, cache: Cache, counting: Counting):
+    first = cache.get(what, counting.compiler)
+    left = [cache.folder / "0123.building", first.parent.with_suffix(".building")]
+    for folder in left:
+        folder.mkdir()
+        (folder / "common.o").write_text("half an object")
+    first.unlink()
+    assert whole(cache.get(what, counting.compiler))
+    assert [folder for folder in left if folder.exists()] == []
+
+
+def test_ten_processes_at_once_build_once(tmp_path: Path, what: Sources, counting: Counting):
+    environment = {**os.environ, "CXX": str(counting.script), "XDG_CACHE_HOME": str(tmp_path / "home")}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", LOADS, what.folder],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(10)
+    ]  # fmt: skip
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    ends = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0] * 10, [stderr for _, stderr in ends]
+    told = [json.loads(stdout) for stdout, _ in ends]
+    assert len({loaded["path"] for loaded in told}) == 1
+    assert all(loaded["threads"] == 1 for loaded in told)
+    assert counting.builds() == 1
+
+
+def test_a_lock_is_waited_for_no_longer_than_a_build_may_take(
+    what: Sources, cache: Cache, counting: Counting, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO")
+    cache._prepare()
+    with cache._lock(1.0), pytest.raises(NativeUnavailable, match=r"another process has been building .* 0.2 s"):
+        cache.get(what, counting.compiler, limit_s=0.2)
+    assert sum("waiting" in record.message for record in caplog.records) == 1
+    assert counting.builds() == 0
+    assert whole(cache.get(what, counting.compiler)), "the lock was given back"
+
+
+def test_a_failed_build_leaves_nothing_and_the_next_one_may_succeed(what: Sources, cache: Cache, counting: Counting):
+    text = (what.folder / "common.cpp").read_text()
+    (what.folder / "common.cpp").write_text("this is no C++")
+    with pytest.raises(NativeUnavailable, match=r"common\.cpp"):
+        cache.get(what, counting.compiler)
+    assert [file.name for file in cache.folder.iterdir()] == ["lock"]
+    (what.folder / "common.cpp").write_text(text)
+    assert whole(cache.get(what, counting.compiler))
+
+
+def test_the_oldest_entries_go(what: Sources, cache: Cache, counting: Counting):
+    cache._prepare()
+    for age in range(KEPT + 3):
+        old = cache.folder / f"old{age}"
+        old.mkdir()
+        (old / LIBRARY).write_text("")
+        os.utime(old, (1_000_000 - age, 1_000_000 - age))
+    library = cache.get(what, counting.compiler)
+    kept = {folder.name for folder in cache.folder.iterdir() if folder.is_dir()}
+    assert kept == {library.parent.name, *(f"old{age}" for age in range(KEPT - 1))}
+
+
+def test_a_folder_of_somebody_else_is_refused_whatever_lies_in_it(what: Sources, cache: Cache, counting: Counting):
+    library = cache.get(what, counting.compiler)
+    other = Cache(cache.folder, os.geteuid() + 4242)
+    if os.geteuid() == 0:  # root's folders are trusted by all: give them to a third
+        for folder in (library.parent, cache.folder):
+            os.chown(folder, 4711, 4711)
+    with pytest.raises(PlaceUnusable, match="belongs to user"):
+        other.get(what, counting.compiler)
+    assert counting.builds() == 1
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_folder_that_others_can_write_to_is_refused(
+    what: Sources, cache: Cache, counting: Counting, mode: int, which: int
+):
+    cache.get(what, counting.compiler)
+    (cache.folder, *cache.folder.parents)[which].chmod(mode)
+    with pytest.raises(PlaceUnusable, match=rf"can be written to by others \(mode {mode:o}\)"):
+        cache.get(what, counting.compiler)
+
+
+def test_a_sticky_folder_such_as_tmp_may_be_on_the_way(what: Sources, cache: Cache, counting: Counting):
+    cache._prepare()
+    cache.folder.parents[1].chmod(0o1777)
+    assert whole(cache.get(what, counting.compiler))
+
+
+def test_somebody_elses_link_is_refused_and_ones_own_is_followed(
+    what: Sources, cache: Cache, counting: Counting, tmp_path: Path
+):
+    real = tmp_path / "elsewhere"
+    real.mkdir(mode=0o700)
+    cache.folder.parents[1].mkdir(mode=0o700)
+    cache.folder.parent.symlink_to(real)
+    assert whole(cache.get(what, counting.compiler))
+    real.chmod(0o777)
+    with pytest.raises(PlaceUnusable, match="elsewhere can be written to by others"):
+        cache.get(what, counting.compiler)
+    status = cache.folder.parent.lstat()
+    assert untrusted(status, os.geteuid()) is None
+    if os.geteuid() == 0:
+        os.lchown(cache.folder.parent, 4711, 4711)
+        with pytest.raises(PlaceUnusable, match="belongs to user 4711"):
+            cache.get(what, counting.compiler)
+
+
+def test_a_place_that_cannot_be_made_says_so(what: Sources, counting: Counting, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlaceUnusable, match=r"cannot be made: (Not a directory|File exists)"):
+        Cache(tmp_path / "file" / "weft" / "kernels", os.geteuid()).get(what, counting.compiler)
+
+
+def test_a_full_disk_is_no_crash(what: Sources, cache: Cache, counting: Counting, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(caching, "build", full)
+    with pytest.raises(PlaceUnusable, match="cannot be written to: No space left on device"):
+        cache.get(what, counting.compiler)
+
+
+def test_places_are_the_users_cache_and_then_the_temporary_folder():
+    temporary = Path("/t") / f"weft-{os.geteuid()}" / "kernels"
+
+    def places(**environment: str) -> list[Path]:
+        return [place.folder for place in caches({"TMPDIR": "/t", **environment})]
+
+    assert places(XDG_CACHE_HOME="/c", HOME="/h") == [Path("/c/weft/kernels"), temporary]
+    assert places(HOME="/h") == [Path("/h/.cache/weft/kernels"), temporary]
+    assert places(XDG_CACHE_HOME="relative", HOME="/h")[0] == Path("/h/.cache/weft/kernels")
+    assert places()[1:] == [temporary]
+
+
+def test_where_there_is_no_temporary_folder_at_all_one_place_is_left(monkeypatch: pytest.MonkeyPatch):
+    def none_usable() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", none_usable)
+    assert [place.folder for place in caches({"HOME": "/h"})] == [Path("/h/.cache/weft/kernels")]

@@ -1,0 +1,302 @@
+"""Loading: which library, which level, and what a caller is told; pools and the callback of a step."""
+
+import gc
+import hashlib
+import os
+import shutil
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+
+from small_native import compiler_script, small_sources
+from weft_kernels.cpu.build import CHECKSUM, LIBRARY, build
+from weft_kernels.cpu.cache import caches
+from weft_kernels.cpu.compiler import find_compiler
+from weft_kernels.cpu.errors import CallRefused, LevelUnusable, NativeUnavailable
+from weft_kernels.cpu.library import LEVEL_VARIABLE, Library, load
+from weft_kernels.cpu.sources import LEVELS, Sources
+from weft_kernels.cpu.structs import BF16, FP32, Matrix, Model, Step
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here: nothing to build with")
+ABSENT = Path("/nonexistent/weft_cpu.so")
+X86 = os.uname().machine == "x86_64"
+only_x86 = pytest.mark.skipif(not X86, reason="levels beyond the portable one are of x86")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def what(tmp_path_factory: pytest.TempPathFactory) -> Sources:
+    """A machine that has the first three levels."""
+    return small_sources(tmp_path_factory.mktemp("src"), usable="weft_compiled_levels() & 7")
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(home), **more}
+
+
+@pytest.fixture(scope="module")
+def library(what: Sources, home: Path) -> Library:
+    return load(what=what, packaged=ABSENT, environment=environment(home))
+
+
+@only_x86
+def test_the_best_usable_level_is_taken(library: Library):
+    assert library.levels == ("avx512", "avx2", "portable")
+    assert library.level == "avx512"
+    assert library.level_number == list(LEVELS).index("avx512") == 2
+
+
+@only_x86
+@pytest.mark.parametrize("level", ["portable", "avx2", "avx512"])
+def test_a_level_can_be_forced_by_argument_and_by_environment(what: Sources, home: Path, level: str):
+    assert load(level, what=what, packaged=ABSENT, environment=environment(home)).level == level
+    told = environment(home, **{LEVEL_VARIABLE: level})
+    assert load(what=what, packaged=ABSENT, environment=told).level == level
+    assert load("portable", what=what, packaged=ABSENT, environment=told).level == "portable", "who asks, wins"
+
+
+def test_an_empty_variable_forces_nothing(what: Sources, home: Path, library: Library):
+    told = environment(home, **{LEVEL_VARIABLE: ""})
+    assert load(what=what, packaged=ABSENT, environment=told).level == library.level
+
+
+@only_x86
+def test_an_unknown_level_is_named_with_those_that_can_be_used(what: Sources, home: Path):
+    with pytest.raises(LevelUnusable) as refused:
+        load("avx1024", what=what, packaged=ABSENT, environment=environment(home))
+    assert str(refused.value) == (
+        "instruction level 'avx1024': there is no such level; usable here: avx512, avx2, portable"
+    )
+    assert refused.value.usable == ("avx512", "avx2", "portable")
+
+
+@only_x86
+def test_a_level_that_the_cpu_lacks_is_told_from_one_that_was_not_compiled(what: Sources, home: Path, tmp_path: Path):
+    with pytest.raises(LevelUnusable, match="'amx_bf16': this CPU lacks it"):
+        load("amx_bf16", what=what, packaged=ABSENT, environment=environment(home))
+    old = compiler_script(tmp_path / "old", 'case "$*" in *-mamx-bf16*) echo "unknown option"; exit 1;; esac')
+    with pytest.raises(LevelUnusable, match="'amx_bf16': it was not compiled in"):
+        load("amx_bf16", what=what, packaged=ABSENT, environment=environment(home, CXX=str(old)))
+
+
+def test_another_abi_is_refused(tmp_path: Path):
+    other = Sources(small_sources(tmp_path / "src", abi=7).folder, "aarch64")
+    with pytest.raises(NativeUnavailable, match=r"speaks ABI 7, and this Weft speaks 1"):
+        load(what=other, packaged=ABSENT, environment=environment(tmp_path))
+
+
+def test_a_library_without_a_function_of_the_abi_is_refused_by_its_name(tmp_path: Path):
+    lacking = Sources(small_sources(tmp_path / "src").folder, "aarch64")
+    common = lacking.folder / "common.cpp"
+    common.write_text(common.read_text().replace("weft_matmul", "weft_mutmal"))
+    with pytest.raises(NativeUnavailable, match="undefined symbol: weft_matmul"):
+        load(what=lacking, packaged=ABSENT, environment=environment(tmp_path))
+
+
+def test_without_a_compiler_and_a_package_there_is_none(what: Sources, tmp_path: Path):
+    with pytest.raises(NativeUnavailable, match=r"no C\+\+ compiler"):
+        load(what=what, packaged=ABSENT, environment={"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)})
+
+
+def test_without_a_home_the_temporary_folder_serves(what: Sources, tmp_path: Path):
+    (tmp_path / "home").write_text("no folder")
+    told = environment(tmp_path / "home", TMPDIR=str(tmp_path))
+    loaded = load(what=Sources(what.folder, "aarch64"), packaged=ABSENT, environment=told)
+    assert loaded.path.is_relative_to(tmp_path / f"weft-{os.geteuid()}")
+
+
+def test_without_any_place_every_one_is_named(what: Sources, tmp_path: Path):
+    file = tmp_path / "file"
+    file.write_text("no folder")
+    with pytest.raises(NativeUnavailable) as refused:
+        load(what=what, packaged=ABSENT, environment=environment(file, TMPDIR=str(file)))
+    assert f"{file}/weft/kernels cannot be made" in refused.value.reason
+    assert f"{file}/weft-{os.geteuid()}/kernels cannot be made" in refused.value.reason
+
+
+def test_a_library_that_the_system_does_not_load_is_sought_in_the_next_place(what: Sources, tmp_path: Path):
+    """As on a file system that is mounted noexec: the file is whole, and still cannot be loaded."""
+    told = environment(tmp_path / "home", TMPDIR=str(tmp_path / "temporary"))
+    one_level = Sources(what.folder, "aarch64")
+    places = [place.get(one_level, find_compiler(told)) for place in caches(told)]
+    not_loadable(places[0])
+    assert load(what=one_level, packaged=ABSENT, environment=told).path == places[1]
+
+
+def test_where_no_place_can_be_loaded_from_every_one_is_named(what: Sources, tmp_path: Path):
+    told = environment(tmp_path / "home", TMPDIR=str(tmp_path / "temporary"))
+    one_level = Sources(what.folder, "aarch64")
+    places = [place.get(one_level, find_compiler(told)) for place in caches(told)]
+    for place in places:
+        not_loadable(place)
+    with pytest.raises(NativeUnavailable) as refused:
+        load(what=one_level, packaged=ABSENT, environment=told)
+    assert all(str(place) in refused.value.reason for place in places)
+
+
+def not_loadable(library: Path) -> None:
+    """Whole, as far as its checksum says, and still nothing that the system loads."""
+    library.write_text("text")
+    library.with_name(CHECKSUM).write_text(hashlib.sha256(b"text").hexdigest())
+
+
+class TestPackaged:
+    """The wheel's library: preferred when it is whole and of these sources; else told, and another one is taken."""
+
+    @pytest.fixture
+    def one_level(self, what: Sources) -> Sources:
+        return Sources(what.folder, "aarch64")
+
+    @pytest.fixture
+    def packaged(self, one_level: Sources, tmp_path: Path) -> Path:
+        folder = tmp_path / "package"
+        folder.mkdir()
+        return build(one_level, find_compiler(), folder).library
+
+    def test_it_is_preferred_and_needs_no_compiler(self, one_level: Sources, packaged: Path, tmp_path: Path):
+        bare = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "none")}
+        assert load(what=one_level, packaged=packaged, environment=bare).path == packaged
+        assert not (tmp_path / "none").exists()
+
+    def test_of_other_sources_it_is_passed_over(
+        self, one_level: Sources, packaged: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ):
+        changed = tmp_path / "changed"
+        shutil.copytree(one_level.folder, changed)
+        (changed / "shared.h").write_text((changed / "shared.h").read_text() + "\n// changed\n")
+        loaded = load(what=Sources(changed, "aarch64"), packaged=packaged, environment=environment(tmp_path / "home"))
+        assert loaded.path.is_relative_to(tmp_path / "home")
+        assert "it was built from other sources" in str([vars(record) for record in caplog.records])
+
+    @pytest.mark.parametrize("cut", [0, 100, 5000])
+    def test_one_that_was_cut_short_is_passed_over(
+        self, one_level: Sources, packaged: Path, tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture
+    ):
+        packaged.write_bytes(packaged.read_bytes()[:cut])
+        loaded = load(what=one_level, packaged=packaged, environment=environment(tmp_path / "home"))
+        assert loaded.path != packaged
+        assert "its checksum is another" in str([vars(record) for record in caplog.records])
+
+    def test_one_that_is_no_library_is_passed_over(self, one_level: Sources, packaged: Path, tmp_path: Path):
+        not_loadable(packaged)
+        loaded = load(what=one_level, packaged=packaged, environment=environment(tmp_path / "home"))
+        assert loaded.path.name == LIBRARY
+        assert loaded.path != packaged
+
+
+def test_a_refused_call_names_the_function_and_the_reason(library: Library):
+    with pytest.raises(CallRefused, match=r"weft_packed_bytes: a size is not supported \(-2\)"):
+        library.packed_bytes(9, 16, 16)
+    assert library.packed_bytes(BF16, 16, 16) == 256
+
+
+def test_calls_reach_the_library(library: Library):
+    with library.pool(2) as pool:
+        library.pack(pool, 0, FP32, 32, (16, 32), 0, BF16)
+        library.matmul(pool, Matrix(), 0, BF16, 1, 0)
+        assert library.workspace_bytes(Model(), 4, 16, 1) == 256
+        assert library.read_bandwidth(pool, 1 << 20, 3) == (1 << 20) / 0.5
+        assert library.peak(pool, 100) == 100 * 2 * 16 * 16 * 32 * 2 / 0.25
+
+
+def test_layers_are_told_as_they_are_done(library: Library):
+    told: list[tuple[int, str]] = []
+    step = Step(first=2, last=5, workspace_bytes=64)
+    with library.pool(1) as pool:
+        library.run(pool, Model(), step, lambda layer: told.append((layer, threading.current_thread().name)))
+        library.run(pool, Model(), step)
+    assert told == [(layer, threading.current_thread().name) for layer in (2, 3, 4)]
+
+
+def test_an_error_between_layers_comes_out_of_the_call(library: Library):
+    told: list[int] = []
+
+    def fails_at_one(layer: int) -> None:
+        told.append(layer)
+        if layer == 1:
+            raise KeyError("ours")
+
+    with library.pool(1) as pool, pytest.raises(KeyError, match="ours"):
+        library.run(pool, Model(), Step(first=0, last=4, workspace_bytes=64), fails_at_one)
+    assert told == [0, 1]
+
+
+def test_a_refused_step_says_why(library: Library):
+    with library.pool(1) as pool, pytest.raises(CallRefused, match="weft_run: the workspace is too small"):
+        library.run(pool, Model(), Step(first=0, last=1, workspace_bytes=0))
+
+
+class TestPool:
+    def test_it_has_at_least_one_thread(self, library: Library):
+        for threads in (0, -1):
+            with pytest.raises(ValueError, match="at least one thread"):
+                library.pool(threads)
+
+    def test_by_default_it_has_as_many_as_the_process_may_use(self, library: Library):
+        with library.pool() as pool:
+            assert pool.threads == library.threads_default() >= 1
+
+    def test_threads_that_the_system_does_not_grant_are_an_error(self, library: Library):
+        with pytest.raises(CallRefused, match="grants no 1000 threads"):
+            library.pool(1000)
+
+    def test_a_closed_one_takes_no_calls_and_closes_again(self, library: Library):
+        pool = library.pool(1)
+        pool.close()
+        pool.close()
+        with pytest.raises(ValueError, match="closed"):
+            library.pack(pool, 0, FP32, 32, (16, 32), 0, BF16)
+
+    def test_it_ends_with_its_last_reference(self, library: Library):
+        pool = library.pool(1)
+        gone, finalizer = weakref.ref(pool), pool._finalizer
+        assert finalizer.alive
+        del pool
+        gc.collect()
+        assert gone() is None
+        assert not finalizer.alive
+
+    def test_calls_of_two_threads_wait_for_each_other(self, library: Library):
+        inside, leave, second = threading.Event(), threading.Event(), threading.Event()
+
+        def first_layer(_: int) -> None:
+            inside.set()
+            assert leave.wait(20)
+
+        step = Step(first=0, last=1, workspace_bytes=64)
+        with library.pool(1) as pool:
+            one = threading.Thread(target=library.run, args=(pool, Model(), step, first_layer))
+            two = threading.Thread(
+                target=lambda: (library.run(pool, Model(), Step(first=0, last=1, workspace_bytes=64)), second.set())
+            )
+            one.start()
+            assert inside.wait(20)
+            two.start()
+            assert not second.is_set()
+            assert pool._lock.locked()
+            leave.set()
+            assert second.wait(20)
+            one.join()
+            two.join()
+
+    def test_a_forked_child_is_told_to_make_its_own(self, library: Library):
+        with library.pool(2) as pool:
+            reader, writer = os.pipe()
+            child = os.fork()
+            if child == 0:
+                try:
+                    library.pack(pool, 0, FP32, 32, (16, 32), 0, BF16)
+                except ValueError as error:
+                    os.write(writer, str(error).encode())
+                finally:
+                    os._exit(0)
+            os.close(writer)
+            os.waitpid(child, 0)
+            assert b"forked" in os.read(reader, 200)
+            os.close(reader)

@@ -1,0 +1,101 @@
+"""The real library, built from the sources, on every level that this CPU has: packing and products against torch."""
+
+import pytest
+import torch
+
+from weft_kernels.cpu.errors import NativeUnavailable
+from weft_kernels.cpu.library import Library, load
+from weft_kernels.cpu.sources import LEVELS
+from weft_kernels.cpu.structs import BF16, FP32, INT8
+from weft_kernels.cpu.tensors import aligned, matmul, pack
+
+# Building takes half a minute of a machine with two cores, once: later runs find the library in the cache.
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def best() -> Library:
+    try:
+        return load()
+    except NativeUnavailable as error:
+        pytest.skip(f"no CPU kernels here: {error.reason}")
+
+
+@pytest.fixture(params=LEVELS)
+def library(request: pytest.FixtureRequest, best: Library) -> Library:
+    if request.param not in best.levels:
+        pytest.skip(f"this CPU has no {request.param}")
+    return load(request.param)
+
+
+def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(shape[0] * 1000 + shape[-1])).to(dtype)
+
+
+def close(ours: torch.Tensor, exact: torch.Tensor, bound: float) -> bool:
+    """Errors against the size of a row: a sum of products is as exact as its largest partial sum allows."""
+    return bool((ours - exact).abs().max() <= bound * exact.abs().max())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("m", [1, 3, 16, 33])
+@pytest.mark.parametrize(("n_out", "n_in"), [(16, 32), (48, 64), (272, 416), (100, 80)])
+def test_bf16_products_are_those_of_torch(library: Library, m: int, n_out: int, n_in: int, threads: int):
+    weight, x = random(n_out, n_in, dtype=torch.bfloat16), random(m, n_in, dtype=torch.bfloat16)
+    with library.pool(threads) as pool:
+        y = matmul(library, pool, pack(library, pool, weight, BF16), x)
+    assert close(y, (x.double() @ weight.double().T).float(), 1e-6)
+
+
+@pytest.mark.parametrize(("m", "n_out", "n_in"), [(1, 48, 64), (17, 272, 416)])
+def test_fp32_products_are_those_of_torch(library: Library, m: int, n_out: int, n_in: int):
+    weight, x = random(n_out, n_in, dtype=torch.float32), random(m, n_in, dtype=torch.float32)
+    bias = random(n_out, dtype=torch.float32)
+    with library.pool(2) as pool:
+        y = matmul(library, pool, pack(library, pool, weight, FP32, bias=bias), x)
+    assert close(y, (x.double() @ weight.double().T + bias.double()).float(), 1e-6)
+
+
+def test_int8_products_are_those_of_the_rounded_weights(library: Library):
+    weight, x = random(96, 128, dtype=torch.float32), random(5, 128, dtype=torch.bfloat16)
+    with library.pool(1) as pool:
+        packed = pack(library, pool, weight, INT8)
+        y = matmul(library, pool, packed, x)
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    assert packed.scale is not None
+    assert torch.allclose(packed.scale, scale.flatten(), rtol=1e-6)
+    rounded = (weight / scale).round().double() * scale.double()
+    assert close(y, (x.double() @ rounded.T).float(), 1e-5)
+    assert close(y, (x.double() @ weight.double().T).float(), 2e-2)
+
+
+def test_a_view_with_longer_rows_is_packed_as_it_stands(library: Library):
+    whole, x = random(64, 256, dtype=torch.bfloat16), random(2, 96, dtype=torch.bfloat16)
+    part = whole[16:48, 32:128]
+    with library.pool(2) as pool:
+        viewed = matmul(library, pool, pack(library, pool, part, BF16), x)
+        copied = matmul(library, pool, pack(library, pool, part.contiguous(), BF16), x)
+    assert torch.equal(viewed, copied)
+
+
+def test_threads_do_not_show_in_the_bits(library: Library):
+    weight, x = random(272, 416, dtype=torch.bfloat16), random(33, 416, dtype=torch.bfloat16)
+    results: list[torch.Tensor] = []
+    for threads in (1, 2, 3, 7):
+        with library.pool(threads) as pool:
+            results.append(matmul(library, pool, pack(library, pool, weight, BF16), x))
+    assert all(torch.equal(results[0], other) for other in results)
+
+
+def test_a_packed_matrix_lies_where_vectors_can_load_it(library: Library):
+    with library.pool(1) as pool:
+        packed = pack(library, pool, random(20, 40, dtype=torch.float32), BF16)
+    assert packed.data.data_ptr() % 64 == 0
+    assert packed.n_bytes == library.packed_bytes(BF16, 20, 40) == 32 * 64 * 2
+    assert all(aligned(n, 4096).data_ptr() % 4096 == 0 for n in (1, 100, 5000))
+
+
+def test_the_machine_can_be_measured(library: Library):
+    with library.pool(1) as pool:
+        assert library.read_bandwidth(pool, 8 << 20, 2) > 1e8
+        assert library.peak(pool, 1000) > 1e8

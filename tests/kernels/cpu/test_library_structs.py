@@ -1,0 +1,97 @@
+"""The ctypes mirrors against the header itself: what a C++ compiler says of every struct, field and function."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from weft_kernels.cpu.library import SIGNATURES
+from weft_kernels.cpu.sources import LEVELS, SOURCES
+from weft_kernels.cpu.structs import ABI, BF16, CODES, FP32, INT8, MIRRORS
+
+HEADER = SOURCES.folder / "weft_cpu.h"
+TEXT = re.sub(r"//.*", "", HEADER.read_text())
+STRUCTS = {name: body for body, name in re.findall(r"typedef struct \{([^}]*)\} (\w+);", TEXT)}
+FUNCTIONS = {
+    name: (result, arguments) for result, name, arguments in re.findall(r"(?m)^(\w+\*?) (weft_\w+)\(([^)]*)\);", TEXT)
+}
+NUMBERS = {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "double": ctypes.c_double, "void": None}
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to ask")
+
+
+def field_names(body: str) -> list[str]:
+    """`const int32_t* rows, n` and `void (*done)(int32_t layer)` -> names in order."""
+    body = re.sub(r"\(\*(\w+)\)\([^)]*\)", r"\1", body)
+    declared = [part for line in body.split(";") for part in line.split(",") if part.strip()]
+    return [re.sub(r"\[\d+\]", "", part).split()[-1].lstrip("*") for part in declared]
+
+
+def printed(folder: Path, statements: list[str]) -> list[str]:
+    """What a C++ program prints that knows the header."""
+    source = folder / "ask.cpp"
+    lines = ["#include <cstddef>", "#include <cstdio>", f'#include "{HEADER}"', "int main() {", *statements, "}"]
+    source.write_text("\n".join(lines))
+    subprocess.run(["g++", "-std=c++17", source, "-o", folder / "ask"], check=True, capture_output=True)
+    return subprocess.run([folder / "ask"], check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def test_every_struct_of_the_header_has_a_mirror_and_no_other():
+    assert set(STRUCTS) == set(MIRRORS)
+
+
+@pytest.mark.parametrize("name", MIRRORS)
+def test_a_mirror_has_the_same_fields_in_the_same_order(name: str):
+    assert [field[0] for field in MIRRORS[name]._fields_] == field_names(STRUCTS[name])
+
+
+@needs_compiler
+def test_every_size_and_offset_is_what_the_compiler_says(tmp_path: Path):
+    ours, statements = [], []
+    for name, mirror in MIRRORS.items():
+        ours.append(f"{name} {ctypes.sizeof(mirror)}")
+        statements.append(f'printf("{name} %zu\\n", sizeof({name}));')
+        for field in field_names(STRUCTS[name]):
+            descriptor = getattr(mirror, field)
+            ours.append(f"{name}.{field} {descriptor.offset} {descriptor.size}")
+            statements.append(
+                f'printf("{name}.{field} %zu %zu\\n", offsetof({name}, {field}), sizeof((({name}*)0)->{field}));'
+            )
+    assert printed(tmp_path, statements) == ours
+    assert len(ours) == len(MIRRORS) + sum(len(mirror._fields_) for mirror in MIRRORS.values())
+
+
+@needs_compiler
+def test_constants_are_those_of_the_header(tmp_path: Path):
+    names = "WEFT_ABI WEFT_BF16 WEFT_FP32 WEFT_INT8 WEFT_E_LEVEL WEFT_E_SIZE WEFT_E_WORKSPACE".split()
+    theirs = printed(tmp_path, [f'printf("%d\\n", {name});' for name in names])
+    assert [int(value) for value in theirs] == [ABI, BF16, FP32, INT8, *CODES]
+
+
+@needs_compiler
+def test_levels_stand_in_the_order_of_the_header(tmp_path: Path):
+    theirs = printed(tmp_path, [f'printf("%d\\n", WEFT_{name.upper()});' for name in LEVELS])
+    assert [int(value) for value in theirs] == list(range(len(LEVELS)))
+    assert printed(tmp_path, ['printf("%d\\n", WEFT_LEVELS);']) == [str(len(LEVELS))]
+
+
+def test_every_function_of_the_header_is_declared():
+    ours = {name for name in SIGNATURES if name not in ("weft_source_hash", "weft_compiled_levels")}  # stamp.cpp's
+    assert ours == set(FUNCTIONS)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_takes_and_gives_what_the_header_says(name: str):
+    result, arguments = SIGNATURES[name]
+    declared_result, declared = FUNCTIONS[name]
+    assert result is (ctypes.c_void_p if "*" in declared_result else NUMBERS[declared_result])
+    expected = [] if declared == "void" else [" ".join(argument.split()) for argument in declared.split(",")]
+    assert len(arguments) == len(expected)
+    for ours, theirs in zip(arguments, expected, strict=True):
+        if "*" in theirs:
+            assert ctypes.sizeof(ours) == ctypes.sizeof(ctypes.c_void_p)
+            assert ours is ctypes.c_void_p or f"{ours._type_.__name__.lower()}*" in theirs.replace("weft_", "")
+        else:
+            assert ours is NUMBERS[theirs.split()[0]]

@@ -1,0 +1,117 @@
+"""Log probabilities are told with their text: never before it, each once, nothing behind a stop string."""
+
+import itertools
+from collections.abc import Sequence
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from weft.identities import Epoch, RunnerId
+from weft_gateway.core.events import Assigned, Emit, FinishReason, StepTokens, Told, TokenLogprob
+from weft_gateway.core.stream import Stream
+
+RUNNER = RunnerId("a", "1")
+texts = st.text("abcé東\N{SLIGHTLY SMILING FACE}", max_size=16)
+stop_lists = st.lists(st.text("abcé", min_size=1, max_size=3), max_size=3)
+cut_lists = st.lists(st.integers(0, 60), max_size=24)
+
+
+def pieces(answer: bytes, cuts: Sequence[int]) -> list[bytes]:
+    """The answer's bytes in tokens; a cut that is given twice leaves an empty one, as a special token is."""
+    marks = [0, *sorted(min(cut, len(answer)) for cut in cuts), len(answer)]
+    return [answer[a:b] for a, b in itertools.pairwise(marks)]
+
+
+def streamed(tokens: Sequence[bytes], stops: Sequence[str], steps: Sequence[int]) -> tuple[list[Emit], Stream]:
+    """What a client is told; token i has the log probability -i."""
+    one = Stream(max_tokens=100, bytes_of=tokens.__getitem__, stops=stops, logprobs=True, hold_s=1.0, now=0.0)
+    effects = one.handle(Assigned(Epoch(1, 1), RUNNER, "a:1", 8), 0.0)
+    marks = [0, *sorted(min(step, len(tokens)) for step in steps), len(tokens)]
+    for a, b in itertools.pairwise(marks):
+        ids = list(range(a, b))
+        effects += one.handle(StepTokens(Epoch(1, 1), a, ids, logprobs=[TokenLogprob(-float(i)) for i in ids]), 0.0)
+    effects += one.handle(StepTokens(Epoch(1, 1), len(tokens), [], FinishReason.EOS), 0.0)
+    return [effect for effect in effects if isinstance(effect, Emit)], one
+
+
+def starts(tokens: Sequence[bytes]) -> list[int]:
+    """For each token of valid UTF-8 the index of the character that its first byte (or the next one) is in."""
+    whole, at, found = b"".join(tokens), 0, list[int]()
+    for token in tokens:
+        found.append(sum(byte & 0xC0 != 0x80 for byte in whole[: at + bool(token)]) - bool(token))
+        at += len(token)
+    return found
+
+
+def told_in(emits: Sequence[Emit]) -> list[Told]:
+    return [told for emit in emits for told in emit.told]
+
+
+@settings(max_examples=300)
+@given(answer=texts.map(str.encode), cuts=cut_lists, steps=cut_lists)
+@example(answer="é".encode(), cuts=[1], steps=[1])
+@example(answer=b"ab", cuts=[1, 1], steps=[])
+def test_without_a_stop_string_every_token_is_told_once_in_order_with_its_place(
+    answer: bytes, cuts: list[int], steps: list[int]
+) -> None:
+    tokens = pieces(answer, cuts)
+    emits, _ = streamed(tokens, [], steps)
+    told = told_in(emits)
+    assert [(one.token, one.logprob.logprob) for one in told] == [(i, -float(i)) for i in range(len(tokens))]
+    full = [i for i, token in enumerate(tokens) if token]
+    assert [told[i].start for i in full] == [starts(tokens)[i] for i in full]
+
+
+@settings(max_examples=300)
+@given(answer=texts.map(str.encode), cuts=cut_lists, stops=stop_lists, steps=cut_lists)
+@example(answer=b"abc", cuts=[1, 2], stops=["bx", "c"], steps=[1, 2])
+@example(answer="aé".encode(), cuts=[1, 2], stops=["é"], steps=[1, 2])
+def test_what_is_told_is_never_ahead_of_the_text_and_ends_with_it(
+    answer: bytes, cuts: list[int], stops: list[str], steps: list[int]
+) -> None:
+    tokens = pieces(answer, cuts)
+    emits, one = streamed(tokens, stops, steps)
+    text = "".join(emit.text for emit in emits)
+    told = told_in(emits)
+    assert [one.token for one in told] == list(range(len(told))), "none left out, none twice"
+    assert b"".join(tokens[: len(told)]).decode(errors="replace").startswith(text), "what is told spells the text"
+    cut = one.finish is not None and one.finish.reason is FinishReason.STOP
+    for seen in range(1, len(emits) + (not cut)):
+        so_far = told_in(emits[:seen])
+        released = "".join(emit.text for emit in emits[:seen])
+        assert released.startswith(b"".join(tokens[: len(so_far)]).decode(errors="ignore"))
+    if cut:
+        places = starts(tokens)
+        assert all(places[i] < len(text) for i in range(len(told)) if tokens[i])
+        assert all(places[i] >= len(text) for i in range(len(told), len(tokens)) if tokens[i])
+
+
+@given(answer=st.binary(max_size=12), cuts=cut_lists, steps=cut_lists)
+@example(answer=b"\xf0a", cuts=[1], steps=[1])
+def test_bytes_that_are_no_text_are_told_all_the_same(answer: bytes, cuts: list[int], steps: list[int]) -> None:
+    tokens = pieces(answer, cuts)
+    emits, _ = streamed(tokens, [], steps)
+    text = "".join(emit.text for emit in emits)
+    told = told_in(emits)
+    assert len(told) == len(tokens)
+    assert [one.start for one in told] == sorted(one.start for one in told)
+    assert all(one.start <= len(text) for one in told)
+
+
+def test_a_token_behind_a_character_that_was_given_up_starts_behind_its_replacement() -> None:
+    emits, _ = streamed([b"\xf0", b"a"], [], [1])
+    assert [one.start for one in told_in(emits)] == [0, 1]
+    cut, _ = streamed([b"\xf0", b"a"], ["a"], [1])
+    assert [one.token for one in told_in(cut)] == [0], "the stop string's own token is not told"
+
+
+def test_a_token_that_a_stop_string_cuts_is_told_whole() -> None:
+    emits, one = streamed([b"ab", b"cEN", b"D", b"d"], ["END"], [1, 2, 3])
+    assert "".join(emit.text for emit in emits) == "abc"
+    assert [told.token for told in told_in(emits)] == [0, 1]
+    assert len(one.tokens) == 3, "billed with the stop string, as without log probabilities"
+
+
+def test_a_special_token_is_told_where_it_stands_though_it_has_no_text() -> None:
+    emits, _ = streamed([b"a", b"", b"b"], [], [1, 2])
+    assert [(emit.text, [told.token for told in emit.told]) for emit in emits] == [("a", [0]), ("", [1]), ("b", [2])]

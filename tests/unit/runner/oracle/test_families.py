@@ -1,0 +1,116 @@
+"""Every family on every executor against transformers + peft: logits at every position that a step tells.
+
+Configurations, adapters, contexts and the way they are cut into steps are drawn from seeds.
+"""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from random_models import FAMILIES, OracleModel, Rows, random_model, reference_executor
+from weft_runner.model.checkpoint import open_checkpoint
+from weft_runner.model.executor import Executor
+
+pytestmark = pytest.mark.oracle
+
+PAGES, PAGE_TOKENS = 64, 16
+# Logits here are up to 15, and transformers itself is up to 3e-4 from its own forward in fp64.
+LOGIT_TOLERANCE = 5e-4
+SEEDS = range(3)
+EXECUTORS: dict[str, Callable[[OracleModel, int, int], Executor]] = {"reference": reference_executor}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def models(family: str, tmp_path_factory: pytest.TempPathFactory) -> list[OracleModel]:
+    """Written once, run by every executor."""
+    return [random_model(tmp_path_factory.mktemp(f"{family}-{seed}"), family, seed) for seed in SEEDS]
+
+
+@pytest.fixture(params=EXECUTORS)
+def make_executor(request: pytest.FixtureRequest) -> Callable[[OracleModel], Executor]:
+    return lambda model: EXECUTORS[request.param](model, PAGES, PAGE_TOKENS)
+
+
+def texts(model: OracleModel, seed: int, count: int) -> dict[str, tuple[str, list[int]]]:
+    """key -> (adapter, tokens): the base and every adapter in turn, longer than any window."""
+    rng, names = random.Random(seed), ("", *model.adapters)
+    return {
+        f"s{i}": (names[i % len(names)], [rng.randrange(model.spec.vocab_size) for _ in range(rng.randint(30, 60))])
+        for i in range(count)
+    }
+
+
+def worst_error(model: OracleModel, executor: Executor, seed: int) -> float:
+    """The largest difference of a logit from the oracle's, over steps that mix prefill, chunks, decode and adapters."""
+    rng, given = random.Random(seed), texts(model, seed, 8)
+    rows = Rows(model, executor, PAGES, PAGE_TOKENS, seed)
+    for key, (adapter, tokens) in given.items():
+        rows.add(key, tokens, adapter)
+    wanted = {key: model.logits(adapter, tokens) for key, (adapter, tokens) in given.items()}
+    worst = 0.0
+    while running := [key for key in given if rows.left(key)]:
+        rng.shuffle(running)
+        told = rows.step({key: min(rows.left(key), rng.choice((1, 1, 1, 2, 7, 33))) for key in running})
+        for key, logits in told.items():
+            position = len(given[key][1]) - rows.left(key) - 1
+            worst = max(worst, float((logits - wanted[key][position]).abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_mixed_batches_of_any_adapters_give_the_logits_of_the_oracle(models, make_executor, seed):
+    assert worst_error(models[seed], make_executor(models[seed]), seed) < LOGIT_TOLERANCE
+
+
+def test_adapters_windows_and_head_sizes_of_the_seeds_matter(models):
+    """Else the test above could not fail: every adapter changes the logits far more than the tolerance."""
+    for model in models:
+        _, tokens = texts(model, 1, 1)["s0"]
+        base = model.logits("", tokens)
+        for name in model.adapters:
+            assert float((model.logits(name, tokens) - base).abs().max()) > 0.05
+
+
+def test_a_window_is_the_token_itself_and_those_before_it(tmp_path, family, make_executor):
+    """Two texts that differ only outside the window: equal logits exactly when every layer has it."""
+    if family == "llama":
+        pytest.skip("Llama has no windows")
+    seed = next(seed for seed in range(50) if random_spec_windows(tmp_path / f"{family}{seed}", family, seed) == "all")
+    model = random_model(tmp_path / "model", family, seed, adapters=0)
+    reach = sum(window - 1 for window in model.spec.windows)  # how far back layer upon layer can look
+    tokens = texts(model, 2, 1)["s0"][1] + texts(model, 3, 1)["s0"][1]
+    near, far = ([*tokens], [*tokens])
+    last = len(tokens) - 1
+    far[last - reach - 1] = (far[last - reach - 1] + 1) % model.spec.vocab_size
+    near[last - reach] = (near[last - reach] + 1) % model.spec.vocab_size
+    same, outside, inside = (last_logits(model, make_executor, ids) for ids in (tokens, far, near))
+    assert torch.equal(same, outside)
+    assert not torch.equal(same, inside)
+
+
+def random_spec_windows(folder: Path, family: str, seed: int) -> str:
+    windows = random_model(folder, family, seed, adapters=0).spec.windows
+    return "all" if min(windows) > 0 and sum(windows) < 50 else "some"
+
+
+def last_logits(model: OracleModel, make_executor: Callable[[OracleModel], Executor], tokens: list[int]):
+    rows = Rows(model, make_executor(model), PAGES, PAGE_TOKENS)
+    rows.add("s", tokens)
+    return rows.step({"s": len(tokens)})["s"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_shards_and_stored_dtypes_are_read_as_transformers_reads_them(tmp_path, family, make_executor, dtype):
+    model = random_model(tmp_path, family, 7, adapters=1, shard_size="20KB", dtype=dtype)
+    assert sum(name.endswith(".safetensors") for name in model.files) > 2
+    assert open_checkpoint(model.files, model.spec).layer(0).projections["q_proj"].dtype is getattr(torch, dtype)
+    assert model.spec.dtype == dtype
+    assert worst_error(model, make_executor(model), 7) < LOGIT_TOLERANCE
