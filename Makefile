@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CLUSTER := PYTHONPATH=tests/support $(BIN)/python -m cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test test-operator test-cluster cluster-tools dev-cluster dev-cluster-down bench-operator
+.PHONY: help install kernels up test test-operator test-cluster cluster-tools dev-cluster dev-cluster-down bench-operator
 .PHONY: check format proto crds golden lock clean
 
 help:  ## this list
@@ -20,10 +20,13 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
-up: install  ## install, then the whole stack on this machine with a small real model
+kernels: install  ## build the CPU kernels for this checkout (first time: half a minute)
+	@$(BIN)/python -m weft_kernels.cpu
+
+up: kernels  ## install, then the whole stack on this machine with a small real model
 	@$(BIN)/weft up --demo
 
-check: install  ## format, lint, types, import contracts, unit tests
+check: kernels  ## format, lint, types, import contracts, unit tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
@@ -31,7 +34,7 @@ check: install  ## format, lint, types, import contracts, unit tests
 	$(BIN)/python -m pytest tests/unit tests/kernels -m "not oracle" -q
 
 # Suites in order, each with its own budget in seconds on 2 cores; a suite that overruns its budget fails.
-test: install  ## all tests; no GPU, no network beyond package installation
+test: kernels  ## all tests; no GPU, no network beyond package installation
 	@$(BIN)/python tests/suites.py
 
 test-operator: cluster-tools  ## the operator against a real Kubernetes API server (needs Go once)

@@ -30,7 +30,7 @@ REPORT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wef
 
 SUITES = (
     Suite("unit", ("tests/unit", "-m", "not oracle"), 360),
-    Suite("kernels", ("tests/kernels",), 30),
+    Suite("kernels", ("tests/kernels",), 240),
     Suite("oracle", ("tests/unit", "-m", "oracle"), 120),
     Suite("integration", ("tests/integration",), 330),
     Suite("e2e", ("tests/e2e",), 600),

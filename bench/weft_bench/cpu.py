@@ -1,15 +1,17 @@
 """`weft bench cpu`: the CPU engine alone, without wire and gateway, beside what this machine allows.
 
-Random seeded Llamas (tiny: 4 layers of 256; small: 8 of 1024; m135: 30 of 576, 49,152 tokens; mid: 16 of 2048) with PEFT
-adapters of rank 16 on all seven projections. Popularities are Punica's: Identical (one adapter for all rows), Uniform
-(ceil(sqrt(rows)) of them), Skewed (each 1.5 times as popular as the next), Distinct (one a row). The adapter of every row of
-every step is taken from the engine's books and compared with the one that was asked for, after the clock has stopped.
+Random seeded Llamas (tiny: 4 layers of 256; small: 8 of 1024; m135: 30 of 576, 49,152 tokens; mid: 16 of 2048) with
+PEFT adapters of rank 16 on all seven projections. Popularities are Punica's: Identical (one adapter for all rows),
+Uniform (ceil(sqrt(rows)) of them), Skewed (each 1.5 times as popular as the next), Distinct (one a row). The adapter
+of every row of every step is taken from the engine's books and compared with the one that was asked for, after the
+clock has stopped.
 
-A time stands beside its bound (baseline): the larger of bytes / read bandwidth and operations / peak, both measured here with
-the engine's threads, the bandwidth by reading a working set of the step's size. `of bound` is the share of it that is reached.
-`kept of the base's rate` stands beside base_ms / (base_ms + adapter bytes / bandwidth + adapter FLOPs / peak).
-Decode steps are those in which every row decodes: prompts of 64 tokens, 64 tokens each. Rounds alternate the kinds; a figure
-is the median over the rounds, a ratio the median of the rounds' ratios.
+A time stands beside its bound (baseline): the larger of bytes / read bandwidth and operations / peak, both measured
+here with all the cores that the process may use, the bandwidth by reading a working set of the step's size again and
+again (so that a small model's bound is its cache's). `of bound` is the share of it that is reached. `kept of the
+base's rate` stands beside base_ms / (base_ms + adapter bytes / bandwidth + adapter FLOPs / peak). Decode steps are
+those in which every row decodes: prompts of 64 tokens, 64 tokens each. Rounds alternate the kinds; a figure is the
+median over the rounds, a ratio the median of the rounds' ratios.
 """
 
 import random

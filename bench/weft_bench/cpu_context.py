@@ -15,6 +15,7 @@ from weft_bench.lines import Line, Origin
 from weft_bench.roofline import BF16_BYTES, Rates, Shape, Work, lora_bytes
 
 WEIGHT_BYTES = {"bf16": 2.0, "int8": 1.0, "fp32": 4.0}
+SPARE = 1.5  # packed adapters are padded, and one comes while another still holds its pages
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]  # label, length -> what is called per advance
 
 
@@ -23,6 +24,7 @@ class Amounts:
     """How much is run. `QUICK` shows that everything works; its figures are of little use."""
 
     repetitions: int = 5
+    rows: int = 16  # of the cases that have one batch size
     tokens: int = 64
     batches: tuple[int, ...] = (1, 8, 16, 32)
     prefills: tuple[int, ...] = (128, 512, 1024, 2048)
@@ -31,7 +33,7 @@ class Amounts:
     texts: int = 1000
 
 
-QUICK = Amounts(1, 12, (1, 8), (32, 128), (16,), 24, 24)
+QUICK = Amounts(1, 4, 6, (1, 4), (32, 128), (16,), 24, 24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +69,10 @@ class Context:
         """
         options, shape = self.options, self.model.shape
         n_bytes = sizes.slots * lora_bytes(shape, RANK) if adapter_bytes is None else adapter_bytes
-        pages = math.ceil(n_bytes / page_bytes(shape)) + sizes.slots  # each rounds up to whole pages
         asked = replace(
-            sizes, executor=options.executor, dtype=dtype or options.dtype, threads=options.threads, adapter_pages=pages
-        )
+            sizes, executor=options.executor, dtype=dtype or options.dtype, threads=options.threads,
+            adapter_pages=adapter_pages(shape, n_bytes, sizes.slots),
+        )  # fmt: skip
         base = base_model(options.folder, self.model.name, self.model.shape)
         return Subject(files(base), asked)
 
@@ -124,6 +126,7 @@ class Reporter:
         return batch.work(self.context.model.shape, context_tokens, self.weight_bytes)
 
 
-def page_bytes(shape: Shape) -> int:
-    """Keys and values of a page of bf16 in all layers."""
-    return 2 * BF16_BYTES * shape.layers * shape.kv * PAGE_TOKENS
+def adapter_pages(shape: Shape, n_bytes: float, adapters: int) -> int:
+    """KV pages that adapters of so many bytes in all take, those included that are on their way in or out."""
+    page_bytes = 2 * BF16_BYTES * shape.layers * shape.kv * PAGE_TOKENS
+    return math.ceil(SPARE * n_bytes / page_bytes) + 2 * adapters

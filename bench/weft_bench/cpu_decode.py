@@ -1,4 +1,4 @@
-"""Decode and prefill rates of one engine: batches of one kind, alternating with the base so that ratios are of one time."""
+"""Decode and prefill of one engine: batches of one kind, in rounds with the base so that ratios are of one time."""
 
 import random
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
 """The engine alone, without wire and gateway: the runner's own objects, requests in and times out.
 
-`Subject` builds the engine as a runner does and beats it from the caller's thread, so that nothing but the engine runs. What
-it really did is witnessed (`cpu_witness.py`): the adapter of each row of each step is compared with the one asked for, after
-the clock has stopped.
+`Subject` builds the engine as a runner does and beats it from the caller's thread, so that nothing but the engine
+runs. What it really did is witnessed (`cpu_witness.py`): the adapter of each row of each step is compared with the
+one asked for, after the clock has stopped.
 """
 
 import time
@@ -44,6 +44,8 @@ class Sizes:
     prefills: int = 32
     max_rank: int = 64
     adapter_pages: int = 0
+    token_time_ms: int = 60_000
+    profile: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,15 +186,20 @@ class Subject:
                     raise EngineRefused(f"a request ended early: {event.reason.value}: {event.detail}")
 
 
+def pages_of(sizes: Sizes) -> int:
+    """KV pages that rows of this context and the adapters need."""
+    return sizes.rows * (-(-sizes.context_tokens // PAGE_TOKENS) + 1) + sizes.adapter_pages
+
+
 def settings(sizes: Sizes) -> Settings:
     """The runner's own flags. Addresses are never used: nothing listens."""
-    pages = sizes.rows * (-(-sizes.context_tokens // PAGE_TOKENS) + 1) + sizes.adapter_pages
+    nowhere = "127.0.0.1:1"
     flags = {
-        "listen": "127.0.0.1:1", "probes": "127.0.0.1:1", "supervisor": "127.0.0.1:1", "depot": "http://127.0.0.1:1",
-        "data-dir": ".", "pool": "bench/bench", "base-digest": f"sha256:{0:064}", "profile": "off",
+        "listen": nowhere, "probes": nowhere, "supervisor": nowhere, "depot": f"http://{nowhere}", "data-dir": ".",
+        "pool": "bench/bench", "base-digest": f"sha256:{0:064}", "profile": "on" if sizes.profile else "off",
         "executor": sizes.executor, "dtype": sizes.dtype, "threads": sizes.threads, "page-tokens": PAGE_TOKENS,
-        "kv-pages": pages, "max-sequences": sizes.rows, "max-adapters": sizes.slots, "max-rank": sizes.max_rank,
+        "kv-pages": pages_of(sizes), "max-sequences": sizes.rows, "max-adapters": sizes.slots,
         "max-batch-tokens": max(sizes.batch_tokens, sizes.rows), "max-prefills": sizes.prefills,
-        "token-time-ms": 60_000,
+        "max-rank": sizes.max_rank, "token-time-ms": sizes.token_time_ms,
     }  # fmt: skip
     return parse_settings([word for name, value in flags.items() for word in (f"--{name}", str(value))])

@@ -1,6 +1,7 @@
-"""What this machine reads and computes a second, measured with the threads that the engine uses.
+"""What this machine reads and computes a second, with all the threads that are given.
 
-By the native kernels where they load, else by torch: then the page says so, since torch may reach less than the machine has.
+By the native kernels where they load, else by torch: then the page says so, since torch may reach less than the
+machine has.
 """
 
 import time
@@ -23,7 +24,8 @@ REPETITIONS = 5
 class Meter(Protocol):
     """Measures; `name` says by what means."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def bandwidth(self, n_bytes: int) -> float:
         """Bytes/s of reading so many bytes again and again."""

@@ -1,7 +1,7 @@
 """Random seeded checkpoints and PEFT adapters on disk: they serve speed and exactness, not text.
 
-A model is written once and kept in a folder; the next run takes it as it is. Adapter i of rank r is the same bytes wherever
-it is made: it is seeded by its number.
+A model is written once and kept in a folder; the next run takes it as it is. Adapter i of rank r is the same bytes
+wherever it is made: it is seeded by its number.
 """
 
 import json

@@ -1,8 +1,9 @@
 """Many adapters over few slots: what a request waits for before its first token.
 
-Each request is one of a closed loop of `STREAMS`. Its time to first token is parted at what the engine did for it: from its
-arrival until a slot was ordered for its adapter, from there until the adapter sat in the slot, and the rest, which is prefill
-and its place in the batch. A request whose adapter sat in a slot when it came is a hit, and has only the rest.
+Each request is one of a closed loop of `STREAMS`. Its time to first token is parted at what the engine did for it:
+from its arrival until a slot was ordered for its adapter, from there until the adapter sat in the slot, and the rest,
+which is prefill and its place in the batch. A request whose adapter sat in a slot when it came is a hit, and has only
+the rest.
 """
 
 import random

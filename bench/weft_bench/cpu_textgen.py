@@ -1,8 +1,8 @@
-"""Punica's text generation (arXiv 2310.18547, section 7.2): 1,000 requests, first come first served, batches of up to 32.
+"""Punica's text generation (arXiv 2310.18547, section 7.2): 1,000 requests, first come first served, 32 at a time.
 
-All requests are there at the start; one that ends makes room for the next, so that arrivals, prefill, loading and the thin
-batches at the end are in the figure. Lengths are those of ShareGPT conversations, cut to fit. With Distinct every request has
-an adapter of its own: it is read from disk and packed while the batch runs on.
+All requests are there at the start; one that ends makes room for the next, so that arrivals, prefill, loading and the
+thin batches at the end are in the figure. Lengths are those of ShareGPT conversations, cut to fit. With Distinct
+every request has an adapter of its own: it is read from disk and packed while the batch runs on.
 """
 
 import random
@@ -57,7 +57,7 @@ def _popularity(
 ) -> tuple[list[Line], float]:  # fmt: skip
     numbers = adapter_of_row(popularity, len(lengths))
     rng.shuffle(numbers)
-    asks = _asks(context, subject, rng, lengths, numbers)
+    asks = _asks(context, subject, rng, lengths, numbers, popularity)
     label = f"text generation, {len(asks)} requests, {popularity}"
     with context.bar(f"{context.model.name}: {label}", len(asks)) as advanced:
         played = subject.play(asks, streams=BATCH, advanced=advanced)
@@ -79,12 +79,12 @@ def _popularity(
 
 def _asks(
     context: Context, subject: Subject, rng: random.Random, lengths: Sequence[tuple[int, int]],
-    numbers: Sequence[int | None],
+    numbers: Sequence[int | None], popularity: str,
 ) -> list[Ask]:  # fmt: skip
     asks: list[Ask] = []
     for (prompt_tokens, tokens), number in zip(lengths, numbers, strict=True):
         prompt = prompts(rng, 1, prompt_tokens, context.model.shape.vocab)[0]
-        digest = "" if number is None else f"text-{context.model.name}-{number}"
+        digest = "" if number is None else f"text-{popularity}-{number}"
         if number is not None:
             folder = context.model.digest(subject, number % FOLDERS, RANK)
             subject.adapters.paths[digest] = subject.adapters.paths[folder]

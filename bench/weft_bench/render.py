@@ -16,6 +16,7 @@ def page(name: str, about: str, lines: Iterable[Line]) -> str:
     current = sorted(newest(lines), key=lambda line: line.machine)
     parts = [f"# Benchmark: {name}", about.strip()]
     parts += [_section(machine, list(group)) for machine, group in groupby(current, key=lambda line: line.machine)]
+    parts += [] if current else ["Nothing has been measured yet."]
     parts.append(f"Raw lines: `docs/benchmarks/raw/{name}.jsonl`. This page is written by `weft bench {name}`.")
     return "\n\n".join(parts) + "\n"
 

@@ -1,9 +1,9 @@
 """What a machine allows: the bytes that a step must read and the operations it must do, over measured rates.
 
-Names as in the literature: h hidden, kv = KV heads x head size, i inner, L layers, V vocabulary, B rows, c context, r rank.
-A row's embedding and its activations are left out: they matter only once B is in the hundreds. A bound is the larger of the
-two times, since reading and computing can overlap; the time an adapter adds is their sum, since a step that is bound by
-reading its base has no room left on either side (`retention_bound`).
+Names as in the literature: h hidden, kv = KV heads x head size, i inner, L layers, V vocabulary, B rows, c context, r
+rank. A row's embedding and its activations are left out: they matter only once B is in the hundreds. A bound is the
+larger of the two times, since reading and computing can overlap; the time an adapter adds is their sum, since a step
+that is bound by reading its base has no room left on either side (`retention_bound`).
 """
 
 from dataclasses import dataclass

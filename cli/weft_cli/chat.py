@@ -47,7 +47,7 @@ def chat(model: Model, text: str | None, system: str | None) -> int:
     with _client(model) as http:
         if text is None and sys.stdin.isatty():
             return Session(model, http, messages, _line).run()
-        question = _piped() if text in (None, "-") else text
+        question = _piped() if text is None or text == "-" else text
         if not question.strip():
             raise BadInput("there is nothing to ask", "`weft chat MODEL TEXT`, or text on standard input")
         show(http, model, [*messages, {"role": "user", "content": question}], [])
@@ -175,7 +175,7 @@ def _refused(body: bytes, status: int) -> CommandError:
 
 def _piped() -> str:
     try:
-        return sys.stdin.buffer.read().decode()
+        return sys.stdin.buffer.read().decode().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise BadInput(f"standard input is not UTF-8: {error}") from error
 

@@ -57,6 +57,7 @@ def describe_runner(runner: Runner) -> list[str]:
         "Address": runner.address,
         "Numerics": runner.numerics_class,
         "Sequences": f"{runner.sequences} of {runner.max_sequences}",
+        "Measured": runner.measured,
         "Pages": f"{runner.used_pages} used of {runner.total_pages}",
     }
     rows = [(short(at.digest), at.tier, str(at.running), at.error or at.shortfall) for at in runner.adapters]

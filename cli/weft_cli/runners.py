@@ -34,6 +34,24 @@ class Residency:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What a runner measured of itself at start."""
+
+    best_batch: int  # sequences; 0: it was told not to measure
+    step_ms_1: float
+    step_ms_best: float
+    prefill_tokens_per_s: float
+
+    def __str__(self) -> str:
+        if not self.best_batch:
+            return "not measured"
+        return (
+            f"best at {self.best_batch} sequences, {self.step_ms_best:.3g} ms a token (alone {self.step_ms_1:.3g} ms); "
+            f"prompts at {self.prefill_tokens_per_s:,.0f} tokens/s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Runner:
     """A runner as its supervisor knows it."""
 
@@ -50,6 +68,7 @@ class Runner:
     numerics_class: str
     max_adapters: int
     adapters: tuple[Residency, ...]
+    measured: Measured
     message: dict[str, Any]  # everything, as JSON
 
     @property
@@ -149,5 +168,6 @@ def _runner(state: Any, message: dict[str, Any]) -> Runner:
             Residency(a.digest, TIERS[a.tier], a.running, a.loading, a.error, a.shortfall)
             for a in sorted(state.adapters, key=lambda a: (-a.tier, a.digest))
         ),
+        measured=Measured(about.best_batch, about.step_ms_1, about.step_ms_best, about.prefill_tokens_per_s),
         message=message,
     )

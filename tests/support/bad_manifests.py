@@ -225,6 +225,8 @@ BAD: tuple[Bad, ...] = (
         "must be at least maxSequences",
         pool(scheduler={"maxSequences": 600}),
     ),
+    Bad("a token in no time", "spec.scheduler.tokenTimeMs", "too small", pool(scheduler={"tokenTimeMs": 0})),
+    Bad("no prompt at all", "spec.scheduler.maxPrefills", "too small", pool(scheduler={"maxPrefills": 0})),
     Bad("drained at once", "spec.drainSeconds", "too small", pool(drainSeconds=0)),
     Bad("an unknown sharing", "spec.allowedNamespaces.from", "one of", pool(allowedNamespaces={"from": "Some"})),
     Bad("a list without names", "spec.allowedNamespaces.names", _NAMES, pool(allowedNamespaces={"from": "List"})),

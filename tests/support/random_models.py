@@ -18,10 +18,13 @@ import torch
 import transformers
 
 from weft.artifacts.adapter_config import parse_adapter_config
+from weft_kernels.cpu.library import load as load_library
 from weft_kernels.plan import plan_rows
 from weft_runner.memory.adapter_files import map_tensors
 from weft_runner.memory.kv_cache import KvCache
 from weft_runner.memory.lora_table import LoraTable
+from weft_runner.model.checkpoint import open_checkpoint
+from weft_runner.model.cpu import CpuExecutor
 from weft_runner.model.executor import Executor
 from weft_runner.model.reference import ReferenceExecutor
 from weft_runner.model.spec import ModelSpec, read_spec
@@ -72,7 +75,7 @@ class OracleModel:
     def model(self) -> Any:
         return load_peft(self.folder, self.adapters)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def logits(self, adapter: str, ids: Sequence[int]) -> torch.Tensor:
         """[len(ids), V] of one forward over all of them; `adapter` "" is the base."""
         tokens = torch.tensor([list(ids)])
@@ -219,10 +222,23 @@ def load_peft(folder: Path, adapters: Sequence[str]) -> Any:
 
 
 def reference_executor(model: OracleModel, pages: int, page_tokens: int) -> Executor:
-    """Other executors are made by functions of the same form."""
+    """Any executor is made by a function of this form."""
     kv = KvCache(model.spec, pages, page_tokens)
     return ReferenceExecutor(
         model.spec, load_weights(model.files, model.spec), kv, LoraTable(model.spec, len(model.adapters) or 1)
+    )
+
+
+def native_executor(model: OracleModel, pages: int, page_tokens: int, dtype: str = "fp32") -> CpuExecutor:
+    """Raises NativeUnavailable where it cannot be built."""
+    return CpuExecutor(
+        load_library(),
+        open_checkpoint(model.files, model.spec),
+        dtype=dtype,
+        threads=2,
+        pages=pages,
+        page_tokens=page_tokens,
+        slots=len(model.adapters) or 1,
     )
 
 

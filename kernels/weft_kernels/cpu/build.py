@@ -18,14 +18,14 @@ from weft_kernels.cpu.threads import cpu_quota
 LIBRARY = "weft_cpu.so"
 CHECKSUM = "weft_cpu.sha256"
 LIMIT_S = 300.0  # all of it; a loaded machine with one core needs about a third
-AT_ONCE = 2  # a unit with AVX-512 takes its compiler some 300 MiB
+AT_ONCE = 2  # gcc 12 takes up to 340 MiB for a unit
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """The library, beside its checksum. `left_out`: levels that the compiler could not compile, and its words."""
+    """The library, beside its checksum. `left_out`: levels that the compiler could not compile, and what it said."""
 
     library: Path
     left_out: Mapping[str, str]
@@ -34,16 +34,19 @@ class Built:
 
 def build(what: Sources, compiler: Compiler, folder: Path, *, limit_s: float = LIMIT_S) -> Built:
     """Compile `what` in an existing, empty folder of ours. Raises NativeUnavailable with the compiler's message."""
-    limit = Limit(limit_s)
-    log.info("building the CPU kernels", extra={"kv": {"compiler": str(compiler), "levels": len(what.levels())}})
-    objects, left_out = _levels(what, compiler, folder, limit)
-    plain = _plain(what, compiler, folder, left_out, limit)
-    library = _link(compiler, folder, [*plain, *objects], limit)
+    limit, digest = Limit(limit_s), what.digest()
+    log.info(
+        "building the CPU kernels, once: about half a minute",
+        extra={"kv": {"compiler": str(compiler), "levels": len(what.levels())}},
+    )
+    levels, left_out = _levels(what, compiler, folder, limit)
+    plain = _plain(what, compiler, folder, _definitions(digest, levels), limit)
+    library = _link(compiler, folder, [*plain, *levels.values()], limit)
+    if what.digest() != digest:
+        raise NativeUnavailable(f"{what.folder} changed while it was compiled: start again")
     (folder / CHECKSUM).write_text(checksum(library))
     built = Built(library, left_out, round(limit.taken_s(), 1))
-    for level, why in left_out.items():
-        log.warning("the CPU kernels lack a level", extra={"kv": {"level": level, "compiler_says": why}})
-    log.info("CPU kernels built", extra={"kv": {"seconds": built.seconds, "bytes": library.stat().st_size}})
+    _tell(built)
     return built
 
 
@@ -52,17 +55,22 @@ def checksum(library: Path) -> str:
     return hashlib.sha256(library.read_bytes()).hexdigest()
 
 
-def _levels(what: Sources, compiler: Compiler, folder: Path, limit: Limit) -> tuple[list[Path], dict[str, str]]:
-    """(Objects of the levels that could be compiled, worst first; the others and the compiler's words)."""
+def _tell(built: Built) -> None:
+    for level, why in built.left_out.items():
+        log.warning("the CPU kernels lack a level", extra={"kv": {"level": level, "compiler_says": why}})
+    log.info("CPU kernels built", extra={"kv": {"seconds": built.seconds, "bytes": built.library.stat().st_size}})
+
+
+def _levels(what: Sources, compiler: Compiler, folder: Path, limit: Limit) -> tuple[dict[str, Path], dict[str, str]]:
+    """(Objects of the levels that could be compiled, worst first; the others, and what the compiler said of them)."""
     units = what.levels()
     commands = [_compile(compiler, unit, sources.LEVELS[level]) for level, unit in units.items()]
-    objects: list[Path] = []
-    left_out: dict[str, str] = {level: "it has no source here" for level in sources.LEVELS if level not in units}
-    for (level, unit), end in zip(
-        units.items(), run_all(commands, folder, at_once=_at_once(), limit=limit), strict=True
-    ):
+    ends = run_all(commands, folder, at_once=_at_once(), limit=limit)
+    objects: dict[str, Path] = {}
+    left_out: dict[str, str] = {}
+    for (level, unit), end in zip(units.items(), ends, strict=True):
         if end.code == 0:
-            objects.append(_object(unit, folder))
+            objects[level] = _object(unit, folder)
         elif level == sources.PORTABLE or end.died:
             raise _failed(unit.name, end)
         else:
@@ -70,9 +78,14 @@ def _levels(what: Sources, compiler: Compiler, folder: Path, limit: Limit) -> tu
     return objects, left_out
 
 
-def _plain(what: Sources, compiler: Compiler, folder: Path, left_out: Mapping[str, str], limit: Limit) -> list[Path]:
-    flags = (f'-DWEFT_SOURCE_HASH="{what.digest()}"', *map(sources.without, left_out))
-    commands = [_compile(compiler, unit, flags) for unit in what.plain()]
+def _definitions(digest: str, levels: Mapping[str, Path]) -> tuple[str, ...]:
+    """What the plain units are told: of which sources they are, and which levels are not there."""
+    missing = [level for level in sources.LEVELS if level not in levels]
+    return (f'-DWEFT_SOURCE_HASH="{digest}"', *map(sources.without, missing))
+
+
+def _plain(what: Sources, compiler: Compiler, folder: Path, definitions: tuple[str, ...], limit: Limit) -> list[Path]:
+    commands = [_compile(compiler, unit, definitions) for unit in what.plain()]
     for unit, end in zip(what.plain(), run_all(commands, folder, at_once=_at_once(), limit=limit), strict=True):
         if end.code:
             raise _failed(unit.name, end)

@@ -96,10 +96,13 @@ def run_all(commands: Sequence[Sequence[str]], folder: Path, *, at_once: int, li
 
 
 def trimmed(output: str) -> str:
-    """The beginning of a compiler's message, which is where the cause stands."""
+    """A compiler's message from its first error on: warnings may come before, and much that follows from it after."""
     lines = output.strip().splitlines()
-    text = "\n".join(lines[:SHOWN_LINES])[:SHOWN_CHARS]
-    return text if len(text) == len("\n".join(lines)) else f"{text}\n..."
+    errors = (number for number, line in enumerate(lines) if "error" in line and "ld returned" not in line)
+    first = next(errors, 0)
+    whole = "\n".join(lines[first:])
+    shown = "\n".join(lines[first : first + SHOWN_LINES])[:SHOWN_CHARS]
+    return shown if shown == whole else f"{shown}\n..."
 
 
 def _ask(command: tuple[str, ...]) -> Compiler:

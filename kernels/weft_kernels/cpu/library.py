@@ -29,6 +29,8 @@ LEVEL_VARIABLE = "WEFT_CPU_LEVEL"
 PACKAGED = Path(__file__).with_name(LIBRARY)
 BLOCK_FLOP = 2 * 16 * 16 * 32  # of `weft_peak_seconds`
 
+_NOBODY = LayerDone()  # a null pointer
+
 log = logging.getLogger(__name__)
 
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -107,14 +109,14 @@ class Library:
 
         INT8 also writes `scale`: float32, n_out rounded up to 16. Raises CallRefused.
         """
-        with pool.held() as handle:
-            code = self.native.weft_pack(handle, source, source_kind, stride, *shape, pad_in, to, kind, scale)
+        with pool.lock:
+            code = self.native.weft_pack(pool.handle, source, source_kind, stride, *shape, pad_in, to, kind, scale)
         _checked("weft_pack", code)
 
     def matmul(self, pool: Pool, matrix: Matrix, x: int, x_kind: int, m: int, y: int) -> None:
         """y[m, n_out] = x[m, n_in] W^T in float32, as a step computes it. Raises CallRefused."""
-        with pool.held() as handle:
-            code = self.native.weft_matmul(self.level_number, handle, byref(matrix), x, x_kind, m, y)
+        with pool.lock:
+            code = self.native.weft_matmul(self.level_number, pool.handle, byref(matrix), x, x_kind, m, y)
         _checked("weft_matmul", code)
 
     def workspace_bytes(self, model: Model, n_tokens: int, site_rank: int, n_sampled: int) -> int:
@@ -123,15 +125,15 @@ class Library:
         return _checked("weft_workspace_bytes", size)
 
     def run(self, pool: Pool, model: Model, step: Step, layer_done: Callable[[int], None] | None = None) -> None:
-        """Run a step's layers. `layer_done(layer)` is called here, between layers, with the GIL.
+        """Run a step's layers. `layer_done(layer)` is called here, between layers, with the GIL; it calls no pool.
 
         Raises CallRefused, and what `layer_done` raised: then it is not called again, and the layers ran to the end.
         """
-        told = _Told(layer_done)
-        step.layer_done = told.callback
-        with pool.held() as handle:
-            code = self.native.weft_run(self.level_number, handle, byref(model), byref(step))
-        if told.error is not None:
+        told = None if layer_done is None else _Told(layer_done)
+        step.layer_done = _NOBODY if told is None else told.callback
+        with pool.lock:
+            code = self.native.weft_run(self.level_number, pool.handle, byref(model), byref(step))
+        if told is not None and told.error is not None:
             raise told.error
         _checked("weft_run", code)
 
@@ -143,27 +145,27 @@ class Library:
         buffer = (ctypes.c_char * (n_bytes + 64))()
         aligned = -(-ctypes.addressof(buffer) // 64) * 64
         ctypes.memset(aligned, 1, n_bytes)  # pages that nobody wrote to are all one page of zeros
-        with pool.held() as handle:
-            seconds = self.native.weft_read_seconds(self.level_number, handle, aligned, n_bytes, repetitions)
+        with pool.lock:
+            seconds = self.native.weft_read_seconds(self.level_number, pool.handle, aligned, n_bytes, repetitions)
         return n_bytes / _checked_seconds("weft_read_seconds", seconds)
 
     def peak(self, pool: Pool, blocks: int = 1 << 22) -> float:
         """FLOP/s of the level's best bf16 kernel on operands that never leave the core; two for a multiply-add."""
-        with pool.held() as handle:
-            seconds = self.native.weft_peak_seconds(self.level_number, handle, blocks)
+        with pool.lock:
+            seconds = self.native.weft_peak_seconds(self.level_number, pool.handle, blocks)
         return blocks * BLOCK_FLOP * pool.threads / _checked_seconds("weft_peak_seconds", seconds)
 
 
 class _Told:
     """`layer_done` behind a C callback, which cannot raise: the first error waits for the call's end."""
 
-    def __init__(self, layer_done: Callable[[int], None] | None) -> None:
+    def __init__(self, layer_done: Callable[[int], None]) -> None:
         self.error: BaseException | None = None
         self._layer_done = layer_done
-        self.callback = LayerDone() if layer_done is None else LayerDone(self._call)
+        self.callback = LayerDone(self._call)
 
     def _call(self, layer: int) -> None:
-        if self._layer_done is None or self.error is not None:
+        if self.error is not None:
             return
         try:
             self._layer_done(layer)

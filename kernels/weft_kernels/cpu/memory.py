@@ -19,7 +19,8 @@ class Memory:
     def __init__(self, n_bytes: int) -> None:
         align = HUGE if n_bytes >= HUGE else 64
         self.n_bytes = n_bytes
-        self._map = mmap.mmap(-1, max(n_bytes, 1) + align)
+        # private: shared memory has no large pages where shmem_enabled is `never`, and keeps what is discarded
+        self._map = mmap.mmap(-1, max(n_bytes, 1) + align, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if n_bytes >= HUGE and sys.platform == "linux":
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = (ctypes.c_char * (n_bytes + align)).from_buffer(self._map)
@@ -30,3 +31,11 @@ class Memory:
         """Zeros again."""
         assert 0 <= offset <= offset + n_bytes <= self.n_bytes, (offset, n_bytes, self.n_bytes)
         ctypes.memset(self.address + offset, 0, n_bytes)
+
+    def discard(self, offset: int, n_bytes: int) -> None:
+        """What is there is not needed any more: the system has its whole pages back until they are touched again."""
+        assert 0 <= offset <= offset + n_bytes <= self.n_bytes, (offset, n_bytes, self.n_bytes)
+        begin = self.address - ctypes.addressof(self._bytes) + offset
+        first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, (begin + n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < last and sys.platform == "linux":
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)

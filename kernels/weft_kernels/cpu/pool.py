@@ -4,8 +4,6 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Generator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -28,24 +26,23 @@ class Pool:
         self.threads = threads
         self._handle = handle
         self._owner = os.getpid()
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _free, native, handle, self._owner)
         self._finalizer.atexit = False  # a daemon thread may still be computing then; the threads end with the process
 
     def close(self) -> None:
         """Wait for a call under way and end the threads. Harmless when closed."""
-        with self._lock:
+        with self.lock:
             self._finalizer()
 
-    @contextmanager
-    def held(self) -> Generator[int]:
-        """The native handle, for one call. Raises ValueError when the pool is closed or belongs to a parent process."""
-        with self._lock:
-            if not self._finalizer.alive:
-                raise ValueError("this pool of threads is closed")
-            if os.getpid() != self._owner:
-                raise ValueError("this pool of threads belongs to the process that this one was forked from")
-            yield self._handle
+    @property
+    def handle(self) -> int:
+        """For one native call, which holds `lock`. Raises ValueError when closed, or in a process that was forked."""
+        if not self._finalizer.alive:
+            raise ValueError("this pool of threads is closed")
+        if os.getpid() != self._owner:
+            raise ValueError("this pool of threads belongs to the process that this one was forked from")
+        return self._handle
 
     def __enter__(self) -> Self:
         return self

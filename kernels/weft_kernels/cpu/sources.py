@@ -11,7 +11,6 @@ from pathlib import Path
 
 FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-pthread",
-    "-Wall", "-Wextra",
 )  # fmt: skip
 LINK_FLAGS = ("-shared", "-pthread", "-Wl,--no-undefined")
 

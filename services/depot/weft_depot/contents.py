@@ -32,6 +32,8 @@ _ADAPTER_FILES = frozenset((ADAPTER_CONFIG, ADAPTER_WEIGHTS))
 _MODEL_FILES = frozenset(
     (MODEL_CONFIG, MODEL_INDEX, TOKENIZER, "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
 ) | {"special_tokens_map.json"}
+SINGLE = "model.safetensors"
+_SECOND_COPY = "consolidated"  # Mistral publishes the same weights once more, in one file under names of its own
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 MAX_TEXT_BYTES = 128 << 20  # a tokenizer of 256,000 tokens is about 35 MB
 MAX_WEIGHT_FILES = 1024
@@ -71,6 +73,8 @@ def wanted(kind: Kind) -> Callable[[str], bool]:
 def choose(kind: Kind, files: Files, limits: Limits) -> tuple[str, ...]:
     """The names to take. Raises Refused: MissingFile, UnsafeFormat, TooLarge."""
     names = [name for name in files.sizes if not name.endswith(_PICKLES)]
+    if MODEL_INDEX in names or SINGLE in names:
+        names = [name for name in names if not name.startswith(_SECOND_COPY)]
     weights = [name for name in names if name.endswith(".safetensors")]
     _check_format(weights, [name for name in files.sizes if name.endswith(_PICKLES)])
     required = (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if kind == "adapter" else (MODEL_CONFIG, TOKENIZER)

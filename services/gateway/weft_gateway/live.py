@@ -5,12 +5,12 @@ A client's request for `n` choices is n requests for the rest of the system, eac
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from weft.telemetry.logs import kv
 from weft_gateway.clients import Predicted
-from weft_gateway.core.events import Emit, Failure, Finish, FinishReason, Told
+from weft_gateway.core.events import Emit, Failure, Finish, FinishReason
 from weft_gateway.core.stream import Stream
 from weft_gateway.model_text import ModelText
 from weft_gateway.routes import Route
@@ -52,36 +52,33 @@ class Prepared:
 class LiveRequest:
     """One live request. Its owner delivers and wakes; its consumer takes, when `Choices.news` says so."""
 
-    def __init__(self, prepared: Prepared, predicted: Predicted, stream: Stream, wake: asyncio.Event) -> None:
-        self.prepared, self.predicted, self.stream = prepared, predicted, stream
+    def __init__(self, prepared: Prepared, predicted: Predicted, stream: Stream, choices: "Choices") -> None:
+        self.prepared, self.predicted, self.stream, self.choices = prepared, predicted, stream, choices
         self.request_id = prepared.request_id
         self.first_token_at: float | None = None
         self.armed_for: float | None = None  # the hold deadline that the timer stands for
         self._timer: asyncio.TimerHandle | None = None
-        self._text: list[str] = []
-        self._told: list[Told] = []
-        self._wake = wake  # shared by all choices of one answer
+        self._said: list[Emit] = []
 
     @property
     def finish(self) -> Finish | None:
         return self.stream.finish
 
-    def take(self) -> Emit:
-        """Everything that has gathered for the client since the last time."""
-        taken = Emit("".join(self._text), tuple(self._told))
-        self._text.clear()
-        self._told.clear()
-        return taken
+    def take(self) -> Emit | None:
+        """Everything that has gathered for the client since the last time, as one; None: nothing has."""
+        said, self._said = self._said, []
+        if len(said) <= 1:
+            return said[0] if said else None
+        return Emit("".join([one.text for one in said]), tuple(told for one in said for told in one.told))
 
     def deliver(self, emit: Emit) -> None:
         """Something for the client."""
-        self._text.append(emit.text)
-        self._told += emit.told
-        self._wake.set()
+        self._said.append(emit)
+        self.choices.wake()
 
     def wake(self) -> None:
         """Something else happened: admission, or the end."""
-        self._wake.set()
+        self.choices.wake()
 
     def arm(self, now: float, expired: Callable[["LiveRequest"], None]) -> None:
         """Let the hold timer stand for the stream's present deadline."""
@@ -101,8 +98,17 @@ class LiveRequest:
 class Choices:
     """The choices of one answer, in their order. They end together as soon as one of them fails."""
 
-    def __init__(self, lives: Sequence[LiveRequest], wake: asyncio.Event) -> None:
-        self._lives, self._wake = tuple(lives), wake
+    def __init__(self) -> None:
+        self._lives: list[LiveRequest] = []
+        self._wake = asyncio.Event()
+
+    def add(self, live: LiveRequest) -> None:
+        """The next choice."""
+        self._lives.append(live)
+
+    def wake(self) -> None:
+        """Something happened to one of them."""
+        self._wake.set()
 
     def __iter__(self) -> Iterator[LiveRequest]:
         return iter(self._lives)
@@ -123,8 +129,15 @@ class Choices:
 
     @property
     def over(self) -> bool:
-        """Every choice has ended, or one has failed."""
-        return self.failure is not None or all(live.finish for live in self._lives)
+        """Every choice has ended, or one has failed. Asked at every step."""
+        running = False
+        for live in self._lives:
+            finish = live.stream.finish
+            if finish is None:
+                running = True
+            elif finish.failure:
+                return True
+        return not running
 
     @property
     def failure(self) -> Failure | None:

@@ -115,10 +115,12 @@ class Serving:
         predicted = await self._predictor.predict(predict_item_of(choices[0]))
         if predicted is None:
             self.metrics.predict_failures.inc()
-        wake = asyncio.Event()
-        return Choices([self._submit(one, predicted or Predicted(), wake) for one in choices], wake)
+        answer = Choices()
+        for one in choices:
+            answer.add(self._submit(one, predicted or Predicted(), answer))
+        return answer
 
-    def _submit(self, prepared: Prepared, predicted: Predicted, wake: asyncio.Event) -> LiveRequest:
+    def _submit(self, prepared: Prepared, predicted: Predicted, choices: Choices) -> LiveRequest:
         stream = Stream(
             max_tokens=prepared.max_tokens,
             bytes_of=prepared.model_text.bytes_of,
@@ -128,7 +130,7 @@ class Serving:
             now=self.clock(),
             served=self._serves(prepared.route.pool),
         )
-        live = LiveRequest(prepared, predicted, stream, wake)
+        live = LiveRequest(prepared, predicted, stream, choices)
         self.live[live.request_id] = live
         live.arm(self.clock(), self._hold_expired)
         self.scheduler.send(submit_of(live, self.clock()))
@@ -302,6 +304,8 @@ class Serving:
             log.info("finished", extra=live.about(reason=finish.reason.name, tokens=len(live.stream.tokens)))
         finally:
             live.wake()  # whatever fails here: nobody else would wake the client
+            if finish.failure:
+                self.client_gone(live.choices)  # half an answer is none: the other choices end with it
 
 
 def check_serving(serving: Serving) -> None:

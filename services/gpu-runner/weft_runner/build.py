@@ -11,7 +11,7 @@ from weft.telemetry.logs import kv
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.core.iteration import Limits
 from weft_runner.core.measured import Profile
-from weft_runner.core.pace import StepModel
+from weft_runner.core.pace import GUESS
 from weft_runner.core.request_pool import PoolLimits, RequestPool
 from weft_runner.engine import Command, Engine, Iteration
 from weft_runner.executors import Base, make_executor
@@ -54,7 +54,7 @@ def build_engine(
     threads = settings.threads or default_threads(spec)
     torch.set_num_threads(threads)
     executor = make_executor(settings, Base(spec, files, threads, stopping))
-    limits = pool_limits(settings, spec)
+    limits = pool_limits(settings, spec, executor.page_bytes)
 
     def make_adapters(post: Callable[[Command], None]) -> AdapterPool:
         return AdapterPool(executor.adapters, settings.max_rank, source, post)
@@ -62,10 +62,8 @@ def build_engine(
     seconds = round(time.perf_counter() - started, 3)
     log.info("base loaded", extra=kv(layers=spec.layers, hidden=spec.hidden_size, threads=threads, seconds=seconds))
     profile = _profile(executor, limits) if settings.profile else None
-    pool = RequestPool(limits, profile.model if profile else StepModel())
-    return Built(
-        Engine(pool, executor, make_adapters, on_iteration), limits, executor.numerics_class, threads, profile
-    )
+    pool = RequestPool(limits, profile.model if profile else GUESS)
+    return Built(Engine(pool, executor, make_adapters, on_iteration), limits, executor.numerics_class, threads, profile)
 
 
 def _profile(executor: Executor, limits: PoolLimits) -> Profile:
@@ -82,7 +80,8 @@ def _profile(executor: Executor, limits: PoolLimits) -> Profile:
     return profile
 
 
-def pool_limits(settings: Settings, spec: ModelSpec) -> PoolLimits:
+def pool_limits(settings: Settings, spec: ModelSpec, page_bytes: int) -> PoolLimits:
+    """Both executors compute in this machine's memory: adapters and KV share one budget, and no host copy is kept."""
     return PoolLimits(
         total_pages=settings.kv_pages,
         page_tokens=settings.page_tokens,
@@ -96,6 +95,8 @@ def pool_limits(settings: Settings, spec: ModelSpec) -> PoolLimits:
         ),
         starvation=settings.starvation,
         host_bytes=settings.host_mib << 20,
+        page_bytes=page_bytes,
+        keep_copies=False,
     )
 
 

@@ -18,7 +18,8 @@ from weft_runner.core.events import Desired, Event, PoolState
 from weft_runner.core.iteration import Batch, Row
 from weft_runner.core.request_pool import RequestPool, check_pool
 from weft_runner.core.sequence import Epoch, Request
-from weft_runner.memory.adapter_pool import AdapterPool, Fetched, FetchFailed, FromAdapters, Loaded, LoadFailed, OnDisk
+from weft_runner.memory.adapter_pool import AdapterPool
+from weft_runner.memory.loads import Fetched, FetchFailed, FromAdapters, Loaded, LoadFailed, OnDisk, Sized
 from weft_runner.model.executor import Executor
 from weft_runner.model.sampling import Draw
 from weft_runner.steps import Steps
@@ -116,6 +117,7 @@ class Engine:
         self._take_commands(wait=not self.pool.runnable)
         began = time.monotonic()
         batch = self.pool.choose()
+        self.executor.lend_pages(self.pool.take_lent_pages())
         self.adapters.carry_out(self.pool.residency.take_actions())
         if batch.rows:
             self.busy_since = began
@@ -160,6 +162,8 @@ class Engine:
                 self._stopping = True
             case Loaded():
                 self._put(command)
+            case Sized(digest, _, n_bytes):
+                pool.sized(digest, n_bytes=n_bytes)
             case LoadFailed(digest, _, reason, detail, hopeless):
                 pool.load_failed(digest, reason, detail, hopeless=hopeless)
             case Fetched(digest, host_bytes):

@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from weft_runner.core.events import Ended, NoRoom, PoolState, Tier, Tokens
+from weft_runner.core.measured import Profile
 from weft_runner.engine import Iteration
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
@@ -28,19 +29,34 @@ class Metrics:
         )
         self._iterations = gauge("iterations", "Iterations since start")
         self._forwards = gauge("forwards", "Forward passes since start")
-        self._free = gauge("kv_pages_free", "KV pages in no reservation")
+        self._free = gauge("kv_pages_free", "KV pages that a newcomer can have")
         self._used = gauge("kv_pages_used", "KV pages that hold tokens")
+        self._lent = gauge("kv_pages_adapters", "KV pages whose memory adapters in use, pinned or on their way have")
+        self._reused = counter("prefix_reused_tokens", "Tokens found in pages of earlier requests, not computed again")
+        self._reused_before = 0
         self._grown = gauge("kv_pages_grown", "Pages granted in place since start")
         self._doublings = gauge("reservation_doublings", "Reservations doubled since start")
         self._paused = gauge("sequences_paused", "Sequences paused for want of a page")
         self._resident = gauge("adapters_resident", "Adapters on the device")
         self._known = gauge("adapters_known", "Adapters known")
         self._draining = gauge("draining", "1 while the runner gives its sequences back")
+        self._best_batch = gauge("best_batch_sequences", "Sequences that it runs best, as it measured at start; 0: not")
+        self._step = Gauge(
+            "weft_runner_profiled_step_seconds", "Iteration by rows, as measured at start", ("rows",), registry=registry
+        )
+        self._prefill = gauge("profiled_prefill_tokens_per_second", "Prompt tokens, as measured at start")
         labels = ("model_name",)
         self._vllm_running = Gauge("vllm:num_requests_running", "Sequences running", labels, registry=registry)
         self._vllm_waiting = Gauge("vllm:num_requests_waiting", "Sequences waiting", labels, registry=registry)
         self._vllm_kv = Gauge("vllm:kv_cache_usage_perc", "KV use, 0..1", labels, registry=registry)
         self._model = model
+
+    def profiled(self, profile: Profile) -> None:
+        """What the runner measured of itself."""
+        self._best_batch.set(profile.best_batch)
+        self._prefill.set(profile.prefill_tokens_per_s)
+        for time in profile.decode:
+            self._step.labels(str(time.rows)).set(time.ms / 1e3)
 
     def observe(self, iteration: Iteration) -> None:
         """Count what an iteration did."""
@@ -63,6 +79,9 @@ class Metrics:
         self._forwards.set(state.forwards)
         self._free.set(state.free_pages)
         self._used.set(state.used_pages)
+        self._lent.set(state.adapter_pages)
+        self._reused.inc(state.prefix_reused_tokens - self._reused_before)
+        self._reused_before = state.prefix_reused_tokens
         self._grown.set(state.grown_pages)
         self._doublings.set(state.doublings)
         self._paused.set(len(state.overruns))

@@ -103,7 +103,10 @@ class _Life:
         self._loop = asyncio.get_running_loop()
         self.exit_code = 0
         self._engine = built.engine
-        self.server = RunnerServer(built.engine, identity, Metrics(REGISTRY, settings.pool))
+        metrics = Metrics(REGISTRY, settings.pool)
+        if built.profile is not None:
+            metrics.profiled(built.profile)
+        self.server = RunnerServer(built.engine, identity, metrics)
         self._thread = EngineThread(built.engine, built.threads, self._on_engine_failure)
         self._channel = channel(settings.supervisor, tls, "supervisor")
         stub = supervisor_pb2_grpc.SupervisorStub(self._channel)

@@ -1,9 +1,9 @@
 """The self-profile: steps of the real executor on pages that nobody has yet, for about a second.
 
-Batches 1, 2, 4, ... up to the limit; a prompt's first chunks; and one batch with longer contexts. Each time is the least
-of a few: it says what the machine can do, and `core.pace` learns what it does. What there is no time for is left out: a
-large model is timed at a few batches, at least one of each kind, and the rest follows from the fitted line. Adapters are
-not part of it: which ones will run together is not known at start.
+Batches 1, 2, 4, ... up to the limit; a prompt's first chunks; and one batch with longer contexts. Each time is the
+least of a few: it says what the machine can do, and `core.pace` learns what it does. What there is no time for is left
+out: a large model is timed at a few batches, at least one of each kind, and the rest follows from the fitted line.
+Adapters are not part of it: which ones will run together is not known at start.
 """
 
 import time
@@ -82,8 +82,11 @@ class _Bench:
         return times
 
     def _longer(self, decode: list[DecodeTime], deadline: _Deadline) -> DecodeTime | None:
-        rows, context = max(t.rows for t in decode if t.rows <= LONG_ROWS), self._context(LONG_CONTEXT)
-        if rows * self._pages_for(context) > self._limits.total_pages or not deadline.allows(LOUD * decode[-1].ms):
+        """The largest of the small batches again, with as long contexts as there are pages for."""
+        same = [time for time in decode if time.rows <= LONG_ROWS][-1]
+        rows, page_tokens = same.rows, self._limits.page_tokens
+        context = self._context(min(LONG_CONTEXT, self._limits.total_pages // rows * page_tokens))
+        if rows * context <= same.keys or not deadline.allows(same.ms * rows * context / same.keys):
             return None
         return DecodeTime(rows, rows * context, self._best_ms(self._decode_step(rows, context), deadline))
 

@@ -103,7 +103,7 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
         "--executor",
         default="auto",
         choices=EXECUTORS,
-        help="what computes: cpu (native), reference (torch, fp32), auto: cpu where it can serve, else reference (auto)",
+        help="what computes: cpu (native), reference (torch, fp32); auto: cpu where it can, else reference (auto)",
     )
     add(
         "--dtype",
@@ -122,11 +122,9 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
         "--prefill-age",
         type=int,
         default=8,
-        help="iterations in a row in which the eldest prompt may be passed by shorter ones; 0: first come, first served (8)",
+        help="times in a row that the eldest prompt may be passed by shorter ones; 0: first come, first served (8)",
     )
-    add(
-        "--profile", default="on", choices=("on", "off"), help="time the model at start, for about a second (on)"
-    )
+    add("--profile", default="on", choices=("on", "off"), help="time the model at start, for about a second (on)")
 
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from weft_runner.model.step import Step, StepRow
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """Rows of a batch, their sequences, and the step that runs them; `sampled`: sequences that get a token, in order."""
+    """Rows of a batch, their sequences, and the step that runs them; `sampled`: those that get a token, in order."""
 
     rows: tuple[Row, ...]
     sequences: tuple[Sequence, ...]

@@ -45,6 +45,7 @@ def report(runner: RunnerId, hello: supervisor_pb2.RunnerHello, state: superviso
         highest_term=state.highest_term,
         grown_pages=state.grown_pages,
         doublings=state.doublings,
+        adapter_pages=state.adapter_pages,
         payload=state,
     )
 

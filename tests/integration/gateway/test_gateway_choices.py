@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2
 
 from .conftest import FakeRunner, World, opened, runner_server, serving, soon, until
+from .test_gateway_bounds import stalled
 
 pytestmark = pytest.mark.integration
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -160,6 +162,34 @@ async def test_a_choice_that_fails_later_ends_the_stream_with_its_error_and_the_
     assert {(await world.runner.next("stop")).request_id for _ in range(2)} == {first.request_id, third.request_id}
     await world.settled()
     assert len(world.scheduler.outcomes) == 3
+
+
+async def test_a_choice_that_fails_ends_the_others_though_the_client_reads_nothing(world: World) -> None:
+    world.runner.autopilot = False
+    routes = world.routes(version=2)
+    routes.pools[0].max_context_tokens = 10_000
+    world.scheduler.tell_routes(routes)
+    await until(lambda: world.gateway.serving.table and world.gateway.serving.table.version == routes.version)
+    host, port = world.url.removeprefix("http://").split(":")
+    body = orjson.dumps(BODY | {"stream": True, "logprobs": 20, "max_tokens": 9000})
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(client, (host, int(port)))
+        await asyncio.get_running_loop().sock_sendall(client, f"{head}\r\n\r\n".encode() + body)
+        first, second, third = await started(world, 3)
+        (connection,) = world.server.server_state.connections
+        connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        world.runner.step(first, 0, [7] * 4000)
+        await until(lambda: stalled(world))
+        world.runner.step(first, 4000, [7])  # the answer waits with this one
+        reject = scheduler_pb2.Reject(request_id=third.request_id, reason=scheduler_pb2.Reject.TOO_MANY_MOVES)
+        world.scheduler.send(reject=reject)
+        stopped = {(await world.runner.next("stop")).request_id for _ in range(3)}
+        assert stopped == {first.request_id, second.request_id, third.request_id}
+        assert stalled(world), "all the while"
+    await world.settled()
 
 
 @pytest.fixture

@@ -210,10 +210,17 @@ async def test_status_shows_pools_models_and_requests_now(world: World) -> None:
         start = await world.runner.next("start")
         status = (await http.get("/status")).json()
         assert (status["in_flight"], status["held"], status["ready"], status["scheduler"]) == (1, 0, "ok", True)
-        assert status["pools"] == [{"name": "team/base", "base": "tiny", "ready_runners": 1, "in_flight": 1}]
+        assert status["pools"] == [{"name": "team/base", "base": "tiny", "ready_runners": 1, "in_flight": 1, "held": 0}]
         assert {m["id"]: m["in_flight"] for m in status["models"]} == {"tiny": 0, "acme/upper": 1, "rival/secret": 0}
         world.runner.answer_whole(start)
         assert (await soon(posted)).status_code == 200
+        world.scheduler.autopilot = False
+        waiting = asyncio.create_task(http.post("/v1/completions", json=TEXT | {"n": 2}))
+        await until(lambda: len(world.gateway.serving.live) == 2)
+        status = (await http.get("/status")).json()
+        assert (status["held"], status["pools"][0]["held"], status["pools"][0]["in_flight"]) == (2, 2, 2)
+        waiting.cancel()
+        await world.settled()
 
 
 async def test_the_page_takes_values_as_text_only_and_loads_nothing_from_elsewhere(world: World) -> None:

@@ -82,11 +82,33 @@ def test_a_level_that_the_compiler_does_not_know_is_left_out_and_named(
     assert all(unknown in why for why in done.left_out.values())
 
 
-def test_another_architecture_gets_the_portable_level_only(tmp_path: Path):
+def test_another_architecture_gets_the_portable_level_only_and_nobody_is_warned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     what = Sources(small_sources(tmp_path / "src").folder, "aarch64")
     done = build(what, find_compiler(), folder_in(tmp_path))
     assert compiled_levels(done.library) == {"portable"}
-    assert set(done.left_out) == set(LEVELS) - {"portable"}
+    assert done.left_out == {}
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+def test_sources_that_change_meanwhile_are_not_kept_under_the_old_hash(tmp_path: Path):
+    what = small_sources(tmp_path / "src")
+    script = compiler_script(
+        tmp_path / "slow", f'case "$*" in *shared*) echo "// later" >> {what.folder}/shared.h;; esac'
+    )
+    with pytest.raises(NativeUnavailable, match="changed while it was compiled"):
+        build(what, find_compiler({"CXX": str(script)}), folder_in(tmp_path))
+
+
+def test_what_is_done_is_told_with_its_seconds(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    what = Sources(small_sources(tmp_path / "src").folder, "aarch64")
+    done = build(what, find_compiler(), folder_in(tmp_path))
+    first, last = caplog.records
+    assert first.message == "building the CPU kernels, once: about half a minute"
+    assert last.message == "CPU kernels built"
+    assert vars(last)["kv"] == {"seconds": done.seconds, "bytes": done.library.stat().st_size}
 
 
 def test_a_failing_compiler_is_told_once_and_trimmed(tmp_path: Path):
@@ -201,3 +223,8 @@ def test_the_real_sources_have_a_unit_for_every_level():
 
 def test_short_messages_are_shown_whole():
     assert trimmed(" one\ntwo \n") == "one\ntwo"
+
+
+def test_a_message_begins_with_its_first_error():
+    warnings = "\n".join(f"a.h:{i}: warning: of no use" for i in range(1000))
+    assert trimmed(f"{warnings}\na.cpp:1: error: here\nit is\n") == "a.cpp:1: error: here\nit is"

@@ -279,7 +279,7 @@ class TestPool:
             assert inside.wait(20)
             two.start()
             assert not second.is_set()
-            assert pool._lock.locked()
+            assert pool.lock.locked()
             leave.set()
             assert second.wait(20)
             one.join()

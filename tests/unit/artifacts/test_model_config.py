@@ -44,6 +44,88 @@ def test_defaults_follow_the_family() -> None:
     assert "lm_head.weight" not in dict(parse(tie_word_embeddings=True).tensors())
 
 
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+KINDS = ["full_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize("family", [MISTRAL, QWEN2, QWEN3], ids=lambda family: family["model_type"])
+def test_each_family_has_its_own_tensors(family: dict[str, Any]) -> None:
+    plain = dict(shape().tensors())
+    names = dict(parse(**family, num_key_value_heads=2, head_dim=4).tensors())
+    block = "model.layers.1.self_attn"
+    added = {
+        "mistral": {},
+        "qwen2": {f"{block}.{name}_proj.bias": (size,) for name, size in (("q", 16), ("k", 8), ("v", 8))},
+        "qwen3": {f"{block}.{name}_norm.weight": (4,) for name in "qk"},
+    }[family["model_type"]]
+    assert names == plain | {
+        name.replace("layers.1", f"layers.{layer}"): size for name, size in added.items() for layer in (0, 1)
+    }
+
+
+def test_what_is_left_out_is_what_the_family_means_by_that() -> None:
+    assert parse(**MISTRAL, num_key_value_heads="absent", num_attention_heads=16, hidden_size=64).kv_heads == 8
+    assert parse(**QWEN2, num_key_value_heads="absent", num_attention_heads=64, hidden_size=128).kv_heads == 32
+    assert parse(**QWEN3).head_dim == 128
+    assert parse(**{**QWEN3, "architectures": "absent"}).architecture == "Qwen3ForCausalLM"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {**MISTRAL, "sliding_window": None},
+        {**MISTRAL, "sliding_window": 8, "layer_types": ["sliding_attention"] * 2},
+        {**QWEN2, "use_sliding_window": False, "sliding_window": 8, "max_window_layers": 21},
+        {**QWEN2, "use_sliding_window": True, "sliding_window": 8, "layer_types": KINDS},
+        {**QWEN3, "layer_types": ["full_attention"] * 2},
+    ],
+)
+def test_windows_that_are_served(change: dict[str, Any]) -> None:
+    assert parse(**change).layers == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({**MISTRAL, "sliding_window": 8, "layer_types": KINDS}, "layer_types"),
+        ({"layer_types": KINDS}, "layer_types"),
+        ({**QWEN2, "layer_types": KINDS}, "layer_types"),
+        ({**QWEN2, "layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
+        ({**QWEN3, "attention_bias": True}, "attention_bias"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "layer"),
+    ],
+)
+def test_what_a_family_does_not_have_is_refused_by_name(change: dict[str, Any], word: str) -> None:
+    with pytest.raises(Refused) as caught:
+        parse(**change)
+    assert caught.value.reason == Reason.UNSUPPORTED_MODEL
+    assert word in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {**MISTRAL, "sliding_window": 0},
+        {**MISTRAL, "sliding_window": "x"},
+        {**QWEN2, "use_sliding_window": 1},
+        {**QWEN2, "max_window_layers": -1},
+        {**QWEN2, "layer_types": "full_attention"},
+        {**QWEN2, "layer_types": ["full_attention"]},
+        {"rope_scaling": {"rope_type": "linear"}},
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": None, "high_freq_factor": 1}},
+        {"original_max_position_embeddings": "x"},
+    ],
+)
+def test_windows_and_ropes_that_make_no_sense_are_invalid(change: dict[str, Any]) -> None:
+    with pytest.raises(Refused) as caught:
+        parse(**change)
+    assert caught.value.reason == Reason.CONFIG_INVALID
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -56,6 +138,7 @@ def test_defaults_follow_the_family() -> None:
         ("hidden_act", "gelu"),
         ("auto_map", {"AutoModel": "evil.Model"}),
         ("rope_scaling", {"type": "yarn", "factor": 4}),
+        ("rope_scaling", {"type": "dynamic", "factor": 4}),
         ("rope_parameters", {"rope_type": "longrope"}),
         ("rope_scaling", {"rope_type": "default", "partial_rotary_factor": 0.5}),
     ],

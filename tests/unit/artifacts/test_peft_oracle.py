@@ -62,3 +62,20 @@ def test_modules_ranks_and_scales_are_those_of_peft(config: dict[str, Any], tmp_
     assert {pair.module: (pair.rank, pair.scale) for pair in pairs} == {
         name: (module.r["default"], pytest.approx(module.scaling["default"])) for name, module in layers.items()
     }
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("seed", range(3))
+def test_bases_and_adapters_of_every_family_pass_as_transformers_and_peft_save_them(
+    family: str, seed: int, tmp_path: Path
+) -> None:
+    from random_models import random_model
+
+    model = random_model(tmp_path, family, seed, adapters=2, shard_size="100KB")
+    shape = parse_model_config(model.files["config.json"].read_bytes())
+    weights = {name: header_of(path) for name, path in model.files.items() if name.endswith(".safetensors")}
+    assert verify_model(shape, weights, 1).architecture == model.spec.architecture
+    for name in model.adapters:
+        spec = parse_adapter_config((tmp_path / name / "adapter_config.json").read_bytes())
+        header = header_of(tmp_path / name / "adapter_model.safetensors")
+        assert 2 * len(verify_adapter(spec, header, shape, max_rank=64)) == len(header.tensors)

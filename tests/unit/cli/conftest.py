@@ -31,8 +31,9 @@ class Admin(AdminServicer):
 
     async def ListRunners(self, request: Any, context: Any) -> pb.ListRunnersResponse:  # noqa: N802 (gRPC's name)
         hello = pb.RunnerHello(
-            pool="default/base", address="127.0.0.1:7000", total_pages=64, max_sequences=8, max_adapters=4
-        )
+            pool="default/base", address="127.0.0.1:7000", total_pages=64, max_sequences=8, max_adapters=4,
+            best_batch=6, step_ms_1=1.25, step_ms_best=2.5, prefill_tokens_per_s=12_345.6,
+        )  # fmt: skip
         adapters = [pb.AdapterState(digest=DIGEST, tier=pb.AdapterState.DEVICE, running=2)]
         sequences = [pb.SequenceState(request_id="r1"), pb.SequenceState(request_id="r2")]
         state = pb.RunnerState(

@@ -147,6 +147,7 @@ def test_describe_tells_conditions_advice_and_residency(applied: Any, capfd: pyt
     assert "01234567" in out
     _, out, _ = run(capfd, "describe", "runner", "0123")
     assert "3 used of 64" in out
+    assert "best at 6 sequences, 2.5 ms a token (alone 1.25 ms); prompts at 12,346 tokens/s" in out
 
 
 def test_runners_are_listed(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:

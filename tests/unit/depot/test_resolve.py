@@ -64,6 +64,13 @@ def test_equal_contents_have_one_digest_wherever_they_are(bench: Bench) -> None:
     assert bench.resolve("file:copy") == bench.resolve("file:adapters/upper")
 
 
+def test_weights_that_are_published_twice_are_taken_once(bench: Bench) -> None:
+    """Mistral's repositories hold `consolidated.safetensors` beside the shards: other names for the same weights."""
+    digest = bench.base()
+    (bench.root / "models" / "tiny" / "consolidated.safetensors").write_bytes(pack(lora()))
+    assert bench.base() == digest
+
+
 def test_a_sharded_model_is_taken_with_its_index(bench: Bench) -> None:
     write_model(bench.root / "sharded", shards=3)
     names = [entry.name for entry in bench.manifest(bench.resolve("file:sharded", "model")).files]

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from weft.identities import Epoch, RunnerId
-from weft_gateway.core.events import Assigned, Emit, FinishReason, StepTokens, Told, TokenLogprob
+from weft_gateway.core.events import Assigned, Emit, FinishReason, StepTokens, TokenLogprob, Told
 from weft_gateway.core.stream import Stream
 
 RUNNER = RunnerId("a", "1")

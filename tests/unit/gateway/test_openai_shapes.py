@@ -8,7 +8,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from weft_gateway.core.events import Emit, FinishReason, Told, TokenLogprob
+from weft_gateway.core.events import Emit, FinishReason, TokenLogprob, Told
 from weft_gateway.openai.logprobs import LEAST
 from weft_gateway.openai.shapes import ChatShape, CompletionShape, Envelope, Shape, Usage
 

@@ -87,17 +87,12 @@ def test_every_parameter_of_openais_reference_is_served_or_refused_with_advice(k
     assert {"model", "n", "logit_bias"} <= names
     served = set(kind.model_fields)
     assert served <= names | {"stream"}, "nothing of our own"
-    assert {name for name in names - served if not advice(name)} == {"stream"} - served
-    assert not any(
-        advice(name)
-        for name in served
-        if name not in {"best_of", "top_logprobs", "max_completion_tokens"} | {"prompt", "messages"}
-    )
     good = GOOD if kind is ChatRequest else {"model": "m", "prompt": "hello"}
     for name in names - served:
         with pytest.raises(ParameterError) as caught:
             parse(kind, orjson.dumps(good | {name: 1}))
         assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
+        assert advice(name), name
         assert advice(name) in caught.value.message
 
 
@@ -129,7 +124,7 @@ def test_log_probabilities_are_asked_for_as_each_api_has_it() -> None:
     assert [text(), text(logprobs=0), text(logprobs=20)] == [None, 0, 20]
 
 
-@pytest.mark.parametrize(("n", "best_of"), product([1, 3], [None, 1, 2, 3]))
+@pytest.mark.parametrize(("n", "best_of"), [*product([1, 3], [None, 1, 2, 3])])
 def test_best_of_is_taken_when_it_changes_nothing(n: int, best_of: int | None) -> None:
     body = orjson.dumps({"model": "m", "prompt": "x", "n": n, "best_of": best_of})
     if best_of in (None, n):

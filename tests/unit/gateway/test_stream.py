@@ -32,8 +32,8 @@ from weft_gateway.core.events import (
     Started,
     StepTokens,
     Stop,
-    Told,
     TokenLogprob,
+    Told,
 )
 from weft_gateway.core.stream import Stream, check_stream
 

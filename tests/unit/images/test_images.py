@@ -69,6 +69,23 @@ def test_what_runs_is_no_root_and_has_no_build_tools(name: str) -> None:
     assert set(re.findall(r"org\.opencontainers\.image\.(\w+)=", labels)) == {"title", "description", "licenses"}
 
 
+@pytest.mark.parametrize("variant", ["cuda", "cpu"])
+def test_the_runners_wheel_carries_kernels_that_were_compiled_in_its_build(variant: str) -> None:
+    known = {stage.name: stage for stage in stages(IMAGES / "runner.Containerfile")}
+    building, commands = known["built"], known["built"].all("RUN")
+    assert "WEFT_WHEEL_KERNELS=require python -m hatchling build" in " ".join(commands)
+    while building.base != "${PYTHON_IMAGE}":
+        building = known[building.base.replace("${VARIANT}", variant)]
+        commands = [*building.all("RUN"), *commands]
+    assert re.search(r"apt-get install [^&]*\bg\+\+", commands[0]), "a compiler comes before all that changes"
+
+
+def test_the_control_planes_wheel_has_no_kernels_and_its_image_no_compiler() -> None:
+    commands = " ".join(command for stage in stages(IMAGES / "control.Containerfile") for command in stage.all("RUN"))
+    assert "WEFT_WHEEL_KERNELS=skip python -m hatchling build" in commands
+    assert "apt-get" not in commands
+
+
 @pytest.mark.parametrize("name", LOCKS)
 def test_images_have_the_versions_that_tests_ran_with(name: str) -> None:
     ours = pins(f"images/{name}.lock")

@@ -208,10 +208,17 @@ def small_config() -> dict[str, Any]:
     return dict(SMALL)
 
 
+def reference_executor(files: dict[str, Path], spec: ModelSpec, limits: PoolLimits) -> ReferenceExecutor:
+    kv = KvCache(spec, limits.total_pages, limits.page_tokens)
+    return ReferenceExecutor(spec, load_weights(files, spec), kv, LoraTable(spec, limits.max_adapters))
+
+
 class Driver:
     """An engine driven beat by beat on the test's own thread: nothing runs that the test did not ask for."""
 
-    def __init__(self, world: World, source: Any = None, **limits: Any) -> None:
+    def __init__(
+        self, world: World, source: Any = None, make_executor: Callable[..., Any] | None = None, **limits: Any
+    ) -> None:
         files = {path.name: path for path in world.base.iterdir()}
         spec = parse_spec(json.loads(files["config.json"].read_text()))
         sizes = {"total_pages": 64, "page_tokens": 4, "max_sequences": 32, "max_adapters": 4, **limits}
@@ -225,13 +232,12 @@ class Driver:
                 **sizes,
             }
         )
-        kv = KvCache(spec, self.limits.total_pages, self.limits.page_tokens)
-        table = LoraTable(spec, self.limits.max_adapters)
+        executor = (make_executor or reference_executor)(files, spec, self.limits)
         self.iterations: list[Iteration] = []
         self.engine = Engine(
             RequestPool(self.limits),
-            ReferenceExecutor(spec, load_weights(files, spec), kv, table),
-            lambda post: AdapterPool(table, 64, source or world, post),
+            executor,
+            lambda post: AdapterPool(executor.adapters, 64, source or world, post),
             self.iterations.append,
         )
         self.pool = self.engine.pool

@@ -1,9 +1,12 @@
-"""config.json, weights, adapters' tensors, sampling: each alone."""
+"""config.json, weights, adapters' tensors, the reference executor: each alone."""
 
 import json
+import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from weft_kernels.plan import SegmentPlan
@@ -11,7 +14,7 @@ from weft_runner.errors import AdapterInvalid, ModelUnsupported, WeightsInvalid
 from weft_runner.memory.adapter_files import map_tensors
 from weft_runner.memory.kv_cache import KvCache
 from weft_runner.memory.lora_table import LoraTable
-from weft_runner.model.lora import build_adapter
+from weft_runner.model.lora import SITES, adapter_pairs, build_adapter
 from weft_runner.model.reference import ReferenceExecutor
 from weft_runner.model.spec import RopeSpec, parse_spec
 from weft_runner.model.step import Step, StepRow, check_step
@@ -137,6 +140,13 @@ class One:
         (lambda t: t.update({k.replace("layers.1", "layers.7"): v for k, v in list(t.items())}), "no module"),
         (lambda t: t.update({next(k for k in t if "lora_A" in k): torch.ones(4, 5)}), "do not fit"),
         (lambda t: t.update({k.replace("q_proj", "qq_proj"): v for k, v in list(t.items())}), "module|projection"),
+        (lambda t: t.update({k.replace("self_attn", "mlp"): v for k, v in list(t.items())}), "no module"),
+        (lambda t: t.update({k.replace("layers.1", "layers.01"): v for k, v in list(t.items())}), "no module"),
+        (lambda t: t.update({k.replace(".weight", ".bias"): v for k, v in list(t.items())}), "no module"),
+        (lambda t: t.update({next(k for k in t if "lora_A" in k): torch.ones(())}), "do not fit"),
+        (lambda t: t.update({k: v.double() for k, v in t.items()}), "float64"),
+        (lambda t: t.update({k: v.to(torch.int8) for k, v in t.items()}), "int8"),
+        (lambda t: t.update({k: v[:0] if "lora_A" in k else v[:, :0] for k, v in t.items()}), "do not fit"),
         (lambda t: t.clear(), "no tensors"),
     ],
 )
@@ -153,6 +163,66 @@ def test_an_adapter_keeps_its_true_ranks_and_counts_its_bytes(world):
     assert (adapter.rank, adapter.site_rank) == (3, 6)
     assert adapter.n_bytes == sum(t.numel() * 4 for t in tensors.values())
     assert [site is None for site in adapter.sites[0]] == [False, True, True, True]
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_pairs_are_the_tensors_of_each_site_in_the_order_of_the_stacked_base(data):
+    """Any subset of the projections of any layers, each of its own rank, in any dtype, in any order of the file."""
+    spec = parse_spec(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": 11,
+            "hidden_size": 8,
+            "intermediate_size": 12,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 16,
+        }
+    )
+    modules = [(layer, name) for layer in range(spec.layers) for site in SITES for name in site]
+    ranks = data.draw(st.dictionaries(st.sampled_from(modules), st.integers(1, 256), min_size=1))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
+    tensors: dict[str, torch.Tensor] = {}
+    for layer, name in data.draw(st.permutations(sorted(ranks))):
+        n_in, n_out = spec.projection(name)
+        tensors[tensor_name(layer, name, "A")] = torch.rand(ranks[layer, name], n_in).to(dtype)
+        tensors[tensor_name(layer, name, "B")] = torch.rand(n_out, ranks[layer, name]).to(dtype)
+    pairs = adapter_pairs(tensors, ByName(), spec)
+    assert [len(layer) for layer in pairs] == [len(SITES)] * spec.layers
+    found = [(layer, pair) for layer, sites in enumerate(pairs) for site in sites for pair in site]
+    assert [(layer, pair.projection) for layer, pair in found] == [module for module in modules if module in ranks]
+    for layer, pair in found:
+        assert pair.a is tensors[tensor_name(layer, pair.projection, "A")]
+        assert pair.b is tensors[tensor_name(layer, pair.projection, "B")]
+        assert (pair.rank, pair.scale) == (ranks[layer, pair.projection], ByName().scale_of(pair.projection))
+    built = build_adapter(tensors, ByName(), spec)
+    assert built.rank == max(ranks.values())
+    assert built.n_bytes == 4 * sum(tensor.numel() for tensor in tensors.values())
+
+
+class ByName:
+    """A scale of its own for each projection."""
+
+    def scale_of(self, module: str) -> float:
+        return 1.0 + sum(map(ord, module.rpartition(".")[2]))
+
+
+def tensor_name(layer: int, projection: str, half: str) -> str:
+    block = "self_attn" if projection[0] in "qkvo" else "mlp"
+    return f"base_model.model.model.layers.{layer}.{block}.{projection}.lora_{half}.weight"
+
+
+def test_a_scale_that_is_no_number_is_refused(world):
+    tensors = map_tensors(world.write_adapter("a") / "adapter_model.safetensors")
+
+    class Wrong:
+        def scale_of(self, module: str) -> float:
+            return math.inf
+
+    with pytest.raises(AdapterInvalid, match="scale"):
+        build_adapter(tensors, Wrong(), world.spec)
 
 
 # ---- the executor's seam

@@ -210,7 +210,7 @@ def test_a_full_reservation_doubles_in_place_and_the_doubling_is_told():
         step(pool)
     assert pool.sequences["r"].in_kv == 9, "it grew when the ninth token needed a page"
     assert (pool.sequences["r"].reservation_tokens, pool.pages.reserved_by("r")) == (8, 3)
-    assert (pool.doublings, pool.grown_pages) == (1, 1)
+    assert (pool.reservations.doublings, pool.reservations.grown_pages) == (1, 1)
     assert [e.doublings for e in pool.take_events() if isinstance(e, Tokens)][-1] == 1
 
 
@@ -230,11 +230,11 @@ def test_a_partial_grant_is_completed_before_the_reservation_doubles_again():
     while pool.runnable:
         step(pool)
     assert (pool.sequences["r"].in_kv, pool.pages.reserved_by("r")) == (16, 4), "one of the two pages it asked for"
-    assert pool.doublings == 1
+    assert pool.reservations.doublings == 1
     assert [o.wanted_pages for o in pool.state().overruns] == [1]
     pool.stop("other", Epoch(1, 2))
     assert pool.pages.reserved_by("r") == 5
-    assert pool.doublings == 1
+    assert pool.reservations.doublings == 1
 
 
 def test_without_a_free_page_a_sequence_pauses_keeps_its_place_and_gets_the_first_page_that_is_freed():
@@ -350,7 +350,7 @@ def test_neither_a_sequence_nor_a_report_costs_more_with_the_number_of_adapters_
     pool = RequestPool(LIMITS)
     pool.set_desired(1, [Desired(f"a{i}", pinned=i == 0) for i in range(1000)])
     adapters = pool.residency.adapters
-    pool.residency.adapters = Unscanned(adapters)
+    pool.residency.known.adapters = Unscanned(adapters)
     pool.loaded("a0", rank=1, n_bytes=1, host_bytes=1, cost=1.0)
     pool.start(make_request("r", 1, prompt=2, max_tokens=2, adapter="a7"))
     pool.start(make_request("bad", 2, prompt=2, max_tokens=2, adapter="a9"))
@@ -361,7 +361,7 @@ def test_neither_a_sequence_nor_a_report_costs_more_with_the_number_of_adapters_
     state = pool.state()
     assert {(a.digest, a.error) for a in state.adapters} == {("a0", ""), ("a7", ""), ("a9", "torn")}
     assert state.adapters_known == 1000
-    pool.residency.adapters = adapters
+    pool.residency.known.adapters = adapters
     pool.set_desired(2, [Desired("a1")])
     assert not pool.state().adapters, "what is forgotten is listed no more"
     check_pool(pool)

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from weft_runner.core.events import Desired, DropHost, Fetch, Load, Retain, Tier, Unload
+from weft_runner.core.pages import PageBook
 from weft_runner.core.residency import Residency, check_slots
 
 DIGESTS = st.sampled_from([f"a{i}" for i in range(7)])
@@ -25,8 +27,11 @@ class Harness:
     """A residency book with the adapter pool it orders: what is in a slot, on its way, in host memory."""
 
     HOST_BYTES = 50  # of a copy
+    SIZES: ClassVar = {
+        f"a{i}": n for i, n in enumerate((1, 10, 25, 40, 60, 75, 95))
+    }  # on the device, whatever the list says
 
-    def __init__(self, **settings: int) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.book = Residency(**settings)
         self.device: dict[int, str] = {}
         self.loading: list[Load] = []
@@ -60,18 +65,27 @@ class Harness:
 
     def load(self, index: int = 0, *, fails: bool = False, hopeless: bool = False) -> None:
         order = self.loading.pop(index)
-        if order.slot not in self.from_host:
+        if order.slot not in self.from_host and order.to_host and not order.only_size:
             self.host.add(order.digest)  # it may have been read before it failed
         self.from_host.discard(order.slot)
         if fails:
             self.book.failed(order.digest, "broken", hopeless=hopeless)
-            for item in [w for w in self.waiting if w[0] == order.digest]:
-                self.waiting.remove(item)
-                self.book.leave(order.digest, joined=False)
+            self.give_up(order.digest)
+        elif order.only_size:
+            self.book.sized(order.digest, n_bytes=self.HOST_BYTES)
         else:
             self.device[order.slot] = order.digest
-            self.book.loaded(order.digest, rank=4, n_bytes=100, host_bytes=self.HOST_BYTES, cost=1.0)
+            host_bytes = self.HOST_BYTES if order.digest in self.host else None
+            size = self.SIZES.get(order.digest, 100)
+            if self.book.loaded(order.digest, rank=4, n_bytes=size, host_bytes=host_bytes, cost=1.0):
+                assert size == 95, "only what is larger than the device"
+                self.give_up(order.digest)
         self.settle()
+
+    def give_up(self, digest: str) -> None:
+        for item in [w for w in self.waiting if w[0] == digest]:
+            self.waiting.remove(item)
+            self.book.leave(digest, joined=False)
 
     def fetch(self, index: int = 0, *, fails: bool = False, hopeless: bool = False) -> None:
         order = self.fetching.pop(index)
@@ -109,6 +123,9 @@ class Harness:
         check_slots(self.book)
         extra = self.host ^ set(self.book.host)
         assert extra <= {order.digest for order in self.loading} & self.host, "the books say what is in host memory"
+        for order in self.loading:
+            need = self.book.device.need(self.book.adapters[order.digest])
+            assert self.book.device.pages.lent_to(order.digest) >= (0 if order.only_size else min(need, 1))
         assert set(self.device.values()) == {a.digest for a in self.book.in_slots().values() if a.resident}
         assert {d for d, _ in self.joined} <= set(self.device.values())
         for digest, adapter in self.book.adapters.items():
@@ -184,6 +201,9 @@ class ResidencyMachine(RuleBasedStateMachine):
                 self.h.fetch()
             elif self.h.joined:
                 self.h.leave(0)
+            elif self.h.waiting:
+                assert self.h.book.force(), "pinned adapters give way where nothing else can go on"
+                self.h.settle()
             else:
                 break
         assert not self.h.waiting
@@ -197,6 +217,51 @@ class ResidencyMachine(RuleBasedStateMachine):
 
 ResidencyMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 test_slots_and_references_balance_under_any_commands = ResidencyMachine.TestCase
+
+
+class PagedMachine(ResidencyMachine):
+    """The same where adapters hold pages, and sequences take and give back some of them as they like."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages = PageBook(12, 1)
+        self.h = Harness(slots=3, starvation=2, host_bytes=120, keep_copies=False, pages=self.pages, page_bytes=10)
+
+    @rule(n_pages=st.integers(1, 12))
+    def sequences_take(self, n_pages: int) -> None:
+        free = self.h.book.free_pages()
+        if not self.pages.holders() and self.h.book.device.give_way(n_pages):
+            assert self.pages.reserve("kv", n_pages) is not None, "room was made"
+            assert n_pages <= free + self.h.book.waited_pages()
+        self.h.settle()
+
+    @precondition(lambda self: self.pages.holders())
+    @rule()
+    def sequences_give_back(self) -> None:
+        self.pages.release("kv")
+        self.h.book.settle()
+        self.h.settle()
+
+    @invariant()
+    def a_free_slot_is_never_left_while_somebody_waits_for_one(self) -> None:
+        book = self.h.book
+        if book.queue and len(book.in_slots()) < 3:
+            need = book.device.need(book.adapters[book.queue[0]])
+            assert need > self.pages.free_pages + book.device.give_back_pages(), "it waits for pages, then"
+
+    @invariant()
+    def pinned_ones_leave_pages_for_sequences(self) -> None:
+        device = self.h.book.device
+        assert sum(device.need(a) for a in self.h.book.adapters.values() if a.protected) <= device.most_pages
+
+    def teardown(self) -> None:
+        if self.pages.holders():
+            self.sequences_give_back()
+        super().teardown()
+
+
+PagedMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+test_pages_of_adapters_balance_and_everybody_who_waits_is_served_in_the_end = PagedMachine.TestCase
 
 
 def test_a_cold_adapter_is_not_starved_by_adapters_that_never_fall_idle():

@@ -174,6 +174,10 @@ async def test_a_runner_registers_serves_two_adapters_and_drains(world, depot, t
         hello, first = supervisor.hellos[0], supervisor.states[0]
         assert (hello.pool, hello.base_digest, hello.address) == ("default/small", base, runner.address)
         assert hello.max_context_tokens == 256
+        assert 1 <= hello.best_batch <= hello.max_sequences
+        assert 0.0 < hello.step_ms_1 < 1e4
+        assert 0.0 < hello.step_ms_best < 1e4
+        assert hello.prefill_tokens_per_s > 0.0
         assert first.runner == hello
         assert not first.ready
         assert (await runner.get("/readyz"))[0] == 503
@@ -196,13 +200,16 @@ async def test_a_runner_registers_serves_two_adapters_and_drains(world, depot, t
         assert len({tuple(tokens) for tokens in answers.values()}) == 3
 
         await supervisor.until(lambda: supervisor.states[-1].iterations >= 18)
-        assert supervisor.states[-1].free_pages == 1024
+        pinned_pages = supervisor.states[-1].adapter_pages
+        assert pinned_pages > 0, "pinned adapters hold what their bytes fill"
+        assert supervisor.states[-1].free_pages == 1024 - pinned_pages
         numbers = [s.sequence for s in supervisor.states]
         assert numbers == sorted(set(numbers))
         beats = supervisor.heartbeats
         await supervisor.until(lambda: supervisor.heartbeats > beats + 1)
         metrics = (await runner.get("/metrics"))[1]
         assert "weft_runner_tokens_total 18.0" in metrics
+        assert f"weft_runner_best_batch_sequences {float(hello.best_batch)}" in metrics
         assert 'vllm:num_requests_running{model_name="default/small"} 0.0' in metrics
 
         gateway.start("long", [3] * 20, 9, max_tokens=200, reservation_tokens=200)
@@ -224,10 +231,11 @@ async def test_a_runner_is_ready_once_it_holds_what_has_a_tier(world, depot, tmp
     content = depot.blobs.pop(missing)
     async with (
         supervised() as (supervisor, where),
-        running(depot.url, where, base, tmp_path / "data", free_port, "--name=pod-7") as runner,
+        running(depot.url, where, base, tmp_path / "data", free_port, "--name=pod-7", "--profile=off") as runner,
     ):
         await supervisor.until(lambda: bool(supervisor.states))
         assert supervisor.hellos[0].name == "pod-7"
+        assert supervisor.hellos[0].best_batch == 0, "not measured"
         supervisor.order(good, missing, tier=supervisor_pb2.AdapterState.HOST)
         held, failed = (supervisor_pb2.AdapterState.HOST, False), (supervisor_pb2.AdapterState.REMOTE, True)
 

@@ -10,6 +10,7 @@ from weft.wire.v1 import common_pb2, runner_pb2, supervisor_pb2
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.build import default_threads, pool_limits
 from weft_runner.core.events import Ended, EndReason, NoRoom, Tier, Tokens
+from weft_runner.core.iteration import Limits
 from weft_runner.core.sequence import Epoch, Finish, Sampling
 from weft_runner.depot import DepotSource
 from weft_runner.engine import SetDesired
@@ -37,11 +38,14 @@ def test_the_defaults_are_those_of_the_contract(small_config):
     settings = parse_settings(FLAGS)
     assert (settings.page_tokens, settings.kv_pages, settings.max_sequences, settings.max_adapters) == (16, 1024, 32, 8)
     assert (settings.max_rank, settings.max_batch_tokens, settings.max_prefills) == (64, 512, 1)
-    assert (settings.executor, settings.advertise) == ("auto", settings.listen)
-    limits = pool_limits(settings, parse_spec(small_config))
+    assert (settings.executor, settings.dtype, settings.advertise) == ("auto", "bf16", settings.listen)
+    assert (settings.token_time_ms, settings.prefill_age, settings.profile) == (100, 8, True)
+    assert parse_settings([*FLAGS, "--profile=off"]).profile is False
+    limits = pool_limits(settings, parse_spec(small_config), page_bytes=1024)
     assert limits.max_context_tokens == 256, "the model's, below what the pages hold"
+    assert limits.batch == Limits(1, 512, 100.0, 8)
     few = parse_settings([*FLAGS, "--kv-pages=3"])
-    assert pool_limits(few, parse_spec(small_config)).max_context_tokens == 48
+    assert pool_limits(few, parse_spec(small_config), 1024).max_context_tokens == 48
 
 
 def test_a_runner_is_called_by_its_name_or_its_hosts():
@@ -58,6 +62,8 @@ def test_every_wrong_flag_is_listed_at_once(capsys):
         "--pool=x",
         "--depot=ftp://x",
         "--name=two words",
+        "--token-time-ms=0",
+        "--prefill-age=-1",
     ]
     with pytest.raises(SystemExit) as left:
         parse_settings([*FLAGS, *wrong])

@@ -106,7 +106,9 @@ class Runner:
         self.reports += 1
         views = tuple(SequenceView(s.live_id, s.epoch, s.digest, s.reservation) for s in self.sequences.values())
         terms = [e.term for e in self.highest.values()]
-        spec = RunnerSpec(f"host:{self.id.uuid}", POOL, PAGE, PAGES, BATCH, SLOTS, 64, PAGE * PAGES, best_batch=self.best)
+        spec = RunnerSpec(
+            f"host:{self.id.uuid}", POOL, PAGE, PAGES, BATCH, SLOTS, 64, PAGE * PAGES, best_batch=self.best
+        )
         return RunnerReport(
             self.id,
             spec,

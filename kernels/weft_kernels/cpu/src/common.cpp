@@ -102,7 +102,7 @@ int usable() {
 const Level* level_of(int32_t level) { return level >= 0 && level < WEFT_LEVELS && (usable() >> level & 1) ? kLevels[level] : nullptr; }
 
 // The widest row of v: every slice's part begins at an even column.
-int64_t widest_site(const weft_model& model, const weft_step& step) {
+int64_t widest_site(const weft_step& step) {
   int64_t widest = 0;
   for (int i = 0; i < step.n_segments; i++) {
     const weft_lora_site* sites = step.slots[step.segments[i].slot];
@@ -112,13 +112,14 @@ int64_t widest_site(const weft_model& model, const weft_step& step) {
       widest = columns > widest ? columns : widest;
     }
   }
-  (void)model;
   return widest;
 }
 
+constexpr int64_t kWidestSite = 3072;  // three projections of rank 1024: their sums lie in a thread's scratch
+
 bool fits(const weft_model& m) {
   const bool sixteens = m.hidden % 16 == 0 && m.inner % 16 == 0 && m.head_dim % 16 == 0 && m.page_tokens % 16 == 0;
-  return sixteens && m.head_dim <= 256 && m.heads % m.kv_heads == 0;
+  return sixteens && m.head_dim <= 256 && m.kv_heads > 0 && m.heads % m.kv_heads == 0;
 }
 
 }  // namespace
@@ -145,7 +146,8 @@ WEFT_EXPORT int32_t weft_run(int32_t level, weft_pool* pool, const weft_model* m
   const weft::Level* with = weft::level_of(level);
   if (with == nullptr) return WEFT_E_LEVEL;
   if (!weft::fits(*model) || step->n_tokens < 1) return WEFT_E_SIZE;
-  const int64_t site_rank = weft::widest_site(*model, *step);
+  const int64_t site_rank = weft::widest_site(*step);
+  if (site_rank > weft::kWidestSite) return WEFT_E_SIZE;
   if (with->workspace_bytes(*model, step->n_tokens, site_rank, step->n_sampled) > step->workspace_bytes) return WEFT_E_WORKSPACE;
   with->run(pool->team, *model, *step, site_rank);
   return 0;

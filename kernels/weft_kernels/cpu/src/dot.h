@@ -123,7 +123,7 @@ static inline void dot(const X* const (&x)[MR], const Columns<NG>& w, int pairs,
 
 // How many rows and groups share a pass: what the registers of the level hold (even and odd sums, columns, a row).
 #if WEFT_LEVEL >= 2
-constexpr int kRows = 4, kGroups = 3, kGroupsOfOneRow = 6;
+constexpr int kRows = 4, kGroups = 3, kGroupsOfOneRow = 4;
 #else
 constexpr int kRows = 2, kGroups = 1, kGroupsOfOneRow = 2;
 #endif

@@ -28,15 +28,22 @@ Denormals::~Denormals() = default;
 
 Team::Team(int threads) : threads_(threads < 1 ? 1 : threads) {
   for (auto& counter : next) counter.store(0);
-  for (int i = 0; i < threads_; i++) {
-    void* memory = std::aligned_alloc(4096, kScratchBytes);
-    if (memory == nullptr) throw std::bad_alloc();
-    scratch_.push_back(static_cast<char*>(memory));
+  try {
+    for (int i = 0; i < threads_; i++) {
+      void* memory = std::aligned_alloc(4096, kScratchBytes);
+      if (memory == nullptr) throw std::bad_alloc();
+      scratch_.push_back(static_cast<char*>(memory));
+    }
+    for (int i = 1; i < threads_; i++) workers_.emplace_back(&Team::work, this, i);
+  } catch (...) {  // no memory, or a limit on threads: those that began have to end before they can be forgotten
+    end();
+    throw;
   }
-  for (int i = 1; i < threads_; i++) workers_.emplace_back(&Team::work, this, i);
 }
 
-Team::~Team() {
+Team::~Team() { end(); }
+
+void Team::end() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     ending_ = true;

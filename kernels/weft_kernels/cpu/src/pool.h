@@ -40,6 +40,7 @@ class Team {
 
  private:
   void work(int thread);
+  void end();
   void wait_for(std::atomic<uint32_t>& word, uint32_t old);
 
   int threads_;

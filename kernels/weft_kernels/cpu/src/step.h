@@ -152,6 +152,9 @@ class Step {
             const float* at = y + m * kUnitColumns + 16 * g;
             store_as(Kind{}, act_ + (row + m) * at_.act_stride + 16 * (group + g), mul(silu(load(at)), load(at + 16 * of_unit)));
           }
+        if (group + count == half)  // zeros up to whole blocks of pairs: what lies there may be no number
+          for (int m = 0; m < rows; m++)
+            for (int64_t c = m_.inner; c < at_.act_stride; c++) act_[(row + m) * at_.act_stride + c] = X(0);
       });
     });
   }

@@ -42,7 +42,7 @@ typedef struct {
   int32_t kind;                 // of activations, KV and adapters: WEFT_BF16 or WEFT_FP32
   float eps, reserved;
   const weft_layer* layer;      // [layers]
-  const void* embedding;        // [vocab, hidden] row-major in `embedding_kind`; NULL: rows are read from `head` (tied)
+  const void* embedding;        // [vocab, hidden] row-major in `embedding_kind`
   const float* norm;            // [hidden]
   weft_matrix head;             // [vocab, hidden]
   const float* inverse_frequency;  // [head_dim / 2]
@@ -103,7 +103,7 @@ int32_t weft_run(int32_t level, weft_pool*, const weft_model*, const weft_step*)
 
 // Packing. Bytes of a packed matrix, and the packing itself from row-major [n_out, n_in] of `from` (WEFT_BF16 or
 // WEFT_FP32, row stride in elements) to `to` (WEFT_INT8: `scale` [n_out padded to 16] is written). `pad_in` is 32 for
-// base matrices and A, 2 for B. With `transposed` the source is [n_in, n_out].
+// base matrices and A, 2 for B.
 int64_t weft_packed_bytes(int32_t kind, int64_t n_out, int64_t n_in, int32_t pad_in);
 int32_t weft_pack(weft_pool*, const void* source, int32_t from, int64_t stride, int64_t n_out, int64_t n_in,
                   int32_t pad_in, void* to, int32_t kind, float* scale);

@@ -67,7 +67,7 @@ class Answer(Response):
     def _ended(self) -> Iterator[tuple[Emit, FinishReason]]:
         for live in self._choices:
             assert live.finish
-            yield live.take(), live.finish.reason
+            yield live.take() or Emit(""), live.finish.reason
 
     # ---------------------------------------------------------------- streamed
 
@@ -92,11 +92,10 @@ class Answer(Response):
     def _said(self) -> bytes:
         """What has gathered for each choice, and its finish once it has one."""
         said = b""
-        for index, live in list(self._open.items()):
-            taken, finish = live.take(), live.finish
-            if taken.text or taken.told:
+        for index, live in tuple(self._open.items()):
+            if taken := live.take():
                 said += self._shape.chunk(index, taken)
-            if finish and finish.reason not in (FinishReason.CANCELLED, FinishReason.FAILED):
+            if (finish := live.finish) and finish.reason not in (FinishReason.CANCELLED, FinishReason.FAILED):
                 said += self._shape.last(index, finish.reason)
                 del self._open[index]
         return said
@@ -110,12 +109,9 @@ class Answer(Response):
     # ---------------------------------------------------------------- the end
 
     def _error(self) -> ApiError | None:
-        """The named error of the first choice that failed. It ends the others: half an answer is none."""
+        """The named error of the first choice that failed."""
         failure = self._choices.failure
-        if failure is None:
-            return None
-        self._serving.client_gone(self._choices)
-        return from_failure(failure)
+        return from_failure(failure) if failure else None
 
     def _usage(self) -> Usage:
         prompt = len(self._choices[0].prepared.prompt_tokens)

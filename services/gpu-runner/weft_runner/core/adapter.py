@@ -30,6 +30,7 @@ class Adapter:
     error: str = ""
     hopeless: bool = False  # the error is the artifact's: nobody waits for it any more
     shortfall: str = ""  # why it is held below its tier
+    unpinned: str = ""  # why it is pinned and not protected
 
     @property
     def resident(self) -> bool:

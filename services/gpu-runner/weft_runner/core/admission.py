@@ -35,9 +35,10 @@ class PoolLimits:
 
 
 def first_pages(request: Request, limits: PoolLimits, context: int) -> int:
-    """What is reserved at first."""
+    """What is reserved at first: its text, and of the answer what leaves room for its adapter."""
     base_len = len(request.prompt) + len(request.emitted)
-    return first_reservation_pages(base_len, request.reservation_tokens, limits.page_tokens, context)
+    most = max(base_len, context)
+    return first_reservation_pages(base_len, request.reservation_tokens, limits.page_tokens, most)
 
 
 def refusal(request: Request, limits: PoolLimits, context: int, free_pages: int) -> Event | None:

@@ -29,7 +29,7 @@ class Copies:
         return self._keep_all or adapter.digest in self.host.protected
 
     def loaded(self, adapter: Adapter, host_bytes: int | None) -> None:
-        """A load has ended, with a copy of so many bytes in host memory (None: with none)."""
+        """A load has ended, with a copy of so many bytes in host memory (None: it has made none)."""
         adapter.host_bytes = host_bytes or adapter.host_bytes
         if host_bytes is not None and not adapter.spoiled:
             self.keeper.admits(adapter)
@@ -47,7 +47,7 @@ class Copies:
         self.drop(adapter)
 
     def fetched(self, adapter: Adapter, host_bytes: int | None) -> None:
-        """A fetch has ended, with a copy (None: on disk only). A load that is under way accounts for its copy itself."""
+        """A fetch has ended, with a copy (None: on disk only). A load under way accounts for its copy itself."""
         if adapter.spoiled:
             adapter.spoiled = False
             self.drop(adapter)

@@ -34,7 +34,7 @@ class Device:
         return self.pages.total_pages - max(1, self.pages.total_pages // KV_SHARE)
 
     def need(self, adapter: Adapter) -> int:
-        """Pages it takes, ceil(n / page_bytes). A size that somebody else told may be wrong: it is no reason to refuse."""
+        """Pages it takes, ceil(n / page_bytes). A size that was only told may be wrong: it is no reason to refuse."""
         n_pages = -(-adapter.n_bytes // self.page_bytes) if self.page_bytes else 0
         return n_pages if adapter.sized else min(n_pages, self.most_pages)
 
@@ -46,18 +46,22 @@ class Device:
     def loading(self) -> bool:
         return any(adapter.loading for adapter in self._by_slot.values())
 
-    def give_back_pages(self, *besides: str) -> int:
+    def give_back_pages(self, *besides: str, last: bool = False) -> int:
         """Pages that unused adapters hold."""
-        return sum(self.pages.lent_to(a.digest) for a in self._unused() if a.digest not in besides)
+        return sum(self.pages.lent_to(a.digest) for a in self._unused(last=last) if a.digest not in besides)
 
     def touch(self, adapter: Adapter) -> None:
         """It has just been used."""
         adapter.value = self._clock + adapter.cost / max(1, self.pages.lent_to(adapter.digest))
 
     def place(self, adapter: Adapter, *, last: bool = False) -> bool:
-        """Give it a slot and its pages, as far as unused ones give way. False: it has to wait, nothing has changed."""
+        """Give it a slot and its pages, as far as unused ones give way. False: it has to wait, nothing has changed.
+
+        `last`: a size that was only told does not keep it out either; it may come to be smaller.
+        """
         need, unused = self.need(adapter), self._unused(last=last)
         room = self.pages.free_pages + sum(self.pages.lent_to(a.digest) for a in unused)
+        need = min(need, room) if last and not adapter.sized else need
         if need > room or (len(self._by_slot) == self.slots and not unused):
             return False
         while len(self._by_slot) == self.slots or need > self.pages.free_pages:
@@ -108,7 +112,7 @@ class Device:
         self.empty(adapter)
 
     def _unused(self, *, last: bool = False) -> list[Adapter]:
-        """Who may go, in that order: closed ones, then the least valuable. `last`: pinned ones too, after all others."""
+        """Who may go, in that order: closed ones, then the least valuable. `last`: at the end the pinned ones, too."""
         unused = [(s, a) for s, a in self._by_slot.items() if self._is_unused(s, a) and (last or not a.protected)]
         return [a for _, a in sorted(unused, key=lambda i: (i[1].protected, i[0] not in self.closed, i[1].value, i[0]))]
 

@@ -1,12 +1,12 @@
 """How long a step takes, and how many prompt tokens fit into one beside the rows that run. Pure.
 
-The form is linear in what a step does, as its cost is (weights stream once, keys once a row, prompt tokens are computed):
+Linear in what a step does, as its cost is: weights stream once, keys once a row, prompt tokens are computed.
 
     step_ms = decode x (base + row * rows + key * keys) + prompt x (token * prompt_tokens)
 
-`rows` are decode rows and `keys` the tokens in KV that they attend to. base, row, key and token come from the profile at
-start (`StepModel`); the two factors follow the measured steps (normalised least mean squares), so that a noisy neighbour,
-adapters, or long contexts in prefill, which the form leaves out, change the next chunk and not the promise.
+`rows` are decode rows and `keys` the tokens in KV that they attend to. base, row, key and token come from the profile
+at start (`StepModel`); the two factors follow the measured steps (normalised least mean squares), so that a noisy
+neighbour, adapters, or long contexts in prefill, which the form leaves out, change the next chunk and not the promise.
 """
 
 from dataclasses import dataclass
@@ -19,19 +19,19 @@ STEP_MOST = 2.0  # one step says at most that steps take twice, or half, as long
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """Milliseconds: of a step at all, of a decode row, of a key that it attends to, of a prompt token; none negative.
+    """Milliseconds: of any step, of a decode row, of a key that it attends to, of a prompt token. None is negative."""
 
-    The defaults are a guess for a runner that did not profile itself; the factors find the truth in some twenty steps.
-    """
-
-    base_ms: float = 1.0
-    row_ms: float = 0.05
-    key_ms: float = 0.0
-    token_ms: float = 0.1
+    base_ms: float
+    row_ms: float
+    key_ms: float
+    token_ms: float
 
     def decode_ms(self, rows: int, keys: int) -> float:
         """A step without prompts."""
         return self.base_ms + self.row_ms * rows + self.key_ms * keys
+
+
+GUESS = StepModel(base_ms=1.0, row_ms=0.05, key_ms=0.0, token_ms=0.1)  # unprofiled: learnt in some twenty steps
 
 
 class Pace:

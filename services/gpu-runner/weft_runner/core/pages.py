@@ -141,6 +141,9 @@ class PageBook:
         holding = self._holdings[key]
         return self.pages_for(holding.tokens) - (len(holding.pages) - holding.charged)
 
+    def tokens_of(self, key: str) -> int:
+        return self._holdings[key].tokens
+
     def is_full(self, key: str) -> bool:
         """No room for one more token in what it holds."""
         holding = self._holdings[key]
@@ -153,21 +156,19 @@ class PageBook:
 
     def lend(self, digest: str, n_pages: int) -> bool:
         """An adapter holds n pages from now on, more or fewer than before. False: no room, and nothing has changed."""
-        held = self._adapters.setdefault(digest, [])
-        if n_pages - len(held) > self.free_pages:
-            if not held:
-                del self._adapters[digest]
+        if n_pages - self.lent_to(digest) > self.free_pages:
             return False
-        taken = self._take(max(0, n_pages - len(held)))
+        held = self._adapters.setdefault(digest, [])
+        taken = self._take_last(max(0, n_pages - len(held)))
         self._lent.extend(taken)
         held.extend(taken)
-        self._free.extend(held[n_pages:])
+        self._free[:0] = held[n_pages:]
         del held[n_pages:]
         return True
 
     def unlend(self, digest: str) -> None:
         """The adapter holds nothing any more."""
-        self._free.extend(self._adapters.pop(digest, ()))
+        self._free[:0] = self._adapters.pop(digest, ())
 
     def lent_to(self, digest: str) -> int:
         return len(self._adapters.get(digest, ()))
@@ -188,6 +189,12 @@ class PageBook:
 
     def _take(self, n_pages: int) -> list[int]:
         return [self._free.pop() if self._free else self.prefixes.evict() for _ in range(n_pages)]
+
+    def _take_last(self, n_pages: int) -> list[int]:
+        """From the other end of memory, so that what adapters borrow lies together."""
+        taken = self._free[:n_pages]
+        del self._free[:n_pages]
+        return [*taken, *(self.prefixes.evict() for _ in range(n_pages - len(taken)))]
 
     def _hold(self, key: str, page: int) -> None:
         holding, holders = self._holdings[key], self._holders.setdefault(page, {})

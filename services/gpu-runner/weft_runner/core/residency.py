@@ -20,6 +20,7 @@ from weft_runner.core.device import Device, check_device
 from weft_runner.core.events import Action, Desired, Load, Retain, Tier
 from weft_runner.core.host_tier import check_host
 from weft_runner.core.keeping import check_keeping
+from weft_runner.core.known import Known
 from weft_runner.core.pages import PageBook
 
 
@@ -32,23 +33,23 @@ class Residency:
     ) -> None:  # fmt: skip
         self.starvation = starvation
         self.device = Device(slots, pages or PageBook(1, 1), page_bytes, self._order)
-        self.copies = Copies(host_bytes, self._known, self._order, keep_all=keep_copies)
+        self.copies = Copies(host_bytes, self._all, self._order, keep_all=keep_copies)
         self.host, self.keeper = self.copies.host, self.copies.keeper
-        self.adapters: dict[str, Adapter] = {}
+        self.known = Known(self.device)
         self.queue: list[str] = []
-        self.desired_known = False
         self.owing = False  # paused sequences come before the queue: it gets no page while one of them waits
-        self._protected: list[Adapter] = []
-        self._undesired: dict[str, Adapter] = {}  # known for their sequences' sake; thousands may be desired
-        self._failed: dict[str, Adapter] = {}
         self._actions: list[Action] = []
         self._joinable: list[str] = []
+
+    @property
+    def adapters(self) -> dict[str, Adapter]:
+        return self.known.adapters
 
     # ---- what happens
 
     def enter(self, digest: str) -> bool:
         """A sequence arrives. True: its adapter is on the device, it joins; False: it waits for `take_joinable`."""
-        adapter = self._know(digest)
+        adapter = self.known.know(digest)
         if adapter.resident and adapter.slot not in self.device.closed:
             adapter.running += 1
             self.device.touch(adapter)
@@ -72,11 +73,13 @@ class Residency:
         self._settle()
 
     def sized(self, digest: str, *, n_bytes: int) -> None:
-        """A load could not begin before its size was known: it comes first in the queue, and now waits for its pages."""
+        """A load could not begin before its size was known: first in the queue, it now waits for its pages."""
         adapter = self._loading(digest)
         adapter.n_bytes, adapter.on_disk = max(n_bytes, 1), True
         self.device.vacate(adapter)
+        self.copies.loaded(adapter, None)
         self._first(adapter)
+        self.known.protect()
         self._settle()
 
     def loaded(self, digest: str, *, rank: int, n_bytes: int, host_bytes: int | None, cost: float) -> str:
@@ -88,11 +91,11 @@ class Residency:
         adapter = self._loading(digest)
         adapter.on_disk = adapter.sized = True
         adapter.rank, adapter.n_bytes, adapter.cost = rank, n_bytes, cost
-        self._recover(adapter)
+        self.known.recover(adapter)
         adapter.loading = False
         self.copies.loaded(adapter, host_bytes)
         if fault := self.too_large(digest):
-            self._fail(adapter, fault, hopeless=True)
+            self.known.fail(adapter, fault, hopeless=True)
             self.device.empty(adapter)
         elif self.device.fit(adapter):
             self.device.touch(adapter)
@@ -100,6 +103,7 @@ class Residency:
         else:
             self.device.empty(adapter)
             self._first(adapter)
+        self.known.protect()
         self._settle()
         return fault
 
@@ -110,7 +114,7 @@ class Residency:
         is wrong, so that it is waited for no more.
         """
         adapter = self._loading(digest)
-        self._fail(adapter, error, hopeless=hopeless)
+        self.known.fail(adapter, error, hopeless=hopeless)
         self.device.vacate(adapter)
         self.copies.failed(adapter)
         self._settle()
@@ -121,7 +125,7 @@ class Residency:
         self.keeper.ended(adapter)
         adapter.on_disk = True
         if not adapter.spoiled:
-            self._recover(adapter)
+            self.known.recover(adapter)
         self.copies.fetched(adapter, host_bytes)
         self._settle()
 
@@ -130,23 +134,13 @@ class Residency:
         adapter = self.adapters[digest]
         self.keeper.ended(adapter)
         adapter.spoiled = False
-        self._fail(adapter, error, hopeless=hopeless)
+        self.known.fail(adapter, error, hopeless=hopeless)
         self._settle()
 
     def set_desired(self, desired: Iterable[Desired]) -> None:
         """The complete list of what the runner should know; everything else goes after its last sequence."""
         wanted = list(desired)
-        self.desired_known = True
-        pinned = [d.digest for d in wanted if d.pinned][: max(self.device.slots - 1, 0)]
-        for adapter in self.adapters.values():
-            adapter.desired = adapter.protected = False
-            adapter.tier, adapter.shortfall = Tier.REMOTE, ""
-        for item in wanted:
-            adapter = self._know(item.digest)
-            adapter.desired, adapter.protected, adapter.tier = True, item.digest in pinned, item.tier
-            adapter.rank, adapter.n_bytes = adapter.rank or item.rank, adapter.n_bytes or item.n_bytes
-        self._protected = [self.adapters[digest] for digest in dict.fromkeys(pinned)]
-        self._undesired = {digest: a for digest, a in self.adapters.items() if not a.desired}
+        self.known.desire(wanted)
         self._order(Retain(frozenset(self.adapters)))
         self.copies.want(self.adapters[item.digest] for item in wanted)
         self._load_pinned()
@@ -167,20 +161,24 @@ class Residency:
 
     def too_large(self, digest: str) -> str:
         """Why this device can never hold it, by its true size; "" where it can."""
-        adapter, most = self.adapters.get(digest), self.device.most_pages
-        if adapter is None or self.device.need(adapter) <= most:
-            return ""
-        pages, total = self.device.need(adapter), self.device.pages.total_pages
-        return f"{adapter.n_bytes} bytes are {pages} pages; of {total} an adapter may hold {most}"
+        adapter = self.known.look_up(digest)
+        pages, most, total = self.device.need(adapter), self.device.most_pages, self.device.pages.total_pages
+        return (
+            "" if pages <= most else f"{adapter.n_bytes} bytes are {pages} pages; of {total} an adapter may hold {most}"
+        )
 
-    def pages_beside(self, digest: str) -> int:
-        """Pages that sequences of this adapter can never have, by what is known of its size."""
-        adapter = self.adapters.get(digest)
-        return self.device.need(adapter) if adapter else 0
+    def pages_beside(self, digest: str, *, surely: bool) -> int:
+        """Pages that sequences of this adapter cannot have. `surely`: by its true size only, not by what was told."""
+        adapter = self.known.look_up(digest)
+        return self.device.need(adapter) if adapter.sized or not surely else 0
 
-    def free_pages(self, digest: str = "") -> int:
-        """What a newcomer with that adapter can have: free ones, those of other unused adapters, not what is waited for."""
-        return self.device.pages.free_pages + self.device.give_back_pages(digest) - self.waited_pages()
+    def free_pages(self, digest: str = "", *, last: bool = False) -> int:
+        """What a newcomer with that adapter can have: free pages, those of other unused ones, less what the queue needs.
+
+        `last`: nobody else is here, so that pinned adapters give way to it and nothing waits.
+        """
+        pages = self.device.pages.free_pages + self.device.give_back_pages(digest, last=last)
+        return pages if last else pages - self.waited_pages()
 
     def waited_pages(self) -> int:
         """What the queue waits for."""
@@ -188,7 +186,7 @@ class Residency:
         return sum(self.device.need(adapter) for adapter in queued if adapter.slot is None)
 
     def force(self) -> bool:
-        """Nobody runs and nothing loads: the head of the queue may have what pinned adapters hold. False: not enough."""
+        """Nobody runs, nothing loads: the head of the queue may have what pinned adapters hold. False: not enough."""
         adapter = self.adapters[self.queue[0]]
         placed = self.device.place(adapter, last=True)
         if placed:
@@ -221,12 +219,12 @@ class Residency:
         return Tier.DISK if adapter.on_disk else Tier.REMOTE
 
     def missing_pinned(self) -> list[str]:
-        return [a.digest for a in self._protected if not a.resident and not a.hopeless]
+        return [adapter.digest for adapter in self.known.absent()]
 
     def listed(self) -> list[Adapter]:
         """On the device, on the way there, in host memory, waited for or failed: what is worth a line in a report."""
         in_slots = (adapter.digest for adapter in self.device.in_slots().values())
-        told = (*in_slots, *self.queue, *self.host, *self._failed, *self.keeper.told())
+        told = (*in_slots, *self.queue, *self.host, *self.known.failed, *self.keeper.told())
         return [self.adapters[d] for d in dict.fromkeys(told)]
 
     # ---- how
@@ -234,13 +232,8 @@ class Residency:
     def _order(self, action: Action) -> None:
         self._actions.append(action)
 
-    def _known(self) -> Mapping[str, Adapter]:
+    def _all(self) -> Mapping[str, Adapter]:
         return self.adapters
-
-    def _know(self, digest: str) -> Adapter:
-        if digest not in self.adapters:
-            self.adapters[digest] = self._undesired[digest] = Adapter(digest)
-        return self.adapters[digest]
 
     def _loading(self, digest: str) -> Adapter:
         adapter = self.adapters[digest]
@@ -249,18 +242,9 @@ class Residency:
 
     def _load_pinned(self) -> None:
         """Queue every protected adapter that is not there: at first, and again after a failure."""
-        for adapter in self._protected:
-            if not adapter.resident and not adapter.hopeless:
-                self._enqueue(adapter)
+        for adapter in self.known.absent():
+            self._enqueue(adapter)
         self._settle()
-
-    def _fail(self, adapter: Adapter, error: str, *, hopeless: bool) -> None:
-        adapter.error, adapter.hopeless = error, hopeless
-        self._failed[adapter.digest] = adapter
-
-    def _recover(self, adapter: Adapter) -> None:
-        adapter.error, adapter.hopeless = "", False
-        self._failed.pop(adapter.digest, None)
 
     def _enqueue(self, adapter: Adapter) -> None:
         if not adapter.loading and adapter.digest not in self.queue:
@@ -293,22 +277,16 @@ class Residency:
 
     def _leave_queue(self) -> None:
         """Nobody waits for it any more (a pinned one waits for itself)."""
-        missing = {*self.missing_pinned()}
+        missing = {*self.missing_pinned()} if self.queue else set[str]()
         self.queue = [digest for digest in self.queue if self.adapters[digest].waiting or digest in missing]
 
     def _drop_undesired(self) -> None:
-        over = [a for a in self._undesired.values() if self._is_over(a)] if self.desired_known else []
+        over = self.known.take_over()
         for adapter in over:
             self.device.empty(adapter)
             self.copies.forget(adapter)
-            del self.adapters[adapter.digest], self._undesired[adapter.digest]
-            self._failed.pop(adapter.digest, None)
         if over:
             self._order(Retain(frozenset(self.adapters)))
-
-    @staticmethod
-    def _is_over(adapter: Adapter) -> bool:
-        return not (adapter.running or adapter.waiting or adapter.loading or adapter.fetching)
 
     def _assign_slots(self) -> None:
         """First come, first served: nobody behind the head gets a slot before it."""

@@ -12,6 +12,7 @@ from enum import Enum
 from math import isfinite
 from typing import NamedTuple
 
+from weft_runner.core.prefix import Chain
 from weft_runner.core.shifts import Shifts
 
 MAX_TOP_LOGPROBS = 20
@@ -105,11 +106,16 @@ class Sequence:
     """A request that was admitted. One owner: the request pool."""
 
     __slots__ = (
-        "admitted", "doublings", "in_kv", "max_len", "phase", "request", "reservation_tokens", "shifts", "tokens",
+        "admitted", "chain", "doublings", "in_kv", "max_len", "named_pages", "phase", "request", "reservation_tokens",
+        "shifts", "tokens",
     )  # fmt: skip
 
-    def __init__(self, request: Request, *, admitted: int, max_context_tokens: int) -> None:
+    def __init__(
+        self, request: Request, *, admitted: int, max_context_tokens: int, chain: Chain | None = None
+    ) -> None:
         self.request = request
+        self.chain = chain
+        self.named_pages = 0  # its first ones, that others may find
         self.admitted = admitted
         self.tokens: list[int] = [*request.prompt, *request.emitted]
         self.shifts = request.sampling.shifts(request.emitted)
@@ -138,10 +144,17 @@ class Sequence:
         """Tokens to feed before the next one can be chosen (1 in decode)."""
         return len(self.tokens) - self.in_kv
 
-    def join(self) -> None:
-        """Its adapter is on the device (or it has none)."""
+    def reuse(self, n_tokens: int) -> None:
+        """The next n tokens are in KV already: others have computed them."""
+        assert self.phase in (Phase.WAITING, Phase.PREFILL), self.phase
+        assert n_tokens == 0 or n_tokens < self.pending, (n_tokens, self.pending)
+        self.in_kv += n_tokens
+
+    def join(self, most_tokens: int) -> None:
+        """Its adapter is on the device (or it has none); that leaves room for so many tokens in KV."""
         assert self.phase is Phase.WAITING, self.phase
         self.phase = Phase.PREFILL
+        self.max_len = min(self.max_len, max(most_tokens, len(self.tokens) + 1))  # the last token is never fed
 
     def fed(self, n_tokens: int) -> None:
         """A step has put n more tokens into KV."""
@@ -181,4 +194,4 @@ def check_sequence(sequence: Sequence) -> None:
     if sequence.phase in (Phase.DECODE, Phase.PAUSED):
         assert sequence.pending == 1, sequence.pending
     if sequence.phase is Phase.WAITING:
-        assert sequence.in_kv == 0, sequence.in_kv
+        assert sequence.in_kv == 0 or sequence.named_pages, sequence.in_kv

@@ -43,7 +43,7 @@ def overrun_view(sequence: Sequence, wanted_pages: int) -> OverrunView:
 
 def not_ready(residency: Residency) -> str:
     """Why requests should not come here yet; "" where they may."""
-    if not residency.desired_known:
+    if not residency.known.desired_known:
         return "desired adapters are not known yet"
     missing = residency.missing_pinned()
     if missing:

@@ -11,6 +11,8 @@ from safetensors import SafetensorError, safe_open
 from weft_runner.errors import AdapterInvalid
 from weft_runner.model.lora import Scales
 
+Tensors = dict[str, torch.Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
@@ -36,7 +38,7 @@ class Source(Protocol):
         ...
 
 
-def map_tensors(path: Path) -> dict[str, torch.Tensor]:
+def map_tensors(path: Path) -> Tensors:
     """All tensors of a safetensors file as views of its mapping, which lives as long as one of them. AdapterInvalid.
 
     A file may be unlinked meanwhile, as the blob store does; blobs are never written to again.
@@ -48,10 +50,10 @@ def map_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise AdapterInvalid(f"{path.name}: {error}") from error
 
 
-def copied(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def copied(tensors: Tensors) -> Tensors:
     """The same in memory of their own."""
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def bytes_of(tensors: dict[str, torch.Tensor]) -> int:
+def bytes_of(tensors: Tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

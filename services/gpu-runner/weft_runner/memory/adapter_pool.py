@@ -9,107 +9,29 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Protocol
 
-import torch
-
-from weft_runner.core.events import Action, DropHost, EndReason, Fetch, Load, Retain, Unload
+from weft_runner.core.events import Action, DropHost, Fetch, Load, Retain, Unload
 from weft_runner.core.keeping import FETCHES
-from weft_runner.errors import AdapterInvalid, ArtifactError, ArtifactUnknown, RunnerError
-from weft_runner.memory.adapter_files import AdapterFiles, Source, bytes_of, copied, map_tensors
+from weft_runner.errors import AdapterInvalid, RunnerError
+from weft_runner.memory.adapter_files import AdapterFiles, Source, Tensors, bytes_of, copied, map_tensors
+from weft_runner.memory.adapter_store import AdapterStore, DeviceAdapter
+from weft_runner.memory.loads import (
+    Fetched,
+    FetchFailed,
+    Loaded,
+    LoadFailed,
+    OnDisk,
+    Report,
+    Sized,
+    failure,
+    is_hopeless,
+)
 from weft_runner.model.lora import Scales
 
 log = logging.getLogger(__name__)
 DOWNLOADS = 4  # at a time, of what requests wait for
-
-
-class DeviceAdapter(Protocol):
-    """An adapter in the form that an executor computes with."""
-
-    @property
-    def rank(self) -> int:
-        """The largest true rank of a projection."""
-        ...
-
-    @property
-    def site_rank(self) -> int:
-        """The largest sum of ranks at a stacked site: what the step's workspace has to hold."""
-        ...
-
-    @property
-    def n_bytes(self) -> int:
-        """What it takes on the device, exactly; fixed for an artifact, so that it is known before the next load."""
-        ...
-
-
-class AdapterStore(Protocol):
-    """An executor's adapters by slot. `build` runs on the builder's thread, `put` and `clear` on the engine's."""
-
-    def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, /) -> DeviceAdapter:
-        """PEFT's tensors -> device form, at true ranks. Raises AdapterInvalid.
-
-        Pure: it runs beside a step and touches nothing that one reads. `tensors` may be views of a mapped file.
-        """
-        ...
-
-    def put(self, slot: int, adapter: DeviceAdapter, /) -> None:
-        """It is in that slot from the next step on. Between two steps; must be quick: pointers, no copies."""
-        ...
-
-    def clear(self, slot: int, /) -> None:
-        """The slot is empty and its memory given back. Between two steps; an empty slot may be cleared again."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Loaded:
-    """Ready to be put into a slot. `host_bytes`: what its host copy takes; `seconds`: what loading took."""
-
-    digest: str
-    slot: int
-    adapter: DeviceAdapter
-    host_bytes: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFailed:
-    """`hopeless`: the artifact is wrong, so that trying again does not help."""
-
-    digest: str
-    slot: int
-    reason: EndReason
-    detail: str
-    hopeless: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """On disk, and in host memory with so many bytes (None: not there)."""
-
-    digest: str
-    host_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class FetchFailed:
-    """As LoadFailed, of what nobody waits for."""
-
-    digest: str
-    detail: str
-    hopeless: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OnDisk:
-    digests: frozenset[str]
-
-
-FromAdapters = Loaded | LoadFailed | Fetched | FetchFailed | OnDisk
-Report = Callable[[FromAdapters], None]
 
 
 class AdapterPool:
@@ -118,7 +40,7 @@ class AdapterPool:
     def __init__(self, store: AdapterStore, max_rank: int, source: Source, report: Report) -> None:
         self._store, self._max_rank, self._source, self._report = store, max_rank, source, report
         self._ranks: dict[int, int] = {}
-        self._host: dict[str, dict[str, torch.Tensor]] = {}
+        self._host: dict[str, Tensors] = {}
         self._scales: dict[str, Scales] = {}
         self._closed = False
         self._wanted: Counter[str] = Counter()  # being brought here: they stay on disk, whatever an older Retain says
@@ -182,24 +104,37 @@ class AdapterPool:
             self._builder.submit(self._build, load, files, time.perf_counter() - started)
 
     def _build(self, load: Load, files: AdapterFiles | None = None, fetch_s: float = 0.0) -> None:
-        started = time.perf_counter()
+        since = time.perf_counter() - fetch_s
         try:
-            if files is not None:
-                self._read(load.digest, files)
-            tensors = self._host[load.digest]
-            adapter = self._store.build(tensors, self._scales[load.digest])
-            if adapter.rank > self._max_rank:
-                raise AdapterInvalid(f"rank {adapter.rank} is above this runner's --max-rank {self._max_rank}")
+            tensors, scales = self._tensors(load, files)
+            if load.only_size:
+                result = Sized(load.digest, load.slot, bytes_of(tensors))
+            else:
+                result = self._built(load, self._store.build(tensors, scales), since)
         except Exception as error:  # noqa: BLE001 (as above)
             self._fail(load, error)
         else:
             self._done_with(load.digest)
-            seconds = fetch_s + time.perf_counter() - started
-            self._report(Loaded(load.digest, load.slot, adapter, bytes_of(tensors), seconds))
+            self._report(result)
+
+    def _tensors(self, load: Load, files: AdapterFiles | None) -> tuple[Tensors, Scales]:
+        """Its host copy, made now if it is to have one; else views of its file."""
+        if files is not None and (load.only_size or not load.to_host):
+            return map_tensors(files.tensors), files.scales
+        if files is not None:
+            self._read(load.digest, files)
+        return self._host[load.digest], self._scales[load.digest]
+
+    def _built(self, load: Load, adapter: DeviceAdapter, since: float) -> Loaded:
+        if adapter.rank > self._max_rank:
+            raise AdapterInvalid(f"rank {adapter.rank} is above this runner's --max-rank {self._max_rank}")
+        host = self._host.get(load.digest)
+        host_bytes = None if host is None else bytes_of(host)
+        return Loaded(load.digest, load.slot, adapter, host_bytes, time.perf_counter() - since)
 
     def _fail(self, load: Load, error: Exception) -> None:
         self._complain(load.digest, error)
-        self._report(LoadFailed(load.digest, load.slot, *_failure(error), hopeless=_is_hopeless(error)))
+        self._report(LoadFailed(load.digest, load.slot, *failure(error), hopeless=is_hopeless(error)))
 
     def _begin_fetch(self, fetch: Fetch) -> None:
         self._want(fetch.digest)
@@ -227,7 +162,7 @@ class AdapterPool:
 
     def _fetch_failed(self, fetch: Fetch, error: Exception) -> None:
         self._complain(fetch.digest, error)
-        self._report(FetchFailed(fetch.digest, _failure(error)[1], _is_hopeless(error)))
+        self._report(FetchFailed(fetch.digest, failure(error)[1], is_hopeless(error)))
 
     def _read(self, digest: str, files: AdapterFiles) -> None:
         """Into host memory, unless it is there."""
@@ -262,21 +197,3 @@ class AdapterPool:
             self._report(OnDisk(self._source.on_disk(digests)))
         except (RunnerError, OSError):
             log.exception("tidying the adapter cache failed; the next change of desired adapters tries again")
-
-
-def _is_hopeless(error: Exception) -> bool:
-    """By its digest an artifact is what it is: one that is wrong stays wrong. One that the depot lacks may come."""
-    return isinstance(error, AdapterInvalid)
-
-
-def _failure(error: Exception) -> tuple[EndReason, str]:
-    """What those who wait are told: wrong for good where the artifact is, else to be tried again, here or elsewhere."""
-    match error:
-        case ArtifactUnknown():
-            return EndReason.UNKNOWN_ADAPTER, str(error)
-        case ArtifactError():
-            return EndReason.LOAD_FAILED, str(error)
-        case RunnerError():
-            return EndReason.INTERNAL, str(error)
-        case _:
-            return EndReason.INTERNAL, f"{type(error).__name__}: {error}"

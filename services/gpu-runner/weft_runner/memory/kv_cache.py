@@ -17,6 +17,7 @@ class KvCache:
         self._layers, self._heads, self._head_dim = spec.layers, spec.kv_heads, spec.head_dim
         shape = (pages, spec.layers, 2, spec.kv_heads, page_tokens, spec.head_dim)
         self.tensor = torch.zeros(shape, dtype=dtype)
+        self.page_bytes = self.tensor[0].numel() * self.tensor.element_size()
         self._by_page = self.tensor.view(-1, page_tokens * spec.head_dim)  # one row: a page's tokens of one head
         self._by_token = self.tensor.view(-1, spec.head_dim)
 

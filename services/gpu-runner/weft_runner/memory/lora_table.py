@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from weft_kernels.lora import LoraSite
-from weft_runner.memory.adapter_pool import DeviceAdapter
+from weft_runner.memory.adapter_store import DeviceAdapter
 from weft_runner.model.lora import SITES, AdapterWeights, Scales, build_adapter
 from weft_runner.model.spec import ModelSpec
 

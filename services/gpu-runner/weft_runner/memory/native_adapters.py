@@ -14,7 +14,7 @@ from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import Memory
 from weft_kernels.cpu.pool import Pool
 from weft_kernels.cpu.structs import BF16, FP32, LoraSite, LoraSlice
-from weft_runner.memory.adapter_pool import DeviceAdapter
+from weft_runner.memory.adapter_store import DeviceAdapter
 from weft_runner.model.lora import SITES, LoraPair, Scales, adapter_pairs
 from weft_runner.model.spec import ModelSpec
 

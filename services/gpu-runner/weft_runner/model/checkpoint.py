@@ -7,6 +7,7 @@ may let its pages go (`release`), so that loading a model never needs much more 
 import json
 import mmap
 import struct
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ READ_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat1
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 NAMED_MAX = 4  # tensors that an error names
 Files = Mapping[str, Path]  # plain file name -> where it is
+# torch has no read-only tensors, so a mapping is private and writable; nothing is ever written, so no memory has to be
+# set aside for it, and a file may be larger than memory. Python names the flag from 3.13 on; this is Linux's.
+_PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +137,7 @@ def open_checkpoint(files: Files, spec: ModelSpec, stopping: Callable[[], bool] 
     return Checkpoint(spec, stored, stopping)
 
 
-def _expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+def expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(name, shape) of every tensor that the model's weights have."""
     hidden, vocab = spec.hidden_size, spec.vocab_size
     yield EMBEDDING, (vocab, hidden)
@@ -210,7 +214,7 @@ def _map_file(name: str, path: Path) -> dict[str, _Stored]:
         with safe_open(str(path), framework="pt", device="cpu"), path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header: dict[str, Any] = json.loads(file.read(length))
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch has no read-only tensors
+            mapped = mmap.mmap(file.fileno(), 0, flags=_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     except (SafetensorError, OSError) as error:
         raise WeightsInvalid(f"{name}: {error}") from error
     header.pop("__metadata__", None)
@@ -223,7 +227,7 @@ def _map_file(name: str, path: Path) -> dict[str, _Stored]:
 
 
 def _check_tensors(stored: Mapping[str, _Stored], spec: ModelSpec) -> None:
-    expected = dict(_expected_tensors(spec))
+    expected = dict(expected_tensors(spec))
     if foreign := {f"{name} ({at.dtype})" for name, at in stored.items() if _quantised(at.dtype)}:
         raise WeightsInvalid(f"quantised weights are not read: {_some(foreign)}; read are {', '.join(READ_DTYPES)}")
     if extra := {name for name in stored.keys() - expected.keys() if not _harmless(name, spec)}:
@@ -238,8 +242,8 @@ def _check_tensors(stored: Mapping[str, _Stored], spec: ModelSpec) -> None:
 
 
 def _quantised(dtype: str) -> bool:
-    """Whole numbers, bytes and numbers of 4 to 8 bits: what quantised checkpoints hold beside their scales."""
-    return dtype.startswith(("I", "U", "F8", "F6", "F4"))
+    """Packed whole numbers, bytes and numbers of 4 to 8 bits: what quantised checkpoints hold beside their scales."""
+    return dtype.startswith(("I8", "I16", "I32", "U", "F8_", "F6_", "F4"))
 
 
 def _harmless(name: str, spec: ModelSpec) -> bool:

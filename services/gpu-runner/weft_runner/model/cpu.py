@@ -104,6 +104,11 @@ class CpuExecutor:
         for page in pages:
             self._kv.clear(page * self.page_bytes, self.page_bytes)
 
+    def lend_pages(self, pages: list[int]) -> None:
+        """See `model.executor.Executor.lend_pages`."""
+        for page in pages:
+            self._kv.discard(page * self.page_bytes, self.page_bytes)
+
     def _prepare(self, step: Step) -> None:
         """Point the native step at this step's arrays; they stay where they are for as long as the step lives."""
         arrays, native = step.arrays, self._native

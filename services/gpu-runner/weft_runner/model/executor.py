@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from weft_runner.core.choice import Choice
-from weft_runner.memory.adapter_pool import AdapterStore
+from weft_runner.memory.adapter_store import AdapterStore
 from weft_runner.model.sampling import Draw
 from weft_runner.model.spec import ModelSpec
 from weft_runner.model.step import Step
@@ -32,6 +32,11 @@ class Executor(Protocol):
     @property
     def adapters(self) -> AdapterStore:
         """Its adapters by slot; a step's plan names slots."""
+        ...
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one KV page, for all layers."""
         ...
 
     def run(
@@ -56,4 +61,8 @@ class Executor(Protocol):
 
     def clear_pages(self, pages: list[int]) -> None:
         """Pages that changed hands: nothing of their last owner stays."""
+        ...
+
+    def lend_pages(self, pages: list[int]) -> None:
+        """Adapters have borrowed what these pages take: nobody reads or writes them before they are cleared again."""
         ...

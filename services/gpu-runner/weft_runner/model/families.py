@@ -65,8 +65,15 @@ def windows_of(config: Mapping[str, Any], family: Family, layers: int) -> tuple[
         case Windows.ALL:
             return _no_layer_types(config, (_window(config),) * layers)
         case Windows.BY_LAYER:
-            window = _window(config) if config.get("use_sliding_window", False) else 0
+            window = _window(config) if _uses_window(config) else 0
             return tuple(window if kind == SLIDING else 0 for kind in _layer_types(config, layers, window))
+
+
+def _uses_window(config: Mapping[str, Any]) -> bool:
+    value = config.get("use_sliding_window", False)
+    if not isinstance(value, bool):
+        raise ModelUnsupported(f"config.json: use_sliding_window is {value}, not true or false")
+    return value
 
 
 def _window(config: Mapping[str, Any]) -> int:
@@ -81,7 +88,8 @@ def _window(config: Mapping[str, Any]) -> int:
 def _layer_types(config: Mapping[str, Any], layers: int, window: int) -> list[str]:
     kinds = config.get("layer_types")
     if kinds is None:
-        first = config.get("max_window_layers", DEFAULT_FIRST_WINDOWED)
+        first = config.get("max_window_layers")
+        first = DEFAULT_FIRST_WINDOWED if first is None else first
         if not isinstance(first, int) or isinstance(first, bool) or first < 0:
             raise ModelUnsupported(f"config.json: max_window_layers is {first}, not an integer from 0")
         return [SLIDING if window and layer >= first else FULL for layer in range(layers)]

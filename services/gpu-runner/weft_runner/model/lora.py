@@ -22,7 +22,9 @@ SITES: tuple[tuple[str, ...], ...] = (
 QKV, OUT, GATE_UP, DOWN = range(4)
 DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 _KEY = re.compile(
-    r"base_model\.model\.(model\.layers\.(\d{1,4})\.(?:self_attn|mlp)\.([a-z]+_proj))\.lora_([AB])\.weight", re.ASCII
+    r"base_model\.model\.(?P<module>model\.layers\.(?P<layer>0|[1-9]\d{0,3})\.(?:"
+    r"self_attn\.(?P<attention>[qkvo]_proj)|mlp\.(?P<mlp>gate_proj|up_proj|down_proj)))\.lora_(?P<half>[AB])\.weight",
+    re.ASCII,
 )
 
 
@@ -100,19 +102,17 @@ def _pairs(tensors: Mapping[str, torch.Tensor], scales: Scales, spec: ModelSpec)
     halves: dict[tuple[int, str, str], dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
         match = _KEY.fullmatch(key)
-        if match is None or int(match[2]) >= spec.layers:
+        if match is None or int(match["layer"]) >= spec.layers:
             raise AdapterInvalid(f"the model has no module for tensor {key[:200]}")
-        halves.setdefault((int(match[2]), match[3], match[1]), {})[match[4]] = tensor
+        place = (int(match["layer"]), match["attention"] or match["mlp"], match["module"])
+        halves.setdefault(place, {})[match["half"]] = tensor
     return {(layer, name): _pair(module, name, ab, scales, spec) for (layer, name, module), ab in halves.items()}
 
 
 def _pair(module: str, name: str, ab: Mapping[str, torch.Tensor], scales: Scales, spec: ModelSpec) -> LoraPair:
     if set(ab) != {"A", "B"}:
         raise AdapterInvalid(f"{module} has no lora_{'B' if 'A' in ab else 'A'}")
-    try:
-        n_in, n_out = spec.projection(name)
-    except KeyError as error:
-        raise AdapterInvalid(f"the model has no projection {name}") from error
+    n_in, n_out = spec.projection(name)
     a, b = ab["A"], ab["B"]
     rank = a.shape[0] if a.dim() else 0
     if a.shape != (rank, n_in) or b.shape != (n_out, rank) or rank < 1:

@@ -81,6 +81,13 @@ class ReferenceExecutor:
     def choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
         return choose(logits, draws)
 
+    @property
+    def page_bytes(self) -> int:
+        return self._kv.page_bytes
+
+    def lend_pages(self, pages: list[int]) -> None:
+        """Their memory stays with the tensor: this executor is the oracle, not the one that serves a full machine."""
+
     def clear_pages(self, pages: list[int]) -> None:
         self._kv.clear(pages)
 

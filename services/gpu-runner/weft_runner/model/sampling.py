@@ -114,7 +114,8 @@ def _shift(row: Floats, shifts: Shifts) -> Floats:
     shifted = row.copy()
     tokens, values = np.frombuffer(shifts.tokens, np.int32), np.frombuffer(shifts.values, np.float64)
     inside = (tokens >= 0) & (tokens < len(row))
-    shifted[tokens[inside]] = row[tokens[inside]].astype(np.float64) + values[inside]
+    with np.errstate(over="ignore"):  # a sum that is no float leaves the row without a finite maximum, or a token out
+        shifted[tokens[inside]] = row[tokens[inside]].astype(np.float64) + values[inside]
     return shifted
 
 
@@ -123,7 +124,7 @@ def _drawn(row: Floats, sampling: Sampling, position: int) -> int:
     order = np.argsort(-row, kind="stable")
     mass = np.cumsum(masses(row, 1.0 / sampling.temperature)[order])
     total = int(mass[-1])
-    needed = total if sampling.top_p >= 1.0 else min(max(math.ceil(sampling.top_p * float(total)), 1), total)
+    needed = total if sampling.top_p >= 1.0 else min(math.ceil(sampling.top_p * float(total)), total)
     kept = int(mass[np.searchsorted(mass, needed)])
     target = (draw_bits(sampling.seed, sampling.choice, position) * kept) >> 53
     return int(order[np.searchsorted(mass, target, side="right")])
@@ -132,7 +133,7 @@ def _drawn(row: Floats, sampling: Sampling, position: int) -> int:
 def _logprob(row: Floats, token: int, n_top: int) -> TokenLogprob:
     """Log softmax in double, told as float. Tokens of probability zero are left out of `top`."""
     spread = math.log(float(masses(row, 1.0).sum()) * 2.0 ** -mass_bits(len(row)))
-    logprobs = ((row.astype(np.float64) - float(row.max())) - spread).astype(np.float32)
+    logprobs = ((row.astype(np.float64) - _largest(row)) - spread).astype(np.float32)
     top = np.argsort(-row, kind="stable")[:n_top].tolist()
     return TokenLogprob(float(logprobs[token]), tuple((t, float(logprobs[t])) for t in top if row[t] != -math.inf))
 
@@ -147,13 +148,17 @@ def masses(row: Floats, inverse_temperature: float) -> Masses:
 
     exp by Cody and Waite's reduction and Taylor's polynomial of degree 12: the operations of `sampling.cpp`, in order.
     """
-    y = np.maximum((row.astype(np.float64) - float(row.max())) * min(inverse_temperature, _SHARPEST), _FLOOR)
+    y = np.maximum((row.astype(np.float64) - _largest(row)) * min(inverse_temperature, _SHARPEST), _FLOOR)
     k = np.rint(y * _LOG2E)
     r = (y - k * _LN2_HIGH) - k * _LN2_LOW
     p = np.full_like(r, _TAYLOR[0])
     for coefficient in _TAYLOR[1:]:
         p = p * r + coefficient
     return np.rint(np.ldexp(p, k.astype(np.int32) + mass_bits(len(row)))).astype(np.int64)
+
+
+def _largest(row: Floats) -> float:
+    return float(row.max()) + 0.0  # not -0.0: which of two zeros a maximum finds is nobody's promise
 
 
 # ---- to and from the native library

@@ -200,8 +200,9 @@ def _size(config: Mapping[str, Any], name: str, null: int | None = None, *, abse
 
 
 def _number(config: Mapping[str, Any], name: str, default: float) -> float:
+    value = config.get(name)
     try:
-        return _positive(config.get(name, default))
+        return _positive(default if value is None else value)
     except (TypeError, ValueError) as error:
         raise ModelUnsupported(f"config.json: {name}: {error}") from error
 

@@ -1,8 +1,8 @@
 """One iteration as an executor sees it: host integers, built once a batch, read by every layer.
 
-While a batch of decode rows runs on unchanged its step is the same object from one iteration to the next: `advance` puts
-in the new tokens and positions, and everything else (rows, pages, plan, arrays) stays as it is and where it is. An
-executor may keep what it derives from a step for as long as it is handed that step.
+While a batch of decode rows runs on unchanged its step is the same object from one iteration to the next: `advance`
+puts in the new tokens and positions, and everything else (rows, pages, plan, arrays) stays as it is and where it is.
+An executor may keep what it derives from a step for as long as it is handed that step.
 """
 
 from collections.abc import Sequence

@@ -32,7 +32,7 @@ class Overrun:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A runner's whole state. Free + reserved = total pages; reserved covers used."""
+    """A runner's whole state. Free + reserved + adapter pages = total pages; reserved covers used."""
 
     runner: RunnerId
     sequence: int
@@ -45,6 +45,7 @@ class Report:
     highest_term: int = 0
     grown_pages: int = 0
     doublings: int = 0
+    adapter_pages: int = 0
     payload: object = field(default=None, compare=False)
 
 

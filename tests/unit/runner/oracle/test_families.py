@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from random_models import FAMILIES, OracleModel, Rows, random_model, reference_executor
+from random_models import FAMILIES, OracleModel, Rows, native_executor, random_model, reference_executor
+from weft_kernels.cpu.errors import NativeUnavailable
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.executor import Executor
 
@@ -20,7 +21,10 @@ PAGES, PAGE_TOKENS = 64, 16
 # Logits here are up to 15, and transformers itself is up to 3e-4 from its own forward in fp64.
 LOGIT_TOLERANCE = 5e-4
 SEEDS = range(3)
-EXECUTORS: dict[str, Callable[[OracleModel, int, int], Executor]] = {"reference": reference_executor}
+EXECUTORS: dict[str, Callable[[OracleModel, int, int], Executor]] = {
+    "reference": reference_executor,
+    "cpu in fp32": native_executor,
+}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -36,7 +40,13 @@ def models(family: str, tmp_path_factory: pytest.TempPathFactory) -> list[Oracle
 
 @pytest.fixture(params=EXECUTORS)
 def make_executor(request: pytest.FixtureRequest) -> Callable[[OracleModel], Executor]:
-    return lambda model: EXECUTORS[request.param](model, PAGES, PAGE_TOKENS)
+    def make(model: OracleModel) -> Executor:
+        try:
+            return EXECUTORS[request.param](model, PAGES, PAGE_TOKENS)
+        except NativeUnavailable as error:
+            pytest.skip(f"the native library cannot be built here: {error.reason}")
+
+    return make
 
 
 def texts(model: OracleModel, seed: int, count: int) -> dict[str, tuple[str, list[int]]]:

@@ -1,0 +1,77 @@
+"""A client that hardly costs anything: one connection a stream, server-sent events counted and not parsed.
+
+For measuring a server on the cores that it shares with its client. What is told of a request is when its first event
+came, when its answer ended, and the tokens that the server counted.
+"""
+
+import asyncio
+import json
+import re
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft_bench.load import RequestFailed
+
+TAIL_BYTES = 4096  # the last events, with the usage
+END = b"0\r\n\r\n"  # of a chunked body
+TIMEOUT_S = 300.0
+_USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """One answer; seconds on a monotonic clock."""
+
+    start: float
+    first: float
+    end: float
+    tokens: int
+
+
+async def run(host: str, port: int, bodies: Sequence[dict[str, Any]], streams: int) -> list[Streamed]:
+    """Send all bodies over `streams` connections, each its next one when the last has ended. Raises RequestFailed."""
+    waiting, done = deque(bodies), list[Streamed]()
+
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            while waiting:
+                done.append(await _ask(reader, writer, waiting.popleft()))
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+    async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as group:
+        for _ in range(streams):
+            group.create_task(client())
+    return done
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any]) -> Streamed:
+    content = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    )
+    start = time.perf_counter()
+    writer.write(head.encode() + b"\r\n\r\n" + content)
+    answer = await reader.readuntil(b"\r\n\r\n")
+    if not answer.startswith(b"HTTP/1.1 200") or b"chunked" not in answer.lower():
+        raise RequestFailed(f"not a stream: {answer.decode(errors='replace')}")
+    first, tail = 0.0, b""
+    while not tail.endswith(END):
+        piece = await reader.read(1 << 16)
+        if not piece:
+            raise RequestFailed(f"the stream broke off: {tail.decode(errors='replace')}")
+        first = first or time.perf_counter()
+        tail = (tail + piece)[-TAIL_BYTES:]
+    return Streamed(start, first, time.perf_counter(), tokens_of(tail))
+
+
+def tokens_of(tail: bytes) -> int:
+    """The tokens that the last events count. Raises RequestFailed when they tell of an error, or count none."""
+    if b"data: [DONE]" not in tail or (usage := _USAGE.search(tail)) is None:
+        raise RequestFailed(f"the stream did not end well: {tail.decode(errors='replace')}")
+    return int(usage[1])

@@ -1,0 +1,46 @@
+"""The seam between the adapter pool and an executor: adapters in the form that it computes with, by slot."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from weft_runner.model.lora import Scales
+
+
+class DeviceAdapter(Protocol):
+    """An adapter in the form that an executor computes with."""
+
+    @property
+    def rank(self) -> int:
+        """The largest true rank of a projection."""
+        ...
+
+    @property
+    def site_rank(self) -> int:
+        """The largest sum of ranks at a stacked site: what the step's workspace has to hold."""
+        ...
+
+    @property
+    def n_bytes(self) -> int:
+        """What it takes on the device, exactly; fixed for an artifact, so that it is known before the next load."""
+        ...
+
+
+class AdapterStore(Protocol):
+    """An executor's adapters by slot. `build` runs on the builder's thread, `put` and `clear` on the engine's."""
+
+    def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, /) -> DeviceAdapter:
+        """PEFT's tensors -> device form, at true ranks. Raises AdapterInvalid.
+
+        Pure: it runs beside a step and touches nothing that one reads. `tensors` may be views of a mapped file.
+        """
+        ...
+
+    def put(self, slot: int, adapter: DeviceAdapter, /) -> None:
+        """It is in that slot from the next step on. Between two steps; must be quick: pointers, no copies."""
+        ...
+
+    def clear(self, slot: int, /) -> None:
+        """The slot is empty and its memory given back. Between two steps; an empty slot may be cleared again."""
+        ...

@@ -1,0 +1,83 @@
+"""What the loader tells the engine: an adapter is ready, or on disk, or cannot be brought here and why."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft_runner.core.events import EndReason
+from weft_runner.errors import AdapterInvalid, ArtifactError, ArtifactUnknown, RunnerError
+from weft_runner.memory.adapter_store import DeviceAdapter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """Ready to be put into a slot. `host_bytes`: of its host copy (None: it has none); `seconds`: what loading took."""
+
+    digest: str
+    slot: int
+    adapter: DeviceAdapter
+    host_bytes: int | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """On disk, and its tensors take so many bytes: room can be made for it."""
+
+    digest: str
+    slot: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """`hopeless`: the artifact is wrong, so that trying again does not help."""
+
+    digest: str
+    slot: int
+    reason: EndReason
+    detail: str
+    hopeless: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """On disk, and in host memory with so many bytes (None: not there)."""
+
+    digest: str
+    host_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    """As LoadFailed, of what nobody waits for."""
+
+    digest: str
+    detail: str
+    hopeless: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    digests: frozenset[str]
+
+
+FromAdapters = Loaded | Sized | LoadFailed | Fetched | FetchFailed | OnDisk
+Report = Callable[[FromAdapters], None]
+
+
+def is_hopeless(error: Exception) -> bool:
+    """By its digest an artifact is what it is: one that is wrong stays wrong. One that the depot lacks may come."""
+    return isinstance(error, AdapterInvalid)
+
+
+def failure(error: Exception) -> tuple[EndReason, str]:
+    """What those who wait are told: wrong for good where the artifact is, else to be tried again, here or elsewhere."""
+    match error:
+        case ArtifactUnknown():
+            return EndReason.UNKNOWN_ADAPTER, str(error)
+        case ArtifactError():
+            return EndReason.LOAD_FAILED, str(error)
+        case RunnerError():
+            return EndReason.INTERNAL, str(error)
+        case _:
+            return EndReason.INTERNAL, f"{type(error).__name__}: {error}"

@@ -1,0 +1,139 @@
+"""Several choices, log probabilities, penalties and biases, with the real client and a real model."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from tokenizers import Tokenizer
+
+from weft_bench.stack import Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+BASE = "weft-quickstart"
+SAMPLED: dict[str, Any] = {"model": BASE, "prompt": "qzx jkv wvu", "temperature": 2.0, "max_tokens": 40, "seed": 5}
+GREEDY: dict[str, Any] = {"model": BASE, "prompt": "hello", "temperature": 0}
+CLOSE = 1e-3  # of a log probability, computed twice in float32 in other batches
+
+
+@pytest.fixture(scope="module")
+def client(stack: Stack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def texts(client: openai.OpenAI, **changes: Any) -> list[str]:
+    return [choice.text for choice in client.completions.create(**SAMPLED | changes).choices]
+
+
+def test_choices_are_drawn_apart_repeat_under_their_seed_and_do_not_depend_on_how_many_there_are(
+    client: openai.OpenAI,
+) -> None:
+    eight = texts(client, n=8)
+    assert len(set(eight)) > 1
+    assert texts(client, n=8) == eight
+    assert texts(client, n=3) == eight[:3]
+    assert texts(client) == eight[:1]
+
+
+def test_streamed_choices_are_the_whole_ones(client: openai.OpenAI) -> None:
+    found = ["", "", ""]
+    stream = client.completions.create(**SAMPLED, n=3, stream=True, stream_options={"include_usage": True})
+    usage = None
+    for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            found[choice.index] += choice.text
+    whole = client.completions.create(**SAMPLED, n=3)
+    assert found == [choice.text for choice in whole.choices]
+    assert usage == whole.usage
+
+
+def test_adapters_answer_each_choice_alike_when_greedy(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="acme/upper", messages=[{"role": "user", "content": "hello"}], temperature=0, n=5
+    )
+    assert {choice.message.content for choice in answer.choices} == {"HELLO"}
+
+
+def test_log_probabilities_are_those_of_a_distribution_and_greedy_takes_the_likeliest(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=BASE, messages=[{"role": "user", "content": "hello"}], temperature=0, logprobs=True, top_logprobs=20
+    )
+    choice = answer.choices[0]
+    assert choice.logprobs is not None
+    assert choice.logprobs.content
+    assert bytes(byte for one in choice.logprobs.content for byte in one.bytes or ()).decode() == choice.message.content
+    for one in choice.logprobs.content:
+        told = [other.logprob for other in one.top_logprobs]
+        assert len(told) == 20
+        assert told == sorted(told, reverse=True)
+        assert sum(map(math.exp, told)) <= 1 + CLOSE
+        assert (one.token, one.logprob) == (one.top_logprobs[0].token, told[0])
+
+
+def test_log_probabilities_are_the_models_own_whatever_bends_the_draw(client: openai.OpenAI) -> None:
+    bent = {"temperature": 0.3, "top_p": 0.5, "logit_bias": {"5": 40, "6": -40}, "frequency_penalty": 2.0}
+    plain, other = (
+        client.completions.create(**SAMPLED | {"max_tokens": 1, "logprobs": 20} | changes).choices[0].logprobs
+        for changes in ({}, bent)
+    )
+    assert plain is not None
+    assert other is not None
+    assert plain.top_logprobs
+    assert other.top_logprobs
+    both = plain.top_logprobs[0].keys() & other.top_logprobs[0].keys()
+    assert len(both) >= 20, "the same twenty tokens, and perhaps the chosen one"
+    for name in both:
+        assert other.top_logprobs[0][name] == pytest.approx(plain.top_logprobs[0][name], abs=CLOSE)
+
+
+def test_log_probabilities_are_streamed_with_their_text(client: openai.OpenAI) -> None:
+    asked = SAMPLED | {"n": 2, "logprobs": 2}
+    whole = client.completions.create(**asked)
+    tokens: list[list[str]] = [[], []]
+    for chunk in client.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            if choice.logprobs is not None:
+                tokens[choice.index] += choice.logprobs.tokens or []
+    assert tokens == [choice.logprobs and choice.logprobs.tokens for choice in whole.choices]
+
+
+def test_a_bias_bans_a_token_and_another_forces_one(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    plain = client.completions.create(**GREEDY).choices[0].text
+    first, other = (tokenizer.encode(text, add_special_tokens=False).ids[0] for text in (plain, "z"))
+    banned = client.completions.create(**GREEDY, logit_bias={str(first): -100}).choices[0].text
+    assert not banned.startswith(plain[0])
+    forced = client.completions.create(**GREEDY, max_tokens=4, logit_bias={str(other): 100}).choices[0].text
+    assert forced == "zzzz"
+
+
+@pytest.mark.parametrize(("frequency", "presence"), [(2.0, 0.0), (0.0, 2.0), (1.5, 2.0), (-1.0, 0.5)])
+def test_penalties_are_taken_off_what_the_answer_said_so_far(
+    client: openai.OpenAI, frequency: float, presence: float
+) -> None:
+    """Each greedy choice is worked out again from the model's own log probabilities and the counts so far."""
+    asked = GREEDY | {"prompt": "a" * 24, "max_tokens": 24, "logprobs": 20}
+    answer = client.completions.create(**asked, frequency_penalty=frequency, presence_penalty=presence).choices[0]
+    assert answer.logprobs is not None
+    names, likely = answer.logprobs.tokens or [], answer.logprobs.top_logprobs or []
+    said = Counter[str]()
+    for name, top in zip(names, likely, strict=True):
+        left = {other: value - frequency * said[other] - presence * (said[other] > 0) for other, value in top.items()}
+        assert left[name] >= max(left.values()) - CLOSE
+        said[name] += 1
+    if frequency > 1:
+        assert answer.text != client.completions.create(**asked).choices[0].text, "it made a difference"
+
+
+def test_chat_and_top_work_from_the_command_line(stack: Stack) -> None:
+    assert stack.cli("chat", "acme/upper", "hello there", "--temperature", "0").stdout == "HELLO THERE\n"
+    assert stack.cli("chat", "acme/upper", "--temperature", "0", stdin="hello\n").stdout == "HELLO\n"
+    refused = stack.cli("chat", "acme/absent", "hello", check=False)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "acme/absent" in refused.stderr
+    shown = stack.cli("top", "--interval", "0.2").stdout
+    assert "1 of 1 runners ready" in shown
+    assert "acme/upper" in shown, "it was just used, so it is on the device"

@@ -1,0 +1,264 @@
+"""The native sampler against its numpy statement: the same tokens and log probabilities on every level, exactly."""
+
+import ctypes
+import math
+import re
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft_kernels.cpu.errors import CallRefused, NativeUnavailable
+from weft_kernels.cpu.library import Library, load
+from weft_kernels.cpu.sampling import CHOICE, DRAW, MAX_TOP, Sampler
+from weft_kernels.cpu.sources import LEVELS, SOURCES
+from weft_runner.core.choice import Choice
+from weft_runner.core.sequence import MAX_TOP_LOGPROBS, Sampling
+from weft_runner.model.sampling import Draw, NativeChooser, choose
+
+HEADER = SOURCES.folder / "weft_sampling.h"
+NUMBERS = list(LEVELS)
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    try:
+        return load()
+    except NativeUnavailable as error:
+        pytest.skip(f"no native library: {error.reason}")
+
+
+@pytest.fixture(scope="module")
+def choosers(library: Library) -> dict[str, NativeChooser]:
+    """One for each level that this CPU has."""
+    return {level: NativeChooser(Sampler(library.native, NUMBERS.index(level))) for level in library.levels}
+
+
+def told(choices: list[Choice | None]) -> list[str]:
+    """As text: floats to the last bit, and a NaN would show."""
+    return [repr(choice) for choice in choices]
+
+
+def assert_same(choosers: dict[str, NativeChooser], logits: torch.Tensor, draws: list[Draw]) -> None:
+    expected = told(choose(logits, draws))
+    for level, chooser in choosers.items():
+        assert told(chooser.choose(logits, draws)) == expected, level
+
+
+def draw_of(sampling: Sampling, position: int = 0, answer: tuple[int, ...] = ()) -> Draw:
+    return Draw(sampling, position, sampling.shifts(answer))
+
+
+# ---- the same as numpy, whatever the row
+
+ROWS = {
+    "normal": lambda x: x,
+    "narrow": lambda x: x * 1e-3,
+    "wide": lambda x: x * 1e3,
+    "beyond": lambda x: x * 1e37,
+    "many ties": lambda x: np.round(x),
+    "all equal": lambda x: x * 0 + 1.5,
+    "zeros of both signs": lambda x: np.copysign(0.0, x),
+    "denormals": lambda x: x * 1e-41,
+    "half impossible": lambda x: np.where(x < 0, -np.inf, x),
+    "one possible": lambda x: np.where(x < x.max(axis=1, keepdims=True), -np.inf, x),
+    "one likely": lambda x: np.where(x < x.max(axis=1, keepdims=True), x, x + 50),
+    "exponential tail": lambda x: -np.abs(x) * 20,
+}
+samplings = st.builds(
+    Sampling,
+    seed=st.integers(0, 2**64 - 1),
+    choice=st.integers(0, 2**32 - 1),
+    temperature=st.sampled_from([0.0, 1e-6, 0.01, 0.3, 0.7, 1.0, 1.5, 20.0, 1e3]) | st.floats(1e-45, 3e38),
+    top_p=st.sampled_from([1e-9, 0.5, 0.9, 1.0 - 2**-53, 1.0]) | st.floats(0.0, 1.0),
+    frequency_penalty=st.sampled_from([0.0, 0.5, -2.0]) | st.floats(-2, 2),
+    presence_penalty=st.sampled_from([0.0, 1.0]) | st.floats(-2, 2),
+    logit_bias=st.dictionaries(
+        st.integers(0, 300), st.sampled_from([-100.0, 100.0]) | st.floats(-3e38, 3e38), max_size=6
+    ).map(lambda bias: tuple(bias.items())),
+    logprobs=st.booleans(),
+    top_logprobs=st.integers(0, MAX_TOP),
+)
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@given(
+    data=st.lists(
+        st.tuples(samplings, st.integers(0, 1 << 20), st.lists(st.integers(0, 300), max_size=20)), min_size=1
+    ),
+    vocab=st.integers(1, 300) | st.sampled_from([1, 127, 128, 129, 256, 1000, 5000]),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=40, deadline=None)
+def test_every_level_chooses_what_numpy_chooses(choosers, kind, data, vocab, seed):
+    random = np.random.default_rng(seed)
+    rows = ROWS[kind](random.normal(size=(len(data), vocab)) * 3).astype(np.float32)
+    draws = [draw_of(sampling, position, tuple(answer)) for sampling, position, answer in data]
+    assert_same(choosers, torch.tensor(rows), draws)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=40), samplings, st.integers(0, 9999))
+@settings(max_examples=150, deadline=None)
+def test_any_bits_in_the_logits_give_what_numpy_gives(choosers, bits, sampling, position):
+    """NaNs of both signs and with any payload, infinities, denormals: a choice or none, and the same one."""
+    logits = torch.from_numpy(np.array(bits, np.uint32).view(np.float32)).clone()[None]
+    assert_same(choosers, logits, [draw_of(sampling, position, (0, 0, len(bits) - 1))])
+
+
+@pytest.mark.parametrize("vocab", [32_000, 49_152, 151_936, 200_000])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
+def test_whole_vocabularies_give_what_numpy_gives(choosers, vocab, spread):
+    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(vocab)) * spread
+    logits[0, 77] += 12
+    draws = [
+        draw_of(Sampling(seed=vocab + i, temperature=t, top_p=p, logprobs=lp, top_logprobs=n, presence_penalty=pp), i)
+        for i, (t, p, lp, n, pp) in enumerate(
+            [
+                (1.0, 0.9, True, 20, 0.0),
+                (0.7, 1.0, False, 0, 1.0),
+                (1.3, 0.999, True, 5, 0.0),
+                (0.0, 1.0, True, 20, 0.0),
+            ]
+        )
+    ]
+    assert_same(choosers, logits, draws)
+
+
+def test_draws_reach_every_part_of_a_flat_distribution(choosers):
+    """Past the few likeliest tokens: 3,000 equal ones, cut by top_p, each draw among the lowest ids that it keeps."""
+    logits = torch.zeros(2000, 3000)
+    draws = [draw_of(Sampling(seed=9, temperature=1.0, top_p=0.25), position) for position in range(2000)]
+    for chooser in choosers.values():
+        tokens = [choice.token for choice in chooser.choose(logits, draws) if choice is not None]
+        assert len(tokens) == 2000
+        assert max(tokens) < 750
+        assert len(set(tokens)) > 650, "1 - exp(-2000 / 750) of 750 are 698"
+
+
+# ---- isolation
+
+
+@given(st.lists(samplings, min_size=2, max_size=8), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_a_row_chooses_the_same_whatever_its_batch_mates_and_its_place(choosers, chosen, seed):
+    """The workspace is shared by rows one after another: nothing of one shows in the next, spoiled rows included."""
+    random = np.random.default_rng(seed)
+    logits = torch.tensor(random.normal(size=(len(chosen), 400)).astype(np.float32) * 5)
+    logits[int(random.integers(len(chosen))), 3] = float(random.choice([math.nan, math.inf, 0.0]))
+    draws = [draw_of(sampling, int(random.integers(10_000)), (1, 2, 2)) for sampling in chosen]
+    order = random.permutation(len(draws)).tolist()
+    for chooser in choosers.values():
+        alone = [told(chooser.choose(logits[i : i + 1], [draw]))[0] for i, draw in enumerate(draws)]
+        assert told(chooser.choose(logits, draws)) == alone
+        assert told(chooser.choose(logits[order], [draws[i] for i in order])) == [alone[i] for i in order]
+
+
+def test_what_lies_between_and_behind_the_rows_is_not_read(choosers):
+    """Rows of 130 logits with a stride of 160: the rest is NaN, which any read would turn into no choice."""
+    whole = torch.full((5, 160), math.nan)
+    whole[:, :130] = torch.randn(5, 130, generator=torch.Generator().manual_seed(1))
+    draws = [draw_of(Sampling(seed=i, temperature=float(i), logprobs=True, top_logprobs=20)) for i in range(5)]
+    for chooser in choosers.values():
+        assert told(chooser.choose(whole[:, :130], draws)) == told(choose(whole[:, :130].contiguous(), draws))
+
+
+def test_the_workspace_is_all_that_is_written_and_what_it_held_does_not_matter(library):
+    native, vocab = library.native, 1000
+    size = native.weft_choose_workspace_bytes(vocab)
+    logits = np.random.default_rng(0).normal(size=(3, vocab)).astype(np.float32)
+    draws = np.zeros(3, DRAW)
+    draws["temperature"], draws["top_p"], draws["n_top"], draws["seed"] = 1.0, 0.95, 20, (1, 2, 3)
+    results = []
+    for filling in (0, 255):
+        memory = np.full(size + 128, filling, np.uint8)
+        start = -memory.ctypes.data % 64 + 64
+        memory[:start], memory[start + size :] = 7, 7
+        out = np.zeros(4, CHOICE)
+        assert not native.weft_choose(
+            library.level_number, logits.ctypes.data, vocab, vocab, 3, draws.ctypes.data, out.ctypes.data,
+            memory.ctypes.data + start, size,
+        )  # fmt: skip
+        assert (memory[:start] == 7).all()
+        assert (memory[start + size :] == 7).all()
+        assert not out[3:].tobytes().strip(b"\0")
+        results.append(out.tobytes())
+    assert results[0] == results[1]
+
+
+def test_inputs_stay_as_they_are(choosers):
+    logits = torch.randn(3, 200)
+    before = logits.clone()
+    draws = [draw_of(Sampling(temperature=1.0, presence_penalty=1.0, logprobs=True), i, (1, 2, 3)) for i in range(3)]
+    for chooser in choosers.values():
+        chooser.choose(logits, draws)
+    assert torch.equal(logits, before)
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("n_top", MAX_TOP + 1), ("n_shifted", -1), ("temperature", -1.0), ("temperature", math.nan)],
+)
+def test_a_draw_that_makes_no_sense_is_refused_before_anything_is_read(library, field, value):
+    sampler = Sampler(library.native, library.level_number)
+    draws = np.zeros(2, DRAW)
+    draws[field][1] = value
+    with pytest.raises(CallRefused, match="out of bounds"):
+        sampler.choose(0, 10, 10, 2, draws)
+
+
+@pytest.mark.parametrize(("stride", "vocab", "rows"), [(9, 10, 1), (10, 0, 1), (10, -5, 1), (10, 10, -1)])
+def test_sizes_that_make_no_sense_are_refused(library, stride, vocab, rows):
+    with pytest.raises(CallRefused, match="out of bounds"):
+        Sampler(library.native, library.level_number).choose(0, stride, vocab, rows)
+
+
+def test_a_small_workspace_and_an_unknown_level_are_refused(library):
+    native = library.native
+    Sampler(native, 0)
+    size = native.weft_choose_workspace_bytes(100)
+    assert native.weft_choose(0, 0, 100, 100, 1, None, 0, 0, size - 1) == -3
+    for level in (-1, len(NUMBERS)):
+        with pytest.raises(CallRefused, match="level"):
+            Sampler(native, level).choose(0, 10, 10, 1)
+
+
+# ---- the mirrors
+
+
+def test_the_mirrors_are_the_structs_of_the_header(tmp_path: Path):
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ to ask for sizes and offsets")
+    lines, ours = [], []
+    for struct, mirror in (("weft_draw", DRAW), ("weft_choice", CHOICE)):
+        assert mirror.fields is not None
+        lines.append(f'printf("%zu\\n", sizeof({struct}));')
+        ours.append(mirror.itemsize)
+        for name, (_, offset, *_) in mirror.fields.items():
+            lines.append(f'printf("%zu\\n", offsetof({struct}, {name}));')
+            ours.append(offset)
+    source = tmp_path / "ask.cpp"
+    source.write_text(f'#include <cstddef>\n#include <cstdio>\n#include "{HEADER}"\nint main() {{ {"".join(lines)} }}')
+    subprocess.run(["g++", "-std=c++17", source, "-o", tmp_path / "ask"], check=True)
+    answer = subprocess.run([tmp_path / "ask"], check=True, capture_output=True, text=True).stdout
+    assert [int(line) for line in answer.split()] == ours
+    assert all(earlier < later for earlier, later in pairwise(ours[1 : 1 + len(DRAW)])), "in the header's order"
+
+
+def test_the_mirrors_leave_no_field_out():
+    text = re.sub(r"//.*", "", HEADER.read_text())
+    bodies = {name: body for body, name in re.findall(r"typedef struct \{([^}]*)\} (\w+);", text)}
+    for struct, mirror in (("weft_draw", DRAW), ("weft_choice", CHOICE)):
+        names = re.findall(r"(\w+)(?:\[\w+\])?\s*[,;]", bodies[struct])
+        assert tuple(names) == mirror.names
+    assert f"#define WEFT_MAX_TOP {MAX_TOP}" in text
+    assert MAX_TOP == MAX_TOP_LOGPROBS
+    assert ctypes.sizeof(ctypes.c_void_p) == DRAW["shifted"].itemsize

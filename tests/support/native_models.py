@@ -1,0 +1,93 @@
+"""Small random models and adapters for the native executor, written without transformers, and steps to feed them."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from weft_kernels.plan import plan_rows
+from weft_runner.model.spec import ModelSpec, read_spec
+from weft_runner.model.step import Step, StepRow
+
+SCALE = 0.75
+
+
+class Scales:
+    """Every module's scale is SCALE."""
+
+    def scale_of(self, module: str) -> float:
+        del module
+        return SCALE
+
+
+def write_model(root: Path, seed: int, dtype: torch.dtype = torch.bfloat16, **config: Any) -> dict[str, Path]:
+    """A random checkpoint of any family that the runner serves. Returns its files by name."""
+    root.mkdir(parents=True)
+    whole = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 203, "hidden_size": 128,
+        "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "rope_theta": 10000.0,
+        "hidden_act": "silu", **config,
+    }  # fmt: skip
+    (root / "config.json").write_text(json.dumps(whole))
+    spec = read_spec(root / "config.json")
+    random = torch.Generator().manual_seed(seed)
+    tensors = {name: _random(name, shape, random).to(dtype) for name, shape in _shapes(spec).items()}
+    save_file(tensors, root / "model.safetensors")
+    return {path.name: path for path in root.iterdir()}
+
+
+def adapter_tensors(spec: ModelSpec, seed: int, ranks: dict[str, int]) -> dict[str, torch.Tensor]:
+    """A random adapter with these ranks by projection, in PEFT's names."""
+    random = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for layer in range(spec.layers):
+        for name, rank in ranks.items():
+            n_in, n_out = spec.projection(name)
+            block = "self_attn" if name[0] in "qkvo" else "mlp"
+            key = f"base_model.model.model.layers.{layer}.{block}.{name}"
+            tensors[f"{key}.lora_A.weight"] = torch.randn(rank, n_in, generator=random) / n_in**0.5
+            tensors[f"{key}.lora_B.weight"] = torch.randn(n_out, rank, generator=random) / rank**0.5
+    return tensors
+
+
+def make_step(rows: Iterable[tuple[Sequence[int], int, Sequence[int], int | None]]) -> Step:
+    """Rows of (tokens, position of the first, pages, slot); logits of every row's last token are wanted."""
+    tokens: list[int] = []
+    step_rows: list[StepRow] = []
+    slots: list[int | None] = []
+    for row, position, pages, slot in rows:
+        step_rows.append(StepRow(len(tokens), len(tokens) + len(row), position, tuple(pages), samples=True))
+        tokens.extend(row)
+        slots.extend([slot] * len(row))
+    return Step(tokens, tuple(step_rows), plan_rows(slots, dict.fromkeys(range(64), 1)))
+
+
+def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    hidden, shapes = spec.hidden_size, dict[str, tuple[int, ...]]()
+    shapes["model.embed_tokens.weight"] = (spec.vocab_size, hidden)
+    for layer in range(spec.layers):
+        prefix = f"model.layers.{layer}"
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"):
+            module = f"{prefix}.{'self_attn' if name[0] in 'qkvo' else 'mlp'}.{name}"
+            n_in, n_out = spec.projection(name)
+            shapes[f"{module}.weight"] = (n_out, n_in)
+            if spec.qkv_bias and name[0] in "qkv":
+                shapes[f"{module}.bias"] = (n_out,)
+        if spec.qk_norm:
+            shapes |= {f"{prefix}.self_attn.{half}_norm.weight": (spec.head_dim,) for half in "qk"}
+        shapes |= {f"{prefix}.{norm}_layernorm.weight": (hidden,) for norm in ("input", "post_attention")}
+    shapes["model.norm.weight"] = (hidden,)
+    if not spec.tied:
+        shapes["lm_head.weight"] = (spec.vocab_size, hidden)
+    return shapes
+
+
+def _random(name: str, shape: tuple[int, ...], random: torch.Generator) -> torch.Tensor:
+    values = torch.randn(shape, generator=random)
+    if "norm" in name:
+        return 1.0 + 0.2 * values
+    return values * (0.1 if name.endswith("bias") else 1.5 / shape[-1] ** 0.5)

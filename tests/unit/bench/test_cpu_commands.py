@@ -1,0 +1,81 @@
+"""`weft bench cpu` from its command line, on the smallest model; what it writes, and what it refuses."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from weft_bench.cpu_cases import RETAINED
+from weft_bench.cpu_textgen import LENGTHS, MOST_OUTPUT, MOST_PROMPT, cut
+from weft_bench.lines import Line, read
+from weft_bench.main import app
+
+RUNNER = CliRunner()
+
+
+def lines_of(tmp_path: Path, cases: str, *arguments: str) -> tuple[list[Line], str]:
+    command = ["cpu", "--quick", "--shapes", "tiny", "--executor", "reference", "--cases", cases]
+    folders = ["--models", str(tmp_path / "models"), "--docs", str(tmp_path / "docs")]
+    ended = RUNNER.invoke(app, [*command, *folders, *arguments])
+    assert ended.exit_code == 0, ended.output
+    assert (tmp_path / "docs" / "cpu.md").exists()
+    return read(tmp_path / "docs" / "raw" / "cpu.jsonl"), ended.stderr
+
+
+@pytest.mark.integration
+def test_decode_retention_and_one_row(tmp_path: Path) -> None:
+    lines, said = lines_of(tmp_path, "decode,retention,batch1", "--seed", "7")
+    assert "seed 7" in said
+    measured = {line.metric for line in lines}
+    assert {"read bandwidth", "bf16 peak", "decode step", "kept of the base's rate"} <= measured
+    kept = [line for line in lines if line.metric == "kept of what the bound allows"]
+    assert [line.case for line in kept] == [f"tiny (reference), batch 4, {popularity}" for popularity in RETAINED]
+    steps = [line for line in lines if line.metric == "decode step"]
+    assert all(line.value and line.baseline and line.bound_fraction for line in steps)
+    assert all("seed 7" in line.versions for line in steps)
+    assert all(line.bound_fraction == pytest.approx((line.baseline or 0) / (line.value or 1)) for line in steps)
+
+
+@pytest.mark.integration
+def test_slots_and_text_generation(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / LENGTHS, "wt") as out:
+        out.write("num_prefill_tokens,num_decode_tokens\n" + "9,3\n20,5\n" * 20)
+    lines, _ = lines_of(tmp_path, "slots,textgen", "--data", str(tmp_path))
+    hits = [line.value for line in lines if line.metric == "hit rate"]
+    assert len(hits) == 2
+    assert all(hit is not None and 0 < hit < 1 for hit in hits)
+    assert [line.target for line in lines if line.metric.startswith("TTFT p99 /")] == ["<= 1"] * 2
+    loaded = {
+        line.case.split(", ")[3]: line.value
+        for line in lines
+        if "text generation" in line.case and line.metric == "adapters loaded"
+    }
+    assert loaded == {"base": 0, "Identical": 1, "Uniform": 5, "Skewed": loaded["Skewed"], "Distinct": 24}
+
+
+def test_what_is_absent_is_said_to_be_skipped(tmp_path: Path) -> None:
+    _, said = lines_of(tmp_path, "textgen")
+    assert f"skipped: textgen: there is no {LENGTHS} in (give --data DIR)" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cpu", "--shapes", "tiny,huge"], "huge"),
+        (["cpu", "--cases", ","], "choose among decode, retention"),
+        (["peers"], "nobody to compare with"),
+        (["path", "--model-shape", "huge"], "choose among tiny"),
+    ],
+)
+def test_wrong_choices_are_refused_before_anything_runs(arguments: list[str], message: str) -> None:
+    ended = RUNNER.invoke(app, arguments)
+    assert ended.exit_code == 2
+    assert message in ended.output
+
+
+@pytest.mark.parametrize(
+    ("lengths", "fits"), [((74, 91), (74, 91)), ((8000, 1024), (MOST_PROMPT, MOST_OUTPUT)), ((0, 0), (1, 1))]
+)
+def test_lengths_are_cut_to_fit(lengths: tuple[int, int], fits: tuple[int, int]) -> None:
+    assert cut(*lengths) == fits

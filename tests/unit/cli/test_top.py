@@ -1,0 +1,286 @@
+"""`weft top`: figures from two looks, and the command against a real Admin service and a real HTTP server."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from terminal import CTRL_C, Terminal
+from weft.wire.v1 import supervisor_pb2 as pb
+from weft_cli.main import INTERRUPTED, main
+from weft_cli.top import gateway_of, runner_of
+from weft_cli.top_figures import MAX_ADAPTERS, GatewayNow, Look, RunnerNow, SequenceNow, tables_of
+
+UPPER, LOWER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+PARTS = {"in_flight": 3, "held": 1, "pools": [], "models": []}
+
+
+def sequence(name: str, adapter: str, tokens: int, counter: int = 1) -> SequenceNow:
+    return SequenceNow((name, 1, counter), adapter, tokens)
+
+
+def runner(
+    name: str,
+    tokens: int,
+    *sequences: SequenceNow,
+    pool: str = "team/base",
+    incarnation: str = "1",
+    ready: bool = True,
+    draining: bool = False,
+    on_device: frozenset[str] = frozenset(),
+) -> RunnerNow:
+    return RunnerNow((name, incarnation), name, pool, ready, draining, tokens, 60, 64, 8, 4, sequences, on_device)
+
+
+def test_rates_are_tokens_over_the_time_between_two_looks() -> None:
+    before = Look(10.0, (runner("a", 100), runner("b", 0)))
+    now = Look(12.5, (runner("a", 350), runner("b", 5)))
+    tables = tables_of(before, now)
+    assert [row[4] for row in tables.runners] == ["100.0", "2.0"]
+    assert [row[3] for row in tables.pools] == ["102.0"]
+    assert tables.summary == "2 of 2 runners ready, 102.0 tokens/s"
+
+
+@pytest.mark.parametrize("before", [None, Look(0.0, ()), Look(0.0, (runner("a", 10, incarnation="0"),))])
+def test_a_runner_that_was_not_there_before_has_no_rate_yet(before: Look | None) -> None:
+    tables = tables_of(before, Look(1.0, (runner("a", 5),)))
+    assert tables.runners[0][4] == tables.pools[0][3] == "-"
+    assert tables.summary == "1 of 1 runners ready, - tokens/s"
+
+
+def test_two_looks_at_one_moment_make_no_rate() -> None:
+    look = Look(1.0, (runner("a", 5, sequence("r", UPPER, 3)),))
+    assert tables_of(look, look).runners[0][4] == "-"
+    assert tables_of(look, look).adapters[0][2] == "-"
+
+
+def test_a_pool_is_the_sum_of_its_runners_and_who_waits_for_it() -> None:
+    gateway = GatewayNow(5, 2, {"team/base": 2})
+    one, two = sequence("r1", "", 1), sequence("r2", "", 1)
+    now = Look(1.0, (runner("a", 0, one, two), runner("b", 0, ready=False), runner("c", 0, pool="x/y")), gateway)
+    tables = tables_of(None, now)
+    assert tables.pools == [
+        ("team/base", "1/2", "2/16", "-", "120/128", "2"),
+        ("x/y", "1/1", "0/8", "-", "60/64", "-"),
+    ], "a pool that the gateway does not show has an unknown queue, not an empty one"
+    assert tables.summary.endswith("5 requests, 2 waiting")
+
+
+def test_a_runner_that_drains_says_so_and_is_not_ready_for_more() -> None:
+    tables = tables_of(None, Look(1.0, (runner("a", 0, draining=True),)))
+    assert tables.runners[0][2] == "Draining"
+    assert tables.summary.startswith("0 of 1 runners ready")
+
+
+def test_adapters_are_ranked_by_what_their_sequences_gained() -> None:
+    before = Look(0.0, (runner("a", 0, sequence("r1", UPPER, 100), sequence("r2", LOWER, 5)),))
+    now = Look(
+        2.0,
+        (
+            runner("a", 0, sequence("r1", UPPER, 104), sequence("r2", LOWER, 11), on_device=frozenset({UPPER, LOWER})),
+            runner("b", 0, sequence("r3", LOWER, 4), sequence("r4", "", 900), on_device=frozenset({LOWER})),
+        ),
+        GatewayNow(4, 0, {}, {LOWER: "acme/lower"}),
+    )
+    assert tables_of(before, now).adapters == [
+        ("acme/lower", "2", "5.0", "2"),
+        ("aaaaaaaaaaaa", "1", "2.0", "1"),
+    ], "the base is no adapter; one without a known name is its digest"
+
+
+def test_a_sequence_that_began_again_elsewhere_has_gained_its_own_tokens_only() -> None:
+    before = Look(0.0, (runner("a", 0, sequence("r1", UPPER, 100)),))
+    now = Look(1.0, (runner("b", 0, sequence("r1", UPPER, 30, counter=2)),))
+    assert tables_of(before, now).adapters[0][2] == "30.0"
+
+
+def test_only_the_busiest_adapters_are_shown() -> None:
+    digests = [f"sha256:{i:064x}" for i in range(30)]
+    gained = [sequence(f"r{i}", digest, i) for i, digest in enumerate(digests)]
+    rows = tables_of(Look(0.0, ()), Look(1.0, (runner("a", 0, *gained),))).adapters
+    assert [float(row[2]) for row in rows] == [29.0 - i for i in range(MAX_ADAPTERS)]
+
+
+names = st.sampled_from(["a", "b", "c"])
+sequences = st.builds(sequence, names, st.sampled_from(["", UPPER, LOWER]), st.integers(0, 99), st.integers(1, 3))
+runners = st.builds(
+    lambda name, tokens, some, pool, incarnation: runner(name, tokens, *some, pool=pool, incarnation=incarnation),
+    names,
+    st.integers(0, 1000),
+    st.lists(sequences, max_size=4),
+    st.sampled_from(["p/1", "p/2"]),
+    st.sampled_from(["1", "2"]),
+)
+looks = st.lists(runners, max_size=3, unique_by=lambda one: one.incarnation).map(tuple)
+
+
+@given(looks, looks)
+def test_whatever_came_and_went_every_runner_has_a_row_and_sums_agree(
+    before: tuple[RunnerNow, ...], now: tuple[RunnerNow, ...]
+) -> None:
+    tables = tables_of(Look(0.0, before), Look(1.0, now))
+    assert [row[0] for row in tables.runners] == [one.name for one in now]
+    assert {row[0] for row in tables.pools} == {one.pool for one in now}
+    batch = sum(int(row[2].partition("/")[0]) for row in tables.pools)
+    assert batch == sum(len(one.sequences) for one in now)
+    assert all(float(row[2]) >= 0 for row in tables.adapters)
+
+
+def test_a_report_of_a_runner_is_read_whole() -> None:
+    state = pb.RunnerState(
+        id={"uuid": "0123456789abcdef", "incarnation": "7"},
+        runner=pb.RunnerHello(pool="team/base", total_pages=64, max_sequences=8, max_adapters=4),
+        ready=True,
+        free_pages=60,
+        tokens=1234,
+        sequences=[pb.SequenceState(request_id="r", epoch={"term": 1, "counter": 2}, adapter_digest=UPPER, tokens=9)],
+        adapters=[
+            pb.AdapterState(digest=UPPER, tier=pb.AdapterState.DEVICE),
+            pb.AdapterState(digest=LOWER, tier=pb.AdapterState.HOST),
+        ],
+    )
+    assert runner_of(state) == RunnerNow(
+        ("0123456789abcdef", "7"),
+        "01234567",
+        "team/base",
+        True,
+        False,
+        1234,
+        60,
+        64,
+        8,
+        4,
+        (SequenceNow(("r", 1, 2), UPPER, 9),),
+        frozenset({UPPER}),
+    )
+
+
+def test_the_gateways_status_is_read() -> None:
+    status = PARTS | {
+        "pools": [{"name": "team/base", "held": 1}],
+        "models": [{"id": "tiny", "digest": ""}, {"id": "acme/upper", "digest": UPPER}],
+    }
+    assert gateway_of(status) == GatewayNow(3, 1, {"team/base": 1}, {UPPER: "acme/upper"})
+
+
+# ---------------------------------------------------------------- the command
+
+
+class Gateway:
+    """Answers /status with `status`; hears the keys."""
+
+    def __init__(self) -> None:
+        self.code = 200
+        self.status: Any = PARTS | {"pools": [{"name": "default/base", "held": 1}]}
+        self.keys: list[str | None] = []
+        gateway = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                assert self.path == "/status"
+                gateway.keys.append(self.headers["authorization"])
+                body = orjson.dumps(gateway.status)
+                self.send_response(gateway.code)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
+    monkeypatch.delenv("WEFT_API_KEY", raising=False)
+    server = Gateway()
+    yield server
+    server.close()
+
+
+def look(capfd: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
+    code = main(["top", "--interval", "0.1", *options])
+    out, err = capfd.readouterr()
+    return code, out, err
+
+
+def test_a_pipe_gets_the_tables_once(controller: Any, gateway: Gateway, capfd: pytest.CaptureFixture[str]) -> None:
+    controller.stack["gateway"] = gateway.url
+    code, out, err = look(capfd)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "1 of 1 runners ready, 0.0 tokens/s, 3 requests, 1 waiting"
+    assert lines[2].split() == ["RUNNER", "POOL", "READY", "BATCH", "TOKENS/S", "FREE", "PAGES", "ADAPTERS"]
+    assert lines[3].split() == ["01234567", "default/base", "True", "2/8", "0.0", "0/64", "1/4"]
+    assert lines[6].split() == ["default/base", "1/1", "2/8", "0.0", "0/64", "1"]
+    assert lines[9].split() == ["aaaaaaaaaaaa", "0", "0.0", "1"]
+    assert "\x1b" not in out
+
+
+def test_a_key_shows_more(controller: Any, gateway: Gateway, capfd: pytest.CaptureFixture[str]) -> None:
+    gateway.status = PARTS | {"models": [{"id": "acme/upper", "digest": UPPER}]}
+    _, out, _ = look(capfd, "--once", "--url", gateway.url, "--key", "weft-k")
+    assert set(gateway.keys) == {"Bearer weft-k"}
+    assert "acme/upper" in out
+
+
+def test_a_supervisor_elsewhere_needs_no_gateway(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = look(capfd, "--supervisor", controller.stack["supervisor"], "--data-dir", "/nonexistent")
+    assert code == 0
+    assert "waiting" not in out.splitlines()[0]
+    assert "default/base" in out
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "says"),
+    [
+        (500, {"error": {"message": "broken"}}, "refuses: 500: broken"),
+        (200, {"ready": "ok"}, "is no gateway of weft"),
+        (200, [1], "is no gateway of weft"),
+    ],
+)
+def test_a_gateway_that_says_something_else_is_named(
+    controller: Any, gateway: Gateway, capfd: pytest.CaptureFixture[str], code: int, status: Any, says: str
+) -> None:
+    gateway.code, gateway.status = code, status
+    result = look(capfd, "--url", gateway.url)
+    assert result[0] == 1
+    assert says in result[2]
+
+
+def test_what_is_not_there_is_told_in_a_line(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    for options in (["--url", "http://127.0.0.1:1"], ["--supervisor", "127.0.0.1:1"], ["--data-dir", "/nonexistent"]):
+        code, out, err = look(capfd, *options)
+        assert (code, out) == (1, "")
+        assert err.startswith("weft: ")
+        assert "Traceback" not in err
+
+
+def test_on_a_terminal_the_tables_follow_until_ctrl_c(controller: Any, gateway: Gateway) -> None:
+    with Terminal("top", "--interval", "0.1", "--url", gateway.url) as terminal:
+        for waiting in (1, 7, 9):
+            gateway.status = PARTS | {"held": waiting}
+            terminal.until(f"{waiting} waiting")
+        terminal.write(CTRL_C)
+        assert terminal.exit_code() == INTERRUPTED
+    assert "Traceback" not in terminal.text
+
+
+def test_a_stack_that_goes_away_ends_the_tables_with_a_line(controller: Any, gateway: Gateway) -> None:
+    with Terminal("top", "--interval", "0.1", "--url", gateway.url) as terminal:
+        terminal.until("1 waiting")
+        gateway.code = 500
+        assert terminal.exit_code() == 1
+    assert "weft: the gateway at" in terminal.text

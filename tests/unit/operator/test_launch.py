@@ -1,0 +1,30 @@
+"""What a pool asks of its runners, from the manifest to the flags that they are started with."""
+
+from tests.unit.operator.planning import BASE, pool_object
+from weft_operator.capacity import launch
+from weft_operator.pod_template import launch_flags
+from weft_operator.resources import Pool, parse_pool
+from weft_runner.settings import parse_settings
+
+ADDRESSES = {"listen": "h:1", "probes": "h:2", "supervisor": "h:3", "depot": "http://h:4", "data-dir": "/var/lib/weft"}
+
+
+def pool_of(**scheduler: int) -> Pool:
+    """A pool with these words in its scheduler block, as a server holds it."""
+    manifest = pool_object()
+    manifest["metadata"] |= {"uid": "u", "generation": 1, "resourceVersion": "1"}
+    manifest["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    manifest["spec"]["scheduler"] |= scheduler
+    return parse_pool(manifest)
+
+
+def test_a_runner_is_told_all_that_the_scheduler_block_of_its_pool_says_of_it():
+    flags = launch_flags(launch(pool_of(maxSequences=7, maxBatchTokens=99, maxPrefills=3, tokenTimeMs=45), BASE))
+    settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | flags).items()])
+    told = (settings.max_sequences, settings.max_batch_tokens, settings.max_prefills, settings.token_time_ms)
+    assert told == (7, 99, 3, 45)
+
+
+def test_another_token_time_is_another_launch():
+    """Runners are replaced when it changes: they chunk by it, and have measured their best batch against it."""
+    assert launch(pool_of(tokenTimeMs=45), BASE) != launch(pool_of(tokenTimeMs=46), BASE)

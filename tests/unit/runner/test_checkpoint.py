@@ -1,0 +1,326 @@
+"""A base on disk: views of the mapped files, and everything that is wrong with one is named before it is read."""
+
+import json
+import random
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from weft_runner.errors import StoppedAtStart, WeightsInvalid
+from weft_runner.model.checkpoint import INDEX, SINGLE, Checkpoint, expected_tensors, open_checkpoint
+from weft_runner.model.spec import ModelSpec, parse_spec
+from weft_runner.model.weights import check_finite, load_weights
+
+Q0 = "model.layers.0.self_attn.q_proj"
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+}
+
+
+def spec_of(architecture: str = "Qwen2ForCausalLM", **change: Any) -> ModelSpec:
+    return parse_spec({"architectures": [architecture], **SIZES, **change})
+
+
+def tensors_of(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in expected_tensors(spec)}
+
+
+def write(folder: Path, tensors: dict[str, torch.Tensor], shards: int = 1) -> dict[str, Path]:
+    """As transformers does: one file, or shards and their index."""
+    if shards == 1:
+        save_file(tensors, folder / SINGLE)
+    else:
+        names = sorted(tensors)
+        where: dict[str, str] = {}
+        for number in range(shards):
+            shard = f"model-{number + 1:05}-of-{shards:05}.safetensors"
+            save_file({name: tensors[name] for name in names[number::shards]}, folder / shard)
+            where |= dict.fromkeys(names[number::shards], shard)
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    return files_of(folder)
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in folder.iterdir()}
+
+
+def is_mapped(path: Path, tensor: torch.Tensor) -> bool:
+    """The tensor lies in this process's mapping of the file."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path))]
+    return any(
+        int(first, 16) <= tensor.data_ptr() < int(last, 16) for first, last in (line[0].split("-") for line in lines)
+    )
+
+
+def resident_bytes(path: Path) -> int:
+    """Of this process's mappings of a file, as the kernel counts them."""
+    total, counted = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        fields = line.split()
+        if "-" in fields[0] and not fields[0].endswith(":"):
+            counted = line.endswith(str(path))
+        elif counted and fields[0] == "Rss:":
+            total += int(fields[1]) * 1024
+    return total
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_tensor_is_a_view_in_its_stored_dtype(tmp_path, architecture, dtype, shards):
+    spec = spec_of(architecture)
+    tensors = tensors_of(spec, dtype)
+    checkpoint = open_checkpoint(write(tmp_path, tensors, shards), spec)
+    for name, tensor in tensors.items():
+        read = checkpoint.tensor(name)
+        assert read.dtype is dtype
+        assert torch.equal(read, tensor)
+        assert read.data_ptr() == checkpoint.tensor(name).data_ptr(), "no copy was made"
+
+
+def test_a_layer_has_what_its_family_has(tmp_path):
+    spec = spec_of("Qwen2ForCausalLM", use_sliding_window=True, sliding_window=9, max_window_layers=2)
+    tensors = tensors_of(spec)
+    checkpoint = open_checkpoint(write(tmp_path, tensors), spec)
+    layer = checkpoint.layer(2)
+    assert list(layer.projections) == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    assert torch.equal(layer.projections["down_proj"], tensors["model.layers.2.mlp.down_proj.weight"])
+    assert torch.equal(layer.biases["v_proj"], tensors["model.layers.2.self_attn.v_proj.bias"])
+    assert (layer.q_norm, layer.k_norm, layer.window, checkpoint.layer(1).window) == (None, None, 9, 0)
+    assert torch.equal(checkpoint.head, tensors["lm_head.weight"])
+
+
+def test_weights_for_the_reference_are_stacked_and_in_fp32(tmp_path):
+    spec = spec_of("Qwen3ForCausalLM", tie_word_embeddings=True)
+    tensors = tensors_of(spec, torch.bfloat16)
+    weights = load_weights(write(tmp_path, tensors), spec)
+    layer, prefix = weights.layers[1], "model.layers.1.self_attn"
+    stacked = torch.cat([tensors[f"{prefix}.{name}_proj.weight"] for name in "qkv"]).float()
+    assert torch.equal(layer.qkv, stacked)
+    assert layer.q_norm is not None
+    assert torch.equal(layer.q_norm, tensors[f"{prefix}.q_norm.weight"].float())
+    assert layer.qkv_bias is None
+    assert weights.head is weights.embedding
+
+
+def test_pages_of_what_was_read_leave_memory_and_come_back(tmp_path):
+    spec = spec_of("LlamaForCausalLM", hidden_size=512, intermediate_size=2048, num_attention_heads=32)
+    tensors = tensors_of(spec)
+    path = write(tmp_path, tensors)[SINGLE]
+    checkpoint = open_checkpoint({SINGLE: path}, spec)
+    layer = checkpoint.layer(1)
+    size = sum(tensor.nbytes for tensor in layer.projections.values())
+    assert resident_bytes(path) < size // 4, "opening reads nothing but headers"
+    total = sum(float(tensor.sum()) for tensor in layer.projections.values())
+    assert resident_bytes(path) >= size
+    checkpoint.release_layer(1)
+    assert resident_bytes(path) < size // 4
+    assert sum(float(tensor.sum()) for tensor in layer.projections.values()) == total
+
+
+def test_loading_needs_no_second_copy_of_a_model_that_is_stored_as_it_is_computed(tmp_path):
+    spec = spec_of()
+    files = write(tmp_path, tensors_of(spec))
+    weights = load_weights(files, spec)
+    assert all(is_mapped(files[SINGLE], t) for t in (weights.embedding, weights.head, weights.layers[2].down))
+    assert not is_mapped(files[SINGLE], weights.layers[2].qkv), "three tensors in one"
+
+
+def test_a_view_outlives_its_checkpoint_and_its_file(tmp_path):
+    spec = spec_of()
+    tensors = tensors_of(spec)
+    files = write(tmp_path, tensors)
+    view = open_checkpoint(files, spec).tensor(f"{Q0}.weight")
+    files[SINGLE].unlink()
+    assert torch.equal(view, tensors[f"{Q0}.weight"])
+
+
+def test_loading_stops_between_two_tensors(tmp_path):
+    spec = spec_of()
+    asked = iter(range(100))
+    checkpoint = open_checkpoint(write(tmp_path, tensors_of(spec)), spec, lambda: next(asked) > 3)
+    checkpoint.tensor("model.norm.weight")
+    with pytest.raises(StoppedAtStart, match=r"model\.layers"):
+        checkpoint.layer(0)
+
+
+def test_a_header_that_is_not_padded_is_read(tmp_path):
+    """Numbers then lie at odd addresses; safetensors allows it and its own writer never does it."""
+    spec = spec_of()
+    tensors = tensors_of(spec, torch.bfloat16)
+    header: dict[str, Any] = {}
+    data = b""
+    for name, tensor in tensors.items():
+        raw = tensor.view(torch.int16).numpy().tobytes()
+        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    text += b" " * (1 - len(text) % 2)  # an odd length
+    (tmp_path / SINGLE).write_bytes(struct.pack("<Q", len(text)) + text + data)
+    checkpoint = open_checkpoint(files_of(tmp_path), spec)
+    assert all(torch.equal(checkpoint.tensor(name), tensor) for name, tensor in tensors.items())
+
+
+# ---- refusals
+
+
+def refusal(files: dict[str, Path], spec: ModelSpec) -> str:
+    with pytest.raises(WeightsInvalid) as caught:
+        open_checkpoint(files, spec)
+    return str(caught.value)
+
+
+Change = Callable[[dict[str, torch.Tensor]], Any]
+WRONG: dict[str, tuple[Change, str]] = {
+    "missing": (lambda t: t.pop("model.norm.weight"), "no tensor model.norm.weight"),
+    "missing bias": (lambda t: t.pop(f"{Q0}.bias"), f"no tensor {Q0}.bias"),
+    "extra": (lambda t: t.update({"model.extra": torch.ones(2)}), "model.extra is no part of a Qwen2ForCausalLM"),
+    "extra bias": (lambda t: t.update({"model.norm.bias": torch.ones(2)}), "model.norm.bias is no part"),
+    "layer too many": (lambda t: t.update({"model.layers.3.mlp.up_proj.weight": torch.ones(2)}), "layers.3"),
+    "misshaped": (lambda t: t.update({f"{Q0}.weight": torch.ones(3, 4)}), r"shape \[3, 4\], config.json asks for"),
+    "transposed": (lambda t: t.update({k: t[k].t().contiguous() for k in [f"{Q0}.weight"]}), r"shape \[48, 64\]"),
+    "a buffer": (lambda t: t.update({"model.position_ids": torch.arange(3)}), "model.position_ids is no part"),
+    "float64": (lambda t: t.update({"model.norm.weight": torch.ones(48).double()}), "F64; read are F32, F16, BF16"),
+    "int8": (lambda t: t.update({f"{Q0}.weight": torch.ones(64, 48, dtype=torch.int8)}), r"quantised.*q_proj.*I8"),
+    "fp8": (lambda t: t.update({f"{Q0}.weight": torch.ones(64, 48).to(torch.float8_e4m3fn)}), r"quantised.*F8_E4M3"),
+    "gptq": (
+        lambda t: t.update({f"{Q0}.qweight": torch.ones(6, 64, dtype=torch.int32)}) or t.pop(f"{Q0}.weight"),
+        r"quantised.*qweight",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.parametrize("shards", [1, 2])
+def test_tensors_that_are_not_those_of_the_config_are_named(tmp_path, fault, shards):
+    spec = spec_of()
+    change, message = WRONG[fault]
+    tensors = tensors_of(spec)
+    change(tensors)
+    assert re.search(message, refusal(write(tmp_path, tensors, shards), spec))
+
+
+def test_of_many_faults_some_are_named_and_the_rest_counted(tmp_path):
+    spec = spec_of()
+    tensors = {name: tensor for name, tensor in tensors_of(spec).items() if not name.endswith(".bias")}
+    assert refusal(write(tmp_path, tensors), spec).count("bias") == 4
+    assert "and 5 more" in refusal(files_of(tmp_path), spec)
+
+
+def test_rotary_tables_and_a_tied_head_are_let_be(tmp_path):
+    spec = spec_of("LlamaForCausalLM", tie_word_embeddings=True)
+    tensors = tensors_of(spec)
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    checkpoint = open_checkpoint(write(tmp_path, tensors), spec)
+    assert checkpoint.head.data_ptr() == checkpoint.embedding.data_ptr()
+
+
+def rewrite_index(folder: Path, change: Callable[[dict[str, str]], Any]) -> dict[str, Path]:
+    index = json.loads((folder / INDEX).read_text())
+    change(index["weight_map"])
+    (folder / INDEX).write_text(json.dumps(index))
+    return files_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m: m.update({f"{Q0}.weight": "gone.safetensors"}), "gone.safetensors is not there"),
+        (lambda m: m.update({f"{Q0}.weight": "../up.safetensors"}), "without a path"),
+        (lambda m: m.update({f"{Q0}.weight": "/etc/up.safetensors"}), "without a path"),
+        (lambda m: m.update({"model.extra": "model-00001-of-00002.safetensors"}), "has no tensor model.extra"),
+        (lambda m: m.update({f"{Q0}.weight": 3}), "weight_map"),
+        (lambda m: m.clear(), "no weights"),
+    ],
+)
+def test_an_index_that_is_wrong_is_named(tmp_path, change, words):
+    spec = spec_of()
+    write(tmp_path, tensors_of(spec), shards=2)
+    assert words in refusal(rewrite_index(tmp_path, change), spec)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": []}', "{}"])
+def test_an_index_that_is_none_is_named(tmp_path, text):
+    spec = spec_of()
+    write(tmp_path, tensors_of(spec), shards=2)
+    (tmp_path / INDEX).write_text(text)
+    assert INDEX in refusal(files_of(tmp_path), spec)
+
+
+def test_a_tensor_in_two_shards_is_named(tmp_path):
+    spec = spec_of()
+    tensors = tensors_of(spec)
+    write(tmp_path, tensors, shards=2)
+    names = sorted(tensors)
+    both = {name: tensors[name] for name in [*names[0::2], names[1]]}
+    save_file(both, tmp_path / "model-00001-of-00002.safetensors")
+    assert f"{names[1]} is in another file too" in refusal(files_of(tmp_path), spec)
+
+
+def test_a_torn_or_empty_file_is_named(tmp_path):
+    spec = spec_of()
+    path = write(tmp_path, tensors_of(spec))[SINGLE]
+    whole = path.read_bytes()
+    for length in (0, 4, 100, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        assert SINGLE in refusal({SINGLE: path}, spec)
+    path.unlink()
+    assert SINGLE in refusal({SINGLE: path}, spec)
+
+
+# ---- numbers
+
+
+@given(
+    st.sampled_from(DTYPES),
+    st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    st.sampled_from([float("nan"), float("inf"), -float("inf")]),
+    st.randoms(use_true_random=False),
+)
+def test_a_number_that_is_not_finite_is_named_by_its_place(dtype, shape, wrong, rng: random.Random):
+    tensor = torch.full(shape, -torch.finfo(dtype).max, dtype=dtype)
+    check_finite("t", tensor)
+    at = tuple(rng.randrange(size) for size in shape)
+    tensor[at] = wrong
+    with pytest.raises(WeightsInvalid, match=rf"t is NaN or infinite at \[{', '.join(map(str, at))}\]"):
+        check_finite("t", tensor)
+
+
+@pytest.mark.parametrize("at", [0, (1 << 18) - 1, 1 << 18, (1 << 19) + 6])
+def test_every_chunk_is_looked_at(at):
+    tensor = torch.zeros((1 << 19) + 7, dtype=torch.bfloat16)
+    check_finite("t", tensor)
+    tensor[at] = float("nan")
+    with pytest.raises(WeightsInvalid, match=rf"\[{at}\]"):
+        check_finite("t", tensor)
+
+
+@pytest.mark.parametrize("name", [n for n, _ in expected_tensors(spec_of()) if "layers.1" in n or "layers" not in n])
+def test_no_tensor_escapes_the_look(tmp_path, name):
+    spec = spec_of()
+    tensors = tensors_of(spec)
+    tensors[name].view(-1)[-1] = float("nan")
+    files = write(tmp_path, tensors)
+    assert isinstance(open_checkpoint(files, spec), Checkpoint)
+    with pytest.raises(WeightsInvalid, match="NaN or infinite"):
+        load_weights(files, spec)

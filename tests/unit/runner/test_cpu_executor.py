@@ -1,0 +1,343 @@
+"""The native executor: the reference's numbers, and a row's own bits whatever happens around it.
+
+The property: play any script of steps (who runs, how many of its tokens, beside whom, in which order, on which pages,
+with how many threads), and each logit that it produces equals, bit for bit, that of the same token decoded alone.
+"""
+
+import ctypes
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from native_models import Scales, adapter_tensors, make_step, write_model
+from weft_kernels.cpu.errors import NativeUnavailable
+from weft_kernels.cpu.library import load
+from weft_runner.memory.kv_cache import KvCache
+from weft_runner.memory.lora_table import LoraTable
+from weft_runner.model.checkpoint import Files, open_checkpoint
+from weft_runner.model.cpu import CpuExecutor
+from weft_runner.model.executor import Executor
+from weft_runner.model.packed import why_not
+from weft_runner.model.reference import ReferenceExecutor
+from weft_runner.model.spec import ModelSpec, read_spec
+from weft_runner.model.weights import ModelWeights, load_weights
+
+try:
+    LEVELS = load().levels
+except NativeUnavailable as unavailable:
+    pytest.skip(f"the native library cannot be built here: {unavailable.reason}", allow_module_level=True)
+
+PAGES, SLOTS = 256, 8
+Made = TypeVar("Made", bound=Executor)
+TILE32 = ("amx_bf16", "avx512", "avx2")
+ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+RANKS = (
+    dict.fromkeys(ALL, 8),
+    {"q_proj": 3, "v_proj": 5, "down_proj": 1},
+    dict.fromkeys(ALL, 33),
+    {"up_proj": 16},
+    {"k_proj": 64, "o_proj": 2, "gate_proj": 17, "up_proj": 31},
+    dict.fromkeys(ALL, 1),
+)
+FAMILIES = {
+    "llama": {},  # heads of 32: attention on tiles
+    "mistral": {  # windows shorter than the context, heads of 16: attention on vectors
+        "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 96, "head_dim": 16,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "sliding_window": 37,
+    },
+    "qwen2": {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+    },
+    "qwen3": {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 64, "num_key_value_heads": 4,
+        "num_attention_heads": 4, "attention_bias": False,
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One model's files and the executors made of it so far."""
+
+    files: Files
+    spec: ModelSpec
+
+    @cache  # noqa: B019 (a handful, for the module's life)
+    def native(self, level: str, dtype: str, threads: int = 1, page_tokens: int = 16) -> CpuExecutor:
+        made = CpuExecutor(
+            load(level), open_checkpoint(self.files, self.spec), dtype=dtype, threads=threads,
+            pages=PAGES * 16 // page_tokens, page_tokens=page_tokens, slots=SLOTS,
+        )  # fmt: skip
+        return self._with_adapters(made)
+
+    @cache  # noqa: B019 (as above)
+    def reference(self, dtype: str = "fp32") -> ReferenceExecutor:
+        table = LoraTable(self.spec, SLOTS)
+        weights = load_weights(self.files, self.spec)
+        if dtype == "int8":
+            weights = rounded_to_int8(weights)
+        return self._with_adapters(ReferenceExecutor(self.spec, weights, KvCache(self.spec, PAGES, 16), table))
+
+    def _with_adapters(self, executor: Made) -> Made:
+        for slot, ranks in enumerate(RANKS):
+            tensors = adapter_tensors(self.spec, slot, ranks)
+            executor.adapters.put(slot, executor.adapters.build(tensors, Scales()))
+        return executor
+
+
+@pytest.fixture(scope="module")
+def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Stage]]:
+    @cache
+    def make(family: str) -> Stage:
+        root: Path = tmp_path_factory.mktemp("models") / family
+        files = write_model(root, 7, **FAMILIES[family])
+        return Stage(files, read_spec(files["config.json"]))
+
+    return make
+
+
+def rounded_to_int8(weights: ModelWeights) -> ModelWeights:
+    """What --dtype int8 computes with: one scale for each output, 127 steps to each side."""
+
+    def of(matrix: torch.Tensor) -> torch.Tensor:
+        scale = matrix.abs().amax(dim=1, keepdim=True) / 127
+        return (matrix / scale).round() * scale
+
+    layers = tuple(
+        replace(layer, qkv=of(layer.qkv), o=of(layer.o), gate_up=of(layer.gate_up), down=of(layer.down))
+        for layer in weights.layers
+    )
+    return replace(weights, layers=layers, head=of(weights.head))
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Tokens to feed and the adapter's slot."""
+
+    tokens: tuple[int, ...]
+    slot: int | None
+
+
+Script = list[list[tuple[int, int]]]  # steps of (sequence, how many of its next tokens)
+Logits = dict[tuple[int, int], torch.Tensor]  # (sequence, position) -> the row of logits
+
+
+def play(executor: Executor, sequences: list[Sequence], script: Script, pages: list[int], page_tokens: int) -> Logits:
+    """Run the script; what each row that ran gave at its last position."""
+    owned = hand_out(sequences, pages, page_tokens)
+    executor.clear_pages([page for own in owned for page in own])
+    fed = [0] * len(sequences)
+    got: Logits = {}
+    for row_counts in script:
+        rows = []
+        for index, count in row_counts:
+            sequence, start = sequences[index], fed[index]
+            rows.append((sequence.tokens[start : start + count], start, owned[index], sequence.slot))
+            fed[index] += count
+        logits = executor.run(make_step(rows))
+        got |= {(index, fed[index]): logits[row].clone() for row, (index, _) in enumerate(row_counts)}
+    assert fed == [len(sequence.tokens) for sequence in sequences]
+    return got
+
+
+def hand_out(sequences: list[Sequence], pages: list[int], page_tokens: int) -> list[list[int]]:
+    free = iter(pages)
+    return [[next(free) for _ in range(-(-len(s.tokens) // page_tokens))] for s in sequences]
+
+
+def decoded_alone(executor: Executor, sequences: list[Sequence]) -> Logits:
+    """One token a step, one sequence a step: the logits of every position."""
+    script = [[(index, 1)] for index, sequence in enumerate(sequences) for _ in sequence.tokens]
+    return play(executor, sequences, script, list(range(PAGES)), 16)
+
+
+def same_bits(got: Logits, alone: Logits) -> None:
+    different = [key for key, row in got.items() if not torch.equal(row.view(torch.int32), alone[key].view(torch.int32))]
+    assert not different, f"(sequence, position) with other bits than alone: {different}"
+
+
+@st.composite
+def sequences(draw: st.DrawFn, most: int, longest: int) -> list[Sequence]:
+    count = draw(st.integers(1, most))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    lengths = draw(st.lists(st.integers(1, longest), min_size=count, max_size=count))
+    slots = draw(st.lists(st.sampled_from([None, *range(len(RANKS))]), min_size=count, max_size=count))
+    return [
+        Sequence(tuple(torch.randint(0, 203, (length,), generator=generator).tolist()), slot)
+        for length, slot in zip(lengths, slots, strict=True)
+    ]
+
+
+@st.composite
+def scripts(draw: st.DrawFn, whole: list[Sequence]) -> Script:
+    """Each sequence in random chunks; in each step a random choice of those that are not done, in random order."""
+    left = [len(sequence.tokens) for sequence in whole]
+    drawn = random.Random(draw(st.integers(0, 2**32)))
+    script: Script = []
+    while any(left):
+        running = [index for index, rest in enumerate(left) if rest]
+        chosen = drawn.sample(running, drawn.randint(1, len(running)))
+        step = [(index, min(left[index], drawn.choice((1, 1, 2, 5, 16, 33, 300)))) for index in chosen]
+        for index, count in step:
+            left[index] -= count
+        script.append(step)
+    return script
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("level", LEVELS)
+def test_fp32_gives_the_references_logits(stage_of: Callable[[str], Stage], family: str, level: str) -> None:
+    stage, whole = stage_of(family), mixed_batch()
+    script = [[(i, len(s.tokens) - 1) for i, s in enumerate(whole)], [(i, 1) for i in range(len(whole))]]
+    native = play(stage.native(level, "fp32"), whole, script, list(range(PAGES)), 16)
+    expected = play(stage.reference(), whole, script, list(range(PAGES)), 16)
+    for key, row in native.items():
+        torch.testing.assert_close(row, expected[key], atol=5e-4, rtol=0, msg=f"{key}")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_bf16_and_int8_are_near_the_reference(
+    stage_of: Callable[[str], Stage], family: str, dtype: str, level: str
+) -> None:
+    stage, whole = stage_of(family), mixed_batch()
+    script = [[(i, len(s.tokens) - 1) for i, s in enumerate(whole)], [(i, 1) for i in range(len(whole))]]
+    native = play(stage.native(level, dtype), whole, script, list(range(PAGES)), 16)
+    expected = play(stage.reference(dtype), whole, script, list(range(PAGES)), 16)
+    errors = torch.stack([native[key] - expected[key] for key in native])
+    spread = torch.stack([expected[key] for key in native]).std()
+    assert errors.square().mean().sqrt() < 0.02 * spread
+
+
+CASES = [("bf16", family) for family in FAMILIES] + [("int8", "llama"), ("fp32", "llama")]
+
+
+@pytest.mark.parametrize(("dtype", "family"), CASES)
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_rows_bits_are_its_own(stage_of: Callable[[str], Stage], dtype: str, family: str, level: str) -> None:
+    stage = stage_of(family)
+
+    @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def holds(data: st.DataObject) -> None:
+        whole = data.draw(sequences(most=8, longest=80))
+        script = data.draw(scripts(whole))
+        threads, page_tokens = data.draw(st.sampled_from([1, 2, 3])), data.draw(st.sampled_from([16, 32, 64]))
+        pages = random.Random(data.draw(st.integers(0, 2**32))).sample(range(n := PAGES * 16 // page_tokens), n)
+        got = play(stage.native(level, dtype, threads, page_tokens), whole, script, pages, page_tokens)
+        same_bits(got, decoded_alone(stage.native(level, dtype), whole))
+
+    holds()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_sixty_four_rows_and_prompts_longer_than_a_chunk(stage_of: Callable[[str], Stage], level: str) -> None:
+    stage = stage_of("llama")
+    generator = torch.Generator().manual_seed(3)
+    lengths = [300, *([4] * 63)]
+    whole = [
+        Sequence(tuple(torch.randint(0, 203, (n,), generator=generator).tolist()), (None, *range(len(RANKS)))[i % 7])
+        for i, n in enumerate(lengths)
+    ]
+    script = [[(i, n - 1) for i, n in enumerate(lengths)], [(i, 1) for i in reversed(range(64))]]
+    got = play(stage.native(level, "bf16", 2), whole, script, list(range(PAGES)), 16)
+    same_bits(got, decoded_alone(stage.native(level, "bf16"), whole))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "fp32"])
+@pytest.mark.parametrize("level", [level for level in LEVELS if level in TILE32])
+def test_levels_of_one_class_give_the_same_bits(stage_of: Callable[[str], Stage], dtype: str, level: str) -> None:
+    stage, whole = stage_of("llama"), mixed_batch()
+    script = [[(i, len(s.tokens)) for i, s in enumerate(whole)]]
+    first, other = stage.native(LEVELS[0], dtype), stage.native(level, dtype)
+    assert first.numerics_class == other.numerics_class
+    same_bits(*(play(executor, whole, script, list(range(PAGES)), 16) for executor in (other, first)))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_neighbours_broken_numbers_stay_its_own(stage_of: Callable[[str], Stage], level: str) -> None:
+    stage, whole = stage_of("llama"), mixed_batch()
+    executor = stage.native(level, "bf16")
+    script = [[(i, len(s.tokens)) for i, s in enumerate(whole)]]
+    expected = play(executor, whole, script, list(range(PAGES)), 16)
+    broken = {name: tensor * torch.inf for name, tensor in adapter_tensors(stage.spec, 1, RANKS[1]).items()}
+    good = executor.adapters.build(adapter_tensors(stage.spec, 1, RANKS[1]), Scales())
+    executor.adapters.put(1, executor.adapters.build(broken, Scales()))
+    try:
+        got = play(executor, whole, script, list(range(PAGES)), 16)
+    finally:
+        executor.adapters.put(1, good)
+    hurt = {key for key, row in got.items() if not torch.isfinite(row).all()}
+    assert hurt == {key for key in got if whole[key[0]].slot == 1}
+    same_bits({key: row for key, row in got.items() if key not in hurt}, expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("level", LEVELS)
+def test_nothing_is_read_before_it_is_written(stage_of: Callable[[str], Stage], family: str, level: str) -> None:
+    stage, whole = stage_of(family), mixed_batch()
+    executor = stage.native(level, "bf16")
+    script = [[(i, len(s.tokens) - 1) for i, s in enumerate(whole)], [(i, 1) for i in range(len(whole))]]
+    expected = play(executor, whole, script, list(range(PAGES)), 16)
+    for byte in (0xFF, 0x7F):  # of no number, whether read as fp32 or as bf16; of a large one
+        ctypes.memset(executor._workspace.address, byte, executor._workspace.n_bytes)
+        same_bits(play(executor, whole, script, list(range(PAGES)), 16), expected)
+
+
+def test_layers_in_two_calls_are_layers_in_one(stage_of: Callable[[str], Stage]) -> None:
+    stage, whole = stage_of("llama"), mixed_batch()
+    executor, pages = stage.native(LEVELS[0], "bf16"), hand_out(mixed_batch(), list(range(PAGES)), 16)
+    step = make_step((s.tokens, 0, own, s.slot) for s, own in zip(whole, pages, strict=True))
+    done: list[int] = []
+    expected = executor.run(step, layer_done=done.append).clone()
+    hidden = executor.run(step, first=0, last=1)
+    got = executor.run(step, first=1, hidden=hidden, layer_done=done.append)
+    assert torch.equal(got, expected)
+    assert done == [0, 1, 1]
+
+
+def test_a_slot_is_empty_once_cleared(stage_of: Callable[[str], Stage]) -> None:
+    stage, tokens = stage_of("llama"), (5, 9, 11)
+    executor = stage.native(LEVELS[0], "bf16")
+    adapter = executor.adapters.build(adapter_tensors(stage.spec, 0, RANKS[0]), Scales())
+    script: Script = [[(0, 3)]]
+    without = play(executor, [Sequence(tokens, None)], script, [3], 16)
+    executor.adapters.put(7, adapter)
+    with_it = play(executor, [Sequence(tokens, 7)], script, [3], 16)
+    executor.adapters.clear(7)
+    cleared = play(executor, [Sequence(tokens, 7)], script, [3], 16)
+    same_bits(cleared, without)
+    assert not torch.equal(with_it[0, 3], without[0, 3])
+
+
+def test_an_adapters_bytes_follow_its_true_ranks(stage_of: Callable[[str], Stage]) -> None:
+    stage = stage_of("llama")
+    store = stage.native(LEVELS[0], "bf16").adapters
+
+    def n_bytes(rank: int) -> int:
+        return store.build(adapter_tensors(stage.spec, 0, {"down_proj": rank}), Scales()).n_bytes
+
+    assert n_bytes(48) == 3 * n_bytes(16)
+    assert n_bytes(8) < n_bytes(16)
+
+
+def test_sizes_that_the_kernels_cannot_compute_are_named(tmp_path: Path) -> None:
+    files = write_model(tmp_path / "odd", 0, hidden_size=100, num_attention_heads=4, head_dim=20)
+    reason = why_not(read_spec(files["config.json"]))
+    assert "hidden_size 100, head_dim 20" in reason
+
+
+def mixed_batch() -> list[Sequence]:
+    generator = torch.Generator().manual_seed(11)
+    shapes = ((6, 0), (41, 1), (91, 2), (18, None), (2, 3), (65, 4), (20, 4), (33, 5))
+    return [Sequence(tuple(torch.randint(0, 203, (n,), generator=generator).tolist()), slot) for n, slot in shapes]

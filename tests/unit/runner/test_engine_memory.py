@@ -1,0 +1,273 @@
+"""The engine with real executors where adapters and tokens share one budget and prefixes are read again."""
+
+import mmap
+import queue
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft_kernels.cpu.errors import NativeUnavailable
+from weft_kernels.cpu.library import load
+from weft_kernels.cpu.memory import Memory
+from weft_runner.core.admission import PoolLimits
+from weft_runner.core.events import Desired, EndReason, Fetch, Load, NoRoom, Tier
+from weft_runner.core.request_pool import check_pool
+from weft_runner.core.sequence import Sampling
+from weft_runner.engine import SetDesired
+from weft_runner.memory.adapter_pool import AdapterPool
+from weft_runner.memory.loads import Fetched, Loaded, Sized
+from weft_runner.model.checkpoint import open_checkpoint
+from weft_runner.model.cpu import CpuExecutor
+from weft_runner.model.spec import ModelSpec
+
+GREEDY = Sampling(ignore_eos=True)
+P = 16
+SYSTEM = [(7 * i + i * i) % 50 + 3 for i in range(3 * P)]  # a prompt's beginning that many requests share
+
+
+def native(files: dict[str, Path], spec: ModelSpec, limits: PoolLimits) -> CpuExecutor:
+    try:
+        library = load()
+    except NativeUnavailable as unavailable:
+        pytest.skip(f"the native library cannot be built here: {unavailable.reason}")
+    return CpuExecutor(
+        library, open_checkpoint(files, spec), dtype="bf16", threads=2, pages=limits.total_pages,
+        page_tokens=limits.page_tokens, slots=limits.max_adapters,
+    )  # fmt: skip
+
+
+@pytest.fixture(params=[None, native], ids=["reference", "native"])
+def driver_of(request, new_world, small_config, tmp_path, make_driver) -> Any:
+    """Drivers over a model that both executors compute; the world has adapters `a` and `b`."""
+    world = new_world(tmp_path / "wide", {**small_config, "hidden_size": 64, "intermediate_size": 96})
+    world.write_base()
+    for seed, name in enumerate("ab"):
+        world.write_adapter(name, seed=seed, rank=8)
+    return lambda **limits: make_driver(world, make_executor=request.param, **{"page_tokens": P, **limits})
+
+
+def ask(driver: Any, key: str, tail: list[int], adapter: str = "", salt: str = "tenant", **fields: Any) -> None:
+    fields = {"sampling": GREEDY, "cache_salt": salt, **fields}
+    driver.post(driver.request(key, [*SYSTEM, *tail], 12, adapter, **fields))
+
+
+CASES = [("one", [5], ""), ("two", [6, 6], "a"), ("three", [5], ""), ("four", [9] * 20, "a"), ("five", [5], "b")]
+
+
+def test_tokens_are_the_same_whether_a_prefix_is_computed_or_read_again(driver_of):
+    fresh, shared = driver_of(total_pages=64), driver_of(total_pages=64)
+    for driver, salt in ((fresh, ""), (shared, "tenant")):
+        for key, tail, adapter in CASES:
+            ask(driver, key, tail, adapter, salt)
+            driver.finish()
+        for key, tail, adapter in CASES:  # and all at once
+            ask(driver, f"{key} again", tail, adapter, salt)
+        driver.finish()
+        check_pool(driver.pool)
+    for key, _, _ in CASES:
+        assert shared.answer(key) == fresh.answer(key) == shared.answer(f"{key} again") == fresh.answer(f"{key} again")
+    assert fresh.pool.state().prefix_reused_tokens == 0
+    assert shared.pool.state().prefix_reused_tokens >= 7 * 3 * P, "three of the first five were the first of their kind"
+    computed = [driver.pool.state().tokens for driver in (shared, fresh)]
+    assert computed[1] - computed[0] == shared.pool.state().prefix_reused_tokens
+
+
+def test_the_choices_of_one_request_prefill_its_prompt_once(driver_of):
+    driver = driver_of(total_pages=64)
+    for choice in range(4):
+        ask(driver, f"choice {choice}", [4], sampling=Sampling(choice=choice, temperature=1.0, ignore_eos=True))
+    driver.finish()
+    assert driver.pool.state().prefix_reused_tokens == 3 * 3 * P
+
+
+def test_nothing_is_shared_between_tenants_adapters_or_without_a_salt(driver_of):
+    driver = driver_of(total_pages=64)
+    for i, (adapter, salt) in enumerate((("", "t"), ("a", "t"), ("b", "t"), ("", "u"), ("", ""), ("", ""))):
+        ask(driver, f"r{i}", [5], adapter, salt)
+        driver.finish()
+    assert driver.pool.state().prefix_reused_tokens == 0
+    ask(driver, "again", [5], "a", "t")
+    driver.finish()
+    assert driver.pool.state().prefix_reused_tokens == 3 * P
+
+
+def test_a_sequence_that_comes_back_with_its_tokens_so_far_reads_its_own_pages_again(driver_of):
+    driver = driver_of(total_pages=64)
+    ask(driver, "whole", [5])
+    driver.finish()
+    emitted = tuple(driver.answer("whole")[:11])
+    ask(driver, "moved", [5], emitted=emitted)
+    driver.finish()
+    assert [*emitted, *driver.answer("moved")[-1:]] == driver.answer("whole")
+    assert driver.pool.state().prefix_reused_tokens == 3 * P
+
+
+def test_an_unused_adapter_gives_way_to_tokens_and_comes_again(driver_of):
+    driver = driver_of(total_pages=64)
+    ask(driver, "first", [5], "a")
+    driver.finish()
+    n_bytes = driver.pool.residency.adapters["a"].n_bytes
+    small = driver_of(total_pages=8, page_bytes=n_bytes // 3 + 1, max_context_tokens=8 * P)
+    ask(small, "a", [5], "a")
+    small.finish()
+    assert (small.pool.state().free_pages, small.pool.state().adapter_pages) == (8, 0), "nobody uses it"
+    assert small.pool.pages.lent_to("a") == 3
+    small.post(small.request("long", [5] * 90, 30, sampling=GREEDY))
+    small.beat()
+    assert small.pool.pages.lent_to("a") == 0
+    small.finish()
+    ask(small, "a again", [5], "a")
+    small.finish()
+    assert small.answer("a again") == small.answer("a") == driver.answer("first")
+    check_pool(small.pool)
+
+
+def test_an_adapter_that_is_larger_than_the_device_is_refused_by_name_and_its_pages_come_back(driver_of):
+    driver = driver_of(total_pages=8, page_bytes=64)
+    ask(driver, "r", [5], "a")
+    driver.finish()
+    ending = driver.ending("r")
+    assert (ending.reason, "of 8 an adapter may hold 6" in ending.detail) == (EndReason.LOAD_FAILED, True)
+    ask(driver, "again", [5], "a")
+    driver.beat()
+    assert driver.ending("again").detail == ending.detail, "it is not brought here once more"
+    ask(driver, "base", [5])
+    driver.finish()
+    assert len(driver.answer("base")) == 12
+    assert driver.pool.state().free_pages == 8
+
+
+def test_a_list_that_is_wrong_about_a_size_costs_a_second_load_and_nothing_else(driver_of):
+    right = driver_of(total_pages=32)
+    ask(right, "r", [5], "a")
+    right.finish()
+    for told in (1, 10**9):
+        n_bytes = right.pool.residency.adapters["a"].n_bytes
+        driver = driver_of(total_pages=12, page_bytes=n_bytes // 6 - 1)
+        driver.post(SetDesired(1, (Desired("a", n_bytes=told),)))
+        ask(driver, "r", [5], "a")
+        driver.finish()
+        assert driver.answer("r") == right.answer("r")
+        assert driver.pool.pages.lent_to("a") == 7
+
+
+def test_a_request_without_room_beside_what_an_adapter_waits_for_is_told_so(drive, world):
+    world.write_adapter("a")
+    driver = drive(total_pages=12, page_bytes=1 << 10)
+    driver.post(SetDesired(1, (Desired("a", n_bytes=5 << 10),)))
+    driver.post(driver.request("waits", [5] * 4, 12, "a"))
+    driver.post(driver.request("newcomer", [5] * 4, 16))
+    driver.beat()
+    assert driver.events[0] == NoRoom(1, "newcomer", driver.events[0].epoch, 3, "pages")
+    driver.finish()
+
+
+# ---- the loader
+
+
+class Orders:
+    """An adapter pool without an engine: what it reports, in order."""
+
+    def __init__(self, store: Any, source: Any) -> None:
+        self.reports: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.pool = AdapterPool(store, 64, source, self.reports.put)
+
+    def __call__(self, *orders: Any) -> Any:
+        self.pool.carry_out(orders)
+        return self.reports.get(timeout=20)
+
+
+class Store:
+    """Builds nothing, and notes what it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+        self.threads: set[str] = set()
+
+    def build(self, tensors: Any, scales: Any) -> Any:
+        del scales
+        self.given.append(tensors)
+        self.threads.add(threading.current_thread().name)
+        return self
+
+    rank = site_rank = n_bytes = 4
+
+    def put(self, slot: int, adapter: Any) -> None:
+        del slot, adapter
+
+    def clear(self, slot: int) -> None:
+        del slot
+
+
+@pytest.fixture
+def orders(world):
+    world.write_adapter("a")
+    made = Orders(Store(), world)
+    yield made
+    made.pool.close()
+
+
+def is_mapped(tensor: torch.Tensor, path: Path) -> bool:
+    """Whether a tensor's memory is the mapping of that file."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(end, 16) for end in line.split()[0].split("-"))
+        if first <= tensor.data_ptr() < last:
+            return line.endswith(str(path))
+    return False
+
+
+def test_without_a_tier_an_adapter_is_built_from_its_mapped_file_and_nothing_else_is_kept(orders, world):
+    loaded = orders(Load("a", 0, to_host=False))
+    assert isinstance(loaded, Loaded)
+    assert loaded.host_bytes is None
+    store: Any = loaded.adapter
+    assert all(is_mapped(t, world.root / "a" / "adapter_model.safetensors") for t in store.given[0].values())
+    assert store.threads == {"adapter-builder_0"}
+    assert not orders.pool._host
+
+
+def test_with_tier_host_it_is_built_from_its_copy_in_memory(orders, world):
+    assert isinstance(orders(Fetch("a", to_host=True)), Fetched)
+    loaded = orders(Load("a", 0, to_host=True))
+    n_bytes = sum(t.numel() * t.element_size() for t in loaded.adapter.given[0].values())
+    assert loaded.host_bytes == n_bytes
+    path = world.root / "a" / "adapter_model.safetensors"
+    assert not any(is_mapped(t, path) for t in loaded.adapter.given[0].values())
+
+
+def test_a_size_that_nobody_knows_is_told_before_anything_is_built(orders):
+    sized = orders(Load("a", 0, only_size=True))
+    assert isinstance(sized, Sized)
+    assert not orders.pool._host
+    loaded = orders(Load("a", 0, to_host=False))
+    n_bytes = sum(t.numel() * t.element_size() for t in loaded.adapter.given[0].values())
+    assert sized.n_bytes == n_bytes
+    assert len(loaded.adapter.given) == 1
+
+
+def test_an_adapter_of_tier_host_stays_in_host_memory_though_copies_are_not_kept(drive, world):
+    world.write_adapter("a")
+    driver = drive(keep_copies=False)
+    driver.post(SetDesired(1, (Desired("a", tier=Tier.HOST),)))
+    while not driver.pool.residency.host.held_bytes:
+        driver.beat()
+    driver.post(driver.request("r", [5], 3, "a", sampling=GREEDY))
+    driver.finish()
+    assert "a" in driver.pool.residency.host
+    assert driver.pool.residency.tier_of(driver.pool.residency.adapters["a"]) is Tier.DEVICE
+
+
+def test_discarded_memory_reads_as_zeros_and_its_neighbours_stay():
+    memory = Memory(5 * mmap.PAGESIZE)
+    view = memory._bytes
+    start = memory.address - torch.frombuffer(view, dtype=torch.uint8).data_ptr()
+    bytes_of = torch.frombuffer(view, dtype=torch.uint8)[start : start + memory.n_bytes]
+    bytes_of.fill_(7)
+    memory.discard(mmap.PAGESIZE // 2, 3 * mmap.PAGESIZE)
+    zeros = (bytes_of == 0).sum().item()
+    assert zeros in (2 * mmap.PAGESIZE, 3 * mmap.PAGESIZE), "whole pages of the system, as many as lie inside"
+    assert (bytes_of[: mmap.PAGESIZE // 2] == 7).all()
+    assert (bytes_of[mmap.PAGESIZE // 2 + 3 * mmap.PAGESIZE :] == 7).all()

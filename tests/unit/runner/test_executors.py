@@ -1,0 +1,100 @@
+"""Which executor serves, and what is said where it is not the one that was hoped for."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from weft_kernels.cpu.errors import NativeUnavailable
+from weft_runner import executors
+from weft_runner.errors import ExecutorUnavailable
+from weft_runner.executors import Base, make_executor
+from weft_runner.model.reference import ReferenceExecutor
+from weft_runner.model.spec import ModelSpec
+from weft_runner.settings import Settings, parse_settings
+
+FLAGS = [
+    "--listen=127.0.0.1:1",
+    "--probes=127.0.0.1:2",
+    "--supervisor=127.0.0.1:3",
+    "--depot=http://127.0.0.1:4",
+    "--data-dir=/tmp/x",
+    "--pool=a/b",
+    "--base-digest=sha256:" + "a" * 64,
+    "--kv-pages=8",
+]
+
+
+def no_fault(spec: ModelSpec) -> None:
+    del spec
+
+
+def odd_heads(spec: ModelSpec) -> str:
+    del spec
+    return "head_dim 7 is odd"
+
+
+def settings(*flags: str) -> Settings:
+    return parse_settings([*FLAGS, *flags])
+
+
+@pytest.fixture
+def base(world) -> Base:
+    return Base(world.spec, {path.name: path for path in world.base.iterdir()}, 1, lambda: False)
+
+
+@pytest.fixture
+def no_library(monkeypatch) -> None:
+    """A machine without a compiler: nothing else can be faked for it, there is one here."""
+
+    def load(*args: Any) -> Any:
+        raise NativeUnavailable("no compiler: tried c++, g++, clang++")
+
+    monkeypatch.setattr(executors, "load", load)
+
+
+@pytest.fixture
+def any_model(monkeypatch) -> None:
+    """The small model's sizes do not matter: the library is what is missing."""
+    monkeypatch.setattr(executors, "why_not", no_fault)
+
+
+def test_reference_is_what_it_is_asked_to_be(base):
+    assert isinstance(make_executor(settings("--executor=reference"), base), ReferenceExecutor)
+
+
+def test_without_a_library_the_reference_serves_and_the_log_says_why_and_what_it_costs(
+    base, no_library, any_model, caplog
+):
+    with caplog.at_level(logging.WARNING, "weft_runner.executors"):
+        executor = make_executor(settings(), base)
+    assert isinstance(executor, ReferenceExecutor)
+    (record,) = caplog.records
+    said = record.__dict__["kv"]
+    assert "no compiler" in said["why"]
+    assert "several times the time" in said["cost"]
+
+
+def test_who_asks_for_the_cpu_executor_by_name_is_told_why_there_is_none(base, no_library, any_model):
+    with pytest.raises(ExecutorUnavailable, match="--executor cpu: no compiler"):
+        make_executor(settings("--executor=cpu"), base)
+
+
+def test_pages_that_the_kernels_cannot_lay_out_are_refused_by_name_or_served_by_the_reference(base, capsys, caplog):
+    with pytest.raises(SystemExit) as left:
+        settings("--executor=cpu", "--page-tokens=24")
+    assert left.value.code == 2
+    assert "--page-tokens 24 is no multiple of 16, which --executor cpu needs" in capsys.readouterr().err
+    with caplog.at_level(logging.WARNING, "weft_runner.executors"):
+        executor = make_executor(settings("--page-tokens=24"), base)
+    assert isinstance(executor, ReferenceExecutor)
+    assert "--page-tokens 24" in caplog.records[0].__dict__["kv"]["why"]
+
+
+def test_a_model_whose_sizes_do_not_fit_is_served_by_the_reference(base, monkeypatch, caplog):
+    monkeypatch.setattr(executors, "why_not", odd_heads)
+    with caplog.at_level(logging.WARNING, "weft_runner.executors"):
+        assert isinstance(make_executor(settings(), base), ReferenceExecutor)
+    assert caplog.records[0].__dict__["kv"]["why"] == "head_dim 7 is odd"
+    with pytest.raises(ExecutorUnavailable, match="head_dim 7 is odd"):
+        make_executor(settings("--executor=cpu"), base)

@@ -1,0 +1,288 @@
+"""One budget for tokens and adapters, and prefixes that are read again.
+
+Under any commands the books balance, every page that is read holds what its reader would have written, and everybody is
+served in the end.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from weft_runner.core.choice import Choice
+from weft_runner.core.events import Desired, Ended, EndReason, Load, NoRoom, Tokens, Unload
+from weft_runner.core.iteration import Limits
+from weft_runner.core.request_pool import PoolLimits, RequestPool, check_pool
+from weft_runner.core.sequence import Epoch, Finish, Request
+
+P = 4
+LIMITS = PoolLimits(
+    total_pages=12,
+    page_tokens=P,
+    max_sequences=5,
+    max_adapters=3,
+    max_context_tokens=40,
+    vocab_size=9,
+    batch=Limits(max_prefills=1, max_batch_tokens=9),
+    starvation=3,
+    page_bytes=10,
+    keep_copies=False,
+)
+SIZES = {
+    "": 0,
+    "a": 5,
+    "b": 20,
+    "c": 45,
+    "d": 90,
+    "huge": 95,
+}  # 0, 1, 2, 5, 9 pages; ten are more than a pool of 12 lends
+TOLD = (0, 10, 30, 500)  # what a list may say of a size
+
+
+def make_request(key: str, counter: int, prompt: tuple[int, ...], max_tokens: int, **fields) -> Request:
+    defaults = {"owner": 1, "gateway_id": "g", "adapter": "", "emitted": (), "reservation_tokens": max_tokens}
+    return Request(
+        request_id=key, epoch=Epoch(1, counter), prompt=prompt, max_tokens=max_tokens, **{**defaults, **fields}
+    )
+
+
+class Device:
+    """A pool with what it orders about: loads under way, and what each place of each page holds."""
+
+    def __init__(self, limits: PoolLimits = LIMITS) -> None:
+        self.pool = RequestPool(limits)
+        self.places: dict[int, list[tuple | None]] = {page: [None] * P for page in range(limits.total_pages)}
+        self.loading: list[Load] = []
+        self.in_slots: dict[int, str] = {}
+
+    def written(self, key: str, position: int) -> tuple:
+        """What a sequence would write there: it follows from its text so far and its adapter, and is its tenant's."""
+        sequence = self.pool.sequences[key]
+        request = sequence.request
+        return (request.cache_salt or key, request.adapter, tuple(sequence.tokens[: position + 1]))
+
+    def step(self, tokens: Iterator[int], failing: bool = False) -> None:
+        pool = self.pool
+        batch = pool.choose()
+        self.carry_out()
+        if not batch.rows:
+            return
+        for page in pool.take_granted_pages():
+            self.places[page] = [None] * P
+        for row in batch.rows:
+            sequence = pool.sequences[row.key]
+            pages = pool.pages.pages_of(row.key)
+            for position in range(sequence.in_kv):
+                assert self.places[pages[position // P]][position % P] == self.written(row.key, position)
+            for position in range(sequence.in_kv, sequence.in_kv + row.n_tokens):
+                place = self.places[pages[position // P]]
+                assert place[position % P] is None, "what is there is never written over"
+                place[position % P] = self.written(row.key, position)
+        failures = {batch.rows[0].key: "broken"} if failing else {}
+        sampling = [row.key for row in batch.rows if row.samples and row.key not in failures]
+        pool.account(batch, {key: Choice(next(tokens)) for key in sampling}, failures)
+        self.carry_out()
+
+    def carry_out(self) -> None:
+        for action in self.pool.residency.take_actions():
+            match action:
+                case Load(digest):
+                    self.loading.append(action)
+                    assert digest not in self.in_slots.values()
+                case Unload(slot):
+                    self.in_slots.pop(slot)
+                case _:
+                    pass
+        for page in self.pool.take_lent_pages():
+            self.places[page] = [None] * P
+
+    def load(self, index: int = 0, fails: EndReason | None = None) -> None:
+        order = self.loading.pop(index)
+        if fails is not None:
+            self.pool.load_failed(order.digest, fails, "broken")
+        elif order.only_size:
+            self.pool.sized(order.digest, n_bytes=50)
+        else:
+            self.in_slots[order.slot] = order.digest
+            self.pool.loaded(order.digest, rank=1, n_bytes=SIZES[order.digest], host_bytes=None, cost=1.0)
+        self.carry_out()
+
+    def check(self) -> None:
+        check_pool(self.pool)
+        state = self.pool.state()
+        reserved = sum(s.reserved_pages for s in state.sequences)
+        assert state.free_pages + state.adapter_pages + reserved == state.total_pages
+        assert state.used_pages == sum(s.used_pages for s in state.sequences)
+        assert all(s.used_pages <= s.reserved_pages for s in state.sequences)
+        assert state.adapter_pages >= 0
+        assert not state.overruns or state.free_pages == 0, "else the supervisor names no victim"
+
+
+DESIRED = st.builds(
+    Desired, st.sampled_from([d for d in SIZES if d]), n_bytes=st.sampled_from(TOLD), pinned=st.booleans()
+)
+TEXTS = st.sampled_from([(1,) * 4, (1,) * 9, (1,) * 13 + (2,), (1,) * 13 + (3, 3, 3, 3), (2,) * 30, (1,) * 38])
+
+
+class MemoryMachine(RuleBasedStateMachine):
+    """Two tenants and one without a salt, adapters of all sizes, growth, victims, lost owners, failures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = Device()
+        self.pool = self.device.pool
+        self.counter = self.drawn = 0
+        self.live: dict[str, Epoch] = {}
+
+    @rule(
+        key=st.sampled_from("vwxyz"),
+        owner=st.integers(1, 2),
+        prompt=TEXTS,
+        emitted=st.integers(0, 4),
+        max_tokens=st.integers(1, 20),
+        reservation=st.integers(0, 20),
+        adapter=st.sampled_from(["", "", *SIZES]),
+        salt=st.sampled_from(["", "t", "t", "u"]),
+    )
+    def start(self, key, owner, prompt, emitted, max_tokens, reservation, adapter, salt) -> None:
+        self.counter += 1
+        request = make_request(
+            key, self.counter, prompt, max_tokens, owner=owner, adapter=adapter, emitted=(1,) * emitted,
+            reservation_tokens=reservation, cache_salt=salt,
+        )  # fmt: skip
+        self.pool.start(request)
+        self.live.pop(key, None)
+        if key in self.pool.sequences:
+            self.live[key] = request.epoch
+        self.hear()
+
+    @rule(key=st.sampled_from("vwxyz"))
+    def stop(self, key: str) -> None:
+        self.pool.stop(key, Epoch(1, self.counter))
+        self.live.pop(key, None)
+        self.hear()
+
+    @rule(owner=st.integers(1, 2))
+    def lose_a_session(self, owner: int) -> None:
+        mine = [key for key, s in self.pool.sequences.items() if s.request.owner == owner]
+        self.pool.owner_lost(owner)
+        for key in mine:
+            del self.live[key]
+        self.hear()
+
+    @precondition(lambda self: self.device.loading)
+    @rule(fails=st.sampled_from([None, None, None, EndReason.LOAD_FAILED]), last=st.booleans())
+    def load(self, fails: EndReason | None, last: bool) -> None:
+        self.device.load(-1 if last else 0, fails)
+        self.hear()
+
+    @rule(wanted=st.lists(DESIRED, unique_by=lambda d: d.digest))
+    def desire(self, wanted: list[Desired]) -> None:
+        self.pool.set_desired(self.pool.desired_version + 1, wanted)
+        self.hear()
+
+    @rule()
+    def retry(self) -> None:
+        self.pool.retry()
+        self.hear()
+
+    @rule(tokens=st.lists(st.integers(0, 8), min_size=5, max_size=5), fails=st.booleans(), times=st.integers(1, 4))
+    def iterate(self, tokens: list[int], fails: bool, times: int) -> None:
+        self.device.step(iter(tokens), failing=fails)
+        for _ in range(times - 1):
+            self.device.step(iter(tokens))
+        self.hear()
+
+    def hear(self) -> None:
+        self.device.carry_out()
+        for event in self.pool.take_events():
+            ended = isinstance(event, Ended | NoRoom) or event.finish is not Finish.NONE
+            if ended and self.live.get(event.request_id) == event.epoch:
+                del self.live[event.request_id]
+            if isinstance(event, Ended) and "pages; of" in event.detail:
+                assert event.reason is EndReason.LOAD_FAILED
+
+    @invariant()
+    def everything_balances(self) -> None:
+        self.device.check()
+        assert {key: s.request.epoch for key, s in self.pool.sequences.items()} == self.live, "each ends once"
+        assert set(self.device.in_slots.values()) == {
+            a.digest for a in self.pool.residency.in_slots().values() if a.resident
+        }
+
+    @invariant()
+    def somebody_can_go_on(self) -> None:
+        """Nobody runs, nothing is on its way: then a victim is named, or the next choice makes room."""
+        self.device.step(iter([1] * 5)) if not self.pool.runnable else None
+        self.hear()
+        if self.pool.sequences and not self.pool.runnable and not self.device.loading:
+            assert self.pool.paused()
+            assert len(self.pool.sequences) > 1, "alone, and without a page: it would wait for ever"
+
+
+MemoryMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+test_every_book_balances_and_every_page_holds_what_its_readers_would_write = MemoryMachine.TestCase
+
+
+# ---- nobody starves
+
+
+WANTS = st.lists(
+    st.tuples(
+        st.sampled_from(["", "a", "b", "c", "d"]),
+        st.integers(1, 11),
+        st.integers(1, 16),
+        st.integers(0, 12),
+        st.sampled_from(["", "t"]),
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@given(WANTS, st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(TOLD)), max_size=3, unique_by=lambda p: p[0]))
+@settings(deadline=None, max_examples=150)
+def test_adapters_and_sequences_do_not_starve_each_other(wants, pinned):
+    """All at once: whoever is told NoRoom asks again, the newest leaves where the supervisor would name it."""
+    device = Device(replace(LIMITS, max_context_tokens=48))
+    pool = device.pool
+    pool.set_desired(1, [Desired(digest, n_bytes=told, pinned=True) for digest, told in pinned])
+    todo, answers, counter = dict(enumerate(wants)), {str(i): [] for i in range(len(wants))}, 0
+    for turn in range(3000):
+        for i, (adapter, prompt, max_tokens, reservation, salt) in todo.items():
+            if str(i) not in pool.sequences:
+                counter += 1
+                pool.start(
+                    make_request(
+                        str(i),
+                        counter,
+                        (1,) * prompt,
+                        max_tokens,
+                        adapter=adapter,
+                        cache_salt=salt,
+                        emitted=tuple(answers[str(i)]),
+                        reservation_tokens=reservation,
+                    )
+                )
+        device.step(iter([5] * 5))
+        if device.loading and turn % 3 == 0:
+            device.load()
+        if pool.state().overruns and pool.state().free_pages == 0 and len(pool.sequences) > 1:
+            newest = max(pool.sequences.values(), key=lambda s: s.admitted)
+            pool.stop(newest.key, newest.request.epoch)
+        for event in pool.take_events():
+            assert not isinstance(event, Ended)
+            if isinstance(event, Tokens):
+                assert event.position == len(answers[event.request_id])
+                answers[event.request_id].extend(event.tokens)
+                if event.finish is not Finish.NONE:
+                    del todo[int(event.request_id)]
+        device.check()
+        if not todo:
+            break
+    assert not todo, "everybody is served"
+    for i, (adapter, prompt, max_tokens, _, _) in enumerate(wants):
+        context = (12 - -(-SIZES[adapter] // 10)) * P  # what it and its adapter alone have on this device
+        assert answers[str(i)] == [5] * min(max_tokens, context - prompt)

@@ -1,0 +1,230 @@
+"""config.json of every family: what is read from it, what transformers reads from it, and what is refused by name."""
+
+import json
+import random
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.artifacts.errors import Refused
+from weft.artifacts.model_config import parse_model_config
+from weft_runner.errors import ModelUnsupported
+from weft_runner.model.checkpoint import expected_tensors
+from weft_runner.model.families import FAMILIES
+from weft_runner.model.spec import ModelSpec, RopeSpec, parse_spec
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 128,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 256,
+}
+QWEN = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ALL = tuple(family.architecture for family in FAMILIES)
+MODEL_TYPES = {family.architecture: family.model_type for family in FAMILIES}
+
+
+def spec_of(architecture: str, **change: Any) -> ModelSpec:
+    return parse_spec({"architectures": [architecture], **SIZES, **change})
+
+
+def test_each_family_has_its_own_biases_norms_and_windows():
+    read = {name: spec_of(name) for name in ALL}
+    assert [spec.qkv_bias for spec in read.values()] == [False, False, True, False]
+    assert [spec.qk_norm for spec in read.values()] == [False, False, False, True]
+    assert [spec.windows for spec in read.values()] == [(0,) * 4, (4096,) * 4, (0,) * 4, (0,) * 4]
+    assert [spec.sliding_window for spec in read.values()] == [0, 4096, 0, 0]
+
+
+def test_what_a_config_leaves_out_is_what_its_family_means_by_that():
+    """Absent is not null: transformers' configuration classes have defaults of their own."""
+    assert [spec_of(name).kv_heads for name in ALL] == [32, 8, 32, 32]
+    assert [spec_of(name, num_key_value_heads=None).kv_heads for name in ALL] == [32, 32, 32, 32]
+    assert [spec_of(name).head_dim for name in ALL] == [4, 4, 4, 128]
+    assert spec_of("MistralForCausalLM", sliding_window=None).windows == (0,) * 4
+
+
+@pytest.mark.parametrize("architecture", ALL)
+def test_a_model_type_stands_in_for_the_architecture(architecture):
+    config = {"model_type": MODEL_TYPES[architecture], **SIZES}
+    assert parse_spec(config) == spec_of(architecture)
+    with pytest.raises(ModelUnsupported, match="architectures"):
+        parse_spec(config | {"architectures": ["OlmoForCausalLM"]})
+
+
+@pytest.mark.parametrize("architecture", QWEN)
+@pytest.mark.parametrize(
+    ("change", "windows"),
+    [
+        ({"sliding_window": 7}, (0, 0, 0, 0)),
+        ({"use_sliding_window": True, "sliding_window": 7}, (0, 0, 0, 0)),  # from layer 28 on
+        ({"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}, (0, 7, 7, 7)),
+        ({"use_sliding_window": True, "sliding_window": None, "max_window_layers": 1}, (0, 0, 0, 0)),
+        ({"use_sliding_window": True, "max_window_layers": 3}, (0, 0, 0, 4096)),
+        (
+            {
+                "use_sliding_window": True,
+                "sliding_window": 7,
+                "max_window_layers": 0,
+                "layer_types": ["full_attention", "sliding_attention"] * 2,
+            },
+            (0, 7, 0, 7),
+        ),
+        ({"layer_types": ["full_attention"] * 4}, (0, 0, 0, 0)),
+    ],
+)
+def test_qwen_says_which_layers_have_a_window(architecture, change, windows):
+    assert spec_of(architecture, **change).windows == windows
+
+
+def test_layer_types_that_say_what_holds_anyway_are_no_contradiction():
+    assert spec_of("LlamaForCausalLM", layer_types=["full_attention"] * 4).windows == (0,) * 4
+    assert spec_of("MistralForCausalLM", sliding_window=5, layer_types=["sliding_attention"] * 4).windows == (5,) * 4
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("LlamaForCausalLM", {"attention_bias": True}, "attention_bias"),
+    ("LlamaForCausalLM", {"mlp_bias": True}, "mlp_bias"),
+    ("LlamaForCausalLM", {"layer_types": ["sliding_attention"] * 4}, "layer_types"),
+    ("LlamaForCausalLM", {"num_key_value_heads": 5}, "evenly"),
+    ("LlamaForCausalLM", {"num_attention_heads": 3}, "evenly"),
+    ("LlamaForCausalLM", {"head_dim": 5}, "evenly"),
+    ("LlamaForCausalLM", {"rms_norm_eps": 0}, "rms_norm_eps"),
+    ("LlamaForCausalLM", {"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+    ("LlamaForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+    ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window"),
+    ("MistralForCausalLM", {"layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types"),
+    ("Qwen3ForCausalLM", {"attention_bias": True}, "attention_bias"),
+    ("Qwen2ForCausalLM", {"layer_types": ["full_attention"]}, "layer_types"),
+    ("Qwen2ForCausalLM", {"layer_types": ["sliding_attention"] * 4}, "no sliding_window"),
+    ("Qwen2ForCausalLM", {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
+    ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": "x"}, "sliding_window"),
+    ("Qwen2ForCausalLM", {"max_window_layers": -1}, "max_window_layers"),
+    ("Qwen2MoeForCausalLM", {}, "architectures"),
+]
+ROPE: list[tuple[dict[str, Any], str]] = [
+    *(({"rope_type": kind, "factor": 4.0}, kind) for kind in ("dynamic", "yarn", "longrope", "proportional", "mrope")),
+    ({"type": "su", "factor": 4.0}, "su"),
+    ({"rope_type": "linear"}, "factor"),
+    ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "low_freq_factor"),
+    ({"rope_type": "linear", "factor": -1}, "above 0"),
+    ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ({"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}, "layer"),
+    ({"rope_theta": float("inf")}, "above 0"),
+]
+
+
+@pytest.mark.parametrize(("architecture", "change", "word"), REFUSED)
+def test_what_would_be_computed_wrongly_is_refused_by_name(architecture, change, word):
+    with pytest.raises(ModelUnsupported, match=word):
+        spec_of(architecture, **change)
+
+
+@pytest.mark.parametrize("architecture", ALL)
+@pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize(("rope", "word"), ROPE)
+def test_a_rope_that_is_not_computed_is_refused_in_every_family(architecture, field, rope, word):
+    with pytest.raises(ModelUnsupported, match=word):
+        spec_of(architecture, **{field: rope})
+
+
+def test_the_length_before_scaling_may_stand_beside_the_scaling():
+    rope = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
+    assert spec_of("LlamaForCausalLM", rope_scaling=rope).rope.original_max_positions == 64
+    beside = spec_of("LlamaForCausalLM", rope_scaling=rope, original_max_position_embeddings=32)
+    assert beside.rope == RopeSpec(10_000.0, "llama3", 8.0, 1.0, 4.0, 32)
+
+
+@pytest.mark.parametrize(("field", "value", "read"), [("dtype", "bfloat16", "bfloat16"), ("torch_dtype", "auto", "")])
+def test_the_stored_dtype_is_a_hint(field, value, read):
+    assert spec_of("LlamaForCausalLM", **{field: value}).dtype == read
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("architecture", ALL)
+def test_windows_heads_and_ropes_are_those_of_transformers(architecture):
+    """What its configuration class makes of a config.json with fields left out, and how its layers are told of it."""
+    compared = 0
+    for seed in range(40):
+        config = sparse_config(architecture, random.Random(seed))
+        try:
+            spec = parse_spec(config)
+        except ModelUnsupported:
+            continue
+        compared += 1
+        assert_same(spec, architecture, config)
+    assert compared >= 15
+
+
+def sparse_config(architecture: str, rng: random.Random) -> dict[str, Any]:
+    chosen = {field: rng.choice(values) for field, values in FIELDS.items() if rng.random() < 0.5}
+    return {"architectures": [architecture], **SIZES, "head_dim": 4, **chosen}
+
+
+def assert_same(spec: ModelSpec, architecture: str, config: dict[str, Any]) -> None:
+    import transformers
+
+    theirs = transformers.AutoConfig.for_model(MODEL_TYPES[architecture], **deepcopy(config))
+    kinds = theirs.layer_types if architecture in QWEN else [architecture] * 4
+    windowed = [kind in ("sliding_attention", "MistralForCausalLM") for kind in kinds]
+    window = getattr(theirs, "sliding_window", None) or 0
+    assert spec.windows == tuple(window if has else 0 for has in windowed)
+    assert (spec.kv_heads, spec.head_dim) == (theirs.num_key_value_heads, theirs.head_dim)
+    assert spec.norm_eps == theirs.rms_norm_eps
+    rope = theirs.rope_parameters
+    assert (spec.rope.theta, spec.rope.kind, spec.rope.factor) == (
+        rope["rope_theta"],
+        rope["rope_type"],
+        rope.get("factor", 1.0),
+    )
+    assert spec.tied == theirs.tie_word_embeddings
+
+
+FIELDS: dict[str, tuple[Any, ...]] = {
+    "num_key_value_heads": (4, 8, 32),
+    "rope_theta": (500.0, 1e6),
+    "rope_parameters": ({"rope_type": "default", "rope_theta": 7e3}, {"rope_type": "linear", "factor": 2.0}),
+    "rope_scaling": ({"type": "linear", "factor": 4.0},),
+    "rms_norm_eps": (1e-5,),
+    "tie_word_embeddings": (True, False),
+    "use_sliding_window": (True, False),
+    "sliding_window": (5, 9),
+    "max_window_layers": (0, 2, 9),
+    "layer_types": (["full_attention", "sliding_attention"] * 2, ["full_attention"] * 4),
+}
+STRANGE = (None, True, False, 0, -1, 3, 8, 2.5, "x", [], {}, [1], ["full_attention"] * 4, {"factor": 2.0})
+
+
+def strange_configs() -> Iterator[st.SearchStrategy[dict[str, Any]]]:
+    fields = [
+        *SIZES,
+        *FIELDS,
+        "head_dim",
+        "attention_bias",
+        "partial_rotary_factor",
+        "original_max_position_embeddings",
+    ]
+    for field in fields:
+        yield st.fixed_dictionaries({}, optional={field: st.sampled_from((*STRANGE, *FIELDS.get(field, ())))})
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.sampled_from(ALL), st.lists(st.one_of(*strange_configs()), max_size=4))
+def test_what_the_depot_lets_pass_the_runner_computes_with_the_same_sizes(architecture, changes):
+    """Two readers of one file, since the engine runs without the depot's: they must not drift apart."""
+    config: dict[str, Any] = {"architectures": [architecture], **SIZES, "head_dim": 4}
+    for change in changes:
+        config |= change
+    try:
+        shape = parse_model_config(json.dumps(config).encode())
+    except Refused:
+        return
+    spec = parse_spec(config)
+    assert dict(expected_tensors(spec)) == dict(shape.tensors())
+    assert (spec.max_positions, spec.tied) == (shape.max_context, shape.tied_embeddings)
