@@ -81,6 +81,7 @@ class Context:
         reference = subject.built.numerics_class.startswith("reference")
         dtype = "fp32" if reference else dtype or self.options.dtype
         label = " (reference)" if reference else "" if dtype == "bf16" else f" ({dtype})"
+        label += " (quick)" if self.options.amounts == QUICK else ""
         versions = f"{self.origin.versions}, {subject.executor}, seed {self.options.seed}"
         return Reporter(self, f"{self.model.name}{label}", dtype, replace(self.origin, versions=versions))
 
@@ -94,7 +95,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """Makes lines about one engine: `who` names model and executor."""
+    """Makes lines about one engine: `who` names model and executor. Quick figures are held against no target."""
 
     context: Context
     who: str
@@ -109,6 +110,7 @@ class Reporter:
         self, case: str, metric: str, value: float | None, unit: str, *, baseline: float | None = None,
         bound_fraction: float | None = None, target: str | None = None,
     ) -> Line:  # fmt: skip
+        target = None if self.context.options.amounts == QUICK else target
         return self.origin.line(
             f"{self.who}, {case}", metric, value, unit, baseline=baseline, bound_fraction=bound_fraction, target=target
         )

@@ -26,12 +26,13 @@ from weft_bench.lines import Line, Origin
 from weft_bench.peers.compare import Load, Round, best, rounds, times_as_fast
 from weft_bench.peers.targets import DECODE, PEFT, PREFILL, ROWS, VLLM, WHOLE, target
 from weft_bench.peers.worker import Worker
-from weft_bench.roofline import Rates, Shape
+from weft_bench.roofline import Shape, Work
 from weft_kernels.cpu.threads import cpu_quota
 
 HERE = Path(__file__).parent / "peers"
 OURS = "weft"
 KV_GIB = 2
+TOKENS = 64  # of prompts and of answers, for which the targets are set
 BATCH_TOKENS = 2048
 CASES: dict[str, tuple[Batch, ...]] = {
     "tiny": (Batch(ROWS, BASE), Batch(ROWS, IDENTICAL), Batch(ROWS, DISTINCT)),
@@ -54,9 +55,15 @@ class Options:
     threads: int = 0
     seed: int = 0
     repetitions: int = 5
-    prompt_tokens: int = 64
-    tokens: int = 64
+    prompt_tokens: int = TOKENS
+    tokens: int = TOKENS
     cases: Mapping[str, tuple[Batch, ...]] = field(default_factory=lambda: CASES)
+
+    @property
+    def label(self) -> str:
+        """What a case's name says of lengths that are not the usual ones: such figures have no target."""
+        usual = self.prompt_tokens == self.tokens == TOKENS
+        return "" if usual else f", {self.prompt_tokens} + {self.tokens} tokens"
 
 
 def figures(options: Options, shapes: Sequence[str], origin: Origin, bar: Bar) -> Iterator[Line]:
@@ -69,85 +76,99 @@ def figures(options: Options, shapes: Sequence[str], origin: Origin, bar: Bar) -
     rng = random.Random(options.seed)
     for name in shapes:
         for batch in options.cases[name]:
-            work = batch.work(SHAPES[name], options.prompt_tokens + options.tokens / 2, WEIGHT_BYTES[options.dtype])
-            machine = rates(by, work.n_bytes, peak)
-            yield from _case(options, name, batch, origin, machine, rng, bar)
+            case = _case(options, name, batch)
+            bound_s = case.work.bound_s(rates(by, case.work.n_bytes, peak))
+            yield from _measured(case, origin, bound_s, rng, bar)
 
 
-def _case(
-    options: Options, name: str, batch: Batch, origin: Origin, machine: Rates, rng: random.Random, bar: Bar
-) -> Iterator[Line]:
-    load, shape = _load(options, name, batch), SHAPES[name]
-    with TemporaryDirectory(prefix="weft-peers-") as scratch, ExitStack() as stack:
-        workers = [stack.enter_context(worker) for worker in _workers(options, name, batch, load, Path(scratch))]
-        length = len(workers) * (options.repetitions + 1)
-        with bar(f"{name}, {batch.name}: {', '.join(worker.name for worker in workers)}", length) as advanced:
-            measured = rounds(workers, load, options.repetitions, rng, advanced)
-    versions = {worker.name: worker.versions for worker in workers}
-    told = replace(origin, versions=f"{origin.versions}, {versions[OURS]}, seed {options.seed}")
-    work = batch.work(shape, options.prompt_tokens + options.tokens / 2, WEIGHT_BYTES[options.dtype])
-    yield from _absolute(told, f"{name}, {batch.name}", OURS, load, measured[OURS], work.bound_s(machine))
-    for peer in (VLLM, PEFT):
-        candidates = {key: found for key, found in measured.items() if key.startswith(peer)}
-        if candidates:
-            chosen = best(candidates)
-            with_peer = replace(told, versions=f"{told.versions}, {versions[chosen]}{chosen.removeprefix(peer)}")
-            yield from _absolute(
-                with_peer, f"{name}, {batch.name}", peer, load, candidates[chosen], work.bound_s(machine)
-            )
-            yield from _ratios(with_peer, name, batch, peer, load, measured[OURS], candidates[chosen])
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A batch of one model, and what both sides are given for it."""
+
+    options: Options
+    name: str
+    batch: Batch
+    load: Load
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, {self.batch.name}{self.options.label}"
+
+    @property
+    def work(self) -> Work:
+        """Of a decode step, of our weights."""
+        options = self.options
+        context = options.prompt_tokens + options.tokens / 2
+        return self.batch.work(SHAPES[self.name], context, WEIGHT_BYTES[options.dtype])
+
+    def target(self, peer: str, metric: str) -> str | None:
+        if self.options.label:
+            return None
+        return target(peer, metric, self.name, self.batch.rows, self.batch.popularity)
 
 
-def _absolute(
-    origin: Origin, case: str, who: str, load: Load, found: Sequence[Round], bound_s: float
-) -> Iterator[Line]:
-    step_s = median(round_.step_s(load) for round_ in found)
-    yield origin.line(
-        case, f"decode step, {who}", step_s * 1e3, "ms", baseline=bound_s * 1e3, bound_fraction=bound_s / step_s
-    )
-    yield origin.line(case, f"prefill, {who}", median(round_.prefill_s for round_ in found) * 1e3, "ms")
-    rate = load.rows * load.tokens / median(round_.whole_s for round_ in found)
-    yield origin.line(case, f"whole run, {who}", rate, "tokens/s")
-
-
-def _ratios(
-    origin: Origin, name: str, batch: Batch, peer: str, load: Load, ours: Sequence[Round], theirs: Sequence[Round]
-) -> Iterator[Line]:
-    seconds: dict[str, Callable[[Round], float]] = {
-        DECODE: lambda round_: round_.step_s(load),
-        PREFILL: lambda round_: round_.prefill_s,
-        WHOLE: lambda round_: round_.whole_s,
-    }
-    for metric, of in seconds.items():
-        aim = target(peer, metric, name, batch.rows, batch.popularity)
-        ratio = times_as_fast(ours, theirs, of)
-        yield origin.line(f"{name}, {batch.name}, against {peer}", f"{metric}, times as fast", ratio, "x", target=aim)
-
-
-def _load(options: Options, name: str, batch: Batch) -> Load:
+def _case(options: Options, name: str, batch: Batch) -> _Case:
     shape = SHAPES[name]
     folders = tuple(
         None if number is None else str(adapter(options.folder, name, shape, number, RANK)) for number in batch.adapters
     )
-    return Load(folders, options.prompt_tokens, options.tokens, shape.vocab)
+    return _Case(options, name, batch, Load(folders, options.prompt_tokens, options.tokens, shape.vocab))
 
 
-def _workers(options: Options, name: str, batch: Batch, load: Load, scratch: Path) -> Iterator[Worker]:
-    shape = SHAPES[name]
+def _measured(case: _Case, origin: Origin, bound_s: float, rng: random.Random, bar: Bar) -> Iterator[Line]:
+    repetitions = case.options.repetitions
+    with TemporaryDirectory(prefix="weft-peers-") as scratch, ExitStack() as stack:
+        workers = [stack.enter_context(worker) for worker in _workers(case, Path(scratch))]
+        label = f"{case.title}: {', '.join(worker.name for worker in workers)}"
+        with bar(label, len(workers) * (repetitions + 1)) as advanced:
+            measured = rounds(workers, case.load, repetitions, rng, advanced)
+    versions = {worker.name: worker.versions for worker in workers}
+    told = replace(origin, versions=f"{origin.versions}, {versions[OURS]}, seed {case.options.seed}")
+    yield from _absolute(told, case, OURS, measured[OURS], bound_s)
+    for peer in (VLLM, PEFT):
+        candidates = {key: found for key, found in measured.items() if key.startswith(peer)}
+        if candidates:
+            chosen = best(candidates)
+            for setting, found in candidates.items() if len(candidates) > 1 else ():
+                yield from _absolute(told, case, setting, found, bound_s)
+            beside = replace(told, versions=f"{told.versions}, {versions[chosen]}{chosen.removeprefix(peer)}")
+            yield from _absolute(beside, case, peer, candidates[chosen], bound_s)
+            yield from _ratios(beside, case, peer, measured[OURS], candidates[chosen])
+
+
+def _absolute(origin: Origin, case: _Case, who: str, found: Sequence[Round], bound_s: float) -> Iterator[Line]:
+    step_s = median(each.step_s(case.load) for each in found)
+    yield origin.line(
+        case.title, f"decode step, {who}", step_s * 1e3, "ms", baseline=bound_s * 1e3, bound_fraction=bound_s / step_s
+    )
+    yield origin.line(case.title, f"prefill, {who}", median(each.prefill_s for each in found) * 1e3, "ms")
+    rate = case.load.rows * case.load.tokens / median(each.whole_s for each in found)
+    yield origin.line(case.title, f"whole run, {who}", rate, "tokens/s")
+
+
+def _ratios(origin: Origin, case: _Case, peer: str, ours: Sequence[Round], theirs: Sequence[Round]) -> Iterator[Line]:
+    seconds: dict[str, Callable[[Round], float]] = {
+        DECODE: lambda each: each.step_s(case.load),
+        PREFILL: lambda each: each.prefill_s,
+        WHOLE: lambda each: each.whole_s,
+    }
+    for metric, of in seconds.items():
+        ratio, aim = times_as_fast(ours, theirs, of), case.target(peer, metric)
+        yield origin.line(f"{case.title}, against {peer}", f"{metric}, times as fast", ratio, "x", target=aim)
+
+
+def _workers(case: _Case, scratch: Path) -> Iterator[Worker]:
+    options, shape = case.options, SHAPES[case.name]
     common = {
-        "base": str(base_model(options.folder, name, shape)), "adapters": load.adapters, "most_rank": RANK,
+        "base": str(base_model(options.folder, case.name, shape)), "adapters": case.load.adapters, "most_rank": RANK,
         "context_tokens": options.prompt_tokens + options.tokens + 1, "batch_tokens": BATCH_TOKENS, "kv_gib": KV_GIB,
         "threads": options.threads or cpu_quota(),
     }  # fmt: skip
-    yield Worker(
-        OURS,
-        [sys.executable, "-m", "weft_bench.peers.weft_worker"],
-        common | _ours(options, shape, batch),
-        scratch / OURS,
-    )
+    ours = [sys.executable, "-m", "weft_bench.peers.weft_worker"]
+    yield Worker(OURS, ours, common | _ours(options, shape, case.batch), scratch / OURS)
     if options.vllm is not None:
         for number, text in enumerate(options.settings):
-            label = f"{VLLM} ({text})" if text else VLLM
+            label = f"{VLLM} ({shown(text)})" if text else VLLM
             command = [str(options.vllm), str(HERE / "vllm_worker.py")]
             yield Worker(label, command, common, scratch / f"vllm-{number}", environment(text))
     if options.peft is not None:
@@ -162,6 +183,16 @@ def _ours(options: Options, shape: Shape, batch: Batch) -> dict[str, object]:
         "threads": options.threads,
         "adapter_pages": adapter_pages(shape, n_bytes, batch.rows),
     }
+
+
+def shown(text: str) -> str:
+    """An environment as it is told: of absolute paths only the last part, since the rest says nothing elsewhere."""
+    pairs = environment(text)
+    return " ".join(f"{name}={':'.join(_last(part) for part in value.split(':'))}" for name, value in pairs.items())
+
+
+def _last(part: str) -> str:
+    return Path(part).name if Path(part).is_absolute() else part
 
 
 def environment(text: str) -> dict[str, str]:

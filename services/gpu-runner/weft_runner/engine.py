@@ -162,8 +162,8 @@ class Engine:
                 self._stopping = True
             case Loaded():
                 self._put(command)
-            case Sized(digest, _, n_bytes):
-                pool.sized(digest, n_bytes=n_bytes)
+            case Sized(digest, _, n_bytes, host_bytes):
+                pool.sized(digest, n_bytes=n_bytes, host_bytes=host_bytes)
             case LoadFailed(digest, _, reason, detail, hopeless):
                 pool.load_failed(digest, reason, detail, hopeless=hopeless)
             case Fetched(digest, host_bytes):

@@ -17,7 +17,7 @@ from weft_bench.lines import Origin
 from weft_bench.peers.compare import Load, Round, best, checked, rounds, times_as_fast
 from weft_bench.peers.targets import DECODE, LEAST, PEFT, PREFILL, VLLM, target
 from weft_bench.peers.worker import Ran, Worker
-from weft_bench.peers_bench import CASES, Options, environment, figures
+from weft_bench.peers_bench import CASES, Options, environment, figures, shown
 
 ECHO = """
 import json, sys
@@ -109,6 +109,7 @@ def test_targets_are_those_of_cases_that_are_run() -> None:
 def test_environments_are_words() -> None:
     assert environment("A=1 B='x y'") == {"A": "1", "B": "x y"}
     assert environment("") == {}
+    assert shown("A=1 LD_PRELOAD=/opt/lib/liba.so:/x/libb.so") == "A=1 LD_PRELOAD=liba.so:libb.so"
     with pytest.raises(ValueError, match="'B' is not"):
         environment("A=1 B")
 
@@ -124,17 +125,17 @@ def test_ours_beside_transformers_and_peft(tmp_path: Path) -> None:
 
     @contextmanager
     def bar(label: str, length: int) -> Iterator[Callable[[int], None]]:
-        assert label == "tiny, batch 2, Distinct: weft, PEFT"
+        assert label == "tiny, batch 2, Distinct, 4 + 3 tokens: weft, PEFT"
         assert length == 4
         yield lambda _: None
 
     lines = {(line.case, line.metric): line for line in figures(options, ["tiny"], origin, bar)}
-    assert {metric for case, metric in lines if case == "tiny, batch 2, Distinct, against PEFT"} == {
+    assert {metric for case, metric in lines if case == "tiny, batch 2, Distinct, 4 + 3 tokens, against PEFT"} == {
         "decode, times as fast", "prefill, times as fast", "whole run, times as fast",
     }  # fmt: skip
-    whole = {who: lines["tiny, batch 2, Distinct", f"whole run, {who}"].value for who in ("weft", "PEFT")}
+    whole = {who: lines["tiny, batch 2, Distinct, 4 + 3 tokens", f"whole run, {who}"].value for who in ("weft", "PEFT")}
     assert all(value is not None and value > 0 for value in whole.values())
-    told = lines["tiny, batch 2, Distinct, against PEFT", "whole run, times as fast"]
+    told = lines["tiny, batch 2, Distinct, 4 + 3 tokens, against PEFT", "whole run, times as fast"]
     assert "reference/" in told.versions
     assert "peft " in told.versions
     assert told.value == pytest.approx((whole["weft"] or 0) / (whole["PEFT"] or 1))

@@ -161,7 +161,8 @@ def decoded_alone(executor: Executor, sequences: list[Sequence]) -> Logits:
 
 
 def same_bits(got: Logits, alone: Logits) -> None:
-    different = [key for key, row in got.items() if not torch.equal(row.view(torch.int32), alone[key].view(torch.int32))]
+    bits = torch.int32
+    different = [key for key, row in got.items() if not torch.equal(row.view(bits), alone[key].view(bits))]
     assert not different, f"(sequence, position) with other bits than alone: {different}"
 
 

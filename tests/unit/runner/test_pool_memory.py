@@ -103,7 +103,7 @@ class Device:
         if fails is not None:
             self.pool.load_failed(order.digest, fails, "broken")
         elif order.only_size:
-            self.pool.sized(order.digest, n_bytes=50)
+            self.pool.sized(order.digest, n_bytes=50, host_bytes=None)
         else:
             self.in_slots[order.slot] = order.digest
             self.pool.loaded(order.digest, rank=1, n_bytes=SIZES[order.digest], host_bytes=None, cost=1.0)

@@ -68,14 +68,14 @@ class Harness:
         if order.slot not in self.from_host and order.to_host and not order.only_size:
             self.host.add(order.digest)  # it may have been read before it failed
         self.from_host.discard(order.slot)
+        host_bytes = self.HOST_BYTES if order.digest in self.host else None
         if fails:
             self.book.failed(order.digest, "broken", hopeless=hopeless)
             self.give_up(order.digest)
         elif order.only_size:
-            self.book.sized(order.digest, n_bytes=self.HOST_BYTES)
+            self.book.sized(order.digest, n_bytes=self.HOST_BYTES, host_bytes=host_bytes)
         else:
             self.device[order.slot] = order.digest
-            host_bytes = self.HOST_BYTES if order.digest in self.host else None
             size = self.SIZES.get(order.digest, 100)
             if self.book.loaded(order.digest, rank=4, n_bytes=size, host_bytes=host_bytes, cost=1.0):
                 assert size == 95, "only what is larger than the device"

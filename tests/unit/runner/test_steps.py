@@ -94,7 +94,7 @@ def test_a_row_that_outgrows_its_pages_is_given_them_before_the_step_that_needs_
     driver.post(driver.request("r", [5, 6], 30, sampling=GREEDY, reservation_tokens=2))
     driver.finish()
     assert len(driver.answer("r")) == 30
-    assert driver.pool.grown_pages > 0
+    assert driver.pool.reservations.grown_pages > 0
     assert len({id(step) for step in executor.steps}) < len(executor.steps)
 
 

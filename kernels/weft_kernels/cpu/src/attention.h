@@ -72,19 +72,25 @@ static inline void attend_block(AttentionTile<Kind>& t, int rows, int head_dim, 
       continue;
     }
     F s[kBlockGroups], best = nothing;
+    const bool whole = first == 0 && last >= 16 * groups;
     for (int g = 0; g < groups; g++) {
-      s[g] = lanes(first - 16 * g, last - 16 * g, load(t.scores[m] + 16 * g), nothing);
+      s[g] = load(t.scores[m] + 16 * g);
+      if (!whole) s[g] = lanes(first - 16 * g, last - 16 * g, s[g], nothing);
       best = max(best, s[g]);
     }
-    const float peak = std::max(t.peak[m], largest(best)), shrink = first_lane(exp_negative(set1(t.peak[m] - peak)));
-    F sum = mul(load(t.sums[m]), set1(shrink));
+    const float before = t.peak[m], peak = std::max(before, largest(best));
+    F sum = load(t.sums[m]);
+    if (peak != before) {  // what was summed so far shrinks; nothing was before the first block
+      const F shrink = exp_negative(set1(before - peak));
+      sum = mul(sum, shrink);
+      for (int d = 0; d < head_dim; d += 16) store(t.out[m] + d, mul(load(t.out[m] + d), shrink));
+    }
     for (int g = 0; g < groups; g++) {
-      store_as(Kind{}, t.weights[m] + 16 * g, exp_negative(sub(s[g], set1(peak))));
-      sum = add(sum, stored(t.weights[m] + 16 * g));
+      const F weight = exp_negative(sub(s[g], set1(peak)));
+      store_as(Kind{}, t.weights[m] + 16 * g, weight);
+      sum = add(sum, rounded(Kind{}, weight));
     }
     store(t.sums[m], sum);
-    if (shrink != 1.0f)
-      for (int d = 0; d < head_dim; d += 16) store(t.out[m] + d, mul(load(t.out[m] + d), set1(shrink)));
     t.peak[m] = peak;
   }
 

@@ -25,9 +25,6 @@ using Bf16X = float;     // bf16 values in fp32: one broadcast instead of three 
 static inline void store_x(uint16_t* p, F a) { store_bf16(p, a); }
 static inline void store_x(float* p, F a) { store(p, round_bf16(a)); }
 
-static inline F stored(const uint16_t* p) { return load_bf16(p); }
-static inline F stored(const float* p) { return load(p); }
-
 // One pair of a row, in all lanes.
 static inline void spread(const float* x, F& first, F& second) {
   first = set1(x[0]);

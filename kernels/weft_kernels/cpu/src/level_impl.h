@@ -48,31 +48,39 @@ static void run(weft::Team& team, const weft_model& model, const weft_step& step
     run_as<Bf16Kind>(team, model, step, site_rank);
 }
 
-// One element of x as the kernels read it.
-template <class Kind>
-static typename Kind::X number(float value) {
-  alignas(64) typename Kind::X all[16];
-  store_as(Kind{}, all, set1(value));
-  return all[0];
+// A row of x as the kernels read it.
+static void copy_row(const uint16_t* from, int n, uint16_t* to) { std::memcpy(to, from, sizeof(uint16_t) * n); }
+static void copy_row(const uint16_t* from, int n, float* to) {
+  for (int k = 0; k < n; k++) {
+    const uint32_t bits = uint32_t(from[k]) << 16;
+    std::memcpy(to + k, &bits, 4);
+  }
 }
 template <class Kind>
-static typename Kind::X number(uint16_t value) {
-  const uint32_t bits = uint32_t(value) << 16;
-  float wide;
-  std::memcpy(&wide, &bits, 4);
-  return number<Kind>(wide);
+static void copy_row(Kind, const float* from, int n, typename Kind::X* to) {
+  float part[16] = {};
+  alignas(64) typename Kind::X narrow[16];
+  for (int k = 0; k < n; k += 16) {
+    const int count = std::min(16, n - k);
+    std::memcpy(part, from + k, sizeof(float) * count);
+    store_as(Kind{}, narrow, load(part));
+    std::memcpy(to + k, narrow, sizeof(narrow[0]) * count);
+  }
 }
+template <class Kind>
+static void copy_row(Kind, const uint16_t* from, int n, typename Kind::X* to) { copy_row(from, n, to); }
 
 template <class Kind, class From>
 static void matmul_as(weft::Team& team, const weft_matrix& w, const From* from, int m, float* y) {
   using X = typename Kind::X;
-  const int64_t stride = round_up(w.n_in, 32), rows = round_up(m, 32) + 32;
+  const int64_t stride = row_stride(w.n_in, sizeof(X)), rows = round_up(m, 32) + 32;
   X* x = static_cast<X*>(std::aligned_alloc(64, round_up(rows * stride * sizeof(X), 64)));
   const int groups = (w.n_out + 15) / 16;
   on_team(team, [&](int thread) {
     weft::Member me(team, thread);
     me.share(m, [&](int64_t i) {
-      for (int64_t k = 0; k < stride; k++) x[i * stride + k] = k < w.n_in ? number<Kind>(from[i * w.n_in + k]) : X(0);
+      copy_row(Kind{}, from + i * w.n_in, w.n_in, x + i * stride);
+      std::memset(x + i * stride + w.n_in, 0, sizeof(X) * (stride - w.n_in));
     });
     me.share((groups + kUnitGroups - 1) / kUnitGroups, [&](int64_t u) {
       const Span span{int(u) * kUnitGroups, std::min(kUnitGroups, groups - int(u) * kUnitGroups), 0};

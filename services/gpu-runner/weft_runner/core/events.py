@@ -29,7 +29,7 @@ class Tier(IntEnum):
 class Tokens(NamedTuple):
     """What an iteration produced for one sequence; `position` is the first token's index in the answer.
 
-    A tuple, for one is made of every token: a third of what a frozen dataclass costs (0.4 against 1.3 us).
+    A tuple, for one is made of every token: a third of what a frozen dataclass costs (0.26 against 0.89 us).
 
     `logprobs`: one for each token where the request asked for them, else empty.
     """

@@ -86,8 +86,8 @@ class RequestPool:
         for sequence in list(self.sequences.values()) if on else []:
             self._end(sequence, EndReason.DRAINED, "the runner is draining")
 
-    def sized(self, digest: str, *, n_bytes: int) -> None:
-        self.residency.sized(digest, n_bytes=n_bytes)
+    def sized(self, digest: str, *, n_bytes: int, host_bytes: int | None) -> None:
+        self.residency.sized(digest, n_bytes=n_bytes, host_bytes=host_bytes)
         self._settle()
 
     def loaded(self, digest: str, *, rank: int, n_bytes: int, host_bytes: int | None, cost: float) -> None:
@@ -128,8 +128,9 @@ class RequestPool:
             self.reuse.look_again(sequence)
         self._settle()
         for sequence in list(self.sequences.values()):
-            if sequence.phase is Phase.DECODE and self.pages.is_full(sequence.key):
-                self.urgent |= not self.reservations.grow(sequence)
+            full = sequence.phase is Phase.DECODE and self.pages.is_full(sequence.key)
+            if full and not self.reservations.grow(sequence):
+                self.urgent = self.residency.owing = True
         self._unstick()
         decoding = [s for s in self.sequences.values() if s.phase is Phase.DECODE]
         return self.chooser.choose(

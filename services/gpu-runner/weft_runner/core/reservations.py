@@ -1,4 +1,4 @@
-"""Growth: sequences that outrun their reservation, in place while pages are free, else paused at their page boundary."""
+"""Sequences that outrun their reservation: it grows in place while pages are free, else they pause (an overrun)."""
 
 from collections.abc import Mapping
 
@@ -27,7 +27,7 @@ class Reservations:
         return granted
 
     def grow(self, sequence: Sequence) -> bool:
-        """Double a reservation whose pages are full. False: there is no page, and the sequence is paused (an overrun)."""
+        """Double a reservation whose pages are full. False: there is no page, and the sequence is paused."""
         growth = next_growth(sequence, self._pages.held_by(sequence.key), self._pages.page_tokens)
         sequence.reservation_tokens = growth.reservation_tokens
         sequence.doublings += growth.doubled

@@ -72,12 +72,12 @@ class Residency:
         assert adapter.waiting >= 0, digest
         self._settle()
 
-    def sized(self, digest: str, *, n_bytes: int) -> None:
+    def sized(self, digest: str, *, n_bytes: int, host_bytes: int | None) -> None:
         """A load could not begin before its size was known: first in the queue, it now waits for its pages."""
         adapter = self._loading(digest)
         adapter.n_bytes, adapter.on_disk = max(n_bytes, 1), True
         self.device.vacate(adapter)
-        self.copies.loaded(adapter, None)
+        self.copies.loaded(adapter, host_bytes)
         self._first(adapter)
         self.known.protect()
         self._settle()
@@ -173,7 +173,7 @@ class Residency:
         return self.device.need(adapter) if adapter.sized or not surely else 0
 
     def free_pages(self, digest: str = "", *, last: bool = False) -> int:
-        """What a newcomer with that adapter can have: free pages, those of other unused ones, less what the queue needs.
+        """What a newcomer with that adapter can have: free pages and those of unused ones, less what the queue needs.
 
         `last`: nobody else is here, so that pinned adapters give way to it and nothing waits.
         """

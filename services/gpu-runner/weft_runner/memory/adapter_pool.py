@@ -108,7 +108,7 @@ class AdapterPool:
         try:
             tensors, scales = self._tensors(load, files)
             if load.only_size:
-                result = Sized(load.digest, load.slot, bytes_of(tensors))
+                result = Sized(load.digest, load.slot, bytes_of(tensors), self._host_bytes(load.digest))
             else:
                 result = self._built(load, self._store.build(tensors, scales), since)
         except Exception as error:  # noqa: BLE001 (as above)
@@ -128,9 +128,10 @@ class AdapterPool:
     def _built(self, load: Load, adapter: DeviceAdapter, since: float) -> Loaded:
         if adapter.rank > self._max_rank:
             raise AdapterInvalid(f"rank {adapter.rank} is above this runner's --max-rank {self._max_rank}")
-        host = self._host.get(load.digest)
-        host_bytes = None if host is None else bytes_of(host)
-        return Loaded(load.digest, load.slot, adapter, host_bytes, time.perf_counter() - since)
+        return Loaded(load.digest, load.slot, adapter, self._host_bytes(load.digest), time.perf_counter() - since)
+
+    def _host_bytes(self, digest: str) -> int | None:
+        return bytes_of(self._host[digest]) if digest in self._host else None
 
     def _fail(self, load: Load, error: Exception) -> None:
         self._complain(load.digest, error)

@@ -21,11 +21,12 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """On disk, and its tensors take so many bytes: room can be made for it."""
+    """On disk, and its tensors take so many bytes: room can be made for it. `host_bytes` as in Loaded."""
 
     digest: str
     slot: int
     n_bytes: int
+    host_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
