@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shlex
 import sys
 from importlib import metadata
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from weft_bench.lines import Origin
 
+_PATH = re.compile(r"(^|[\s=:])/(?:[^/\s:]+/)*([^/\s:]+)")
 VERSIONED = ("torch", "transformers", "grpcio", "fastapi", "numpy")
 
 
@@ -19,8 +21,12 @@ def origin(*packages: str) -> Origin:
 
 def command() -> str:
     """How this process was started; of absolute paths only the last part, since the rest says nothing elsewhere."""
-    arguments = (Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])
-    return shlex.join([Path(sys.argv[0]).name, *arguments])
+    return shlex.join([Path(sys.argv[0]).name, *map(without_folders, sys.argv[1:])])
+
+
+def without_folders(text: str) -> str:
+    """A word of a command in which each absolute path is its last part: `LD_PRELOAD=/x/liba.so` -> `LD_PRELOAD=liba.so`."""
+    return _PATH.sub(r"\1\2", text)
 
 
 def machine() -> str:

@@ -1,6 +1,7 @@
 """`weft bench ...`: measure, render, check."""
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -160,6 +161,7 @@ def peers(
     from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, SHAPES
     from weft_bench.machine import origin
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped worker must not outlive this process
     if vllm is None and not peft:
         raise typer.BadParameter("nobody to compare with: give --vllm PYTHON, --peft, or both")
     chosen, kinds = among("shapes", shapes, SHAPES), among("popularities", popularities, (BASE, IDENTICAL, DISTINCT))

@@ -23,6 +23,7 @@ from weft_bench.cpu_machine import meter, rates
 from weft_bench.cpu_models import adapter, base_model
 from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, RANK, SHAPES
 from weft_bench.lines import Line, Origin
+from weft_bench.machine import without_folders
 from weft_bench.peers.compare import Load, Round, best, rounds, times_as_fast
 from weft_bench.peers.targets import DECODE, PEFT, PREFILL, ROWS, VLLM, WHOLE, target
 from weft_bench.peers.worker import Worker
@@ -168,7 +169,7 @@ def _workers(case: _Case, scratch: Path) -> Iterator[Worker]:
     yield Worker(OURS, ours, common | _ours(options, shape, case.batch), scratch / OURS)
     if options.vllm is not None:
         for number, text in enumerate(options.settings):
-            label = f"{VLLM} ({shown(text)})" if text else VLLM
+            label = f"{VLLM} ({without_folders(text)})" if text else VLLM
             command = [str(options.vllm), str(HERE / "vllm_worker.py")]
             yield Worker(label, command, common, scratch / f"vllm-{number}", environment(text))
     if options.peft is not None:
@@ -183,16 +184,6 @@ def _ours(options: Options, shape: Shape, batch: Batch) -> dict[str, object]:
         "threads": options.threads,
         "adapter_pages": adapter_pages(shape, n_bytes, batch.rows),
     }
-
-
-def shown(text: str) -> str:
-    """An environment as it is told: of absolute paths only the last part, since the rest says nothing elsewhere."""
-    pairs = environment(text)
-    return " ".join(f"{name}={':'.join(_last(part) for part in value.split(':'))}" for name, value in pairs.items())
-
-
-def _last(part: str) -> str:
-    return Path(part).name if Path(part).is_absolute() else part
 
 
 def environment(text: str) -> dict[str, str]:

@@ -42,15 +42,15 @@ static inline void spread(const uint16_t* x, F& first, F& second) {
 
 // How 16 columns of a pair lie in memory, `first` and `second` of each: kinds of weights.
 struct Bf16W {
-  using Number = uint16_t;
   static inline void pair(const char* w, ptrdiff_t, F& first, F& second) { load_pairs(reinterpret_cast<const uint16_t*>(w), first, second); }
 };
 struct Int8W {
-  using Number = int8_t;
-  static inline void pair(const char* w, ptrdiff_t, F& first, F& second) { load_pairs(reinterpret_cast<const int8_t*>(w), first, second); }
+  static inline void pair(const char* w, ptrdiff_t, F& first, F& second) {
+    first = load_int8(reinterpret_cast<const int8_t*>(w));
+    second = load_int8(reinterpret_cast<const int8_t*>(w) + 16);
+  }
 };
 struct Fp32W {
-  using Number = float;
   static inline void pair(const char* w, ptrdiff_t second_at, F& first, F& second) {
     first = load(reinterpret_cast<const float*>(w));
     second = load(reinterpret_cast<const float*>(w + second_at));

@@ -52,7 +52,7 @@ void pack_int8(const From* const* rows, int n_rows, int64_t n_in, int64_t padded
     scale[r] = most / 127;
     const float inverse = most > 0 ? 127 / most : 0;
     for (int64_t k = 0; k < padded; k++)
-      to[k / 2 * 32 + r * 2 + k % 2] = r < n_rows && k < n_in ? int8_t(std::lrintf(as_float(rows[r][k]) * inverse)) : 0;
+      to[k * 16 + r] = r < n_rows && k < n_in ? int8_t(std::lrintf(as_float(rows[r][k]) * inverse)) : 0;
   }
 }
 

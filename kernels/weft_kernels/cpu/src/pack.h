@@ -1,8 +1,9 @@
 // The packed layouts, the same for every level: groups of 16 outputs, pairs of inputs, so that one vector holds 16
 // outputs of a pair and one tile 16 outputs of 16 pairs.
 //
-//   bf16  [n_out/16][n_in/2][16][2]      int8  the same, a byte each, one scale per output
+//   bf16  [n_out/16][n_in/2][16][2]
 //   fp32  [n_out/16][n_in][16]
+//   int8  [n_out/16][n_in][16], one scale per output
 //
 // n_in is padded to a multiple of `pad_in` and n_out to 16, with zeros.
 #pragma once

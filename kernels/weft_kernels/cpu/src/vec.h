@@ -61,11 +61,7 @@ static inline void load_pairs(const uint16_t* p, F& first, F& second) {
   first = {_mm512_castsi512_ps(_mm512_slli_epi32(u, 16))};
   second = {_mm512_castsi512_ps(_mm512_and_si512(u, _mm512_set1_epi32(int(0xffff0000))))};
 }
-static inline void load_pairs(const int8_t* p, F& first, F& second) {
-  __m512i u = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  first = {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(u, 24), 24))};
-  second = {_mm512_cvtepi32_ps(_mm512_srai_epi32(u, 8))};
-}
+static inline F load_int8(const int8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))}; }
 static inline F low_half_plus_high(F a) {  // lanes 0-7 = a[i] + a[i + 8]
   return {_mm512_add_ps(a.v, _mm512_shuffle_f32x4(a.v, a.v, 0x4e))};
 }
@@ -133,12 +129,8 @@ static inline void load_pairs(const uint16_t* p, F& first, F& second) {
   first = {_mm256_castsi256_ps(_mm256_slli_epi32(u, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(w, 16))};
   second = {_mm256_castsi256_ps(_mm256_and_si256(u, mask)), _mm256_castsi256_ps(_mm256_and_si256(w, mask))};
 }
-static inline void load_pairs(const int8_t* p, F& first, F& second) {
-  __m256i u = _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  __m256i w = _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16)));
-  first = {_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(u, 24), 24)), _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, 24), 24))};
-  second = {_mm256_cvtepi32_ps(_mm256_srai_epi32(u, 8)), _mm256_cvtepi32_ps(_mm256_srai_epi32(w, 8))};
-}
+static inline __m256 widen(const int8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+static inline F load_int8(const int8_t* p) { return {widen(p), widen(p + 8)}; }
 static inline float sum(F x) {
   __m256 h = _mm256_add_ps(x.a, x.b);
   __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
@@ -195,12 +187,7 @@ static inline void load_pairs(const uint16_t* p, F& first, F& second) {
     second.x[i] = from_bits(uint32_t(p[2 * i + 1]) << 16);
   }
 }
-static inline void load_pairs(const int8_t* p, F& first, F& second) {
-  for (int i = 0; i < 16; i++) {
-    first.x[i] = p[2 * i];
-    second.x[i] = p[2 * i + 1];
-  }
-}
+static inline F load_int8(const int8_t* p) { WEFT_LANES(p[i]); }
 static inline float sum(F a) {
   float h[8], q[4];
   for (int i = 0; i < 8; i++) h[i] = a.x[i] + a.x[i + 8];
