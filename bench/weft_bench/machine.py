@@ -25,7 +25,7 @@ def command() -> str:
 
 
 def without_folders(text: str) -> str:
-    """A word of a command in which each absolute path is its last part: `LD_PRELOAD=/x/liba.so` -> `LD_PRELOAD=liba.so`."""
+    """Each absolute path in a word of a command as its last part: `LD_PRELOAD=/x/liba.so` -> `LD_PRELOAD=liba.so`."""
     return _PATH.sub(r"\1\2", text)
 
 

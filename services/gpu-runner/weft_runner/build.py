@@ -24,7 +24,7 @@ from weft_runner.profile import measure_profile
 from weft_runner.settings import Settings
 
 log = logging.getLogger(__name__)
-MOST_THREADS = 4
+MOST_TORCH_THREADS = 4  # of the reference executor's operators: they do not gain from more
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class Built:
     limits: PoolLimits
     numerics_class: str
     threads: int
+    torch_threads: int  # of torch's operators on the engine's thread
     profile: Profile | None  # None: --profile off
 
 
@@ -52,7 +53,7 @@ def build_engine(
     started = time.perf_counter()
     spec = read_spec(files["config.json"], files.get("generation_config.json"))
     threads = settings.threads or default_threads(spec)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(min(threads, MOST_TORCH_THREADS))
     executor = make_executor(settings, Base(spec, files, threads, stopping))
     limits = pool_limits(settings, spec, executor.page_bytes)
 
@@ -63,7 +64,8 @@ def build_engine(
     log.info("base loaded", extra=kv(layers=spec.layers, hidden=spec.hidden_size, threads=threads, seconds=seconds))
     profile = _profile(executor, limits) if settings.profile else None
     pool = RequestPool(limits, profile.model if profile else GUESS)
-    return Built(Engine(pool, executor, make_adapters, on_iteration), limits, executor.numerics_class, threads, profile)
+    engine = Engine(pool, executor, make_adapters, on_iteration)
+    return Built(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile)
 
 
 def _profile(executor: Executor, limits: PoolLimits) -> Profile:
@@ -101,5 +103,5 @@ def pool_limits(settings: Settings, spec: ModelSpec, page_bytes: int) -> PoolLim
 
 
 def default_threads(spec: ModelSpec) -> int:
-    """One thread for small models, whose operators are shorter than waking a second one; else the quota, at most 4."""
-    return 1 if spec.hidden_size < 512 else min(cpu_quota(), MOST_THREADS)
+    """One thread for small models, whose phases are shorter than two threads' meeting; else the quota."""
+    return 1 if spec.hidden_size < 512 else cpu_quota()

@@ -107,7 +107,7 @@ class _Life:
         if built.profile is not None:
             metrics.profiled(built.profile)
         self.server = RunnerServer(built.engine, identity, metrics)
-        self._thread = EngineThread(built.engine, built.threads, self._on_engine_failure)
+        self._thread = EngineThread(built.engine, built.torch_threads, self._on_engine_failure)
         self._channel = channel(settings.supervisor, tls, "supervisor")
         stub = supervisor_pb2_grpc.SupervisorStub(self._channel)
         self._reporter = Reporter(built.engine, self._hello(built), stub.Runner, self.server.drain)

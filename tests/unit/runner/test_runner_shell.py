@@ -75,7 +75,7 @@ def test_every_wrong_flag_is_listed_at_once(capsys):
 def test_a_small_model_runs_on_one_thread_and_a_large_one_on_the_quota(small_config):
     assert default_threads(parse_spec(small_config)) == 1
     large = parse_spec(small_config | {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4})
-    assert default_threads(large) == min(cpu_quota(), 4)
+    assert default_threads(large) == cpu_quota()
     assert 1 <= cpu_quota() <= (os.cpu_count() or 1)
 
 

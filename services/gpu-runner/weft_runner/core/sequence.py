@@ -110,9 +110,7 @@ class Sequence:
         "shifts", "tokens",
     )  # fmt: skip
 
-    def __init__(
-        self, request: Request, *, admitted: int, max_context_tokens: int, chain: Chain | None = None
-    ) -> None:
+    def __init__(self, request: Request, *, admitted: int, max_context_tokens: int, chain: Chain | None = None) -> None:
         self.request = request
         self.chain = chain
         self.named_pages = 0  # its first ones, that others may find

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
+
 from weft_runner.core.events import Action, DropHost, Fetch, Load, Retain, Unload
 from weft_runner.core.keeping import FETCHES
 from weft_runner.errors import AdapterInvalid, RunnerError
@@ -47,7 +49,10 @@ class AdapterPool:
         self._lock = threading.Lock()  # of `_wanted`: downloads end in threads of their own
         self._downloads = ThreadPoolExecutor(DOWNLOADS, thread_name_prefix="adapter-download")
         self._fetches = ThreadPoolExecutor(FETCHES, thread_name_prefix="adapter-fetch")
-        self._builder = ThreadPoolExecutor(1, thread_name_prefix="adapter-builder")
+        # One thread of torch's too: its workers spin after each operator, on cores that the running step needs.
+        self._builder = ThreadPoolExecutor(
+            1, thread_name_prefix="adapter-builder", initializer=torch.set_num_threads, initargs=(1,)
+        )
 
     @property
     def ranks(self) -> dict[int, int]:

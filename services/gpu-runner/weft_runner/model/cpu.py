@@ -70,6 +70,10 @@ class CpuExecutor:
         return f"cpu/{VERSION}/{'tile32' if level == 'fp32' else _CLASS.get(level, level)}/{self._dtype}/tp1"
 
     @property
+    def torch_threads(self) -> int:
+        return 1
+
+    @property
     def adapters(self) -> NativeStore:
         return self._adapters
 

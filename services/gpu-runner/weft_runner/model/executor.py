@@ -30,6 +30,11 @@ class Executor(Protocol):
         ...
 
     @property
+    def torch_threads(self) -> int:
+        """How many threads torch's operators may use on the engine's thread; its idle workers spin for a while."""
+        ...
+
+    @property
     def adapters(self) -> AdapterStore:
         """Its adapters by slot; a step's plan names slots."""
         ...

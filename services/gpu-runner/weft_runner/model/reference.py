@@ -64,6 +64,7 @@ class ReferenceExecutor:
         self._spec, self._weights, self._kv, self._adapters = spec, weights, kv, adapters
         self._inverse = inverse_frequencies(spec)
         self._scale = spec.head_dim**-0.5
+        self._torch_threads = torch.get_num_threads()
         self._windows = frozenset(spec.windows)
 
     @property
@@ -73,6 +74,10 @@ class ReferenceExecutor:
     @property
     def numerics_class(self) -> str:
         return f"reference/{VERSION}/fp32/torch{torch.__version__.partition('+')[0]}/tp1"
+
+    @property
+    def torch_threads(self) -> int:
+        return self._torch_threads
 
     @property
     def adapters(self) -> LoraTable:
