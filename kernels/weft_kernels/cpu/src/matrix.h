@@ -77,7 +77,7 @@ static inline void product(const weft_matrix& w, const typename Kind::X* x, ptrd
     const bool int8 = w.kind == WEFT_INT8;
     const ptrdiff_t group_bytes = ptrdiff_t(pairs) * (int8 ? 32 : 64);
 #if WEFT_LEVEL == 4
-    if (rows >= kTileRows) {
+    if (rows >= (int8 ? kTileRowsOfInt8 : kTileRows)) {
       auto base = [&](int g) { return data + (span.group + g) * group_bytes; };
       if (int8)
         tiles_of_int8(x, xs, rows, data, group_bytes, span, pairs / kTilePairs, y, widened);
@@ -108,28 +108,48 @@ static inline void product(const weft_matrix& w, const typename Kind::X* x, ptrd
   }
 }
 
+// Which groups of a slice lie in a span: [begin, end), counted in the site's output.
+struct Overlap {
+  int begin, end;
+  Overlap(const weft_lora_slice& slice, const Span& span)
+      : begin(std::max(span.group, slice.out_start / 16)), end(std::min(span.group + span.count, (slice.out_start + slice.n_out) / 16)) {}
+};
+
+template <class Kind>
+static inline const char* columns_of(const weft_lora_slice& slice, int group) {
+  return static_cast<const char*>(slice.b) + (group - slice.out_start / 16) * ptrdiff_t((slice.rank + 1) / 2) * Kind::kPairBytes;
+}
+
+// Ask for the part of B that `expand` will read: each adapter's is a few lines at a place of its own, which no hardware
+// foresees; by the time the base's columns have streamed past they are there.
+template <class Kind>
+static inline void fetch_expand(const weft_lora_slice& slice, const Span& span) {
+  const Overlap here(slice, span);
+  if (here.begin >= here.end) return;
+  const char* end = columns_of<Kind>(slice, here.end);
+  for (const char* line = columns_of<Kind>(slice, here.begin); line < end; line += 64) __builtin_prefetch(line, 0, 2);
+}
+
 // y[rows][kUnitColumns] += v B in the span's columns, for one slice of an adapter. v[rows] begins at the slice's part.
 template <class Kind>
 static inline void expand(const weft_lora_slice& slice, const typename Kind::X* v, ptrdiff_t vs, int rows, const Span& span, float* y) {
-  const int begin = std::max(span.group, slice.out_start / 16), end = std::min(span.group + span.count, (slice.out_start + slice.n_out) / 16);
-  if (begin >= end) return;
-  const int pairs = (slice.rank + 1) / 2;
-  const ptrdiff_t group_bytes = ptrdiff_t(pairs) * Kind::kPairBytes;
-  const char* data = static_cast<const char*>(slice.b) + (begin - slice.out_start / 16) * group_bytes;
-  float* at = y + span.column + 16 * (begin - span.group);
-  auto base = [&](int g) { return data + g * group_bytes; };
+  const Overlap here(slice, span);
+  if (here.begin >= here.end) return;
+  const int pairs = (slice.rank + 1) / 2, groups = here.end - here.begin;
+  float* at = y + span.column + 16 * (here.begin - span.group);
+  auto base = [&](int g) { return columns_of<Kind>(slice, here.begin + g); };
   int done = 0;
 #if WEFT_LEVEL == 4
   if constexpr (std::is_same<Kind, Bf16Kind>::value) {
     done = rows / 16 * 16;
     if (done > 0) {
       shape_for_expand(pairs);
-      tile_expand(v, vs, done, base, end - begin, pairs, at, kUnitColumns);
+      tile_expand(v, vs, done, base, groups, pairs, at, kUnitColumns);
     }
   }
 #endif
   if (done < rows)
-    dot_all<typename Kind::W, kTilePairs>(v + done * vs, vs, rows - done, base, end - begin, Kind::kPairBytes, Kind::kPairBytes / 2, pairs,
+    dot_all<typename Kind::W, kTilePairs>(v + done * vs, vs, rows - done, base, groups, Kind::kPairBytes, Kind::kPairBytes / 2, pairs,
                                           at + done * kUnitColumns, kUnitColumns, true);
 }
 

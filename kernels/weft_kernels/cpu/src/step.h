@@ -129,6 +129,7 @@ class Step {
       const Span span{int(u) * kUnitGroups, std::min(kUnitGroups, groups - int(u) * kUnitGroups), 0};
       in_chunks(me, [&](int row, int rows, float* y, char* widened) {
         ready(rows);
+        fetch_lora(layer, site, row, rows, &span, 1);
         product<Kind>(w, x + row * xs, xs, rows, span, y, widened);
         add_lora(layer, site, row, rows, &span, 1, y);
         epilogue(y, row, rows, span);
@@ -144,6 +145,7 @@ class Step {
       const Span spans[2] = {{group, count, 0}, {half + group, count, 16 * of_unit}};
       in_chunks(me, [&](int row, int rows, float* y, char* widened) {
         ready(rows);
+        fetch_lora(layer, kGateUp, row, rows, spans, 2);
         const X* x = x_ + row * at_.x_stride;
         for (const Span& span : spans) product<Kind>(w, x, at_.x_stride, rows, span, y, widened);
         add_lora(layer, kGateUp, row, rows, spans, 2, y);
@@ -208,17 +210,31 @@ class Step {
     if (slice.rank % 2) to[slice.rank] = X(0);
   }
 
-  void add_lora(int layer, int site, int row, int rows, const Span* spans, int n_spans, float* y) const {
+  // body(segment's tokens [begin, end) among those from `row` on, its site) for each adapter that has rows there.
+  template <class Body>
+  void each_adapter(int layer, int site, int row, int rows, Body body) const {
     for (int i = 0; i < s_.n_segments; i++) {
       const weft_segment& segment = s_.segments[i];
       const int begin = std::max(row, segment.start), end = std::min(row + rows, segment.end);
       const weft_lora_site* a = begin < end ? site_of(segment, layer, site) : nullptr;
-      if (a == nullptr) continue;
+      if (a != nullptr) body(begin, end, *a);
+    }
+  }
+
+  void fetch_lora(int layer, int site, int row, int rows, const Span* spans, int n_spans) const {
+    each_adapter(layer, site, row, rows, [&](int, int, const weft_lora_site& a) {
+      for (int j = 0; j < a.n_slices; j++)
+        for (int k = 0; k < n_spans; k++) fetch_expand<Kind>(a.slice[j], spans[k]);
+    });
+  }
+
+  void add_lora(int layer, int site, int row, int rows, const Span* spans, int n_spans, float* y) const {
+    each_adapter(layer, site, row, rows, [&](int begin, int end, const weft_lora_site& a) {
       const X* v = v_ + begin * at_.v_stride;
       float* to = y + (begin - row) * kUnitColumns;
-      for (int j = 0; j < a->n_slices; v += (a->slice[j].rank + 1) & ~1, j++)
-        for (int k = 0; k < n_spans; k++) expand<Kind>(a->slice[j], v, at_.v_stride, end - begin, spans[k], to);
-    }
+      for (int j = 0; j < a.n_slices; v += (a.slice[j].rank + 1) & ~1, j++)
+        for (int k = 0; k < n_spans; k++) expand<Kind>(a.slice[j], v, at_.v_stride, end - begin, spans[k], to);
+    });
   }
 
   // ---- norms, rotation, attention

@@ -4,7 +4,7 @@ So loading needs the packed model and one tensor beside it. The embedding stays 
 step reads a row of it for each token. Layouts: `weft_kernels/cpu/src/pack.h`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -17,6 +17,7 @@ from weft_runner.model.rope import inverse_frequencies
 from weft_runner.model.spec import ModelSpec
 from weft_runner.model.weights import check_finite
 
+LINE = 64  # bytes
 KINDS = {"bf16": BF16, "fp32": FP32, "int8": INT8}
 _STORED = {torch.bfloat16: BF16, torch.float32: FP32}
 
@@ -30,6 +31,9 @@ class PackedBase:
         self._kind = KINDS[dtype]
         self._kept: list[object] = []
         spec = checkpoint.spec
+        # One piece, in the order in which a step reads it: small matrices of their own would lie on small pages.
+        self._memory = Memory(sum(self._matrix_bytes(*shape) for shape in _matrices(spec)))
+        self._taken = 0
         layers = (Layer * spec.layers)(*(self._layer(index) for index in range(spec.layers)))
         self._kept.append(layers)
         embedding = self._embedding()
@@ -70,27 +74,30 @@ class PackedBase:
         """Projections of one input under each other; each has a multiple of 16 outputs (but a head that is alone)."""
         weights = [tensors[part] for part in parts]
         n_out, n_in = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
-        memory = Memory(self._library.packed_bytes(self._kind, n_out, n_in))
+        address = self._memory.address + self._taken
+        self._taken += self._matrix_bytes(n_out, n_in)
         scale = torch.zeros(-(-n_out // 16) * 16) if self._kind == INT8 else None
         done = 0
         for part, weight in zip(parts, weights, strict=True):
             check_finite(f"{name}.{part}", weight)
-            self._pack(weight, memory, done, scale)
+            self._pack(weight, address, done, scale)
             done += weight.shape[0]
-        self._kept.append(memory)
         return Matrix(
-            data=memory.address, scale=None if scale is None else self._keep(scale),
+            data=address, scale=None if scale is None else self._keep(scale),
             bias=None if biases is None else self._vector(f"{name} biases", torch.cat([b.float() for b in biases])),
             n_in=n_in, n_out=n_out, kind=self._kind,
         )  # fmt: skip
 
-    def _pack(self, weight: torch.Tensor, to: Memory, done: int, scale: torch.Tensor | None) -> None:
+    def _matrix_bytes(self, n_out: int, n_in: int) -> int:
+        return -(-self._library.packed_bytes(self._kind, n_out, n_in) // LINE) * LINE
+
+    def _pack(self, weight: torch.Tensor, to: int, done: int, scale: torch.Tensor | None) -> None:
         """Rows `done` and on. fp16 goes through fp32: bf16 cannot hold its fraction."""
         source = weight if weight.dtype in _STORED else weight.float()
         offset = self._library.packed_bytes(self._kind, done, source.shape[1])
         self._library.pack(
             self._pool, source.data_ptr(), _STORED[source.dtype], source.stride(0), (source.shape[0], source.shape[1]),
-            to.address + offset, self._kind, scale=None if scale is None else scale[done:].data_ptr(),
+            to + offset, self._kind, scale=None if scale is None else scale[done:].data_ptr(),
         )  # fmt: skip
 
     def _head(self) -> Matrix:
@@ -116,6 +123,19 @@ class PackedBase:
     def _keep(self, tensor: torch.Tensor) -> int:
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def _matrices(spec: ModelSpec) -> Iterator[tuple[int, int]]:
+    """(outputs, inputs) of every packed matrix."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    for _ in range(spec.layers):
+        yield from (
+            (spec.q_size + 2 * spec.kv_size, hidden),
+            (hidden, spec.q_size),
+            (2 * inner, hidden),
+            (hidden, inner),
+        )
+    yield spec.vocab_size, hidden
 
 
 def why_not(spec: ModelSpec) -> str:
