@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from crowd import Crowd, Watched, assert_undisturbed, crowd, emitted, finished, load
+from crowd import SLOW, Crowd, Watched, assert_undisturbed, crowd, emitted, finished, load
 from installation import NAMESPACE, Installation
 from oracle import sure_cases
 from quickstart import Case
@@ -27,10 +27,11 @@ def cases() -> list[Case]:
 @pytest.fixture(scope="module")
 def pair(installation: Installation) -> Iterator[Installation]:
     """Two runners of at most 12 sequences: 20 streams need both."""
-    installation.patch_pool({"replicas": 2, "scheduler": {"maxSequences": 12}})
+    env = [{"name": name, "value": value} for name, value in SLOW.items()]
+    installation.patch_pool({"replicas": 2, "scheduler": {"maxSequences": 12}, "template": {"env": env}})
     asyncio.run(until_ready_runners(installation, 2, max_sequences=12))
     yield installation
-    installation.patch_pool({"replicas": 1, "scheduler": {"maxSequences": 32}})
+    installation.patch_pool({"replicas": 1, "scheduler": {"maxSequences": 32}, "template": None})
 
 
 async def until_ready_runners(installation: Installation, count: int, max_sequences: int) -> None:
@@ -109,6 +110,7 @@ async def test_a_gateway_told_to_stop_finishes_its_streams(pair: Installation, c
     (pod,) = pair.names("gateway")
     async with crowd(pair.url, cases, "gateway-term") as made:
         await made.until(lambda: sum(bool(w.text) for w in made.streams) >= 12)
+        assert made.running
         await end_pod(pair, pod, "delete pod")
     assert_undisturbed(list(made.streams))
     await eventually_ready(pair, "gateway", 1)
@@ -127,6 +129,7 @@ async def test_a_gateway_killed_loses_its_own_connections_and_nothing_else(
         pair.node.kill(NAMESPACE, pair.names("gateway")[0], signal.SIGKILL)
     assert_undisturbed(list(kept.streams))
     assert all(w.case.expect.startswith(w.text) for w in lost.streams)
+    assert any(w.text != w.case.expect for w in lost.streams)
     await eventually_ready(pair, "gateway", 2)
 
     async def let_go() -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from crowd import Crowd, Watched, assert_undisturbed, crowd, emitted, finished, load, runners
+from crowd import SLOW, Crowd, Watched, assert_undisturbed, crowd, emitted, finished, load, runners
 from oracle import sure_cases
 from quickstart import Case, copy_manifests
 from waiting import eventually
@@ -27,7 +27,15 @@ ATTEMPTS = 5  # rounds in which the moment to strike may come
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Two runners of at most 12 sequences: 20 streams need both."""
     manifests = copy_manifests(tmp_path_factory.mktemp("m"), replicas=2, scheduler={"maxSequences": 12})
-    with Stack(manifests, tmp_path_factory.mktemp("w")) as made:
+    with Stack(manifests, tmp_path_factory.mktemp("w"), environment=SLOW) as made:
+        made.wait_for_models()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def lone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One runner."""
+    with Stack(copy_manifests(tmp_path_factory.mktemp("m")), tmp_path_factory.mktemp("w"), environment=SLOW) as made:
         made.wait_for_models()
         yield made
 
@@ -111,10 +119,10 @@ async def test_outcomes_reach_the_store_though_the_supervisor_was_away(pair: Sta
     await eventually(acknowledged)
 
 
-async def test_the_only_runner_dies_and_held_streams_go_on_when_it_is_back(stack: Stack, cases: list[Case]) -> None:
-    async with crowd(stack.url, cases[:8], "only") as made:
+async def test_the_only_runner_dies_and_held_streams_go_on_when_it_is_back(lone: Stack, cases: list[Case]) -> None:
+    async with crowd(lone.url, cases[:8], "only") as made:
         await made.until(lambda: in_the_middle(list(made.streams)))
-        os.kill(stack.pid(stack.names("runner")[0]), signal.SIGKILL)
+        os.kill(lone.pid(lone.names("runner")[0]), signal.SIGKILL)
     assert_undisturbed(list(made.streams))
 
 
@@ -122,7 +130,7 @@ async def test_with_no_runner_in_time_streams_fail_with_a_named_error(
     tmp_path_factory: pytest.TempPathFactory, cases: list[Case]
 ) -> None:
     manifests = copy_manifests(tmp_path_factory.mktemp("m"))
-    hold = {"WEFT_GATEWAY__HOLD_SECONDS": "0.5"}
+    hold = {**SLOW, "WEFT_GATEWAY__HOLD_SECONDS": "0.5"}
     with Stack(manifests, tmp_path_factory.mktemp("w"), environment=hold) as stack:
         stack.wait_for_models()
         async with crowd(stack.url, cases[:8], "hold") as made:

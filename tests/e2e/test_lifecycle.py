@@ -9,7 +9,7 @@ import httpx2
 import pytest
 import yaml
 
-from crowd import assert_undisturbed, crowd, finished, runners
+from crowd import SLOW, assert_undisturbed, crowd, finished, runners
 from oracle import sure_cases
 from quickstart import Case, adapter_manifest, copy_manifests, tasks
 from waiting import eventually
@@ -28,7 +28,7 @@ def manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stack(manifests: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with Stack(manifests, tmp_path_factory.mktemp("w")) as made:
+    with Stack(manifests, tmp_path_factory.mktemp("w"), environment=SLOW) as made:
         made.wait_for_models()
         yield made
 
@@ -85,6 +85,7 @@ async def test_an_edited_source_swaps_and_running_streams_finish_on_the_old_one(
     running = [Case("acme/changing", c.prompt, c.prompt.upper()) for c in sure_cases(("acme/upper",), 4, seed=5)]
     async with crowd(stack.url, running, "swap") as made:
         await made.until(lambda: all(w.text for w in made.streams))
+        assert made.running
         for name in ("adapter_config.json", "adapter_model.safetensors"):
             fresh = tmp_path / name
             shutil.copy(manifests / "adapters" / "cipher" / name, fresh)
@@ -114,6 +115,7 @@ async def test_a_deleted_adapter_is_unknown_at_once_and_leaves_every_tier(stack:
     running = [Case("globex/leaving", c.prompt, c.expect) for c in sure_cases(("initech/json",), 4, seed=6)]
     async with crowd(stack.url, running, "delete") as made:
         await made.until(lambda: all(w.text for w in made.streams))
+        assert made.running
         stack.cli("delete", "lora", "leaving", "-n", "globex")
 
         async def unknown() -> bool:

@@ -67,7 +67,12 @@ def flags() -> set[str]:
         ["logs"],
         ["status"],
         ["key", "create"],
+        ["chat"],
+        ["top"],
         ["bench"],
+        ["bench", "cpu"],
+        ["bench", "peers"],
+        ["bench", "path"],
     ]
     commands += [[sys.executable, "-m", "weft_cli", *words, "--help"] for words in weft]
     told = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for command in commands]
