@@ -42,20 +42,31 @@ static inline void fetch(const char* p) {
   for (int i = 0; i < kTileBytes; i += 64) _mm_prefetch(p + i, _MM_HINT_T0);
 }
 
-// y[16][64] (+)= x[16][32 blocks] columns of four groups: few rows, weights stream past.
-static inline void tiles_16x64(const uint16_t* x, ptrdiff_t x_stride, const char* const (&w)[4], int blocks, float* y, ptrdiff_t y_stride, bool onto) {
-  const ptrdiff_t xs = x_stride * 2, ys = y_stride * 4;
+// Tiles 0 to 3: two beside each other at `first`, two at `second`, `stride` bytes from row to row.
+static inline void begin_sums(const float* first, const float* second, ptrdiff_t stride, bool onto) {
   if (onto) {
-    _tile_loadd(0, y, ys);
-    _tile_loadd(1, y + 16, ys);
-    _tile_loadd(2, y + 32, ys);
-    _tile_loadd(3, y + 48, ys);
+    _tile_loadd(0, first, stride);
+    _tile_loadd(1, first + 16, stride);
+    _tile_loadd(2, second, stride);
+    _tile_loadd(3, second + 16, stride);
   } else {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
   }
+}
+static inline void keep_sums(float* first, float* second, ptrdiff_t stride) {
+  _tile_stored(0, first, stride);
+  _tile_stored(1, first + 16, stride);
+  _tile_stored(2, second, stride);
+  _tile_stored(3, second + 16, stride);
+}
+
+// y[16][64] (+)= x[16][32 blocks] columns of four groups: few rows, weights stream past.
+static inline void tiles_16x64(const uint16_t* x, ptrdiff_t x_stride, const char* const (&w)[4], int blocks, float* y, ptrdiff_t y_stride, bool onto) {
+  const ptrdiff_t xs = x_stride * 2, ys = y_stride * 4;
+  begin_sums(y, y + 32, ys, onto);
   for (int k = 0; k < blocks; k++) {
     const ptrdiff_t at = k * kTileBytes;
     _tile_loadd(4, x + 32 * k, xs);
@@ -72,10 +83,7 @@ static inline void tiles_16x64(const uint16_t* x, ptrdiff_t x_stride, const char
     fetch(w[3] + at + kStreamAhead);
     _tile_dpbf16ps(3, 4, 7);
   }
-  _tile_stored(0, y, ys);
-  _tile_stored(1, y + 16, ys);
-  _tile_stored(2, y + 32, ys);
-  _tile_stored(3, y + 48, ys);
+  keep_sums(y, y + 32, ys);
 }
 
 // y[32][32] (+)= x[32][32 blocks] columns of two groups: many rows.
@@ -83,17 +91,7 @@ static inline void tiles_32x32(const uint16_t* x, ptrdiff_t x_stride, const char
   const ptrdiff_t xs = x_stride * 2, ys = y_stride * 4;
   const uint16_t* below = x + 16 * x_stride;
   float* y_below = y + 16 * y_stride;
-  if (onto) {
-    _tile_loadd(0, y, ys);
-    _tile_loadd(1, y + 16, ys);
-    _tile_loadd(2, y_below, ys);
-    _tile_loadd(3, y_below + 16, ys);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
+  begin_sums(y, y_below, ys, onto);
   for (int k = 0; k < blocks; k++) {
     _tile_loadd(4, x + 32 * k, xs);
     _tile_loadd(6, w0 + k * kTileBytes, 64);
@@ -106,10 +104,7 @@ static inline void tiles_32x32(const uint16_t* x, ptrdiff_t x_stride, const char
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
-  _tile_stored(0, y, ys);
-  _tile_stored(1, y + 16, ys);
-  _tile_stored(2, y_below, ys);
-  _tile_stored(3, y_below + 16, ys);
+  keep_sums(y, y_below, ys);
 }
 
 // y[16][16] (+)= x[16][32 blocks] columns of one group.

@@ -29,7 +29,6 @@ static inline F div(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
 static inline F fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 // The second operand where either is not a number.
 static inline F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
-static inline F min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
 static inline F negative_abs(F a) { return {_mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(int(0x80000000))))}; }
 // a where x < y, else b.
 static inline F where_less(F x, F y, F a, F b) { return {_mm512_mask_mov_ps(b.v, _mm512_cmp_ps_mask(x.v, y.v, _CMP_LT_OQ), a.v)}; }
@@ -91,7 +90,6 @@ static inline F mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x
 static inline F div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 static inline F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 static inline F max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
-static inline F min(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 static inline F negative_abs(F x) {
   __m256 sign = _mm256_set1_ps(-0.0f);
   return {_mm256_or_ps(x.a, sign), _mm256_or_ps(x.b, sign)};
@@ -157,7 +155,6 @@ static inline F mul(F a, F b) { WEFT_LANES(a.x[i] * b.x[i]); }
 static inline F div(F a, F b) { WEFT_LANES(a.x[i] / b.x[i]); }
 static inline F fma(F a, F b, F c) { WEFT_LANES(a.x[i] * b.x[i] + c.x[i]); }
 static inline F max(F a, F b) { WEFT_LANES(a.x[i] > b.x[i] ? a.x[i] : b.x[i]); }
-static inline F min(F a, F b) { WEFT_LANES(a.x[i] < b.x[i] ? a.x[i] : b.x[i]); }
 static inline F negative_abs(F a) { WEFT_LANES(std::copysign(a.x[i], -1.0f)); }
 static inline F where_less(F x, F y, F a, F b) { WEFT_LANES(x.x[i] < y.x[i] ? a.x[i] : b.x[i]); }
 static inline F lanes(int from, int to, F a, F b) { WEFT_LANES(i >= from && i < to ? a.x[i] : b.x[i]); }

@@ -28,7 +28,7 @@ from weft_runner.model.step import Step
 
 VERSION = "1"
 # Levels that compute the same bits: fused multiply-adds and tiles follow one order (dot.h).
-_CLASS = {"amx_bf16": "tile32", "avx512": "tile32", "avx2": "tile32"}
+_TILE32 = ("amx_bf16", "avx512", "avx2")
 
 
 class CpuExecutor:
@@ -66,8 +66,11 @@ class CpuExecutor:
 
     @property
     def numerics_class(self) -> str:
-        level = "fp32" if self._dtype == "fp32" and self._library.level == "avx512_bf16" else self._library.level
-        return f"cpu/{VERSION}/{'tile32' if level == 'fp32' else _CLASS.get(level, level)}/{self._dtype}/tp1"
+        level = self._library.level
+        tiles = level in _TILE32 or (
+            level == "avx512_bf16" and self._dtype == "fp32"
+        )  # its own order is for bf16 alone
+        return f"cpu/{VERSION}/{'tile32' if tiles else level}/{self._dtype}/tp1"
 
     @property
     def torch_threads(self) -> int:
