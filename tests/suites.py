@@ -29,11 +29,11 @@ class Suite(NamedTuple):
 REPORT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft" / "test-cluster.xml"
 
 SUITES = (
-    Suite("unit", ("tests/unit", "-m", "not oracle"), 360),
-    Suite("kernels", ("tests/kernels",), 240),
+    Suite("unit", ("tests/unit", "-m", "not oracle"), 520),
+    Suite("kernels", ("tests/kernels",), 120),
     Suite("oracle", ("tests/unit", "-m", "oracle"), 120),
-    Suite("integration", ("tests/integration",), 330),
-    Suite("e2e", ("tests/e2e",), 600),
+    Suite("integration", ("tests/integration",), 360),
+    Suite("e2e", ("tests/e2e",), 380),
 )
 GROUPS = {
     "test": SUITES,

@@ -8,10 +8,12 @@ clock has stopped.
 
 A time stands beside its bound (baseline): the larger of bytes / read bandwidth and operations / peak, both measured
 here with all the cores that the process may use, the bandwidth by reading a working set of the step's size again and
-again (so that a small model's bound is its cache's). `of bound` is the share of it that is reached. `kept of the
-base's rate` stands beside base_ms / (base_ms + adapter bytes / bandwidth + adapter FLOPs / peak). Decode steps are
-those in which every row decodes: prompts of 64 tokens, 64 tokens each. Rounds alternate the kinds; a figure is the
-median over the rounds, a ratio the median of the rounds' ratios.
+again (so that a small model's bound is its cache's). `of bound` is the share of it that is reached; a share above 1
+means that the bandwidth was measured in a slower moment. `kept of the base's rate` stands beside base_ms / (base_ms +
+adapter bytes / bandwidth + adapter FLOPs / peak). Decode steps are those in which every row decodes: prompts of 64
+tokens, 64 tokens each. Rounds alternate the kinds; a figure is the median over the rounds, a ratio the median of the
+rounds' ratios. Many adapters over few slots and text generation are single runs. Adapters are read from files that
+the page cache holds: what a disk takes is not in these figures.
 """
 
 import random
@@ -20,7 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from weft_bench.cpu_cases import batch1_case, decode_case, int8_case, prefill_case, retention_case, whole_case
 from weft_bench.cpu_context import Bar, Context, Options
 from weft_bench.cpu_decode import Model
-from weft_bench.cpu_machine import MEMORY_BYTES, Meter, meter
+from weft_bench.cpu_loading import loading_case
+from weft_bench.cpu_machine import machine_lines, meter
 from weft_bench.cpu_shapes import SHAPES
 from weft_bench.cpu_slots import slots_case
 from weft_bench.cpu_textgen import textgen_case
@@ -34,11 +37,12 @@ CASES: dict[str, Callable[[Context], Iterator[Line]]] = {
     "prefill": prefill_case,
     "whole": whole_case,
     "int8": int8_case,
+    "loading": loading_case,
     "slots": slots_case,
     "textgen": textgen_case,
 }
-SERVING = {"slots": ("tiny", "m135"), "textgen": ("tiny", "m135")}  # the other shapes would take hours
-GIGA = 1e9
+BRISK = ("tiny", "m135")  # the other shapes would take hours
+SERVING: dict[str, tuple[str, ...]] = {"loading": BRISK, "slots": BRISK, "textgen": BRISK}
 
 
 def figures(
@@ -47,7 +51,7 @@ def figures(
     """The machine's own figures, then every case of every shape."""
     by = meter(options.threads or cpu_quota())
     peak = by.peak()
-    yield from _machine(origin, by, peak)
+    yield from machine_lines(origin, by, peak)
     for name in shapes:
         model = Model(name, SHAPES[name], options.folder, random.Random(options.seed))
         context = Context(options, model, origin, by, peak, bar, said)
@@ -56,8 +60,3 @@ def figures(
                 yield from CASES[case](context)
             else:
                 said(f"skipped: {name}, {case}: it runs for {' and '.join(SERVING[case])}, or for one shape alone")
-
-
-def _machine(origin: Origin, by: Meter, peak: float) -> Iterator[Line]:
-    yield origin.line(f"machine, by {by.name}", "read bandwidth", by.bandwidth(MEMORY_BYTES) / GIGA, "GB/s")
-    yield origin.line(f"machine, by {by.name}", "bf16 peak", peak / GIGA, "GFLOP/s")

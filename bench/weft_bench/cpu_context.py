@@ -48,6 +48,16 @@ class Options:
     data: Path | None = None
     amounts: Amounts = field(default_factory=Amounts)
 
+    @property
+    def label(self) -> str:
+        """What names say of options that are not the usual ones; executor and dtype are told as they turned out."""
+        return (f" ({self.threads} threads)" if self.threads else "") + (" (quick)" if self.amounts == QUICK else "")
+
+    @property
+    def usual(self) -> bool:
+        """Are its figures held against targets?"""
+        return self.executor in ("auto", "cpu") and self.dtype == "bf16" and not self.label
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -81,26 +91,30 @@ class Context:
         reference = subject.built.numerics_class.startswith("reference")
         dtype = "fp32" if reference else dtype or self.options.dtype
         label = " (reference)" if reference else "" if dtype == "bf16" else f" ({dtype})"
-        label += " (quick)" if self.options.amounts == QUICK else ""
         versions = f"{self.origin.versions}, {subject.executor}, seed {self.options.seed}"
-        return Reporter(self, f"{self.model.name}{label}", dtype, replace(self.origin, versions=versions))
+        who = f"{self.model.name}{label}{self.options.label}"
+        return Reporter(self, who, dtype, replace(self.origin, versions=versions), self.options.usual and not reference)
 
     def rates(self, n_bytes: float) -> Rates:
-        """The machine for a working set of about this size; measured once for each power of two."""
-        step = max(int(n_bytes) - 1, 1).bit_length()
+        """The machine for a working set of this size or a little less; measured four times for each power of two.
+
+        Never for a larger one, which might be beyond the cache that this one is read from.
+        """
+        step = int(4 * math.log2(max(int(n_bytes), 1)))
         if step not in self.measured:
-            self.measured[step] = rates(self.meter, 1 << step, self.peak)
+            self.measured[step] = rates(self.meter, int(2 ** (step / 4)), self.peak)
         return self.measured[step]
 
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """Makes lines about one engine: `who` names model and executor. Quick figures are held against no target."""
+    """Makes lines about one engine: `who` names model, executor and options. Only `usual` ones have targets."""
 
     context: Context
     who: str
     dtype: str
     origin: Origin
+    usual: bool
 
     @property
     def weight_bytes(self) -> float:
@@ -110,7 +124,7 @@ class Reporter:
         self, case: str, metric: str, value: float | None, unit: str, *, baseline: float | None = None,
         bound_fraction: float | None = None, target: str | None = None,
     ) -> Line:  # fmt: skip
-        target = None if self.context.options.amounts == QUICK else target
+        target = target if self.usual else None
         return self.origin.line(
             f"{self.who}, {case}", metric, value, unit, baseline=baseline, bound_fraction=bound_fraction, target=target
         )

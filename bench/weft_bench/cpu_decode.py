@@ -13,11 +13,11 @@ from weft_bench.cpu_models import adapter
 from weft_bench.cpu_shapes import BASE, RANK, adapter_of_row, distinct, prompts, ranks_of
 from weft_bench.cpu_witness import Beat
 from weft_bench.errors import WrongAdapter
-from weft_bench.roofline import Rates, Shape, Work, adapter_work, decode_work, prefill_work
+from weft_bench.roofline import Shape, Work, adapter_work, decode_work
 
 Key = TypeVar("Key")
 PROMPT_TOKENS = 64
-OUTPUT_TOKENS = 64
+FOLDERS = 32  # adapters on disk that stand for many: each digest is read and packed anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,11 @@ class Model:
             subject.adapters.paths[digest] = adapter(self.folder, self.name, self.shape, number, rank)
         return digest
 
+    def alias(self, subject: Subject, digest: str, number: int) -> str:
+        """One more adapter for the subject, of the usual rank, with one of `FOLDERS` files; returns its digest."""
+        subject.adapters.paths[digest] = subject.adapters.paths[self.digest(subject, number % FOLDERS, RANK)]
+        return digest
+
     def asks(self, subject: Subject, batch: Batch, prompt_tokens: int, tokens: int) -> list[Ask]:
         """A batch's requests, with prompts that were never asked before: nothing is found in a cache."""
         made = prompts(self.rng, batch.rows, prompt_tokens, self.shape.vocab)
@@ -86,9 +91,12 @@ def load_all(model: Model, subject: Subject, kinds: Sequence[Batch]) -> None:
         subject.play(model.asks(subject, kind, 1, 1))
 
 
-def decode(model: Model, subject: Subject, batch: Batch, prompt_tokens: int, tokens: int) -> Decoded:
+def decode(
+    model: Model, subject: Subject, batch: Batch, prompt_tokens: int, tokens: int,
+    between: Callable[[], None] | None = None,
+) -> Decoded:  # fmt: skip
     """Run a batch and take its steady steps. Raises WrongAdapter when a step reads another number of adapters."""
-    played = subject.play(model.asks(subject, batch, prompt_tokens, tokens))
+    played = subject.play(model.asks(subject, batch, prompt_tokens, tokens), between=between)
     return steady(played, batch.rows, distinct(batch.adapters))
 
 
@@ -134,17 +142,6 @@ def alternating(kinds: Sequence[Key], repetitions: int, run: Callable[[Key], flo
 def paired(over: Sequence[float], under: Sequence[float]) -> float:
     """The median of the ratios of what was measured in the same round."""
     return median(a / b for a, b in zip(over, under, strict=True))
-
-
-def bound_s(model: Model, batch: Batch, context: float, weight_bytes: float, machine: Rates) -> float:
-    """No decode step of this batch is faster."""
-    return batch.work(model.shape, context, weight_bytes).bound_s(machine)
-
-
-def prefill_bound_s(model: Model, batch: Batch, prompt_tokens: int, weight_bytes: float, machine: Rates) -> float:
-    """No prefill of this batch is faster."""
-    work = prefill_work(model.shape, prompt_tokens, batch.rows, weight_bytes)
-    return (work + batch.adapters_work(model.shape, prompt_tokens)).bound_s(machine)
 
 
 def base(rows: int) -> Batch:

@@ -19,12 +19,13 @@ from weft_bench.errors import EngineRefused
 from weft_runner.build import Built, build_engine
 from weft_runner.core.events import Ended, NoRoom, Tokens
 from weft_runner.core.sequence import Epoch, Finish, Request, Sampling
-from weft_runner.engine import Iteration
+from weft_runner.engine import Iteration, OwnerLost
 from weft_runner.errors import ArtifactUnknown, RunnerError
 from weft_runner.memory.adapter_files import AdapterFiles
 from weft_runner.settings import Settings, parse_settings
 
 PAGE_TOKENS = 16
+OWNER = 0  # the session that all requests belong to
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,11 @@ class Ask:
 
 @dataclass(slots=True)
 class Life:
-    """When a request was posted, when its first and its last token came; seconds on a monotonic clock."""
+    """When a request was posted, and when its first token came; seconds on a monotonic clock."""
 
     ask: Ask
     posted: float
     first: float = 0.0
-    last: float = 0.0
     tokens: int = 0
 
     @property
@@ -135,31 +135,37 @@ class Subject:
         return f"{self.built.numerics_class}, {self.built.threads} threads"
 
     def play(
-        self, asks: Sequence[Ask], *, streams: int | None = None, advanced: Callable[[int], None] = lambda _: None
-    ) -> Played:
+        self, asks: Sequence[Ask], *, streams: int | None = None, advanced: Callable[[int], None] = lambda _: None,
+        between: Callable[[], None] | None = None,
+    ) -> Played:  # fmt: skip
         """Serve all of them, first come first served, at most `streams` at a time; `advanced` hears of each that ends.
 
+        `between` is called before every beat.
         Raises EngineRefused when one is refused or ends before its time, WrongAdapter when a row ran with another's.
         """
         self.witness.begin()
         waiting, lives = deque(asks), list[Life]()
         started = time.perf_counter()
-        while waiting or self._running:
-            while waiting and (streams is None or len(self._running) < streams):
-                lives.append(self._post(waiting.popleft()))
-            before = len(self._running)
-            self.engine.beat()
-            if ended := before - len(self._running):
-                advanced(ended)
-        wall_s = time.perf_counter() - started
-        self._lives.clear()
+        try:
+            while waiting or self._running:
+                while waiting and (streams is None or len(self._running) < streams):
+                    lives.append(self._post(waiting.popleft()))
+                before = len(self._running)
+                if between is not None:
+                    between()
+                self.engine.beat()
+                if ended := before - len(self._running):
+                    advanced(ended)
+            wall_s = time.perf_counter() - started
+        finally:
+            self._forget()
         return Played(lives, self.witness.verified(), wall_s)
 
     def _post(self, ask: Ask) -> Life:
         self._count += 1
         key = str(self._count)
         request = Request(
-            request_id=key, epoch=Epoch(1, self._count), owner=0, gateway_id="bench", adapter=ask.adapter,
+            request_id=key, epoch=Epoch(1, self._count), owner=OWNER, gateway_id="bench", adapter=ask.adapter,
             prompt=tuple(ask.prompt), emitted=(), max_tokens=ask.tokens, reservation_tokens=ask.tokens,
             sampling=Sampling(ignore_eos=True),
         )  # fmt: skip
@@ -167,6 +173,13 @@ class Subject:
         self._running.add(key)
         self.engine.post(request)
         return life
+
+    def _forget(self) -> None:
+        """After a run, whole or not: what it left unfinished must not run beside the next one."""
+        if self._running:
+            self.engine.post(OwnerLost(OWNER))
+        self._running.clear()
+        self._lives.clear()
 
     def _told(self, iteration: Iteration) -> None:
         now = time.perf_counter()
@@ -176,7 +189,6 @@ class Subject:
                 case Tokens(request_id=key):
                     life = self._lives[key]
                     life.first = life.first or now
-                    life.last = now
                     life.tokens += len(event.tokens)
                     if event.finish is not Finish.NONE:
                         self._running.discard(key)

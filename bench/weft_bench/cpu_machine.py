@@ -5,11 +5,13 @@ machine has.
 """
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from weft_bench.lines import MACHINE, Line, Origin
 from weft_bench.roofline import Rates
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
@@ -19,6 +21,7 @@ MEMORY_BYTES = 1 << 30  # beyond the caches of most machines
 LEAST_BYTES = 4 << 20  # of a working set, whose reading is measured in its own size
 TORCH_SIZE = 2048
 REPETITIONS = 5
+GIGA = 1e9
 
 
 class Meter(Protocol):
@@ -51,7 +54,7 @@ class Native:
         return self.library.read_bandwidth(self.pool, max(n_bytes, LEAST_BYTES), REPETITIONS)
 
     def peak(self) -> float:
-        return self.library.peak(self.pool)
+        return max(self.library.peak(self.pool) for _ in range(REPETITIONS))
 
 
 class Torch:
@@ -81,6 +84,12 @@ def meter(threads: int) -> Meter:
 def rates(by: Meter, n_bytes: float, peak: float) -> Rates:
     """The machine for a working set of `n_bytes`: a small one is read from a cache, and its bound is that cache's."""
     return Rates(by.bandwidth(min(int(n_bytes), MEMORY_BYTES)), peak)
+
+
+def machine_lines(origin: Origin, by: Meter, peak: float) -> Iterator[Line]:
+    """What the memory gives, and the peak as it was measured before."""
+    yield origin.line(f"{MACHINE}{by.name}", "read bandwidth", by.bandwidth(MEMORY_BYTES) / GIGA, "GB/s")
+    yield origin.line(f"{MACHINE}{by.name}", "bf16 peak", peak / GIGA, "GFLOP/s")
 
 
 def _best_s(work: "Work") -> float:

@@ -2,7 +2,8 @@
 
 All requests are there at the start; one that ends makes room for the next, so that arrivals, prefill, loading and the
 thin batches at the end are in the figure. Lengths are those of ShareGPT conversations, cut to fit. With Distinct
-every request has an adapter of its own: it is read from disk and packed while the batch runs on.
+every request has an adapter of its own: it is read from its file, which the page cache holds, and packed while the
+batch runs on. Each popularity is run once, after a short run of the base that warms up.
 """
 
 import random
@@ -11,8 +12,7 @@ from pathlib import Path
 
 from weft_bench.cpu_context import Context
 from weft_bench.cpu_engine import Ask, Sizes, Subject
-from weft_bench.cpu_shapes import BASE, POPULARITIES, RANK, adapter_of_row, distinct, prompts
-from weft_bench.cpu_slots import FOLDERS
+from weft_bench.cpu_shapes import BASE, POPULARITIES, adapter_of_row, distinct, prompts
 from weft_bench.data import find, rows
 from weft_bench.errors import WrongAdapter
 from weft_bench.lines import Line
@@ -33,6 +33,7 @@ def textgen_case(context: Context) -> Iterator[Line]:
     lengths = sampled(path, context.options.amounts.texts, rng)
     sizes = Sizes(rows=BATCH, slots=BATCH, context_tokens=MOST_PROMPT + MOST_OUTPUT, batch_tokens=512, prefills=1)
     with context.subject(sizes) as subject:
+        subject.play(_asks(context, subject, rng, lengths[:BATCH], adapter_of_row(BASE, len(lengths[:BATCH])), BASE))
         base_rate: float | None = None
         for popularity in (BASE, *POPULARITIES):
             lines, rate = _popularity(context, subject, rng, lengths, popularity, base_rate)
@@ -86,7 +87,6 @@ def _asks(
         prompt = prompts(rng, 1, prompt_tokens, context.model.shape.vocab)[0]
         digest = "" if number is None else f"text-{popularity}-{number}"
         if number is not None:
-            folder = context.model.digest(subject, number % FOLDERS, RANK)
-            subject.adapters.paths[digest] = subject.adapters.paths[folder]
+            context.model.alias(subject, digest, number)
         asks.append(Ask(digest, prompt, tokens))
     return asks

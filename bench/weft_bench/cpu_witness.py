@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from weft_bench.errors import WrongAdapter
 from weft_kernels.plan import SegmentPlan
-from weft_runner.core.events import Action, Load, Unload
+from weft_runner.core.events import Action, Unload
 from weft_runner.core.iteration import Batch
 from weft_runner.engine import Engine
 from weft_runner.memory.adapter_pool import Loaded
@@ -27,7 +27,6 @@ class Beat:
     ended: float
     prefills: int
     tokens: int
-    keys: tuple[str, ...]
     adapters: tuple[str, ...]
 
     @property
@@ -42,10 +41,9 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class SlotLoad:
-    """An adapter on its way to a slot: ordered, then in its slot. `seconds`: what its loader worked on it."""
+    """An adapter that came into a slot. `seconds`: what its loader worked on it."""
 
     digest: str
-    ordered: float
     seated: float
     seconds: float
     n_bytes: int
@@ -68,7 +66,6 @@ class Witness:
     def __init__(self, engine: Engine) -> None:
         self.loads: list[SlotLoad] = []
         self._seats: dict[int, str] = {}  # replaced, never changed: beats keep the one that they ran with
-        self._ordered: dict[str, float] = {}
         self._seen: list[_Seen] = []
         self._choose, self._carry_out, self._put = engine.pool.choose, engine.adapters.carry_out, engine.adapters.put
         engine.pool.choose = self._noting_choose
@@ -102,24 +99,17 @@ class Witness:
 
     def _noting_carry_out(self, actions: Iterable[Action]) -> None:
         actions = list(actions)
-        for action in actions:
-            match action:
-                case Load(digest, _):
-                    self._ordered[digest] = time.perf_counter()
-                case Unload(slot):
-                    self._seats = {seat: digest for seat, digest in self._seats.items() if seat != slot}
-                    if self._seen and not self._seen[-1].plans:
-                        self._seen[-1].seats = self._seats  # between the choice and the step
-                case _:
-                    pass
+        gone = {action.slot for action in actions if isinstance(action, Unload)}
+        self._seats = {seat: digest for seat, digest in self._seats.items() if seat not in gone}
+        if self._seen and not self._seen[-1].plans:
+            self._seen[-1].seats = self._seats  # between the choice and the step
         self._carry_out(actions)
 
     def _noting_put(self, loaded: Loaded) -> None:
         self._put(loaded)
         self._seats = {**self._seats, loaded.slot: loaded.digest}
-        ordered = self._ordered.pop(loaded.digest)
         n_bytes = loaded.adapter.n_bytes
-        self.loads.append(SlotLoad(loaded.digest, ordered, time.perf_counter(), loaded.seconds, n_bytes))
+        self.loads.append(SlotLoad(loaded.digest, time.perf_counter(), loaded.seconds, n_bytes))
 
 
 class _Watched:
@@ -144,8 +134,7 @@ def _beat(seen: _Seen) -> Beat:
     ran = tuple(seen.seats.get(slot, "") for slot in slots_of(seen.plans[0], [row.n_tokens for row in rows]))
     if asked != ran:
         raise WrongAdapter(f"rows asked for the adapters {asked} and ran with {ran}")
-    keys = tuple(row.key for row in rows)
-    return Beat(seen.began, seen.ended, seen.batch.n_prefills, seen.batch.n_tokens, keys, asked)
+    return Beat(seen.began, seen.ended, seen.batch.n_prefills, seen.batch.n_tokens, asked)
 
 
 def slots_of(plan: SegmentPlan, row_tokens: Sequence[int]) -> list[int]:

@@ -7,6 +7,7 @@ BenchFailed
 |- NotLogged      the audit log is not that of this API server
 |- EngineRefused  the engine could not be built, or gave a request up (cpu_engine.py)
 |- WrongAdapter   a row ran with another adapter than it asked for: no figure of that run counts
+|- RequestFailed  a request through the stack was refused, or its stream broke off (load.py, sse.py)
 `- PeerFailed     a peer's process ended, or answered something else (peers/worker.py)
 """
 
@@ -37,6 +38,10 @@ class EngineRefused(BenchFailed):
 
 class WrongAdapter(BenchFailed):
     """A row ran with another adapter than it asked for, or a step had another number of them than its case says."""
+
+
+class RequestFailed(BenchFailed):
+    """A request did not end as it should; the message holds what came instead."""
 
 
 class PeerFailed(BenchFailed):

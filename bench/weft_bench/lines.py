@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+MACHINE = "machine, by "  # how the case of a line about the machine itself begins
 COMPARISONS = {">=": operator.ge, "<=": operator.le}
 
 
@@ -44,9 +45,19 @@ class Line:
     date: str = ""
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """The newest line of a key counts."""
-        return self.case, self.metric, self.machine
+    def key(self) -> tuple[str, ...]:
+        """The newest line of a key counts. What a run found the machine to be stands beside that run's figures."""
+        return self.case, self.metric, self.machine, *(self.run if self.of_machine else ())
+
+    @property
+    def run(self) -> tuple[str, str]:
+        """Day and command."""
+        return self.date[:10], self.command
+
+    @property
+    def of_machine(self) -> bool:
+        """Does it tell of the machine, not of us or a peer?"""
+        return self.case.startswith(MACHINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +115,8 @@ def read(path: Path) -> list[Line]:
 
 
 def newest(lines: Iterable[Line]) -> list[Line]:
-    """The last line of each (case, metric, machine), in the order in which the keys first appeared."""
-    kept: dict[tuple[str, str, str], Line] = {}
+    """The last line of each key, in the order in which the keys first appeared."""
+    kept: dict[tuple[str, ...], Line] = {}
     for line in lines:
         kept[line.key] = line
     return list(kept.values())

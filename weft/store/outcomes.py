@@ -19,7 +19,10 @@ MAX_BATCH = 500  # 19 columns x 500 rows stay below the 32,766 parameters of a s
 
 @dataclass(frozen=True, slots=True)
 class StoredOutcome:
-    """A row of `outcomes`. `finish_reason` is the lower-case name: "eos", "length", "stop", "cancelled", "failed"."""
+    """A row of `outcomes`. `finish_reason` is the lower-case name: "eos", "length", "stop", "cancelled", "failed".
+
+    `choice`, which no column holds: the first of a request's choices stands for the request and its prompt in usage.
+    """
 
     request_id: str
     pool: str
@@ -39,6 +42,7 @@ class StoredOutcome:
     moves: int
     doublings: int
     finished_unix_ms: int
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +116,24 @@ async def forget(engine: AsyncEngine, *, before_unix_ms: int) -> int:
 
 
 async def _insert_outcomes(connection: AsyncConnection, outcomes: list[StoredOutcome], now_unix_ms: int) -> set[str]:
-    insert = insert_into(
-        connection, OutcomeRow, [asdict(outcome) | {"stored_unix_ms": now_unix_ms} for outcome in outcomes]
-    )
+    rows = [_row(outcome) | {"stored_unix_ms": now_unix_ms} for outcome in outcomes]
+    insert = insert_into(connection, OutcomeRow, rows)
     statement = insert.on_conflict_do_nothing(index_elements=[OutcomeRow.request_id])
     inserted = await connection.execute(statement.returning(OutcomeRow.request_id))
     return set(inserted.scalars())
+
+
+def _row(outcome: StoredOutcome) -> dict[str, Any]:
+    """Its columns."""
+    return {name: value for name, value in asdict(outcome).items() if name != "choice"}
 
 
 async def _add_usage(connection: AsyncConnection, outcomes: Iterable[StoredOutcome]) -> None:
     sums: defaultdict[tuple[str, str, date], list[int]] = defaultdict(lambda: [0, 0, 0])
     for outcome in outcomes:
         total = sums[(outcome.namespace, outcome.model_name, _day(outcome.finished_unix_ms))]
-        for i, value in enumerate((1, outcome.prompt_tokens, outcome.completion_tokens)):
+        first = outcome.choice == 0
+        for i, value in enumerate((int(first), first * outcome.prompt_tokens, outcome.completion_tokens)):
             total[i] += value
     rows = [asdict(Usage(*key, *total)) for key, total in sorted(sums.items())]
     if rows:

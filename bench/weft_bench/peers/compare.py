@@ -44,12 +44,16 @@ class Round:
 def rounds(
     workers: Sequence[Worker], load: Load, repetitions: int, rng: random.Random, advanced: Callable[[int], None]
 ) -> dict[str, list[Round]]:
-    """`repetitions` rounds after one that warms up, by the worker's name. Raises WrongAdapter, PeerFailed."""
+    """`repetitions` rounds after one that warms up, by the worker's name; each round begins with the next worker.
+
+    Raises WrongAdapter, PeerFailed.
+    """
     measured: dict[str, list[Round]] = {worker.name: [] for worker in workers}
     for number in range(repetitions + 1):
         first = prompts(rng, load.rows, load.prompt_tokens, load.vocab)
         whole = prompts(rng, load.rows, load.prompt_tokens, load.vocab)
-        for worker in workers:
+        turn = number % len(workers)
+        for worker in (*workers[turn:], *workers[:turn]):
             prefill_s = checked(worker.name, load, 1, worker.run(first, 1))
             whole_s = checked(worker.name, load, load.tokens, worker.run(whole, load.tokens))
             advanced(1)
@@ -67,9 +71,12 @@ def checked(name: str, load: Load, tokens: int, ran: Ran) -> float:
     return ran.seconds
 
 
-def best(candidates: Mapping[str, Sequence[Round]]) -> str:
-    """The one among several settings of a peer whose whole run is the shortest: what is best for the peer."""
-    return min(candidates, key=lambda name: median(round_.whole_s for round_ in candidates[name]))
+def best(candidates: Mapping[str, Sequence[Round]], seconds: Callable[[Round], float]) -> str:
+    """The one among several settings of a peer that takes the fewest of these seconds: what is best for the peer.
+
+    A setting that decodes fastest need not prefill fastest: each metric has its own.
+    """
+    return min(candidates, key=lambda name: median(map(seconds, candidates[name])))
 
 
 def times_as_fast(ours: Sequence[Round], theirs: Sequence[Round], seconds: Callable[[Round], float]) -> float:

@@ -18,7 +18,7 @@ def main() -> None:
     import transformers
 
     torch.set_num_threads(work["threads"])
-    model, names = _model(work)
+    model, names = load_model(work)
     extra = {"adapter_names": [names[folder] for folder in work["adapters"]]} if names else {}
     versions = (f"{module.__name__} {module.__version__}" for module in (transformers, peft, torch))
     answer(answers, {"ready": ", ".join(versions)})
@@ -36,8 +36,8 @@ def main() -> None:
         answer(answers, {"seconds": seconds, "tokens": counts, "adapters": work["adapters"]})
 
 
-def _model(work: dict[str, Any]) -> tuple[Any, dict[str, str]]:
-    """The model and the adapters' names by folder; none of them for the base alone."""
+def load_model(work: dict[str, Any]) -> tuple[Any, dict[str, str]]:
+    """The model and the adapters' names by folder; none of them for the base alone. All of it in bf16, as ours is."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -46,9 +46,9 @@ def _model(work: dict[str, Any]) -> tuple[Any, dict[str, str]]:
     used = sorted({folder for folder in work["adapters"] if folder})
     names = {folder: f"adapter{number}" for number, folder in enumerate(used)}
     if used:
-        model = PeftModel.from_pretrained(model, used[0], adapter_name=names[used[0]])
+        model = PeftModel.from_pretrained(model, used[0], adapter_name=names[used[0]], autocast_adapter_dtype=False)
         for folder in used[1:]:
-            model.load_adapter(folder, adapter_name=names[folder])
+            model.load_adapter(folder, adapter_name=names[folder], autocast_adapter_dtype=False)
     return model.eval(), names
 
 

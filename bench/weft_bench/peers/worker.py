@@ -45,11 +45,7 @@ class Worker:
         self._environment = {**os.environ, **(environment or {})}
 
     def __enter__(self) -> Self:
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
-                env=self._environment,
-            )  # fmt: skip
+        self._process = self._started()
         try:
             self.versions = str(self._exchange(self._work, START_S)["ready"])
         except BaseException:
@@ -75,6 +71,16 @@ class Worker:
         finally:
             self._pause()
         return Ran(float(got["seconds"]), tuple(got["tokens"]), tuple(got["adapters"]))
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        with self._log.open("wb") as log:
+            try:
+                return subprocess.Popen(
+                    self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+                    env=self._environment,
+                )  # fmt: skip
+            except OSError as error:
+                raise PeerFailed(f"{self.name} cannot be started: {error}") from error
 
     def _exchange(self, what: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         assert self._process.stdin is not None

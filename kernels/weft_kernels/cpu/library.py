@@ -150,7 +150,7 @@ class Library:
         return n_bytes / _checked_seconds("weft_read_seconds", seconds)
 
     def peak(self, pool: Pool, blocks: int = 1 << 22) -> float:
-        """FLOP/s of the level's best bf16 kernel on operands that never leave the core; two for a multiply-add."""
+        """FLOP/s of the level's bf16 arithmetic on operands that never leave the core; two for a multiply-add."""
         with pool.lock:
             seconds = self.native.weft_peak_seconds(self.level_number, pool.handle, blocks)
         return blocks * BLOCK_FLOP * pool.threads / _checked_seconds("weft_peak_seconds", seconds)

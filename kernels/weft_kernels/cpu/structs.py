@@ -6,7 +6,7 @@ Pointers are plain addresses; whoever fills them in keeps the memory alive for a
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 
-ABI = 1
+ABI = 2
 BF16, FP32, INT8 = 0, 1, 2
 CODES = {-1: "this level is not usable here", -2: "a size is not supported", -3: "the workspace is too small"}
 LayerDone = ctypes.CFUNCTYPE(None, c_int32)

@@ -34,7 +34,10 @@ def pack(
     pad_in: int = 32,
     bias: torch.Tensor | None = None,
 ) -> Packed:
-    """`weight` [n_out, n_in], bf16 or fp32, rows dense; `bias` [n_out] fp32. Raises CallRefused."""
+    """`weight` [n_out, n_in], bf16 or fp32, rows dense; `bias` fp32, [n_out] up to a multiple of 16.
+
+    Raises CallRefused.
+    """
     assert weight.stride(1) == 1, weight.stride()
     n_out, n_in = weight.shape
     data = aligned(library.packed_bytes(kind, n_out, n_in, pad_in))

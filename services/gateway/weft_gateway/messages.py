@@ -93,6 +93,7 @@ def outcome_of(live: LiveRequest, finish: Finish, now: float) -> common_pb2.Outc
         moves=stream.moves,
         doublings=stream.doublings,
         finished_unix_ms=time.time_ns() // 1_000_000,
+        choice=prepared.sampling.choice,
     )
 
 

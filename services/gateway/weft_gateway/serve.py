@@ -107,7 +107,8 @@ class Serving:
         if choices > limit:
             raise ParameterError(f"n: this gateway takes {limit} requests at once, and each choice is one.", param="n")
         if self.in_flight > limit:  # the caller is counted already
-            wait_ms = min(60_000, max(50, round(1000 * self._mean_s / limit)))
+            leaving = self.in_flight - limit
+            wait_ms = min(60_000, max(50, round(1000 * self._mean_s * leaving / limit)))
             raise Overloaded(f"This gateway is at its limit of {limit} requests at once.", retry_after_ms=wait_ms)
 
     async def submit(self, choices: Sequence[Prepared]) -> Choices:
@@ -116,8 +117,12 @@ class Serving:
         if predicted is None:
             self.metrics.predict_failures.inc()
         answer = Choices()
-        for one in choices:
-            answer.add(self._submit(one, predicted or Predicted(), answer))
+        try:
+            for one in choices:
+                answer.add(self._submit(one, predicted or Predicted(), answer))
+        except BaseException:
+            self.client_gone(answer)  # nobody would read those that run already
+            raise
         return answer
 
     def _submit(self, prepared: Prepared, predicted: Predicted, choices: Choices) -> LiveRequest:

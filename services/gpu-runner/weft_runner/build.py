@@ -24,6 +24,7 @@ from weft_runner.profile import measure_profile
 from weft_runner.settings import Settings
 
 log = logging.getLogger(__name__)
+WEIGHTS_OF_A_THREAD = 1 << 18  # of a layer: half a MiB in bf16, some 20 us of reading
 MOST_TORCH_THREADS = 4  # of the reference executor's operators: they do not gain from more
 
 
@@ -103,5 +104,6 @@ def pool_limits(settings: Settings, spec: ModelSpec, page_bytes: int) -> PoolLim
 
 
 def default_threads(spec: ModelSpec) -> int:
-    """One thread for small models, whose phases are shorter than two threads' meeting; else the quota."""
-    return 1 if spec.hidden_size < 512 else cpu_quota()
+    """As many as the quota allows while a layer has enough weights for each: threads meet 8 or 12 times in it."""
+    layer = spec.hidden_size * (2 * (spec.q_size + spec.kv_size) + 3 * spec.intermediate_size)
+    return min(cpu_quota(), -(-layer // WEIGHTS_OF_A_THREAD))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.process import split_address
+from weft_kernels.cpu.threads import cpu_quota
 
 EXECUTORS = ("auto", "cpu", "reference")
 DTYPES = ("bf16", "fp32", "int8")
@@ -148,6 +149,11 @@ def _faults(values: argparse.Namespace) -> list[str]:
         value = getattr(values, name)
         if not low <= value <= high:
             faults.append(f"--{name.replace('_', '-')} {value} is outside {low}..{high}")
+    if values.threads > (quota := cpu_quota()):
+        faults.append(
+            f"--threads {values.threads} is above the {quota} CPUs that this process may use (affinity, cgroups): "
+            "all threads would wait for the one without a CPU; give it more CPUs, or fewer --threads (0: chosen)"
+        )
     if values.max_batch_tokens < values.max_sequences:
         faults.append("--max-batch-tokens is below --max-sequences: every running sequence needs a token an iteration")
     if values.executor == "cpu" and values.page_tokens % CPU_PAGE:
@@ -175,7 +181,7 @@ _BOUNDS = (
     ("max_prefills", 1, 1024),
     ("token_time_ms", 1, 60_000),
     ("prefill_age", 0, 1 << 20),
-    ("threads", 0, 1024),
+    ("threads", 0, 1024),  # and no more than the quota
     ("starvation", 1, 1 << 20),
     ("host_mib", 1, 1 << 24),
 )

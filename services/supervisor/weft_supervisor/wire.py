@@ -100,6 +100,7 @@ def stored(outcome: common_pb2.Outcome) -> StoredOutcome:
         moves=outcome.moves,
         doublings=outcome.doublings,
         finished_unix_ms=outcome.finished_unix_ms,
+        choice=outcome.choice,
     )
 
 

@@ -171,7 +171,7 @@ async def test_a_choice_that_fails_ends_the_others_though_the_client_reads_nothi
     world.scheduler.tell_routes(routes)
     await until(lambda: world.gateway.serving.table and world.gateway.serving.table.version == routes.version)
     host, port = world.url.removeprefix("http://").split(":")
-    body = orjson.dumps(BODY | {"stream": True, "logprobs": 20, "max_tokens": 9000})
+    body = orjson.dumps(BODY | {"stream": True, "logprobs": 20, "max_tokens": 8000})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -265,3 +265,32 @@ async def test_however_the_steps_of_choices_mix_each_reads_its_own_text(world: W
         world.runner.step(start, at[i], tokens[at[i] : at[i] + 1], finish)
         at[i] += 1
     assert await soon(reading) == texts
+
+
+async def test_what_comes_while_the_status_line_is_sent_is_not_lost(three: World) -> None:
+    """A client that does not read holds up the first send; all choices may have ended when it goes through."""
+    body, sent = orjson.dumps({**BODY, "stream": True}), list[dict[str, Any]]()
+    asked = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive() -> dict[str, Any]:
+        return next(asked, None) or await asyncio.Future[dict[str, Any]]()
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            await until(lambda: not three.gateway.serving.in_flight)
+        sent.append(message)
+
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+        "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"", "root_path": "",
+        "headers": [(b"content-type", b"application/json")], "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
+    }  # fmt: skip
+    await soon(three.server.config.loaded_app(scope, receive, send))
+    said = b"".join(message.get("body", b"") for message in sent).decode().split("\n\n")
+    chunks = [orjson.loads(line.removeprefix("data: ")) for line in said if line not in {"", "data: [DONE]"}]
+    texts, finishes = ["", "", ""], dict[int, str]()
+    for (choice,) in (chunk["choices"] for chunk in chunks):
+        texts[choice["index"]] += choice["text"]
+        if choice["finish_reason"]:
+            finishes[choice["index"]] = choice["finish_reason"]
+    assert (texts, finishes) == (ANSWERS, {0: "stop", 1: "stop", 2: "stop"})

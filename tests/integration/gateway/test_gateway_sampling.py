@@ -119,6 +119,19 @@ async def test_streamed_log_probabilities_come_with_their_text_and_add_up_to_the
     assert (text, entries) == (ANSWER, whole["logprobs"]["content"])
 
 
+async def test_more_log_probabilities_than_an_answer_may_hold_are_refused(world: World) -> None:
+    routes = world.routes(version=2)
+    routes.pools[0].max_context_tokens = 1 << 20
+    world.scheduler.tell_routes(routes)
+    await until(lambda: world.gateway.serving.table and world.gateway.serving.table.version == 2)
+    body = TEXT | {"n": 16, "max_tokens": 8000, "logprobs": 20}
+    async with world.http() as http:
+        refused = await http.post("/v1/completions", json=body)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "logprobs")
+    assert "2,688,000 log probabilities; at most 524,288" in error["message"]
+
+
 async def test_what_a_stop_string_holds_back_is_not_told_and_what_it_ends_never_is(world: World) -> None:
     world.runner.autopilot = False
     body = TEXT | {"logprobs": 0, "stop": "END"}
@@ -172,7 +185,7 @@ async def test_a_runner_that_owes_log_probabilities_has_failed_and_another_is_as
     start.sampling.logprobs = False  # so the fake tells none
     world.runner.step(start, 0, world.tokens("a"))
     failed = await world.scheduler.next("failed")
-    assert "1 tokens came with 0 log probabilities" in failed.detail
+    assert "1 tokens came with 0 usable log probabilities" in failed.detail
     assert (await soon(asked)).choices[0].text == ANSWER
 
 

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from weft_bench.cpu_cases import RETAINED
+from weft_bench.cpu_slots import OVER
 from weft_bench.cpu_textgen import LENGTHS, MOST_OUTPUT, MOST_PROMPT, cut
 from weft_bench.lines import Line, read
 from weft_bench.main import app
@@ -40,6 +41,28 @@ def test_decode_retention_and_one_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+def test_prefill_whole_runs_and_loading(tmp_path: Path) -> None:
+    lines, said = lines_of(tmp_path, "prefill,whole,int8,loading", "--threads", "1")
+    assert "skipped: tiny, int8: the reference executor computes in fp32" in said
+    measured = {(line.case.removeprefix("tiny (reference) (1 threads) (quick), "), line.metric): line for line in lines}
+    for length in (32, 128):
+        adapted = measured[f"prompt of {length}, one adapter", "prefill"]
+        plain = measured[f"prompt of {length}, base", "prefill"]
+        ratio = measured[f"prompt of {length}", "one adapter / base"].value
+        assert ratio == pytest.approx((adapted.value or 0) / (plain.value or 1))  # of one round
+        assert (adapted.baseline or 0) > (plain.baseline or 0) > 0
+    whole = {case: line for (case, metric), line in measured.items() if metric == "whole run"}
+    assert list(whole) == [f"batch 4, {kind}" for kind in ("base", *RETAINED)]
+    assert {line.baseline for case, line in whole.items() if case != "batch 4, base"} == {whole["batch 4, base"].value}
+    loading = {metric: line.value for (case, metric), line in measured.items() if case == "batch 8, base"}
+    dearer = loading["decode step p50, adapters load / nothing loads"]
+    assert dearer == pytest.approx(
+        (loading["decode step p50, adapters load"] or 0) / (loading["decode step p50, nothing loads"] or 1)
+    )
+    assert loading["adapters loaded beside the steps"] is not None  # none may have come in so few steps
+
+
+@pytest.mark.integration
 def test_slots_and_text_generation(tmp_path: Path) -> None:
     with gzip.open(tmp_path / LENGTHS, "wt") as out:
         out.write("num_prefill_tokens,num_decode_tokens\n" + "9,3\n20,5\n" * 20)
@@ -47,7 +70,9 @@ def test_slots_and_text_generation(tmp_path: Path) -> None:
     hits = [line.value for line in lines if line.metric == "hit rate"]
     assert len(hits) == 2
     assert all(hit is not None and 0 < hit < 1 for hit in hits)
-    assert sum(line.metric.startswith("TTFT p99 /") for line in lines) == 2
+    assert sum(line.metric == OVER for line in lines) == 2
+    warm = [line for line in lines if line.case.endswith("8 adapters over 8 slots, beside 16")]
+    assert [line.metric for line in warm] == ["TTFT p50", "TTFT p99"]
     assert all(line.target is None for line in lines)  # quick figures are held against nothing
     loaded = {
         line.case.split(", ")[3]: line.value
@@ -68,6 +93,7 @@ def test_what_is_absent_is_said_to_be_skipped(tmp_path: Path) -> None:
         (["cpu", "--shapes", "tiny,huge"], "huge"),
         (["cpu", "--cases", ","], "choose among decode, retention"),
         (["peers"], "nobody to compare with"),
+        (["peers", "--vllm", "/nope", "--vllm-env", "A=1 B"], "'B' is not NAME=VALUE"),
         (["path", "--model-shape", "huge"], "choose among tiny"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -64,7 +64,7 @@ class Things:
 
 
 @asynccontextmanager
-async def following(things: Things) -> AsyncIterator[Following]:
+async def following(things: Things) -> AsyncGenerator[Following]:
     made = Following(things.list_things, "ours", label_selector="a=b")
     running = asyncio.create_task(made.run())
     await made.listed.wait()

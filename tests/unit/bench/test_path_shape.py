@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from weft.api import LoRAAdapter, ServingPool
 from weft_bench import sse
 from weft_bench.cpu_engine import Sizes, pages_of
 from weft_bench.cpu_models import adapter, base_model
-from weft_bench.load import RequestFailed
+from weft_bench.errors import RequestFailed
 from weft_bench.path_shape import ADAPTERS, tokenizer, work, write_manifests
 from weft_bench.roofline import Shape
 
@@ -31,7 +31,7 @@ def chunked(*pieces: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def answering(answer: bytes, asked: list[Any]) -> AsyncIterator[int]:
+async def answering(answer: bytes, asked: list[Any]) -> AsyncGenerator[int]:
     """A server on a port of its own that gives every request this answer, a byte at a time."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -11,11 +11,27 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import weft_cli.chat
 from terminal import CTRL_C, CTRL_D, PATIENCE_S, Terminal
 from weft_cli.chat import INTERRUPTED, Model, Session, _client
 from weft_cli.main import main
+from weft_cli.sse import Lines
+
+END = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
+RAW = {  # what comes after the letters, as bytes
+    "cut": b'data: {"choices": [{"ind',
+    "no-json": b"data: <html>\n\n",
+    "no-object": b"data: [1]\n\n",
+    "no-choices": b'data: {"choices": {"delta": 1}}\n\n',
+    "no-text": b'data: {"choices": [{"delta": {"content": 5}}]}\n\n',
+    "text-error": b'data: {"error": "out of luck"}\n\n',
+    "odd-error": b'data: {"error": [1]}\n\n',
+    "half": b'data: {"choices": [{"delta": {"content": "\\ud83d!"}}]}\n\n' + END,
+    "paragraphs": 'data:{"choices": [{"delta": {"content": "a\u2028b\x85c"}}]}\r\n\r\n'.encode() + END,
+}
 
 
 class Gateway:
@@ -51,6 +67,8 @@ class Gateway:
                 for letter in body["messages"][-1]["content"].upper():
                     self._send({"delta": {"content": letter}, "finish_reason": None})
                 match body["model"]:
+                    case raw if raw in RAW:
+                        self.wfile.write(RAW[raw])
                     case "waits":
                         ready, _, _ = select.select([self.connection], [], [], PATIENCE_S)
                         assert not (ready and self.connection.recv(1)), "the client goes away and says nothing"
@@ -155,6 +173,14 @@ def test_what_is_no_question_is_told_and_not_asked(
         ("fails", 1, "HI\n", "weft: no runner"),
         ("breaks", 1, "HI\n", "broke off the answer"),
         ("long", 0, "HI\n", "--max-tokens"),
+        ("cut", 1, "HI\n", "weft: the gateway at http://127.0.0.1:"),
+        ("cut", 1, "HI\n", "broke off the answer"),
+        ("no-json", 1, "HI\n", "sent what is no event of a chat completion: '<html>'"),
+        ("no-object", 1, "HI\n", "no event of a chat completion: '[1]'"),
+        ("no-choices", 1, "HI\n", "no event of a chat completion"),
+        ("no-text", 1, "HI\n", "no event of a chat completion"),
+        ("text-error", 1, "HI\n", "weft: out of luck"),
+        ("odd-error", 1, "HI\n", "no event of a chat completion"),
     ],
 )
 def test_what_goes_wrong_is_told_in_a_line(
@@ -164,6 +190,40 @@ def test_what_goes_wrong_is_told_in_a_line(
     assert result[:2] == (code, out)
     assert says in result[2]
     assert "Traceback" not in result[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["echo", "gr\udcfc\udcdf"], "weft: the question is not UTF-8"),
+        (["echo", "hi", "--system", "\udcff"], "weft: --system is not UTF-8"),
+        (["\udcff", "hi"], "weft: MODEL is not UTF-8"),
+    ],
+)
+def test_words_that_are_not_utf8_are_told_and_not_asked(
+    gateway: Gateway, capfd: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    code, out, err = ask(capfd, *words, "--url", gateway.url)
+    assert (code, out) == (2, "")
+    assert err.startswith(says)
+    assert "iconv" in err
+    assert gateway.bodies == []
+
+
+def test_half_a_character_in_an_answer_does_not_end_it(gateway: Gateway, capfd: pytest.CaptureFixture[str]) -> None:
+    assert ask(capfd, "half", "hi", "--url", gateway.url) == (0, "HI?!\n", "")
+
+
+def test_an_event_ends_at_the_streams_line_ends_only(gateway: Gateway, capfd: pytest.CaptureFixture[str]) -> None:
+    assert ask(capfd, "paragraphs", "hi", "--url", gateway.url) == (0, "HIa\u2028b\x85c\n", "")
+
+
+@given(st.lists(st.binary(max_size=6)), st.sampled_from([b"\n", b"\r\n"]), st.integers(1, 5))
+def test_lines_are_the_same_however_the_bytes_come(texts: list[bytes], end: bytes, size: int) -> None:
+    texts = [text.replace(b"\n", b"").replace(b"\r", b"") for text in texts]
+    data, lines = b"".join(text + end for text in texts) + b"no end", Lines()
+    found = [line for at in range(0, len(data), size) for line in lines.feed(data[at : at + size])]
+    assert found == [text.decode(errors="replace") for text in texts]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +257,7 @@ def test_without_a_url_this_machines_stack_is_asked(
 class Person:
     """Types these lines; Ctrl-C (KeyboardInterrupt) and Ctrl-D (EOFError) are lines too."""
 
-    def __init__(self, *lines: str | type[BaseException]) -> None:
+    def __init__(self, *lines: str | type[BaseException] | BaseException) -> None:
         self.lines = list(lines)
 
     def __call__(self, prompt: str) -> str:
@@ -224,6 +284,23 @@ def test_a_conversation_is_kept_from_question_to_question(gateway: Gateway, capf
     texts = [[message["content"] for message in body["messages"]] for body in gateway.bodies]
     assert texts == [["s", "one"], ["s", "one", "ONE", "two"]], "an empty line asks nothing"
     assert [message["role"] for message in session.messages] == ["system", *["user", "assistant"] * 2]
+
+
+def test_an_answer_with_half_a_character_does_not_end_the_session(gateway: Gateway) -> None:
+    code, session = converse(gateway, "half", "one", "two", EOFError)
+    assert code == 0
+    assert [message["content"] for message in session.messages] == ["s", "one", "ONE?!", "two", "TWO?!"]
+
+
+def test_a_line_that_is_not_utf8_does_not_end_the_session(gateway: Gateway, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UnicodeDecodeError) as undecodable:
+        b"\xff".decode()
+    person = Person("\udcff", undecodable.value, "one", EOFError)
+    asked = Model("echo", gateway.url)
+    with _client(asked) as http:
+        assert Session(asked, http, [], person).run() == 0
+    assert [body["messages"][-1]["content"] for body in gateway.bodies] == ["one"]
+    assert capfd.readouterr().err.count("is not UTF-8") == 2
 
 
 def test_a_refusal_does_not_end_the_session_and_leaves_no_trace_in_it(

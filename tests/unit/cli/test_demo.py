@@ -46,6 +46,8 @@ async def gateway(expected: int) -> AsyncIterator[str]:
                 yield f"data: {json.dumps({'choices': [{'delta': {'content': letter}}]})}\n\n"
             if body["model"] == "breaks":
                 yield f"data: {json.dumps({'error': {'message': 'no runner'}})}\n\n"
+            if body["model"] == "babbles":
+                yield "data: <html>\n\n"
             yield "data: [DONE]\n\n"
 
         return StreamingResponse(events(), media_type="text/event-stream")
@@ -69,13 +71,18 @@ async def test_every_model_is_asked_at_the_same_time_and_each_answer_is_judged()
         Question("b", "hi", "hi"),
         Question("none", "x", "X"),
         Question("breaks", "x", "X"),
+        Question("babbles", "x", "X"),
     ]
     async with gateway(len(questions)) as url, asyncio.timeout(20):
-        right, wrong, missing, broken = await ask_all(url, questions)
+        right, wrong, missing, broken, babble = await ask_all(url, questions)
     assert (right.text, right.right) == ("HI", True)
     assert (wrong.text, wrong.right) == ("HI", False)
     assert (missing.error, missing.right) == ("404: no such model", False)
     assert (broken.error, broken.right) == ("no runner", False)
+    assert (babble.error, babble.right) == (
+        "the gateway sent what is no event of a chat completion: '<html>'",
+        False,
+    )
     assert 0 < right.first_ms <= right.total_ms
 
 

@@ -284,3 +284,34 @@ def test_a_stack_that_goes_away_ends_the_tables_with_a_line(controller: Any, gat
         gateway.code = 500
         assert terminal.exit_code() == 1
     assert "weft: the gateway at" in terminal.text
+
+
+def test_the_first_screen_comes_at_once(controller: Any, gateway: Gateway) -> None:
+    with Terminal("top", "--interval", "3600", "--url", gateway.url) as terminal:
+        terminal.until("- tokens/s, 3 requests, 1 waiting")
+        terminal.until("default/base")
+        terminal.write(CTRL_C)
+        assert terminal.exit_code() == INTERRUPTED
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "unknown"}, {"TTY_COMPATIBLE": "0"}], ids=str)
+def test_a_terminal_that_cannot_draw_anew_gets_lines(
+    controller: Any, gateway: Gateway, environment: dict[str, str]
+) -> None:
+    with Terminal("top", "--interval", "0.1", "--url", gateway.url, environment=environment) as terminal:
+        for waiting in (1, 7, 9):
+            gateway.status = PARTS | {"held": waiting}
+            terminal.until(f"{waiting} waiting")
+            terminal.until("default/base")
+        terminal.write(CTRL_C)
+        assert terminal.exit_code() == INTERRUPTED
+    assert "\x1b" not in terminal.text
+
+
+def test_no_escape_code_of_a_gateway_reaches_the_terminal(controller: Any, gateway: Gateway) -> None:
+    gateway.status = PARTS | {"held": "\x1b]0;title\x07some"}
+    with Terminal("top", "--interval", "0.1", "--url", gateway.url) as terminal:
+        terminal.until("\\x1b]0;title\\x07some waiting")
+        terminal.write(CTRL_C)
+        assert terminal.exit_code() == INTERRUPTED
+    assert "\x1b]0;" not in terminal.text

@@ -101,6 +101,9 @@ def test_bytes_that_are_no_text_are_told_all_the_same(answer: bytes, cuts: list[
 def test_a_token_behind_a_character_that_was_given_up_starts_behind_its_replacement() -> None:
     emits, _ = streamed([b"\xf0", b"a"], [], [1])
     assert [one.start for one in told_in(emits)] == [0, 1]
+    for begun, illegal in ((b"\xf0", b"\x80"), (b"\xe0", b"\x9f"), (b"\xf4", b"\x90")):
+        emits, _ = streamed([begun, illegal], [], [1])
+        assert [one.start for one in told_in(emits)] == [0, 1], "a following byte, but not here"
     cut, _ = streamed([b"\xf0", b"a"], ["a"], [1])
     assert [one.token for one in told_in(cut)] == [0], "the stop string's own token is not told"
 

@@ -35,7 +35,7 @@ try:
 except NativeUnavailable as unavailable:
     pytest.skip(f"the native library cannot be built here: {unavailable.reason}", allow_module_level=True)
 
-PAGES, SLOTS = 256, 8
+PAGES, SLOTS, MOST_ROWS = 256, 8, 64
 Made = TypeVar("Made", bound=Executor)
 TILE32 = ("amx_bf16", "avx512", "avx2")
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -66,29 +66,30 @@ FAMILIES = {
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """One model's files and the executors made of it so far."""
+    """One model's files, the ranks of the adapter in each slot, and the executors made of it so far."""
 
     files: Files
     spec: ModelSpec
+    ranks: tuple[dict[str, int], ...] = RANKS
 
     @cache  # noqa: B019 (a handful, for the module's life)
     def native(self, level: str, dtype: str, threads: int = 1, page_tokens: int = 16) -> CpuExecutor:
         made = CpuExecutor(
             load(level), open_checkpoint(self.files, self.spec), dtype=dtype, threads=threads,
-            pages=PAGES * 16 // page_tokens, page_tokens=page_tokens, slots=SLOTS,
+            pages=PAGES * 16 // page_tokens, page_tokens=page_tokens, slots=max(SLOTS, len(self.ranks)),
         )  # fmt: skip
         return self._with_adapters(made)
 
     @cache  # noqa: B019 (as above)
     def reference(self, dtype: str = "fp32") -> ReferenceExecutor:
-        table = LoraTable(self.spec, SLOTS)
+        table = LoraTable(self.spec, max(SLOTS, len(self.ranks)))
         weights = load_weights(self.files, self.spec)
         if dtype == "int8":
             weights = rounded_to_int8(weights)
         return self._with_adapters(ReferenceExecutor(self.spec, weights, KvCache(self.spec, PAGES, 16), table))
 
     def _with_adapters(self, executor: Made) -> Made:
-        for slot, ranks in enumerate(RANKS):
+        for slot, ranks in enumerate(self.ranks):
             tensors = adapter_tensors(self.spec, slot, ranks)
             executor.adapters.put(slot, executor.adapters.build(tensors, Scales()))
         return executor
@@ -103,6 +104,13 @@ def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
         return Stage(files, read_spec(files["config.json"]))
 
     return make
+
+
+@pytest.fixture(scope="module")
+def wide_stage(stage_of: Callable[[str], Stage]) -> Stage:
+    """As many adapters as rows: each row of the largest batch may have its own."""
+    llama = stage_of("llama")
+    return Stage(llama.files, llama.spec, tuple(RANKS[slot % len(RANKS)] for slot in range(MOST_ROWS)))
 
 
 def rounded_to_int8(weights: ModelWeights) -> ModelWeights:
@@ -178,15 +186,39 @@ def sequences(draw: st.DrawFn, most: int, longest: int) -> list[Sequence]:
     ]
 
 
+MIXES = ("distinct", "identical", "base", "some of each")
+
+
+def slots_of(mix: str, count: int, drawn: random.Random) -> list[int | None]:
+    match mix:
+        case "distinct":
+            return [*drawn.sample(range(MOST_ROWS), count)]
+        case "identical":
+            return [drawn.randrange(MOST_ROWS)] * count
+        case "base":
+            return [None] * count
+        case _:
+            return [drawn.choice((None, 5, drawn.randrange(MOST_ROWS))) for _ in range(count)]
+
+
+def crowd(drawn: random.Random, lengths: list[int], mix: str) -> list[Sequence]:
+    """Sequences of these lengths, whose slots are a mix of `wide_stage`."""
+    slots = slots_of(mix, len(lengths), drawn)
+    return [Sequence(tuple(drawn.choices(range(203), k=n)), slot) for n, slot in zip(lengths, slots, strict=True)]
+
+
 @st.composite
-def scripts(draw: st.DrawFn, whole: list[Sequence]) -> Script:
-    """Each sequence in random chunks; in each step a random choice of those that are not done, in random order."""
+def scripts(draw: st.DrawFn, whole: list[Sequence], least: int = 1) -> Script:
+    """Each sequence in random chunks; in each step a random choice of those that are not done, in random order.
+
+    Of at least `least` sequences, while so many are left.
+    """
     left = [len(sequence.tokens) for sequence in whole]
     drawn = random.Random(draw(st.integers(0, 2**32)))
     script: Script = []
     while any(left):
         running = [index for index, rest in enumerate(left) if rest]
-        chosen = drawn.sample(running, drawn.randint(1, len(running)))
+        chosen = drawn.sample(running, drawn.randint(min(least, len(running)), len(running)))
         step = [(index, min(left[index], drawn.choice((1, 1, 2, 5, 16, 33, 300)))) for index in chosen]
         for index, count in step:
             left[index] -= count
@@ -239,6 +271,34 @@ def test_a_rows_bits_are_its_own(stage_of: Callable[[str], Stage], dtype: str, f
         same_bits(got, decoded_alone(stage.native(level, dtype), whole))
 
     holds()
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_rows_bits_are_its_own_among_many(wide_stage: Stage, level: str, mix: str) -> None:
+    @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def holds(data: st.DataObject) -> None:
+        drawn = random.Random(data.draw(st.integers(0, 2**32)))
+        lengths = [drawn.choice((1, 2, 3, 4, 20)) for _ in range(data.draw(st.integers(9, MOST_ROWS)))]
+        whole = crowd(drawn, lengths, mix)
+        script, dtype = data.draw(scripts(whole, least=9)), data.draw(st.sampled_from(["bf16", "int8", "fp32"]))
+        pages = drawn.sample(range(PAGES), PAGES)
+        got = play(wide_stage.native(level, dtype, data.draw(st.sampled_from([1, 2]))), whole, script, pages, 16)
+        same_bits(got, decoded_alone(wide_stage.native(level, dtype), whole))
+
+    holds()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_number_of_rows_from_one_to_sixty_four(wide_stage: Stage, level: str) -> None:
+    """A token of every sequence a step, and each step one of them ends."""
+    lengths = list(range(1, MOST_ROWS + 1))
+    whole = crowd(random.Random(5), lengths, "some of each")
+    script = [[(i, 1) for i, n in enumerate(lengths) if n > done] for done in range(MOST_ROWS)]
+    assert [len(step) for step in script] == list(range(MOST_ROWS, 0, -1))
+    got = play(wide_stage.native(level, "bf16", 2), whole, script, list(range(PAGES)), 16)
+    same_bits(got, decoded_alone(wide_stage.native(level, "bf16"), whole))
 
 
 @pytest.mark.parametrize("level", LEVELS)

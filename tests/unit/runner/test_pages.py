@@ -91,8 +91,10 @@ class PageMachine(RuleBasedStateMachine):
 
     @rule(key=consumes(keys), forget=st.booleans())
     def release(self, key: str, forget: bool) -> None:
-        pages = self.held.pop(key)
+        pages, free, charged = self.held.pop(key), self.book.free_pages, self.book.reserved_by(key)
         assert self.book.release(key, forget=forget) == len(pages)
+        alone = set(pages) - {page for others in self.held.values() for page in others}
+        assert self.book.free_pages - free == len(alone) <= charged, "what no other one holds, and nothing else"
         del self.tokens[key]
         chain, text = self.chains.pop(key)
         if forget:
@@ -184,6 +186,19 @@ def test_a_page_that_several_read_is_counted_for_the_eldest_and_then_for_the_nex
     book.release("a")
     assert (book.reserved_by("c"), book.used_by("c")) == (3, 2)
     assert book.free_pages == 5
+    check_pages(book)
+
+
+def test_what_the_newest_is_charged_is_not_free_when_it_leaves_if_an_older_one_reads_it():
+    book = PageBook(8, 2)
+    assert book.reserve("old", 3) is not None
+    pages = written(book, "new", [1, 2, 3, 4, 5])
+    assert book.share("old", pages[:2]) == [0, 1], "it has the same text, and has computed nothing of it yet"
+    assert [book.reserved_by(key) for key in ("old", "new")] == [1, 3]
+    assert book.free_pages == 4
+    book.release("new")
+    assert book.free_pages == 5, "its last page: the two that are read pass to the older one"
+    assert book.reserved_by("old") == 3
     check_pages(book)
 
 

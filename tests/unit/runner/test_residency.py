@@ -383,3 +383,19 @@ def test_a_failed_load_leaves_the_slot_free_and_the_error_told(digest):
     assert number in h.served
     if digest == "known":
         assert h.book.adapters["known"].error == "broken"
+
+
+def test_an_adapter_that_is_larger_than_was_told_does_not_give_way_to_itself():
+    pages = PageBook(4, 16)
+    book = Residency(2, pages=pages, page_bytes=10)
+    book.set_desired([Desired("other", n_bytes=20, pinned=True)])
+    book.loaded("other", rank=1, n_bytes=20, host_bytes=None, cost=1.0)
+    book.set_desired([Desired("other", n_bytes=20), Desired("larger", n_bytes=10)])
+    assert not book.enter("larger")
+    assert pages.reserve("sequence", 1) is not None
+    book.leave("larger", joined=False)
+    assert pages.free_pages == 0
+    assert book.loaded("larger", rank=1, n_bytes=30, host_bytes=None, cost=1.0) == ""
+    assert [adapter.digest for adapter in book.in_slots().values()] == ["larger"]
+    assert pages.lent_to("larger") == 3
+    check_slots(book)

@@ -72,6 +72,15 @@ def test_every_wrong_flag_is_listed_at_once(capsys):
     assert all(flag.partition("=")[0] in text for flag in wrong)
 
 
+def test_more_threads_than_the_quota_allows_are_refused(capsys):
+    quota = cpu_quota()
+    assert parse_settings([*FLAGS, f"--threads={quota}"]).threads == quota
+    with pytest.raises(SystemExit) as left:
+        parse_settings([*FLAGS, f"--threads={quota + 1}"])
+    assert left.value.code == 2
+    assert f"--threads {quota + 1} is above the {quota} CPUs" in capsys.readouterr().err
+
+
 def test_a_small_model_runs_on_one_thread_and_a_large_one_on_the_quota(small_config):
     assert default_threads(parse_spec(small_config)) == 1
     large = parse_spec(small_config | {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4})

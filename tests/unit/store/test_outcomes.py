@@ -63,6 +63,13 @@ async def test_two_outcomes_of_a_request_in_one_batch_count_once_and_the_first_w
     assert row.completion_tokens == 5
 
 
+async def test_the_choices_of_a_request_count_its_prompt_once(engine):
+    await record(engine, [outcome(f"r1-{choice}", choice=choice) for choice in range(4)])
+    [row] = await outcomes.usage(engine, since=BEGIN)
+    assert (row.requests, row.prompt_tokens, row.completion_tokens) == (1, 3, 20)
+    assert await outcomes.count(engine) == 4
+
+
 async def test_usage_is_kept_per_namespace_model_and_day(engine):
     first = outcome().finished_unix_ms
     await record(

@@ -56,7 +56,7 @@ static inline void attend_block(AttentionTile<Kind>& t, int rows, int head_dim, 
   bool tiles = false;
 #if WEFT_LEVEL == 4
   if constexpr (std::is_same<Kind, Bf16Kind>::value) {
-    tiles = rows >= kTileRows && head_dim % 32 == 0;
+    tiles = head_dim % 32 == 0;
     if (tiles) tile_scores(t.queries[0], kMostHeadDim, k, groups, head_dim / 32, t.scores[0], kBlock);
   }
 #endif
@@ -118,7 +118,7 @@ static inline void attend(AttentionTile<Kind>& t, int rows, int head_dim, int wi
     for (int d = 0; d < head_dim; d += 16) store(t.out[m] + d, zero());
   }
 #if WEFT_LEVEL == 4
-  if (std::is_same<Kind, Bf16Kind>::value && rows >= kTileRows) shape_for_attention();
+  if (std::is_same<Kind, Bf16Kind>::value) shape_for_attention(rows);
 #endif
   const int end = t.position[rows - 1] + 1;
   const int begin = window ? std::max(0, t.position[0] + 1 - window) : 0;

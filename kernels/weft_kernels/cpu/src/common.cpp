@@ -115,7 +115,7 @@ int64_t widest_site(const weft_step& step) {
   return widest;
 }
 
-constexpr int64_t kWidestSite = 3072;  // three projections of rank 1024: their sums lie in a thread's scratch
+constexpr int64_t kWidestSite = 3072;  // three projections of rank 1024: beyond it the ranks are most likely wrong
 
 bool fits(const weft_model& m) {
   const bool sixteens = m.hidden % 16 == 0 && m.inner % 16 == 0 && m.head_dim % 16 == 0 && m.page_tokens % 16 == 0;

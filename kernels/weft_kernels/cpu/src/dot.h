@@ -71,19 +71,28 @@ static inline __m512bh bf16_columns(const char* w) {  // 16 pairs as VDPBF16PS r
 }
 #endif
 
+constexpr ptrdiff_t kStreamAhead = 4096;  // columns of a matrix come from memory and are used once
+
 // Where the columns of NG groups are: group g begins at base[g]; pairs are `step` bytes apart; in fp32 the second of a
-// pair is `second_at` bytes behind the first.
+// pair is `second_at` bytes behind the first. A stream is asked for ahead, and goes on `beyond` behind a group's end.
 template <int NG>
 struct Columns {
   const char* base[NG];
-  ptrdiff_t step, second_at;
+  ptrdiff_t step, second_at, beyond;
+
+  void fetch(int p, int pairs) const {
+    const ptrdiff_t at = p * step + kStreamAhead, far = at < pairs * step ? at : at + beyond;
+    for (int g = 0; g < NG; g++)
+      for (ptrdiff_t line = 0; line < step; line += 64) __builtin_prefetch(base[g] + far + line, 0, 3);
+  }
 };
 
-template <class W, int MR, int NG, int Block, class X>
+template <class W, int MR, int NG, int Block, bool Stream, class X>
 static inline void dot(const X* const (&x)[MR], const Columns<NG>& w, int pairs, F (&y)[MR][NG]) {
 #if WEFT_LEVEL == 3
   if constexpr (std::is_same<X, uint16_t>::value) {
     for (int p = 0; p < pairs; p++) {
+      if (Stream) w.fetch(p, pairs);
       __m512bh columns[NG];
       for (int g = 0; g < NG; g++) columns[g] = bf16_columns<W>(w.base[g] + p * w.step);
       for (int m = 0; m < MR; m++) {
@@ -102,6 +111,7 @@ static inline void dot(const X* const (&x)[MR], const Columns<NG>& w, int pairs,
     for (int m = 0; m < MR; m++)
       for (int g = 0; g < NG; g++) even[m][g] = odd[m][g] = zero();
     for (int p = block; p < end; p++) {
+      if (Stream) w.fetch(p, pairs);
       F first[NG], second[NG];
       for (int g = 0; g < NG; g++) W::pair(w.base[g] + p * w.step, w.second_at, first[g], second[g]);
       for (int m = 0; m < MR; m++) {
@@ -125,7 +135,7 @@ constexpr int kRows = 4, kGroups = 3, kGroupsOfOneRow = 4;
 constexpr int kRows = 2, kGroups = 1, kGroupsOfOneRow = 2;
 #endif
 
-template <class W, int MR, int NG, int Block, class X>
+template <class W, int MR, int NG, int Block, bool Stream, class X>
 static inline void dot_rows(const X* x, ptrdiff_t x_stride, const Columns<NG>& w, int pairs, float* y, ptrdiff_t y_stride, bool onto) {
   const X* rows[MR];
   F sums[MR][NG];
@@ -133,21 +143,32 @@ static inline void dot_rows(const X* x, ptrdiff_t x_stride, const Columns<NG>& w
     rows[m] = x + m * x_stride;
     for (int g = 0; g < NG; g++) sums[m][g] = onto ? load(y + m * y_stride + 16 * g) : zero();
   }
-  dot<W, MR, NG, Block>(rows, w, pairs, sums);
+  dot<W, MR, NG, Block, Stream>(rows, w, pairs, sums);
   for (int m = 0; m < MR; m++)
     for (int g = 0; g < NG; g++) store(y + m * y_stride + 16 * g, sums[m][g]);
 }
 
-template <class W, int NG, int Block, class X>
+template <class W, int NG, int Block, bool Stream, class X>
 static inline void dot_columns(const X* x, ptrdiff_t x_stride, int rows, const Columns<NG>& w, int pairs, float* y, ptrdiff_t y_stride, bool onto) {
   int m = 0;
-  if constexpr (NG <= kGroups)
-    for (; m + kRows <= rows; m += kRows) dot_rows<W, kRows, NG, Block>(x + m * x_stride, x_stride, w, pairs, y + m * y_stride, y_stride, onto);
-  for (; m < rows; m++) dot_rows<W, 1, NG, Block>(x + m * x_stride, x_stride, w, pairs, y + m * y_stride, y_stride, onto);
+  auto some = [&](auto count, auto stream) {
+    dot_rows<W, decltype(count)::value, NG, Block, decltype(stream)::value>(x + m * x_stride, x_stride, w, pairs, y + m * y_stride, y_stride, onto);
+    m += decltype(count)::value;
+  };
+  using First = std::integral_constant<bool, Stream>;  // later rows find the columns in the cache
+  if constexpr (NG <= kGroups) {
+    using Rows = std::integral_constant<int, kRows>;
+    if (m + kRows <= rows) some(Rows{}, First{});
+    while (m + kRows <= rows) some(Rows{}, std::false_type{});
+  }
+  using One = std::integral_constant<int, 1>;
+  if (m == 0) some(One{}, First{});
+  while (m < rows) some(One{}, std::false_type{});
 }
 
-// y[rows][groups * 16] (+)= x[rows][2 pairs] * columns; group g's columns begin at base(g).
-template <class W, int Block, class X, class Base>
+// y[rows][groups * 16] (+)= x[rows][2 pairs] * columns; group g's columns begin at base(g), those of a stream (a matrix)
+// one behind the other.
+template <class W, int Block, bool Stream = false, class X, class Base>
 static inline void dot_all(const X* x, ptrdiff_t x_stride, int rows, Base base, int groups, ptrdiff_t step, ptrdiff_t second_at, int pairs, float* y,
                            ptrdiff_t y_stride, bool onto) {
   auto some = [&](auto count, int g) {
@@ -156,11 +177,14 @@ static inline void dot_all(const X* x, ptrdiff_t x_stride, int rows, Base base, 
     w.step = step;
     w.second_at = second_at;
     for (int i = 0; i < NG; i++) w.base[i] = base(g + i);
-    dot_columns<W, NG, Block>(x, x_stride, rows, w, pairs, y + 16 * g, y_stride, onto);
+    w.beyond = (NG - 1) * pairs * step;
+    dot_columns<W, NG, Block, Stream>(x, x_stride, rows, w, pairs, y + 16 * g, y_stride, onto);
   };
   int g = 0;
-  if (rows == 1)
+  if (rows == 1) {  // more groups side by side: a row alone has chains to spare
     for (; g + kGroupsOfOneRow <= groups; g += kGroupsOfOneRow) some(std::integral_constant<int, kGroupsOfOneRow>{}, g);
+    for (; kGroupsOfOneRow > 2 && g + 2 <= groups; g += 2) some(std::integral_constant<int, 2>{}, g);
+  }
   for (; g + kGroups <= groups; g += kGroups) some(std::integral_constant<int, kGroups>{}, g);
   for (; g < groups; g++) some(std::integral_constant<int, 1>{}, g);
 }

@@ -12,12 +12,6 @@ using Clock = std::chrono::steady_clock;
 
 static inline double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-static inline void leave_tiles() {
-#if WEFT_LEVEL == 4
-  tiles_done();
-#endif
-}
-
 template <class Body>
 void on_team(weft::Team& team, Body body) {
   team.run(
@@ -85,12 +79,13 @@ static void matmul_as(weft::Team& team, const weft_matrix& w, const From* from, 
     me.share((groups + kUnitGroups - 1) / kUnitGroups, [&](int64_t u) {
       const Span span{int(u) * kUnitGroups, std::min(kUnitGroups, groups - int(u) * kUnitGroups), 0};
       float* panel = reinterpret_cast<float*>(me.scratch());
-      for (int row = 0; row < m; row += kChunkRows) {
-        const int n = std::min(kChunkRows, m - row), columns = std::min(16 * span.count, w.n_out - 16 * span.group);
+      for (int row = 0; row < m; row += kPanelRows) {
+        const int n = std::min(kPanelRows, m - row), columns = std::min(16 * span.count, w.n_out - 16 * span.group);
 #if WEFT_LEVEL == 4
-        if (n >= kTileRows) shape_for_matrix(n);
+        shape_for_matrix(n);
 #endif
-        product<Kind>(w, x + row * stride, stride, n, span, panel, me.scratch() + kPanelBytes);
+        Ahead nothing;
+        product<Kind>(w, x + row * stride, stride, n, span, panel, me.scratch() + kPanelBytes, nothing);
         for (int i = 0; i < n; i++) std::memcpy(y + int64_t(row + i) * w.n_out + 16 * span.group, panel + i * kUnitColumns, sizeof(float) * columns);
       }
     });
@@ -131,7 +126,7 @@ static double read_seconds(weft::Team& team, const char* data, int64_t bytes, in
   return best;
 }
 
-// `blocks` products of 16 x 16 x 32 on each thread from operands that stay in the first-level cache.
+// `blocks` products of 16 x 16 x 32 on each thread from operands that stay in registers, or next to them.
 static double peak_seconds(weft::Team& team, int64_t blocks) {
   const auto start = Clock::now();
   on_team(team, [&](int thread) {
@@ -140,20 +135,19 @@ static double peak_seconds(weft::Team& team, int64_t blocks) {
     Bf16X* x = reinterpret_cast<Bf16X*>(memory);
     float* y = reinterpret_cast<float*>(memory + 16384);
     const char* w = memory + 8192;
-    for (int64_t i = 0; i < blocks; i += 16) {
 #if WEFT_LEVEL == 4
-      if (i == 0) shape_for_matrix(32);
-      tiles_32x32(x, 32, w, w + 1024, 1, y, 32, false);
-      for (int j = 1; j < 4; j++) {
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-      }
-#else
-      dot_all<Bf16W, kTilePairs>(x, 0, 16, [&](int) { return w; }, 16, 64, 32, kTilePairs, y, 0, false);
-#endif
+    Ahead nothing;
+    shape_for_matrix(32);
+    tiles_32x32(x, 32, w, 1, y, 32, false, nothing);
+    for (int64_t i = 0; i < blocks; i += 4) {
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
     }
+#else
+    for (int64_t i = 0; i < blocks; i += 16) dot_all<Bf16W, kTilePairs>(x, 0, 16, [&](int) { return w; }, 16, 64, 32, kTilePairs, y, 0, false);
+#endif
   });
   return seconds_since(start);
 }

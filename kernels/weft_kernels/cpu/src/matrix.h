@@ -1,19 +1,29 @@
-// One unit of a matrix product: some groups of 16 output columns for a chunk of rows, into scratch memory.
+// One unit of a matrix product: some groups of 16 output columns for a panel of rows, into scratch memory.
 #pragma once
 #include <algorithm>
 
+#include "pool.h"
 #include "tiles.h"
 #include "weft_cpu.h"
 
 namespace WEFT_NS {
 
-constexpr int kChunkRows = 256;    // rows of scratch: 256 x 64 results are 64 KiB, beside the columns in L2
+constexpr int kChunkRows = 512;    // rows that a unit's columns are read for at once, at most
+constexpr int kChunkBytes = 5 << 18;  // of those rows' inputs: they shall stay in the second-level cache
+constexpr int kPanelRows = 256;    // rows of scratch: 256 x 64 results are 64 KiB
 constexpr int kUnitGroups = 4;     // groups of a unit: 64 columns
 constexpr int kUnitColumns = 16 * kUnitGroups;
 constexpr int kWidenedBlocks = 16; // int8 columns are made bf16 for the tiles 512 k at a time: 64 KiB
 
-constexpr size_t kPanelBytes = sizeof(float) * kChunkRows * kUnitColumns;
+constexpr size_t kPanelBytes = sizeof(float) * kPanelRows * kUnitColumns;
 constexpr size_t kWidenedBytes = size_t(kUnitGroups) * kWidenedBlocks * 1024;
+static_assert(kPanelBytes + kWidenedBytes <= weft::kScratchBytes, "a thread's scratch");
+
+// Rows of inputs of so many bytes that are worked on together: whole panels, or part of one in whole tiles.
+static inline int chunk_rows(int row_bytes) {
+  const int rows = std::min(kChunkRows, kChunkBytes / row_bytes);
+  return rows >= kPanelRows ? rows / kPanelRows * kPanelRows : std::max(64, rows / 32 * 32);
+}
 
 static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -48,44 +58,51 @@ struct Span {
 template <class W, class X>
 static inline void vectors(const X* x, ptrdiff_t xs, int rows, const char* data, ptrdiff_t group_bytes, int pair_bytes, const Span& span, int pairs, float* y) {
   auto base = [&](int g) { return data + (span.group + g) * group_bytes; };
-  dot_all<W, kTilePairs>(x, xs, rows, base, span.count, pair_bytes, pair_bytes / 2, pairs, y + span.column, kUnitColumns, false);
+  dot_all<W, kTilePairs, true>(x, xs, rows, base, span.count, pair_bytes, pair_bytes / 2, pairs, y + span.column, kUnitColumns, false);
 }
 
 #if WEFT_LEVEL == 4
 static inline void widen(const char* from, char* to, int blocks) {
-  for (int i = 0; i < blocks * kTilePairs; i++) _mm512_storeu_si512(to + 64 * i, reinterpret_cast<__m512i>(bf16_columns<Int8W>(from + 32 * i)));
+  for (int i = 0; i < blocks * kTilePairs; i++) {
+    if (i % 2 == 0) _mm_prefetch(from + 32 * i + kStreamAhead, _MM_HINT_T0);
+    _mm512_storeu_si512(to + 64 * i, reinterpret_cast<__m512i>(bf16_columns<Int8W>(from + 32 * i)));
+  }
 }
 
-static inline void tiles_of_int8(const uint16_t* x, ptrdiff_t xs, int rows, const char* data, ptrdiff_t group_bytes, const Span& span, int blocks, float* y, char* widened) {
+static inline void tiles_of_int8(const uint16_t* x, ptrdiff_t xs, int rows, const char* data, ptrdiff_t group_bytes, const Span& span, int blocks, float* y, char* widened, Ahead& ahead) {
   for (int k = 0; k < blocks; k += kWidenedBlocks) {
     const int n = blocks - k < kWidenedBlocks ? blocks - k : kWidenedBlocks;
     for (int g = 0; g < span.count; g++) widen(data + (span.group + g) * group_bytes + k * 512, widened + g * n * kTileBytes, n);
-    auto base = [&](int g) { return widened + g * n * kTileBytes; };
-    tile_matrix(x + 32 * k, xs, rows, base, span.count, n, y + span.column, kUnitColumns, k > 0);
+    tile_matrix(x + 32 * k, xs, rows, widened, span.count, n, y + span.column, kUnitColumns, k > 0, ahead);
   }
 }
 #endif
 
-// y[rows][kUnitColumns] = x W^T (* scale) (+ bias) in the span's columns. `y` has room for whole blocks of 32 rows.
+// y[rows][kUnitColumns] = x W^T (* scale) (+ bias) in the span's columns. `y` has room for whole blocks of 32 rows. What
+// is `ahead` has been asked for when it ends.
 template <class Kind>
-static inline void product(const weft_matrix& w, const typename Kind::X* x, ptrdiff_t xs, int rows, const Span& span, float* y, char* widened) {
+static inline void product(const weft_matrix& w, const typename Kind::X* x, ptrdiff_t xs, int rows, const Span& span, float* y, char* widened, Ahead& ahead) {
   const int pairs = int(round_up(w.n_in, 32) / 2);
   const char* data = static_cast<const char*>(w.data);
   if constexpr (std::is_same<Kind, Fp32Kind>::value) {
+    ahead.all();
     vectors<Fp32W>(x, xs, rows, data, ptrdiff_t(pairs) * 128, 128, span, pairs, y);
   } else {
     const bool int8 = w.kind == WEFT_INT8;
     const ptrdiff_t group_bytes = ptrdiff_t(pairs) * (int8 ? 32 : 64);
 #if WEFT_LEVEL == 4
-    if (rows >= (int8 ? kTileRowsOfInt8 : kTileRows)) {
-      auto base = [&](int g) { return data + (span.group + g) * group_bytes; };
+    if (!int8 || rows >= kTileRowsOfInt8) {
+      const int blocks = pairs / kTilePairs;
+      ahead.over(rows <= 16 ? blocks : (rows + 31) / 32 * (span.count / 2) * blocks);
       if (int8)
-        tiles_of_int8(x, xs, rows, data, group_bytes, span, pairs / kTilePairs, y, widened);
+        tiles_of_int8(x, xs, rows, data, group_bytes, span, blocks, y, widened, ahead);
       else
-        tile_matrix(x, xs, rows, base, span.count, pairs / kTilePairs, y + span.column, kUnitColumns, false);
+        tile_matrix(x, xs, rows, data + span.group * group_bytes, span.count, blocks, y + span.column, kUnitColumns, false, ahead);
+      ahead.all();
     } else
 #endif
     {
+      ahead.all();
       if (int8)
         vectors<Int8W>(x, xs, rows, data, group_bytes, 32, span, pairs, y);
       else
@@ -120,14 +137,11 @@ static inline const char* columns_of(const weft_lora_slice& slice, int group) {
   return static_cast<const char*>(slice.b) + (group - slice.out_start / 16) * ptrdiff_t((slice.rank + 1) / 2) * Kind::kPairBytes;
 }
 
-// Ask for the part of B that `expand` will read: each adapter's is a few lines at a place of its own, which no hardware
-// foresees; by the time the base's columns have streamed past they are there.
+// The part of B that `expand` will read: each adapter's is a few lines at a place of its own, which no hardware foresees.
 template <class Kind>
-static inline void fetch_expand(const weft_lora_slice& slice, const Span& span) {
+static inline void ahead_of_expand(const weft_lora_slice& slice, const Span& span, Ahead& ahead) {
   const Overlap here(slice, span);
-  if (here.begin >= here.end) return;
-  const char* end = columns_of<Kind>(slice, here.end);
-  for (const char* line = columns_of<Kind>(slice, here.begin); line < end; line += 64) __builtin_prefetch(line, 0, 2);
+  if (here.begin < here.end) ahead.add(columns_of<Kind>(slice, here.begin), columns_of<Kind>(slice, here.end));
 }
 
 // y[rows][kUnitColumns] += v B in the span's columns, for one slice of an adapter. v[rows] begins at the slice's part.

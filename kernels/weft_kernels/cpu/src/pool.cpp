@@ -26,8 +26,7 @@ Denormals::Denormals() : saved_(0) {}
 Denormals::~Denormals() = default;
 #endif
 
-Team::Team(int threads) : threads_(threads < 1 ? 1 : threads) {
-  for (auto& counter : next) counter.store(0);
+Team::Team(int threads) : threads_(threads < 1 ? 1 : threads), ranges_(threads_) {
   try {
     for (int i = 0; i < threads_; i++) {
       void* memory = std::aligned_alloc(4096, kScratchBytes);

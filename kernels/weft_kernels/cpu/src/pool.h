@@ -1,6 +1,7 @@
 // Persistent threads that walk through a step together: every thread runs the same function and meets the others at
-// barriers. Work inside a phase is handed out unit by unit, so a thread that the machine held up delays nobody by more
-// than a unit; who computes a unit never changes its result.
+// barriers. In a phase each takes the units of a range of its own, in order, since what lies side by side in memory is
+// best read in one go; then what others have left, so a thread that the machine held up delays nobody by more than a
+// unit. Who computes a unit never changes its result.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -12,7 +13,7 @@
 
 namespace weft {
 
-constexpr size_t kScratchBytes = 512 * 1024;  // of each thread: a panel of results, an attention tile
+constexpr size_t kScratchBytes = 128 * 1024;  // of each thread: a panel of results and widened columns, or an attention tile
 
 // Denormals are zero while this lives, as they are to the matrix instructions; the caller's setting comes back.
 class Denormals {
@@ -36,14 +37,20 @@ class Team {
   void barrier();
   char* scratch(int thread) { return scratch_[thread]; }
 
-  std::atomic<int64_t> next[4];  // the work counters of four phases in turn; see Member
+  // Units of thread t's range that were taken, in the phases that are 0 and 1 modulo 2; see Member.
+  std::atomic<int64_t>& taken(unsigned phase, int thread) { return ranges_[thread].taken[phase % 2]; }
 
  private:
   void work(int thread);
   void end();
   void wait_for(std::atomic<uint32_t>& word, uint32_t old);
 
+  struct alignas(64) Range {
+    std::atomic<int64_t> taken[2] = {{0}, {0}};
+  };
+
   int threads_;
+  std::vector<Range> ranges_;
   std::vector<std::thread> workers_;
   std::vector<char*> scratch_;
   alignas(64) std::atomic<uint32_t> arrived_{0};
@@ -62,15 +69,22 @@ class Member {
  public:
   Member(Team& team, int thread) : team_(team), thread_(thread) {}
   int thread() const { return thread_; }
+  int threads() const { return team_.threads(); }
   char* scratch() { return team_.scratch(thread_); }
 
   // Do units [0, n) of a phase together, then meet. A phase of one thread takes them in order.
   template <class Unit>
   void share(int64_t n, Unit unit) {
-    std::atomic<int64_t>& next = team_.next[phase_ & 3];
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) unit(i);
+    const int threads = team_.threads();
+    for (int i = 0; i < threads; i++) {
+      const int of = (thread_ + i) % threads;
+      const int64_t begin = n * of / threads, size = n * (of + 1) / threads - begin;
+      std::atomic<int64_t>& taken = team_.taken(phase_, of);
+      if (taken.load(std::memory_order_relaxed) >= size) continue;
+      for (int64_t u; (u = taken.fetch_add(1, std::memory_order_relaxed)) < size;) unit(begin + u);
+    }
     team_.barrier();
-    if (thread_ == 0) next.store(0, std::memory_order_relaxed);  // used again four barriers later
+    team_.taken(phase_, thread_).store(0, std::memory_order_relaxed);  // used again two barriers later
     phase_++;
   }
 

@@ -14,6 +14,7 @@
 
 namespace WEFT_NS {
 
+constexpr ptrdiff_t kMostAhead = 512 << 10;  // bytes of the next unit: beside a chunk of rows and the columns at work
 constexpr int kNormRows = 8;     // tokens of a unit of norm or rotation
 constexpr int kShrinkRows = 32;  // tokens of a unit of a shrink
 enum { kQkv = 0, kOut = 1, kGateUp = 2, kDown = 3, kSites = 4 };
@@ -75,8 +76,6 @@ class Step {
     list_units();
   }
 
-  int64_t bytes() const { return at_.bytes; }
-
   void walk(weft::Member& me) const {
     if (s_.first == 0) {
       me.share(units_of(tokens_, kNormRows), [&](int64_t u) { each(u, kNormRows, tokens_, [&](int t) { embed(t); }); });
@@ -84,7 +83,10 @@ class Step {
     me.share(units_of(tokens_, kNormRows), [&](int64_t u) { each(u, kNormRows, tokens_, [&](int t) { angles(t); }); });
     for (int layer = s_.first; layer < s_.last; layer++) {
       run_layer(me, layer);
-      if (s_.layer_done != nullptr && me.thread() == 0) s_.layer_done(layer);
+      if (s_.layer_done != nullptr && me.thread() == 0) {
+        leave_tiles();  // it may use tiles of its own
+        s_.layer_done(layer);
+      }
     }
     if (s_.last == m_.layers && s_.n_sampled > 0) logits(me);
   }
@@ -125,40 +127,53 @@ class Step {
   template <class Epilogue>
   void project(weft::Member& me, int layer, int site, const weft_matrix& w, const X* x, ptrdiff_t xs, Epilogue epilogue) const {
     const int groups = w.n_out / 16;
-    me.share(units_of(groups, kUnitGroups), [&](int64_t u) {
-      const Span span{int(u) * kUnitGroups, std::min(kUnitGroups, groups - int(u) * kUnitGroups), 0};
-      in_chunks(me, [&](int row, int rows, float* y, char* widened) {
-        ready(rows);
-        fetch_lora(layer, site, row, rows, &span, 1);
-        product<Kind>(w, x + row * xs, xs, rows, span, y, widened);
-        add_lora(layer, site, row, rows, &span, 1, y);
-        epilogue(y, row, rows, span);
-      });
+    by_chunks(me, w.n_in, units_of(groups, kUnitGroups), [&](int u, int row, int rows) {
+      const Span span{u * kUnitGroups, std::min(kUnitGroups, groups - u * kUnitGroups), 0};
+      float* y = reinterpret_cast<float*>(me.scratch());
+      ready(rows);
+      Ahead ahead;
+      ahead_of_lora(layer, site, row, rows, &span, 1, ahead);
+      ahead_of_unit(w, span, rows, ahead);
+      product<Kind>(w, x + row * xs, xs, rows, span, y, me.scratch() + kPanelBytes, ahead);
+      add_lora(layer, site, row, rows, &span, 1, y);
+      epilogue(y, row, rows, span);
     });
   }
 
-  // silu(gate) * up, the input of `down`: a unit computes both halves of the same columns.
+  // silu(gate) * up, the input of `down`: a unit computes both halves of the same columns, which lie side by side in the
+  // matrix. To adapters all of gate comes before all of up.
   void gate_up(weft::Member& me, int layer, const weft_matrix& w) const {
+    static_assert(16 * kUnitGroups == 2 * 32, "rows of gate and of up by turns, as weft_cpu.h has it");
     const int half = w.n_out / 32, of_unit = kUnitGroups / 2;
-    me.share(units_of(half, of_unit), [&](int64_t u) {
-      const int group = int(u) * of_unit, count = std::min(of_unit, half - group);
-      const Span spans[2] = {{group, count, 0}, {half + group, count, 16 * of_unit}};
-      in_chunks(me, [&](int row, int rows, float* y, char* widened) {
-        ready(rows);
-        fetch_lora(layer, kGateUp, row, rows, spans, 2);
-        const X* x = x_ + row * at_.x_stride;
-        for (const Span& span : spans) product<Kind>(w, x, at_.x_stride, rows, span, y, widened);
-        add_lora(layer, kGateUp, row, rows, spans, 2, y);
+    by_chunks(me, w.n_in, units_of(half, of_unit), [&](int u, int row, int rows) {
+      const int group = u * of_unit, count = std::min(of_unit, half - group);
+      const Span both{2 * group, 2 * count, 0}, spans[2] = {{group, count, 0}, {half + group, count, 16 * count}};
+      float* y = reinterpret_cast<float*>(me.scratch());
+      ready(rows);
+      Ahead ahead;
+      ahead_of_lora(layer, kGateUp, row, rows, spans, 2, ahead);
+      ahead_of_unit(w, both, rows, ahead);
+      product<Kind>(w, x_ + row * at_.x_stride, at_.x_stride, rows, both, y, me.scratch() + kPanelBytes, ahead);
+      add_lora(layer, kGateUp, row, rows, spans, 2, y);
+      for (int m = 0; m < rows; m++)
+        for (int g = 0; g < count; g++) {
+          const float* at = y + m * kUnitColumns + 16 * g;
+          store_as(Kind{}, act_ + (row + m) * at_.act_stride + 16 * (group + g), mul(silu(load(at)), load(at + 16 * count)));
+        }
+      if (group + count == half)  // zeros up to whole blocks of pairs: what lies there may be no number
         for (int m = 0; m < rows; m++)
-          for (int g = 0; g < count; g++) {
-            const float* at = y + m * kUnitColumns + 16 * g;
-            store_as(Kind{}, act_ + (row + m) * at_.act_stride + 16 * (group + g), mul(silu(load(at)), load(at + 16 * of_unit)));
-          }
-        if (group + count == half)  // zeros up to whole blocks of pairs: what lies there may be no number
-          for (int m = 0; m < rows; m++)
-            for (int64_t c = m_.inner; c < at_.act_stride; c++) act_[(row + m) * at_.act_stride + c] = X(0);
-      });
+          for (int64_t c = m_.inner; c < at_.act_stride; c++) act_[(row + m) * at_.act_stride + c] = X(0);
     });
+  }
+
+  // Tiles of many rows leave the memory idle: it brings the columns that this thread will most likely need next, as many
+  // as have room in the cache. Few rows, and vectors, stream their columns and run into the next unit's by themselves.
+  static void ahead_of_unit(const weft_matrix& w, const Span& span, int rows, Ahead& ahead) {
+    if (WEFT_LEVEL < 4 || w.kind == WEFT_FP32 || rows <= 16) return;
+    const int next = span.group + span.count, end = std::min(next + kUnitGroups, (w.n_out + 15) / 16);
+    const ptrdiff_t group_bytes = round_up(w.n_in, 32) * (w.kind == WEFT_INT8 ? 16 : 32);
+    const char* begin = static_cast<const char*>(w.data) + next * group_bytes;
+    ahead.add(begin, begin + std::min<ptrdiff_t>((end - next) * group_bytes, kMostAhead));
   }
 
   // ---- LoRA
@@ -169,45 +184,50 @@ class Step {
     return found == nullptr || found->a == nullptr ? nullptr : found;
   }
 
-  // v = scale * (x A) for every row with an adapter; each slice's part begins at an even column.
+  // v = scale * (x A) for every row with an adapter; each slice's part begins at an even column. A unit is some rows of a
+  // segment and, where there are few such, 16 columns of its rank: one adapter for all rows has to keep all threads busy.
   void shrink(weft::Member& me, int layer, int site, const X* x, ptrdiff_t xs, int n_in) const {
     if (s_.n_segments == 0) return;
-    int64_t units = 0;
-    for (int i = 0; i < s_.n_segments; i++) units += units_of(s_.segments[i].end - s_.segments[i].start, kShrinkRows);
-    me.share(units, [&](int64_t u) {
+    int64_t parts = 0;
+    int rank = 0;
+    for (int i = 0; i < s_.n_segments; i++) {
+      parts += units_of(s_.segments[i].end - s_.segments[i].start, kShrinkRows);
+      if (const weft_lora_site* a = site_of(s_.segments[i], layer, site)) rank = std::max(rank, a->rank);
+    }
+    const int groups = parts < 2 * me.threads() ? 1 : kUnitGroups, columns = int(units_of(rank, 16 * groups));
+    me.share(parts * columns, [&](int64_t u) {
+      int64_t part = u / columns;
       const weft_segment* segment = s_.segments;
-      for (int64_t n; u >= (n = units_of(segment->end - segment->start, kShrinkRows)); segment++) u -= n;
+      for (int64_t n; part >= (n = units_of(segment->end - segment->start, kShrinkRows)); segment++) part -= n;
       const weft_lora_site* a = site_of(*segment, layer, site);
-      const int row = segment->start + int(u) * kShrinkRows, rows = std::min(kShrinkRows, segment->end - row);
-      if (a != nullptr) shrink_rows(me, *a, x + row * xs, xs, n_in, row, rows);
+      const int row = segment->start + int(part) * kShrinkRows, rows = std::min(kShrinkRows, segment->end - row);
+      const int group = int(u % columns) * groups;
+      if (a == nullptr || 16 * group >= a->rank) return;
+      shrink_rows(me, *a, x + row * xs, xs, n_in, row, rows, {group, std::min(groups, (a->rank + 15) / 16 - group), 0});
     });
   }
 
-  void shrink_rows(weft::Member& me, const weft_lora_site& site, const X* x, ptrdiff_t xs, int n_in, int row, int rows) const {
+  void shrink_rows(weft::Member& me, const weft_lora_site& site, const X* x, ptrdiff_t xs, int n_in, int row, int rows, const Span& span) const {
     const weft_matrix a{site.a, nullptr, nullptr, n_in, site.rank, m_.kind, 0};
     float* y = reinterpret_cast<float*>(me.scratch());
-    float* all = y + kPanelBytes / sizeof(float);  // [rows][rank], 16 columns to spare
-    const int groups = (site.rank + 15) / 16, stride = groups * 16 + 16;
+    Ahead nothing;
     ready(rows);
-    for (int g = 0; g < groups; g += kUnitGroups) {
-      const Span span{g, std::min(kUnitGroups, groups - g), 0};
-      product<Kind>(a, x, xs, rows, span, y, nullptr);
-      for (int m = 0; m < rows; m++) std::memcpy(all + m * stride + 16 * g, y + m * kUnitColumns, 64 * span.count);
-    }
+    product<Kind>(a, x, xs, rows, span, y, nullptr, nothing);
     int column = 0;
     for (int i = 0; i < site.n_slices; column += (site.slice[i].rank + 1) & ~1, i++)
-      for (int m = 0; m < rows; m++) scaled(all + m * stride, site.slice[i], v_ + (row + m) * at_.v_stride + column);
+      for (int m = 0; m < rows; m++) scaled(y + m * kUnitColumns, span, site.slice[i], v_ + (row + m) * at_.v_stride + column);
   }
 
-  static void scaled(const float* from, const weft_lora_slice& slice, X* to) {
+  // The part of a slice that lies in the span's columns of the stacked rank.
+  static void scaled(const float* y, const Span& span, const weft_lora_slice& slice, X* to) {
     alignas(64) X narrow[16];
     const F scale = set1(slice.scale);
-    for (int r = 0; r < slice.rank; r += 16) {
-      const int n = std::min(16, slice.rank - r);
-      store_as(Kind{}, narrow, mul(load(from + slice.rank_start + r), scale));
-      std::memcpy(to + r, narrow, n * sizeof(X));
+    const int first = 16 * span.group, end = std::min(slice.rank_start + slice.rank, first + 16 * span.count);
+    for (int r = std::max(slice.rank_start, first); r < end; r += 16) {
+      store_as(Kind{}, narrow, mul(load(y + r - first), scale));
+      std::memcpy(to + r - slice.rank_start, narrow, std::min(16, end - r) * sizeof(X));
     }
-    if (slice.rank % 2) to[slice.rank] = X(0);
+    if (slice.rank % 2 && end > first && end == slice.rank_start + slice.rank) to[slice.rank] = X(0);
   }
 
   // body(segment's tokens [begin, end) among those from `row` on, its site) for each adapter that has rows there.
@@ -221,10 +241,10 @@ class Step {
     }
   }
 
-  void fetch_lora(int layer, int site, int row, int rows, const Span* spans, int n_spans) const {
+  void ahead_of_lora(int layer, int site, int row, int rows, const Span* spans, int n_spans, Ahead& ahead) const {
     each_adapter(layer, site, row, rows, [&](int, int, const weft_lora_site& a) {
       for (int j = 0; j < a.n_slices; j++)
-        for (int k = 0; k < n_spans; k++) fetch_expand<Kind>(a.slice[j], spans[k]);
+        for (int k = 0; k < n_spans; k++) ahead_of_expand<Kind>(a.slice[j], spans[k], ahead);
     });
   }
 
@@ -366,10 +386,12 @@ class Step {
     me.share(units_of(groups, kUnitGroups), [&](int64_t u) {
       const Span span{int(u) * kUnitGroups, std::min(kUnitGroups, groups - int(u) * kUnitGroups), 0};
       float* y = reinterpret_cast<float*>(me.scratch());
-      for (int row = 0; row < s_.n_sampled; row += kChunkRows) {
-        const int rows = std::min(kChunkRows, s_.n_sampled - row);
+      for (int row = 0; row < s_.n_sampled; row += kPanelRows) {
+        const int rows = std::min(kPanelRows, s_.n_sampled - row);
         ready(rows);
-        product<Kind>(m_.head, head_ + row * at_.x_stride, at_.x_stride, rows, span, y, me.scratch() + kPanelBytes);
+        Ahead ahead;
+        if (row + rows == s_.n_sampled) ahead_of_unit(m_.head, span, rows, ahead);
+        product<Kind>(m_.head, head_ + row * at_.x_stride, at_.x_stride, rows, span, y, me.scratch() + kPanelBytes, ahead);
         const int n = std::min(16 * span.count, m_.vocab - 16 * span.group);
         for (int m = 0; m < rows; m++)
           std::memcpy(s_.logits + int64_t(row + m) * m_.vocab + 16 * span.group, y + m * kUnitColumns, sizeof(float) * n);
@@ -386,15 +408,20 @@ class Step {
     for (int t = int(unit) * size; t < std::min(n, int(unit + 1) * size); t++) body(t);
   }
 
+  // body(unit, first row, rows): all units for a chunk of rows, then for the next. A thread's range is few chunks and all
+  // their units, so that their rows stay in its cache from unit to unit and from phase to phase.
   template <class Body>
-  void in_chunks(weft::Member& me, Body body) const {
-    for (int row = 0; row < tokens_; row += kChunkRows)
-      body(row, std::min(kChunkRows, tokens_ - row), reinterpret_cast<float*>(me.scratch()), me.scratch() + kPanelBytes);
+  void by_chunks(weft::Member& me, int n_in, int64_t units, Body body) const {
+    const int of_chunk = chunk_rows(n_in * int(sizeof(X)));
+    me.share(units * units_of(tokens_, of_chunk), [&](int64_t i) {
+      const int first = int(i / units) * of_chunk, last = std::min(first + of_chunk, tokens_);
+      for (int row = first; row < last; row += kPanelRows) body(int(i % units), row, std::min(kPanelRows, last - row));
+    });
   }
 
   static void ready(int rows) {
 #if WEFT_LEVEL == 4
-    if (std::is_same<Kind, Bf16Kind>::value && rows >= kTileRows) shape_for_matrix(rows);
+    if (std::is_same<Kind, Bf16Kind>::value) shape_for_matrix(rows);
 #endif
     (void)rows;
   }

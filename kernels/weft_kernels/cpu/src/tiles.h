@@ -3,15 +3,14 @@
 // Rows are independent in a tile, so a block may hold rows that nobody wants: memory of x and y has to be there for
 // whole blocks of sixteen rows, what comes out for the surplus rows is never read.
 #pragma once
+#include "ahead.h"
 #include "dot.h"
 
 #if WEFT_LEVEL == 4
 namespace WEFT_NS {
 
-// Rows from which tiles are used instead of vectors. m135, two threads, a step of 1, 2, 4 rows in ms: all on tiles 10.4, 10.6,
-// 10.8; vectors below 4 rows 12.4, 15.9, 10.8 (they fetch nothing ahead). int8 has to be widened for tiles: one row 13.1
-// against 8.9 by vectors.
-constexpr int kTileRows = 1, kTileRowsOfInt8 = 4;
+// bf16 uses tiles for any number of rows. int8 has to be widened for them, which fewer rows than these do not repay.
+constexpr int kTileRowsOfInt8 = 4;
 
 struct alignas(64) TileShape {
   uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -21,10 +20,23 @@ struct alignas(64) TileShape {
     rows[index] = static_cast<uint8_t>(n_rows);
     bytes[index] = static_cast<uint16_t>(n_bytes);
   }
-  // As inline assembly: the compiler's intrinsic does not say that it reads all 64 bytes.
-  void use() const { asm volatile("ldtilecfg %0" ::"m"(*this) : "memory"); }
+  void use() const;
 };
-static inline void tiles_done() { asm volatile("tilerelease" ::: "memory"); }
+static_assert(sizeof(TileShape) == 64, "what LDTILECFG reads");
+static thread_local TileShape tiles_in_use;  // by this thread; at first with no rows, which is no shape
+
+// Only when it changes: LDTILECFG takes 200 cycles and waits for all that the tiles are doing, together some 500.
+inline void TileShape::use() const {
+  if (std::memcmp(this, &tiles_in_use, sizeof(TileShape)) == 0) return;
+  // As inline assembly: the compiler's intrinsic does not say that it reads all 64 bytes.
+  asm volatile("ldtilecfg %0" ::"m"(*this) : "memory");
+  tiles_in_use = *this;
+}
+// The thread's tiles are anybody's from here on.
+static inline void leave_tiles() {
+  asm volatile("tilerelease" ::: "memory");
+  tiles_in_use.palette = 0;
+}
 
 // A matrix: 0-3 sums, 4-5 rows, 6-7 columns; `rows` of the row and sum tiles.
 static inline void shape_for_matrix(int rows) {
@@ -35,8 +47,9 @@ static inline void shape_for_matrix(int rows) {
 }
 
 constexpr ptrdiff_t kTileBytes = 1024;
-constexpr ptrdiff_t kStreamAhead = 4096;  // columns come from memory and are used once
-constexpr ptrdiff_t kReuseAhead = 2048;   // columns come from the second-level cache: 0.8 -> 1.1 TFLOP/s at 256 x 576 x 3072
+
+// Before tiles are loaded: GCC's _tile_loadd does not say that it reads memory, which may just have been written.
+static inline void written() { asm volatile("" ::: "memory"); }
 
 static inline void fetch(const char* p) {
   for (int i = 0; i < kTileBytes; i += 64) _mm_prefetch(p + i, _MM_HINT_T0);
@@ -63,42 +76,43 @@ static inline void keep_sums(float* first, float* second, ptrdiff_t stride) {
   _tile_stored(3, second + 16, stride);
 }
 
-// y[16][64] (+)= x[16][32 blocks] columns of four groups: few rows, weights stream past.
-static inline void tiles_16x64(const uint16_t* x, ptrdiff_t x_stride, const char* const (&w)[4], int blocks, float* y, ptrdiff_t y_stride, bool onto) {
-  const ptrdiff_t xs = x_stride * 2, ys = y_stride * 4;
+// y[16][64] (+)= x[16][32 blocks] columns of four groups that lie one behind the other: few rows, weights stream past. At
+// a group's end its stream goes on with the same group of the next four.
+static inline void tiles_16x64(const uint16_t* x, ptrdiff_t x_stride, const char* w, int blocks, float* y, ptrdiff_t y_stride, bool onto, Ahead& ahead) {
+  const ptrdiff_t xs = x_stride * 2, ys = y_stride * 4, group = blocks * kTileBytes;
   begin_sums(y, y + 32, ys, onto);
-  for (int k = 0; k < blocks; k++) {
-    const ptrdiff_t at = k * kTileBytes;
+  for (int k = 0; k < blocks; k++, w += kTileBytes) {
+    const char* far = w + kStreamAhead + ((k + 1) * kTileBytes + kStreamAhead > group ? 3 * group : 0);
     _tile_loadd(4, x + 32 * k, xs);
-    _tile_loadd(6, w[0] + at, 64);
-    fetch(w[0] + at + kStreamAhead);
+    _tile_loadd(6, w, 64);
+    fetch(far);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, w[1] + at, 64);
-    fetch(w[1] + at + kStreamAhead);
+    _tile_loadd(7, w + group, 64);
+    fetch(far + group);
     _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(6, w[2] + at, 64);
-    fetch(w[2] + at + kStreamAhead);
+    _tile_loadd(6, w + 2 * group, 64);
+    fetch(far + 2 * group);
     _tile_dpbf16ps(2, 4, 6);
-    _tile_loadd(7, w[3] + at, 64);
-    fetch(w[3] + at + kStreamAhead);
+    _tile_loadd(7, w + 3 * group, 64);
+    fetch(far + 3 * group);
     _tile_dpbf16ps(3, 4, 7);
+    ahead.some();
   }
   keep_sums(y, y + 32, ys);
 }
 
 // y[32][32] (+)= x[32][32 blocks] columns of two groups: many rows.
-static inline void tiles_32x32(const uint16_t* x, ptrdiff_t x_stride, const char* w0, const char* w1, int blocks, float* y, ptrdiff_t y_stride, bool onto) {
-  const ptrdiff_t xs = x_stride * 2, ys = y_stride * 4;
+static inline void tiles_32x32(const uint16_t* x, ptrdiff_t x_stride, const char* w, int blocks, float* y, ptrdiff_t y_stride, bool onto, Ahead& ahead) {
+  const ptrdiff_t xs = x_stride * 2, ys = y_stride * 4, group = blocks * kTileBytes;
   const uint16_t* below = x + 16 * x_stride;
   float* y_below = y + 16 * y_stride;
   begin_sums(y, y_below, ys, onto);
-  for (int k = 0; k < blocks; k++) {
+  for (int k = 0; k < blocks; k++, w += kTileBytes) {
     _tile_loadd(4, x + 32 * k, xs);
-    _tile_loadd(6, w0 + k * kTileBytes, 64);
-    fetch(w0 + k * kTileBytes + kReuseAhead);
+    _tile_loadd(6, w, 64);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, w1 + k * kTileBytes, 64);
-    fetch(w1 + k * kTileBytes + kReuseAhead);
+    _tile_loadd(7, w + group, 64);
+    ahead.some();
     _tile_dpbf16ps(1, 4, 7);
     _tile_loadd(5, below + 32 * k, xs);
     _tile_dpbf16ps(2, 5, 6);
@@ -108,7 +122,7 @@ static inline void tiles_32x32(const uint16_t* x, ptrdiff_t x_stride, const char
 }
 
 // y[16][16] (+)= x[16][32 blocks] columns of one group.
-static inline void tiles_16x16(const uint16_t* x, ptrdiff_t x_stride, const char* w, int blocks, float* y, ptrdiff_t y_stride, bool onto) {
+static inline void tiles_16x16(const uint16_t* x, ptrdiff_t x_stride, const char* w, int blocks, float* y, ptrdiff_t y_stride, bool onto, Ahead& ahead) {
   if (onto)
     _tile_loadd(0, y, y_stride * 4);
   else
@@ -118,36 +132,35 @@ static inline void tiles_16x16(const uint16_t* x, ptrdiff_t x_stride, const char
     _tile_loadd(6, w + k * kTileBytes, 64);
     fetch(w + k * kTileBytes + kStreamAhead);
     _tile_dpbf16ps(0, 4, 6);
+    ahead.some();
   }
   _tile_stored(0, y, y_stride * 4);
 }
 
-// y[rows][groups * 16] (+)= x W of whole blocks; group g's columns begin at base(g). In the shape for `rows`.
-template <class Base>
-static inline void tile_matrix(const uint16_t* x, ptrdiff_t x_stride, int rows, Base base, int groups, int blocks, float* y, ptrdiff_t y_stride, bool onto) {
+// y[rows][groups * 16] (+)= x W of whole blocks; the groups' columns lie one behind the other. In the shape for `rows`.
+static inline void tile_matrix(const uint16_t* x, ptrdiff_t x_stride, int rows, const char* w, int groups, int blocks, float* y, ptrdiff_t y_stride, bool onto, Ahead& ahead) {
+  const ptrdiff_t group = blocks * kTileBytes;
+  written();
   int m = 0;
   for (; m + 16 < rows; m += 32) {
     int g = 0;
     for (; g + 2 <= groups; g += 2)
-      tiles_32x32(x + m * x_stride, x_stride, base(g), base(g + 1), blocks, y + m * y_stride + 16 * g, y_stride, onto);
+      tiles_32x32(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, ahead);
     for (; g < groups; g++)
-      for (int half = m; half < m + 32; half += 16) tiles_16x16(x + half * x_stride, x_stride, base(g), blocks, y + half * y_stride + 16 * g, y_stride, onto);
+      for (int half = m; half < m + 32; half += 16) tiles_16x16(x + half * x_stride, x_stride, w + g * group, blocks, y + half * y_stride + 16 * g, y_stride, onto, ahead);
   }
   for (; m < rows; m += 16) {
     int g = 0;
-    for (; g + 4 <= groups; g += 4) {
-      const char* const w[4] = {base(g), base(g + 1), base(g + 2), base(g + 3)};
-      tiles_16x64(x + m * x_stride, x_stride, w, blocks, y + m * y_stride + 16 * g, y_stride, onto);
-    }
-    for (; g < groups; g++) tiles_16x16(x + m * x_stride, x_stride, base(g), blocks, y + m * y_stride + 16 * g, y_stride, onto);
+    for (; g + 4 <= groups; g += 4) tiles_16x64(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, ahead);
+    for (; g < groups; g++) tiles_16x16(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, ahead);
   }
 }
 
-// An adapter's B: any number of pairs. 0-1 sums, 4 and 6 whole blocks, 5 and 7 the rest of the rank.
+// An adapter's B: any number of pairs. 0 the sum, 4 and 6 whole blocks, 5 and 7 the rest of the rank.
 static inline void shape_for_expand(int pairs) {
   TileShape shape;
   const int rest = pairs % kTilePairs ? pairs % kTilePairs : kTilePairs;
-  for (int i = 0; i < 2; i++) shape.tile(i, 16, 64);
+  shape.tile(0, 16, 64);
   shape.tile(4, 16, 64);
   shape.tile(5, 16, rest * 4);
   shape.tile(6, 16, 64);
@@ -159,6 +172,7 @@ static inline void shape_for_expand(int pairs) {
 template <class Base>
 static inline void tile_expand(const uint16_t* v, ptrdiff_t v_stride, int rows, Base base, int groups, int pairs, float* y, ptrdiff_t y_stride) {
   const int whole = pairs / kTilePairs;
+  written();
   for (int g = 0; g < groups; g++) {
     const char* b = base(g);
     for (int m = 0; m < rows; m += 16) {
@@ -179,40 +193,90 @@ static inline void tile_expand(const uint16_t* v, ptrdiff_t v_stride, int rows, 
   }
 }
 
-// Attention: 0-3 sums, 4 queries, 5 keys, 6 weights of sixteen positions, 7 values of eight pairs of positions.
-static inline void shape_for_attention() {
+// Attention of `rows` queries: 0-3 sums, 4 queries, 5 keys, 6 weights of sixteen positions, 7 values of eight pairs of
+// positions.
+static inline void shape_for_attention(int rows) {
   TileShape shape;
-  for (int i = 0; i < 6; i++) shape.tile(i, 16, 64);
-  shape.tile(6, 16, 32);
+  for (int i = 0; i < 5; i++) shape.tile(i, rows, 64);
+  shape.tile(5, 16, 64);
+  shape.tile(6, rows, 32);
   shape.tile(7, kValuePairs, 64);
   shape.use();
 }
 
-// s[16][16 groups] = q keys; keys of group g begin at k[g]; head_dim = 32 blocks. Up to four groups.
+// Tiles 0 to 3 from, or to, the first `count` (1 to 4) groups of 16 columns. (A tile's number is part of the instruction.)
+static inline void begin_groups(const float* from, ptrdiff_t stride, int count) {
+  _tile_loadd(0, from, stride);
+  if (count > 1) _tile_loadd(1, from + 16, stride);
+  if (count > 2) _tile_loadd(2, from + 32, stride);
+  if (count > 3) _tile_loadd(3, from + 48, stride);
+}
+static inline void keep_groups(float* to, ptrdiff_t stride, int count) {
+  _tile_stored(0, to, stride);
+  if (count > 1) _tile_stored(1, to + 16, stride);
+  if (count > 2) _tile_stored(2, to + 32, stride);
+  if (count > 3) _tile_stored(3, to + 48, stride);
+}
+
+// s[rows][16 groups] = q keys; keys of group g begin at k[g]; head_dim = 32 blocks. Up to four groups.
 static inline void tile_scores(const uint16_t* q, ptrdiff_t q_stride, const char* const* k, int groups, int blocks, float* s, ptrdiff_t s_stride) {
-  for (int g = 0; g < groups; g++) {
-    _tile_zero(0);
-    for (int b = 0; b < blocks; b++) {
-      _tile_loadd(4, q + 32 * b, q_stride * 2);
-      _tile_loadd(5, k[g] + b * kTileBytes, 64);
-      _tile_dpbf16ps(0, 4, 5);
+  written();
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int b = 0; b < blocks; b++) {
+    const ptrdiff_t at = b * kTileBytes;
+    _tile_loadd(4, q + 32 * b, q_stride * 2);
+    _tile_loadd(5, k[0] + at, 64);
+    _tile_dpbf16ps(0, 4, 5);
+    if (groups > 1) {
+      _tile_loadd(5, k[1] + at, 64);
+      _tile_dpbf16ps(1, 4, 5);
     }
-    _tile_stored(0, s + 16 * g, s_stride * 4);
+    if (groups > 2) {
+      _tile_loadd(5, k[2] + at, 64);
+      _tile_dpbf16ps(2, 4, 5);
+    }
+    if (groups > 3) {
+      _tile_loadd(5, k[3] + at, 64);
+      _tile_dpbf16ps(3, 4, 5);
+    }
   }
+  keep_groups(s, s_stride * 4, groups);
 }
 
-// o[16][16 columns] += p values; the values of 16 positions begin at v[g], a pair of positions is `step` bytes long.
+// o[rows][16 columns] += p values; the values of 16 positions begin at v[g], a pair of positions is `step` bytes long.
 static inline void tile_values(const uint16_t* p, ptrdiff_t p_stride, const char* const* v, int groups, ptrdiff_t step, int columns, float* o, ptrdiff_t o_stride) {
-  for (int c = 0; c < columns; c++) {
-    _tile_loadd(0, o + 16 * c, o_stride * 4);
+  written();
+  for (int c = 0; c < columns; c += 4) {
+    const int count = columns - c < 4 ? columns - c : 4;
+    begin_groups(o + 16 * c, o_stride * 4, count);
     for (int g = 0; g < groups; g++) {
+      const char* values = v[g] + 64 * c;
       _tile_loadd(6, p + 16 * g, p_stride * 2);
-      _tile_loadd(7, v[g] + 64 * c, step);
+      _tile_loadd(7, values, step);
       _tile_dpbf16ps(0, 6, 7);
+      if (count > 1) {
+        _tile_loadd(7, values + 64, step);
+        _tile_dpbf16ps(1, 6, 7);
+      }
+      if (count > 2) {
+        _tile_loadd(7, values + 128, step);
+        _tile_dpbf16ps(2, 6, 7);
+      }
+      if (count > 3) {
+        _tile_loadd(7, values + 192, step);
+        _tile_dpbf16ps(3, 6, 7);
+      }
     }
-    _tile_stored(0, o + 16 * c, o_stride * 4);
+    keep_groups(o + 16 * c, o_stride * 4, count);
   }
 }
 
+}  // namespace WEFT_NS
+#else
+namespace WEFT_NS {
+static inline void leave_tiles() {}
 }  // namespace WEFT_NS
 #endif

@@ -43,17 +43,21 @@ static inline F exponent(F t) {
   __m512i n = _mm512_slli_epi32(_mm512_add_epi32(_mm512_castps_si512(t.v), _mm512_set1_epi32(127)), 23);
   return {_mm512_castsi512_ps(n)};
 }
-static inline F load_bf16(const uint16_t* p) {
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16))};
-}
-static inline __m512i bf16_bits(F a) {  // round to nearest even; a NaN stays one
+// Round to nearest even; a NaN stays one. The instruction takes denormals for zero, as the arithmetic does: see Denormals.
+#if WEFT_LEVEL >= 3
+static inline __m256i bf16_bits(F a) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v)); }
+#else
+static inline __m256i bf16_bits(F a) {
   __m512i u = _mm512_castps_si512(a.v), high = _mm512_srli_epi32(u, 16);
   __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
   __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
-  return _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), high, _mm512_set1_epi32(0x40));
+  return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), high, _mm512_set1_epi32(0x40)));
 }
-static inline void store_bf16(uint16_t* p, F a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(bf16_bits(a))); }
-static inline F round_bf16(F a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(bf16_bits(a), 16))}; }
+#endif
+static inline F from_bf16(__m256i bits) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))}; }
+static inline void store_bf16(uint16_t* p, F a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bf16_bits(a)); }
+static inline F load_bf16(const uint16_t* p) { return from_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+static inline F round_bf16(F a) { return from_bf16(bf16_bits(a)); }
 // Sixteen pairs of bf16: the first of each and the second of each.
 static inline void load_pairs(const uint16_t* p, F& first, F& second) {
   __m512i u = _mm512_loadu_si512(p);

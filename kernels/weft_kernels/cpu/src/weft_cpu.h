@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define WEFT_ABI 1
+#define WEFT_ABI 2
 
 enum { WEFT_BF16 = 0, WEFT_FP32 = 1, WEFT_INT8 = 2 };  // kinds of numbers
 enum { WEFT_E_LEVEL = -1, WEFT_E_SIZE = -2, WEFT_E_WORKSPACE = -3 };
@@ -21,7 +21,7 @@ enum { WEFT_PORTABLE = 0, WEFT_AVX2 = 1, WEFT_AVX512 = 2, WEFT_AVX512_BF16 = 3, 
 typedef struct {          // y[n_out] = W[n_out, n_in] x[n_in] (* scale) (+ bias)
   const void* data;       // packed; 64-byte aligned
   const float* scale;     // WEFT_INT8: one per output, padded to 16; else NULL
-  const float* bias;      // [n_out] or NULL
+  const float* bias;      // [n_out], up to a multiple of 16, or NULL
   int32_t n_in, n_out, kind, reserved;
 } weft_matrix;
 
@@ -32,7 +32,7 @@ typedef struct {
   const float* k_norm;
   weft_matrix qkv;              // [(heads + 2 kv_heads) * head_dim, hidden]
   weft_matrix o;                // [hidden, heads * head_dim]
-  weft_matrix gate_up;          // [2 inner, hidden]: gate first
+  weft_matrix gate_up;          // [2 inner, hidden]: 32 rows of gate, the same 32 of up, and so on
   weft_matrix down;             // [hidden, inner]
   int32_t window, reserved;     // a token sees itself and window - 1 tokens before it; 0: all of them
 } weft_layer;

@@ -29,9 +29,9 @@ class Detokeniser:
         return self._decoder.decode(self._bytes_of(token))
 
     @property
-    def pending(self) -> bool:
-        """Whether a character has begun that needs more bytes."""
-        return bool(self._decoder.getstate()[0])
+    def begun(self) -> bytes:
+        """Of a character that needs more bytes; empty where there is none."""
+        return self._decoder.getstate()[0]
 
     def flush(self) -> str:
         """What an unfinished character leaves at the end: "" or U+FFFD."""

@@ -5,6 +5,7 @@ long. Where a stop string cuts the text, a token is told if any of its character
 text, and nothing that lies wholly in or behind the stop string.
 """
 
+import codecs
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,13 +27,13 @@ class HeldLogprobs:
         self._bytes_of = bytes_of
         self._held: deque[_Held] = deque()
         self._decoded = self._released = 0  # characters
-        self._pending = False  # a character has begun
+        self._begun = b""  # of a character
 
-    def push(self, token: int, logprob: TokenLogprob, chars: int, *, pending: bool) -> None:
-        """A token that completed `chars` characters and leaves a begun one behind (`pending`) or not."""
+    def push(self, token: int, logprob: TokenLogprob, chars: int, begun: bytes) -> None:
+        """A token that completed `chars` characters and leaves these bytes of a begun one behind, if any."""
         start = self._decoded + self._closes(token)
-        self._decoded, self._pending = self._decoded + chars, pending
-        self._held.append(_Held(Told(token, logprob, start), self._decoded + pending))
+        self._decoded, self._begun = self._decoded + chars, begun
+        self._held.append(_Held(Told(token, logprob, start), self._decoded + bool(begun)))
 
     def release(self, chars: int) -> tuple[Told, ...]:
         """So many more characters are told: the tokens that are whole now."""
@@ -45,8 +46,11 @@ class HeldLogprobs:
 
     def _closes(self, token: int) -> bool:
         """Whether the begun character is given up (U+FFFD) because this token does not continue it."""
-        own = self._bytes_of(token)
-        return self._pending and bool(own) and not 0x80 <= own[0] <= 0xBF  # UTF-8's following bytes
+        try:
+            codecs.getincrementaldecoder("utf-8")().decode(self._begun + self._bytes_of(token)[:1])
+        except UnicodeDecodeError:
+            return bool(self._begun)
+        return False
 
     def _while(self, due: Callable[[_Held], bool]) -> tuple[Told, ...]:
         told: list[Told] = []

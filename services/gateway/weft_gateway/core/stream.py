@@ -200,7 +200,7 @@ class Stream:
             detail = f"tokens {len(self.tokens)}..{event.position} never came"
             return self._broken(event.epoch, FailedReason.RUNNER_ERROR, detail=detail, stop=True)
         if self._held_logprobs and len(event.logprobs) != len(event.tokens):
-            detail = f"{len(event.tokens)} tokens came with {len(event.logprobs)} log probabilities"
+            detail = f"{len(event.tokens)} tokens came with {len(event.logprobs)} usable log probabilities"
             return self._broken(event.epoch, FailedReason.RUNNER_ERROR, detail=detail, stop=True)
         self._doublings_now = event.doublings
         text = self._append(event)
@@ -219,8 +219,7 @@ class Stream:
             self.tokens.append(token)
             chars = self._detokeniser.push(token)
             if self._held_logprobs:
-                pending = self._detokeniser.pending
-                self._held_logprobs.push(token, event.logprobs[index], len(chars), pending=pending)
+                self._held_logprobs.push(token, event.logprobs[index], len(chars), self._detokeniser.begun)
             text += self._stops.push(chars)
             if self._stops.matched:
                 break

@@ -9,7 +9,7 @@ with its error, as an error of the engine does in vLLM; OpenAI's answers have no
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -21,6 +21,7 @@ from weft_gateway.openai.schema import Common
 from weft_gateway.openai.shapes import DONE, PING, Shape, Usage, error_event
 from weft_gateway.serve import Serving
 
+THREAD_TOLD = 256  # tokens with log probabilities that are written in the loop, at most: some ms
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -61,7 +62,9 @@ class Answer(Response):
             return None
         if error := self._error():
             return await _send_error(send, error)
-        body = self._shape.whole([*self._ended()], self._usage())
+        said = [*self._ended()]
+        told = sum(len(emit.told) for emit, _ in said)
+        body = await _made(told, lambda: self._shape.whole(said, self._usage()))
         return await _send(send, 200, [(b"content-type", b"application/json")], body)
 
     def _ended(self) -> Iterator[tuple[Emit, FinishReason]]:
@@ -73,7 +76,7 @@ class Answer(Response):
 
     async def _send_stream(self, send: Send) -> None:
         await self._choices.news()
-        said = self._said()
+        said = await self._said()
         if self._choices.gone:
             return None
         if not said and (error := self._error()):
@@ -84,18 +87,20 @@ class Answer(Response):
             if chunk:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             heard = await self._choices.news(self._serving.settings.ping_seconds)
-            chunk = self._said() if heard else PING
+            chunk = await self._said() if heard else PING
         if not self._choices.gone:
+            chunk += await self._said()  # the end may have come while something was sent
             await send({"type": "http.response.body", "body": chunk + self._rest(), "more_body": False})
         return None
 
-    def _said(self) -> bytes:
+    async def _said(self) -> bytes:
         """What has gathered for each choice, and its finish once it has one."""
         said = b""
         for index, live in tuple(self._open.items()):
-            if taken := live.take():
-                said += self._shape.chunk(index, taken)
-            if (finish := live.finish) and finish.reason not in (FinishReason.CANCELLED, FinishReason.FAILED):
+            finish, taken = live.finish, live.take()
+            if taken:
+                said += await _made(len(taken.told), lambda index=index, taken=taken: self._shape.chunk(index, taken))
+            if finish and finish.reason not in (FinishReason.CANCELLED, FinishReason.FAILED):
                 said += self._shape.last(index, finish.reason)
                 del self._open[index]
         return said
@@ -121,6 +126,11 @@ class Answer(Response):
         error = self._error() or (None if self._choices.over else Internal(""))
         status = 499 if self._choices.gone else error.status if error else 200
         self._serving.metrics.count_request(self._choices[0].prepared.route.model_name, status)
+
+
+async def _made(told: int, make: Callable[[], bytes]) -> bytes:
+    """What `make` makes; in a thread where so many log probabilities are told that others would wait."""
+    return await asyncio.to_thread(make) if told > THREAD_TOLD else make()
 
 
 async def _send_error(send: Send, error: ApiError) -> None:

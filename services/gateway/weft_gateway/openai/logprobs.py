@@ -76,4 +76,4 @@ def _spelled(token: int, words: Vocabulary) -> str:
 
 
 def _finite(logprob: float) -> float:
-    return logprob if logprob > LEAST else LEAST
+    return min(0.0, max(LEAST, logprob))

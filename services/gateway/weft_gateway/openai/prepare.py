@@ -28,6 +28,7 @@ from weft_gateway.routes import Caller, Pool, Route, RouteTable
 from weft_gateway.tenants import caller_of
 
 THREAD_BYTES = 20_000  # a body this long is parsed in a thread: the loop goes on streaming
+MAX_TOLD = 1 << 19  # log probabilities of one answer: some 60 MB while it is held
 JSON = "application/json"
 BODY_SECONDS = 30.0  # for a client to send its body
 T = TypeVar("T", bound=Common)
@@ -77,6 +78,8 @@ async def prepare(
     model = gateway.tokenizers.of(pool)
     tokens = await _encoded(model, encode, pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS)
     sampling = _sampling(params, model)
+    limit = _max_tokens(params.limit, len(tokens), pool.max_context_tokens, gateway.settings.default_max_tokens)
+    _check_told(params, limit)
     ids = ids_of(request.scope)
     first = Prepared(
         request_id=ids.choice(0, params.n),
@@ -85,7 +88,7 @@ async def prepare(
         route=asked.route,
         prompt_tokens=tokens,
         prompt_text=text[-MAX_PROMPT_CHARS:],  # the end holds the question
-        max_tokens=_max_tokens(params.limit, len(tokens), pool.max_context_tokens, gateway.settings.default_max_tokens),
+        max_tokens=limit,
         stops=params.stop,
         sampling=sampling,
         model_text=model,
@@ -138,6 +141,14 @@ def _max_tokens(asked: int | None, prompt_tokens: int, context_tokens: int, defa
             code="context_length_exceeded",
         )
     return limit
+
+
+def _check_told(params: Common, max_tokens: int) -> None:
+    """An answer is held until it is told: what one of them may hold is bounded. Raises ParameterError."""
+    told = 0 if params.alternatives is None else params.n * max_tokens * (1 + params.alternatives)
+    if told > MAX_TOLD:
+        text = f"This answer could have {told:,} log probabilities; at most {MAX_TOLD:,} are told in one answer."
+        raise ParameterError(f"{text} Ask for fewer choices, tokens or alternatives.", param="logprobs")
 
 
 def _sampling(params: Common, model: ModelText) -> Sampling:

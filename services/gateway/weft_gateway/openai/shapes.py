@@ -5,7 +5,7 @@ made whole.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import orjson
@@ -46,7 +46,7 @@ class Envelope:
     n: int = 1
     include_usage: bool = False
     alternatives: int | None = None  # told beside each token; None: no log probabilities
-    words: Vocabulary | None = None  # spells tokens; needed for log probabilities
+    words: Vocabulary = field(kw_only=True)  # spells tokens
 
 
 class Shape(Protocol):
@@ -165,6 +165,6 @@ def _text(index: int, text: str, logprobs: Any = None, reason: str | None = None
 
 
 def _logprobs(form: Form, said: Emit, about: Envelope) -> dict[str, Any] | None:
-    if about.alternatives is None or about.words is None:
+    if about.alternatives is None:
         return None
     return form(said.told, about.alternatives, about.words)

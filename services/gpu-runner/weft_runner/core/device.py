@@ -86,7 +86,7 @@ class Device:
         """Its size is known now: it holds as many pages as that takes. False: those are not there."""
         need = self.need(adapter)
         missing = need - self.pages.lent_to(adapter.digest)
-        return (missing <= 0 or self.give_way(missing)) and self.pages.lend(adapter.digest, need)
+        return (missing <= 0 or self.give_way(missing, adapter.digest)) and self.pages.lend(adapter.digest, need)
 
     def empty(self, adapter: Adapter) -> None:
         """It leaves the device, if it is there."""

@@ -46,9 +46,13 @@ class Pace:
         return self.decode * self.model.decode_ms(rows, keys) + self.prompt * self.model.token_ms * prompt_tokens
 
     def learn(self, rows: int, keys: int, prompt_tokens: int, measured_ms: float) -> None:
-        """A step took so long. What a mixed step took beyond its decode rows is its prompt's."""
+        """A step took so long. What a mixed step took beyond its decode rows is its prompt's.
+
+        One that took less than its decode rows alone should proves that these were thought too slow. Without that a
+        burst while no prompt ran could hold every later chunk at its least for as long as prompts come without a gap.
+        """
         decode_ms = self.decode * self.model.decode_ms(rows, keys)
-        if not prompt_tokens:
+        if not prompt_tokens or measured_ms < decode_ms:
             self.decode *= _correction(measured_ms, decode_ms)
         else:
             prompt_ms = self.prompt * self.model.token_ms * prompt_tokens

@@ -6,7 +6,8 @@ their bytes, and nobody writes to them meanwhile.
 
 **free + reusable + held by sequences + held by adapters = total.** A page that several sequences read is counted for
 the one that has held it longest, and passes to the next when that one goes; so for each sequence and in sum
-**reserved >= used**, and what the newest sequence is charged is free when it leaves.
+**reserved >= used**. What is free when a sequence leaves is the pages that no other one holds: at most what it is
+charged, and less where another, older or newer, has come to read what it wrote.
 """
 
 from collections.abc import Sequence

@@ -67,9 +67,8 @@ class CpuExecutor:
     @property
     def numerics_class(self) -> str:
         level = self._library.level
-        tiles = level in _TILE32 or (
-            level == "avx512_bf16" and self._dtype == "fp32"
-        )  # its own order is for bf16 alone
+        # The order of VDPBF16PS is for bf16 alone.
+        tiles = level in _TILE32 or (level == "avx512_bf16" and self._dtype == "fp32")
         return f"cpu/{VERSION}/{'tile32' if tiles else level}/{self._dtype}/tp1"
 
     @property

@@ -18,6 +18,7 @@ from weft_runner.model.spec import ModelSpec
 from weft_runner.model.weights import check_finite
 
 LINE = 64  # bytes
+UNIT_ROWS = 32  # of gate, and of up, by turns: what the native step computes together
 KINDS = {"bf16": BF16, "fp32": FP32, "int8": INT8}
 _STORED = {torch.bfloat16: BF16, torch.float32: FP32}
 
@@ -57,7 +58,7 @@ class PackedBase:
             k_norm=None if layer.k_norm is None else self._vector(f"{name}.k_norm", layer.k_norm),
             qkv=self._matrix(name, layer.projections, BIASED, biases),
             o=self._matrix(name, layer.projections, ("o_proj",)),
-            gate_up=self._matrix(name, layer.projections, ("gate_proj", "up_proj")),
+            gate_up=self._matrix(name, layer.projections, ("gate_proj", "up_proj"), beside=True),
             down=self._matrix(name, layer.projections, ("down_proj",)),
             window=layer.window,
         )
@@ -70,16 +71,25 @@ class PackedBase:
         tensors: Mapping[str, torch.Tensor],
         parts: Sequence[str],
         biases: Sequence[torch.Tensor] | None = None,
+        *,
+        beside: bool = False,
     ) -> Matrix:
-        """Projections of one input under each other; each has a multiple of 16 outputs (but a head that is alone)."""
+        """Projections of one input under each other; each has a multiple of 16 outputs (but a head that is alone).
+
+        `beside`: by turns, so many rows of each as a unit of work takes of it.
+        """
         weights = [tensors[part] for part in parts]
+        for part, weight in zip(parts, weights, strict=True):
+            check_finite(f"{name}.{part}", weight)
+        if beside:
+            turns = zip(*(weight.split(UNIT_ROWS) for weight in weights), strict=True)
+            weights = [rows for turn in turns for rows in turn]
         n_out, n_in = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
         address = self._memory.address + self._taken
         self._taken += self._matrix_bytes(n_out, n_in)
         scale = torch.zeros(-(-n_out // 16) * 16) if self._kind == INT8 else None
         done = 0
-        for part, weight in zip(parts, weights, strict=True):
-            check_finite(f"{name}.{part}", weight)
+        for weight in weights:
             self._pack(weight, address, done, scale)
             done += weight.shape[0]
         return Matrix(

@@ -3,6 +3,7 @@
 Configurations, adapters, contexts and the way they are cut into steps are drawn from seeds.
 """
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.oracle
 PAGES, PAGE_TOKENS = 64, 16
 # Logits here are up to 15, and transformers itself is up to 3e-4 from its own forward in fp64.
 LOGIT_TOLERANCE = 5e-4
+NEAR_TIE = 1e-4
+ANSWER = 24  # tokens
 SEEDS = range(3)
 EXECUTORS: dict[str, Callable[[OracleModel, int, int], Executor]] = {
     "reference": reference_executor,
@@ -78,6 +81,61 @@ def worst_error(model: OracleModel, executor: Executor, seed: int) -> float:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_mixed_batches_of_any_adapters_give_the_logits_of_the_oracle(models, make_executor, seed):
     assert worst_error(models[seed], make_executor(models[seed]), seed) < LOGIT_TOLERANCE
+
+
+def greedy_answers(
+    model: OracleModel, executor: Executor, prompts: dict[str, tuple[str, list[int]]]
+) -> dict[str, list[int]]:
+    """key -> ANSWER tokens. All rows in one batch: the prompts, of unequal lengths, then a token of each a step."""
+    rows = Rows(model, executor, PAGES, PAGE_TOKENS)
+    for key, (adapter, tokens) in prompts.items():
+        rows.add(key, tokens, adapter, room=ANSWER)
+    answers: dict[str, list[int]] = {key: [] for key in prompts}
+    for _ in range(ANSWER):
+        for key, logits in rows.step({key: rows.left(key) for key in prompts}).items():
+            answers[key].append(int(logits.argmax()))
+            rows.extend(key, answers[key][-1])
+    return answers
+
+
+def oracle_best(
+    model: OracleModel, adapter: str, prompt: list[int], answer: list[int]
+) -> tuple[list[int], list[float]]:
+    """In each place of an answer the oracle's best token after those before it, and how far it is ahead of the next.
+
+    If each token of the answer is the best, then by induction the oracle's own greedy run is that answer.
+    """
+    best = model.logits(adapter, [*prompt, *answer])[len(prompt) - 1 : -1].topk(2, dim=-1)
+    return best.indices[:, 0].tolist(), (best.values[:, 0] - best.values[:, 1]).tolist()
+
+
+def equal_tokens(model: OracleModel, adapter: str, prompt: list[int], answer: list[int]) -> int:
+    """How many tokens of an answer are the oracle's greedy ones: all before the first near tie, else it fails."""
+    best, gaps = oracle_best(model, adapter, prompt, answer)
+    judged = next((i for i, gap in enumerate(gaps) if gap < NEAR_TIE), len(answer))
+    assert answer[:judged] == best[:judged], (adapter, prompt)
+    return judged
+
+
+def test_greedy_answers_of_one_mixed_batch_are_the_oracles_token_for_token(models, make_executor):
+    """Few answers of adapters may be the base's own: else rows that lost their adapters would pass."""
+    equal = total = changed = of_adapters = 0
+    for seed, model in zip(SEEDS, models, strict=True):
+        prompts = texts(model, 100 + seed, 10)
+        for key, answer in greedy_answers(model, make_executor(model), prompts).items():
+            adapter, prompt = prompts[key]
+            equal += equal_tokens(model, adapter, prompt, answer)
+            total += ANSWER
+            of_adapters += adapter != ""
+            changed += adapter != "" and oracle_best(model, "", prompt, answer)[0] != answer
+    assert equal > 0.9 * total
+    assert changed > 0.5 * of_adapters
+
+
+def test_the_adapters_of_a_batch_have_many_ranks(models):
+    for model in models:
+        ranks = {json.loads((model.folder / name / "adapter_config.json").read_text())["r"] for name in model.adapters}
+        assert len(ranks) > 1
 
 
 def test_adapters_windows_and_head_sizes_of_the_seeds_matter(models):
