@@ -23,7 +23,7 @@ from weft_bench.cpu_cases import batch1_case, decode_case, int8_case, prefill_ca
 from weft_bench.cpu_context import Bar, Context, Options
 from weft_bench.cpu_decode import Model
 from weft_bench.cpu_loading import loading_case
-from weft_bench.cpu_machine import machine_lines, meter
+from weft_bench.cpu_machine import Machine, meter
 from weft_bench.cpu_shapes import SHAPES
 from weft_bench.cpu_slots import slots_case
 from weft_bench.cpu_textgen import textgen_case
@@ -49,12 +49,11 @@ def figures(
     options: Options, shapes: Sequence[str], cases: Sequence[str], origin: Origin, bar: Bar, said: Callable[[str], None]
 ) -> Iterator[Line]:
     """The machine's own figures, then every case of every shape."""
-    by = meter(options.threads or cpu_quota())
-    peak = by.peak()
-    yield from machine_lines(origin, by, peak)
+    machine = Machine.measured(meter(options.threads or cpu_quota()))
+    yield from machine.lines(origin)
     for name in shapes:
         model = Model(name, SHAPES[name], options.folder, random.Random(options.seed))
-        context = Context(options, model, origin, by, peak, bar, said)
+        context = Context(options, model, origin, machine, bar, said)
         for case in cases:
             if name in SERVING.get(case, (name,)) or len(shapes) == 1:
                 yield from CASES[case](context)

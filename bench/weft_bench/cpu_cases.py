@@ -33,7 +33,7 @@ def retention_case(context: Context) -> Iterator[Line]:
     base_s = median(steps[kinds[0]])
     for kind in kinds[1:]:
         adapters = kind.adapters_work(context.model.shape)
-        rates = context.rates(reporter.decode_work(kind, _context_tokens(context)).n_bytes)
+        rates = context.machine.rates(reporter.decode_work(kind, _context_tokens(context)).n_bytes)
         bound, kept = retention_bound(base_s, adapters, rates), paired(steps[kinds[0]], steps[kind])
         yield reporter.line(kind.name, "kept of the base's rate", kept, "share", baseline=bound)
         target = ">= 0.95" if context.model.name == "m135" and kind.rows == 16 else None
@@ -46,7 +46,7 @@ def batch1_case(context: Context) -> Iterator[Line]:
     reporter, steps = _decoded(context, kinds, "batch 1")
     for kind in kinds:
         work, step_s = reporter.decode_work(kind, _context_tokens(context)), median(steps[kind])
-        share = work.n_bytes / step_s / context.rates(work.n_bytes).bytes_per_s
+        share = work.n_bytes / step_s / context.machine.rates(work.n_bytes).bytes_per_s
         target = ">= 0.8" if context.model.name == "mid" and kind.popularity == BASE else None
         yield reporter.line(kind.name, "share of the read bandwidth", share, "share", target=target)
 

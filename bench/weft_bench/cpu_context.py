@@ -8,11 +8,11 @@ from pathlib import Path
 
 from weft_bench.cpu_decode import Batch, Model
 from weft_bench.cpu_engine import PAGE_TOKENS, Sizes, Subject
-from weft_bench.cpu_machine import Meter, rates
+from weft_bench.cpu_machine import Machine
 from weft_bench.cpu_models import base_model, files
 from weft_bench.cpu_shapes import RANK
 from weft_bench.lines import Line, Origin
-from weft_bench.roofline import BF16_BYTES, Rates, Shape, Work, lora_bytes
+from weft_bench.roofline import BF16_BYTES, Shape, Work, lora_bytes
 
 WEIGHT_BYTES = {"bf16": 2.0, "int8": 1.0, "fp32": 4.0}
 SPARE = 1.5  # packed adapters are padded, and one comes while another still holds its pages
@@ -66,11 +66,9 @@ class Context:
     options: Options
     model: Model
     origin: Origin
-    meter: Meter
-    peak: float
+    machine: Machine
     bar: Bar
     said: Callable[[str], None]
-    measured: dict[int, Rates] = field(default_factory=dict[int, Rates])
 
     def subject(self, sizes: Sizes, dtype: str = "", adapter_bytes: float | None = None) -> Subject:
         """An engine with this model, as the options want it, and with room for so many bytes of adapters.
@@ -94,16 +92,6 @@ class Context:
         versions = f"{self.origin.versions}, {subject.executor}, seed {self.options.seed}"
         who = f"{self.model.name}{label}{self.options.label}"
         return Reporter(self, who, dtype, replace(self.origin, versions=versions), self.options.usual and not reference)
-
-    def rates(self, n_bytes: float) -> Rates:
-        """The machine for a working set of this size or a little less; measured four times for each power of two.
-
-        Never for a larger one, which might be beyond the cache that this one is read from.
-        """
-        step = int(4 * math.log2(max(int(n_bytes), 1)))
-        if step not in self.measured:
-            self.measured[step] = rates(self.meter, int(2 ** (step / 4)), self.peak)
-        return self.measured[step]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +119,7 @@ class Reporter:
 
     def bound_s(self, work: Work) -> float:
         """The bound of this work, with the machine's rates for its working set."""
-        return work.bound_s(self.context.rates(work.n_bytes))
+        return work.bound_s(self.context.machine.rates(work.n_bytes))
 
     def step(self, case: str, metric: str, seconds: float, work: Work) -> Line:
         """A time beside its bound."""

@@ -5,7 +5,8 @@ machine has.
 """
 
 import time
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +19,7 @@ from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.pool import Pool
 
 MEMORY_BYTES = 1 << 30  # beyond the caches of most machines
-LEAST_BYTES = 4 << 20  # of a working set, whose reading is measured in its own size
+WORKING_SETS = tuple(int(MEMORY_BYTES / 2 ** (step / 2)) for step in range(16, -1, -1))  # from 4 MiB on, two per octave
 TORCH_SIZE = 2048
 REPETITIONS = 5
 GIGA = 1e9
@@ -51,7 +52,7 @@ class Native:
         return f"native kernels ({self.library.level})"
 
     def bandwidth(self, n_bytes: int) -> float:
-        return self.library.read_bandwidth(self.pool, max(n_bytes, LEAST_BYTES), REPETITIONS)
+        return self.library.read_bandwidth(self.pool, n_bytes, REPETITIONS)
 
     def peak(self) -> float:
         return max(self.library.peak(self.pool) for _ in range(REPETITIONS))
@@ -63,7 +64,7 @@ class Torch:
     name = "torch"
 
     def bandwidth(self, n_bytes: int) -> float:
-        data = torch.ones(max(n_bytes, LEAST_BYTES) // 4, dtype=torch.float32)
+        data = torch.ones(n_bytes // 4, dtype=torch.float32)
         return data.numel() * 4 / _best_s(lambda: data.sum())
 
     def peak(self) -> float:
@@ -81,15 +82,39 @@ def meter(threads: int) -> Meter:
         return Torch()
 
 
-def rates(by: Meter, n_bytes: float, peak: float) -> Rates:
-    """The machine for a working set of `n_bytes`: a small one is read from a cache, and its bound is that cache's."""
-    return Rates(by.bandwidth(min(int(n_bytes), MEMORY_BYTES)), peak)
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The rates as they were measured at the start. `bandwidths`: bytes/s by working set, the smallest first."""
 
+    name: str
+    peak: float
+    bandwidths: Mapping[int, float]
 
-def machine_lines(origin: Origin, by: Meter, peak: float) -> Iterator[Line]:
-    """What the memory gives, and the peak as it was measured before."""
-    yield origin.line(f"{MACHINE}{by.name}", "read bandwidth", by.bandwidth(MEMORY_BYTES) / GIGA, "GB/s")
-    yield origin.line(f"{MACHINE}{by.name}", "bf16 peak", peak / GIGA, "GFLOP/s")
+    @classmethod
+    def measured(cls, by: Meter) -> "Machine":
+        """Measure by `by`; what was measured for a larger set is reached for a smaller one, too.
+
+        (A larger set is never read faster: where it seems to be, something else disturbed the smaller one.)
+        """
+        found: dict[int, float] = {}
+        best = 0.0
+        for n_bytes in reversed(WORKING_SETS):
+            found[n_bytes] = best = max(best, by.bandwidth(n_bytes))
+        return cls(by.name, by.peak(), dict(sorted(found.items())))
+
+    def rates(self, n_bytes: float) -> Rates:
+        """For a working set of this size: those of the next smaller one that was measured.
+
+        Never those of a larger one, which might be beyond the cache that this one is read from: a small model's bound
+        is its cache's.
+        """
+        at = max(bisect_right(WORKING_SETS, n_bytes) - 1, 0)
+        return Rates(self.bandwidths[WORKING_SETS[at]], self.peak)
+
+    def lines(self, origin: Origin) -> Iterator[Line]:
+        """What the memory gives, and the peak."""
+        yield origin.line(f"{MACHINE}{self.name}", "read bandwidth", self.bandwidths[MEMORY_BYTES] / GIGA, "GB/s")
+        yield origin.line(f"{MACHINE}{self.name}", "bf16 peak", self.peak / GIGA, "GFLOP/s")
 
 
 def _best_s(work: "Work") -> float:

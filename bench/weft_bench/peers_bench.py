@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 
 from weft_bench.cpu_context import WEIGHT_BYTES, Bar, adapter_pages
 from weft_bench.cpu_decode import Batch
-from weft_bench.cpu_machine import machine_lines, meter, rates
+from weft_bench.cpu_machine import Machine, meter
 from weft_bench.cpu_models import adapter, base_model
 from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, RANK, SHAPES
 from weft_bench.lines import Line, Origin
@@ -81,15 +81,13 @@ class Options:
 
 def figures(options: Options, shapes: Sequence[str], origin: Origin, bar: Bar) -> Iterator[Line]:
     """Every case of every shape against every peer. Raises PeerFailed, WrongAdapter."""
-    threads = options.threads or cpu_quota()
-    by = meter(threads)
-    peak = by.peak()
-    yield from machine_lines(origin, by, peak)
+    machine = Machine.measured(meter(options.threads or cpu_quota()))
+    yield from machine.lines(origin)
     rng = random.Random(options.seed)
     for name in shapes:
         for batch in options.cases[name]:
             case = _case(options, name, batch)
-            bound_s = case.work.bound_s(rates(by, case.work.n_bytes, peak))
+            bound_s = case.work.bound_s(machine.rates(case.work.n_bytes))
             yield from _measured(case, origin, bound_s, rng, bar)
 
 

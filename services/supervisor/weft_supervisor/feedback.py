@@ -74,6 +74,7 @@ class Journal:
                 await self._write()
                 await self._forget(keep_days)
                 pause_s, self.trouble = PAUSE_MIN_S, None
+                self._rest()
             except (StoreError, SQLAlchemyError, OSError) as error:
                 self.trouble = f"store: {error}"
                 metrics.STORE_FAILURES.inc()
@@ -84,7 +85,7 @@ class Journal:
                 await self._sleep(self._wake, max(self._forget_at - time.monotonic(), 0.0))
 
     async def drained(self) -> None:
-        """Everything taken so far is in the store."""
+        """Everything taken so far is in the store, and the store is not in trouble."""
         await self._idle.wait()
 
     def close(self) -> None:
@@ -114,6 +115,9 @@ class Journal:
         batch = [outcome for _, outcome in zip(range(BATCH), self._waiting.values(), strict=False)]
         if batch:
             await self._store(batch)
+
+    def _rest(self) -> None:
+        """All is well and nothing waits, also not what came meanwhile."""
         if not self._waiting and self._term <= self._stored_term:
             self._wake.clear()
             self._idle.set()

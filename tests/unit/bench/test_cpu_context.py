@@ -1,62 +1,49 @@
 """The machine's rates for a working set, and which figures are held against targets."""
 
-import random
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from weft_bench.cpu_context import QUICK, Context, Options
-from weft_bench.cpu_decode import Model
-from weft_bench.cpu_machine import MEMORY_BYTES, REPETITIONS, Native, machine_lines
-from weft_bench.cpu_shapes import SHAPES
+from weft_bench.cpu_context import QUICK, Options
+from weft_bench.cpu_machine import MEMORY_BYTES, REPETITIONS, WORKING_SETS, Machine, Native
 from weft_bench.lines import Origin
 from weft_kernels.cpu.library import load
 
 
 @dataclass(slots=True)
-class Sized:
-    """A machine that reads as many bytes a second as it is asked to read."""
+class Shrinking:
+    """A machine that reads the larger sets the more slowly, but for one that it was disturbed in."""
 
-    name: str = "sized"
-    asked: list[int] = field(default_factory=list[int])
+    name: str = "shrinking"
+    disturbed: int = 0
 
     def bandwidth(self, n_bytes: int) -> float:
-        self.asked.append(n_bytes)
-        return float(n_bytes)
+        return 1.0 if n_bytes == self.disturbed else 1e18 / n_bytes
 
     def peak(self) -> float:
         return 2e9
 
 
-@contextmanager
-def bar(_label: str, _length: int) -> Generator[Callable[[int], None]]:
-    yield lambda _: None
-
-
-def context(meter: Sized) -> Context:
-    model = Model("tiny", SHAPES["tiny"], Path(), random.Random(0))
-    return Context(Options(Path()), model, Origin("c", "m", "v"), meter, 2e9, bar, lambda _: None)
-
-
-@given(st.floats(1, MEMORY_BYTES))
+@given(st.floats(1, 4 * MEMORY_BYTES))
 @example(float(MEMORY_BYTES))
 @example(271e6)
 def test_a_bandwidth_is_never_that_of_a_larger_working_set(n_bytes: float) -> None:
-    measured = context(Sized()).rates(n_bytes).bytes_per_s
-    assert n_bytes / 2 < measured <= n_bytes or measured == 1
-    assert measured >= n_bytes / 2**0.25 - 1
+    measured_at = 1e18 / Machine.measured(Shrinking()).rates(n_bytes).bytes_per_s
+    if WORKING_SETS[0] <= n_bytes < MEMORY_BYTES:
+        assert n_bytes / 2**0.51 < measured_at <= n_bytes * (1 + 1e-12)
+    else:
+        assert measured_at == pytest.approx(WORKING_SETS[0] if n_bytes < MEMORY_BYTES else MEMORY_BYTES)
 
 
-def test_working_sets_of_about_the_same_size_are_measured_once() -> None:
-    meter = Sized()
-    same = context(meter)
-    assert same.rates(100e6) is same.rates(101e6)
-    assert len(meter.asked) == 1
+@given(st.sampled_from(WORKING_SETS[:-1]))
+def test_a_disturbed_moment_makes_no_small_set_slower_than_a_larger_one(disturbed: int) -> None:
+    machine = Machine.measured(Shrinking(disturbed=disturbed))
+    found = [machine.rates(n_bytes).bytes_per_s for n_bytes in WORKING_SETS]
+    assert found == sorted(found, reverse=True)
+    assert machine.rates(disturbed) == machine.rates(min(size for size in WORKING_SETS if size > disturbed))
 
 
 @pytest.mark.parametrize(
@@ -72,9 +59,10 @@ def test_figures_of_unusual_options_have_no_target(changed: dict[str, object], l
 
 
 def test_the_lines_about_a_machine_name_what_measured_it() -> None:
-    bandwidth, peak = machine_lines(Origin("c", "m", "v"), Sized(), 3e9)
-    assert (bandwidth.case, bandwidth.metric, bandwidth.value) == ("machine, by sized", "read bandwidth", 2**30 / 1e9)
-    assert (peak.metric, peak.value, peak.of_machine) == ("bf16 peak", 3, True)
+    bandwidth, peak = Machine.measured(Shrinking()).lines(Origin("c", "m", "v"))
+    assert (bandwidth.case, bandwidth.metric) == ("machine, by shrinking", "read bandwidth")
+    assert bandwidth.value == pytest.approx(1e9 / MEMORY_BYTES)
+    assert (peak.metric, peak.value, peak.of_machine) == ("bf16 peak", 2, True)
 
 
 def test_the_peak_is_the_best_of_several() -> None:

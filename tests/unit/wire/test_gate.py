@@ -71,6 +71,9 @@ class Served:
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
     made = Served(tmp_path)
+    async with channel(made.at, made.identity("gateway"), "predictor") as opened:
+        request = health_pb2.HealthCheckRequest(service="weft.v1.Predictor")
+        await health_pb2_grpc.HealthStub(opened).Check(request, timeout=10, wait_for_ready=True)
     yield made
     made.stop.set()
     await asyncio.wait_for(made.task, 10)
