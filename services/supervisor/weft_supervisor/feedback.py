@@ -81,7 +81,7 @@ class Journal:
                 log.error("store not written: trying again", extra=kv(pause_s=pause_s, error=error))
                 await self._sleep(self._close, pause_s)
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
-            if self._idle.is_set():
+            if self._idle.is_set() and not self._closed:
                 await self._sleep(self._wake, max(self._forget_at - time.monotonic(), 0.0))
 
     async def drained(self) -> None:

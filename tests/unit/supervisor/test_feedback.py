@@ -214,3 +214,20 @@ def test_pending_holds_the_latest_unacknowledged_outcomes_within_its_bound(steps
     told = [message.outcomes for message in pending.messages()]
     assert [o.request_id for outcomes in told for o in outcomes] == list(model)
     assert all(0 < len(outcomes) <= CHUNK for outcomes in told)
+
+
+async def test_what_is_closed_in_the_middle_of_a_write_ends_after_it(store, kept, monkeypatch):
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def held(*_, **__) -> int:
+        begun.set()
+        await go_on.wait()
+        return 0
+
+    monkeypatch.setattr(outcomes, "forget", held)
+    journal = Journal(store, on_stored=kept.on_stored, on_room=lambda: None)
+    running = asyncio.create_task(journal.run(keep_days=30))
+    await asyncio.wait_for(begun.wait(), 10)
+    journal.close()
+    go_on.set()
+    await asyncio.wait_for(running, 10)
