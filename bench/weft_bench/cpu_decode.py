@@ -67,6 +67,11 @@ class Model:
         subject.adapters.paths[digest] = subject.adapters.paths[self.digest(subject, number % FOLDERS, RANK)]
         return digest
 
+    def write_folders(self, subject: Subject) -> None:
+        """All files that aliases share are there."""
+        for number in range(FOLDERS):
+            self.digest(subject, number, RANK)
+
     def asks(self, subject: Subject, batch: Batch, prompt_tokens: int, tokens: int) -> list[Ask]:
         """A batch's requests, with prompts that were never asked before: nothing is found in a cache."""
         made = prompts(self.rng, batch.rows, prompt_tokens, self.shape.vocab)

@@ -82,6 +82,7 @@ def loading_case(context: Context) -> Iterator[Line]:
         context.bar(f"{context.model.name}: loading", 2 * (repetitions + 1)) as advanced,
     ):
         stream, n_bytes, wall_s = Stream(context.model, subject), 0, 0.0
+        context.model.write_folders(subject)  # not between two steps
         for number in range(repetitions + 1):
             for kind, between in ((QUIET, None), (LOADING, stream.flow)):
                 done, seated, took_s = stream.beside(

@@ -31,9 +31,19 @@ float as_float(uint16_t value) { return widen(value); }
 uint16_t as_bf16(float value) { return narrow(value); }
 uint16_t as_bf16(uint16_t value) { return value; }
 
+// A pair of one row's bf16 is one word, as it lies there: packing transposes words.
+int64_t pack_pairs(const uint16_t* const* rows, int n_rows, int64_t n_in, uint16_t* to) {
+  if (n_rows < 16) return 0;
+  for (int64_t k = 0; k + 1 < n_in; k += 2)
+    for (int r = 0; r < 16; r++) std::memcpy(to + k * 16 + r * 2, rows[r] + k, 4);
+  return n_in / 2 * 2;
+}
+
+int64_t pack_pairs(const float* const*, int, int64_t, uint16_t*) { return 0; }
+
 template <class From>
 void pack_bf16(const From* const* rows, int n_rows, int64_t n_in, int64_t padded, uint16_t* to) {
-  for (int64_t k = 0; k < padded; k++)
+  for (int64_t k = pack_pairs(rows, n_rows, n_in, to); k < padded; k++)
     for (int r = 0; r < 16; r++) to[k / 2 * 32 + r * 2 + k % 2] = r < n_rows && k < n_in ? as_bf16(rows[r][k]) : 0;
 }
 

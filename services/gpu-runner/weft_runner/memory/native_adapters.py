@@ -45,6 +45,8 @@ class NativeStore:
         self._library, self._spec, self._kind = library, spec, kind
         self._pool: Pool = library.pool(1)  # of the builder's thread, so that packing never meets a running step
         self._held: dict[int, NativeAdapter] = {}
+        self._sizes: dict[tuple[int, int, int], int] = {}
+        self._starts = tuple(_starts(names, spec) for names in SITES)
 
     @property
     def site_rank(self) -> int:
@@ -53,17 +55,18 @@ class NativeStore:
 
     def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> NativeAdapter:
         """See `AdapterStore.build`."""
-        layers = adapter_pairs(tensors, scales, self._spec)
-        pairs = [pair for layer in layers for site in layer for pair in site]
-        memory = Memory(sum(self._site_bytes(site) for layer in layers for site in layer))
+        by_site = [site for layer in adapter_pairs(tensors, scales, self._spec) for site in layer]
+        n_bytes = [self._site_bytes(site) for site in by_site]
+        memory = Memory(sum(n_bytes))
         sites = (LoraSite * (self._spec.layers * N_SITES))()
-        offset = 0
-        for index, site in enumerate(site for layer in layers for site in layer):
+        address = memory.address
+        for index, site in enumerate(by_site):
             if site:
-                sites[index] = self._pack_site(site, SITES[index % N_SITES], memory.address + offset)
-                offset += self._site_bytes(site)
-        widest = max(sum(_even(pair.rank) for pair in site) for layer in layers for site in layer)
-        return NativeAdapter(sites, memory, rank=max(pair.rank for pair in pairs), site_rank=widest)
+                sites[index] = self._pack_site(site, self._starts[index % N_SITES], address)
+                address += n_bytes[index]
+        rank = max(pair.rank for site in by_site for pair in site)
+        widest = max(sum(_even(pair.rank) for pair in site) for site in by_site)
+        return NativeAdapter(sites, memory, rank=rank, site_rank=widest)
 
     def put(self, slot: int, adapter: DeviceAdapter) -> None:
         """See `AdapterStore.put`."""
@@ -79,51 +82,55 @@ class NativeStore:
     def _site_bytes(self, site: Sequence[LoraPair]) -> int:
         if not site:
             return 0
-        return self._a_bytes(site) + sum(self._b_bytes(pair) for pair in site)
+        return self._a_bytes(site) + sum(self._packed_bytes(pair.n_out, pair.rank, 2) for pair in site)
 
     def _a_bytes(self, site: Sequence[LoraPair]) -> int:
-        rank = sum(pair.rank for pair in site)
-        return _lines(self._library.packed_bytes(self._kind, rank, site[0].a.shape[1]))
+        return self._packed_bytes(sum(pair.rank for pair in site), site[0].n_in, 32)
 
-    def _b_bytes(self, pair: LoraPair) -> int:
-        return _lines(self._library.packed_bytes(self._kind, pair.b.shape[0], pair.rank, pad_in=2))
+    def _packed_bytes(self, n_out: int, n_in: int, pad_in: int) -> int:
+        """Whole cache lines. Each size is asked for once: an adapter has hundreds of matrices of a few sizes."""
+        size = (n_out, n_in, pad_in)
+        if (known := self._sizes.get(size)) is None:
+            n_bytes = self._library.packed_bytes(self._kind, n_out, n_in, pad_in=pad_in)
+            known = self._sizes[size] = -(-n_bytes // _LINE) * _LINE
+        return known
 
-    def _pack_site(self, site: Sequence[LoraPair], names: Sequence[str], address: int) -> LoraSite:
+    def _pack_site(self, site: Sequence[LoraPair], starts: Mapping[str, int], address: int) -> LoraSite:
         packed = LoraSite(a=address, rank=sum(pair.rank for pair in site), n_slices=len(site))
-        self._pack(torch.cat([pair.a for pair in site]), address, pad_in=32)
+        self._pack(site[0].a if len(site) == 1 else torch.cat([pair.a for pair in site]), address, pad_in=32)
         address += self._a_bytes(site)
-        starts = self._starts(names)
         rank_start = 0
         for i, pair in enumerate(site):
             self._pack(pair.b, address, pad_in=2)
-            packed.slice[i] = LoraSlice(
-                b=address, rank_start=rank_start, rank=pair.rank, out_start=starts[pair.projection],
-                n_out=pair.b.shape[0], scale=pair.scale,
-            )  # fmt: skip
-            address += self._b_bytes(pair)
+            packed.slice[i] = LoraSlice(address, rank_start, pair.rank, starts[pair.projection], pair.n_out, pair.scale)
+            address += self._packed_bytes(pair.n_out, pair.rank, 2)
             rank_start += pair.rank
         return packed
 
-    def _starts(self, names: Sequence[str]) -> dict[str, int]:
-        """Where each projection's columns begin in the site's output."""
-        starts: dict[str, int] = {}
-        at = 0
-        for name in names:
-            starts[name] = at
-            at += self._spec.projection(name)[1]
-        return starts
-
     def _pack(self, matrix: torch.Tensor, address: int, *, pad_in: int) -> None:
         source = matrix.contiguous() if matrix.dtype in _STORED else matrix.float().contiguous()
+        n_out, n_in = source.shape
         self._library.pack(
-            self._pool, source.data_ptr(), _STORED[source.dtype], source.shape[1], (source.shape[0], source.shape[1]),
-            address, self._kind, pad_in=pad_in,
-        )  # fmt: skip
+            self._pool,
+            source.data_ptr(),
+            _STORED[source.dtype],
+            n_in,
+            (n_out, n_in),
+            address,
+            self._kind,
+            pad_in=pad_in,
+        )
 
 
 def _even(rank: int) -> int:
     return rank + rank % 2
 
 
-def _lines(n_bytes: int) -> int:
-    return -(-n_bytes // _LINE) * _LINE
+def _starts(names: Sequence[str], spec: ModelSpec) -> dict[str, int]:
+    """Where each projection's columns begin in the site's output."""
+    starts: dict[str, int] = {}
+    at = 0
+    for name in names:
+        starts[name] = at
+        at += spec.projection(name)[1]
+    return starts

@@ -57,10 +57,9 @@ class LoraPair:
     a: torch.Tensor  # [r, in]
     b: torch.Tensor  # [out, r]
     scale: float
-
-    @property
-    def rank(self) -> int:
-        return self.a.shape[0]
+    n_in: int
+    n_out: int
+    rank: int
 
 
 AdapterPairs = tuple[tuple[tuple[LoraPair, ...], ...], ...]  # [layer][site], projections in the order of `SITES`
@@ -122,7 +121,7 @@ def _pair(module: str, name: str, ab: Mapping[str, torch.Tensor], scales: Scales
     scale = scales.scale_of(module)
     if not math.isfinite(scale):
         raise AdapterInvalid(f"{module} has the scale {scale}")
-    return LoraPair(name, a, b, scale)
+    return LoraPair(name, a, b, scale, n_in, n_out, rank)
 
 
 def _site(pairs: tuple[LoraPair, ...], names: tuple[str, ...], spec: ModelSpec, dtype: torch.dtype) -> LoraSite | None:
