@@ -11,6 +11,8 @@ import pytest
 from cluster.machine import check_node
 from cluster.node import Node
 
+pytestmark = pytest.mark.timeout(400)  # with the node and the installation, where it is the first
+
 ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "tests" / "support"
 ADAPTERS = 6

@@ -1,6 +1,7 @@
 """Pods are deleted and processes killed while streams run; every client reads the text it would have read anyway."""
 
 import asyncio
+import os
 import signal
 from collections.abc import Iterator
 
@@ -29,20 +30,9 @@ def pair(installation: Installation) -> Iterator[Installation]:
     """Two runners of at most 12 sequences: 20 streams need both."""
     env = [{"name": name, "value": value} for name, value in SLOW.items()]
     installation.patch_pool({"replicas": 2, "scheduler": {"maxSequences": 12}, "template": {"env": env}})
-    asyncio.run(until_ready_runners(installation, 2, max_sequences=12))
+    asyncio.run(installation.until_runners(2, max_sequences=12))
     yield installation
     installation.patch_pool({"replicas": 1, "scheduler": {"maxSequences": 32}, "template": None})
-
-
-async def until_ready_runners(installation: Installation, count: int, max_sequences: int) -> None:
-    async def there() -> bool:
-        listed = await installation.runners()
-        ready = [r for r in listed.runners if r.ready and not r.draining]
-        return len(ready) == len(listed.runners) == count and all(
-            r.runner.max_sequences == max_sequences for r in ready
-        )
-
-    await eventually(there, timeout_s=120)
 
 
 async def strike(installation: Installation, made: Crowd, how: str) -> list[Watched]:
@@ -72,7 +62,7 @@ async def end_pod(installation: Installation, pod: str, how: str) -> None:
 async def test_a_runner_pod_goes_and_its_streams_go_on_elsewhere(
     pair: Installation, cases: list[Case], how: str
 ) -> None:
-    await until_ready_runners(pair, 2, max_sequences=12)
+    await pair.until_runners(2, max_sequences=12)
     assert_undisturbed(await finished(pair.url, cases, f"quiet {how}"))
     for attempt in range(ATTEMPTS):
         before = await asyncio.to_thread(pair.metric, "scheduler", "weft_scheduler_moves_total")
@@ -82,14 +72,14 @@ async def test_a_runner_pod_goes_and_its_streams_go_on_elsewhere(
         moved = await asyncio.to_thread(pair.metric, "scheduler", "weft_scheduler_moves_total") - before
         if victims and moved >= len(victims):  # else they ended before the blow fell
             return
-        await until_ready_runners(pair, 2, max_sequences=12)
+        await pair.until_runners(2, max_sequences=12)
     pytest.fail(f"no moment to strike in {ATTEMPTS} rounds")
 
 
 async def test_control_plane_pods_are_deleted_one_after_the_other_and_no_request_fails(
     pair: Installation, cases: list[Case]
 ) -> None:
-    await until_ready_runners(pair, 2, max_sequences=12)
+    await pair.until_runners(2, max_sequences=12)
     for component in ("operator", "scheduler", "supervisor", "predictor", "depot"):
         async with load(pair.url, cases, component, width=12) as made:
             before = uids(pair, component)
@@ -106,7 +96,7 @@ async def test_control_plane_pods_are_deleted_one_after_the_other_and_no_request
 
 
 async def test_a_gateway_told_to_stop_finishes_its_streams(pair: Installation, cases: list[Case]) -> None:
-    await until_ready_runners(pair, 2, max_sequences=12)
+    await pair.until_runners(2, max_sequences=12)
     (pod,) = pair.names("gateway")
     async with crowd(pair.url, cases, "gateway-term") as made:
         await made.until(lambda: sum(bool(w.text) for w in made.streams) >= 12)
@@ -119,14 +109,17 @@ async def test_a_gateway_told_to_stop_finishes_its_streams(pair: Installation, c
 async def test_a_gateway_killed_loses_its_own_connections_and_nothing_else(
     pair: Installation, cases: list[Case]
 ) -> None:
-    await until_ready_runners(pair, 2, max_sequences=12)
+    await pair.until_runners(2, max_sequences=12)
     await asyncio.to_thread(pair.scale_gateway, 2)
     await eventually_ready(pair, "gateway", 2)
-    first, second = (pair.pod_url(pod) for pod in pair.names("gateway"))
+    pods = pair.names("gateway")
+    first, second = (pair.pod_url(pod) for pod in pods)
+    killed = pair.node.pids(NAMESPACE, pods[0])
     async with crowd(first, cases[:8], "lost") as lost, crowd(second, cases[8:16], "kept") as kept:
         await kept.until(lambda: sum(bool(w.text) for w in kept.streams) >= 4)
         await lost.until(lambda: any(w.text for w in lost.streams))
-        pair.node.kill(NAMESPACE, pair.names("gateway")[0], signal.SIGKILL)
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
     assert_undisturbed(list(kept.streams))
     assert all(w.case.expect.startswith(w.text) for w in lost.streams)
     assert any(w.text != w.case.expect for w in lost.streams)
@@ -175,4 +168,4 @@ async def test_a_pod_deleted_while_it_starts_ends_at_once(pair: Installation) ->
     (pod,) = started()
     await asyncio.to_thread(pair.plane.kubectl, "delete", "pod", pod, "-n", NAMESPACE, "--timeout=20s")
     await asyncio.to_thread(pair.patch_pool, {"replicas": 2})
-    await until_ready_runners(pair, 2, max_sequences=12)
+    await pair.until_runners(2, max_sequences=12)

@@ -19,6 +19,8 @@ from cluster.node_files import NODE_NAME
 from cluster.owner import kill_owner
 from cluster.processes import wait_until
 
+pytestmark = pytest.mark.timeout(400)  # with the node and the installation, where it is the first
+
 USER = 10001
 PORT = 8080
 CONFINED = {

@@ -11,6 +11,8 @@ from installation import NAMESPACE, Installation
 from oracle import sure_cases
 from quickstart import DEMO
 
+pytestmark = pytest.mark.timeout(400)  # with the node and the installation, where it is the first
+
 INSTALL_TO_ANSWER_S = 180
 
 

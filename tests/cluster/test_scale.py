@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from crowd import assert_undisturbed, finished, load
+from crowd import SLOW, assert_undisturbed, finished, load
 from installation import NAMESPACE, Installation
 from oracle import sure_cases
 from quickstart import DEMO, Case
@@ -48,10 +48,13 @@ def cases() -> list[Case]:
 
 @pytest.fixture
 def pool(installation: Installation) -> Iterator[Installation]:
-    """The pool with few sequences a runner, put back afterwards."""
-    installation.patch_pool({"scheduler": {"maxSequences": 8}})
+    """The pool with few sequences a runner, slow ones: 40 clients keep more than two busy. Put back afterwards."""
+    env = [{"name": name, "value": value} for name, value in SLOW.items()]
+    installation.patch_pool({"scheduler": {"maxSequences": 8}, "template": {"env": env}})
+    asyncio.run(installation.until_runners(1, max_sequences=8))
     yield installation
-    installation.patch_pool({"replicas": 1, "autoscaling": None, "scheduler": {"maxSequences": 32}})
+    plain = {"replicas": 1, "autoscaling": None, "scheduler": {"maxSequences": 32}, "template": None}
+    installation.patch_pool(plain)
     asyncio.run(until_pods(installation, 1))
 
 

@@ -52,6 +52,10 @@ async def until_runners(stack: Stack, count: int) -> None:
     await eventually(settled, timeout_s=60)
 
 
+def grown_for_demand(stack: Stack) -> bool:
+    return status(stack).get("lastScale", {}).get("reason") == "Demand"
+
+
 async def right(client: httpx2.AsyncClient, case: Case) -> None:
     body = {"model": case.model, "prompt": case.prompt, "temperature": 0, "max_tokens": 120}
     got = await client.post("/v1/completions", json=body)
@@ -64,7 +68,8 @@ async def test_a_pool_nobody_uses_has_no_runner_and_the_next_request_gets_one(st
         for _ in range(2):
             await until_runners(stack, 0)
             await eventually(lambda: asyncio.to_thread(ready, stack))
-            await asyncio.gather(*(right(client, case) for case in DEMO))
-            assert status(stack)["lastScale"]["reason"] == "Demand"
+            asked = asyncio.gather(*(right(client, case) for case in DEMO))
+            await eventually(lambda: asyncio.to_thread(grown_for_demand, stack))  # they are held until a runner is up
+            await asked
     await until_runners(stack, 0)
     assert status(stack)["lastScale"]["reason"] == "Idle"

@@ -1,5 +1,6 @@
 """`weft up --auth`: a key opens its namespace's adapters and the pools shared with it, and nothing else."""
 
+import asyncio
 from collections.abc import Iterator
 
 import openai
@@ -14,7 +15,20 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with Stack(quickstart(), tmp_path_factory.mktemp("w"), "--auth") as made:
+        asyncio.run(eventually(lambda: answers(made)))
         yield made
+
+
+async def answers(stack: Stack) -> bool:
+    """The supervisor tells its keys, and the gateway refuses whoever has none."""
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="nobody", max_retries=0) as client:
+        try:
+            client.models.list()
+        except openai.AuthenticationError:
+            return stack.cli("key", "list", check=False).returncode == 0
+        except openai.APIError:
+            return False
+    return False
 
 
 def create_key(stack: Stack, namespace: str) -> str:
@@ -23,10 +37,6 @@ def create_key(stack: Stack, namespace: str) -> str:
 
 
 async def test_keys_open_their_namespace_and_close_when_revoked(locked: Stack) -> None:
-    async def up() -> bool:
-        return locked.cli("key", "list", check=False).returncode == 0
-
-    await eventually(up)
     key = create_key(locked, "acme")
     with openai.OpenAI(base_url=f"{locked.url}/v1", api_key=key, max_retries=0) as client:
 

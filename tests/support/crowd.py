@@ -33,10 +33,10 @@ class Watched:
 
 
 class Crowd:
-    """Streams that run; `until` waits for something to become true of them."""
+    """Streams that run; `until` waits for something to become true of them. `more`: others follow those that end."""
 
-    def __init__(self, streams: list[Watched]) -> None:
-        self.streams = streams
+    def __init__(self, streams: list[Watched], *, more: bool = False) -> None:
+        self.streams, self._more = streams, more
         self.changed = asyncio.Condition()
 
     @property
@@ -44,10 +44,11 @@ class Crowd:
         """Some stream has neither ended nor failed."""
         return any(w.finish is None and w.error is None for w in self.streams)
 
-    async def until(self, holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
-        """Wait for progress that makes it hold."""
+    async def until(self, holds: Callable[[], bool], timeout_s: float = 60.0) -> bool:
+        """Wait for progress that makes it hold. False: all streams have ended without."""
         async with asyncio.timeout(timeout_s), self.changed:
-            await self.changed.wait_for(holds)
+            await self.changed.wait_for(lambda: holds() or not (self.running or self._more))
+            return holds()
 
     async def follow(self, client: openai.AsyncOpenAI, watched: Watched) -> None:
         try:
@@ -97,7 +98,7 @@ async def finished(url: str, cases: Sequence[Case], name: str) -> list[Watched]:
 @asynccontextmanager
 async def load(url: str, cases: Sequence[Case], name: str, width: int) -> AsyncIterator[Crowd]:
     """`width` clients ask case after case for as long as the block lasts, then finish; `streams` grows meanwhile."""
-    made, over = Crowd([]), asyncio.Event()
+    made, over = Crowd([], more=True), asyncio.Event()
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
 
     async def ask(worker: int) -> None:

@@ -6,6 +6,7 @@ The operator is played by the test: it resolves at the depot and tells the sched
 import asyncio
 import contextlib
 import itertools
+import os
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 
 import httpx2
 
+from crowd import SLOW
 from quickstart import QUICKSTART, Case
 from waiting import eventually
 from weft.wire.channels import Link, channel
@@ -83,7 +85,7 @@ class Fleet:
 
     def start_again(self, name: str) -> None:
         with self.log(name).open("ab") as log:
-            self.processes[name] = subprocess.Popen(self._commands[name], stderr=log)
+            self.processes[name] = subprocess.Popen(self._commands[name], stderr=log, env={**os.environ, **SLOW})
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
         process = self.processes.pop(name)

@@ -13,6 +13,7 @@ from cluster import tools
 from cluster.node import Node
 from cluster.values import copy_sources, node_values
 from quickstart import QUICKSTART, ROOT
+from waiting import eventually
 from weft.wire.channels import channel
 from weft.wire.tls import Role, Tls
 from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
@@ -146,6 +147,17 @@ class Installation:
 
     async def listed(self, admin: supervisor_pb2_grpc.AdminStub) -> supervisor_pb2.ListRunnersResponse:
         return await admin.ListRunners(supervisor_pb2.ListRunnersRequest(), timeout=10, wait_for_ready=True)
+
+    async def until_runners(self, count: int, *, max_sequences: int) -> None:
+        """Until there are exactly so many runners, all Ready, and all of a pod that knows this limit."""
+
+        async def there() -> bool:
+            listed = await self.runners()
+            ready = [r for r in listed.runners if r.ready and not r.draining]
+            limits = {r.runner.max_sequences for r in ready}
+            return len(ready) == len(listed.runners) == count and limits == {max_sequences}
+
+        await eventually(there, timeout_s=120)
 
     def pod_url(self, pod: str) -> str:
         """One gateway, past the Service."""

@@ -11,7 +11,19 @@ import pytest
 
 from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2, scheduler_pb2_grpc
 
-from .conftest import ANSWER, FakeRunner, FakeScheduler, World, grpc_server, opened, runner_server, serving, soon, until
+from .conftest import (
+    ANSWER,
+    PATIENCE_S,
+    FakeRunner,
+    FakeScheduler,
+    World,
+    grpc_server,
+    opened,
+    runner_server,
+    serving,
+    soon,
+    until,
+)
 
 pytestmark = pytest.mark.integration
 BODY: dict[str, Any] = {"model": "acme/upper", "prompt": "hello", "stream": True}
@@ -229,7 +241,7 @@ async def test_a_runner_that_does_not_answer_is_given_up_in_bounded_time(
     other.silent = silent
     if not silent:
         other.address = "127.0.0.1:1"
-    async with serving(parts, parts.settings(tmp_path, connect_seconds=0.2)) as world:
+    async with serving(parts, parts.settings(tmp_path, connect_seconds=2)) as world:
         await until(lambda: world.gateway.unready() is None)
         asked = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
         submit = await world.scheduler.next("submit")
@@ -374,10 +386,12 @@ async def test_a_client_that_times_out_does_not_disturb_its_neighbour(world: Wor
     world.runner.autopilot = False
     neighbour = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
     kept = await world.runner.next("start")
-    async with httpx2.AsyncClient(base_url=world.url, timeout=0.2) as hasty:
+    patience = httpx2.Timeout(PATIENCE_S, read=2.0)
+    async with httpx2.AsyncClient(base_url=world.url, timeout=patience) as hasty:
+        posted = asyncio.create_task(hasty.post("/v1/completions", json=BODY))
+        lost = await world.runner.next("start")
         with pytest.raises(httpx2.ReadTimeout):
-            await hasty.post("/v1/completions", json=BODY)
-    lost = await world.runner.next("start")
+            await posted
     assert (await world.runner.next("stop")).request_id == lost.request_id
     world.runner.answer_whole(kept)
     assert (await soon(neighbour)).choices[0].text == ANSWER
