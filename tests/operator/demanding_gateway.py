@@ -13,7 +13,7 @@ from weft.wire.channels import Link, channel
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
 
-START_S = 10.0
+START_S = 30.0  # the scheduler may have just been spawned
 
 
 class DemandingGateway:

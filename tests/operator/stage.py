@@ -27,7 +27,7 @@ from quickstart import BASE, QUICKSTART
 from weft_operator.local.components import port_source
 
 PATIENCE_S = 30.0
-LEASE_S = 3.0
+LEASE_S = 15.0  # an operator that a busy machine holds up for some seconds leads on
 
 # What the operator may do. In the release's namespace: its Lease.
 OWN_RULES: Rules = (

@@ -10,6 +10,7 @@ import json
 import re
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.operator.stage import Replica, Stage, until
 KINDS = ("servingpool", "loraadapter", "deployment", "service", "serviceaccount", "poddisruptionbudget")
 KILLS_MIN, KILLS_MAX = 16, 60
 FAST_LEASE_S = 1.0
+SETTLE_S = 120.0
 OURS = ("loraadapters.serving.weft.dev", "servingpools.serving.weft.dev")
 TIMES = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation")
 
@@ -60,16 +62,18 @@ class Killer:
 
     def stop(self) -> None:
         """It ends, and no other one comes."""
-        self._stopped = True
+        with self._lock:
+            self._stopped = True
         self._replica.stop()
         self._thread.join()
 
     def _keep(self) -> None:
         while True:
             self._replica.ended(None)
-            if self._stopped:
-                return
-            self._replica = self._start()
+            with self._lock:
+                if self._stopped:
+                    return
+                self._replica = self._start()
 
     def _start(self) -> Replica:
         return self._stage.replica(wait=False, kubeconfig=self._proxy.kubeconfig, lease_seconds=FAST_LEASE_S)
@@ -162,13 +166,20 @@ def on_a_stage_of_its_own(
 
 def until_settled(stage: Stage) -> dict[str, Any]:
     """The state once it stays what it is over two looks with an audit of the operator between them."""
-    while True:
+    end = time.monotonic() + SETTLE_S
+    while time.monotonic() < end:
         before = state(stage)
         leader = until(lambda: next((one for one in stage.replicas if one.running and one.leads), None), "one leads")
-        goal = leader.metric("weft_operator_reconciles_total") + 3
-        until(lambda leader=leader, goal=goal: leader.metric("weft_operator_reconciles_total") >= goal, "it plans")
-        if state(stage) == before:
+        if plans_on(leader) and state(stage) == before:
             return before
+    raise AssertionError(f"the state still changes after {SETTLE_S:.0f} s")
+
+
+def plans_on(leader: Replica) -> bool:
+    """Wait until it has planned some more; False: it has ended, and another one has to be asked."""
+    goal = leader.metric("weft_operator_reconciles_total") + 3
+    until(lambda: not leader.running or leader.metric("weft_operator_reconciles_total") >= goal, "it plans")
+    return leader.running
 
 
 def _lines(state: dict[str, Any]) -> list[str]:

@@ -12,6 +12,9 @@ from cluster.control_plane import ControlPlane
 from tests.operator.api_proxy import ApiProxy
 from tests.operator.stage import CLUSTER_RULES, LEASE_S, OWN_RULES, POOL_RULES, Replica, Stage, until
 
+SHORT_LEASE_S = 6.0  # where one has to run out
+LONG_LEASE_S = 60.0  # where none may: longer than anything here is waited for
+
 
 @pytest.fixture
 def stage(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Stage]:
@@ -24,12 +27,12 @@ def second_access(stage: Stage) -> Access:
     return stage.control_plane.service_account(stage.namespace, "second", (*OWN_RULES, *POOL_RULES), CLUSTER_RULES)
 
 
-def pair(stage: Stage) -> tuple[Replica, Replica, Access]:
+def pair(stage: Stage, lease_s: float = LEASE_S) -> tuple[Replica, Replica, Access]:
     """A leader, a replica that waits, and who that one is."""
-    leader = stage.replica()
+    leader = stage.replica(lease_seconds=lease_s)
     until(lambda: leader.leads, "the first leads")
     access = second_access(stage)
-    return leader, stage.replica(kubeconfig=access.kubeconfig), access
+    return leader, stage.replica(kubeconfig=access.kubeconfig, lease_seconds=lease_s), access
 
 
 def term(stage: Stage) -> int:
@@ -38,7 +41,7 @@ def term(stage: Stage) -> int:
 
 def test_after_kill_9_of_the_leader_another_one_goes_on(stage: Stage) -> None:
     with stage.kubelet():
-        leader, other, access = pair(stage)
+        leader, other, access = pair(stage, SHORT_LEASE_S)
         stage.apply_pool()
         stage.wait_for("servingpool", "base", "Available")
         assert stage.control_plane.writes(0, user=access.user) == [], "a replica that waits writes nothing"
@@ -53,7 +56,7 @@ def test_after_kill_9_of_the_leader_another_one_goes_on(stage: Stage) -> None:
 
 def test_a_leader_that_was_paused_ends_without_a_write(stage: Stage) -> None:
     with stage.kubelet():
-        leader, other, _ = pair(stage)
+        leader, other, _ = pair(stage, SHORT_LEASE_S)
         stage.apply_pool()
         stage.wait_for("servingpool", "base", "Available")
         leader.signal(signal.SIGSTOP)
@@ -70,12 +73,10 @@ def test_a_leader_that_was_paused_ends_without_a_write(stage: Stage) -> None:
 
 
 def test_sigterm_hands_over_without_waiting_for_the_lease_to_run_out(stage: Stage) -> None:
-    leader, other, _ = pair(stage)
-    began = time.monotonic()
+    leader, other, _ = pair(stage, LONG_LEASE_S)
     leader.signal(signal.SIGTERM)
     assert leader.ended() == 0
-    until(lambda: other.leads, "the other leads")
-    assert time.monotonic() - began < LEASE_S * 2, "by far not the time of several leases"
+    until(lambda: other.leads, "the other leads, long before the lease has run out")
     assert "Traceback" not in leader.said()
 
 
@@ -90,7 +91,7 @@ def test_a_lease_that_somebody_deletes_is_made_anew_with_a_higher_term(stage: St
 
 def test_a_leader_that_loses_the_api_server_gives_up_before_its_lease_runs_out(stage: Stage) -> None:
     with ApiProxy(stage.control_plane, stage.access, stage.folder) as proxy:
-        leader = stage.replica(kubeconfig=proxy.kubeconfig)
+        leader = stage.replica(kubeconfig=proxy.kubeconfig, lease_seconds=LEASE_S)
         until(lambda: leader.leads, "it leads")
         began = time.monotonic()
     assert leader.ended(LEASE_S * 2) == 1

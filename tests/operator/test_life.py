@@ -79,6 +79,7 @@ def test_a_renamed_group_gives_its_runners_over_one_by_one(stage: Stage) -> None
     with playing(stage):
         with_pool(stage, replicas=3, runnerGroups=[{"name": "old"}])
         stage.wait_for_value("servingpool", "base", ".status.readyReplicas", 3)
+        stage.wait_for_value("deployment", "base-old", ".status.readyReplicas", 3)  # else its version still changes
         mark = stage.control_plane.mark()
         stage.apply_pool(replicas=3, runnerGroups=[{"name": "new"}])
         until(lambda: stage.names("deployment") == {"base-new"}, "only the new group is there")
@@ -133,6 +134,7 @@ def test_scaling_up_and_down_marks_the_runners_that_go_before_the_number_is_lowe
         with_pool(stage)
         stage.kubectl("scale", "servingpool/base", "--replicas=3")
         stage.wait_for_value("servingpool", "base", ".status.readyReplicas", 3)
+        stage.wait_for_value("deployment", "base-runners", ".status.readyReplicas", 3)  # else its version still changes
         mark = stage.control_plane.mark()
         stage.kubectl("scale", "servingpool/base", "--replicas=1")
         stage.wait_for_value("servingpool", "base", ".status.replicas", 1)

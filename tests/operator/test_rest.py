@@ -37,9 +37,21 @@ def after_audits(replica: Replica, count: int) -> None:
     until(lambda: replica.metric("weft_operator_audits_total") >= goal, f"{count} audits")
 
 
+def quiet(replica: Replica) -> None:
+    """The last Events are out: they are written after the statuses that they tell of."""
+
+    def still() -> bool:
+        before = replica.metric("weft_operator_writes_total")
+        after_audits(replica, 3)
+        return replica.metric("weft_operator_writes_total") == before
+
+    until(still, "the operator writes no more")
+
+
 def test_nothing_is_written_while_nothing_changes_also_by_an_operator_that_has_just_started(stage: Stage) -> None:
     with playing(stage, audit_seconds=1) as (replica,):
         settle(stage)
+        quiet(replica)
         mark = stage.control_plane.mark()
         planned = replica.metric("weft_operator_reconciles_total")
         after_audits(replica, 5)

@@ -5,17 +5,36 @@ answers, leader or not. What the configuration in the cluster has to say: the pa
 asked on any other), operations CREATE and UPDATE of the objects themselves (neither status nor scale), no side effects.
 """
 
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, cast
 
 import kopf
 
 from weft.api.meta import GROUP, VERSION
+from weft.process import split_address
 from weft_operator.observe import Desired
 from weft_operator.resources import Object
 from weft_operator.rules import review
 
 PATHS = {"loraadapters": "/loraadapter", "servingpools": "/servingpool"}
 UNPROCESSABLE = 422
+
+
+class AdmissionServer(kopf.WebhookServer):
+    """kopf's server, which tells when it listens: kopf starts it only once it has looked up the resources."""
+
+    def __init__(self, address: str, tls_dir: Path) -> None:
+        host, port = split_address(address)
+        super().__init__(addr=host, port=port, certfile=tls_dir / "tls.crt", pkeyfile=tls_dir / "tls.key")
+        self.listens = asyncio.Event()
+
+    async def __call__(self, fn: kopf.WebhookFn) -> AsyncIterator[kopf.WebhookClientConfig]:
+        """What kopf iterates over: a configuration each time that the server has begun to listen."""
+        async for config in super().__call__(fn):
+            self.listens.set()
+            yield config
 
 
 def register(registry: kopf.OperatorRegistry, desired: Desired) -> None:

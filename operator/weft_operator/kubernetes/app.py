@@ -13,13 +13,12 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
-import kopf
-
-from weft.process import CannotStart, split_address
+from weft.process import CannotStart
 from weft.telemetry.logs import kv
 from weft.wire.tls import Tls, load_tls
 from weft_operator.errors import NoEffect
 from weft_operator.kubernetes import admission
+from weft_operator.kubernetes.admission import AdmissionServer
 from weft_operator.kubernetes.audit import Audit, scopes
 from weft_operator.kubernetes.client import Api, load_configuration
 from weft_operator.kubernetes.demand import DemandWatch
@@ -95,10 +94,12 @@ class Replica:
             settings, site, api, tls, self._mirror, self._election, terms, identity, self._metrics, self._audit
         )
         self._demand = DemandWatch(settings.scheduler, tls)
-        self._metrics_api = self._new_metrics_api()
+        self._webhook, self._metrics_api = self._new_webhook(), self._new_metrics_api()
+        servers = {"the admission webhook": self._webhook, "the metrics API": self._metrics_api}
+        self._listens = {name: server.listens for name, server in servers.items() if server}
         self._known = asyncio.Event()
         self._waits_for: str | None = "it has just started"
-        self._probes = OperatorProbes(settings.probes, lambda: self._waits_for, self._trouble)
+        self._probes = OperatorProbes(settings.probes, self._unready, self._trouble)
 
     async def run(self) -> int:
         """Until SIGTERM, or until a part of it ends."""
@@ -132,7 +133,9 @@ class Replica:
                 on_start=lambda: take_signals(self._stop),
             )
             registry = watches.registry(OWN)
-            tasks.create_task(watches.run_own(registry, self._admission(registry)), name="watch objects")
+            if self._webhook:
+                admission.register(registry, self._desired)
+            tasks.create_task(watches.run_own(registry, self._webhook), name="watch objects")
             tasks.create_task(watches.run_owned(self._settings.namespaces), name="watch children")
             tasks.create_task(self._audit.run(), name="audit")
             tasks.create_task(self._demand.run(), name="demand")
@@ -157,15 +160,12 @@ class Replica:
             log.warning("waiting", extra=kv(what=self._waits_for))
             await asyncio.sleep(RETRY_S)
 
-    def _admission(self, registry: kopf.OperatorRegistry) -> kopf.WebhookServer | None:
+    def _new_webhook(self) -> AdmissionServer | None:
         settings = self._settings
         if settings.webhook is None:
             return None
-        admission.register(registry, self._desired)
-        host, port = split_address(settings.webhook)
         assert settings.webhook_tls_dir is not None  # the settings have seen to it
-        certificate, key = settings.webhook_tls_dir / "tls.crt", settings.webhook_tls_dir / "tls.key"
-        return kopf.WebhookServer(addr=host, port=port, certfile=certificate, pkeyfile=key)
+        return AdmissionServer(settings.webhook, settings.webhook_tls_dir)
 
     def _new_metrics_api(self) -> MetricsApi | None:
         settings = self._settings
@@ -191,6 +191,15 @@ class Replica:
         """Endpoints need a moment to hear that this replica goes; whoever asks meanwhile is answered."""
         self._waits_for = "it is stopping"
         await asyncio.wait(serving, timeout=self._settings.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    def _unready(self) -> str | None:
+        """Why nobody should ask this replica yet; None: it knows the cluster, and its servers listen.
+
+        A webhook that refuses connections would refuse what people apply. Nobody waits for this to lead.
+        """
+        if (waits_for := self._waits_for) is not None:
+            return waits_for
+        return next((f"{name} does not listen yet" for name, on in self._listens.items() if not on.is_set()), None)
 
     async def _beat(self) -> None:
         while True:

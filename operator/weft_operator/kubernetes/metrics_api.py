@@ -42,6 +42,7 @@ class MetricsApi:
         self._socket = listen(address, "--metrics-api")
         self._proxy: FrontProxy | None = None
         self._context: ssl.SSLContext | None = None
+        self.listens = asyncio.Event()  # from then on requests are answered
 
     @property
     def port(self) -> int:
@@ -57,6 +58,7 @@ class MetricsApi:
         try:
             site = web.SockSite(runner, self._socket, ssl_context=_Current(lambda: self._context))
             await site.start()
+            self.listens.set()
             while True:
                 await asyncio.sleep(self._refresh_s)
                 await self._refresh()

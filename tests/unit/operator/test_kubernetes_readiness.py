@@ -1,0 +1,198 @@
+"""When a replica is ready: it knows the cluster, and its servers listen. It leads without waiting for them.
+
+The API server is played, and of kopf only what decides when its webhook server begins.
+"""
+
+import asyncio
+import json
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import kopf
+import pytest
+from prometheus_client import CollectorRegistry
+
+from certificates import Authority, mount
+from waiting import eventually
+from weft_operator.kubernetes import app
+from weft_operator.kubernetes.client import Api, Page
+from weft_operator.kubernetes.metrics import Metrics
+from weft_operator.kubernetes.resources import CONFIGMAPS, Resource
+from weft_operator.kubernetes.settings import Settings
+from weft_operator.local.ports import free_ports
+
+HOST = "127.0.0.1"
+NEEDED = ["--namespace=weft-system", "--pool-namespaces=ml", "--drain-seconds=0"]
+AUTHORITY = Authority()
+
+
+class Cluster:
+    """An API server without objects. `holder` leads, if anybody does. What kopf and the metrics API ask may take."""
+
+    configuration = None
+
+    def __init__(self, holder: str = "") -> None:
+        self._holder = holder
+        self.elected, self.scanned, self.told = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def request(self, method: str, path: str, *, body: Any = None, **how: Any) -> Any:
+        if method == "PUT":
+            self.elected.set()
+        return {"metadata": {"uid": "u", "resourceVersion": "2"}}
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Any:
+        if resource is CONFIGMAPS:
+            await self.told.wait()
+            return {"data": {"requestheader-client-ca-file": AUTHORITY.pem.decode()}}
+        spec = {"holderIdentity": self._holder, "leaseDurationSeconds": 3600, "leaseTransitions": 1}
+        return {"metadata": {"uid": "u", "resourceVersion": "1"}, "spec": spec}
+
+    async def pages(self, *what: Any, **how: Any) -> AsyncIterator[Page]:
+        yield Page((), 1)
+
+
+class PlayedWatches:
+    """kopf, which serves admission only after it has looked up the resources."""
+
+    def __init__(self, cluster: Cluster, configuration: None, **hear: Any) -> None:
+        self._cluster = cluster
+
+    def registry(self, resources: Any) -> kopf.OperatorRegistry:
+        return kopf.OperatorRegistry()
+
+    async def run_own(self, registry: kopf.OperatorRegistry, server: kopf.WebhookServer | None) -> None:
+        await self._cluster.scanned.wait()
+        if server is not None:
+            async with server:
+                async for _ in server(nobody_asks):
+                    pass
+        await asyncio.Event().wait()
+
+    async def run_owned(self, namespaces: Any) -> None:
+        await asyncio.Event().wait()
+
+
+async def nobody_asks(*what: Any, **how: Any) -> Any:
+    raise AssertionError("admission is not asked here")
+
+
+@pytest.fixture
+def ports() -> Iterator[int]:
+    return iter(free_ports(5, Random()))
+
+
+@pytest.fixture
+def tls_dir(tmp_path: Path) -> Path:
+    certificate, key = AUTHORITY.issue("localhost")
+    return mount(tmp_path / "tls", {"tls.crt": certificate, "tls.key": key})
+
+
+@pytest.fixture(autouse=True)
+def own_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "Metrics", lambda: Metrics(CollectorRegistry()))
+
+
+class Asked:
+    """The replica, by its probes."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def readyz(self) -> str:
+        return await asyncio.to_thread(self._get)
+
+    async def says(self, text: str) -> bool:
+        return await self.readyz() == f"{text}\n"
+
+    def _get(self) -> str:
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{self._port}/readyz", timeout=5) as answer:
+                return answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.read().decode()
+
+
+@asynccontextmanager
+async def running(
+    cluster: Cluster, folder: Path, port: int, monkeypatch: pytest.MonkeyPatch, *flags: str
+) -> AsyncGenerator[Asked]:
+    """A replica that ends as it should."""
+    monkeypatch.setattr(app, "Watches", partial(PlayedWatches, cluster))
+    site, stop = folder / "site.yaml", asyncio.Event()
+    site.write_text(json.dumps({"image": "i", "supervisor": f"{HOST}:1", "depot": "d"}))
+    away = [f"--scheduler={HOST}:1", f"--depot=http://{HOST}:1"]
+    settings = Settings.parse([*NEEDED, *away, f"--site={site}", f"--probes={HOST}:{port}", *flags])
+    work = asyncio.create_task(app.Replica(settings, cast("Api", cluster), None, stop).run())
+    try:
+        yield Asked(port)
+    finally:
+        stop.set()
+        assert await work == 0
+
+
+async def handshake(port: int) -> None:
+    """Raises OSError where nobody listens."""
+    trusting = ssl.create_default_context(cadata=AUTHORITY.pem.decode())
+    _, writer = await asyncio.open_connection(HOST, port, ssl=trusting, server_hostname="localhost")
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("holder", ["", "another"], ids=["it-leads", "another-leads"])
+async def test_a_replica_is_not_ready_before_its_webhook_listens(
+    holder: str, ports: Iterator[int], tls_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, webhook = Cluster(holder), next(ports)
+    flags = f"--webhook={HOST}:{webhook}", f"--webhook-tls-dir={tls_dir}"
+    async with running(cluster, tmp_path, next(ports), monkeypatch, *flags) as asked:
+        await eventually(lambda: asked.says("the admission webhook does not listen yet"))
+        with pytest.raises(ConnectionRefusedError):
+            await handshake(webhook)
+        if not holder:
+            await cluster.elected.wait()
+        cluster.scanned.set()
+        await eventually(lambda: asked.says("ok"))
+        await handshake(webhook)
+        assert cluster.elected.is_set() == (not holder)
+
+
+async def test_a_replica_is_not_ready_before_its_metrics_api_listens(
+    ports: Iterator[int], tls_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, metrics = Cluster(), next(ports)
+    flags = f"--metrics-api={HOST}:{metrics}", f"--webhook-tls-dir={tls_dir}"
+    async with running(cluster, tmp_path, next(ports), monkeypatch, *flags) as asked:
+        await eventually(lambda: asked.says("the metrics API does not listen yet"))
+        await cluster.elected.wait()
+        cluster.told.set()
+        await eventually(lambda: asked.says("ok"))
+        await handshake(metrics)
+
+
+async def test_a_replica_with_both_waits_for_both(
+    ports: Iterator[int], tls_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster()
+    flags = f"--webhook={HOST}:{next(ports)}", f"--metrics-api={HOST}:{next(ports)}", f"--webhook-tls-dir={tls_dir}"
+    async with running(cluster, tmp_path, next(ports), monkeypatch, *flags) as asked:
+        await eventually(lambda: asked.says("the admission webhook does not listen yet"))
+        cluster.scanned.set()
+        await eventually(lambda: asked.says("the metrics API does not listen yet"))
+        cluster.told.set()
+        await eventually(lambda: asked.says("ok"))
+
+
+async def test_a_replica_without_servers_is_ready_once_it_knows_the_cluster(
+    ports: Iterator[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster()
+    async with running(cluster, tmp_path, next(ports), monkeypatch) as asked:
+        await eventually(lambda: asked.says("ok"))
+        assert not cluster.scanned.is_set()
