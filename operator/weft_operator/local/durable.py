@@ -8,6 +8,7 @@ given out twice although the last ones were never written.
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -44,6 +45,7 @@ class Durable:
         self._store, self._path = store, path
         self._written = store.version
         self._changed = asyncio.Event()
+        self._writing = threading.Lock()  # a file has one writer: `flush` may come while `run` writes in its thread
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         store.listen(self._on_event)
 
@@ -61,22 +63,25 @@ class Durable:
             self._changed.clear()
             version, content = self._snapshot()
             try:
-                await asyncio.to_thread(write_atomically, self._path, content)
+                await asyncio.to_thread(self._write, version, content)
             except OSError as error:
                 log.error("objects are not on disk", extra=kv(path=self._path, error=str(error)))
                 self._settle(version, error)
                 self._changed.set()
                 await asyncio.sleep(RETRY_S)
             else:
-                self._written = version
                 self._settle(version, None)
 
     def flush(self) -> None:
         """Write now what is not yet written. Raises OSError."""
-        version, content = self._snapshot()
-        if version != self._written:
-            write_atomically(self._path, content)
-            self._written = version
+        self._write(*self._snapshot())
+
+    def _write(self, version: int, content: bytes) -> None:
+        """Any thread. An older snapshot never replaces a newer one."""
+        with self._writing:
+            if version > self._written:
+                write_atomically(self._path, content)
+                self._written = version
 
     def _snapshot(self) -> tuple[int, bytes]:
         return self._store.version, serialise(self._store.objects(), self._store.version)

@@ -26,6 +26,7 @@ class Saver:
             await self._server.learned_some.wait()
             await self._gather()
             await self.save()
+        await self.save()  # what was learned while the last save ran
 
     def close(self) -> None:
         """Let `run` save and return."""

@@ -193,6 +193,7 @@ async def _converse(
             raise Superseded(reason)
     except (MessageInvalid, Superseded) as error:
         log.warning("stream refused", extra=kv(kind=kind, reason=error))
+        stream.ended()  # before its end is told
         await context.abort(_CODES[type(error)], str(error))
     finally:
         stream.ended()

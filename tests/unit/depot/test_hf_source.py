@@ -201,7 +201,7 @@ def test_what_breaks_and_mends_goes_unnoticed(hub: FakeHub) -> None:
     hub.fault(f"storage:/{WEIGHTS}", cut_after=1000)
     hub.fault(f"storage:/{WEIGHTS}", status=503)
     hub.fault(f"storage:/{WEIGHTS}", hang=True)
-    assert read_all(source(hub, tries=4), at("org/lora"))[WEIGHTS] == BIG
+    assert read_all(source(hub, tries=4, read_s=1), at("org/lora"))[WEIGHTS] == BIG
 
 
 def test_a_broken_read_goes_on_where_it_broke(hub: FakeHub) -> None:
@@ -230,7 +230,7 @@ def test_a_file_of_another_size_than_listed_is_not_believed(hub: FakeHub, edit: 
 def test_a_hub_that_does_not_answer_is_given_up_in_time(hub: FakeHub) -> None:
     hub.repo("org/lora", {WEIGHTS: BIG})
     hub.fault(WEIGHTS, times=100, hang=True)
-    error = refusal(source(hub, read_s=0.05), at("org/lora"))
+    error = refusal(source(hub, read_s=1), at("org/lora"))
     assert error.reason == Reason.SOURCE_UNREACHABLE
     assert "0 of 3145728 bytes" in error.message
     closed = Hub("http://127.0.0.1:9", quick_network())

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -118,6 +119,30 @@ def test_flush_writes_what_is_not_written_yet(tmp_path: Path) -> None:
 
     asyncio.run(short_life())
     assert open_store(path, clock).find(adapter_ref("upper"))
+
+
+async def test_a_flush_beside_a_write_waits_for_it_and_the_newest_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, real = threading.Event(), durable.write_atomically
+    writing: list[int] = []
+
+    def slow(path: Path, content: bytes) -> None:
+        writing.append(1)
+        assert len(writing) == 1, "a file has one writer at a time"
+        begun.set()
+        threading.Event().wait(0.05)  # the other one would come now
+        real(path, content)
+        writing.pop()
+
+    monkeypatch.setattr(durable, "write_atomically", slow)
+    path = tmp_path / "objects.json"
+    async with kept(path) as (store, keeper):
+        store.apply(adapter_object("first"))
+        assert await asyncio.to_thread(begun.wait, 10)
+        store.apply(adapter_object("second"))
+        keeper.flush()
+    assert {o["metadata"]["name"] for o in open_store(path, clock).objects()} == {"first", "second"}
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,12 @@ from weft_operator.local.logfile import LogFile
 from weft_operator.local.processes import CHILD, CRASH_LOOP, Process, ProcessState, Program, not_ready
 
 READY = """
-import http.server, sys
+import http.server, os, sys, time
 class H(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers(); self.wfile.write(b"ok")
     def log_message(self, *a): pass
+while not os.path.exists(sys.argv[2]): time.sleep(0.01)
 server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), H)
 print("serving", flush=True)
 server.serve_forever()
@@ -100,9 +101,11 @@ def ended(pidfd: int) -> bool:
 
 async def test_a_program_is_ready_when_its_probe_says_so(tmp_path: Path) -> None:
     port = free_port()
-    async with watched(tmp_path, READY, str(port), port=port) as one:
+    may_listen = tmp_path / "may-listen"
+    async with watched(tmp_path, READY, str(port), str(may_listen), port=port) as one:
         first = await one.until(lambda state: state.phase == "Starting" and state.detail != "")
         assert "no answer" in first.detail
+        may_listen.touch()
         ready = await one.until(lambda state: state.phase == "Ready")
         assert ready.restarts == 0
     assert one.process.state.phase == "Stopped"

@@ -1,6 +1,7 @@
 """The real servicer behind a real gRPC server on loopback."""
 
 import asyncio
+import threading
 
 import grpc
 import grpc.aio
@@ -10,6 +11,7 @@ from weft.wire.channels import channel
 from weft.wire.v1 import common_pb2
 from weft.wire.v1 import predictor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub, add_PredictorServicer_to_server
+from weft_predictor import saver as saver_module
 from weft_predictor.core.predictor import LengthPredictor
 from weft_predictor.saver import Saver
 from weft_predictor.server import MAX_ITEMS, PredictorServer
@@ -114,6 +116,27 @@ async def test_the_model_is_saved_after_enough_outcomes_and_at_the_end(stub, ser
     saver.close()
     await running
     assert load(path).learned == 6
+
+
+async def test_what_is_learned_while_the_last_save_runs_is_saved_too(stub, server, tmp_path, monkeypatch):
+    path, begun, go_on = tmp_path / "model.npz", threading.Event(), threading.Event()
+    write = saver_module.save
+
+    def held(*what) -> None:
+        begun.set()
+        assert go_on.wait(10)
+        write(*what)
+
+    monkeypatch.setattr(saver_module, "save", held)
+    saver = Saver(server, path, outcomes=1, seconds=3_600)
+    running = asyncio.create_task(saver.run())
+    await tell(stub, outcome("first"))
+    assert await asyncio.to_thread(begun.wait, 10)
+    await tell(stub, outcome("meanwhile"))
+    saver.close()
+    go_on.set()
+    await running
+    assert load(path).learned == 2
 
 
 async def test_the_model_is_saved_after_a_while_also_with_few_outcomes(stub, server, tmp_path):

@@ -35,6 +35,9 @@ def test_one_forward_an_iteration_whatever_the_adapters_and_rows(drive, world):
     for i in range(6):
         world.write_adapter(f"a{i}", seed=i, rank=1 + i)
     driver = drive(max_adapters=6)
+    for i in range(6):
+        driver.post(driver.request(f"load {i}", [1], 1, f"a{i}", sampling=GREEDY))
+    driver.finish()  # all in their slots: how long loading takes decides nothing
     for i in range(12):
         driver.post(driver.request(f"r{i}", [3 + i] * (1 + i), 20, f"a{i % 6}", sampling=GREEDY))
     driver.finish()

@@ -1,6 +1,7 @@
 """The whole process over real sockets: start, serve, report, drain."""
 
 import asyncio
+import logging
 import signal
 import socket
 import sys
@@ -60,7 +61,7 @@ class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
             self.news.notify_all()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20), self.news:
+        async with asyncio.timeout(60), self.news:  # the first time for the import of torch, too
             await self.news.wait_for(condition)
 
     def order(self, *desired: str, version: int = 1, pinned: bool = False, drain: bool = False, tier: Any = 0) -> None:
@@ -284,7 +285,7 @@ async def test_while_it_waits_for_its_base_a_runner_is_alive_not_ready_and_stops
     base = depot.publish("model", world.base)
     depot.refusals = 10_000
     async with running(depot.url, "127.0.0.1:1", base, tmp_path / "data", free_port) as runner:
-        assert await asyncio.to_thread(depot.asked.wait, 20)
+        assert await asyncio.to_thread(depot.asked.wait, 60)
         assert await runner.get("/healthz") == (200, "ok\n")
         assert await runner.get("/readyz") == (503, "starting\n")
         assert await runner.stop() == 0
@@ -345,6 +346,16 @@ async def test_a_lost_session_cancels_only_its_own_sequences(world, depot, tmp_p
         await kept.close()
 
 
+@pytest.fixture
+def own_logging():
+    """`main` sets this process's logging: put back afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers, root.level = handlers, level
+
+
+@pytest.mark.usefixtures("own_logging")
 def test_an_address_in_use_an_owned_folder_and_an_unknown_base_have_exit_codes_and_names(
     depot, tmp_path, free_port, capfd
 ):

@@ -65,10 +65,9 @@ async def test_a_stop_frees_the_pages_within_one_iteration_while_others_run_on(d
     stop = pool.stop
 
     def posting(command: Any) -> None:
+        post(command)
         if type(command).__name__ == "Stop":
             posted_at.append(pool.iterations)
-        post(command)
-        if posted_at:
             posted.set()
 
     def running(step: Any) -> Any:

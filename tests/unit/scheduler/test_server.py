@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from weft_scheduler.server import Server
 from weft_scheduler.term import TermFile
 
 R = cpb.RunnerId(uuid="u", incarnation="i")
-CONFIG = Config(status_s=0.01, first_table_s=0.01, assign_s=0.2)
+CONFIG = Config(status_s=0.01, first_table_s=0.01)
 
 
 class Peer:
@@ -179,20 +180,23 @@ async def test_a_lost_lease_is_told_and_the_failed_places_again(stack: Stack) ->
     assert (second.epoch.term, second.epoch.counter) > (first.epoch.term, first.epoch.counter)
 
 
-async def test_an_assign_that_nobody_acknowledges_expires_by_the_clock(stack: Stack) -> None:
-    await stack.registry_stream()
-    supervisor, gateway = await stack.supervisor(), await stack.gateway()
-    await supervisor.say(report())
-    await supervisor.hear("orders")
-    await gateway.hear("routes")
-    await gateway.say(submit())
-    first = await gateway.hear("assign")
-    other = report()
-    other.report.runners[0].id.uuid = "elsewhere"
-    await supervisor.say(other)
-    second = await gateway.hear("assign")
-    assert (first.runner.uuid, second.runner.uuid) == ("u", "elsewhere")
-    assert stack.metric("moves_total", reason="expired") == 1
+async def test_an_assign_that_nobody_acknowledges_expires_by_the_clock(
+    tmp_path: Path, new_stack: Callable[..., Any]
+) -> None:
+    async for stack in new_stack(tmp_path, replace(CONFIG, assign_s=0.2)):
+        await stack.registry_stream()
+        supervisor, gateway = await stack.supervisor(), await stack.gateway()
+        await supervisor.say(report())
+        await supervisor.hear("orders")
+        await gateway.hear("routes")
+        await gateway.say(submit())
+        first = await gateway.hear("assign")
+        other = report()
+        other.report.runners[0].id.uuid = "elsewhere"
+        await supervisor.say(other)
+        second = await gateway.hear("assign")
+        assert (first.runner.uuid, second.runner.uuid) == ("u", "elsewhere")
+        assert stack.metric("moves_total", reason="expired") == 1
 
 
 async def test_a_gateway_that_connects_again_replaces_its_older_stream(stack: Stack) -> None:

@@ -196,8 +196,8 @@ async def test_a_server_that_went_away_is_unavailable_and_found_again(own: Postg
 async def test_a_server_that_does_not_answer_is_unavailable_in_bounded_time(
     own: Postgres, url: URL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "CONNECT_S", 0.5)
-    monkeypatch.setattr(database, "STATEMENT_S", 0.5)
+    monkeypatch.setattr(database, "CONNECT_S", 2.0)
+    monkeypatch.setattr(database, "STATEMENT_S", 2.0)
     engine = open_database(url)
     await migrate.upgrade(engine)
     own.freeze()

@@ -176,12 +176,14 @@ async def world(store, config) -> AsyncIterator[World]:
             lambda s: (add_SupervisorServicer_to_server(server, s), add_AdminServicer_to_server(admin, s))
         )
         running = asyncio.create_task(server.run(keep_days=30))
-        async with channel(own_at) as to_own:
-            yield World(server, scheduler, predictor, SupervisorStub(to_own), AdminStub(to_own))
-        await server.drain()
-        await asyncio.wait_for(running, 10)
-        await own.stop(0)
-    await peers.stop(0)
+        try:
+            async with channel(own_at) as to_own:
+                yield World(server, scheduler, predictor, SupervisorStub(to_own), AdminStub(to_own))
+            await server.drain()
+            await asyncio.wait_for(running, 10)
+        finally:
+            await own.stop(0)
+            await peers.stop(0)
 
 
 async def listening(register) -> tuple[grpc.aio.Server, str]:

@@ -206,6 +206,7 @@ def test_the_quickstart_model_equals_the_oracle_alone_and_in_a_mixed_batch(
         alone.post(request)
         alone.finish()
     assert_right(oracle, alone, requests(alone))
+    load_all(oracle, together)
     together.post(*requests(together))
     together.finish()
     assert_right(oracle, together, requests(together))
