@@ -4,6 +4,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -96,5 +97,9 @@ class Terminal:
 
 
 def _own_terminal() -> None:
-    """The child's standard input becomes its controlling terminal, so that Ctrl-C is a signal to it."""
+    """The child's standard input becomes its controlling terminal, so that Ctrl-C is a signal to it.
+
+    And one that it hears: what a shell starts in the background ignores it, and so would all that it starts.
+    """
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -104,6 +104,14 @@ def gateway() -> Iterator[Gateway]:
     server.close()
 
 
+@pytest.fixture
+def hears_ctrl_c() -> Iterator[None]:
+    """Also where the tests run in the background of a shell, which lets them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(autouse=True)
 def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WEFT_API_KEY", raising=False)
@@ -312,6 +320,7 @@ def test_a_refusal_does_not_end_the_session_and_leaves_no_trace_in_it(
     assert capfd.readouterr().err.count("weft: 429: the model is full") == 2
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_ctrl_c_ends_the_answer_and_what_has_come_of_it_stays(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
