@@ -14,7 +14,6 @@
 
 namespace WEFT_NS {
 
-constexpr ptrdiff_t kMostAhead = 512 << 10;  // bytes of the next unit: beside a chunk of rows and the columns at work
 constexpr int kNormRows = 8;     // tokens of a unit of norm or rotation
 constexpr int kShrinkRows = 32;  // tokens of a unit of a shrink
 enum { kQkv = 0, kOut = 1, kGateUp = 2, kDown = 3, kSites = 4 };
@@ -133,7 +132,6 @@ class Step {
       ready(rows);
       Ahead ahead;
       ahead_of_lora(layer, site, row, rows, &span, 1, ahead);
-      ahead_of_unit(w, span, rows, ahead);
       product<Kind>(w, x + row * xs, xs, rows, span, y, me.scratch() + kPanelBytes, ahead);
       add_lora(layer, site, row, rows, &span, 1, y);
       epilogue(y, row, rows, span);
@@ -152,7 +150,6 @@ class Step {
       ready(rows);
       Ahead ahead;
       ahead_of_lora(layer, kGateUp, row, rows, spans, 2, ahead);
-      ahead_of_unit(w, both, rows, ahead);
       product<Kind>(w, x_ + row * at_.x_stride, at_.x_stride, rows, both, y, me.scratch() + kPanelBytes, ahead);
       add_lora(layer, kGateUp, row, rows, spans, 2, y);
       for (int m = 0; m < rows; m++)
@@ -164,16 +161,6 @@ class Step {
         for (int m = 0; m < rows; m++)
           for (int64_t c = m_.inner; c < at_.act_stride; c++) act_[(row + m) * at_.act_stride + c] = X(0);
     });
-  }
-
-  // Tiles of many rows leave the memory idle: it brings the columns that this thread will most likely need next, as many
-  // as have room in the cache. Few rows, and vectors, stream their columns and run into the next unit's by themselves.
-  static void ahead_of_unit(const weft_matrix& w, const Span& span, int rows, Ahead& ahead) {
-    if (WEFT_LEVEL < 4 || w.kind == WEFT_FP32 || rows <= 16) return;
-    const int next = span.group + span.count, end = std::min(next + kUnitGroups, (w.n_out + 15) / 16);
-    const ptrdiff_t group_bytes = round_up(w.n_in, 32) * (w.kind == WEFT_INT8 ? 16 : 32);
-    const char* begin = static_cast<const char*>(w.data) + next * group_bytes;
-    ahead.add(begin, begin + std::min<ptrdiff_t>((end - next) * group_bytes, kMostAhead));
   }
 
   // ---- LoRA
@@ -389,9 +376,8 @@ class Step {
       for (int row = 0; row < s_.n_sampled; row += kPanelRows) {
         const int rows = std::min(kPanelRows, s_.n_sampled - row);
         ready(rows);
-        Ahead ahead;
-        if (row + rows == s_.n_sampled) ahead_of_unit(m_.head, span, rows, ahead);
-        product<Kind>(m_.head, head_ + row * at_.x_stride, at_.x_stride, rows, span, y, me.scratch() + kPanelBytes, ahead);
+        Ahead nothing;
+        product<Kind>(m_.head, head_ + row * at_.x_stride, at_.x_stride, rows, span, y, me.scratch() + kPanelBytes, nothing);
         const int n = std::min(16 * span.count, m_.vocab - 16 * span.group);
         for (int m = 0; m < rows; m++)
           std::memcpy(s_.logits + int64_t(row + m) * m_.vocab + 16 * span.group, y + m * kUnitColumns, sizeof(float) * n);

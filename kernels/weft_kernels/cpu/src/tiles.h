@@ -101,17 +101,22 @@ static inline void tiles_16x64(const uint16_t* x, ptrdiff_t x_stride, const char
   keep_sums(y, y + 32, ys);
 }
 
-// y[32][32] (+)= x[32][32 blocks] columns of two groups: many rows.
+// y[32][32] (+)= x[32][32 blocks] columns of two groups: many rows. `kStream`: the first of them, and weights stream past
+// as above.
+template <bool kStream>
 static inline void tiles_32x32(const uint16_t* x, ptrdiff_t x_stride, const char* w, int blocks, float* y, ptrdiff_t y_stride, bool onto, Ahead& ahead) {
   const ptrdiff_t xs = x_stride * 2, ys = y_stride * 4, group = blocks * kTileBytes;
   const uint16_t* below = x + 16 * x_stride;
   float* y_below = y + 16 * y_stride;
   begin_sums(y, y_below, ys, onto);
   for (int k = 0; k < blocks; k++, w += kTileBytes) {
+    const char* far = w + 2 * kStreamAhead + ((k + 1) * kTileBytes + 2 * kStreamAhead > group ? group : 0);
     _tile_loadd(4, x + 32 * k, xs);
     _tile_loadd(6, w, 64);
+    if (kStream) fetch(far);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, w + group, 64);
+    if (kStream) fetch(far + group);
     ahead.some();
     _tile_dpbf16ps(1, 4, 7);
     _tile_loadd(5, below + 32 * k, xs);
@@ -145,7 +150,10 @@ static inline void tile_matrix(const uint16_t* x, ptrdiff_t x_stride, int rows, 
   for (; m + 16 < rows; m += 32) {
     int g = 0;
     for (; g + 2 <= groups; g += 2)
-      tiles_32x32(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, ahead);
+      if (m == 0)
+        tiles_32x32<true>(x, x_stride, w + g * group, blocks, y + 16 * g, y_stride, onto, ahead);
+      else
+        tiles_32x32<false>(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, ahead);
     for (; g < groups; g++)
       for (int half = m; half < m + 32; half += 16) tiles_16x16(x + half * x_stride, x_stride, w + g * group, blocks, y + half * y_stride + 16 * g, y_stride, onto, ahead);
   }
