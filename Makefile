@@ -6,7 +6,7 @@ CLUSTER := PYTHONPATH=tests/support $(BIN)/python -m cluster
 
 .DEFAULT_GOAL := help
 .PHONY: help install kernels up test test-operator test-cluster cluster-tools dev-cluster dev-cluster-down bench-operator
-.PHONY: check format proto crds golden lock clean
+.PHONY: gpu-check gpu-bench check format proto crds golden lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -54,6 +54,16 @@ dev-cluster-down: install  ## end the dev cluster
 
 bench-operator: cluster-tools  ## `weft bench operator`, on a Kubernetes API server of its own (3 minutes)
 	@$(CLUSTER) bench-operator
+
+# From the checkout as it is: torch, Triton and numpy of GPU_PYTHON, no virtual environment. GPU_FLAGS: `--help` has them.
+GPU_PYTHON ?= python3
+GPU := PYTHONPATH=kernels:services/gpu-runner:bench:. PYTHONUNBUFFERED=1 $(GPU_PYTHON) -m weft_bench.gpu
+
+gpu-check:  ## kernels and the CUDA executor on this machine's GPU against plain torch (at most 8 minutes)
+	@$(GPU) check $(GPU_FLAGS)
+
+gpu-bench:  ## all figures of docs/benchmarks/gpu.md on this machine's GPU (at most 8 minutes)
+	@$(GPU) bench $(GPU_FLAGS)
 
 proto: install  ## regenerate weft/wire/v1 from its .proto files
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. weft/wire/v1/*.proto

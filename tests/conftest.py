@@ -1,6 +1,11 @@
 """Shared by all suites: one seed, printed, from `WEFT_TEST_SEED` (default 0)."""
 
 import os
+
+# Triton decides when it is imported whether its kernels are compiled or interpreted. Here they are interpreted, on the
+# CPU, unless TRITON_INTERPRET=0 is said; so before anything that may import Triton (torch does at times).
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import random
 
 import pytest

@@ -30,10 +30,10 @@ REPORT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wef
 
 SUITES = (
     Suite("unit", ("tests/unit", "-m", "not oracle"), 520),
-    Suite("kernels", ("tests/kernels",), 120),
-    Suite("oracle", ("tests/unit", "-m", "oracle"), 120),
-    Suite("integration", ("tests/integration",), 360),
-    Suite("e2e", ("tests/e2e",), 380),
+    Suite("kernels", ("tests/kernels",), 200),
+    Suite("oracle", ("tests/unit", "-m", "oracle"), 200),
+    Suite("integration", ("tests/integration",), 290),
+    Suite("e2e", ("tests/e2e",), 290),
 )
 GROUPS = {
     "test": SUITES,

@@ -62,12 +62,12 @@ def parts(life: Life, loads: Sequence[SlotLoad]) -> Parts:
     return Parts(0.0, 0.0, life.ttft_s, hit=True)
 
 
-def settled(played: Played, loads: Sequence[SlotLoad]) -> list[Parts]:
+def settled(played: Played, loads: Sequence[SlotLoad], streams: int = STREAMS) -> list[Parts]:
     """The parts of every request but the first of each stream, which come all at once."""
     mine: dict[str, list[SlotLoad]] = {}
     for load in loads:
         mine.setdefault(load.digest, []).append(load)
-    return [parts(life, mine.get(life.ask.adapter, ())) for life in played.lives[STREAMS:]]
+    return [parts(life, mine.get(life.ask.adapter, ())) for life in played.lives[streams:]]
 
 
 def over_allowed(found: Sequence[Parts], warm_s: Sequence[float], loads: Sequence[SlotLoad]) -> float:

@@ -5,12 +5,14 @@ against the engine's books. While the clock runs only references are kept; they 
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from weft_bench.errors import WrongAdapter
 from weft_kernels.plan import SegmentPlan
+from weft_runner.core.choice import Choice
 from weft_runner.core.events import Action, Unload
 from weft_runner.core.iteration import Batch
 from weft_runner.engine import Engine
@@ -51,58 +53,97 @@ class SlotLoad:
 
 @dataclass(slots=True)
 class _Seen:
-    """A beat as it was noted: which digests sat in the slots, what was chosen, what was run."""
+    """A step as it was noted: what was chosen, which digests sat in the slots, what was run."""
 
     began: float
     batch: Batch
     seats: dict[int, str]
     plans: list[SegmentPlan]
+    accounted: bool = False
     ended: float = 0.0
 
 
 class Witness:
-    """Stands between the engine and its pool, executor and adapters. One thread."""
+    """Stands between the engine and its pool, executor and adapters. One thread.
+
+    An executor that looks ahead is handed a step before the one in front of it has ended: steps are accounted for in
+    the order in which they were launched.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.loads: list[SlotLoad] = []
-        self._seats: dict[int, str] = {}  # replaced, never changed: beats keep the one that they ran with
+        self._seats: dict[int, str] = {}  # replaced, never changed: steps keep the one that they ran with
         self._seen: list[_Seen] = []
-        self._choose, self._carry_out, self._put = engine.pool.choose, engine.adapters.carry_out, engine.adapters.put
-        engine.pool.choose = self._noting_choose
+        self._waiting: deque[_Seen] = deque()  # launched, not accounted for
+        self._batch, self._chosen, self._running = Batch((), 0), 0.0, False
+        self._choose, self._account = engine.pool.choose, engine.pool.account
+        self._carry_out, self._put = engine.adapters.carry_out, engine.adapters.put
+        engine.pool.choose, engine.pool.account = self._noting_choose, self._noting_account
         engine.adapters.carry_out = self._noting_carry_out
         engine.adapters.put = self._noting_put
-        engine.executor = cast(Executor, _Watched(engine.executor, self._noting_run))
+        for name in ("run", "launch", "follow"):
+            self._watch(engine.executor, name)
 
     def begin(self) -> None:
-        """Forget the beats and loads so far."""
+        """Forget the steps and loads so far."""
         self._seen, self.loads = [], []
+        self._waiting.clear()
 
     def ended(self, now: float) -> None:
         """The last beat has told its iteration."""
-        if self._seen and not self._seen[-1].ended:
-            self._seen[-1].ended = now
+        for seen in reversed(self._seen):
+            if seen.ended:
+                return
+            if seen.accounted:
+                seen.ended = now
 
     def verified(self) -> list[Beat]:
         """Every beat since `begin` that ran rows. Raises WrongAdapter when a row did not run with its adapter."""
-        return [_beat(seen) for seen in self._seen if seen.batch.rows]
+        return [_beat(seen) for seen in self._seen if seen.ended]
 
-    # ---- in the place of the pool's and the adapters' methods, and before the executor's
+    # ---- in the place of the pool's, the adapters' and the executor's methods
 
-    def _noting_choose(self) -> Batch:
-        began = time.perf_counter()
-        batch = self._choose()
-        self._seen.append(_Seen(began, batch, self._seats, []))
-        return batch
+    def _noting_choose(self, *arguments: Any, **options: Any) -> Batch:
+        self._chosen = time.perf_counter()
+        self._batch = self._choose(*arguments, **options)
+        return self._batch
 
-    def _noting_run(self, step: Step) -> None:
-        self._seen[-1].plans.append(step.plan)
+    def _noting_account(self, batch: Batch, choices: Mapping[str, Choice], failures: Mapping[str, str]) -> None:
+        if self._waiting:  # else it was launched before `begin`
+            self._waiting.popleft().accounted = True
+        self._account(batch, choices, failures)
+
+    def _watch(self, executor: Executor, name: str) -> None:
+        """Note the steps that this method of the executor is handed, but not those that it hands to another one."""
+        method = getattr(executor, name, None)
+        if method is None:
+            return
+
+        def noting(step: Step, *arguments: Any, **options: Any) -> Any:
+            outermost, self._running = not self._running, True
+            if outermost:
+                self._note(step, again=name != "follow")
+            try:
+                return method(step, *arguments, **options)
+            finally:
+                self._running = not outermost
+
+        setattr(executor, name, noting)
+
+    def _note(self, step: Step, *, again: bool) -> None:
+        """`again`: a step of the same batch, with the last one not accounted for, is another try at it."""
+        if again and self._waiting and self._waiting[-1].batch is self._batch:
+            self._waiting[-1].plans.append(step.plan)
+            return
+        began = self._chosen if again else time.perf_counter()
+        seen = _Seen(began, self._batch, self._seats, [step.plan])
+        self._seen.append(seen)
+        self._waiting.append(seen)
 
     def _noting_carry_out(self, actions: Iterable[Action]) -> None:
         actions = list(actions)
         gone = {action.slot for action in actions if isinstance(action, Unload)}
         self._seats = {seat: digest for seat, digest in self._seats.items() if seat not in gone}
-        if self._seen and not self._seen[-1].plans:
-            self._seen[-1].seats = self._seats  # between the choice and the step
         self._carry_out(actions)
 
     def _noting_put(self, loaded: Loaded) -> None:
@@ -110,20 +151,6 @@ class Witness:
         self._seats = {**self._seats, loaded.slot: loaded.digest}
         n_bytes = loaded.adapter.n_bytes
         self.loads.append(SlotLoad(loaded.digest, time.perf_counter(), loaded.seconds, n_bytes))
-
-
-class _Watched:
-    """An executor whose steps are noted."""
-
-    def __init__(self, executor: Executor, note: Callable[[Step], None]) -> None:
-        self._executor, self._note = executor, note
-
-    def run(self, step: Step, **options: Any) -> Any:
-        self._note(step)
-        return self._executor.run(step, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._executor, name)
 
 
 def _beat(seen: _Seen) -> Beat:

@@ -5,8 +5,9 @@ BenchFailed
 |- NoResources    the API server does not know our resources
 |- NotInTime      objects did not come to what was waited for
 |- NotLogged      the audit log is not that of this API server
-|- EngineRefused  the engine could not be built, or gave a request up (cpu_engine.py)
+|- EngineRefused  the engine could not be built, or gave a request up (playing.py)
 |- WrongAdapter   a row ran with another adapter than it asked for: no figure of that run counts
+|- NotReady       no process can have the GPU, or there is none (gpu_supervise.py)
 |- RequestFailed  a request through the stack was refused, or its stream broke off (load.py, sse.py)
 `- PeerFailed     a peer's process ended, or answered something else (peers/worker.py)
 """
@@ -38,6 +39,10 @@ class EngineRefused(BenchFailed):
 
 class WrongAdapter(BenchFailed):
     """A row ran with another adapter than it asked for, or a step had another number of them than its case says."""
+
+
+class NotReady(BenchFailed):
+    """No worker gets ready: there is no GPU, or it is not to be had."""
 
 
 class RequestFailed(BenchFailed):

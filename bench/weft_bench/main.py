@@ -181,6 +181,17 @@ def peers(
         keep("peers", bench.__doc__ or "", lines, docs)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def gpu(context: typer.Context) -> None:
+    """The engine on a GPU: `weft bench gpu bench`, `check` or `page`; `weft bench gpu --help` tells more.
+
+    The same as `make gpu-bench` and `make gpu-check`, which run from a checkout with torch and Triton alone.
+    """
+    from weft_bench import gpu as bench
+
+    raise typer.Exit(bench.main(context.args))
+
+
 @app.command()
 def check(docs: Docs = DEFAULT_DOCS) -> None:
     """List every target that the newest figures miss (unmeasured ones too); exit 1 if there is one."""

@@ -11,10 +11,12 @@ time in which the runner computed nothing: 1 - busy seconds / wall seconds, from
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft_bench.lines import Line, Origin
-from weft_bench.load import Timing
+
+if TYPE_CHECKING:
+    from weft_bench.load import Timing  # brings an HTTP client along, which `gpu-bench` has not: percentiles need none
 
 WORDS = "the red fox jumps over seven lazy dogs while rain falls on green hills near an old stone bridge".split()
 
@@ -37,7 +39,7 @@ def bodies(models: Sequence[str], count: int, seed: int) -> Iterator[dict[str, A
         yield {"model": models[i % len(models)], "prompt": prompt, "temperature": 0, "max_tokens": 200}
 
 
-def lines(origin: Origin, case: str, timings: Sequence[Timing], wall_s: float, busy_s: float) -> Iterator[Line]:
+def lines(origin: Origin, case: str, timings: "Sequence[Timing]", wall_s: float, busy_s: float) -> Iterator[Line]:
     """The figures of one case."""
     tokens = sum(t.completion_tokens for t in timings)
     yield origin.line(case, "requests", len(timings) / wall_s, "1/s")

@@ -25,6 +25,7 @@ from weft_runner.memory.kv_cache import KvCache
 from weft_runner.memory.lora_table import LoraTable
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu import CpuExecutor
+from weft_runner.model.cuda import CudaExecutor, Sizes
 from weft_runner.model.executor import Executor
 from weft_runner.model.reference import ReferenceExecutor
 from weft_runner.model.spec import ModelSpec, read_spec
@@ -242,6 +243,12 @@ def native_executor(model: OracleModel, pages: int, page_tokens: int, dtype: str
     )
 
 
+def cuda_executor(model: OracleModel, pages: int, page_tokens: int, dtype: torch.dtype = torch.float32) -> CudaExecutor:
+    """On this machine's CPU, under Triton's interpreter; decode steps of up to 8 rows are recorded."""
+    sizes = Sizes(pages, page_tokens, slots=len(model.adapters) or 1, max_rank=64, rows=8, context=256, graphs=True)
+    return CudaExecutor(model.spec, load_weights(model.files, model.spec, dtype), sizes)
+
+
 @dataclass
 class _Sequence:
     tokens: list[int]
@@ -295,6 +302,8 @@ class Rows:
 
     def _load(self, slot: int, folder: Path) -> None:
         scales = parse_adapter_config((folder / "adapter_config.json").read_bytes())
-        adapter = self._executor.adapters.build(map_tensors(folder / "adapter_model.safetensors"), scales)
-        self._executor.adapters.put(slot, adapter)
+        store, tensors = self._executor.adapters, map_tensors(folder / "adapter_model.safetensors")
+        n_pages = -(-store.needs(tensors, scales) // store.page_bytes) if store.page_bytes else 0
+        adapter = store.build(tensors, scales, [self._free.pop() for _ in range(n_pages)])
+        store.put(slot, adapter)
         self._ranks[slot] = adapter.site_rank

@@ -13,13 +13,14 @@ from weft_runner.core.iteration import Limits
 from weft_runner.core.measured import Profile
 from weft_runner.core.pace import GUESS
 from weft_runner.core.request_pool import PoolLimits, RequestPool
-from weft_runner.engine import Command, Engine, Iteration
+from weft_runner.engine import Broken, Command, Engine, Iteration
 from weft_runner.executors import Base, make_executor
 from weft_runner.memory.adapter_files import Source
 from weft_runner.memory.adapter_pool import AdapterPool
 from weft_runner.model.executor import Executor
 from weft_runner.model.spec import ModelSpec, read_spec
 from weft_runner.model.weights import Files
+from weft_runner.parallel.executor import SplitExecutor
 from weft_runner.profile import measure_profile
 from weft_runner.settings import Settings
 
@@ -38,6 +39,7 @@ class Built:
     threads: int
     torch_threads: int  # of torch's operators on the engine's thread
     profile: Profile | None  # None: --profile off
+    close: Callable[[], None]  # once the engine has ended: nothing else is left running
 
 
 def build_engine(
@@ -53,10 +55,12 @@ def build_engine(
     """
     started = time.perf_counter()
     spec = read_spec(files["config.json"], files.get("generation_config.json"))
-    threads = settings.threads or default_threads(spec)
+    threads = max(
+        1, (settings.threads or default_threads(spec)) // (settings.tensor_parallel * settings.pipeline_parallel)
+    )
     torch.set_num_threads(min(threads, MOST_TORCH_THREADS))
     executor = make_executor(settings, Base(spec, files, threads, stopping))
-    limits = pool_limits(settings, spec, executor.page_bytes)
+    limits = pool_limits(settings, spec, executor.page_bytes, keep_copies=executor.adapters.page_bytes > 0)
 
     def make_adapters(post: Callable[[Command], None]) -> AdapterPool:
         return AdapterPool(executor.adapters, settings.max_rank, source, post)
@@ -66,7 +70,16 @@ def build_engine(
     profile = _profile(executor, limits) if settings.profile else None
     pool = RequestPool(limits, profile.model if profile else GUESS)
     engine = Engine(pool, executor, make_adapters, on_iteration)
-    return Built(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile)
+    close = _watched(executor, engine)
+    return Built(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile, close)
+
+
+def _watched(executor: Executor, engine: Engine) -> Callable[[], None]:
+    """A rank that is lost ends the engine, also while that has nothing to do. Returns what ends the other ranks."""
+    if not isinstance(executor, SplitExecutor):
+        return lambda: None
+    executor.watch(lambda error: engine.post(Broken(error)))
+    return executor.close
 
 
 def _profile(executor: Executor, limits: PoolLimits) -> Profile:
@@ -83,8 +96,8 @@ def _profile(executor: Executor, limits: PoolLimits) -> Profile:
     return profile
 
 
-def pool_limits(settings: Settings, spec: ModelSpec, page_bytes: int) -> PoolLimits:
-    """Both executors compute in this machine's memory: adapters and KV share one budget, and no host copy is kept."""
+def pool_limits(settings: Settings, spec: ModelSpec, page_bytes: int, *, keep_copies: bool = False) -> PoolLimits:
+    """Adapters and KV share one budget. Host copies are kept where the device's memory is not this machine's."""
     return PoolLimits(
         total_pages=settings.kv_pages,
         page_tokens=settings.page_tokens,
@@ -99,7 +112,7 @@ def pool_limits(settings: Settings, spec: ModelSpec, page_bytes: int) -> PoolLim
         starvation=settings.starvation,
         host_bytes=settings.host_mib << 20,
         page_bytes=page_bytes,
-        keep_copies=False,
+        keep_copies=keep_copies,
     )
 
 

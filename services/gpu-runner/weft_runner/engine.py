@@ -18,11 +18,12 @@ from weft_runner.core.events import Desired, Event, PoolState
 from weft_runner.core.iteration import Batch, Row
 from weft_runner.core.request_pool import RequestPool, check_pool
 from weft_runner.core.sequence import Epoch, Request
+from weft_runner.errors import ExecutorLost
+from weft_runner.flights import NOTHING, Flights, InFlight, Pipeline, draws_of
 from weft_runner.memory.adapter_pool import AdapterPool
 from weft_runner.memory.loads import Fetched, FetchFailed, FromAdapters, Loaded, LoadFailed, OnDisk, Sized
-from weft_runner.model.executor import Executor
-from weft_runner.model.sampling import Draw
-from weft_runner.steps import Steps
+from weft_runner.model.executor import Executor, LooksAhead, Pipelined
+from weft_runner.steps import Prepared, Steps
 
 log = logging.getLogger(__name__)
 CHECKED_PAGES = 1 << 16  # an idle beat checks every book; sorting more pages than this would delay the next command
@@ -70,7 +71,14 @@ class Shutdown:
     """End the thread."""
 
 
-Command = Request | Stop | OwnerLost | SetDesired | Drain | TellState | Shutdown | FromAdapters
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The executor is lost, and the engine with it."""
+
+    error: ExecutorLost
+
+
+Command = Request | Stop | OwnerLost | SetDesired | Drain | TellState | Shutdown | Broken | FromAdapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,10 @@ class Iteration:
 
 
 class Engine:
-    """Owns the request pool, the executor and the adapter slots. `on_iteration` is called from the engine's thread."""
+    """Owns the request pool, the executor and the adapter slots. `on_iteration` is called from the engine's thread.
+
+    An executor of several stages has several batches in flight: a beat then launches one, or accounts for the oldest.
+    """
 
     def __init__(
         self,
@@ -100,6 +111,10 @@ class Engine:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.adapters = make_adapters(self.post)  # loads report back to this engine's queue
         self._steps = Steps(pool, self.adapters.ranks)
+        self._flights = Flights(pool, self._steps, executor) if isinstance(executor, LooksAhead) else None
+        self._next: InFlight | None = None  # launched already, behind the step that ran last
+        self._pipeline = Pipeline(pool, self._steps, executor) if isinstance(executor, Pipelined) else None
+        self._launching_s = 0.0  # in beats that launched, since one landed
         self._tell_state = self._stopping = False
         self.busy_since: float | None = None  # monotonic, while the model runs: a forward that never ends shows
 
@@ -114,21 +129,34 @@ class Engine:
 
     def beat(self) -> None:
         """One iteration."""
-        self._take_commands(wait=not self.pool.runnable)
+        self._take_commands(wait=not (self.pool.runnable or self._next or self._pipeline))
         began = time.monotonic()
-        batch = self.pool.choose()
-        self.executor.lend_pages(self.pool.take_lent_pages())
-        self.adapters.carry_out(self.pool.residency.take_actions())
+        if self._pipeline is not None:
+            self._move_on(self._pipeline, began)
+            return
+        flight, self._next = self._next, None
+        batch = flight.batch if flight else self.pool.choose()
+        self._order_adapters()
         if batch.rows:
             self.busy_since = began
-            choices, failures = self._run(batch)
+            choices, failures = self._run(batch, flight)
             self.busy_since = None
+            batch = flight.still_there(self.pool) if flight else batch
             self.pool.account(batch, choices, failures)
             self.pool.chooser.timed(batch, (time.monotonic() - began) * 1e3)
-            self.adapters.carry_out(self.pool.residency.take_actions())
-        elif self.pool.pages.total_pages <= CHECKED_PAGES:
-            check_pool(self.pool)
+            self._order_adapters()
+        else:
+            self._check()
         self._publish(batch, time.monotonic() - began)
+
+    def _order_adapters(self) -> None:
+        """What the books decided about adapters. Steps that may still touch the pages that these get come first."""
+        self.executor.lend_pages(self.pool.take_lent_pages())
+        self.adapters.carry_out(self.pool.residency.take_actions())
+
+    def _check(self) -> None:
+        if self.pool.pages.total_pages <= CHECKED_PAGES:
+            check_pool(self.pool)
 
     # ---- choose: what came in
 
@@ -160,6 +188,8 @@ class Engine:
                     pool.retry()
             case Shutdown():
                 self._stopping = True
+            case Broken(error):
+                raise error
             case Loaded():
                 self._put(command)
             case Sized(digest, _, n_bytes, host_bytes):
@@ -185,18 +215,28 @@ class Engine:
 
     # ---- run
 
-    def _run(self, batch: Batch) -> tuple[dict[str, Choice], dict[str, str]]:
-        """One forward for the whole batch. If it fails, each row runs alone, and only those that fail again end."""
+    def _run(self, batch: Batch, flight: InFlight | None) -> tuple[dict[str, Choice], dict[str, str]]:
+        """One forward for the whole batch, if none is in flight. If it fails, each row runs alone.
+
+        Only those that fail again end. Raises ExecutorLost: then no row can run.
+        """
         self.executor.clear_pages(self.pool.take_granted_pages())
         try:
+            if self._flights is not None:
+                return self._fly(self._flights, flight or self._flights.launch(batch))
             return self._forward(batch.rows, keep=batch is self.pool.chooser.standing)
+        except ExecutorLost:
+            raise
         except Exception:
             log.exception("the forward of a batch failed; its rows run alone")
         choices: dict[str, Choice] = {}
         failures: dict[str, str] = {}
-        for row in batch.rows:
+        self._next = None
+        for row in (flight.still_there(self.pool) if flight else batch).rows:
             try:
                 chosen, failed = self._forward((row,))
+            except ExecutorLost:
+                raise
             except Exception as error:  # noqa: BLE001 (it ends this sequence, with its name, and is told to its gateway)
                 chosen, failed = {}, {row.key: f"{type(error).__name__}: {error}"}
             choices.update(chosen)
@@ -207,10 +247,42 @@ class Engine:
         prepared = self._steps.prepare(rows, keep=keep)
         logits = self.executor.run(prepared.step)
         self.pool.forwards += 1
-        draws = [Draw(s.request.sampling, len(s.tokens), s.shifts) for s in prepared.sampled]
-        chosen = dict(zip((s.key for s in prepared.sampled), self.executor.choose(logits, draws), strict=True))
-        choices = {key: choice for key, choice in chosen.items() if choice is not None}
-        return choices, {key: "the model's output is not finite" for key in chosen if key not in choices}
+        return _by_key(prepared, self.executor.choose(logits, draws_of(prepared)))
+
+    def _fly(self, flights: Flights, flight: InFlight) -> tuple[dict[str, Choice], dict[str, str]]:
+        """Launch the next step behind this one, unless somebody has come meanwhile; then wait for this one."""
+        if self._commands.empty():
+            self._next = flights.follow(flight)
+        return _by_key(flight.prepared, flight.landing.choices())
+
+    # ---- several batches in flight
+
+    def _move_on(self, pipeline: Pipeline, began: float) -> None:
+        """The rest of a beat: launch a batch while a stage has no work, else wait for the oldest one."""
+        batch, landed = pipeline.choose(), NOTHING
+        self._order_adapters()
+        self.busy_since = began
+        if batch.rows:
+            self.executor.clear_pages(self.pool.take_granted_pages())
+            pipeline.launch(batch)
+            self._launching_s += time.monotonic() - began
+        elif pipeline:
+            landed = self._land(pipeline)
+        else:
+            self._check()
+        self.busy_since = None
+        self._publish(landed, time.monotonic() - began)
+
+    def _land(self, pipeline: Pipeline) -> Batch:
+        """The rows that are still there, accounted for."""
+        landed = pipeline.land()
+        flight = landed.flight
+        batch = flight.still_there(self.pool)
+        self.pool.account(batch, *_by_key(flight.prepared, landed.found))
+        if landed.found:  # else it was not waited for
+            self.pool.chooser.timed(flight.batch, landed.ms, landed.keys)
+        self._order_adapters()
+        return batch
 
     # ---- account: what goes out
 
@@ -218,10 +290,19 @@ class Engine:
         events = tuple(self.pool.take_events())
         wanted = self.pool.take_urgent() or self._tell_state
         self._tell_state = False
+        if batch.rows:
+            busy_s, self._launching_s = busy_s + self._launching_s, 0.0
         if events or wanted or batch.rows:
             state = self.pool.state() if wanted else None
             sizes = len(batch.rows), batch.n_tokens, batch.n_adapters
             self._on_iteration(Iteration(self.pool.iterations, events, state, *sizes, busy_s))
+
+
+def _by_key(prepared: Prepared, found: list[Choice | None]) -> tuple[dict[str, Choice], dict[str, str]]:
+    """What rows chose, and why those that have no choice failed."""
+    chosen = dict(zip((s.key for s in prepared.sampled), found, strict=True))
+    choices = {key: choice for key, choice in chosen.items() if choice is not None}
+    return choices, {key: "the model's output is not finite" for key in chosen if key not in choices}
 
 
 class EngineThread:

@@ -7,6 +7,7 @@ RunnerError
 |   |-- AdapterInvalid       an adapter that does not fit the base, the pool's rank or this executor
 |   `-- ArtifactUnknown      the depot does not have that digest
 |-- ExecutorUnavailable      the executor that was asked for cannot serve here: ask for another, or mend what it names
+|-- ExecutorLost             a part of what computes is gone for good: this runner ends, its requests go on elsewhere
 |-- ArtifactUnreachable      the depot does not answer: retry later
 |-- OutOfMemory              the machine or its container is too small: less of everything, or a larger one
 `-- StoppedAtStart           told to stop before it served: nothing is wrong
@@ -39,6 +40,10 @@ class ArtifactUnknown(ArtifactError):
 
 class ExecutorUnavailable(RunnerError):
     """The executor that was asked for cannot serve this model on this machine."""
+
+
+class ExecutorLost(RunnerError):
+    """A part of what computes is gone, or no longer in step with the rest; trying again would compute nonsense."""
 
 
 class ArtifactUnreachable(RunnerError):

@@ -1,13 +1,22 @@
-"""What computes: the native CPU executor where it can serve this model, else the reference executor, which can."""
+"""What computes: the cuda executor where there is a GPU, else the native CPU executor, else the reference executor.
+
+The last one serves every model; `auto` takes the first that can serve this one and says why the others cannot.
+"""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
 
 from weft.telemetry.logs import kv
 from weft_kernels.cpu.errors import LevelUnusable, NativeUnavailable
 from weft_kernels.cpu.library import load
+from weft_runner import gpu
 from weft_runner.errors import ExecutorUnavailable
+from weft_runner.gpu import Gpu, GpuUnavailable, find_gpu
 from weft_runner.memory.available import available_memory
 from weft_runner.memory.kv_cache import KvCache
 from weft_runner.memory.lora_table import LoraTable
@@ -19,7 +28,12 @@ from weft_runner.model.packed import why_not
 from weft_runner.model.reference import ReferenceExecutor
 from weft_runner.model.spec import ModelSpec
 from weft_runner.model.weights import Files, load_weights
-from weft_runner.settings import CPU_PAGE, Settings
+from weft_runner.parallel.executor import ShardedExecutor, start_sharded
+from weft_runner.parallel.group import Alone, Group
+from weft_runner.parallel.pipeline import PipelinedExecutor, start_pipelined
+from weft_runner.parallel.shard import Part, check_divisible
+from weft_runner.parallel.stages import stage_of
+from weft_runner.settings import CPU_PAGE, Settings, told
 
 log = logging.getLogger(__name__)
 COST = "fp32 in torch, one operator after the other: twice the bytes a token, and several times the time"
@@ -27,7 +41,7 @@ COST = "fp32 in torch, one operator after the other: twice the bytes a token, an
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The model to compute, and how many threads may. `stopping`: asked while weights load."""
+    """The model to compute, and how many threads may (of each rank). `stopping`: asked while weights load."""
 
     spec: ModelSpec
     files: Files
@@ -37,8 +51,19 @@ class Base:
 
 def make_executor(settings: Settings, base: Base) -> Executor:
     """The executor that `--executor` names. Raises ExecutorUnavailable, WeightsInvalid, OutOfMemory, StoppedAtStart."""
+    if settings.tensor_parallel > 1:
+        return _sharded(settings, base)
+    if settings.pipeline_parallel > 1:
+        return _pipelined(settings, base)
     if settings.executor == "reference":
         return _reference(settings, base)
+    if settings.executor == "cuda" or (settings.executor == "auto" and torch.cuda.is_available()):
+        try:
+            return _cuda(settings, base)
+        except GpuUnavailable as error:
+            if settings.executor == "cuda":
+                raise ExecutorUnavailable(f"--executor cuda: {error}") from error
+            log.warning("the GPU cannot serve: the CPU does", extra=kv(why=error))
     try:
         return _cpu(settings, base)
     except LevelUnusable as error:
@@ -48,6 +73,51 @@ def make_executor(settings: Settings, base: Base) -> Executor:
             raise ExecutorUnavailable(f"--executor cpu: {error.reason}") from error
         log.warning("the native CPU executor cannot serve: reference does", extra=kv(why=error.reason, cost=COST))
         return _reference(settings, base)
+
+
+def _cuda(settings: Settings, base: Base) -> Executor:
+    """Raises GpuUnavailable before any weight is read, OutOfMemory."""
+    found = find_gpu()
+    _check_gpu(settings, found, Part(base.spec))
+    return _cuda_part(settings, base, found, Part(base.spec), Alone())
+
+
+def _check_gpus(settings: Settings, how: str, parts: Sequence[Part]) -> str:
+    """One for each part; what kind of device they are. Raises ExecutorUnavailable, OutOfMemory."""
+    try:
+        found = [find_gpu(rank) for rank in range(len(parts))]
+        for one, part in zip(found, parts, strict=True):
+            _check_gpu(settings, one, part)
+    except GpuUnavailable as error:
+        raise ExecutorUnavailable(f"--executor cuda --{how} {len(parts)}: {error}") from error
+    return found[0].device.type
+
+
+def _check_gpu(settings: Settings, found: Gpu, part: Part) -> None:
+    """Raises GpuUnavailable, OutOfMemory."""
+    if reason := gpu.why_not(part, settings.dtype, settings.page_tokens, settings.max_rank):
+        raise GpuUnavailable(reason)
+    kind, pages = f"cuda {settings.dtype}", settings.kv_pages
+    needed = memory_needed(part.local, kind, kv_pages=pages, page_tokens=settings.page_tokens)
+    check_memory(needed, found.available if found.is_real else available_memory())
+
+
+def _cuda_part(settings: Settings, base: Base, found: Gpu, part: Part, group: Group) -> Executor:
+    from weft_runner.model.cuda import CudaExecutor, Sizes  # not where torch comes without Triton
+
+    dtype = gpu.DTYPES[settings.dtype]
+    weights = load_weights(base.files, base.spec, dtype, base.stopping, part=part, device=found.device)
+    sizes = Sizes(
+        pages=settings.kv_pages,
+        page_tokens=settings.page_tokens,
+        slots=settings.max_adapters,
+        max_rank=settings.max_rank,
+        rows=settings.max_sequences,
+        context=min(base.spec.max_positions, settings.kv_pages * settings.page_tokens),
+        graphs=found.is_real,
+        tokens=settings.max_batch_tokens,
+    )
+    return CudaExecutor(base.spec, weights, sizes, group, part)
 
 
 def _cpu(settings: Settings, base: Base) -> Executor:
@@ -71,12 +141,71 @@ def _cpu(settings: Settings, base: Base) -> Executor:
 
 def _reference(settings: Settings, base: Base) -> Executor:
     _check_room(settings, base, "reference")
-    weights = load_weights(base.files, base.spec, stopping=base.stopping)
-    kv_cache = KvCache(base.spec, settings.kv_pages, settings.page_tokens)
-    return ReferenceExecutor(base.spec, weights, kv_cache, LoraTable(base.spec, settings.max_adapters))
+    return make_part(settings, base, Alone())
 
 
-def _check_room(settings: Settings, base: Base, kind: str) -> None:
-    """Raises OutOfMemory."""
-    needed = memory_needed(base.spec, kind, kv_pages=settings.kv_pages, page_tokens=settings.page_tokens)
+def make_part(settings: Settings, base: Base, group: Group) -> Executor:
+    """A rank's part of the torch executor that `--executor` names; alone, all of it. See `parallel.shard`.
+
+    Raises WeightsInvalid, StoppedAtStart.
+    """
+    part, beside = _part_of(settings, base.spec, group)
+    if settings.executor == "cuda":
+        return _cuda_part(settings, base, find_gpu(group.rank), part, beside)
+    return _reference_part(settings, base, part, beside)
+
+
+def _part_of(settings: Settings, spec: ModelSpec, group: Group) -> tuple[Part, Group]:
+    """A rank's part of the model, and those that it computes each layer with: a stage is alone in that."""
+    if settings.pipeline_parallel > 1:
+        return stage_of(spec, group.rank, group.size), Alone()
+    return Part(spec, group.rank, group.size), group
+
+
+def _reference_part(settings: Settings, base: Base, part: Part, group: Group) -> ReferenceExecutor:
+    weights = load_weights(base.files, base.spec, stopping=base.stopping, part=part)
+    kv_cache = KvCache(part.local, settings.kv_pages, settings.page_tokens)
+    adapters = LoraTable(base.spec, settings.max_adapters, part)
+    return ReferenceExecutor(part.local, weights, kv_cache, adapters, group)
+
+
+def _sharded(settings: Settings, base: Base) -> ShardedExecutor:
+    """Raises ExecutorUnavailable, ExecutorLost, OutOfMemory, and what `make_part` raises on any rank."""
+    size = settings.tensor_parallel
+    check_divisible(base.spec, size)
+    device = "cpu"
+    if settings.executor == "cuda":
+        device = _check_gpus(settings, "tensor-parallel", [Part(base.spec, rank, size) for rank in range(size)])
+    else:
+        _check_room(settings, base, "reference", size)
+    own = partial(make_part, settings, base)
+    executor = start_sharded(base.spec, size, _start(settings, base, device), own, base.stopping)
+    log.info("the model is split", extra=kv(ranks=size, others=executor.followers))
+    return executor
+
+
+def _pipelined(settings: Settings, base: Base) -> PipelinedExecutor:
+    """Raises ExecutorUnavailable, ExecutorLost, OutOfMemory, and what `make_part` raises on any stage."""
+    stages = settings.pipeline_parallel
+    parts, device = [stage_of(base.spec, stage, stages) for stage in range(stages)], "cpu"
+    if settings.executor == "cuda":
+        device = _check_gpus(settings, "pipeline-parallel", parts)
+    else:
+        _check_room(settings, base, "reference", stages=stages)
+    own = partial(make_part, settings, base)
+    executor = start_pipelined(base.spec, stages, _start(settings, base, device), own, base.stopping)
+    log.info("the model is cut into stages", extra=kv(layers=[len(p.layers) for p in parts], others=executor.followers))
+    return executor
+
+
+def _start(settings: Settings, base: Base, device: str) -> dict[str, Any]:
+    """What a follower is told at its start."""
+    files = {name: str(path.absolute()) for name, path in base.files.items()}
+    return {"settings": told(settings), "files": files, "threads": base.threads, "device": device}
+
+
+def _check_room(settings: Settings, base: Base, kind: str, ranks: int = 1, stages: int = 1) -> None:
+    """Raises OutOfMemory. All ranks and stages compute in this machine's memory."""
+    sizes = {"kv_pages": settings.kv_pages, "page_tokens": settings.page_tokens}
+    needed = memory_needed(base.spec, kind, **sizes, ranks=ranks, stages=stages)
     check_memory(needed, available_memory())

@@ -52,9 +52,12 @@ async def serve_runner(
         return 0
     finally:
         beat.cancel()
-    life = _Life(settings, identity, built, stop, tls)
-    set_not_ready(life.server.not_ready)
-    await life.serve(probes)
+    try:
+        life = _Life(settings, identity, built, stop, tls)
+        set_not_ready(life.server.not_ready)
+        await life.serve(probes)
+    finally:
+        await asyncio.to_thread(built.close)
     return life.exit_code
 
 

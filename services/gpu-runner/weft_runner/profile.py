@@ -10,10 +10,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from weft_kernels.plan import SegmentPlan
 from weft_runner.core.measured import DecodeTime, PrefillTime, Profile, make_profile
 from weft_runner.core.request_pool import PoolLimits
-from weft_runner.model.executor import Executor
+from weft_runner.core.sequence import Sampling
+from weft_runner.model.executor import Executor, LooksAhead, Pipelined
+from weft_runner.model.sampling import Draw
 from weft_runner.model.step import Step, StepRow
 
 BUDGET_S = 1.0
@@ -61,7 +65,12 @@ class _Bench:
         prefill = self._prefill_times(rest)
         longer = self._longer(decode, rest)
         return make_profile(
-            decode, prefill, longer, max_sequences=limits.max_sequences, token_time_ms=limits.batch.token_time_ms
+            decode,
+            prefill,
+            longer,
+            max_sequences=limits.max_sequences,
+            token_time_ms=limits.batch.token_time_ms,
+            batches=self._executor.depth if isinstance(self._executor, Pipelined) else 1,
         )
 
     def _decode_times(self, deadline: _Deadline) -> list[DecodeTime]:
@@ -103,7 +112,12 @@ class _Bench:
 
     def _run_ms(self, step: Step) -> float:
         began = self._clock()
-        self._executor.run(step)
+        if isinstance(self._executor, LooksAhead | Pipelined):  # its `run` may return before it has run
+            self._executor.launch(step, [Draw(Sampling(), row.context) for row in step.rows]).choices()
+        else:
+            self._executor.run(step)
+            if torch.cuda.is_initialized():  # as above, of a model that is split over GPUs
+                torch.cuda.synchronize()
         return max(self._clock() - began, 1e-9) * 1e3
 
     def _decode_step(self, rows: int, context: int) -> Step:

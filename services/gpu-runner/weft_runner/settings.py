@@ -3,13 +3,16 @@
 import argparse
 import re
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from weft.process import split_address
 from weft_kernels.cpu.threads import cpu_quota
 
-EXECUTORS = ("auto", "cpu", "reference")
+EXECUTORS = ("auto", "cuda", "cpu", "reference")
+SPLIT_EXECUTORS = ("reference", "cuda")  # the torch executors, which can compute a part of a model
 DTYPES = ("bf16", "fp32", "int8")
 CPU_PAGE = 16  # tokens: the native kernels lay keys out in blocks of so many
 _NAME = re.compile(r"[A-Za-z0-9._-]{0,253}")
@@ -34,6 +37,8 @@ class Settings:
     pool: str
     base_digest: str
     executor: str
+    tensor_parallel: int
+    pipeline_parallel: int
     dtype: str
     page_tokens: int
     kv_pages: int
@@ -65,6 +70,17 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     fields["name"] = fields["name"] or socket.gethostname()
     fields["profile"] = values.profile == "on"
     return Settings(**fields)
+
+
+def told(settings: Settings) -> dict[str, Any]:
+    """As JSON can hold them, for another process of this runner."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(settings).items()}
+
+
+def read_told(values: Mapping[str, Any]) -> Settings:
+    """What `told` made."""
+    paths: dict[str, Any] = {name: Path(values[name]) for name in ("data_dir", "tls_dir") if values[name] is not None}
+    return Settings(**{**values, **paths})
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -104,13 +120,27 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
         "--executor",
         default="auto",
         choices=EXECUTORS,
-        help="what computes: cpu (native), reference (torch, fp32); auto: cpu where it can, else reference (auto)",
+        help="what computes: cuda (a GPU), cpu (native), reference (torch, fp32); auto: the first that can (auto)",
+    )
+    add(
+        "--tensor-parallel",
+        type=int,
+        default=1,
+        metavar="N",
+        help=f"split the model over N processes of this host, with --executor {' or '.join(SPLIT_EXECUTORS)} (1)",
+    )
+    add(
+        "--pipeline-parallel",
+        type=int,
+        default=1,
+        metavar="N",
+        help=f"cut the layers into N processes of this host, with --executor {' or '.join(SPLIT_EXECUTORS)} (1)",
     )
     add(
         "--dtype",
         default="bf16",
         choices=DTYPES,
-        help="numbers of the cpu executor; int8: of the base's weights only (bf16)",
+        help="numbers of the cuda and cpu executors; int8: of the base's weights only, on cpu (bf16)",
     )
     add("--threads", type=int, default=0, help="CPU threads of the model (0: chosen from its size and the quota)")
     add(
@@ -158,6 +188,21 @@ def _faults(values: argparse.Namespace) -> list[str]:
         faults.append("--max-batch-tokens is below --max-sequences: every running sequence needs a token an iteration")
     if values.executor == "cpu" and values.page_tokens % CPU_PAGE:
         faults.append(f"--page-tokens {values.page_tokens} is no multiple of {CPU_PAGE}, which --executor cpu needs")
+    if values.tensor_parallel > 1 and values.executor not in SPLIT_EXECUTORS:
+        faults.append(
+            f"--tensor-parallel {values.tensor_parallel} with --executor {values.executor}: the cpu executor computes "
+            f"whole models; leave it at 1, or name one that splits them: {', '.join(SPLIT_EXECUTORS)}"
+        )
+    if values.pipeline_parallel > 1 and values.executor not in SPLIT_EXECUTORS:
+        faults.append(
+            f"--pipeline-parallel {values.pipeline_parallel} with --executor {values.executor}: stages are computed by "
+            f"{', '.join(SPLIT_EXECUTORS)} alone; leave it at 1, or ask for that one"
+        )
+    if values.tensor_parallel > 1 and values.pipeline_parallel > 1:
+        faults.append(
+            f"--tensor-parallel {values.tensor_parallel} and --pipeline-parallel {values.pipeline_parallel}: "
+            "one of the two; leave the other at 1"
+        )
     if not _DIGEST.fullmatch(values.base_digest):
         faults.append(f"--base-digest {values.base_digest[:100]!r} is not sha256: and 64 hex digits")
     if not _NAME.fullmatch(values.name):
@@ -181,6 +226,8 @@ _BOUNDS = (
     ("max_prefills", 1, 1024),
     ("token_time_ms", 1, 60_000),
     ("prefill_age", 0, 1 << 20),
+    ("tensor_parallel", 1, 64),
+    ("pipeline_parallel", 1, 64),
     ("threads", 0, 1024),  # and no more than the quota
     ("starvation", 1, 1 << 20),
     ("host_mib", 1, 1 << 24),

@@ -38,6 +38,13 @@ class Steps:
         self._kept = prepared if keep else None
         return prepared
 
+    def ahead(self, prepared: Prepared) -> bool:
+        """Its step moves on by a position, before the tokens are known. False: it was not kept, and waits for them."""
+        if self._kept is not prepared:
+            return False
+        prepared.step.advance_unseen()
+        return True
+
     def _build(self, rows: tuple[Row, ...]) -> Prepared:
         sequences = tuple(map(self._pool.row_sequence, rows))
         tokens: list[int] = []

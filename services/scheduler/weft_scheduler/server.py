@@ -187,17 +187,17 @@ async def _converse(
     about = kv(kind=kind, peer=context.peer())  # now: asking a call that is over crashes the interpreter (grpcio 1.85)
     log.info("stream opened", extra=about)
     try:
-        async for message in both_ways(requests, context, outbox, stream.heard):
-            yield message
-        if (reason := over()) is not None:
-            raise Superseded(reason)
+        try:
+            async for message in both_ways(requests, context, outbox, stream.heard):
+                yield message
+            if (reason := over()) is not None:
+                raise Superseded(reason)
+        finally:
+            stream.ended()  # before its end is told
+            log.info("stream ended", extra=about)
     except (MessageInvalid, Superseded) as error:
         log.warning("stream refused", extra=kv(kind=kind, reason=error))
-        stream.ended()  # before its end is told
         await context.abort(_CODES[type(error)], str(error))
-    finally:
-        stream.ended()
-        log.info("stream ended", extra=about)
 
 
 def _log(effect: ef.Reject | ef.Queued | ef.Requeued | ef.Ignored | ef.RunnerEnded) -> None:

@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 def source(server: S3Server, **changed: float) -> S3Source:
-    return S3Source(Endpoints((server.url,), "us-east-1"), quick_network(**{"read_s": 10.0, **changed}))
+    return S3Source(Endpoints((server.url,), "us-east-1"), quick_network(**changed))
 
 
 def at(server: S3Server, path: str, secret: Secret | None = OWNER) -> Location:

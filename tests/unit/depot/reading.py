@@ -1,4 +1,4 @@
-"""What tests of remote sources share: short patience, a source's files read like the depot reads them."""
+"""What tests of remote sources share: few and short pauses, a source's files read like the depot reads them."""
 
 from pathlib import Path
 

@@ -59,14 +59,22 @@ def test_a_later_stage_builds_on_an_earlier_one_or_on_the_base_image(name: str) 
 
 
 @pytest.mark.parametrize("name", CONTAINERFILES)
-def test_what_runs_is_no_root_and_has_no_build_tools(name: str) -> None:
+def test_what_runs_is_no_root_and_nothing_is_installed_there(name: str) -> None:
     stage = final(name)
-    assert stage.base == "${PYTHON_IMAGE}"
+    assert stage.base == {"control": "${PYTHON_IMAGE}", "runner": "run-${VARIANT}"}[name]
     assert stage.all("USER") == ["65532:65532"]
     assert stage.all("RUN") == [], "nothing is installed where it runs"
     assert [copy for copy in stage.all("COPY") if not copy.startswith("--from=")] == []
     (labels,) = stage.all("LABEL")
     assert set(re.findall(r"org\.opencontainers\.image\.(\w+)=", labels)) == {"title", "description", "licenses"}
+
+
+def test_a_runner_for_gpus_has_the_c_compiler_that_triton_needs_and_one_for_cpus_none() -> None:
+    known = {stage.name: stage for stage in stages(IMAGES / "runner.Containerfile")}
+    assert {known[f"run-{variant}"].base for variant in ("cuda", "cpu")} == {"${PYTHON_IMAGE}"}
+    assert known["run-cpu"].instructions == ()
+    (installed,) = known["run-cuda"].all("RUN")
+    assert re.findall(r"recommends (.*?) &&", installed) == ["gcc libc6-dev"]
 
 
 @pytest.mark.parametrize("variant", ["cuda", "cpu"])

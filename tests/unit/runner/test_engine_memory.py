@@ -187,8 +187,14 @@ class Store:
         self.given: list[Any] = []
         self.threads: set[str] = set()
 
-    def build(self, tensors: Any, scales: Any) -> Any:
-        del scales
+    page_bytes = 0
+
+    def needs(self, tensors: Any, scales: Any) -> int:
+        del tensors, scales
+        return self.n_bytes
+
+    def build(self, tensors: Any, scales: Any, pages: Any) -> Any:
+        del scales, pages
         self.given.append(tensors)
         self.threads.add(threading.current_thread().name)
         return self
@@ -243,9 +249,17 @@ def test_a_size_that_nobody_knows_is_told_before_anything_is_built(orders):
     assert isinstance(sized, Sized)
     assert not orders.pool._host
     loaded = orders(Load("a", 0, to_host=False))
-    n_bytes = sum(t.numel() * t.element_size() for t in loaded.adapter.given[0].values())
-    assert sized.n_bytes == n_bytes
+    assert sized.n_bytes == loaded.adapter.n_bytes
     assert len(loaded.adapter.given) == 1
+
+
+def test_an_adapter_that_lives_in_pages_is_built_into_as_many_as_it_takes(orders):
+    orders.pool._store.page_bytes = 3  # and it takes 4 bytes
+    for pages in ((), (7,), (7, 8, 9)):
+        sized = orders(Load("a", 0, pages=pages))
+        assert isinstance(sized, Sized)
+        assert sized.n_bytes == 4
+    assert isinstance(orders(Load("a", 0, pages=(7, 8))), Loaded)
 
 
 def test_an_adapter_of_tier_host_stays_in_host_memory_though_copies_are_not_kept(drive, world):

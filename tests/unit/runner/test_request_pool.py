@@ -12,7 +12,7 @@ from weft_runner.core.choice import Choice
 from weft_runner.core.epochs import EpochBook
 from weft_runner.core.events import Desired, Ended, EndReason, Load, NoRoom, Tokens
 from weft_runner.core.growth import first_reservation_pages, next_growth
-from weft_runner.core.iteration import Limits
+from weft_runner.core.iteration import Batch, Limits
 from weft_runner.core.request_pool import PoolLimits, RequestPool, check_pool
 from weft_runner.core.sequence import Epoch, Finish, Phase, Request, Sampling, Sequence
 
@@ -47,6 +47,8 @@ def step(pool: RequestPool, token: int = 5) -> None:
 class PoolMachine(RuleBasedStateMachine):
     """Two gateways, five requests, three adapters; a model that answers anything; loads that may fail."""
 
+    batches = 1  # in flight at a time
+
     def __init__(self) -> None:
         super().__init__()
         self.pool = RequestPool(LIMITS)
@@ -56,6 +58,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.answers: dict[tuple[str, Epoch], list[int]] = {}
         self.loads: list[str] = []
         self.draining = False
+        self.flying: list[tuple[Batch, list[Sequence]]] = []
 
     @rule(
         key=st.sampled_from("vwxyz"),
@@ -124,11 +127,38 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.set_desired(self.pool.desired_version + 1, [Desired(d) for d in sorted(wanted)])
         self.hear()
 
+    @precondition(lambda self: self.batches == 1)
     @rule(tokens=st.lists(st.integers(0, 8), min_size=5, max_size=5), fails=st.booleans())
     def iterate(self, tokens: list[int], fails: bool) -> None:
         batch = self.pool.choose()
-        if not batch.rows:
-            return
+        if batch.rows:
+            self.account(batch, tokens, fails)
+
+    @precondition(lambda self: self.batches > 1 and len(self.flying) < self.batches)
+    @rule()
+    def launch(self) -> None:
+        batch = self.pool.choose(self.batches, self.batches - len(self.flying))
+        if batch.rows:
+            self.pool.launched(batch)
+            self.flying.append((batch, [self.pool.row_sequence(row) for row in batch.rows]))
+        self.hear()
+
+    @precondition(lambda self: self.flying)
+    @rule(tokens=st.lists(st.integers(0, 8), min_size=5, max_size=5), fails=st.booleans())
+    def land(self, tokens: list[int], fails: bool) -> None:
+        """The rows whose sequences are still there; nothing has happened to them in flight."""
+        launched, sequences = self.flying.pop(0)
+        here = zip(launched.rows, sequences, strict=True)
+        batch = Batch(tuple(row for row, s in here if self.pool.sequences.get(row.key) is s), 0)
+        for row in batch.rows:
+            room = len(self.pool.pages.pages_of(row.key)) * LIMITS.page_tokens
+            sequence = self.pool.row_sequence(row)
+            assert sequence.in_kv + row.n_tokens <= room
+            assert row.samples == (sequence.pending == row.n_tokens)
+        if batch.rows:
+            self.account(batch, tokens, fails)
+
+    def account(self, batch: Batch, tokens: list[int], fails: bool) -> None:
         failing = {batch.rows[0].key: "broken"} if fails else {}
         sampling = [row.key for row in batch.rows if row.samples and row.key not in failing]
         self.pool.account(batch, dict(zip(sampling, map(Choice, tokens), strict=False)), failing)
@@ -156,8 +186,107 @@ class PoolMachine(RuleBasedStateMachine):
         assert state.used_pages == sum(s.used_pages for s in state.sequences)
 
 
+class PipelinedPoolMachine(PoolMachine):
+    """The same with three batches in flight."""
+
+    batches = 3
+
+
 PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 test_every_book_balances_under_any_commands = PoolMachine.TestCase
+PipelinedPoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+test_every_book_balances_with_batches_in_flight = PipelinedPoolMachine.TestCase
+
+
+# ---- several batches in flight
+
+
+def decoding_pool(count: int) -> RequestPool:
+    """So many sequences with their prompts behind them."""
+    pool = RequestPool(
+        replace(LIMITS, total_pages=200, max_sequences=32, batch=Limits(max_prefills=32, max_batch_tokens=512))
+    )
+    for i in range(count):
+        pool.start(make_request(f"r{i}", i + 1, prompt=2, max_tokens=30))
+    step(pool)
+    return pool
+
+
+Flying = list[tuple[Batch, list[Sequence]]]
+
+
+def land(pool: RequestPool, batch: Batch) -> None:
+    pool.account(batch, {row.key: Choice(5) for row in batch.rows if row.samples}, {})
+
+
+def beat(pool: RequestPool, flying: Flying, batches: int) -> Batch:
+    """As the engine's: launch one, which is returned, while there is something to launch; else the oldest one lands."""
+    batch = pool.choose(batches, batches - len(flying)) if len(flying) < batches else Batch((), 0)
+    if batch.rows:
+        pool.launched(batch)
+        flying.append((batch, [pool.row_sequence(row) for row in batch.rows]))
+    elif flying:
+        launched, sequences = flying.pop(0)
+        here = zip(launched.rows, sequences, strict=True)
+        land(pool, Batch(tuple(row for row, s in here if pool.sequences.get(row.key) is s), 0))
+    check_pool(pool)
+    return batch
+
+
+@given(count=st.integers(1, 20), batches=st.integers(2, 5))
+def test_batches_share_out_those_who_decode_and_all_have_a_turn_in_a_round(count, batches):
+    pool, flying = decoding_pool(count), Flying()
+    launched = [batch for _ in range(8 * batches) if (batch := beat(pool, flying, batches)).rows]
+    per_round = min(batches, count)
+    for start in range(0, len(launched) - per_round, per_round):
+        sizes = [len(batch.rows) for batch in launched[start : start + per_round]]
+        assert sum(sizes) == count
+        assert max(sizes) - min(sizes) <= 1
+        assert len({row.key for batch in launched[start : start + per_round] for row in batch.rows}) == count
+
+
+@given(data=st.data(), batches=st.integers(2, 4))
+def test_whoever_joins_or_leaves_nobody_is_passed_for_long_and_no_batch_is_larger_than_its_part(data, batches):
+    pool, flying, counter = decoding_pool(6), Flying(), 100
+    waited: dict[str, int] = {}
+    for _ in range(60):
+        match data.draw(st.sampled_from(["", "", "", "join", "leave"])):
+            case "join" if len(pool.sequences) < 20:
+                counter += 1
+                pool.start(make_request(f"r{counter}", counter, prompt=2, max_tokens=30))
+            case "leave" if pool.sequences:
+                key = data.draw(st.sampled_from(sorted(pool.sequences)))
+                pool.stop(key, pool.sequences[key].request.epoch)
+        decoding = sum(s.phase is Phase.DECODE for s in pool.sequences.values())
+        batch = beat(pool, flying, batches)
+        assert len(batch.rows) - batch.n_prefills <= -(-decoding // batches)
+        waited = {key: waited.get(key, 0) + bool(batch.rows) for key, s in pool.sequences.items() if not s.in_flight}
+        assert all(turns <= 2 * batches for turns in waited.values()), waited
+
+
+def test_a_batch_that_others_fly_beside_is_chosen_anew_each_time():
+    """What stands runs as it is: here it would be in flight twice."""
+    pool = decoding_pool(4)
+    first = pool.choose(2)
+    pool.launched(first)
+    second = pool.choose(2)
+    assert {row.key for row in first.rows} & {row.key for row in second.rows} == set()
+    assert pool.chooser.standing is None
+
+
+def test_in_flight_nobody_grows_pauses_or_reads_what_others_have_computed():
+    pool = RequestPool(replace(LIMITS, total_pages=3))
+    pool.start(make_request("a", 1, prompt=4, max_tokens=30, reservation_tokens=0))
+    batch = pool.choose(2)
+    pool.launched(batch)
+    for _ in range(3):
+        assert pool.choose(2).rows == ()
+    assert pool.pages.held_by("a") == 1, "full, and not yet accounted for"
+    assert not pool.runnable
+    land(pool, batch)
+    assert pool.runnable
+    assert len(pool.choose(2).rows) == 1
+    assert pool.pages.held_by("a") == 2
 
 
 def test_an_epoch_that_is_not_above_the_highest_seen_is_ignored_and_one_above_replaces():

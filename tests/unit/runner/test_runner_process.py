@@ -22,6 +22,7 @@ from weft.wire.channels import Outbox, both_ways, channel
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
 from weft.wire.v1.supervisor_pb2 import SupervisorToRunner
+from weft_runner.core.sequence import Sampling
 from weft_runner.errors import StoppedAtStart
 from weft_runner.main import main
 from weft_runner.model.weights import load_weights
@@ -158,6 +159,17 @@ class Gateway:
                     if sequence.finish_reason:
                         return tokens, sequence.finish_reason
 
+    async def answers(self, *request_ids: str) -> dict[str, list[int]]:
+        """Of requests that run at the same time."""
+        tokens: dict[str, list[int]] = {request_id: [] for request_id in request_ids}
+        running = set(request_ids)
+        while running:
+            for sequence in (await self.next("step")).sequences:
+                tokens[sequence.request_id].extend(sequence.tokens)
+                if sequence.finish_reason:
+                    running.remove(sequence.request_id)
+        return tokens
+
     async def close(self) -> None:
         self._outbox.close()
         self.call.cancel()
@@ -224,6 +236,38 @@ async def test_a_runner_registers_serves_two_adapters_and_drains(world, depot, t
         assert await exiting == 0
         await supervisor.until(lambda: supervisor.states[-1].draining)
         await gateway.close()
+
+
+@pytest.mark.parametrize(
+    "flags", [("--executor=reference",), ("--executor=cuda", "--dtype=fp32")], ids=["reference", "cuda"]
+)
+async def test_every_torch_executor_gives_the_same_tokens_over_the_wire(
+    new_world, small_config, make_driver, depot, tmp_path, free_port, flags
+):
+    """As the engine alone on the reference. cuda: under Triton's interpreter, as the environment says."""
+    world = new_world(tmp_path / "wide", {**small_config, "hidden_size": 64, "intermediate_size": 96})
+    world.write_base()
+    base, digest = depot.publish("model", world.base), depot.publish("adapter", world.write_adapter("a", rank=5))
+    expected = make_driver(world)
+    for key, adapter in (("base", ""), ("adapted", "a")):
+        expected.post(expected.request(key, [5, 6, 7], 6, adapter, sampling=Sampling(ignore_eos=True)))
+    expected.finish()
+    async with (
+        supervised() as (supervisor, where),
+        running(depot.url, where, base, tmp_path / "data", free_port, "--profile=off", *flags) as runner,
+    ):
+        await supervisor.until(lambda: bool(supervisor.states))
+        supervisor.lease_ms = 60_000
+        assert supervisor.hellos[0].numerics_class.startswith(flags[0].partition("=")[2])
+        supervisor.order(digest)
+        gateway = Gateway(runner.address, supervisor.hellos[0].runner.incarnation)
+        await gateway.next("ready")
+        gateway.start("base", [5, 6, 7], 1)
+        gateway.start("adapted", [5, 6, 7], 2, adapter_digest=digest)
+        answers = await gateway.answers("base", "adapted")
+        assert answers == {key: expected.answer(key) for key in ("base", "adapted")}
+        await gateway.close()
+        assert await runner.stop() == 0
 
 
 async def test_a_runner_is_ready_once_it_holds_what_has_a_tier(world, depot, tmp_path, free_port):

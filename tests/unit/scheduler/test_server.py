@@ -128,6 +128,17 @@ def submit(request_id: str = "r") -> pb.GatewayToScheduler:
     return pb.GatewayToScheduler(submit=message)
 
 
+async def assigned(stack: Stack) -> tuple[Peer, Peer, pb.Assign]:
+    """A supervisor that reported a runner, a gateway, and where its request was sent."""
+    await stack.registry_stream()
+    supervisor, gateway = await stack.supervisor(), await stack.gateway()
+    await supervisor.say(report())
+    await supervisor.hear("orders")
+    await gateway.hear("routes")
+    await gateway.say(submit())
+    return supervisor, gateway, await gateway.hear("assign")
+
+
 async def test_a_request_goes_from_submit_to_a_stored_outcome(stack: Stack) -> None:
     registry, supervisor = await stack.registry_stream(), await stack.supervisor(highest_term=4)
     assert (await supervisor.hear("hello")).term == 5
@@ -160,13 +171,7 @@ async def test_it_is_ready_with_a_registry_snapshot_and_a_supervisor(stack: Stac
 
 
 async def test_a_lost_lease_is_told_and_the_failed_places_again(stack: Stack) -> None:
-    await stack.registry_stream()
-    supervisor, gateway = await stack.supervisor(), await stack.gateway()
-    await supervisor.say(report())
-    await supervisor.hear("orders")
-    await gateway.hear("routes")
-    await gateway.say(submit())
-    first = await gateway.hear("assign")
+    supervisor, gateway, first = await assigned(stack)
     await supervisor.say(pb.SupervisorToScheduler(report=pb.ClusterReport(lost=[R])))
     assert (await gateway.hear("runner_gone")).runner == R
     newer = cpb.RunnerId(uuid="u", incarnation="j")
@@ -184,13 +189,7 @@ async def test_an_assign_that_nobody_acknowledges_expires_by_the_clock(
     tmp_path: Path, new_stack: Callable[..., Any]
 ) -> None:
     async for stack in new_stack(tmp_path, replace(CONFIG, assign_s=0.2)):
-        await stack.registry_stream()
-        supervisor, gateway = await stack.supervisor(), await stack.gateway()
-        await supervisor.say(report())
-        await supervisor.hear("orders")
-        await gateway.hear("routes")
-        await gateway.say(submit())
-        first = await gateway.hear("assign")
+        supervisor, gateway, first = await assigned(stack)
         other = report()
         other.report.runners[0].id.uuid = "elsewhere"
         await supervisor.say(other)

@@ -102,7 +102,7 @@ static inline void tiles_16x64(const uint16_t* x, ptrdiff_t x_stride, const char
 }
 
 // y[32][32] (+)= x[32][32 blocks] columns of two groups: many rows. `kStream`: the first of them, and weights stream past
-// as above.
+// as above, in half as many streams and so asked for twice as far ahead.
 template <bool kStream>
 static inline void tiles_32x32(const uint16_t* x, ptrdiff_t x_stride, const char* w, int blocks, float* y, ptrdiff_t y_stride, bool onto, Ahead& ahead) {
   const ptrdiff_t xs = x_stride * 2, ys = y_stride * 4, group = blocks * kTileBytes;

@@ -47,7 +47,8 @@ class Chooser:
     def __init__(self, limits: Limits, model: StepModel) -> None:
         self._limits, self.pace, self._patience = limits, Pace(model), Patience(limits.prefill_age)
         self.standing: Batch | None = None
-        self._keys = self._steps = 0
+        self.keys = 0  # tokens in KV of the decode rows that were chosen last
+        self._steps = 0
 
     def choose(
         self, prefilling: Sequence[Candidate], decoding: Sequence[Candidate], keys: int, steps: Callable[[], int]
@@ -57,7 +58,7 @@ class Chooser:
         `keys`: tokens in KV of the decoding ones. `steps`: iterations, this one included, before one of them needs a
         page, or 0 where the batch must not run again as it is; asked only when no prompt waits.
         """
-        self._keys = keys
+        self.keys = keys
         if not prefilling:
             batch = choose((), decoding, self._limits)
             self._steps = steps() if len(batch.rows) == len(decoding) else 0
@@ -70,6 +71,10 @@ class Chooser:
             self._patience.note(prefilling[0].key, batch)
         return batch
 
+    def lasts(self, batch: Batch, steps: int) -> bool:
+        """That batch can run as it is for so many iterations, the present one included."""
+        return batch is self.standing and self._steps >= steps
+
     def changed(self) -> None:
         """Somebody joined, left, paused or grew: the next batch is chosen anew."""
         self.standing = None
@@ -77,11 +82,12 @@ class Chooser:
     def ran(self, batch: Batch) -> None:
         """That batch has run: each of its decode rows has one key more, and one place less in its pages."""
         if batch is self.standing:
-            self._keys += len(batch.rows)
+            self.keys += len(batch.rows)
             self._steps -= 1
             if not self._steps:
                 self.standing = None
 
-    def timed(self, batch: Batch, measured_ms: float) -> None:
-        """How long the batch that was chosen last took."""
-        self.pace.learn(len(batch.rows) - batch.n_prefills, self._keys, batch.prompt_tokens, measured_ms)
+    def timed(self, batch: Batch, measured_ms: float, keys: int | None = None) -> None:
+        """How long that batch took. `keys`: those when it was chosen, if others have been chosen since."""
+        keys = self.keys if keys is None else keys
+        self.pace.learn(len(batch.rows) - batch.n_prefills, keys, batch.prompt_tokens, measured_ms)

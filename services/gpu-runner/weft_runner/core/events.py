@@ -75,13 +75,14 @@ class Load:
     """Bring an adapter to a device slot, in the background.
 
     `only_size`: its pages cannot be set aside before its size is known, so bring it to disk and tell that. `to_host`:
-    keep a copy in host memory.
+    keep a copy in host memory. `pages`: those that were set aside for it.
     """
 
     digest: str
     slot: int
     only_size: bool = False
     to_host: bool = True
+    pages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

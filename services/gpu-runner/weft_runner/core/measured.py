@@ -67,12 +67,17 @@ def make_profile(
     *,
     max_sequences: int,
     token_time_ms: float,
+    batches: int = 1,
 ) -> Profile:
-    """At least one time of each kind. `longer`: as many rows as one of `decode` with more keys (None: not measured)."""
+    """At least one time of each kind. `longer`: as many rows as one of `decode` with more keys (None: not measured).
+
+    `batches` in flight at a time share out the sequences; while one takes its way through the stages the others do, so
+    that all of them get a token in the time of one: the best number of sequences is so many times the best batch.
+    """
     model = fit(decode, prefill, longer)
     known = _known(decode, model, max_sequences)
-    best = best_batch(known, token_time_ms)
-    return Profile(tuple(decode), tuple(prefill), model, best, round(_at(known, best), 3))
+    best = min(best_batch(known, token_time_ms), -(-max_sequences // batches))
+    return Profile(tuple(decode), tuple(prefill), model, min(best * batches, max_sequences), round(_at(known, best), 3))
 
 
 def best_batch(times: Sequence[DecodeTime], token_time_ms: float) -> int:

@@ -174,6 +174,10 @@ class PageBook:
     def lent_to(self, digest: str) -> int:
         return len(self._adapters.get(digest, ()))
 
+    def lent_pages_of(self, digest: str) -> tuple[int, ...]:
+        """Which pages those are, in a fixed order while their number stays."""
+        return tuple(self._adapters.get(digest, ()))
+
     @property
     def lent_pages(self) -> int:
         return self.total_pages - self.free_pages - self.reserved_pages

@@ -5,7 +5,7 @@ chose. What has to be told leaves through `take_events` and `residency.take_acti
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from weft_runner.core.admission import PoolLimits, ended, first_pages, no_room, refusal
 from weft_runner.core.choice import Choice
@@ -18,7 +18,7 @@ from weft_runner.core.pages import PageBook, check_pages
 from weft_runner.core.reservations import Reservations
 from weft_runner.core.residency import Residency, check_slots
 from weft_runner.core.reuse import Reuse
-from weft_runner.core.sequence import Epoch, Finish, Phase, Request, Sequence, check_sequence
+from weft_runner.core.sequence import RUNNING, Epoch, Finish, Phase, Request, Sequence, check_sequence
 from weft_runner.core.views import adapter_view, not_ready, overrun_view, sequence_view
 
 
@@ -45,7 +45,7 @@ class RequestPool:
         self.urgent = False
         self.iterations = self.forwards = self.desired_version = self.tokens = 0
         self._events: list[Event] = []
-        self._admissions = 0
+        self._admissions = self._launches = 0
 
     # ---- commands
 
@@ -87,7 +87,10 @@ class RequestPool:
             self._end(sequence, EndReason.DRAINED, "the runner is draining")
 
     def sized(self, digest: str, *, n_bytes: int, host_bytes: int | None) -> None:
-        self.residency.sized(digest, n_bytes=n_bytes, host_bytes=host_bytes)
+        """It is on disk, and it is known what it takes; one that is too large ends those who waited for it."""
+        fault = self.residency.sized(digest, n_bytes=n_bytes, host_bytes=host_bytes)
+        if fault:
+            self._end_all_of(digest, EndReason.LOAD_FAILED, fault)
         self._settle()
 
     def loaded(self, digest: str, *, rank: int, n_bytes: int, host_bytes: int | None, cost: float) -> None:
@@ -118,27 +121,35 @@ class RequestPool:
     @property
     def runnable(self) -> bool:
         """Something can run in the next iteration."""
-        return any(s.phase in (Phase.PREFILL, Phase.DECODE) for s in self.sequences.values())
+        return any(s.phase in RUNNING and not s.in_flight for s in self.sequences.values())
 
-    def choose(self) -> Batch:
-        """Grow what is full, then choose the next batch; the last one again where nothing has changed."""
+    def choose(self, batches: int = 1, left: int = 1) -> Batch:
+        """Grow what is full, then choose the next batch; the last one again where nothing has changed.
+
+        `batches`: so many may be in flight at a time, `left` of them are not, this one included (`_decoding`).
+        """
         if self.chooser.standing is not None:
             return self.chooser.standing
-        for sequence in self.sequences.values():
+        for sequence in self._here(Phase.PREFILL):
             self.reuse.look_again(sequence)
         self._settle()
-        for sequence in list(self.sequences.values()):
-            full = sequence.phase is Phase.DECODE and self.pages.is_full(sequence.key)
-            if full and not self.reservations.grow(sequence):
+        for sequence in list(self._here(Phase.DECODE)):
+            if self.pages.is_full(sequence.key) and not self.reservations.grow(sequence):
                 self.urgent = self.residency.owing = True
         self._unstick()
-        decoding = [s for s in self.sequences.values() if s.phase is Phase.DECODE]
+        decoding, again = self._decoding(batches, left), batches == 1 and not self.reservations.paused
         return self.chooser.choose(
-            self._candidates(Phase.PREFILL),
-            self._candidates(Phase.DECODE),
+            [_candidate(s) for s in self._here(Phase.PREFILL)],
+            [_candidate(s) for s in decoding],
             sum(s.in_kv for s in decoding),
-            lambda: 0 if self.reservations.paused else min((self._steps_left(s) for s in decoding), default=0),
+            lambda: min((self._steps_left(s) for s in decoding), default=0) if again else 0,
         )
+
+    def launched(self, batch: Batch) -> None:
+        """Of several batches in flight: until it is accounted for nobody of it is chosen, grows, or pauses."""
+        self._launches += 1
+        for row in batch.rows:
+            self.sequences[row.key].launch(self._launches)
 
     def account(self, batch: Batch, choices: Mapping[str, Choice], failures: Mapping[str, str]) -> None:
         """Take an iteration's results: a token for each row that samples, or why that sequence failed."""
@@ -146,6 +157,7 @@ class RequestPool:
         self.chooser.ran(batch)
         for row in batch.rows:
             sequence = self.sequences[row.key]
+            sequence.in_flight = False
             if row.key in failures:
                 self._end(sequence, EndReason.INTERNAL, failures[row.key], forget=True)
                 continue
@@ -264,7 +276,7 @@ class RequestPool:
 
     def _unstick(self) -> None:
         """Nobody runs and nothing is on its way: pinned adapters give way, then the newest of those who wait."""
-        while self.sequences and not self.runnable and not self.residency.device.loading:
+        while self.sequences and not self._anybody_runs and not self.residency.device.loading:
             if self.reservations.paused:
                 if not self.residency.device.give_way(1, last=True):
                     return  # the supervisor names a victim
@@ -300,8 +312,29 @@ class RequestPool:
         """Iterations before its reserved pages are full."""
         return len(self.pages.pages_of(sequence.key)) * self.limits.page_tokens - sequence.in_kv
 
-    def _candidates(self, phase: Phase) -> list[Candidate]:
-        return [Candidate(s.key, s.request.adapter, s.pending) for s in self.sequences.values() if s.phase is phase]
+    @property
+    def _anybody_runs(self) -> bool:
+        """Here or in flight."""
+        return any(s.phase in RUNNING for s in self.sequences.values())
+
+    def _here(self, phase: Phase) -> Iterator[Sequence]:
+        """Those of a phase that are not in flight, in order of admission."""
+        return (s for s in self.sequences.values() if s.phase is phase and not s.in_flight)
+
+    def _decoding(self, batches: int, left: int) -> list[Sequence]:
+        """Who decodes in the next of so many batches in flight: an equal part, those whose last turn is longest ago.
+
+        ORCA (section 4.2) fills its pipeline with batches and leaves open how large they are. With equal ones no stage
+        waits for another; a batch of all would leave every stage but one without work. Whoever joins or leaves changes
+        the part of each batch from its next turn on, so that they are equal again after a round. And no batch takes
+        what those that are `left` need to be launched at all.
+        """
+        here = list(self._here(Phase.DECODE))
+        if batches == 1:
+            return here
+        running = sum(s.phase is Phase.DECODE for s in self.sequences.values())
+        part = min(-(-running // batches), -(-len(here) // left))
+        return sorted(here, key=lambda s: s.turn)[:part]
 
     def _take_choice(self, sequence: Sequence, choice: Choice) -> None:
         token, logprob = choice
@@ -327,6 +360,10 @@ class RequestPool:
 
     def row_sequence(self, row: Row) -> Sequence:
         return self.sequences[row.key]
+
+
+def _candidate(sequence: Sequence) -> Candidate:
+    return Candidate(sequence.key, sequence.request.adapter, sequence.pending)
 
 
 def check_pool(pool: RequestPool) -> None:

@@ -72,15 +72,22 @@ class Residency:
         assert adapter.waiting >= 0, digest
         self._settle()
 
-    def sized(self, digest: str, *, n_bytes: int, host_bytes: int | None) -> None:
-        """A load could not begin before its size was known: first in the queue, it now waits for its pages."""
+    def sized(self, digest: str, *, n_bytes: int, host_bytes: int | None) -> str:
+        """A load could not begin before its size was known: first in the queue, it now waits for its pages.
+
+        Returns why it can never be here (it has failed for good), else "".
+        """
         adapter = self._loading(digest)
-        adapter.n_bytes, adapter.on_disk = max(n_bytes, 1), True
+        adapter.n_bytes, adapter.on_disk, adapter.sized = max(n_bytes, 1), True, True
         self.device.vacate(adapter)
         self.copies.loaded(adapter, host_bytes)
-        self._first(adapter)
+        if fault := self.too_large(digest):
+            self.known.fail(adapter, fault, hopeless=True)
+        else:
+            self._first(adapter)
         self.known.protect()
         self._settle()
+        return fault
 
     def loaded(self, digest: str, *, rank: int, n_bytes: int, host_bytes: int | None, cost: float) -> str:
         """The adapter is in its slot. `cost`: what loading it again would take, in any one unit.
@@ -304,7 +311,8 @@ class Residency:
         self.queue.pop(0)
         assert adapter.slot is not None
         only_size = bool(self.device.page_bytes) and not adapter.n_bytes
-        self._order(Load(adapter.digest, adapter.slot, only_size, self.copies.wants(adapter)))
+        pages = self.device.pages.lent_pages_of(adapter.digest)
+        self._order(Load(adapter.digest, adapter.slot, only_size, self.copies.wants(adapter), pages))
 
     def _close_and_reopen(self) -> None:
         """As many slots are closed as aged adapters wait for one."""

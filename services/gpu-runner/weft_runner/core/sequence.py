@@ -2,6 +2,9 @@
 
     WAITING --adapter on the device--> PREFILL --all tokens in KV--> DECODE <--> PAUSED      any --> ENDED
 
+Where several batches are in flight at a time a running sequence is in one of them at most, and stays as it is until
+that has landed: only its end does not wait.
+
 `tokens` holds prompt, emitted and generated tokens; `in_kv` counts those whose keys and values are in pages. The newest
 generated token is not in KV yet: it is the next step's input.
 """
@@ -41,7 +44,7 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-_RUNNING = (Phase.PREFILL, Phase.DECODE)
+RUNNING = (Phase.PREFILL, Phase.DECODE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +109,8 @@ class Sequence:
     """A request that was admitted. One owner: the request pool."""
 
     __slots__ = (
-        "admitted", "chain", "doublings", "in_kv", "max_len", "named_pages", "phase", "request", "reservation_tokens",
-        "shifts", "tokens",
+        "admitted", "chain", "doublings", "in_flight", "in_kv", "max_len", "named_pages", "phase", "request",
+        "reservation_tokens", "shifts", "tokens", "turn",
     )  # fmt: skip
 
     def __init__(self, request: Request, *, admitted: int, max_context_tokens: int, chain: Chain | None = None) -> None:
@@ -121,6 +124,7 @@ class Sequence:
         self.reservation_tokens = request.reservation_tokens
         self.doublings = 0
         self.phase = Phase.WAITING
+        self.in_flight, self.turn = False, 0  # in a batch that has not landed yet; its number
         self.max_len = min(len(request.prompt) + request.max_tokens, max_context_tokens)
 
     @property
@@ -154,10 +158,16 @@ class Sequence:
         self.phase = Phase.PREFILL
         self.max_len = min(self.max_len, max(most_tokens, len(self.tokens) + 1))  # the last token is never fed
 
+    def launch(self, turn: int) -> None:
+        """A batch that it is in has taken off; `in_flight` until it is accounted for."""
+        assert self.phase in RUNNING, self.phase
+        assert not self.in_flight, self.key
+        self.in_flight, self.turn = True, turn
+
     def fed(self, n_tokens: int) -> None:
         """A step has put n more tokens into KV."""
         pending = self.pending
-        assert self.phase in _RUNNING, self.phase
+        assert self.phase in RUNNING, self.phase
         assert 0 < n_tokens <= pending, (n_tokens, pending)
         self.in_kv += n_tokens
         if n_tokens == pending:
@@ -174,6 +184,7 @@ class Sequence:
 
     def pause(self) -> None:
         assert self.phase is Phase.DECODE, self.phase
+        assert not self.in_flight, self.key
         self.phase = Phase.PAUSED
 
     def resume(self) -> None:
@@ -191,5 +202,6 @@ def check_sequence(sequence: Sequence) -> None:
     assert sequence.base_len <= len(sequence.tokens) <= max(sequence.max_len, sequence.base_len)
     if sequence.phase in (Phase.DECODE, Phase.PAUSED):
         assert sequence.pending == 1, sequence.pending
+    assert not sequence.in_flight or sequence.phase in RUNNING, sequence.phase
     if sequence.phase is Phase.WAITING:
         assert sequence.in_kv == 0 or sequence.named_pages, sequence.in_kv

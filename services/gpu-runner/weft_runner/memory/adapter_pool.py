@@ -112,15 +112,24 @@ class AdapterPool:
         since = time.perf_counter() - fetch_s
         try:
             tensors, scales = self._tensors(load, files)
-            if load.only_size:
-                result = Sized(load.digest, load.slot, bytes_of(tensors), self._host_bytes(load.digest))
+            needed = self._needed(load, tensors, scales)
+            if needed is None:
+                result = self._built(load, self._store.build(tensors, scales, load.pages), since)
             else:
-                result = self._built(load, self._store.build(tensors, scales), since)
+                result = Sized(load.digest, load.slot, needed, self._host_bytes(load.digest))
         except Exception as error:  # noqa: BLE001 (as above)
             self._fail(load, error)
         else:
             self._done_with(load.digest)
             self._report(result)
+
+    def _needed(self, load: Load, tensors: Tensors, scales: Scales) -> int | None:
+        """Its size, where that has to be known first; None: what was set aside, for what was told, is what it takes."""
+        page_bytes = self._store.page_bytes
+        if not load.only_size and not page_bytes:
+            return None
+        needed = self._store.needs(tensors, scales)
+        return needed if load.only_size or -(-needed // page_bytes) != len(load.pages) else None
 
     def _tensors(self, load: Load, files: AdapterFiles | None) -> tuple[Tensors, Scales]:
         """Its host copy, made now if it is to have one; else views of its file."""

@@ -1,6 +1,6 @@
 """The seam between the adapter pool and an executor: adapters in the form that it computes with, by slot."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -28,12 +28,23 @@ class DeviceAdapter(Protocol):
 
 
 class AdapterStore(Protocol):
-    """An executor's adapters by slot. `build` runs on the builder's thread, `put` and `clear` on the engine's."""
+    """An executor's adapters by slot. `needs` and `build` run on the builder's thread, the rest on the engine's.
 
-    def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, /) -> DeviceAdapter:
+    `page_bytes`: adapters live in pages of this size, those that the book lends them; 0: they have memory of their own.
+    """
+
+    @property
+    def page_bytes(self) -> int: ...
+
+    def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales, /) -> int:
+        """The bytes that `build` will take on the device, exactly. Raises AdapterInvalid."""
+        ...
+
+    def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, pages: Sequence[int], /) -> DeviceAdapter:
         """PEFT's tensors -> device form, at true ranks. Raises AdapterInvalid.
 
-        Pure: it runs beside a step and touches nothing that one reads. `tensors` may be views of a mapped file.
+        It runs beside a step and touches nothing that one reads. `tensors` may be views of a mapped file. `pages`: of
+        a store whose adapters live in pages, as many as `needs` says.
         """
         ...
 

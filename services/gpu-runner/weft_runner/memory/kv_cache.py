@@ -12,11 +12,18 @@ from weft_runner.model.spec import ModelSpec
 class KvCache:
     """One tensor; which sequence a page belongs to is the page book's business."""
 
-    def __init__(self, spec: ModelSpec, pages: int, page_tokens: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        pages: int,
+        page_tokens: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.page_tokens = page_tokens
         self._layers, self._heads, self._head_dim = spec.layers, spec.kv_heads, spec.head_dim
         shape = (pages, spec.layers, 2, spec.kv_heads, page_tokens, spec.head_dim)
-        self.tensor = torch.zeros(shape, dtype=dtype)
+        self.tensor = torch.zeros(shape, dtype=dtype, device=device)
         self.page_bytes = self.tensor[0].numel() * self.tensor.element_size()
         self._by_page = self.tensor.view(-1, page_tokens * spec.head_dim)  # one row: a page's tokens of one head
         self._by_token = self.tensor.view(-1, spec.head_dim)

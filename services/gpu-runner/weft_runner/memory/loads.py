@@ -21,7 +21,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """On disk, and its tensors take so many bytes: room can be made for it. `host_bytes` as in Loaded."""
+    """On disk, and on the device it takes exactly so many bytes: room can be made for it. `host_bytes` as in Loaded."""
 
     digest: str
     slot: int

@@ -53,8 +53,17 @@ class NativeStore:
         """The widest site of all that are here."""
         return max((adapter.site_rank for adapter in self._held.values()), default=0)
 
-    def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> NativeAdapter:
+    @property
+    def page_bytes(self) -> int:
+        return 0
+
+    def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> int:
+        """See `AdapterStore.needs`."""
+        return sum(self._site_bytes(site) for layer in adapter_pairs(tensors, scales, self._spec) for site in layer)
+
+    def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, pages: Sequence[int] = ()) -> NativeAdapter:
         """See `AdapterStore.build`."""
+        del pages  # memory of its own: what was lent to it stays with the machine
         by_site = [site for layer in adapter_pairs(tensors, scales, self._spec) for site in layer]
         n_bytes = [self._site_bytes(site) for site in by_site]
         memory = Memory(sum(n_bytes))

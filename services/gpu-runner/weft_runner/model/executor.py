@@ -5,7 +5,7 @@ is done) and weight streaming; a whole step is layers [0, L). Executors own no p
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -16,6 +16,47 @@ from weft_runner.model.spec import ModelSpec
 from weft_runner.model.step import Step
 
 LayerDone = Callable[[int], None]  # called with the layer's index when its keys, values and output are complete
+
+
+class Flight(Protocol):
+    """A step that was launched: what it will choose."""
+
+    def choices(self) -> list[Choice | None]:
+        """Wait for it. One for each row that samples, see `Executor.choose`."""
+        ...
+
+
+@runtime_checkable
+class LooksAhead(Protocol):
+    """An executor whose steps run while the host does something else, the next one already launched behind them."""
+
+    def launch(self, step: Step, draws: Sequence[Draw]) -> Flight:
+        """Run a whole step and choose; returns before that is done."""
+        ...
+
+    def can_follow(self, step: Step, draws: Sequence[Draw]) -> bool:
+        """What this step of decode rows chooses can be the input of the next one without passing through the host."""
+        ...
+
+    def follow(self, step: Step, draws: Sequence[Draw]) -> Flight:
+        """The next step of the same rows, a position further each (`Step.advance`), on the tokens chosen last."""
+        ...
+
+
+@runtime_checkable
+class Pipelined(Protocol):
+    """An executor of several stages: while one works on a step the stage before it works on the next.
+
+    `depth`: steps that are in flight when every stage has work. They land in the order in which they were launched, and
+    whatever else the executor is told takes place, on every stage, between those before and those after it.
+    """
+
+    @property
+    def depth(self) -> int: ...
+
+    def launch(self, step: Step, draws: Sequence[Draw]) -> Flight:
+        """Run a whole step and choose; returns before that is done. No row of it is in a step that is in flight."""
+        ...
 
 
 class Executor(Protocol):

@@ -1,7 +1,7 @@
 """What serving a model takes of memory, computed from its description before anything is loaded.
 
 The cpu executor packs matrices, with columns padded to 32 and rows to 16; the embedding stays in the mapped file, whose
-pages give way. The reference executor has everything in fp32, and the embedding too.
+pages give way. The reference and the cuda executor have everything in one dtype, and the embedding too.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,9 @@ from weft_runner.errors import OutOfMemory
 from weft_runner.memory.available import Available
 from weft_runner.model.spec import ModelSpec
 
-MATRIX_BYTES: dict[str, int] = {"bf16": 2, "fp32": 4, "int8": 1, "reference": 4}  # of a number of a base matrix
-KV_BYTES: dict[str, int] = {"bf16": 2, "fp32": 4, "int8": 2, "reference": 4}  # of a key's or a value's number
+PLAIN = {"reference": 4, "cuda bf16": 2, "cuda fp32": 4}  # kinds that hold everything as plain tensors of one dtype
+MATRIX_BYTES: dict[str, int] = {"bf16": 2, "fp32": 4, "int8": 1, **PLAIN}  # of a number of a base matrix
+KV_BYTES: dict[str, int] = {"bf16": 2, "fp32": 4, "int8": 2, **PLAIN}  # of a key's or a value's number
 PAD_IN, PAD_OUT = 32, 16
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 GIB = 1 << 30
@@ -44,16 +45,27 @@ class Footprint:
 
 
 def memory_needed(
-    spec: ModelSpec, kind: str, *, kv_pages: int, page_tokens: int, adapter_bytes: int = 0, workspace_bytes: int = 0
+    spec: ModelSpec,
+    kind: str,
+    *,
+    kv_pages: int,
+    page_tokens: int,
+    adapter_bytes: int = 0,
+    workspace_bytes: int = 0,
+    ranks: int = 1,
+    stages: int = 1,
 ) -> Footprint:
-    """`kind`: bf16, fp32 or int8, what the cpu executor packs matrices as; or `reference`.
+    """`kind`: bf16, fp32 or int8, what the cpu executor packs matrices as; or a kind of `PLAIN`.
 
-    Adapters that share the budget of the KV pages are no `adapter_bytes`.
+    Adapters that share the budget of the KV pages are no `adapter_bytes`. `ranks`: processes of this machine that the
+    model is split over; each has the embedding, and a key-value head that several have is there as often. `stages`:
+    processes that it is cut into; the first has the embedding and the last one the head, tied or not.
     """
+    more = ranks - 1 + (stages > 1 and spec.tied)
     return Footprint(
         layers=spec.layers * _layer_bytes(spec, kind),
-        embedding=_embedding_bytes(spec, kind),
-        kv_pages=kv_pages * page_bytes(spec, kind, page_tokens),
+        embedding=_embedding_bytes(spec, kind) + more * spec.vocab_size * spec.hidden_size * MATRIX_BYTES[kind],
+        kv_pages=kv_pages * page_bytes(spec, kind, page_tokens) * max(1, ranks // spec.kv_heads),
         adapters=adapter_bytes,
         workspace=workspace_bytes,
     )
@@ -66,7 +78,7 @@ def page_bytes(spec: ModelSpec, kind: str, page_tokens: int) -> int:
 
 def packed_bytes(n_out: int, n_in: int, kind: str) -> int:
     """Of one packed base matrix, with an int8 matrix's scales."""
-    if kind == "reference":
+    if kind in PLAIN:
         return n_out * n_in * MATRIX_BYTES[kind]
     rows, columns = _up(n_out, PAD_OUT), _up(n_in, PAD_IN)
     return rows * columns * MATRIX_BYTES[kind] + (rows * 4 if kind == "int8" else 0)
@@ -91,8 +103,9 @@ def _layer_bytes(spec: ModelSpec, kind: str) -> int:
 def _embedding_bytes(spec: ModelSpec, kind: str) -> int:
     """The head, and the embedding where it is not the head itself or read from the mapped file."""
     head = packed_bytes(spec.vocab_size, spec.hidden_size, kind)
-    converted = not spec.tied if kind == "reference" else spec.dtype == "float16"
-    return head + (spec.vocab_size * spec.hidden_size * 4 if converted else 0) + 4 * spec.hidden_size
+    converted = not spec.tied if kind in PLAIN else spec.dtype == "float16"
+    number = PLAIN.get(kind, 4)
+    return head + (spec.vocab_size * spec.hidden_size * number if converted else 0) + 4 * spec.hidden_size
 
 
 def _up(number: int, multiple: int) -> int:

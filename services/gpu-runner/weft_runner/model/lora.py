@@ -51,7 +51,10 @@ class AdapterWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraPair:
-    """One adapted projection, y += scale * B (A x), in the dtype the adapter is stored in."""
+    """One adapted projection, y += scale * B (A x), in the dtype the adapter is stored in.
+
+    With tensor parallelism what one device has of it (`parallel.shard`): `a` may have some of the r rows alone.
+    """
 
     projection: str
     a: torch.Tensor  # [r, in]
@@ -60,6 +63,7 @@ class LoraPair:
     n_in: int
     n_out: int
     rank: int
+    out_start: int = 0  # where b's outputs begin in those of the base here
 
 
 AdapterPairs = tuple[tuple[tuple[LoraPair, ...], ...], ...]  # [layer][site], projections in the order of `SITES`
@@ -84,15 +88,19 @@ def build_adapter(
     tensors: Mapping[str, torch.Tensor], scales: Scales, spec: ModelSpec, dtype: torch.dtype = torch.float32
 ) -> AdapterWeights:
     """PEFT's tensors -> stacked sites. Raises AdapterInvalid as `adapter_pairs` does."""
-    pairs = adapter_pairs(tensors, scales, spec)
+    return stack_adapter(adapter_pairs(tensors, scales, spec), spec, dtype)
+
+
+def stack_adapter(pairs: AdapterPairs, spec: ModelSpec, dtype: torch.dtype = torch.float32) -> AdapterWeights:
+    """The same from pairs; both of one device's part, or whole. A stage may have none: then its ranks are 0."""
     sites = tuple(
         tuple(_site(site, names, spec, dtype) for site, names in zip(layer, SITES, strict=True)) for layer in pairs
     )
     present = [site for layer in sites for site in layer if site is not None]
     return AdapterWeights(
         sites=sites,
-        rank=max(pair.rank for layer in pairs for site in layer for pair in site),
-        site_rank=max(site.a_t.shape[1] for site in present),
+        rank=max((pair.rank for layer in pairs for site in layer for pair in site), default=0),
+        site_rank=max((site.slices[-1].rank_end for site in present), default=0),
         n_bytes=sum(site.n_bytes for site in present),
     )
 
@@ -129,12 +137,11 @@ def _site(pairs: tuple[LoraPair, ...], names: tuple[str, ...], spec: ModelSpec, 
     slices: list[LoraSlice] = []
     rank_start = out_start = 0
     for name in names:
-        out_end = out_start + spec.projection(name)[1]
         if (pair := by_name.get(name)) is not None:
-            b_t = pair.b.to(dtype).t().contiguous()
-            slices.append(LoraSlice(rank_start, rank_start + pair.rank, out_start, out_end, b_t, pair.scale))
+            b_t, begin = pair.b.to(dtype).t().contiguous(), out_start + pair.out_start
+            slices.append(LoraSlice(rank_start, rank_start + pair.rank, begin, begin + pair.n_out, b_t, pair.scale))
             rank_start += pair.rank
-        out_start = out_end
+        out_start += spec.projection(name)[1]
     if not slices:
         return None
     return LoraSite(torch.cat([pair.a.to(dtype) for pair in pairs]).t().contiguous(), tuple(slices))

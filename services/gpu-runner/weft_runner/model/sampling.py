@@ -107,7 +107,7 @@ def _choose_row(row: Floats, draw: Draw) -> Choice | None:
         return None
     sampling = draw.sampling
     token = int(shifted.argmax()) if sampling.temperature == 0.0 else _drawn(shifted, sampling, draw.position)
-    return Choice(token, _logprob(row, token, sampling.top_logprobs) if sampling.logprobs else None)
+    return Choice(token, logprob(row, token, sampling.top_logprobs) if sampling.logprobs else None)
 
 
 def _shift(row: Floats, shifts: Shifts) -> Floats:
@@ -130,8 +130,11 @@ def _drawn(row: Floats, sampling: Sampling, position: int) -> int:
     return int(order[np.searchsorted(mass, target, side="right")])
 
 
-def _logprob(row: Floats, token: int, n_top: int) -> TokenLogprob:
-    """Log softmax in double, told as float. Tokens of probability zero are left out of `top`."""
+def logprob(row: Floats, token: int, n_top: int) -> TokenLogprob:
+    """Of a token in a row of raw logits: log softmax in double, told as float.
+
+    `top` has the n likeliest tokens; those of probability zero are left out.
+    """
     spread = math.log(float(masses(row, 1.0).sum()) * 2.0 ** -mass_bits(len(row)))
     logprobs = ((row.astype(np.float64) - _largest(row)) - spread).astype(np.float32)
     top = np.argsort(-row, kind="stable")[:n_top].tolist()

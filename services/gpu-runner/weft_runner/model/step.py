@@ -56,7 +56,7 @@ class Step:
     plan: SegmentPlan
     _arrays: StepArrays | None = field(default=None, init=False, repr=False, compare=False)
 
-    def advance(self, tokens: list[int], positions: list[int]) -> None:
+    def advance(self, tokens: Sequence[int], positions: list[int]) -> None:
         """The next iteration of the same decode rows: one token each, at these positions."""
         self.tokens = tokens
         for row, position in zip(self.rows, positions, strict=True):
@@ -64,6 +64,10 @@ class Step:
         if self._arrays is not None:
             self._arrays.tokens[:] = tokens
             self._arrays.rows[:, 2] = positions
+
+    def advance_unseen(self) -> None:
+        """The same, on tokens that the device alone knows yet: a position further each."""
+        self.advance(self.tokens, [row.position + 1 for row in self.rows])
 
     @property
     def arrays(self) -> StepArrays:

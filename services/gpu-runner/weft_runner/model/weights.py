@@ -11,6 +11,7 @@ import torch
 from weft_runner.errors import WeightsInvalid
 from weft_runner.model.checkpoint import BIASED, EMBEDDING, HEAD, NORM, Checkpoint, Files, open_checkpoint
 from weft_runner.model.spec import ModelSpec
+from weft_runner.parallel.shard import Part
 
 FINITE_CHUNK = 1 << 18  # numbers; 12.7 GB/s of bf16 on two cores of a Xeon with AMX, 1.1 with torch.isfinite
 # dtype -> integer of the same width, all bits but the sign, the exponent's bits: all of these set is NaN or infinite
@@ -39,12 +40,17 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelWeights:
-    """The whole model; `head` is `embedding` itself when the two are tied."""
+    """The whole model, or a rank's part of it; `head` is `embedding`, or rows of it, when the two are tied."""
 
-    embedding: torch.Tensor  # [V, H]
+    embedding: torch.Tensor  # [V, H]; [0, H] of a stage that does not begin the model
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor  # [H]
-    head: torch.Tensor  # [V, H]
+    head: torch.Tensor  # [V, H]; of a part, the rows of its vocabulary; [0, H] of a stage that does not end the model
+
+    @property
+    def has_head(self) -> bool:
+        """After the last layer come logits; else the hidden rows go on to the next stage."""
+        return len(self.head) > 0
 
 
 def load_weights(
@@ -52,15 +58,21 @@ def load_weights(
     spec: ModelSpec,
     dtype: torch.dtype = torch.float32,
     stopping: Callable[[], bool] = lambda: False,
+    device: torch.device | str = "cpu",
+    part: Part | None = None,
 ) -> ModelWeights:
-    """The whole model, converted and stacked. Raises WeightsInvalid, StoppedAtStart."""
-    checkpoint = open_checkpoint(files, spec, stopping)
-    embedding = _converted(EMBEDDING, checkpoint.embedding, dtype)
+    """The model, converted and stacked, on `device`: all of it, or `part`. Norms are fp32.
+
+    Raises WeightsInvalid, StoppedAtStart.
+    """
+    part, checkpoint = part or Part(spec), open_checkpoint(files, spec, stopping)
+    embedding = _converted(EMBEDDING, part.embedding(checkpoint.embedding), dtype, device)
+    shared, head = spec.tied and part.begins, EMBEDDING if spec.tied else HEAD
     return ModelWeights(
         embedding=embedding,
-        layers=tuple(_stacked(checkpoint, layer, dtype) for layer in range(spec.layers)),
-        norm=_converted(NORM, checkpoint.norm, dtype),
-        head=embedding if spec.tied else _converted(HEAD, checkpoint.head, dtype),
+        layers=tuple(_stacked(checkpoint, part, layer, dtype, device) for layer in part.layers),
+        norm=_converted(NORM, checkpoint.norm, torch.float32, device),
+        head=part.head(embedding) if shared else _converted(head, part.head(checkpoint.head), dtype, device),
     )
 
 
@@ -79,35 +91,38 @@ def check_finite(name: str, tensor: torch.Tensor) -> None:
             raise WeightsInvalid(f"{name} is NaN or infinite at {index}")
 
 
-def _stacked(checkpoint: Checkpoint, index: int, dtype: torch.dtype) -> LayerWeights:
-    layer = checkpoint.layer(index)
+def _stacked(
+    checkpoint: Checkpoint, part: Part, index: int, dtype: torch.dtype, device: torch.device | str
+) -> LayerWeights:
+    layer = part.layer(checkpoint.layer(index))
+    where = f"of layer {index}" + (f", part {part.rank} of {part.size}" if part.size > 1 else "")
 
     def of(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return _converted(f"{name} of layer {index}", tensor, dtype)
+        return _converted(f"{name} {where}", tensor, dtype, device)
 
-    def maybe(name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tensor is None else of(name, tensor)
+    def norm(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return _converted(f"{name} {where}", tensor, torch.float32, device)
 
     def stack(tensors: Mapping[str, torch.Tensor], *names: str) -> torch.Tensor:
         return torch.cat([of(name, tensors[name]) for name in names])
 
     stacked = LayerWeights(
-        attention_norm=of("input_layernorm", layer.attention_norm),
+        attention_norm=norm("input_layernorm", layer.attention_norm),
         qkv=stack(layer.projections, *BIASED),
         o=of("o_proj", layer.projections["o_proj"]),
-        mlp_norm=of("post_attention_layernorm", layer.mlp_norm),
+        mlp_norm=norm("post_attention_layernorm", layer.mlp_norm),
         gate_up=stack(layer.projections, "gate_proj", "up_proj"),
         down=of("down_proj", layer.projections["down_proj"]),
         qkv_bias=stack(layer.biases, *BIASED) if layer.biases else None,
-        q_norm=maybe("q_norm", layer.q_norm),
-        k_norm=maybe("k_norm", layer.k_norm),
+        q_norm=None if layer.q_norm is None else norm("q_norm", layer.q_norm),
+        k_norm=None if layer.k_norm is None else norm("k_norm", layer.k_norm),
         window=layer.window,
     )
     checkpoint.release_layer(index)
     return stacked
 
 
-def _converted(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Stored in `dtype` already: the view itself."""
+def _converted(name: str, tensor: torch.Tensor, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    """On the CPU in `dtype` already: the view itself, where its rows follow each other."""
     check_finite(name, tensor)
-    return tensor.to(dtype)
+    return tensor.to(device, dtype).contiguous()

@@ -1,0 +1,148 @@
+"""What `gpu-bench` runs: models by shape, batches by popularity, operators, and how much of each. Pure."""
+
+from dataclasses import dataclass
+
+from weft_bench.cpu_shapes import (
+    BASE,
+    DISTINCT,
+    IDENTICAL,
+    POPULARITIES,
+    RANK,
+    SKEWED,
+    UNIFORM,
+    adapter_of_row,
+    distinct,
+)
+from weft_bench.roofline import Shape
+
+SHAPES = {
+    "8B": Shape(hidden=4096, layers=32, heads=32, kv_heads=8, inner=14336, vocab=128256),  # Llama 3.1 8B
+    "7B": Shape(hidden=4096, layers=32, heads=32, kv_heads=32, inner=11008, vocab=32000),  # Llama 2 7B, Punica's
+    "1B": Shape(hidden=2048, layers=16, heads=32, kv_heads=8, inner=8192, vocab=128256),  # Llama 3.2 1B
+    "tiny": Shape(hidden=32, layers=1, heads=2, kv_heads=1, inner=48, vocab=64),  # shows that it works
+}
+USUAL, USUAL_TEXT = "8B", "7B"  # the shapes that aims are about
+PUNICA_TOKENS_S = 1044.0  # 7B, A100, every popularity; prompt and output tokens (arXiv 2310.18547, section 7.2)
+# us on an A100, 4096 -> 4096, rank 16, wall clock round a sync (section 7.1): by popularity and rows
+PUNICA_OPERATOR_US = {
+    (IDENTICAL, 1): 37.0, (DISTINCT, 64): 116.0, (UNIFORM, 64): 46.0, (SKEWED, 64): 46.0, (IDENTICAL, 64): 40.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`rows` of one popularity; adapter i has rank `ranks[i % len(ranks)]`."""
+
+    rows: int
+    popularity: str
+    ranks: tuple[int, ...] = (RANK,)
+
+    @property
+    def adapters(self) -> list[int | None]:
+        """Of each row, those of one adapter beside each other, as the engine orders them."""
+        return sorted(
+            adapter_of_row(self.popularity, self.rows), key=lambda adapter: -1 if adapter is None else adapter
+        )
+
+    @property
+    def n_adapters(self) -> int:
+        return distinct(self.adapters)
+
+    @property
+    def rank_name(self) -> str:
+        return f"rank {self.ranks[0]}" if len(self.ranks) == 1 else f"ranks {min(self.ranks)}-{max(self.ranks)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Projections that read the same input [n_in], as one LoRA operator."""
+
+    name: str
+    n_in: int
+    widths: tuple[int, ...]
+    most_rows: int = 64
+
+    def case(self, batch: Batch) -> str:
+        return f"LoRA {self.name}, {batch.rank_name}, batch {batch.rows}, {batch.popularity}"
+
+
+SQUARE = Operator("4096 -> 4096", 4096, (4096,))
+STACKED = Operator("q, k, v 4096 -> 6144", 4096, (4096, 1024, 1024), most_rows=256)
+UP = Operator("4096 -> 11008", 4096, (11008,))
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """How much is measured. `TINY` shows that it works: under the interpreter in seconds."""
+
+    operators: tuple[Operator, ...] = (SQUARE, UP, STACKED)
+    batches: tuple[int, ...] = (1, 8, 32, 64)
+    ranks: tuple[int, ...] = (8, 32, 64)  # beside the usual one, at the largest batch
+    mixed: tuple[int, ...] = (8, 16, 32, 64)
+    contexts: tuple[int, ...] = (512, 2048)
+    kv_contexts: tuple[int, ...] = (128, 512, 2048, 8192)
+    heads: tuple[int, int] = (32, 128)  # query heads of attention alone, and their size
+    groups: tuple[int, ...] = (1, 4, 8)
+    kv_rows: int = 32
+    prompt: int = 2048
+    beside: int = 31  # decode rows beside a prompt
+    slots: int = 8
+    streams: int = 16  # requests at a time, over so few slots
+    crowds: tuple[int, ...] = (16, 64, 256)
+    crowd_requests: int = 384
+    crowd_tokens: tuple[int, int] = (64, 32)  # of a prompt, of an answer
+    folders: int = 4  # adapters on disk that stand for many: each is read, packed and copied anew
+    texts: int = 96
+    text_tokens: int = 2048  # of the longest text
+    text_rows: int = 32
+    peer_rows: int = 32
+    peer_tokens: tuple[int, int] = (64, 16)
+    peer_rounds: int = 2
+
+    @property
+    def most_rows(self) -> int:
+        return max(self.batches)
+
+
+TINY = Amounts(
+    operators=(Operator("q, k, v 64 -> 80", 64, (48, 16, 16), 3),),
+    batches=(1, 2), ranks=(8,), mixed=(4, 8), contexts=(20,), kv_contexts=(40,), heads=(4, 16), groups=(1, 4),
+    kv_rows=2, prompt=20, beside=1, slots=2, streams=2, crowds=(3,), crowd_requests=6, crowd_tokens=(4, 2), folders=2,
+    texts=2, text_tokens=6, text_rows=2, peer_rows=2, peer_tokens=(4, 2), peer_rounds=1,
+)  # fmt: skip
+
+
+def operator_batches(operator: Operator, amounts: Amounts) -> list[Batch]:
+    """Every batch size and popularity at the usual rank; other ranks and mixed ones at the largest batch."""
+    most = amounts.most_rows
+    sizes = sorted({*amounts.batches, operator.most_rows})
+    found = [Batch(rows, kind) for rows in sizes for kind in (POPULARITIES if rows > 1 else (IDENTICAL,))]
+    found += [Batch(most, kind, (rank,)) for rank in amounts.ranks for kind in (IDENTICAL, DISTINCT)]
+    return [*found, Batch(most, DISTINCT, amounts.mixed)]
+
+
+def has_baselines(batch: Batch) -> bool:
+    """The loop and the gather stand beside the usual rank."""
+    return batch.ranks == (RANK,)
+
+
+def is_raw(operator: Operator, batch: Batch) -> bool:
+    """Large enough that its launches must not matter: held against the whole bandwidth."""
+    return operator == STACKED and batch == Batch(256, DISTINCT)
+
+
+def punica_us(operator: Operator, batch: Batch) -> float | None:
+    """What Punica published for this very case."""
+    published = operator == SQUARE and batch.ranks == (RANK,)
+    return PUNICA_OPERATOR_US.get((batch.popularity, batch.rows)) if published else None
+
+
+def attention_cases(amounts: Amounts) -> list[tuple[int, int, int]]:
+    """(rows, context, query heads of a kv head); one row at the longest context, too."""
+    many = [(amounts.kv_rows, context, group) for context in amounts.kv_contexts for group in amounts.groups]
+    return [*many, *((1, max(amounts.kv_contexts), group) for group in amounts.groups)]
+
+
+def decode_batches(rows: int) -> list[Batch]:
+    """The base first."""
+    return [Batch(rows, BASE), *(Batch(rows, kind) for kind in (POPULARITIES if rows > 1 else (IDENTICAL,)))]

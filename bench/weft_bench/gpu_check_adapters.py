@@ -1,0 +1,84 @@
+"""Adapters in scattered pages of an arena that is NaN everywhere else, and what they add, in fp64."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from weft_bench.gpu_check import CheckContext
+from weft_bench.gpu_placed import planes_shape
+from weft_kernels.triton.lora import Chunked, Planes, shrink
+from weft_kernels.triton.packing import Adapter, Projection, fill_layer, plan_image
+from weft_kernels.triton.tables import UNIT, Layout, LoraTables, SiteShape
+
+PAGE_ROWS = 4  # longest rows of a page: adapters take several, and rows that do not fit leave a gap
+
+Slots = Sequence[int | None]
+Ranks = Sequence[Sequence[int | None]]  # of each adapter, of each slice of a site
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """Adapter i in slot i, the same in every layer; each site has the ranks that it has slices for."""
+
+    context: CheckContext
+    tables: LoraTables
+    adapters: list[Adapter]
+
+    @classmethod
+    def made(cls, context: CheckContext, layout: Layout, ranks: Ranks, dtype: torch.dtype) -> "Loaded":
+        adapters = [_adapter(layout, seed, each, dtype) for seed, each in enumerate(ranks)]
+        page = PAGE_ROWS * layout.row_length
+        images = [plan_image(adapter, layout, page // UNIT) for adapter in adapters]
+        free = list(range(sum(image.n_pages for image in images) + 3))
+        random.Random(0).shuffle(free)
+        arena = torch.full((len(free), page), math.nan, dtype=dtype, device=context.device)
+        tables = LoraTables(arena, layout, len(adapters))
+        for slot, (adapter, image) in enumerate(zip(adapters, images, strict=True)):
+            pages = [free.pop() for _ in range(image.n_pages)]
+            filled = torch.full((image.n_pages, page), math.nan, dtype=dtype)
+            for layer in range(layout.layers):
+                fill_layer(filled, image, adapter, layout, layer)
+            arena[pages] = filled.to(context.device)
+            tables.put(slot, image.on_pages(pages))
+        return cls(context, tables, adapters)
+
+    @property
+    def nothing(self) -> int:
+        """The slot of an adapter that touches no site."""
+        return next(slot for slot, adapter in enumerate(self.adapters) if not any(adapter[0]))
+
+    def shrunk(self, x: torch.Tensor, chunked: Chunked, layer: int, site: int) -> Planes:
+        """In as many parts as the engine makes of it, on planes that were NaN."""
+        tables = self.tables.at(layer, site)
+        shape = planes_shape(tables, len(chunked), len(x), self.context.gpu.sms)
+        planes = Planes(torch.full(shape, math.nan, device=x.device))
+        shrink(planes, x, tables, chunked)
+        return planes
+
+    def dense(self, y: torch.Tensor, x: torch.Tensor, slots: Slots, layer: int, site: int) -> torch.Tensor:
+        """y with each row's adapter added, in fp64. Rows beyond the slots have none."""
+        out, widths = y.double(), self.tables.layout.sites[site].widths
+        for slot in sorted({slot for slot in slots if slot is not None}):
+            rows = torch.tensor([row for row, used in enumerate(slots) if used == slot], device=x.device)
+            for each in self.adapters[slot][layer][site]:
+                a, b = (matrix.double().to(x.device) for matrix in (each.a, each.b))
+                columns = sum(widths[: each.slice]) + torch.arange(len(b), device=x.device)
+                out[rows[:, None], columns] += each.scale * (x[rows].double() @ a.t()) @ b.t()
+        return out
+
+
+def _adapter(layout: Layout, seed: int, ranks: Sequence[int | None], dtype: torch.dtype) -> Adapter:
+    generator = torch.Generator().manual_seed(seed)
+
+    def projection(index: int, rank: int, n_in: int, width: int) -> Projection:
+        a, b = torch.randn(rank, n_in, generator=generator), torch.randn(width, rank, generator=generator)
+        return Projection(index, (a / n_in**0.5).to(dtype), b.to(dtype), 0.5 + index)
+
+    def site(shape: SiteShape) -> list[Projection]:
+        found = zip(range(3), ranks, shape.widths, strict=False)
+        return [projection(i, rank, shape.n_in, width) for i, rank, width in found if rank]
+
+    return [[site(shape) for shape in layout.sites]] * layout.layers

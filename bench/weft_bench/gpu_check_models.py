@@ -1,0 +1,251 @@
+"""Small random models of every family, and sequences stepped by hand over the cuda and the reference executor."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from weft_bench.gpu_check import CheckContext, assert_close, assert_near
+from weft_bench.gpu_models import (
+    PROJECTIONS,
+    Numbers,
+    Scale,
+    StepOf,
+    peft_tensors,
+    random_tokens,
+    random_weights,
+    step_of,
+)
+from weft_bench.gpu_placed import Deck
+from weft_runner.memory.kv_cache import KvCache
+from weft_runner.memory.lora_table import LoraTable
+from weft_runner.model.cuda import CudaExecutor, Sizes
+from weft_runner.model.executor import Executor
+from weft_runner.model.reference import ReferenceExecutor
+from weft_runner.model.spec import ModelSpec, RopeSpec
+from weft_runner.model.weights import LayerWeights, ModelWeights
+
+PAGE_TOKENS, MAX_RANK = 16, 64
+# Logits of fp32 may differ by this part of the largest one: sums in another order, exp2 and rsqrt of the device. Those
+# of bf16 by this part of their row's length, from the same bf16 weights: activations are rounded once a kernel.
+FP32, BF16 = 1e-4, 3e-2
+
+LLAMA = ModelSpec(
+    architecture="LlamaForCausalLM", vocab_size=1000, hidden_size=256, intermediate_size=704, layers=3, heads=8,
+    kv_heads=2, head_dim=64, norm_eps=1e-5, max_positions=1024, tied=False, rope=RopeSpec(theta=10_000.0),
+    qkv_bias=False, qk_norm=False, windows=(0, 0, 0),
+)  # fmt: skip
+FAMILIES = {
+    "llama": LLAMA,
+    "llama, rope llama3": replace(
+        LLAMA, rope=RopeSpec(500_000.0, "llama3", 8.0, 1.0, 4.0, original_max_positions=64), heads=4, head_dim=128
+    ),
+    "llama, rope linear, tied": replace(LLAMA, rope=RopeSpec(10_000.0, "linear", 2.0), tied=True, head_dim=32),
+    "mistral": replace(LLAMA, architecture="MistralForCausalLM", kv_heads=1, windows=(40, 40, 40)),
+    "qwen2": replace(LLAMA, architecture="Qwen2ForCausalLM", qkv_bias=True, kv_heads=8, windows=(0, 23, 0)),
+    "qwen3": replace(LLAMA, architecture="Qwen3ForCausalLM", qk_norm=True, head_dim=128, tied=True),
+}
+TINY = replace(
+    LLAMA, vocab_size=64, hidden_size=32, intermediate_size=48, layers=1, heads=2, kv_heads=1, head_dim=16, windows=(0,)
+)
+TINY_FAMILIES = {
+    "llama": TINY,
+    "qwen3": replace(TINY, architecture="Qwen3ForCausalLM", qk_norm=True, head_dim=32, tied=True),
+}
+ADAPTERS: tuple[dict[str, int], ...] = (
+    dict.fromkeys(PROJECTIONS, 16),
+    {"q_proj": 4, "v_proj": 8, "down_proj": 64},
+    {"q_proj": 8, "k_proj": 64, "v_proj": 3, "o_proj": 16, "gate_proj": 32, "up_proj": 5, "down_proj": 17},
+    {"k_proj": 1, "o_proj": 33, "gate_proj": 17},
+    {"up_proj": 16},
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostAdapter:
+    """As PEFT saves it."""
+
+    tensors: Mapping[str, torch.Tensor]
+    scales: Scale
+
+    @classmethod
+    def made(cls, spec: ModelSpec, number: int, dtype: torch.dtype) -> "HostAdapter":
+        """Number i has ranks of `ADAPTERS`, by turns, and numbers of its own."""
+        ranks = ADAPTERS[number % len(ADAPTERS)]
+        return cls(peft_tensors(spec, ranks, 100 + number, dtype), Scale(0.5 + 0.25 * (number % 3)))
+
+
+@dataclass(slots=True)
+class Stream:
+    """A sequence of given tokens; `position`: how many were fed."""
+
+    tokens: list[int]
+    slot: int | None
+    pages: list[int]
+    position: int = 0
+
+
+@dataclass(slots=True)
+class Driven:
+    """Sequences on one executor, adapters in its slots, pages dealt out at random."""
+
+    executor: Executor
+    deck: Deck
+    sequences: dict[str, Stream] = field(default_factory=dict[str, Stream])
+    lent: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+
+    def load(self, slot: int, adapter: HostAdapter) -> None:
+        """Into pages of its own, or memory of its own, as the executor has it."""
+        store = self.executor.adapters
+        size = store.page_bytes and -(-store.needs(adapter.tensors, adapter.scales) // store.page_bytes)
+        pages = self.lent[slot] = self.deck.deal(size)
+        self.executor.lend_pages(pages)
+        store.put(slot, store.build(adapter.tensors, adapter.scales, pages))
+
+    def evict(self, slot: int) -> None:
+        self.executor.adapters.clear(slot)
+        self.deck.back(list(reversed(self.lent.pop(slot))))  # whoever comes next gets the same ones
+
+    def add(self, key: str, tokens: Sequence[int], slot: int | None, room: int) -> None:
+        """`room`: how many tokens it may have in all."""
+        pages = self.deck.deal(-(-room // PAGE_TOKENS))
+        self.executor.clear_pages(pages)
+        self.sequences[key] = Stream(list(tokens), slot, pages)
+
+    def drop_all(self) -> None:
+        for sequence in self.sequences.values():
+            self.deck.back(sequence.pages)
+        self.sequences.clear()
+
+    def step(self, counts: Mapping[str, int]) -> torch.Tensor:
+        """Feed so many tokens of each sequence, in this order: logits [rows, V], a copy."""
+        parts = list[StepOf]()
+        for key, count in counts.items():
+            sequence = self.sequences[key]
+            tokens = sequence.tokens[sequence.position : sequence.position + count]
+            parts.append(StepOf(tokens, sequence.position, sequence.pages, sequence.slot))
+            sequence.position += count
+        return self.executor.run(step_of(parts, PAGE_TOKENS)).clone()
+
+
+def device_executor(
+    context: CheckContext, spec: ModelSpec, weights: ModelWeights, dtype: torch.dtype, rows: int, slots: int, *,
+    graphs: bool,
+) -> Driven:  # fmt: skip
+    """The executor under test. `weights` are on the host."""
+    here = moved(weights, context.device, dtype)
+    context.gpu.sync()
+    pages = _pages(spec, rows, slots)
+    sizes = Sizes(pages, PAGE_TOKENS, slots, MAX_RANK, rows, spec.max_positions, graphs, tokens=1)
+    return Driven(CudaExecutor(spec, here, sizes), Deck(pages))
+
+
+def reference_executor(spec: ModelSpec, weights: ModelWeights, rows: int, slots: int) -> Driven:
+    """fp32 on the host."""
+    pages = _pages(spec, rows, 0)
+    table = LoraTable(spec, slots)
+    return Driven(ReferenceExecutor(spec, weights, KvCache(spec, pages, PAGE_TOKENS), table), Deck(pages, seed=1))
+
+
+def host_weights(spec: ModelSpec, dtype: torch.dtype) -> ModelWeights:
+    """fp32 numbers that `dtype` can hold, large enough that a mistake shows in the logits."""
+    numbers = Numbers(torch.device("cpu"), torch.float32, std=1.5 * spec.hidden_size**-0.5, norm_std=0.3)
+    return moved(moved(random_weights(spec, numbers), torch.device("cpu"), dtype), torch.device("cpu"), torch.float32)
+
+
+def moved(weights: ModelWeights, device: torch.device, dtype: torch.dtype) -> ModelWeights:
+    """Matrices and biases in another dtype, on another device; norms stay fp32, a tied head stays tied."""
+    embedding = weights.embedding.to(device, dtype)
+    head = embedding if weights.head is weights.embedding else weights.head.to(device, dtype)
+    layers = tuple(_moved_layer(layer, device, dtype) for layer in weights.layers)
+    return ModelWeights(embedding, layers, weights.norm.to(device), head)
+
+
+def assert_logits(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    """Within what is documented for the dtype. Raises Differs."""
+    if dtype == torch.float32:
+        assert_close(actual, expected, FP32)
+    else:
+        assert_near(actual, expected, BF16)
+
+
+@dataclass(slots=True)
+class Pair:
+    """The same sequences and adapters on the device and on the reference, one held against the other."""
+
+    device: Driven
+    reference: Driven
+    dtype: torch.dtype
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    vocab: int = 0
+
+    @classmethod
+    def made(
+        cls, context: CheckContext, spec: ModelSpec, dtype: torch.dtype, rows: int, adapters: int, *, graphs: bool
+    ) -> "Pair":
+        """With so many adapters, in as many slots, and one slot more."""
+        weights = host_weights(spec, dtype)
+        pair = cls(
+            device_executor(context, spec, weights, dtype, rows, adapters + 1, graphs=graphs),
+            reference_executor(spec, weights, rows, adapters + 1), dtype, vocab=spec.vocab_size,
+        )  # fmt: skip
+        for number in range(adapters):
+            pair.load(number, HostAdapter.made(spec, number, dtype))
+        return pair
+
+    @property
+    def both(self) -> tuple[Driven, Driven]:
+        return self.device, self.reference
+
+    def load(self, slot: int, adapter: HostAdapter) -> None:
+        for driven in self.both:
+            driven.load(slot, adapter)
+
+    def evict(self, slot: int) -> None:
+        for driven in self.both:
+            driven.evict(slot)
+
+    def add(self, key: str, length: int, slot: int | None) -> None:
+        tokens = random_tokens(self.rng, length, self.vocab)
+        for driven in self.both:
+            driven.add(key, tokens, slot, length)
+
+    def step(self, counts: Mapping[str, int]) -> torch.Tensor:
+        """Compare a step. Raises Differs. Returns the device's logits."""
+        actual, expected = (driven.step(counts) for driven in self.both)
+        assert_logits(actual, expected, self.dtype)
+        return actual
+
+    def decode(self, slots: Sequence[int | None], steps: int = 2, prompt: int = 3) -> None:
+        """New sequences with these adapters: their prompts in one step, then decode steps. Raises Differs."""
+        for driven in self.both:
+            driven.drop_all()
+        keys = [str(row) for row in range(len(slots))]
+        for key, slot in zip(keys, slots, strict=True):
+            self.add(key, prompt + steps, slot)
+        self.step(dict.fromkeys(keys, prompt))
+        for _ in range(steps):
+            self.step(dict.fromkeys(keys, 1))
+
+
+def _moved_layer(layer: LayerWeights, device: torch.device, dtype: torch.dtype) -> LayerWeights:
+    def to(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.to(device, dtype)
+
+    def norm(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.to(device)
+
+    return LayerWeights(
+        attention_norm=layer.attention_norm.to(device), qkv=layer.qkv.to(device, dtype), o=layer.o.to(device, dtype),
+        mlp_norm=layer.mlp_norm.to(device), gate_up=layer.gate_up.to(device, dtype),
+        down=layer.down.to(device, dtype), qkv_bias=to(layer.qkv_bias), q_norm=norm(layer.q_norm),
+        k_norm=norm(layer.k_norm), window=layer.window,
+    )  # fmt: skip
+
+
+def _pages(spec: ModelSpec, rows: int, slots: int) -> int:
+    """Of every sequence at some length, and of adapters of the largest rank everywhere."""
+    page = spec.layers * 2 * spec.kv_heads * PAGE_TOKENS * spec.head_dim
+    widths = sum(sum(spec.projection(name)) for name in PROJECTIONS) * spec.layers * MAX_RANK
+    return rows * 40 + slots * (2 * widths // page + 8)

@@ -1,0 +1,112 @@
+"""The engine on the device, without wire and gateway: the runner's own objects round a model made at random."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from weft_bench.cpu_models import adapter
+from weft_bench.cpu_shapes import RANK
+from weft_bench.gpu_device import Gpu
+from weft_bench.gpu_models import Numbers, random_weights, spec_of
+from weft_bench.gpu_placed import pages_needed
+from weft_bench.playing import Folders, Player
+from weft_bench.roofline import Shape
+from weft_runner.core.iteration import Limits
+from weft_runner.core.request_pool import PoolLimits, RequestPool
+from weft_runner.engine import Command, Engine, Iteration
+from weft_runner.memory.adapter_pool import AdapterPool
+from weft_runner.memory.paged_adapters import layout_of
+from weft_runner.model.cuda import CudaExecutor
+from weft_runner.model.cuda import Sizes as ExecutorSizes
+from weft_runner.model.executor import Executor
+from weft_runner.parallel.shard import Part
+
+PAGE_TOKENS = 16
+WARM_TOKENS = 256  # of the largest step that kernels are compiled for at start: few prompts here are longer
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What an engine is built for. `context`: tokens of the longest sequence; `batch_tokens`: of an iteration."""
+
+    rows: int
+    slots: int
+    context: int
+    batch_tokens: int
+    prefills: int = 1
+
+
+class DeviceSubject(Player):
+    """One engine under measurement, from enter to exit; adapters come from `adapters`, files of `folder`."""
+
+    def __init__(self, gpu: Gpu, name: str, shape: Shape, sizes: Sizes, folder: Path) -> None:
+        self.adapters, self.shape = Folders(), shape
+        self._gpu, self._name, self._folder = gpu, name, folder
+        executor = executor_of(gpu, shape, sizes)
+        limits = _limits(shape, sizes, executor.page_bytes)
+        torch.set_num_threads(executor.torch_threads)  # as the engine's own thread does
+        super().__init__(lambda told: engine_of(executor, limits, self.adapters, told))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.engine.adapters.close()
+        self._gpu.sync()
+
+    def file(self, number: int) -> Path:
+        """The folder of one of the adapters on disk, written if need be."""
+        return adapter(self._folder, self._name, self.shape, number, RANK)
+
+    def alias(self, digest: str, number: int) -> str:
+        """One more adapter, with the files of that number; returns its digest."""
+        self.adapters.paths[digest] = self.file(number)
+        return digest
+
+
+def engine_of(
+    executor: Executor, limits: PoolLimits, source: Folders, told: Callable[[Iteration], None], max_rank: int = RANK
+) -> Engine:
+    """As `build.build_engine` makes it, of parts that are there."""
+
+    def make_adapters(post: Callable[[Command], None]) -> AdapterPool:
+        return AdapterPool(executor.adapters, max_rank, source, post)
+
+    return Engine(RequestPool(limits), executor, make_adapters, told)
+
+
+def executor_of(gpu: Gpu, shape: Shape, sizes: Sizes) -> CudaExecutor:
+    """With a model made at random on the device, and graphs."""
+    spec = spec_of(shape, sizes.context)
+    weights = random_weights(spec, Numbers(gpu.device, gpu.dtype))
+    gpu.sync()
+    made = CudaExecutor(
+        spec, weights,
+        ExecutorSizes(
+            _pages(shape, sizes), PAGE_TOKENS, sizes.slots, RANK, sizes.rows, sizes.context, graphs=True,
+            tokens=min(sizes.batch_tokens, sizes.context, WARM_TOKENS),
+        ),
+    )  # fmt: skip
+    gpu.sync()
+    return made
+
+
+def _limits(shape: Shape, sizes: Sizes, page_bytes: int) -> PoolLimits:
+    return PoolLimits(
+        total_pages=_pages(shape, sizes), page_tokens=PAGE_TOKENS, max_sequences=sizes.rows, max_adapters=sizes.slots,
+        max_context_tokens=sizes.context, vocab_size=shape.vocab,
+        batch=Limits(sizes.prefills, sizes.batch_tokens), page_bytes=page_bytes, keep_copies=True,
+    )  # fmt: skip
+
+
+def _pages(shape: Shape, sizes: Sizes) -> int:
+    """Of every row at its longest, of every slot's adapter, and of as many that wait for one as there are rows."""
+    page_numbers = shape.layers * 2 * shape.kv * PAGE_TOKENS
+    each = pages_needed(layout_of(Part(spec_of(shape, sizes.context)), RANK), RANK, page_numbers)
+    return sizes.rows * (-(-sizes.context // PAGE_TOKENS) + 1) + (sizes.slots + sizes.rows) * each

@@ -1,0 +1,133 @@
+"""Random models and adapters in memory: a base is made on the device and never passes through a file."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from weft_bench.roofline import Shape
+from weft_kernels.plan import plan_rows
+from weft_runner.model.spec import ModelSpec, RopeSpec
+from weft_runner.model.step import Step, StepRow, check_step
+from weft_runner.model.weights import LayerWeights, ModelWeights
+
+STD = 0.02
+PROJECTIONS = {
+    "q_proj": "self_attn", "k_proj": "self_attn", "v_proj": "self_attn", "o_proj": "self_attn",
+    "gate_proj": "mlp", "up_proj": "mlp", "down_proj": "mlp",
+}  # fmt: skip
+
+
+def spec_of(shape: Shape, context: int) -> ModelSpec:
+    """A Llama of this shape."""
+    return ModelSpec(
+        architecture="LlamaForCausalLM", vocab_size=shape.vocab, hidden_size=shape.hidden,
+        intermediate_size=shape.inner, layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads,
+        head_dim=shape.hidden // shape.heads, norm_eps=1e-5, max_positions=context, tied=False,
+        rope=RopeSpec(theta=500_000.0), qkv_bias=False, qk_norm=False, windows=(0,) * shape.layers,
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Numbers:
+    """Normal numbers, the same for a seed and device. `norm_std`: how far the weights of norms are from one."""
+
+    device: torch.device
+    dtype: torch.dtype
+    std: float = STD
+    norm_std: float = 0.0
+    seed: int = 0
+    _generator: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._generator = torch.Generator(self.device).manual_seed(self.seed)
+
+    def matrix(self, *shape: int, std: float | None = None) -> torch.Tensor:
+        """Made in the dtype itself: no copy in fp32 is needed beside it."""
+        made = torch.empty(shape, device=self.device, dtype=self.dtype)
+        return made.normal_(std=self.std if std is None else std, generator=self._generator)
+
+    def norm(self, size: int) -> torch.Tensor:
+        """fp32, as executors have the weights of norms."""
+        made = torch.ones(size, device=self.device)
+        return made.add_(torch.empty_like(made).normal_(generator=self._generator), alpha=self.norm_std)
+
+
+def random_weights(spec: ModelSpec, numbers: Numbers, *, same_layers: bool = False) -> ModelWeights:
+    """The whole model. `same_layers`: all of them are the first one's tensors."""
+    embedding = numbers.matrix(spec.vocab_size, spec.hidden_size)
+    layers = [_layer(spec, numbers, window) for window in spec.windows[: 1 if same_layers else None]]
+    return ModelWeights(
+        embedding=embedding,
+        layers=tuple(layers * (spec.layers // len(layers))),
+        norm=numbers.norm(spec.hidden_size),
+        head=embedding if spec.tied else numbers.matrix(spec.vocab_size, spec.hidden_size),
+    )
+
+
+def _layer(spec: ModelSpec, numbers: Numbers, window: int) -> LayerWeights:
+    hidden, inner, qkv = spec.hidden_size, spec.intermediate_size, spec.q_size + 2 * spec.kv_size
+    return LayerWeights(
+        attention_norm=numbers.norm(hidden),
+        qkv=numbers.matrix(qkv, hidden),
+        o=numbers.matrix(hidden, spec.q_size),
+        mlp_norm=numbers.norm(hidden),
+        gate_up=numbers.matrix(2 * inner, hidden),
+        down=numbers.matrix(hidden, inner),
+        qkv_bias=numbers.matrix(qkv, std=0.5) if spec.qkv_bias else None,
+        q_norm=numbers.norm(spec.head_dim) if spec.qk_norm else None,
+        k_norm=numbers.norm(spec.head_dim) if spec.qk_norm else None,
+        window=window,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """`Scales` of an adapter whose modules all have the same one."""
+
+    value: float
+
+    def scale_of(self, module: str) -> float:
+        del module
+        return self.value
+
+
+def peft_tensors(spec: ModelSpec, ranks: Mapping[str, int], seed: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """An adapter as PEFT saves it, on the host: B A x is about as large as x. Projections without a rank have none."""
+    made, generator = dict[str, torch.Tensor](), torch.Generator().manual_seed(seed)
+    for layer in range(spec.layers):
+        for name, rank in ranks.items():
+            n_in, n_out = spec.projection(name)
+            key = f"base_model.model.model.layers.{layer}.{PROJECTIONS[name]}.{name}"
+            made[f"{key}.lora_A.weight"] = (torch.randn(rank, n_in, generator=generator) * n_in**-0.5).to(dtype)
+            made[f"{key}.lora_B.weight"] = (torch.randn(n_out, rank, generator=generator) * 0.3 * rank**-0.5).to(dtype)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class StepOf:
+    """A sequence's part of a step: its new tokens, the first at `position`, its pages, its adapter's slot."""
+
+    tokens: Sequence[int]
+    position: int
+    pages: Sequence[int]
+    slot: int | None
+
+
+def step_of(parts: Sequence[StepOf], page_tokens: int) -> Step:
+    """A step of these parts, in this order; every part gets a token."""
+    rows, tokens, slots = list[StepRow](), list[int](), list[int | None]()
+    for part in parts:
+        start = len(tokens)
+        tokens += part.tokens
+        slots += [part.slot] * len(part.tokens)
+        rows.append(StepRow(start, len(tokens), part.position, tuple(part.pages), samples=True))
+    used = {slot for slot in slots if slot is not None}
+    step = Step(tokens, tuple(rows), plan_rows(slots, dict.fromkeys(used, 1)))
+    check_step(step, page_tokens)
+    return step
+
+
+def random_tokens(rng: random.Random, count: int, vocab: int) -> list[int]:
+    return [rng.randrange(vocab) for _ in range(count)]

@@ -1,0 +1,153 @@
+"""The LoRA operator alone: shrink and expand as the engine launches them in a captured step.
+
+Its bytes: each adapter of the batch once, inputs once, outputs read and written. A time's bound holds them against the
+measured bandwidth; `beyond the launch floor` leaves out what two dependent launches take that do nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from weft_bench.errors import WrongAdapter
+from weft_bench.gpu_amounts import Batch, Operator, has_baselines, is_raw, operator_batches, punica_us
+from weft_bench.gpu_baselines import Dense, gather, loop
+from weft_bench.gpu_context import Context
+from weft_bench.gpu_device import Gpu
+from weft_bench.gpu_placed import Deck, pages_needed, places, planes_shape, rows_at
+from weft_bench.gpu_plan import BANDWIDTH, BEYOND_FLOOR, GATHER, LOOP, PUNICA
+from weft_bench.gpu_timing import Times
+from weft_kernels.plan import plan_rows
+from weft_kernels.triton.chunks import chunk_table
+from weft_kernels.triton.lora import Chunked, Planes, expand, shrink
+from weft_kernels.triton.tables import Entry, Layout, LoraTables, SiteShape, SiteTables
+from weft_runner.model.cuda import DECODE_CHUNK
+
+PAGE = 1 << 20  # numbers: a KV page of 16 tokens of an 8B model
+LARGEST_ERROR = 0.03  # of bf16 sums in another order, relative to the largest value
+BYTES = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """One batch of one operator, on the device."""
+
+    operator: Operator
+    batch: Batch
+    x: torch.Tensor
+    y: torch.Tensor
+    planes: Planes
+    tables: SiteTables
+    chunked: Chunked
+    dense: Dense
+
+    def run(self) -> None:
+        shrink(self.planes, self.x, self.tables, self.chunked)
+        expand(self.y, self.planes, self.tables, self.chunked)
+
+    @property
+    def n_bytes(self) -> float:
+        """What has to be moved."""
+        operator, batch = self.operator, self.batch
+        outputs = sum(operator.widths)
+        ranks = [batch.ranks[number % len(batch.ranks)] for number in {*batch.adapters} if number is not None]
+        adapters = sum(ranks) * (len(operator.widths) * operator.n_in + outputs)
+        return BYTES * (adapters + batch.rows * (operator.n_in + 2 * outputs))
+
+
+def measure(context: Context) -> None:
+    """Every operator and batch of the plan."""
+    for operator, batch in _all(context):
+        context.needs(2, operator.case(batch))
+        case = made(context.gpu, operator, batch)
+        check(case)
+        times = context.timer.graph(case.run)
+        _tell(context, case, times)
+        if has_baselines(batch):
+            _tell_baselines(context, case, times)
+        del case
+        context.gpu.free()
+
+
+def made(gpu: Gpu, operator: Operator, batch: Batch) -> Case:
+    """Adapters at random places of a random arena, rows in the order of their adapters, chunks padded as in a graph."""
+    ranks = [batch.ranks[number % len(batch.ranks)] for number in range(batch.n_adapters)]
+    layout = Layout(1, (SiteShape(operator.n_in, operator.widths),), max(ranks))
+    deck_pages = sum(pages_needed(layout, rank, PAGE) for rank in ranks)
+    arena = torch.randn(deck_pages + 1, PAGE, device=gpu.device, dtype=gpu.dtype)
+    tables = LoraTables(arena, layout, len(ranks))
+    entries = places(layout, ranks, PAGE, Deck(deck_pages))
+    for slot, entry in enumerate(entries):
+        tables.put(slot, entry)
+    chunked = _chunked(gpu, batch)
+    site = tables.at(0, 0)
+    planes = torch.empty(planes_shape(site, len(chunked), batch.rows, gpu.sms), device=gpu.device)
+    x = torch.randn(batch.rows, operator.n_in, device=gpu.device, dtype=gpu.dtype)
+    y = torch.randn(batch.rows, sum(operator.widths), device=gpu.device, dtype=gpu.dtype)
+    return Case(operator, batch, x, y, Planes(planes), site, chunked, _dense(gpu, arena, operator, batch, entries))
+
+
+def check(case: Case) -> None:
+    """A time counts only beside the right result: each row's own adapter. Raises WrongAdapter."""
+    before, expected = case.y.clone(), case.y.to(torch.float32, copy=True)
+    case.run()
+    for segment in case.dense.segments:
+        segment.add_to(expected, case.x.float())
+    error = float((case.y.float() - expected).abs().max() / expected.abs().max())
+    case.y.copy_(before)
+    if not error < LARGEST_ERROR:
+        raise WrongAdapter(f"{case.operator.case(case.batch)}: off by {error:.2g} of the largest value")
+
+
+def _all(context: Context) -> Iterator[tuple[Operator, Batch]]:
+    for operator in context.amounts.operators:
+        for batch in operator_batches(operator, context.amounts):
+            yield operator, batch
+
+
+def _chunked(gpu: Gpu, batch: Batch) -> Chunked:
+    """As many chunks as rows, as in a captured step. Raises WrongAdapter unless each row is in one of its adapter."""
+    table = chunk_table(plan_rows(batch.adapters, dict.fromkeys(range(batch.rows), 1)), DECODE_CHUNK)
+    found = [slot for slot, _, tokens in table.tolist() for _ in range(tokens)]
+    if found != batch.adapters or len({*found}) != batch.n_adapters:
+        raise WrongAdapter(f"chunks have the adapters {found}, asked for were {batch.adapters}")
+    padded = np.zeros((batch.rows, 3), np.int32)
+    padded[: len(table)] = table
+    return Chunked(torch.from_numpy(padded).to(gpu.device), DECODE_CHUNK)
+
+
+def _dense(gpu: Gpu, arena: torch.Tensor, operator: Operator, batch: Batch, entries: list[Entry]) -> Dense:
+    """The same adapters as plain matrices, for the baselines."""
+    most = entries[0].places.shape[-1]
+    at = torch.stack([entry.places[0].view(2, most) for entry in entries])
+    ends = [entry.ends[0, 0].tolist() for entry in entries]
+    scale = float(entries[0].scales[0, 0, 0])
+
+    def adapter(number: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        last, first, b = ends[number][len(operator.widths) - 1], 0, list[torch.Tensor]()
+        for index, width in enumerate(operator.widths):
+            b.append(rows_at(arena, at[number, 1, first : ends[number][index]], width))
+            first = ends[number][index]
+        return rows_at(arena, at[number, 0, :last], operator.n_in), b
+
+    return Dense.of([adapter(number) for number in range(len(entries))], batch.adapters, scale, gpu.device)
+
+
+def _tell(context: Context, case: Case, times: Times) -> None:
+    name, machine = case.operator.case(case.batch), context.machine
+    bound_s = case.n_bytes / machine.bytes_s
+    beyond_s = times.median - machine.floor_s
+    context.tell_times(name, "time", times, bound_s=bound_s)
+    if is_raw(case.operator, case.batch):
+        context.tell(name, BANDWIDTH, bound_s / times.median)
+    context.tell(name, BEYOND_FLOOR, bound_s / beyond_s if beyond_s > 0 else None)
+    if (published := punica_us(case.operator, case.batch)) is not None:
+        context.tell(name, PUNICA, published / (times.median * 1e6))
+
+
+def _tell_baselines(context: Context, case: Case, ours: Times) -> None:
+    name = case.operator.case(case.batch)
+    for metric, work in ((LOOP, loop), (GATHER, gather)):
+        theirs = context.timer.graph(work(case.dense, case.x, case.y))
+        context.tell(name, metric, theirs.median / ours.median)

@@ -1,0 +1,71 @@
+"""Adapters without files: places in an arena of random numbers. What lies there is theirs, each its own.
+
+Packing and copying an adapter takes its time, and is measured where it counts (`gpu_slots`, `gpu_textgen`). Here a
+slot's table is made as for a real one, by the same plan of an image, in pages dealt out at random.
+"""
+
+import random
+from collections.abc import Sequence
+
+import torch
+
+from weft_kernels.triton.lora import BLOCK_R, chunk_bucket, part_length
+from weft_kernels.triton.packing import Adapter, Projection, plan_image
+from weft_kernels.triton.tables import UNIT, Entry, Layout, SiteTables, units
+
+SCALE = 0.25  # over sqrt(inputs), so that scale * B A x is about as large as x at the usual rank
+
+
+class Deck:
+    """Pages in random order."""
+
+    def __init__(self, pages: int, seed: int = 0) -> None:
+        self._pages = list(range(pages))
+        random.Random(seed).shuffle(self._pages)
+
+    def deal(self, count: int) -> list[int]:
+        """Raises IndexError when there are not so many left."""
+        return [self._pages.pop() for _ in range(count)]
+
+    def rest(self) -> list[int]:
+        """All that are left."""
+        return self.deal(len(self._pages))
+
+    def back(self, pages: Sequence[int]) -> None:
+        self._pages.extend(pages)
+
+
+def shaped(layout: Layout, rank: int) -> Adapter:
+    """An adapter of this rank on every projection, as far as a plan looks at it: shapes, no numbers."""
+
+    def projection(index: int, n_in: int, width: int) -> Projection:
+        a, b = (torch.empty(shape, device="meta") for shape in ((rank, n_in), (width, rank)))
+        return Projection(index, a, b, SCALE * n_in**-0.5)
+
+    sites = [[projection(i, site.n_in, width) for i, width in enumerate(site.widths)] for site in layout.sites]
+    return [sites] * layout.layers
+
+
+def places(layout: Layout, ranks: Sequence[int], page_elements: int, deck: Deck) -> list[Entry]:
+    """Adapter i has rank ranks[i]."""
+    images = {rank: plan_image(shaped(layout, rank), layout, page_elements // UNIT) for rank in {*ranks}}
+    return [images[rank].on_pages(deck.deal(images[rank].n_pages)) for rank in ranks]
+
+
+def pages_needed(layout: Layout, rank: int, page_elements: int) -> int:
+    """Of one adapter."""
+    return plan_image(shaped(layout, rank), layout, page_elements // UNIT).n_pages
+
+
+def planes_shape(tables: SiteTables, n_chunks: int, tokens: int, sms: int) -> tuple[int, int, int]:
+    """Of what a shrink leaves, as the engine has it (`TritonOps`): parts of h_in, tokens, ranks in whole blocks."""
+    length = part_length(tables.shape.n_in, chunk_bucket(n_chunks) * len(tables.shape.widths), sms)
+    ranks = -(-tables.most_ranks // BLOCK_R) * BLOCK_R
+    return -(-tables.shape.n_in // length), tokens, ranks
+
+
+def rows_at(arena: torch.Tensor, places: torch.Tensor, length: int) -> torch.Tensor:
+    """The rows of so many numbers that begin at these places: [places, length], a copy."""
+    inside = torch.arange(units(length))
+    index = (places.long()[:, None] + inside).to(arena.device)
+    return arena.view(-1, UNIT)[index].view(len(places), -1)[:, :length]

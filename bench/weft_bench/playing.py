@@ -1,0 +1,154 @@
+"""Requests in, times out: plays requests through an engine, whatever computes, and keeps what became of each.
+
+The engine is beaten from the caller's thread, so that nothing but it runs. What it really did is witnessed
+(`cpu_witness.py`): the adapter of each row of each step is compared with the one asked for, after the clock has
+stopped.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.artifacts.adapter_config import parse_adapter_config
+from weft_bench.cpu_witness import Beat, Witness
+from weft_bench.errors import EngineRefused
+from weft_runner.core.events import Ended, NoRoom, Tokens
+from weft_runner.core.sequence import Epoch, Finish, Request, Sampling
+from weft_runner.engine import Engine, Iteration, OwnerLost
+from weft_runner.errors import ArtifactUnknown
+from weft_runner.memory.adapter_files import AdapterFiles
+
+OWNER = 0  # the session that all requests belong to
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request: the adapter's digest ("" is the base), the prompt, and how many tokens to make."""
+
+    adapter: str
+    prompt: Sequence[int]
+    tokens: int
+
+
+@dataclass(slots=True)
+class Life:
+    """When a request was posted, and when its first token came; seconds on a monotonic clock."""
+
+    ask: Ask
+    posted: float
+    first: float = 0.0
+    tokens: int = 0
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first - self.posted
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What became of some requests, in their order, and every beat of the engine meanwhile."""
+
+    lives: Sequence[Life]
+    beats: Sequence[Beat]
+    wall_s: float
+
+    @property
+    def tokens(self) -> int:
+        return sum(life.tokens for life in self.lives)
+
+
+class Folders:
+    """Adapters by digest, each in a folder. One folder may stand for many digests: they are then many adapters."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, Path] = {}
+
+    def adapter(self, digest: str) -> AdapterFiles:
+        """See `Source.adapter`."""
+        if digest not in self.paths:
+            raise ArtifactUnknown(f"no folder is known for {digest}")
+        folder = self.paths[digest]
+        scales = parse_adapter_config((folder / "adapter_config.json").read_bytes())
+        return AdapterFiles(folder / "adapter_model.safetensors", scales)
+
+    def retain(self, digests: frozenset[str]) -> None:
+        """Nothing leaves the disk here."""
+
+    def on_disk(self, digests: Iterable[str]) -> frozenset[str]:
+        return frozenset(digests) & self.paths.keys()
+
+
+class Player:
+    """Plays requests, again and again, through the engine that `make` builds; it is told where iterations go to."""
+
+    def __init__(self, make: Callable[[Callable[[Iteration], None]], Engine]) -> None:
+        self._lives: dict[str, Life] = {}
+        self._running: set[str] = set()
+        self._count = 0
+        self.engine = make(self._told)
+        self.witness = Witness(self.engine)
+
+    def play(
+        self, asks: Sequence[Ask], *, streams: int | None = None, advanced: Callable[[int], None] = lambda _: None,
+        between: Callable[[], None] | None = None,
+    ) -> Played:  # fmt: skip
+        """Serve all of them, first come first served, at most `streams` at a time; `advanced` hears of each that ends.
+
+        `between` is called before every beat.
+        Raises EngineRefused when one is refused or ends before its time, WrongAdapter when a row ran with another's.
+        """
+        self.witness.begin()
+        waiting, lives = deque(asks), list[Life]()
+        started = time.perf_counter()
+        try:
+            while waiting or self._running:
+                while waiting and (streams is None or len(self._running) < streams):
+                    lives.append(self._post(waiting.popleft()))
+                before = len(self._running)
+                if between is not None:
+                    between()
+                self.engine.beat()
+                if ended := before - len(self._running):
+                    advanced(ended)
+            wall_s = time.perf_counter() - started
+        finally:
+            self._forget()
+        return Played(lives, self.witness.verified(), wall_s)
+
+    def _post(self, ask: Ask) -> Life:
+        self._count += 1
+        key = str(self._count)
+        request = Request(
+            request_id=key, epoch=Epoch(1, self._count), owner=OWNER, gateway_id="bench", adapter=ask.adapter,
+            prompt=tuple(ask.prompt), emitted=(), max_tokens=ask.tokens, reservation_tokens=ask.tokens,
+            sampling=Sampling(ignore_eos=True),
+        )  # fmt: skip
+        life = self._lives[key] = Life(ask, time.perf_counter())
+        self._running.add(key)
+        self.engine.post(request)
+        return life
+
+    def _forget(self) -> None:
+        """After a run, whole or not: what it left unfinished must not run beside the next one."""
+        if self._running:
+            self.engine.post(OwnerLost(OWNER))
+        self._running.clear()
+        self._lives.clear()
+
+    def _told(self, iteration: Iteration) -> None:
+        now = time.perf_counter()
+        self.witness.ended(now)
+        for event in iteration.events:
+            match event:
+                case Tokens(request_id=key):
+                    life = self._lives[key]
+                    life.first = life.first or now
+                    life.tokens += len(event.tokens)
+                    if event.finish is not Finish.NONE:
+                        self._running.discard(key)
+                case NoRoom():
+                    raise EngineRefused(f"no room for a request: {event.reason}, {event.free_pages} pages are free")
+                case Ended():
+                    raise EngineRefused(f"a request ended early: {event.reason.value}: {event.detail}")

@@ -1,0 +1,487 @@
+# pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false, reportOperatorIssue=false
+"""Attention over KV pages: `attend_decode` for rows of one token, `attend_prefill` for rows of several.
+
+Softmax runs online over blocks of keys, in fp32 and base 2 (FlashAttention-2, arXiv 2307.08691). Both kernels share
+one loop and one tile: the query heads that share a kv head are packed beside each other, `tokens x group` rows, so
+that their keys and values are read once (Q blocks, arXiv 2511.11581). In decode a tile is one token and the context
+is split over programs, whose partial results a second kernel joins (Flash-Decoding). In prefill a program has a tile
+of one row's tokens and walks the keys that any of them can see.
+
+Shapes, the same everywhere:
+
+    q      [T, heads, D]           contiguous; query head h reads kv head h // group, group = heads // N
+    out    [T, heads * D]          contiguous
+    kv     [pages, L, 2, N, P, D]  contiguous, q's dtype; the step's own keys and values are in it already
+    rows   int32 [R, 4]            (start, end, position, first page): tokens [start, end) of the step, the first at
+                                   absolute `position`; pages[first page + i] holds positions [i P, (i + 1) P)
+    pages  int32 [...]             page ids of all rows, flat
+
+A token at position p sees keys [p - window + 1, p], window 0: [0, p]. What lies in pages outside of a row's visible
+keys is never loaded, so it may be anything, NaN too. A row's result depends on its own tokens, pages and the launch
+constants, not on what else is in the step. Sums and maxima are fp32; fp32 inputs are multiplied in fp32, not tf32.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+import triton.language as tl
+
+from weft_kernels.triton.dot import dot
+
+LONG_KEYS = 2048  # for one program of a decode step: beyond them its context is shared by more
+_LONG_KEYS = tl.constexpr(LONG_KEYS)
+_MIN_ROWS = 16  # of a tile: what a tensor core instruction takes
+_LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeScratch:
+    """Partial results of a split decode; made once, large enough for any launch with `n * splits <= rows * splits`.
+
+    partial: fp32 [rows, heads, splits, D], each split's own softmax; log_sum: fp32 [rows, heads, splits], its base 2
+    log of the sum of exponentials, -inf: the split had no keys, and its partial was not written.
+    """
+
+    partial: torch.Tensor
+    log_sum: torch.Tensor
+
+    @classmethod
+    def make(cls, rows: int, heads: int, splits: int, dim: int, device: torch.device | str) -> Self:
+        return cls(
+            torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=device),
+            torch.empty(rows, heads, splits, dtype=torch.float32, device=device),
+        )
+
+
+def attend_decode(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    rows: torch.Tensor,
+    pages: torch.Tensor,
+    picked: torch.Tensor,
+    *,
+    layer: int,
+    window: int,
+    scale: float,
+    splits: int,
+    scratch: DecodeScratch,
+    usual: int | None = None,
+) -> None:
+    """Attend the one token of each row in `picked`, int32 [n]; -1: nothing to do, no token's `out` is touched.
+
+    The grid is (n, N, splits) whatever the contexts are: a captured launch replays with other rows, positions, pages
+    and numbers of live entries. Each program takes its share of the context it finds, possibly none. A context is
+    shared by the first `usual` of the splits (None: by all), a long one by more, one for each LONG_KEYS keys.
+    """
+    heads, group, dim = _check(out, q, kv, rows, pages, picked)
+    _, layers, _, kv_heads, page_tokens, _ = kv.shape
+    n = len(picked)
+    if n == 0:
+        return
+    assert n * heads * splits <= scratch.log_sum.numel(), (n, heads, splits, scratch.log_sum.shape)
+    assert n * heads * splits * dim <= scratch.partial.numel(), (n, heads, splits, dim, scratch.partial.shape)
+    _decode_kernel[(n, kv_heads, splits)](
+        out,
+        scratch.partial,
+        scratch.log_sum,
+        q,
+        kv,
+        rows,
+        pages,
+        picked,
+        layer,
+        scale * _LOG2_E,
+        usual or splits,
+        LAYERS=layers,
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        P=page_tokens,
+        D=dim,
+        WINDOW=window,
+        SPLIT=splits > 1,
+        **decode_config(group, dim, kv.element_size()),
+    )
+    if splits > 1:
+        _join_kernel[(n, heads)](
+            out,
+            scratch.partial,
+            scratch.log_sum,
+            rows,
+            picked,
+            splits,
+            HEADS=heads,
+            D=dim,
+            BLOCK_S=triton.next_power_of_2(splits),
+            num_warps=2,
+        )
+
+
+def attend_prefill(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    rows: torch.Tensor,
+    pages: torch.Tensor,
+    tiles: torch.Tensor,
+    *,
+    layer: int,
+    window: int,
+    scale: float,
+    block_m: int,
+) -> None:
+    """Attend `block_m` tokens for each of `tiles`, int32 [n, 2] from `prefill_tiles` of the same block_m.
+
+    A tile is (row, its first token counted from the row's first); row -1: nothing to do.
+    """
+    _, group, dim = _check(out, q, kv, rows, pages, tiles)
+    _, layers, _, kv_heads, page_tokens, _ = kv.shape
+    if len(tiles) == 0:
+        return
+    _prefill_kernel[(kv_heads, len(tiles))](
+        out,
+        q,
+        kv,
+        rows,
+        pages,
+        tiles,
+        layer,
+        scale * _LOG2_E,
+        LAYERS=layers,
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        P=page_tokens,
+        D=dim,
+        WINDOW=window,
+        TOKENS=block_m,
+        **prefill_config(block_m * group, dim, kv.element_size()),
+    )
+
+
+def prefill_tiles(rows: npt.NDArray[np.int32], block_m: int) -> npt.NDArray[np.int32]:
+    """Rows [R, 4] -> tiles int32 [n, 2] of at most block_m tokens, for the rows that have more than one token.
+
+    The tile with most keys comes first: programs start in this order, and a long one that starts last would keep the
+    device waiting for it alone.
+    """
+    lengths = rows[:, 1] - rows[:, 0]
+    counts = np.where(lengths > 1, -(-lengths // block_m), 0)
+    row = np.repeat(np.arange(len(rows)), counts)
+    first = (np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)) * block_m
+    order = np.argsort(-(rows[row, 2] + first), kind="stable")
+    return np.stack((row, first), axis=1)[order].astype(np.int32)
+
+
+# ---- sizes. None of them was measured: they follow from the compiler's reports for sm_80 and sm_90 and from counting.
+# fp32 is for checks: its products are plain FMAs that keep both operands in registers, so its tiles are small.
+
+
+def prefill_block(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> int:
+    """The block_m for long prompts: 128 rows of query heads a tile, 64 at D 256.
+
+    A block of keys and values in bf16 makes as many FLOP a byte of L2 traffic as the tile has rows: at 64 Hopper's
+    tensor cores would wait for L2, and more than 128 do not fit in the registers. Short prompts leave processors
+    idle: a caller with few tiles may take a smaller block_m.
+    """
+    rows = 128 if dim <= 128 else 64
+    if dtype == torch.float32:
+        rows = min(64, max(_MIN_ROWS, 2048 // dim))
+    return max(1, rows // (heads // kv_heads))
+
+
+def decode_config(group: int, dim: int, itemsize: int) -> dict[str, int]:
+    """16 KiB of keys and 16 KiB of values a block (64 tokens at D 128), at most 128 tokens; half of it in fp32.
+
+    With three stages a program has one such block in flight while it computes on another, in 70 KiB of shared memory
+    and about 100 registers: three programs to an SM on Hopper, two on Ampere. 64 KiB in flight on each SM and more is
+    what covers the latency of a memory of 5 TB/s. Tiles of 16 rows are all one mma takes; 4 warps share its columns.
+    """
+    block_bytes = 8192 if itemsize == 4 else 16384
+    return {
+        "BLOCK_M": max(_MIN_ROWS, triton.next_power_of_2(group)),
+        "BLOCK_N": min(128, max(16, block_bytes // (dim * itemsize))),
+        "num_warps": 4,
+        "num_stages": 3,
+    }
+
+
+def prefill_config(rows: int, dim: int, itemsize: int) -> dict[str, int]:
+    """Blocks of 64 keys, 32 at D 256: the most at which neither sm_80 nor sm_90 spills.
+
+    Eight warps for 128 rows are two warpgroups of wgmma on Hopper, 64 rows each. Three stages at D 128 are 96 KiB of
+    shared memory on Ampere, which has 99 at least, and 128 KiB on Hopper, which keeps the queries there, too.
+    """
+    block_m = max(_MIN_ROWS, triton.next_power_of_2(rows))
+    if itemsize == 4:
+        return {"BLOCK_M": block_m, "BLOCK_N": min(64, max(16, 1024 // dim)), "num_warps": 4, "num_stages": 2}
+    return {
+        "BLOCK_M": block_m,
+        "BLOCK_N": 64 if dim <= 128 else 32,
+        "num_warps": 8 if block_m >= 128 or block_m * dim >= 128 * 128 else 4,
+        "num_stages": 3,
+    }
+
+
+def _check(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    rows: torch.Tensor,
+    pages: torch.Tensor,
+    launched: torch.Tensor,
+) -> tuple[int, int, int]:
+    """What the kernels take for granted -> heads, group, D."""
+    tokens, heads, dim = q.shape
+    kv_heads, page_tokens = kv.shape[3:5]
+    assert all(t.is_contiguous() for t in (q, out, kv))
+    assert out.shape == (tokens, heads * dim), (out.shape, q.shape)
+    assert (kv.shape[2], kv.shape[5], kv.dtype) == (2, dim, q.dtype), (kv.shape, kv.dtype, q.shape, q.dtype)
+    assert heads % kv_heads == 0, (heads, kv_heads)
+    assert all(size >= 16 and size.bit_count() == 1 for size in (dim, page_tokens)), (dim, page_tokens)
+    assert all(t.dtype == torch.int32 and t.is_contiguous() for t in (rows, pages, launched))
+    return heads, heads // kv_heads, dim
+
+
+# ---- device code
+
+
+@triton.jit
+def _attend(
+    acc,  # fp32 [M, D], not yet divided by `total`
+    top,  # fp32 [M], largest score so far, in base 2
+    total,  # fp32 [M], sum of 2^(score - top)
+    q,  # [M, D]
+    positions,  # int32 [M]
+    keys,  # this layer's and head's in page 0
+    pages,  # the row's first
+    scale,
+    begin,
+    end,
+    low,  # keys [low, high) may be loaded
+    high,
+    MASKED: tl.constexpr,  # False: all of [begin, end) is visible from every position, and whole blocks
+    LAYERS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    P: tl.constexpr,
+    D: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Go on with the online softmax over keys [begin, end), a block of BLOCK_N at a time."""
+    columns = tl.arange(0, D)
+    inside = tl.arange(0, BLOCK_N)
+    ids = tl.load(pages + (begin + inside) // P, mask=begin + inside < high, other=0)
+    for block in range(begin, end, BLOCK_N):
+        tokens = block + inside
+        at = (ids.to(tl.int64) * (LAYERS * 2 * KV_HEADS * P) + tokens % P)[:, None] * D + columns[None, :]
+        k_at = keys + at
+        v_at = k_at + KV_HEADS * P * D
+        if MASKED:
+            stored = tokens < high
+            if WINDOW:
+                stored &= tokens >= low
+            k = tl.load(k_at, mask=stored[:, None], other=0.0)
+            v = tl.load(v_at, mask=stored[:, None], other=0.0)  # weight 0 is not enough: 0 * NaN
+        else:
+            k = tl.load(k_at)
+            v = tl.load(v_at)
+        ids = tl.load(pages + (tokens + BLOCK_N) // P, mask=tokens + BLOCK_N < high, other=0)
+        scores = dot(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32)) * scale
+        if MASKED:
+            visible = tokens[None, :] <= positions[:, None]
+            if WINDOW:
+                visible &= tokens[None, :] > positions[:, None] - WINDOW
+            scores = tl.where(visible, scores, -float("inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        shift = new_top
+        if MASKED and WINDOW:  # a row may have seen nothing yet, and -inf - -inf is NaN
+            shift = tl.where(new_top == -float("inf"), 0.0, new_top)
+        weights = tl.exp2(scores - shift[:, None])
+        fade = tl.exp2(top - shift)
+        total = total * fade + tl.sum(weights, 1)
+        acc = dot(weights.to(v.dtype), v, acc * fade[:, None])
+        top = new_top
+    return acc, top, total
+
+
+@triton.jit(do_not_specialize=["layer", "usual"])
+def _decode_kernel(
+    out,
+    partial,  # fp32 [n, heads, splits, D]
+    log_sum,  # fp32 [n, heads, splits]
+    q,
+    kv,
+    rows,
+    pages,
+    picked,  # int32 [n]
+    layer,
+    scale,  # times log2(e)
+    usual,
+    LAYERS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    P: tl.constexpr,
+    D: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One token's `GROUP` heads of a kv head over one split of the context. Grid (n, N, splits)."""
+    index, kv_head, split, splits = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    row = tl.load(picked + index)
+    if row < 0:
+        return
+    token = tl.load(rows + row * 4)
+    position = tl.load(rows + row * 4 + 2)
+    pages += tl.load(rows + row * 4 + 3)
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    heads = kv_head * GROUP + tl.arange(0, BLOCK_M)
+    live = tl.arange(0, BLOCK_M) < GROUP
+    columns = tl.arange(0, D)
+
+    # the splits share the blocks of the visible context, from the page in which it begins
+    low = tl.maximum(0, position - WINDOW + 1) if WINDOW else 0
+    begin = low // P * P
+    blocks = tl.cdiv(position + 1 - begin, BLOCK_N)
+    used = tl.minimum(splits, tl.maximum(usual, blocks // (_LONG_KEYS // BLOCK_N)))
+    first, last = tl.minimum(split, used) * blocks // used, tl.minimum(split + 1, used) * blocks // used
+
+    at = (index * HEADS + heads) * splits + split
+    if SPLIT:  # noqa: SIM102 (settled by the compiler, the next one by the device)
+        if first == last:
+            tl.store(log_sum + at, tl.full([BLOCK_M], -float("inf"), tl.float32), mask=live)
+            return
+
+    here = (token.to(tl.int64) * HEADS + heads)[:, None] * D + columns[None, :]
+    acc, top, total = _attend(
+        tl.zeros([BLOCK_M, D], tl.float32),
+        tl.full([BLOCK_M], -float("inf"), tl.float32),
+        tl.zeros([BLOCK_M], tl.float32),
+        tl.load(q + here, mask=live[:, None], other=0.0),
+        tl.full([BLOCK_M], 0, tl.int32) + position,
+        kv + (layer * 2 * KV_HEADS + kv_head) * (P * D),
+        pages,
+        scale,
+        begin + first * BLOCK_N,
+        begin + last * BLOCK_N,
+        low,
+        position + 1,
+        True,  # masks cost nothing beside the bytes
+        LAYERS,
+        KV_HEADS,
+        P,
+        D,
+        WINDOW,
+        BLOCK_N,
+    )
+    result = acc / total[:, None]
+    if SPLIT:
+        tl.store(partial + at[:, None] * D + columns[None, :], result, mask=live[:, None])
+        tl.store(log_sum + at, top + tl.log2(total), mask=live)
+    else:
+        tl.store(out + here, result.to(out.dtype.element_ty), mask=live[:, None])
+
+
+@triton.jit(do_not_specialize=["splits"])
+def _join_kernel(
+    out,
+    partial,  # fp32 [n, heads, splits, D]
+    log_sum,  # fp32 [n, heads, splits]
+    rows,
+    picked,
+    splits,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    """One head's splits, each weighed by its share of the sum of exponentials. Grid (n, heads)."""
+    index, head = tl.program_id(0), tl.program_id(1)
+    row = tl.load(picked + index)
+    if row < 0:
+        return
+    split, columns = tl.arange(0, BLOCK_S), tl.arange(0, D)
+    at = (index * HEADS + head) * splits + split
+    sums = tl.load(log_sum + at, mask=split < splits, other=-float("inf"))
+    full = sums != -float("inf")
+    weights = tl.where(full, tl.exp2(sums - tl.max(sums, 0)), 0.0)
+    parts = tl.load(partial + at[:, None] * D + columns[None, :], mask=full[:, None], other=0.0)
+    result = tl.sum(weights[:, None] * parts, 0) / tl.sum(weights, 0)
+    token = tl.load(rows + row * 4).to(tl.int64)
+    tl.store(out + (token * HEADS + head) * D + columns, result.to(out.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["layer"])
+def _prefill_kernel(
+    out,
+    q,
+    kv,
+    rows,
+    pages,
+    tiles,  # int32 [n, 2]
+    layer,
+    scale,  # times log2(e)
+    LAYERS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    P: tl.constexpr,
+    D: tl.constexpr,
+    WINDOW: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """`TOKENS` tokens of a row times the `GROUP` heads of a kv head. Grid (N, n): a tile's heads start together."""
+    kv_head, tile = tl.program_id(0), tl.program_id(1)
+    row = tl.load(tiles + tile * 2)
+    if row < 0:
+        return
+    inside = tl.load(tiles + tile * 2 + 1)
+    start = tl.load(rows + row * 4) + inside
+    tokens = tl.minimum(tl.load(rows + row * 4 + 1) - start, TOKENS)
+    position = tl.load(rows + row * 4 + 2) + inside  # of the tile's first token
+    pages += tl.load(rows + row * 4 + 3)
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    token = tl.arange(0, BLOCK_M) // GROUP
+    heads = kv_head * GROUP + tl.arange(0, BLOCK_M) % GROUP
+    live = token < tokens
+    here = (token * HEADS + heads)[:, None] * D + tl.arange(0, D)[None, :]
+    q_tile = tl.load(q + start.to(tl.int64) * (HEADS * D) + here, mask=live[:, None], other=0.0)
+    positions = position + token
+    keys = kv + (layer * 2 * KV_HEADS + kv_head) * (P * D)
+
+    # Keys from left to right; all tokens see those in `middle`, which need no mask:
+    #   low           the last token's low    position       position + tokens
+    #   |--- window's edge ---|----- middle -----|--- diagonal ---|
+    # counted from the page that `low` is in. At the window's edge in half blocks: there are few keys that all see, and
+    # a loop with both masks needs registers that sm_80 has not got for whole ones.
+    high = position + tokens
+    low = tl.maximum(0, position - WINDOW + 1) if WINDOW else 0
+    begin = low // P * P
+    acc = tl.zeros([BLOCK_M, D], tl.float32)
+    top = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    middle = begin
+    if WINDOW:
+        EDGE_N: tl.constexpr = max(16, BLOCK_N // 2)
+        middle += tl.cdiv(tl.maximum(0, high - WINDOW) - begin, EDGE_N) * EDGE_N
+        acc, top, total = _attend(
+            acc, top, total, q_tile, positions, keys, pages, scale, begin, middle, low, high,
+            True, LAYERS, KV_HEADS, P, D, WINDOW, EDGE_N,
+        )  # fmt: skip
+    diagonal = middle + tl.maximum(0, position + 1 - middle) // BLOCK_N * BLOCK_N
+    acc, top, total = _attend(
+        acc, top, total, q_tile, positions, keys, pages, scale, middle, diagonal, low, high,
+        False, LAYERS, KV_HEADS, P, D, 0, BLOCK_N,
+    )  # fmt: skip
+    acc, top, total = _attend(
+        acc, top, total, q_tile, positions, keys, pages, scale, diagonal, high, low, high,
+        True, LAYERS, KV_HEADS, P, D, 0, BLOCK_N,
+    )  # fmt: skip
+    result = acc / tl.maximum(total, 1.0)[:, None]  # at least 1 where a key was seen; what pads the tile may see none
+    tl.store(out + start.to(tl.int64) * (HEADS * D) + here, result.to(out.dtype.element_ty), mask=live[:, None])

@@ -1,0 +1,374 @@
+# pyright: basic, reportArgumentType=false, reportCallIssue=false
+"""What a layer does between its matrix products and attention: each tensor is read once and written once.
+
+T tokens, H hidden, I intermediate, N kv heads, P tokens a page, D head size, L layers. Inside, everything is fp32.
+
+`rope_write` and `silu_mul` go by the chunks of `chunks.chunk_table`, int32 [C, 3]: (slot or -1, first token, tokens).
+A chunk of fewer than PER_ROW tokens runs token by token, a larger one as one tile of `block_m` rows, which is the most
+that a chunk has; one of 0 tokens does nothing, so that a captured graph can have more chunks than the step at hand.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from weft_kernels.triton.chunks import PER_ROW
+from weft_kernels.triton.lora import NOTHING_PENDING, Chunked, Pending, add_expanded, slice_of
+
+BLOCK_M = (16, 32, 64, 128)
+
+_PER_ROW = tl.constexpr(PER_ROW)
+_EMBED_BLOCK = 1024
+_ELEMENTS_A_THREAD = 8  # of a row: one load of 16 bytes in bf16
+
+
+def embed(residual: torch.Tensor, tokens: torch.Tensor, table: torch.Tensor) -> None:
+    """residual fp32 [T, H] = table[tokens]; tokens int32 [T], all of them inside the table [V, H]."""
+    n_tokens, hidden = residual.shape
+    assert residual.is_contiguous()
+    assert table.is_contiguous()
+    assert table.shape[1] == hidden, (table.shape, hidden)
+    block = min(_EMBED_BLOCK, triton.next_power_of_2(hidden))
+    grid = (n_tokens, triton.cdiv(hidden, block))
+    _embed[grid](residual, tokens, table, H=hidden, BLOCK=block, num_warps=_row_warps(block), enable_fp_fusion=True)
+
+
+def add_norm(x: torch.Tensor, residual: torch.Tensor, y: torch.Tensor | None, weight: torch.Tensor, eps: float) -> None:
+    """residual += y (None: as it is); x = residual * rsqrt(mean(residual^2) + eps) * weight.
+
+    x, y [T, H] of the model's dtype, residual fp32 [T, H], weight fp32 [H].
+    """
+    n_tokens, hidden = residual.shape
+    assert x.shape == residual.shape
+    assert all(t is None or t.is_contiguous() for t in (x, residual, y))
+    block = triton.next_power_of_2(hidden)
+    _add_norm[(n_tokens,)](
+        x, residual, y, weight, eps, H=hidden, BLOCK=block, num_warps=_row_warps(block), enable_fp_fusion=True
+    )
+
+
+def rope_write(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    qkv: torch.Tensor,
+    rows: torch.Tensor,
+    pages: torch.Tensor,
+    row_of: torch.Tensor,
+    chunked: Chunked,
+    cos_sin: torch.Tensor,
+    *,
+    layer: int,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    heads: int,
+    pending: Pending | None = None,
+) -> None:
+    """Queries and keys normed (q_norm, k_norm fp32 [D], or neither) and rotated; keys and values to their pages.
+
+    qkv [T, (heads + 2 N) * D]: q heads, k heads, v heads -> q [T, heads, D] and `layer` of kv [pages, L, 2, N, P, D],
+    all of one dtype. cos_sin fp32 [positions, 2, D / 2]; halves are paired, not neighbours. rows int32 [R, 4]: start,
+    end, position, first page; pages int32: rows' pages one after another; row_of int32 [T]: the token's row, -1 for
+    padding, for which nothing is written. `pending`: the adapters' part of qkv, added first.
+    """
+    _, layers, _, kv_heads, page_tokens, dim = kv.shape
+    assert dim >= 16, dim
+    assert dim & (dim - 1) == 0, dim
+    assert chunked.block_m in BLOCK_M, chunked.block_m
+    assert q.shape[1:] == (heads, dim), (q.shape, heads, dim)
+    assert qkv.shape[1] == (heads + 2 * kv_heads) * dim, (qkv.shape, heads, kv_heads, dim)
+    assert (q_norm is None) == (k_norm is None)
+    assert q.dtype == kv.dtype == qkv.dtype
+    assert all(t.is_contiguous() for t in (q, kv, qkv, chunked.table, rows, cos_sin))
+    _rope_write[(len(chunked), heads + 2 * kv_heads)](
+        q,
+        kv,
+        qkv,
+        rows,
+        pages,
+        row_of,
+        chunked.table,
+        cos_sin,
+        q_norm,
+        k_norm,
+        layer,
+        eps,
+        **(NOTHING_PENDING if pending is None else pending.arguments()),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        LAYERS=layers,
+        PAGE=page_tokens,
+        DIM=dim,
+        BLOCK_M=chunked.block_m,
+        num_warps=_tile_warps(chunked.block_m * dim),
+        enable_fp_fusion=True,
+    )
+
+
+def silu_mul(out: torch.Tensor, gate_up: torch.Tensor, chunked: Chunked, *, pending: Pending | None = None) -> None:
+    """out [T, I] = silu(gate) * up; gate_up [T, 2 I], gate first. `pending`: the adapters' part of it, added first."""
+    inner, chunks, block_m = out.shape[1], chunked.table, chunked.block_m
+    assert gate_up.shape[1] == 2 * inner, (gate_up.shape, inner)
+    assert block_m in BLOCK_M, block_m
+    assert all(t.is_contiguous() for t in (out, gate_up, chunks))
+    # 112 programs where I = 14336 and a decode step is one chunk; each of them reads 8 KiB of a rank 16 adapter where a
+    # token is a chunk. Prefill has programs enough, and its tiles of 128 rows must stay in registers.
+    block_i = 128 if block_m <= 32 else 64
+    grid = (len(chunks), triton.cdiv(inner, block_i))
+    warps = _tile_warps(2 * block_m * block_i)
+    _silu_mul[grid](
+        out, gate_up, chunks, **(NOTHING_PENDING if pending is None else pending.arguments()),
+        I=inner, BLOCK_I=block_i, BLOCK_M=block_m, num_warps=warps, enable_fp_fusion=True,
+    )  # fmt: skip
+
+
+def _row_warps(block: int) -> int:
+    return min(max(block // (32 * _ELEMENTS_A_THREAD), 1), 16)
+
+
+def _tile_warps(elements: int) -> int:
+    """32 elements a thread: 2 warps for 16 rows of 128, so that many programs of a single row fit beside each other."""
+    return min(max(elements // 1024, 1), 8)
+
+
+@triton.jit
+def _embed(residual, tokens, table, H: tl.constexpr, BLOCK: tl.constexpr):
+    t = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(tokens + t).to(tl.int64)
+    x = tl.load(table + token * H + column, mask=column < H)
+    tl.store(residual + t * H + column, x.to(tl.float32), mask=column < H)
+
+
+@triton.jit
+def _add_norm(x, residual, y, weight, eps, H: tl.constexpr, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)
+    inside = column < H
+    at = tl.program_id(0).to(tl.int64) * H + column
+    r = tl.load(residual + at, mask=inside, other=0.0)
+    w = tl.load(weight + column, mask=inside, other=0.0)  # under way while the sum is made
+    if y is not None:
+        r += tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(residual + at, r, mask=inside)
+    scale = tl.rsqrt(tl.sum(r * r, 0) / H + eps)
+    tl.store(x + at, (r * scale * w).to(x.dtype.element_ty), mask=inside)
+
+
+# One binary for all layers; and tables that are slices of one buffer start at any multiple of four bytes.
+@triton.jit(do_not_specialize=["layer"], do_not_specialize_on_alignment=["rows", "pages", "row_of", "chunks"])
+def _rope_write(
+    q,
+    kv,
+    qkv,
+    rows,
+    pages,
+    row_of,
+    chunks,
+    cos_sin,
+    q_norm,
+    k_norm,
+    layer,
+    eps,
+    planes,
+    arena,
+    ends,
+    scales,
+    places,
+    head_stride,
+    place_stride,
+    part_stride,
+    r_stride,
+    PARTS: tl.constexpr,
+    PARTS_UP: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    LAYERS: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Program (chunk, head): q heads, then k heads, then v heads."""
+    chunk, head = chunks + 3 * tl.program_id(0), tl.program_id(1)
+    slot, first, count = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
+    first_rank, last_rank, scale, places_here, column = 0, 0, 0.0, places, 0
+    if PARTS:
+        index = (head >= HEADS).to(tl.int32) + (head >= HEADS + KV_HEADS).to(tl.int32)
+        first_rank, last_rank, scale = slice_of(ends, scales, slot, head_stride, index)
+        places_here = places + slot.to(tl.int64) * place_stride
+        column = (
+            head - tl.where(index == 0, 0, HEADS + (index - 1) * KV_HEADS)
+        ) * DIM  # where the head begins in its slice
+    if count < _PER_ROW:
+        for token in range(first, first + count):
+            _rope_tile(
+                q, kv, qkv, rows, pages, row_of, cos_sin, q_norm, k_norm, layer, eps, token, 1, head,
+                planes, arena, places_here, first_rank, last_rank, scale, column, part_stride, r_stride,
+                PARTS, PARTS_UP, BLOCK_R, HEADS, KV_HEADS, LAYERS, PAGE, DIM, BLOCK_M=1,
+            )  # fmt: skip
+    else:
+        _rope_tile(
+            q, kv, qkv, rows, pages, row_of, cos_sin, q_norm, k_norm, layer, eps, first, count, head,
+            planes, arena, places_here, first_rank, last_rank, scale, column, part_stride, r_stride,
+            PARTS, PARTS_UP, BLOCK_R, HEADS, KV_HEADS, LAYERS, PAGE, DIM, BLOCK_M,
+        )  # fmt: skip
+
+
+@triton.jit
+def _rope_tile(
+    q,
+    kv,
+    qkv,
+    rows,
+    pages,
+    row_of,
+    cos_sin,
+    q_norm,
+    k_norm,
+    layer,
+    eps,
+    first,
+    count,
+    head,  # [0, HEADS): q, then N of k, then N of v
+    planes,
+    arena,
+    places,
+    first_rank,
+    last_rank,
+    scale,
+    first_column,
+    part_stride,
+    r_stride,
+    PARTS: tl.constexpr,  # 0: no adapters
+    PARTS_UP: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    LAYERS: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """One head of tokens [first, first + count): its two halves, low and high [M, D / 2], are rotated together."""
+    HALF: tl.constexpr = DIM // 2
+    m = tl.arange(0, BLOCK_M)
+    column = tl.arange(0, HALF)[None, :]
+    inside = m < count
+    token = first + m
+    # Read under `inside`, not under `live`: loads that need not wait for `row_of` hide its latency.
+    product = qkv + token[:, None].to(tl.int64) * ((HEADS + 2 * KV_HEADS) * DIM) + head * DIM + column
+    low = tl.load(product, mask=inside[:, None], other=0.0).to(tl.float32)
+    high = tl.load(product + HALF, mask=inside[:, None], other=0.0).to(tl.float32)
+    if PARTS:
+        columns = first_column + tl.arange(0, HALF)
+        low = add_expanded(low, planes, arena, places, first_rank, last_rank, scale, token, inside, columns,
+                           first_column + DIM, part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
+        high = add_expanded(high, planes, arena, places, first_rank, last_rank, scale, token, inside, columns + HALF,
+                            first_column + DIM, part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
+
+    row = tl.load(row_of + token, mask=inside, other=-1)
+    live = row >= 0
+    start = tl.load(rows + row * 4, mask=live, other=0)
+    position = tl.load(rows + row * 4 + 2, mask=live, other=0) + token - start
+
+    if head < HEADS + KV_HEADS:
+        if q_norm is not None:
+            weight = (q_norm if head < HEADS else k_norm) + column
+            inverse = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / DIM + eps)[:, None]
+            low *= inverse * tl.load(weight)
+            high *= inverse * tl.load(weight + HALF)
+        angle = cos_sin + position[:, None] * DIM + column
+        cos = tl.load(angle, mask=live[:, None], other=0.0)
+        sin = tl.load(angle + HALF, mask=live[:, None], other=0.0)
+        low, high = low * cos - high * sin, high * cos + low * sin
+
+    if head < HEADS:
+        to = q + (token[:, None].to(tl.int64) * HEADS + head) * DIM + column
+    else:
+        first_page = tl.load(rows + row * 4 + 3, mask=live, other=0)
+        page = tl.load(pages + first_page + position // PAGE, mask=live, other=0).to(tl.int64)
+        kv_head = (page * LAYERS + layer) * (2 * KV_HEADS) + head - HEADS  # v heads follow k heads here as in qkv
+        to = kv + (kv_head * PAGE + position % PAGE)[:, None] * DIM + column
+    tl.store(to, low.to(kv.dtype.element_ty), mask=live[:, None])
+    tl.store(to + HALF, high.to(kv.dtype.element_ty), mask=live[:, None])
+
+
+@triton.jit(do_not_specialize_on_alignment=["chunks"])
+def _silu_mul(
+    out,
+    gate_up,
+    chunks,
+    planes,
+    arena,
+    ends,
+    scales,
+    places,
+    head_stride,
+    place_stride,
+    part_stride,
+    r_stride,
+    PARTS: tl.constexpr,
+    PARTS_UP: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    I: tl.constexpr,  # noqa: E741
+    BLOCK_I: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Program (chunk, tile of columns)."""
+    chunk = chunks + 3 * tl.program_id(0)
+    slot, first, count = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
+    gate_ranks, ranks, gate_scale, up_scale, places_here = 0, 0, 0.0, 0.0, places
+    if PARTS:
+        _, gate_ranks, gate_scale = slice_of(ends, scales, slot, head_stride, 0)
+        _, ranks, up_scale = slice_of(ends, scales, slot, head_stride, 1)
+        places_here = places + slot.to(tl.int64) * place_stride
+    if count < _PER_ROW:
+        for token in range(first, first + count):
+            _silu_tile(
+                out, gate_up, token, 1, planes, arena, places_here, gate_ranks, ranks, gate_scale, up_scale,
+                part_stride, r_stride, PARTS, PARTS_UP, BLOCK_R, I, BLOCK_I, BLOCK_M=1,
+            )  # fmt: skip
+    else:
+        _silu_tile(
+            out, gate_up, first, count, planes, arena, places_here, gate_ranks, ranks, gate_scale, up_scale,
+            part_stride, r_stride, PARTS, PARTS_UP, BLOCK_R, I, BLOCK_I, BLOCK_M,
+        )  # fmt: skip
+
+
+@triton.jit
+def _silu_tile(
+    out,
+    gate_up,
+    first,
+    count,
+    planes,
+    arena,
+    places,
+    gate_ranks,  # ranks [0, gate_ranks) are the gate's, [gate_ranks, ranks) up's
+    ranks,
+    gate_scale,
+    up_scale,
+    part_stride,
+    r_stride,
+    PARTS: tl.constexpr,
+    PARTS_UP: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    I: tl.constexpr,  # noqa: E741
+    BLOCK_I: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Columns [BLOCK_I] of tokens [first, first + count)."""
+    m = tl.arange(0, BLOCK_M)
+    columns = tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)
+    column, token = columns[None, :], first + m
+    inside = (m < count)[:, None] & (column < I)
+    row = token[:, None].to(tl.int64)
+    product = gate_up + row * (2 * I) + column
+    gate = tl.load(product, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(product + I, mask=inside, other=0.0).to(tl.float32)
+    if PARTS:
+        gate = add_expanded(gate, planes, arena, places, 0, gate_ranks, gate_scale, token, m < count, columns, I,
+                            part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
+        up = add_expanded(up, planes, arena, places, gate_ranks, ranks, up_scale, token, m < count, columns, I,
+                          part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
+    tl.store(out + row * I + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)

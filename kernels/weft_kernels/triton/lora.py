@@ -1,0 +1,282 @@
+# pyright: basic, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
+"""Shrink and expand over chunks of a step (SGMV; Punica, arXiv 2310.18547, section 4), in Triton.
+
+**Two schedules.** A chunk of fewer than 4 tokens is computed token by token with vector arithmetic (tensor cores would
+work on 16 rows of which 13 are empty, and want their operands in shared memory first); a larger one as a tile of 16 to
+128 rows on tensor cores. Which it is stands in the chunk table, so one captured launch serves any mixture.
+
+**Shrink** splits h_in over programs and writes each part into a plane of its own, fp32 `[parts, T, R]`: no atomics, no
+launch that fills with zeros, and sums in a fixed order. **Expand** sums the planes while it loads them. It is a device
+function, so that the kernels which read the projection next (rotation, silu) add the adapter's tile on the way and the
+projection is not read and written once more; `expand` alone is for the others.
+
+Ranks are true ranks, found on the device: programs loop over blocks of them, and return at once where an adapter leaves
+a site alone, where a chunk has no adapter, and where a captured launch has more programs than the step has chunks.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from weft_kernels.triton.chunks import PER_ROW
+from weft_kernels.triton.dot import dot
+from weft_kernels.triton.tables import OWN, UNIT, SiteTables
+
+BLOCK_R = 16  # ranks at a time: what a tensor core's tile has at least
+PROGRAMS_PER_SM = 2  # with fewer, too few loads are under way to fill the memory's pipes
+PART_STEP = 256  # of h_in: 8 KiB of A at rank 16, two loads of 16 bytes a thread
+MOST_PARTS = 32
+
+_PER_ROW = tl.constexpr(PER_ROW)
+_UNIT = tl.constexpr(UNIT)
+_OWN = tl.constexpr(OWN)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunked:
+    """A step's chunks on the device, int32 [C, 3] (`chunks.chunk_table`), and the most tokens of one."""
+
+    table: torch.Tensor
+    block_m: int
+
+    def __len__(self) -> int:
+        return self.table.shape[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Planes:
+    """What a shrink leaves for the expand of the same site: fp32 [parts, T, ranks], valid until the next shrink.
+
+    Columns beyond an adapter's own ranks, and rows without an adapter, hold anything: nobody reads them.
+    """
+
+    tensor: torch.Tensor
+
+    @property
+    def parts(self) -> int:
+        return self.tensor.shape[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pending:
+    """An expand that is still to come: whoever reads the projection next adds it."""
+
+    planes: Planes
+    tables: SiteTables
+
+    def arguments(self) -> dict[str, object]:
+        """What a kernel with an expand in it takes, beside the chunks."""
+        planes, tables = self.planes, self.tables
+        return {
+            "planes": planes.tensor, "arena": tables.arena, "ends": tables.ends, "scales": tables.scales,
+            "places": tables.b, "head_stride": tables.head_stride, "place_stride": tables.place_stride,
+            "part_stride": planes.tensor.stride(0), "r_stride": planes.tensor.stride(1), "PARTS": planes.parts,
+            "PARTS_UP": triton.next_power_of_2(planes.parts), "BLOCK_R": BLOCK_R,
+        }  # fmt: skip
+
+
+NOTHING_PENDING: dict[str, object] = {
+    **dict.fromkeys(("planes", "arena", "ends", "scales", "places")),
+    **dict.fromkeys(("head_stride", "place_stride", "part_stride", "r_stride"), 0),
+    "PARTS": 0, "PARTS_UP": 0, "BLOCK_R": BLOCK_R,
+}  # fmt: skip
+
+
+def chunk_bucket(n_chunks: int) -> int:
+    """1, 4, 16, 64, ...: the number of parts is a constant of kernels, which are compiled for few of them."""
+    return 4 ** math.ceil(math.log(n_chunks, 4)) if n_chunks > 1 else 1
+
+
+def part_length(n_in: int, programs: int, sms: int) -> int:
+    """Of h_in, how much one program takes, so that `programs` chunks keep all multiprocessors busy."""
+    parts = min(MOST_PARTS, max(1, triton.cdiv(PROGRAMS_PER_SM * sms, programs)))
+    return triton.cdiv(triton.cdiv(n_in, parts), PART_STEP) * PART_STEP
+
+
+def shrink(planes: Planes, x: torch.Tensor, tables: SiteTables, chunked: Chunked) -> None:
+    """planes[., t, r] = parts of x[t] . A[r] for every rank r of token t's adapter at this site. x [T, n_in].
+
+    The number of planes says how many parts h_in is cut into: `cdiv(n_in, part_length(...))`.
+    """
+    n_in, slices = tables.shape.n_in, len(tables.shape.widths)
+    parts, tokens, stride = planes.tensor.shape
+    assert x.shape[-1] == n_in, (x.shape, tables.shape)
+    assert x.stride(-1) == 1, x.stride()
+    assert stride >= tables.most_ranks, (stride, tables.most_ranks)
+    length = triton.cdiv(n_in, parts)
+    block_k = min(PART_STEP, max(16, triton.next_power_of_2(length)))
+    _shrink[(parts, slices, len(chunked))](
+        planes.tensor, x, tables.arena, tables.ends, tables.a, chunked.table,
+        tables.head_stride, tables.place_stride, x.stride(0), tokens, stride,
+        N_IN=n_in, SLICES=slices, LENGTH=triton.cdiv(length, block_k) * block_k, BLOCK_M=chunked.block_m,
+        BLOCK_K=block_k, TILE_K=min(block_k, 128), BLOCK_R=BLOCK_R, num_stages=3, **_options(chunked),
+    )  # fmt: skip
+
+
+def expand(y: torch.Tensor, planes: Planes, tables: SiteTables, chunked: Chunked) -> None:
+    """y[t, columns of a slice] += scale * V[t, its ranks] B^T, V the sum of the planes. y [T, sum of the widths]."""
+    widths = (*tables.shape.widths, 0, 0)[:3]
+    assert y.shape[-1] == sum(widths), (y.shape, widths)
+    assert y.stride(-1) == 1, y.stride()
+    assert not any(width % 16 for width in widths), widths
+    block_n = min(256 if chunked.block_m <= 32 else 128, max(16, triton.next_power_of_2(max(widths))))
+    tiles = sum(triton.cdiv(width, block_n) for width in widths)
+    _expand[(tiles, len(chunked))](
+        y, chunks=chunked.table, y_stride=y.stride(0), W0=widths[0], W1=widths[1], W2=widths[2],
+        BLOCK_M=chunked.block_m, BLOCK_N=block_n, num_stages=2,
+        **Pending(planes, tables).arguments(), **_options(chunked),
+    )  # fmt: skip
+
+
+def _options(chunked: Chunked) -> dict[str, object]:
+    """Twice the threads where a tile has twice the rows: the accumulators have to stay in registers."""
+    return {"num_warps": 8 if chunked.block_m >= 128 else 4, "enable_fp_fusion": True}
+
+
+# ---- on the device
+
+
+@triton.jit(do_not_specialize=["n_tokens"])
+def _shrink(
+    planes, x, arena, ends, places, chunks, head_stride, place_stride, x_stride, n_tokens, r_stride,
+    N_IN: tl.constexpr, SLICES: tl.constexpr, LENGTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    TILE_K: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """Program (part of h_in, which of the rank blocks, chunk)."""
+    part, lane, chunk = tl.program_id(0), tl.program_id(1), chunks + tl.program_id(2) * 3
+    slot, t0, n = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
+    if (slot < 0) | (n == 0):
+        return
+    ranks = tl.load(ends + slot * head_stride + _OWN)
+    rows = places + slot.to(tl.int64) * place_stride
+    for r0 in range(lane * BLOCK_R, ranks, SLICES * BLOCK_R):
+        r = r0 + tl.arange(0, BLOCK_R)
+        a = arena + tl.load(rows + r, mask=r < ranks, other=0).to(tl.int64) * _UNIT
+        out = planes + (part * n_tokens + t0).to(tl.int64) * r_stride + r
+        if n < _PER_ROW:
+            for i in range(n):
+                token = x + (t0 + i).to(tl.int64) * x_stride
+                v = _shrink_row(token, a, r < ranks, part * LENGTH, N_IN, LENGTH, BLOCK_K, BLOCK_R)
+                tl.store(out + i * r_stride, v, mask=r < ranks)
+        else:
+            m = tl.arange(0, BLOCK_M)
+            tokens = x + (t0 + m).to(tl.int64) * x_stride
+            v = _shrink_tile(tokens, m < n, a, r < ranks, part * LENGTH, N_IN, LENGTH, BLOCK_M, TILE_K, BLOCK_R)
+            tl.store(out[None, :] + m[:, None] * r_stride, v, mask=(m < n)[:, None] & (r < ranks)[None, :])
+
+
+@triton.jit
+def _shrink_row(x, a, live, k0, N_IN: tl.constexpr, LENGTH: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr):
+    """[R]: one token against R rows of A. Products stay apart until the end: one reduction, not one a block."""
+    v = tl.zeros([BLOCK_R, BLOCK_K], tl.float32)
+    for i in tl.range(0, LENGTH // BLOCK_K, loop_unroll_factor=2):
+        k = k0 + i * BLOCK_K + tl.arange(0, BLOCK_K)
+        here = k < N_IN
+        rows = tl.load(a[:, None] + k[None, :], mask=live[:, None] & here[None, :], other=0.0)
+        v += rows.to(tl.float32) * tl.load(x + k, mask=here, other=0.0).to(tl.float32)[None, :]
+    return tl.sum(v, axis=1)
+
+
+@triton.jit
+def _shrink_tile(
+    x, live_tokens, a, live, k0, N_IN: tl.constexpr, LENGTH: tl.constexpr, BLOCK_M: tl.constexpr, TILE_K: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """[M, R]: a chunk's tokens against R rows of A, on tensor cores."""
+    v = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
+    for i in range(LENGTH // TILE_K):
+        k = k0 + i * TILE_K + tl.arange(0, TILE_K)
+        here = k < N_IN
+        tokens = tl.load(x[:, None] + k[None, :], mask=live_tokens[:, None] & here[None, :], other=0.0)
+        rows = tl.load(a[None, :] + k[:, None], mask=live[None, :] & here[:, None], other=0.0)
+        v = dot(tokens, rows, v)
+    return v
+
+
+@triton.jit
+def add_expanded(
+    y, planes, arena, rows, first_rank, last_rank, scale, tokens, live_tokens, columns, width, part_stride, r_stride,
+    PARTS: tl.constexpr, PARTS_UP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """y [M, N] fp32 + scale * V[tokens, ranks of the slice] B^T[., columns]: an adapter's tile of one projection.
+
+    `rows`: places of the site's rows of B^T; `tokens` [M] (M = 1: one token, vector arithmetic), `columns` [N] < width
+    of the slice. V is rounded to the adapter's dtype for tensor cores, and stays fp32 for one token.
+    """
+    for r0 in range(first_rank, last_rank, BLOCK_R):
+        r = r0 + tl.arange(0, BLOCK_R)
+        live = r < last_rank
+        b = arena + tl.load(rows + r, mask=live, other=0).to(tl.int64) * _UNIT
+        b = tl.load(b[:, None] + columns[None, :], mask=live[:, None] & (columns < width)[None, :], other=0.0)
+        v = planes + tokens.to(tl.int64)[:, None] * r_stride + r[None, :]
+        if BLOCK_M == 1:
+            p = tl.arange(0, PARTS_UP)
+            parts = tl.load(
+                v + p[:, None].to(tl.int64) * part_stride, mask=live[None, :] & (p < PARTS)[:, None], other=0.0
+            )
+            y += tl.sum((tl.sum(parts, axis=0) * scale)[:, None] * b.to(tl.float32), axis=0)[None, :]
+        else:
+            sum_v = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
+            for _ in range(PARTS):
+                sum_v += tl.load(v, mask=live_tokens[:, None] & live[None, :], other=0.0)
+                v += part_stride
+            y = dot((sum_v * scale).to(b.dtype), b, y)
+    return y
+
+
+@triton.jit
+def slice_of(ends, scales, slot, head_stride, index):
+    """[first, last) of the site's ranks that belong to slice `index` of a slot's adapter, its scale. Slot -1: none."""
+    at = slot * head_stride + index
+    has_adapter = slot >= 0
+    first = tl.load(ends + at - 1, mask=has_adapter & (index > 0), other=0)
+    last = tl.load(ends + at, mask=has_adapter, other=0)
+    return first, last, tl.load(scales + at, mask=has_adapter, other=0.0)
+
+
+@triton.jit
+def _expand(
+    y, planes, arena, ends, scales, places, chunks, head_stride, place_stride, y_stride, part_stride, r_stride,
+    W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, PARTS: tl.constexpr, PARTS_UP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """Program (tile of columns, chunk). No tile reaches over the border of two slices."""
+    tile, chunk = tl.program_id(0), chunks + tl.program_id(1) * 3
+    slot, t0, n = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
+    if (slot < 0) | (n == 0):
+        return
+    T0: tl.constexpr = (W0 + BLOCK_N - 1) // BLOCK_N
+    T1: tl.constexpr = (W1 + BLOCK_N - 1) // BLOCK_N
+    index = (tile >= T0).to(tl.int32) + (tile >= T0 + T1).to(tl.int32)
+    width = tl.multiple_of(tl.where(index == 0, W0, tl.where(index == 1, W1, W2)), 16)
+    y += tl.multiple_of(tl.where(index == 0, 0, tl.where(index == 1, W0, W0 + W1)), 16)
+    tile -= tl.where(index == 0, 0, tl.where(index == 1, T0, T0 + T1))
+    first_rank, last_rank, scale = slice_of(ends, scales, slot, head_stride, index)
+    rows = places + slot.to(tl.int64) * place_stride
+    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    if first_rank < last_rank:
+        if n < _PER_ROW:
+            for i in range(n):
+                _expand_tile(y, planes, arena, rows, first_rank, last_rank, scale, t0 + i, 1, columns, width, y_stride,
+                             part_stride, r_stride, PARTS, PARTS_UP, 1, BLOCK_R)  # fmt: skip
+        else:
+            _expand_tile(y, planes, arena, rows, first_rank, last_rank, scale, t0, n, columns, width, y_stride,
+                         part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
+
+
+@triton.jit
+def _expand_tile(
+    y, planes, arena, rows, first_rank, last_rank, scale, t0, n, columns, width, y_stride, part_stride, r_stride,
+    PARTS: tl.constexpr, PARTS_UP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    m = tl.arange(0, BLOCK_M)
+    here = y + (t0 + m).to(tl.int64)[:, None] * y_stride + columns[None, :]
+    live = (m < n)[:, None] & (columns < width)[None, :]
+    out = tl.load(here, mask=live, other=0.0).to(tl.float32)
+    out = add_expanded(out, planes, arena, rows, first_rank, last_rank, scale, t0 + m, m < n, columns, width,
+                       part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
+    tl.store(here, out.to(y.dtype.element_ty), mask=live)

@@ -1,0 +1,138 @@
+"""An adapter as an image of the pages that it will live in: rows one after the other, none across a page's border.
+
+The image is made on the host, layer by layer, and copied page by page: what is copied first is what a step needs first.
+Places in the image do not depend on which pages the adapter gets, so its size is known before any page is.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weft_kernels.triton.tables import OWN, UNIT, Entry, Layout, empty_entry, units
+
+
+class Projection(NamedTuple):
+    """One projection's adapter: y[columns of that slice of its site] += scale * B (A x).
+
+    With tensor parallelism a device may have some of A's rows only; what they shrink is gathered before the expand.
+    """
+
+    slice: int
+    a: torch.Tensor  # [r, n_in], any float dtype
+    b: torch.Tensor  # [width, r]
+    scale: float
+
+
+Adapter = Sequence[
+    Sequence[Sequence[Projection]]
+]  # [layer][site]: the projections of a site, in the order of its slices
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Image:
+    """Where an adapter's rows lie in its image.
+
+    `entry.places` count from the image's begin; `ends[layer]` is the first page that layers up to it do not need.
+    """
+
+    entry: Entry
+    n_pages: int
+    page_units: int
+    ends: tuple[int, ...]
+
+    def on_pages(self, pages: Sequence[int]) -> Entry:
+        """The entry of this adapter in the first of these pages of the arena."""
+        assert len(pages) >= self.n_pages, (len(pages), self.n_pages)
+        page, offset = divmod(self.entry.places.numpy(), self.page_units)
+        places = np.asarray(pages or [0], np.int64)[page] * self.page_units + offset
+        assert places.max(initial=0) < 2**31, "the arena is larger than places can tell"
+        return Entry(self.entry.ends, self.entry.scales, torch.from_numpy(places.astype(np.int32)))
+
+
+def plan_image(adapter: Adapter, layout: Layout, page_units: int) -> Image:
+    """Where every row goes. Ranks are at most `layout.max_rank`, a row at most a page."""
+    entry, cursor, ends = empty_entry(layout), _Cursor(page_units), list[int]()
+    for layer, sites in enumerate(adapter):
+        for site, projections in enumerate(sites):
+            _plan_site(entry, cursor, layout, layer, site, projections)
+        ends.append(cursor.n_pages)
+    return Image(entry, cursor.n_pages, page_units, tuple(ends))
+
+
+def fill_layer(image: torch.Tensor, plan: Image, adapter: Adapter, layout: Layout, layer: int) -> None:
+    """Write a layer's rows into `image` [pages, page elements], in its dtype."""
+    flat = image.view(-1)
+    for site, projections in enumerate(adapter[layer]):
+        a, b = _site_places(plan.entry, layout, layer, site)
+        at_a = at_b = 0
+        for projection in projections:
+            own, rank = projection.a.shape[0], projection.b.shape[1]
+            _fill(flat, a[at_a : at_a + own], projection.a)
+            _fill(flat, b[at_b : at_b + rank], projection.b.t())
+            at_a, at_b = at_a + own, at_b + rank
+
+
+class _Cursor:
+    """The next free place of an image."""
+
+    def __init__(self, page_units: int) -> None:
+        self._page_units, self._at = page_units, 0
+
+    @property
+    def n_pages(self) -> int:
+        return -(-self._at // self._page_units)
+
+    def take(self, count: int, length: int) -> npt.NDArray[np.int64]:
+        """Places of so many rows of `length` units."""
+        assert length <= self._page_units, (length, self._page_units)
+        places = np.empty(count, np.int64)
+        done = 0
+        while done < count:
+            here = min(count - done, (self._page_units - self._at % self._page_units) // length)
+            places[done : done + here] = self._at + length * np.arange(here)
+            done, self._at = done + here, self._at + here * length
+            if done < count:
+                self._at = -(-self._at // self._page_units) * self._page_units
+        return places
+
+
+def _plan_site(
+    entry: Entry, cursor: _Cursor, layout: Layout, layer: int, site: int, projections: Sequence[Projection]
+) -> None:
+    a, b = _site_places(entry, layout, layer, site)
+    shape, at_a, at_b = layout.sites[site], 0, 0
+    by_slice = {projection.slice: projection for projection in projections}
+    for index, width in enumerate(shape.widths):
+        if (projection := by_slice.get(index)) is not None:
+            own, rank = projection.a.shape[0], projection.b.shape[1]
+            assert 0 < rank <= layout.max_rank, (rank, layout.max_rank)
+            a[at_a : at_a + own] = torch.from_numpy(cursor.take(own, units(shape.n_in)))
+            b[at_b : at_b + rank] = torch.from_numpy(cursor.take(rank, units(width)))
+            at_a, at_b = at_a + own, at_b + rank
+            entry.scales[layer, site, index] = projection.scale
+        entry.ends[layer, site, index] = at_b
+    entry.ends[layer, site, OWN] = at_a
+
+
+def _site_places(entry: Entry, layout: Layout, layer: int, site: int) -> tuple[torch.Tensor, torch.Tensor]:
+    first = layout.first(site) * layout.max_rank
+    a, b = entry.places[layer, :, first : first + layout.most_ranks(site)]
+    return a, b
+
+
+def _fill(flat: torch.Tensor, places: torch.Tensor, rows: torch.Tensor) -> None:
+    """Rows [r, n] to their places; those that follow each other in one copy."""
+    for first, last in _runs(places.numpy(), units(rows.shape[1])):
+        start, stride = int(places[first]) * UNIT, units(rows.shape[1]) * UNIT
+        flat[start : start + (last - first) * stride].view(-1, stride)[:, : rows.shape[1]].copy_(rows[first:last])
+
+
+def _runs(places: npt.NDArray[np.int32], length: int) -> Iterator[tuple[int, int]]:
+    """[first, last) of rows that follow each other without a hole."""
+    breaks = np.flatnonzero(np.diff(places) != length) + 1
+    return itertools.pairwise(sorted({0, *breaks.tolist(), len(places)}))

@@ -1,0 +1,131 @@
+"""Where each slot's adapter lies on the device: what shrink and expand look up.
+
+An adapter is rows: of A [h_in] and of B transposed [h_out], one of each for every rank of every projection. Each row
+lies in one piece somewhere in one tensor, the *arena* (the KV cache: adapters live in pages that the page book lends
+them, after S-LoRA's unified paging, arXiv 2311.03285, section 5.1, but for every projection and at true ranks). So an
+adapter needs no room of a fixed size, nothing is padded to a largest rank, and ranks may differ from module to module.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+UNIT = 64  # elements: rows begin at multiples of it, so that every load of 16 bytes is aligned
+SLICES = 3  # most projections of one site: q, k and v
+HEAD = 4  # numbers of a site's head: where each slice's ranks end, and how many rows of A are here
+OWN = 3  # place of the last one
+
+
+@dataclass(frozen=True, slots=True)
+class SiteShape:
+    """A site: projections that read the same input [n_in], and what each of them writes."""
+
+    n_in: int
+    widths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The sites of every layer, and the largest rank of a projection."""
+
+    layers: int
+    sites: tuple[SiteShape, ...]
+    max_rank: int
+
+    @property
+    def projections(self) -> int:
+        return sum(len(site.widths) for site in self.sites)
+
+    @property
+    def row_length(self) -> int:
+        """Elements of the longest row, whole units."""
+        return max(units(max(site.n_in, *site.widths)) for site in self.sites) * UNIT
+
+    def first(self, site: int) -> int:
+        """The site's place among the projections."""
+        return sum(len(shape.widths) for shape in self.sites[:site])
+
+    def most_ranks(self, site: int) -> int:
+        """Of all its projections together."""
+        return len(self.sites[site].widths) * self.max_rank
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """One adapter's place, on the host, for `LoraTables.put`."""
+
+    ends: torch.Tensor  # int32 [L, sites, HEAD]: where each slice's ranks end in the site's stack; rows of A
+    scales: torch.Tensor  # fp32 [L, sites, HEAD]
+    places: (
+        torch.Tensor
+    )  # int32 [L, 2, projections * max_rank], of rows of A, of rows of B^T: units from the arena's begin
+
+
+def empty_entry(layout: Layout) -> Entry:
+    """An adapter that touches nothing."""
+    heads = (layout.layers, len(layout.sites), HEAD)
+    places = (layout.layers, 2, layout.projections * layout.max_rank)
+    return Entry(torch.zeros(heads, dtype=torch.int32), torch.zeros(heads), torch.zeros(places, dtype=torch.int32))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteTables:
+    """One site of one layer, all slots: views of the tables. `*_stride`: from one slot to the next."""
+
+    shape: SiteShape
+    most_ranks: int
+    arena: torch.Tensor
+    ends: torch.Tensor  # int32 [slots, HEAD]
+    scales: torch.Tensor  # fp32 [slots, HEAD]
+    a: torch.Tensor  # int32 [slots, most_ranks]: places of the rows of A
+    b: torch.Tensor  # the same of B^T
+
+    @property
+    def head_stride(self) -> int:
+        return self.ends.stride(0)
+
+    @property
+    def place_stride(self) -> int:
+        return self.a.stride(0)
+
+
+class LoraTables:
+    """The entries of all slots on the device. Changed between two steps only, in stream order."""
+
+    def __init__(self, arena: torch.Tensor, layout: Layout, slots: int) -> None:
+        assert arena.is_contiguous(), arena.shape
+        self.arena, self.layout, self.slots = arena, layout, slots
+        blank = empty_entry(layout)
+        self.ends, self.scales, self.places = (
+            torch.zeros((slots, *part.shape), dtype=part.dtype, device=arena.device)
+            for part in (blank.ends, blank.scales, blank.places)
+        )
+        self._sites = [[self._site(layer, site) for site in range(len(layout.sites))] for layer in range(layout.layers)]
+
+    def at(self, layer: int, site: int) -> SiteTables:
+        return self._sites[layer][site]
+
+    def put(self, slot: int, entry: Entry) -> None:
+        """In stream order: steps that were launched before still see what was there."""
+        for table, part in self._parts(entry):
+            table[slot].copy_(part, non_blocking=True)
+
+    def clear(self, slot: int) -> None:
+        """A slot without ranks: whoever names it adds nothing."""
+        self.ends[slot].zero_()
+
+    def _site(self, layer: int, site: int) -> SiteTables:
+        first, most = self.layout.first(site) * self.layout.max_rank, self.layout.most_ranks(site)
+        a, b = (self.places[:, layer, half, first : first + most] for half in (0, 1))
+        return SiteTables(
+            self.layout.sites[site], most, self.arena, self.ends[:, layer, site], self.scales[:, layer, site], a, b
+        )
+
+    def _parts(self, entry: Entry) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
+        return (self.ends, entry.ends), (self.scales, entry.scales), (self.places, entry.places)
+
+
+def units(elements: int) -> int:
+    """Whole units that so many elements take."""
+    return -(-elements // UNIT)

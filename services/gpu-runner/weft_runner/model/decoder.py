@@ -1,0 +1,63 @@
+"""The layers of a decoder-only model, once for all torch executors: what runs after what. How it runs is `Operators`.
+
+Everything but attention works on a step's flattened tokens [T, ...] (ORCA, section 4.3). The residual stream belongs to
+the operators: adding a projection's output to it and taking its norm is one operator, so that it can be one kernel.
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from weft_runner.model.executor import LayerDone
+from weft_runner.model.lora import DOWN, GATE_UP, OUT, QKV
+from weft_runner.model.weights import LayerWeights, ModelWeights
+
+
+class Operators(Protocol):
+    """Of one prepared step, which they hold, with its residual stream [T, H]. Names of sites: `model.lora`.
+
+    With tensor parallelism each works on its rank's part of heads and inner features; what `project` returns at OUT and
+    DOWN is summed over the ranks, so that the residual stream is whole, and the same, on every rank.
+    """
+
+    def add_norm(self, y: Tensor | None, weight: Tensor) -> Tensor:
+        """The residual stream += y [T, H] (None: it stays); its RMS norm [T, H]."""
+        ...
+
+    def project(self, x: Tensor, weight: Tensor, layer: int, site: int, bias: Tensor | None = None) -> Tensor:
+        """x [T, in] times weight [out, in], with the adapters that the step's plan names: [T, out].
+
+        Good for the consumer in `run_layers` alone, which may have to add the adapters' part itself.
+        """
+        ...
+
+    def heads(self, qkv: Tensor, layer: int, weights: LayerWeights) -> Tensor:
+        """[T, (heads + 2 kv_heads) * D]: q and k normed and rotated, k and v into their pages; q for `attend`."""
+        ...
+
+    def attend(self, q: Tensor, layer: int, weights: LayerWeights) -> Tensor:
+        """What `heads` returned over each token's context, `weights.window` of it: [T, heads * D]."""
+        ...
+
+    def gate(self, gate_up: Tensor, layer: int) -> Tensor:
+        """[T, 2 I] -> silu(gate) * up [T, I]."""
+        ...
+
+    def end(self, y: Tensor | None) -> Tensor:
+        """The residual stream with the last layer's output (None: there was no layer): hidden [T, H]."""
+        ...
+
+
+def run_layers(ops: Operators, weights: ModelWeights, first: int, last: int, layer_done: LayerDone | None) -> Tensor:
+    """Layers [first, last): hidden [T, H], not normed. The residual stream is what `first` reads."""
+    y: Tensor | None = None
+    for layer in range(first, last):
+        w = weights.layers[layer]
+        qkv = ops.project(ops.add_norm(y, w.attention_norm), w.qkv, layer, QKV, w.qkv_bias)
+        attended = ops.attend(ops.heads(qkv, layer, w), layer, w)
+        y = ops.project(attended, w.o, layer, OUT)
+        gate_up = ops.project(ops.add_norm(y, w.mlp_norm), w.gate_up, layer, GATE_UP)
+        y = ops.project(ops.gate(gate_up, layer), w.down, layer, DOWN)
+        if layer_done is not None:
+            layer_done(layer)
+    return ops.end(y)

@@ -1,0 +1,128 @@
+"""A step on the device: its host integers in one pinned buffer, one copy, and views of it for the kernels.
+
+Fields have fixed places for a given shape of the step, so that a captured graph finds each new step where it found the
+one before. Shorter steps are padded: tokens of no row (-1), chunks of no tokens, rows that do not decode (-1).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weft_kernels.triton.attention import prefill_tiles
+from weft_kernels.triton.chunks import chunk_table
+from weft_kernels.triton.lora import Chunked
+from weft_runner.model.step import Step
+
+Ints = npt.NDArray[np.int32]
+ALIGNED = 4  # ints: every field begins at 16 bytes
+NO_TILES: Ints = np.empty((0, 2), np.int32)
+PADDING = (0, -1, 0, 0, -1, -1, 0, None)  # of each field; of pages only those of a step are copied
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How much of everything a step has, padding included."""
+
+    tokens: int
+    rows: int
+    chunks: int
+    tiles: int
+    sampled: int
+    pages: int
+    block_m: int  # most tokens of a chunk
+
+    @property
+    def fields(self) -> tuple[tuple[int, int], ...]:
+        """(rows, columns) of each field, in the buffer's order; `pages` last."""
+        return (
+            (self.tokens, 1), (self.tokens, 1), (self.rows, 4), (self.chunks, 3), (self.rows, 1), (self.tiles, 2),
+            (self.sampled, 1), (self.pages, 1),
+        )  # fmt: skip
+
+
+class DeviceStep:
+    """Views of one device buffer. `write` fills it from a step that fits the shape, `advance` moves it on.
+
+    Two host buffers by turns: the copy of one step may still wait its turn on the device while the next is written.
+    """
+
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        self.shape = shape
+        sizes = [rows * columns for rows, columns in shape.fields]
+        starts = np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED for size in sizes)]).tolist()
+        at = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
+        self._hosts = [_pinned(starts[-1], device) for _ in range(2)]
+        self._into = [[host.numpy()[where] for where in at] for host in self._hosts]
+        self._turn, self._small = 0, starts[-2]  # the pages come last: they stay while a batch runs on
+        self._device = torch.zeros(starts[-1], dtype=torch.int32, device=device)
+        views = [self._device[where] for where in at]
+        self.tokens, self.row_of, self.picked, self.sampled, self.pages = (views[i] for i in (0, 1, 4, 6, 7))
+        self.rows, self.tiles = views[2].view(-1, 4), views[5].view(-1, 2)
+        self.chunked = Chunked(views[3].view(-1, 3), shape.block_m)
+        self.decodes = True  # some row may have a single token
+
+    def write(self, step: Step, tiles: Ints) -> None:
+        """Everything of a step, in stream order. Nothing that was written before is still being copied."""
+        arrays = step.arrays
+        lengths = arrays.rows[:, 1] - arrays.rows[:, 0]
+        row = np.arange(len(lengths), dtype=np.int32)
+        fields = (
+            arrays.tokens, np.repeat(row, lengths), arrays.rows, chunk_table(step.plan, self.shape.block_m),
+            np.where(lengths == 1, row, -1), tiles, arrays.sampled, arrays.pages,
+        )  # fmt: skip
+        for into, values, pad in zip(self._into[0], fields, PADDING, strict=True):
+            into[: values.size] = values.reshape(-1)
+            if pad is not None:
+                into[values.size :] = pad
+        self.decodes = bool(self.shape.tiles == 0 or (lengths == 1).any())
+        self._hosts[1][: self._small] = self._hosts[0][: self._small]
+        self._turn = 0
+        self._copy(self._small + arrays.pages.size)
+
+    def advance(self, step: Step, tokens: torch.Tensor | None = None) -> None:
+        """The step that was written, one token further: tokens and positions alone.
+
+        `tokens`: they are on the device already, where -1 stands for none (that row's result is nobody's).
+        """
+        arrays = step.arrays
+        self._turn = 1 - self._turn
+        into = self._into[self._turn]
+        into[0][: arrays.tokens.size] = arrays.tokens
+        into[2][: arrays.rows.size] = arrays.rows.reshape(-1)
+        self._copy(self._small)
+        if tokens is not None:
+            torch.clamp(tokens, min=0, out=self.tokens[: len(tokens)])
+
+    def _copy(self, n: int) -> None:
+        self._device[:n].copy_(self._hosts[self._turn][:n], non_blocking=True)
+
+
+def _pinned(n: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(n, dtype=torch.int32, pin_memory=device.type == "cuda")
+
+
+def shape_of(step: Step, tiles: Ints, block_m: int) -> Shape:
+    """A step's own shape, without padding."""
+    arrays = step.arrays
+    chunks = len(chunk_table(step.plan, block_m))
+    return Shape(
+        len(arrays.tokens), len(arrays.rows), chunks, len(tiles), len(arrays.sampled), len(arrays.pages), block_m
+    )
+
+
+def graph_shape(rows: int, row_pages: int, block_m: int) -> Shape:
+    """Of a captured step of up to `rows` decode rows with up to `row_pages` pages each, with an adapter each."""
+    return Shape(rows, rows, rows, 0, rows, rows * row_pages, block_m)
+
+
+def tiles_of(step: Step, block_m: int) -> Ints:
+    """The tiles of the rows in prefill."""
+    return prefill_tiles(step.arrays.rows, block_m)
+
+
+def slots_of(step: Step) -> Sequence[int]:
+    """The slots that a step's rows use."""
+    return step.arrays.segments[:, 2].tolist()

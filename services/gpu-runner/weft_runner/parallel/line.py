@@ -1,0 +1,77 @@
+"""The stages of a pipeline in a row: hidden rows pass from each to the next, logits from the last one to stage 0.
+
+Tensors alone come this way. What they belong to was told before, over the sockets (ORCA, section 4.1: the control
+plane does not wait for the data plane), so that a stage can begin to receive while it computes what comes earlier.
+"""
+
+from collections import deque
+from typing import Protocol
+
+import torch
+
+from weft_runner.model.spec import ModelSpec
+
+
+class Arrival(Protocol):
+    """A tensor on its way."""
+
+    def wait(self) -> torch.Tensor:
+        """Once it is there. Raises RuntimeError where the other stage is gone, or does not send or take it in time."""
+        ...
+
+
+class Peers(Protocol):
+    """The stages, by rank. Both return at once; several tensors between two stages arrive in order."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def sent_bytes(self) -> int: ...
+
+    def send(self, x: torch.Tensor, to: int) -> Arrival: ...
+
+    def receive(self, shape: tuple[int, ...], source: int) -> Arrival: ...
+
+
+class Line:
+    """One stage's place in it."""
+
+    def __init__(self, peers: Peers, whole: ModelSpec) -> None:
+        self._peers, self._whole = peers, whole
+        self._sending: deque[Arrival] = deque()  # the oldest first; kept until the other has it
+
+    @property
+    def stages(self) -> int:
+        return self._peers.size
+
+    @property
+    def sent_bytes(self) -> int:
+        """By this stage."""
+        return self._peers.sent_bytes
+
+    def hidden(self, tokens: int) -> Arrival:
+        """Begin to receive a step's hidden rows [T, H] from the stage before. In the order of the steps."""
+        return self._peers.receive((tokens, self._whole.hidden_size), self._peers.rank - 1)
+
+    def logits(self, rows: int) -> Arrival:
+        """Begin to receive a step's logits [S, V], on stage 0. Steps without a row that samples have none."""
+        assert rows, "nobody sends these"
+        return self._peers.receive((rows, self._whole.vocab_size), self._peers.size - 1)
+
+    def on(self, x: torch.Tensor) -> None:
+        """What this stage has made of a step, to whom it concerns. Waits only where `stages` steps have not been taken.
+
+        Raises RuntimeError as `Arrival.wait` does.
+        """
+        if len(x):
+            self._sending.append(self._peers.send(x, (self._peers.rank + 1) % self._peers.size))
+        while len(self._sending) > self._peers.size:
+            self._sending.popleft().wait()
+
+    def close(self) -> None:
+        """What nobody has taken is dropped: it holds on to the connections."""
+        self._sending.clear()

@@ -1,0 +1,293 @@
+"""Paged attention in Triton against plain fp64, row by row: groupings, windows, splits, chunks, pages anywhere.
+
+Whatever a row must not see is NaN: other layers, pages that nobody wrote, keys past its context or before its window.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import triton
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft_kernels.triton.attention import DecodeScratch, attend_decode, attend_prefill, prefill_block, prefill_tiles
+
+LAYERS, LAYER = 3, 1
+UNTOUCHED = -7.0  # what is in `out` before
+# What fp64 of the same inputs may differ by, relative to the largest value: weights and results are rounded to the
+# keys' type (a device rounds to the nearest, the interpreter cuts bf16 off).
+RELATIVE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+
+
+@dataclass(frozen=True)
+class Shape:
+    heads: int
+    kv_heads: int
+    dim: int
+    dtype: torch.dtype = FP32
+    page_tokens: int = 16
+
+    def __str__(self) -> str:
+        return f"{self.heads}_on_{self.kv_heads}_heads_of_{self.dim}_{str(self.dtype).removeprefix('torch.')}"
+
+    @property
+    def scale(self) -> float:
+        return 1.5 * self.dim**-0.5
+
+
+SMALL = Shape(4, 2, 16)
+SHAPES = [  # groups of 1, 2, 3, 4, 8 heads, and more than a tile's 16 rows
+    Shape(2, 2, 16), Shape(2, 1, 32, BF16), Shape(6, 2, 64), Shape(4, 1, 128), Shape(4, 1, 128, BF16),
+    Shape(8, 1, 64, FP16, page_tokens=32), Shape(8, 1, 32), Shape(20, 1, 16, BF16),
+]  # fmt: skip
+EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens at positions [position, position + tokens), the earlier ones in pages already."""
+
+    position: int
+    tokens: int
+
+    @property
+    def context(self) -> int:
+        return self.position + self.tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    shape: Shape
+    q: torch.Tensor
+    kv: torch.Tensor
+    rows: torch.Tensor
+    pages: torch.Tensor
+
+
+def decoding(*contexts: int) -> list[Row]:
+    return [Row(context - 1, 1) for context in contexts]
+
+
+def make_step(rng: random.Random, shape: Shape, rows: list[Row], window: int = 0) -> Step:
+    """Random tokens in scattered pages, NaN around them. Every row has a page more than it needs."""
+    generator = torch.Generator().manual_seed(rng.getrandbits(32))
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=generator).to(shape.dtype)
+
+    counts = [row.context // shape.page_tokens + 2 for row in rows]
+    free = list(range(sum(counts) + 3))
+    rng.shuffle(free)
+    kv = torch.full((len(free), LAYERS, 2, shape.kv_heads, shape.page_tokens, shape.dim), math.nan, dtype=shape.dtype)
+    table: list[tuple[int, int, int, int]] = []
+    pages: list[int] = []
+    for row, count in zip(rows, counts, strict=True):
+        start = table[-1][1] if table else 0
+        table.append((start, start + row.tokens, row.position, len(pages)))
+        pages += [free.pop() for _ in range(count)]
+        for position in range(max(0, row.position - window + 1) if window else 0, row.context):
+            page = pages[table[-1][3] + position // shape.page_tokens]
+            kv[page, LAYER, :, :, position % shape.page_tokens] = normal(2, shape.kv_heads, shape.dim)
+    q = normal(table[-1][1], shape.heads, shape.dim)
+    return Step(shape, q, kv, torch.tensor(table, dtype=torch.int32), torch.tensor(pages, dtype=torch.int32))
+
+
+def expected(step: Step, window: int = 0) -> torch.Tensor:
+    """[T, heads * D] in fp64, a row at a time, all scores of it at once."""
+    shape, out = step.shape, torch.zeros(step.q.shape, dtype=torch.float64)
+    for start, end, position, first in step.rows.tolist():
+        context = position + end - start
+        pages = step.pages[first : first + -(-context // shape.page_tokens)].long()
+        k, v = (  # each [heads, context, D]
+            step.kv[pages, LAYER, kind].transpose(0, 1).flatten(1, 2)[:, :context].double()
+            .repeat_interleave(shape.heads // shape.kv_heads, dim=0)
+            for kind in range(2)
+        )  # fmt: skip
+        own, seen = torch.arange(position, context)[:, None], torch.arange(context)
+        visible = (seen <= own) & (seen > own - window) if window else seen <= own
+        scores = torch.einsum("thd,hsd->hts", step.q[start:end].double(), k) * shape.scale
+        weights = torch.softmax(scores.masked_fill(~visible, -math.inf), dim=-1)
+        out[start:end] = torch.einsum("hts,hsd->thd", weights, v.nan_to_num())
+    return out.flatten(1)
+
+
+def attended(
+    step: Step, device: torch.device, *, window: int = 0, splits: int = 1, block_m: int | None = None,
+    picked: list[int] | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Both kernels over the rows that are theirs; `picked`: other rows than all that decode."""
+    shape, length = step.shape, step.rows[:, 1] - step.rows[:, 0]
+    picked = (length == 1).nonzero().flatten().tolist() if picked is None else picked
+    block_m = block_m or prefill_block(shape.heads, shape.kv_heads, shape.dim, shape.dtype)
+    out = torch.full((len(step.q), shape.heads * shape.dim), UNTOUCHED, dtype=shape.dtype, device=device)
+    q, kv, rows, pages = (x.to(device) for x in (step.q, step.kv, step.rows, step.pages))
+    scratch = DecodeScratch.make(len(picked), shape.heads, splits, shape.dim, device)
+    for part in (scratch.partial, scratch.log_sum):
+        part.fill_(math.nan)
+    attend_decode(
+        out, q, kv, rows, pages, torch.tensor(picked, dtype=torch.int32, device=device),
+        layer=LAYER, window=window, scale=shape.scale, splits=splits, scratch=scratch,
+    )  # fmt: skip
+    attend_prefill(
+        out, q, kv, rows, pages, torch.from_numpy(prefill_tiles(step.rows.numpy(), block_m)).to(device),
+        layer=LAYER, window=window, scale=shape.scale, block_m=block_m,
+    )  # fmt: skip
+    return out.cpu()
+
+
+def assert_close(actual: torch.Tensor, wanted: torch.Tensor) -> None:
+    error = float((actual.double() - wanted).abs().max())
+    assert error <= RELATIVE[actual.dtype] * float(wanted.abs().max()), error
+
+
+# ---- decode
+
+
+@EVERY_SHAPE
+def test_decode_of_contexts_that_end_on_and_off_page_borders(
+    shape: Shape, rng: random.Random, device: torch.device
+) -> None:
+    step = make_step(rng, shape, decoding(1, 16, 17, 100, 150))
+    for splits in (1, 2):
+        assert_close(attended(step, device, splits=splits), expected(step))
+
+
+@pytest.mark.parametrize("splits", [3, 5, 16])
+def test_decode_with_more_splits_than_blocks(splits: int, rng: random.Random, device: torch.device) -> None:
+    shape = Shape(2, 1, 128)  # blocks of 16 tokens
+    step = make_step(rng, shape, decoding(1, 17, 40, 90))
+    assert_close(attended(step, device, splits=splits), expected(step))
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 40, 1000])
+def test_decode_sees_no_further_than_its_window(window: int, rng: random.Random, device: torch.device) -> None:
+    shape = Shape(2, 1, 64)  # blocks of 32 tokens
+    step = make_step(rng, shape, decoding(1, 16, 38, 99), window)
+    for splits in (1, 3):
+        assert_close(attended(step, device, window=window, splits=splits), expected(step, window))
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_decode_leaves_rows_alone_that_are_not_picked(splits: int, rng: random.Random, device: torch.device) -> None:
+    step = make_step(rng, SMALL, decoding(20, 33, 5, 16))
+    out = attended(step, device, splits=splits, picked=[-1, 3, -1, -1, 1])
+    assert_close(out[[1, 3]], expected(step)[[1, 3]])
+    assert bool((out[[0, 2]] == UNTOUCHED).all())
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_decode_of_a_row_does_not_depend_on_the_others(splits: int, rng: random.Random, device: torch.device) -> None:
+    step = make_step(rng, SMALL, decoding(300, 1, 50))
+    together = attended(step, device, splits=splits)
+    for row in range(3):
+        alone = attended(step, device, splits=splits, picked=[row])
+        assert torch.equal(alone[row], together[row])
+
+
+def test_scratch_serves_fewer_rows_with_more_splits(rng: random.Random, device: torch.device) -> None:
+    scratch = DecodeScratch.make(2, SMALL.heads, 3, SMALL.dim, device)
+    step = make_step(rng, SMALL, decoding(290, 140))
+    out = torch.empty(2, SMALL.heads * SMALL.dim, device=device)
+    arrays = [x.to(device) for x in (step.q, step.kv, step.rows, step.pages)]
+    for picked, splits in (([0], 6), ([1], 4)):
+        attend_decode(
+            out, *arrays, torch.tensor(picked, dtype=torch.int32, device=device),
+            layer=LAYER, window=0, scale=SMALL.scale, splits=splits, scratch=scratch,
+        )  # fmt: skip
+    assert_close(out.cpu(), expected(step))
+
+
+# ---- prefill
+
+
+@EVERY_SHAPE
+def test_prefill_of_prompts_and_of_chunks_that_follow_earlier_ones(
+    shape: Shape, rng: random.Random, device: torch.device
+) -> None:
+    step = make_step(rng, shape, [Row(0, 2), Row(0, 37), Row(61, 20), Row(16, 16)])
+    assert_close(attended(step, device), expected(step))
+
+
+@pytest.mark.parametrize("block_m", [1, 5, 8, 64])
+def test_prefill_with_tiles_of_any_size(block_m: int, rng: random.Random, device: torch.device) -> None:
+    step = make_step(rng, SMALL, [Row(3, 11), Row(120, 9)])
+    assert_close(attended(step, device, block_m=block_m), expected(step))
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 40, 1000])
+def test_prefill_sees_no_further_than_its_window(window: int, rng: random.Random, device: torch.device) -> None:
+    shape = Shape(2, 1, 64)  # blocks of 16 keys
+    step = make_step(rng, shape, [Row(0, 50), Row(75, 21)], window)
+    for block_m in (8, 32):
+        assert_close(attended(step, device, window=window, block_m=block_m), expected(step, window))
+
+
+def test_prefill_of_a_row_does_not_depend_on_the_others(rng: random.Random, device: torch.device) -> None:
+    step = make_step(rng, SMALL, [Row(0, 30), Row(70, 5)])
+    alone = Step(SMALL, step.q, step.kv, step.rows[1:], step.pages)
+    assert torch.equal(attended(alone, device)[30:], attended(step, device)[30:])
+
+
+def test_prefill_skips_empty_tiles(rng: random.Random, device: torch.device) -> None:
+    step = make_step(rng, SMALL, [Row(0, 4)])
+    out = torch.full((4, SMALL.heads * SMALL.dim), UNTOUCHED, device=device)
+    arrays = [x.to(device) for x in (step.q, step.kv, step.rows, step.pages)]
+    tiles = torch.full((2, 2), -1, dtype=torch.int32, device=device)
+    attend_prefill(out, *arrays, tiles, layer=LAYER, window=0, scale=1.0, block_m=8)
+    assert bool((out == UNTOUCHED).all())
+
+
+@pytest.mark.parametrize("block_m", [1, 4, 100])
+def test_tiles_hold_every_token_of_the_rows_in_prefill_once(block_m: int) -> None:
+    lengths = [1, 7, 2, 1, 4, 9]
+    ends = np.cumsum(lengths)
+    rows = np.stack((ends - lengths, ends, [50, 0, 9, 0, 30, 2], np.zeros(6)), axis=1).astype(np.int32)
+    tiles = prefill_tiles(rows, block_m)
+    held = [(row, token) for row, first in tiles for token in range(first, min(first + block_m, lengths[row]))]
+    assert sorted(held) == [(row, token) for row, length in enumerate(lengths) if length > 1 for token in range(length)]
+    assert tiles.dtype == np.int32
+    keys = rows[tiles[:, 0], 2] + tiles[:, 1]
+    assert bool((keys[:-1] >= keys[1:]).all()), "the longest come first"
+
+
+def test_no_row_in_prefill_no_tiles() -> None:
+    assert prefill_tiles(np.array([[0, 1, 5, 0]], np.int32), 8).shape == (0, 2)
+    assert prefill_tiles(np.empty((0, 4), np.int32), 8).shape == (0, 2)
+
+
+# ---- both
+
+
+@settings(max_examples=12)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    shape=st.sampled_from([SMALL, Shape(3, 1, 64, BF16), Shape(2, 2, 32, page_tokens=32)]),
+    rows=st.lists(st.builds(Row, st.integers(0, 150), st.just(1) | st.integers(1, 40)), min_size=1, max_size=4),
+    window=st.just(0) | st.integers(1, 60),
+    splits=st.integers(1, 4),
+    block_m=st.none() | st.integers(1, 16),
+)
+def test_a_mixed_step_equals_plain_attention(
+    device: torch.device, seed: int, shape: Shape, rows: list[Row], window: int, splits: int, block_m: int | None
+) -> None:
+    step = make_step(random.Random(seed), shape, rows, window)
+    out = attended(step, device, window=window, splits=splits, block_m=block_m)
+    assert_close(out, expected(step, window))
+
+
+@pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter would copy 4 GiB")
+def test_pages_beyond_two_to_the_31_elements(rng: random.Random, device: torch.device) -> None:
+    shape = Shape(4, 1, 64, BF16)
+    step = make_step(rng, shape, [Row(40, 1), Row(20, 30)])
+    wanted, last = expected(step), len(step.kv) - 1
+    n_pages = 2**31 // step.kv[0].numel() + len(step.kv)
+    kv = torch.empty(n_pages, *step.kv.shape[1:], dtype=BF16, device=device)
+    kv[-last - 1 :] = step.kv.to(device)
+    far = Step(shape, step.q, kv, step.rows, step.pages + (n_pages - 1 - last))
+    assert_close(attended(far, device, splits=2), wanted)

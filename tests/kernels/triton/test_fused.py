@@ -1,0 +1,212 @@
+"""The elementwise kernels against plain torch in fp64: families, pages, chunks, padding, what they must not touch."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import triton
+
+from weft_kernels.plan import plan_rows
+from weft_kernels.triton.chunks import NO_SLOT, PER_ROW, chunk_table
+from weft_kernels.triton.fused import add_norm, embed, rope_write, silu_mul
+from weft_kernels.triton.lora import Chunked
+from weft_runner.model.rope import rotate
+
+# What fp64 of the same inputs may differ by: the rounding of what is stored (a device rounds to the nearest, the
+# interpreter cuts bf16 off), and that of fp32 before it.
+BF16 = 2.0**-7 if triton.knobs.runtime.interpret else 2.0**-8
+CLOSE = {torch.float32: {"rtol": 5e-6, "atol": 5e-6}, torch.bfloat16: {"rtol": BF16 * 1.001, "atol": 1e-5}}
+DTYPES = pytest.mark.parametrize("dtype", CLOSE, ids=str)
+EPS = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """`expected` in fp64."""
+    torch.testing.assert_close(actual.cpu().double(), expected, **CLOSE[actual.dtype])
+
+
+# ---- embed, add_norm
+
+
+@DTYPES
+@pytest.mark.parametrize("hidden", [16, 80, 1032])
+def test_embed_reads_the_table_as_fp32(dtype: torch.dtype, hidden: int, device: torch.device) -> None:
+    table, tokens = torch.randn(7, hidden).to(dtype), torch.tensor([6, 0, 3, 3, 5], dtype=torch.int32)
+    residual = torch.empty(5, hidden, device=device)
+    embed(residual, tokens.to(device), table.to(device))
+    assert torch.equal(residual.cpu(), table[tokens.long()].float())
+
+
+@DTYPES
+@pytest.mark.parametrize("with_y", [True, False])
+@pytest.mark.parametrize("hidden", [16, 80, 2048])
+def test_add_norm_adds_and_norms(dtype: torch.dtype, with_y: bool, hidden: int, device: torch.device) -> None:
+    before, weight = torch.randn(3, hidden) * torch.tensor([[1.0], [100.0], [0.0]]), torch.rand(hidden) + 0.5
+    y = torch.randn(3, hidden).to(dtype) if with_y else None
+    residual, x = before.to(device, copy=True), torch.empty(3, hidden, dtype=dtype, device=device)
+    add_norm(x, residual, None if y is None else y.to(device), weight.to(device), EPS)
+
+    expected = before if y is None else before + y.float()
+    assert torch.equal(residual.cpu(), expected)
+    assert_close(x, norm(expected.double(), weight))
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight.double()
+
+
+# ---- rope_write
+
+PAGE, LAYERS, MAX_POSITIONS = 4, 3, 40
+
+
+@dataclass(frozen=True)
+class Heads:
+    heads: int
+    kv_heads: int
+    dim: int
+    normed: bool = False
+
+
+FAMILIES = [Heads(2, 2, 16), Heads(4, 1, 32, normed=True), Heads(3, 1, 64), Heads(2, 1, 128, normed=True)]
+ONES = [(position, 1) for position in (0, 3, 4, 7, 8, 17)]  # rows in decode: (position, tokens)
+STEPS = {
+    "decode, one adapter": (ONES, [0] * 6),
+    "decode, all different": (ONES, [0, 1, None, 2, 3, 4]),
+    "two of each": (ONES, [0, 0, None, None, 1, 1]),
+    "prefill from the start": ([(0, 20)], [0]),
+    "prefill across pages": ([(3, 18), (6, 2)], [1, None]),
+    "both": ([(5, 1), (2, 7), (0, PER_ROW - 1), (9, PER_ROW)], [None, 0, 1, 2]),
+}
+N_PADDING = 2
+
+
+class Layout:
+    """Rows on scattered pages, then padding tokens; one more row's worth of pages belongs to nobody."""
+
+    def __init__(self, rows: list[tuple[int, int]], slots: list[int | None], block_m: int) -> None:
+        used = [-(-(position + count) // PAGE) for position, count in rows]
+        self.n_pages = sum(used) + 3
+        free = torch.randperm(self.n_pages).tolist()
+        self.table: list[list[int]] = []
+        self.where: list[tuple[int, int]] = []  # (page, position) of each token
+        self.pages: list[int] = []
+        self.row_of: list[int] = []
+        start = 0
+        for row, ((position, count), n) in enumerate(zip(rows, used, strict=True)):
+            pages = [free.pop() for _ in range(n)]
+            self.table.append([start, start + count, position, len(self.pages)])
+            self.pages += pages
+            self.where += [(pages[p // PAGE], p) for p in range(position, position + count)]
+            self.row_of += [row] * count
+            start += count
+        self.n_tokens = start
+        self.row_of += [-1] * N_PADDING
+        per_token = [slot for slot, (_, count) in zip(slots, rows, strict=True) for _ in range(count)]
+        plan = plan_rows([*per_token, *[None] * N_PADDING], dict.fromkeys(range(9), 8))
+        unused = torch.tensor([[NO_SLOT, 0, 0], [3, 1, 0]], dtype=torch.int32)
+        self.chunks = torch.cat((torch.from_numpy(chunk_table(plan, block_m)), unused))
+
+
+def rope_case(step: str, family: Heads, dtype: torch.dtype, block_m: int, layer: int, device: torch.device) -> None:
+    layout = Layout(*STEPS[step], block_m)
+    heads, kv_heads, dim = family.heads, family.kv_heads, family.dim
+    n, padded = layout.n_tokens, layout.n_tokens + N_PADDING
+    kv_before = torch.randn(layout.n_pages, LAYERS, 2, kv_heads, PAGE, dim).to(dtype)
+    qkv, q_before = (
+        torch.randn(padded, (heads + 2 * kv_heads) * dim).to(dtype),
+        torch.randn(padded, heads, dim).to(dtype),
+    )
+    qkv[n:] = torch.nan
+    angles = torch.rand(MAX_POSITIONS, dim // 2) * 6
+    cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1)
+    q_norm, k_norm = (torch.rand(2, dim) + 0.5) if family.normed else (None, None)
+    q, kv = q_before.to(device, copy=True), kv_before.to(device, copy=True)
+
+    def put(x: list[list[int]] | list[int]) -> torch.Tensor:
+        return torch.tensor(x, dtype=torch.int32, device=device)
+
+    rope_write(
+        q,
+        kv,
+        qkv.to(device),
+        put(layout.table),
+        put(layout.pages),
+        put(layout.row_of),
+        Chunked(layout.chunks.to(device), block_m),
+        cos_sin.to(device),
+        layer=layer,
+        q_norm=None if q_norm is None else q_norm.to(device),
+        k_norm=None if k_norm is None else k_norm.to(device),
+        eps=EPS,
+        heads=heads,
+    )
+
+    page, position = torch.tensor(layout.where).unbind(1)
+    cos, sin = cos_sin[position].double().repeat(1, 1, 2)[:, :, None].unbind(1)
+    split = qkv[:n].double().view(n, -1, dim)
+    wanted_q, wanted_k, wanted_v = split[:, :heads], split[:, heads : heads + kv_heads], split[:, heads + kv_heads :]
+    if q_norm is not None and k_norm is not None:
+        wanted_q, wanted_k = norm(wanted_q, q_norm), norm(wanted_k, k_norm)
+    wanted_q, wanted_k = rotate(wanted_q, cos, sin), rotate(wanted_k, cos, sin)
+
+    q, kv, offset = q.cpu(), kv.cpu(), position % PAGE
+    assert_close(q[:n], wanted_q)
+    assert_close(kv[page, layer, 0, :, offset], wanted_k)
+    assert torch.equal(kv[page, layer, 1, :, offset].double(), wanted_v)
+    kv[page, layer, :, :, offset] = kv_before[page, layer, :, :, offset]
+    assert torch.equal(kv, kv_before), "something was written outside the tokens' places"
+    assert torch.equal(q[n:], q_before[n:]), "a padding token's queries were written"
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_rope_write_puts_every_token_where_it_belongs(step: str, device: torch.device) -> None:
+    rope_case(step, Heads(2, 1, 16, normed=True), torch.float32, 16, 1, device)
+
+
+@DTYPES
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_rope_write_serves_all_families(family: Heads, dtype: torch.dtype, device: torch.device) -> None:
+    rope_case("both", family, dtype, 16, 2, device)
+
+
+@pytest.mark.parametrize("block_m", [32, 64, 128])
+def test_rope_write_takes_larger_tiles(block_m: int, device: torch.device) -> None:
+    rope_case("prefill from the start", Heads(2, 1, 32), torch.bfloat16, block_m, 0, device)
+
+
+# ---- silu_mul
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the gate of -10,000; its sigmoid is 0 all the same
+@DTYPES
+@pytest.mark.parametrize(("inner", "block_m"), [(48, 16), (200, 32), (72, 64)])
+def test_silu_mul_gates(inner: int, block_m: int, dtype: torch.dtype, device: torch.device) -> None:
+    gate_up = (torch.randn(30, 2 * inner) * 4).to(dtype)
+    gate_up[0, :2] = torch.tensor([1e4, -1e4])
+    sizes = [1, 2, 0, 3, 4, 15, 1]  # covers 26 of 30 tokens
+    first = [sum(sizes[:i]) for i in range(len(sizes))]
+    chunks = torch.tensor([[NO_SLOT, at, size] for at, size in zip(first, sizes, strict=True)], dtype=torch.int32)
+    before = torch.randn(30, inner).to(dtype)
+    out = before.to(device, copy=True)
+    silu_mul(out, gate_up.to(device), Chunked(chunks.to(device), block_m))
+
+    gate, up = gate_up[: sum(sizes)].double().chunk(2, dim=1)
+    assert_close(out[: sum(sizes)], torch.nn.functional.silu(gate) * up)
+    assert torch.equal(out[sum(sizes) :].cpu(), before[sum(sizes) :])
+
+
+@pytest.mark.parametrize("count", range(1, 21))
+def test_silu_mul_takes_chunks_of_every_size(count: int, device: torch.device) -> None:
+    gate_up, out = torch.randn(22, 32), torch.full((22, 16), 7.0, device=device)
+    chunks = torch.tensor([[NO_SLOT, 1, count]], dtype=torch.int32, device=device)
+    silu_mul(out, gate_up.to(device), Chunked(chunks, 32))
+    gate, up = gate_up[1 : 1 + count].double().chunk(2, dim=1)
+    assert_close(out[1 : 1 + count], torch.nn.functional.silu(gate) * up)
+    assert (out[0] == 7.0).all()
+    assert (out[1 + count :] == 7.0).all()

@@ -1,0 +1,220 @@
+"""The device's choices are those of the host's chooser in numpy, token for token."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft_kernels.triton.sampling import LISTED, SHARE, Sampler, argmax, shift
+from weft_runner.core.sequence import Sampling
+from weft_runner.model.sampling import Draw, choose, draw_bits
+
+NAN, INF = math.nan, math.inf
+
+
+# ---- argmax
+
+
+def likeliest(logits: torch.Tensor, device: torch.device) -> tuple[list[int], list[float]]:
+    tokens = torch.full((len(logits),), -7, dtype=torch.int32, device=device)
+    peaks = torch.empty(len(logits), device=device)
+    argmax(logits.to(device), tokens, peaks)
+    return tokens.tolist(), peaks.tolist()
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 100, SHARE, SHARE + 1, 2 * SHARE + 77])
+def test_the_likeliest_is_found_wherever_it_is(vocab: int, device: torch.device) -> None:
+    places = sorted({0, vocab // 2, vocab - 1})
+    logits = torch.randn(len(places), vocab, generator=torch.Generator().manual_seed(0))
+    for row, place in enumerate(places):
+        logits[row, place] = 50.0
+    assert likeliest(logits, device) == (places, [50.0] * len(places))
+
+
+def test_the_lowest_id_is_the_likeliest_among_equals(device: torch.device) -> None:
+    logits = torch.full((4, SHARE + 10), -3.0)
+    logits[1, [5, SHARE + 2]] = 2.0
+    logits[2, 1:] = torch.tensor([0.0, -0.0]).repeat(SHARE)[: SHARE + 9]
+    logits[3, 7:] = -0.0
+    logits[3, 9] = 0.0
+    assert likeliest(logits, device) == ([0, 5, 1, 7], [-3.0, 2.0, 0.0, 0.0])
+
+
+def test_rows_of_any_stride_are_read(device: torch.device) -> None:
+    logits = torch.randn(3, 90, generator=torch.Generator().manual_seed(1))
+    assert likeliest(logits[:, 3:80], device)[0] == logits[:, 3:80].argmax(dim=1).tolist()
+
+
+BROKEN = {
+    "NaN": [1.0, NAN, 2.0],
+    "negative NaN": [1.0, -NAN, 2.0],
+    "NaN beside infinity": [INF, NAN, 2.0],
+    "infinity": [1.0, INF, 2.0],
+    "nothing possible": [-INF, -INF, -INF],
+}
+
+
+def test_rows_without_a_finite_largest_have_no_token_and_the_others_do(device: torch.device) -> None:
+    logits = torch.tensor([*BROKEN.values(), [-INF, 3.0, -INF], [-3e38, 3e38, 1e-45]])
+    tokens, peaks = likeliest(logits, device)
+    assert tokens == [-1] * len(BROKEN) + [1, 1]
+    assert peaks == pytest.approx([NAN, NAN, NAN, INF, -INF, 3.0, 3e38], nan_ok=True)
+
+
+# ---- draw
+
+
+def drawn(logits: torch.Tensor, draws: Sequence[Draw], device: torch.device, listed: int = LISTED) -> list[int | None]:
+    """By the device, as an executor would ask for it."""
+    assert len(logits) == len(draws)
+    logits = logits.to(device)
+    places = [
+        (row, token, value)
+        for row, draw in enumerate(draws)
+        if draw.shifts is not None
+        for token, value in zip(draw.shifts.tokens, draw.shifts.values, strict=True)
+    ]
+    if places:
+        rows, tokens, values = zip(*places, strict=True)
+        shifted = torch.empty_like(logits)
+        shift(shifted, logits, put(rows, device), put(tokens, device), put(values, device, torch.float64))
+        logits = shifted
+    bits = [draw_bits(draw.sampling.seed, draw.sampling.choice, draw.position) for draw in draws]
+    chosen = torch.full((len(draws),), -7, dtype=torch.int32, device=device)
+    Sampler(len(draws) + 1, logits.shape[1], device, listed).draw(
+        logits,
+        chosen,
+        put(bits, device, torch.int64),
+        put([draw.sampling.temperature for draw in draws], device, torch.float64),
+        put([draw.sampling.top_p for draw in draws], device, torch.float64),
+        nucleus=any(draw.sampling.top_p < 1.0 for draw in draws),
+    )
+    return [None if token == -1 else token for token in chosen.tolist()]
+
+
+def put(x: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.tensor(x, dtype=dtype, device=device)
+
+
+def assert_same(logits: torch.Tensor, draws: list[Draw], device: torch.device, listed: int = LISTED) -> None:
+    expected = [None if choice is None else choice.token for choice in choose(logits, draws)]
+    assert drawn(logits, draws, device, listed) == expected
+
+
+ROWS = {
+    "normal": lambda x: x * 3,
+    "narrow": lambda x: x * 1e-3,
+    "wide": lambda x: x * 1e3,
+    "beyond": lambda x: x * 1e37,
+    "many ties": lambda x: np.round(x),
+    "all equal": lambda x: x * 0 + 1.5,
+    "zeros of both signs": lambda x: np.copysign(0.0, x),
+    "round zero": lambda x: np.round(x) * 1e-3 * x,
+    "denormals": lambda x: x * 1e-41,
+    "half impossible": lambda x: np.where(x < 0, -np.inf, x),
+    "one possible": lambda x: np.where(x < x.max(axis=1, keepdims=True), -np.inf, x),
+    "one likely": lambda x: np.where(x < x.max(axis=1, keepdims=True), x, x + 50),
+    "exponential tail": lambda x: -np.abs(x) * 20,
+    "a broken row": lambda x: np.where(np.arange(len(x))[:, None] == 0, np.nan, x),
+}
+samplings = st.builds(
+    Sampling,
+    seed=st.integers(0, 2**64 - 1),
+    choice=st.integers(0, 2**32 - 1),
+    temperature=st.sampled_from([0.0, 1e-6, 0.3, 1.0, 20.0]) | st.floats(0.05, 2.0),
+    top_p=st.sampled_from([0.0, 1e-9, 0.5, 0.9, 1.0 - 2**-53, 1.0]) | st.floats(0.0, 1.0),
+)
+shifted_samplings = st.builds(
+    Sampling,
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.sampled_from([0.0, 1.0]) | st.floats(0.05, 2.0),
+    top_p=st.sampled_from([0.5, 1.0]),
+    frequency_penalty=st.floats(-2, 2),
+    presence_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(
+        st.integers(-2, 45), st.floats(-100, 100) | st.sampled_from([1e39, -1e39, 1e-20]), max_size=5
+    ).map(lambda bias: tuple(bias.items())),
+)
+
+
+def logits_of(kind: str, n_rows: int, vocab: int, seed: int) -> torch.Tensor:
+    made = ROWS[kind](np.random.default_rng(seed).standard_normal((n_rows, vocab)))
+    return torch.from_numpy(np.asarray(made, np.float32))
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@settings(max_examples=5)
+@given(
+    samplings=st.lists(samplings, min_size=1, max_size=4),
+    vocab=st.integers(1, 500) | st.sampled_from([SHARE, SHARE + 1]),
+    seed=st.integers(0, 2**32 - 1),
+    position=st.integers(0, 10**6),
+)
+def test_the_device_draws_what_numpy_draws(
+    kind: str, samplings: list[Sampling], vocab: int, seed: int, position: int, device: torch.device
+) -> None:
+    draws = [Draw(sampling, position + row) for row, sampling in enumerate(samplings)]
+    assert_same(logits_of(kind, len(draws), vocab, seed), draws, device)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # biases that leave no float
+@settings(max_examples=20)
+@given(
+    samplings=st.lists(shifted_samplings, min_size=1, max_size=3),
+    answer=st.lists(st.integers(0, 39), max_size=8),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_logits_are_shifted_as_numpy_shifts_them(
+    samplings: list[Sampling], answer: list[int], seed: int, device: torch.device
+) -> None:
+    draws = [Draw(sampling, row, sampling.shifts(answer[row:])) for row, sampling in enumerate(samplings)]
+    assert_same(logits_of("normal", len(draws), 40, seed), draws, device)
+
+
+@pytest.mark.parametrize("kind", ["all equal", "narrow", "many ties", "normal"])
+def test_a_bin_with_more_tokens_than_are_listed_is_searched_in_the_row(kind: str, device: torch.device) -> None:
+    draws = [Draw(Sampling(seed=row, temperature=1.0, top_p=p), 1) for row, p in enumerate([0.3, 0.95, 1.0])]
+    assert_same(logits_of(kind, len(draws), 1500, 0), draws, device, listed=16)
+
+
+def test_tokens_are_drawn_from_all_over_the_row(device: torch.device) -> None:
+    logits = logits_of("normal", 1, 1000, 3).repeat(24, 1)
+    draws = [Draw(Sampling(seed=9, temperature=1.5, top_p=0.99), position) for position in range(24)]
+    expected = [choice and choice.token for choice in choose(logits, draws)]
+    assert len(set(expected)) > 12
+    assert drawn(logits, draws, device) == expected
+
+
+def test_a_vocabulary_as_large_as_a_models_is_drawn_from_alike(device: torch.device) -> None:
+    draws = [Draw(Sampling(seed=row, temperature=1.0, top_p=0.9 + 0.1 * row), 5) for row in range(2)]
+    assert_same(logits_of("normal", 2, 128_256, 4), draws, device)
+
+
+def test_scratch_that_was_used_before_does_not_show(device: torch.device) -> None:
+    sampler, vocab = Sampler(3, 300, device), 300
+    for seed in range(3):
+        logits = logits_of("normal", 3 - seed, vocab, seed)
+        draws = [Draw(Sampling(seed=seed, temperature=0.8, top_p=0.7), row) for row in range(len(logits))]
+        chosen = torch.full((len(draws),), -7, dtype=torch.int32, device=device)
+        sampler.draw(
+            logits.to(device),
+            chosen,
+            put([draw_bits(seed, 0, row) for row in range(len(draws))], device, torch.int64),
+            put([0.8] * len(draws), device, torch.float64),
+            put([0.7] * len(draws), device, torch.float64),
+        )
+        assert chosen.tolist() == [choice and choice.token for choice in choose(logits, draws)]
+
+
+def test_padding_and_tokens_outside_the_vocabulary_are_passed_over(device: torch.device) -> None:
+    logits = torch.arange(10.0, device=device).view(2, 5)
+    shifted = torch.empty_like(logits)
+    rows, tokens = put([0, -1, 1, 1, 0], device), put([1, 2, -1, 5, 4], device)
+    shift(shifted, logits, rows, tokens, put([0.5, 1.0, 1.0, 1.0, -2.0], device, torch.float64))
+    assert shifted.tolist() == [[0.0, 1.5, 2.0, 3.0, 2.0], [5.0, 6.0, 7.0, 8.0, 9.0]]
+    shift(shifted, logits, rows[:0], tokens[:0], put([], device, torch.float64))
+    assert torch.equal(shifted, logits)

@@ -1,0 +1,146 @@
+"""A model on several ranks, for tests: real processes and real Gloo, or threads of this process and their group."""
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from weft.artifacts.adapter_config import parse_adapter_config
+from weft_runner.executors import Base, make_executor, make_part
+from weft_runner.memory.adapter_files import AdapterFiles, map_tensors
+from weft_runner.model.spec import read_spec
+from weft_runner.parallel.adapters import ShardedAdapter
+from weft_runner.parallel.executor import ShardedExecutor, SplitExecutor
+from weft_runner.parallel.group import Group
+from weft_runner.parallel.pipeline import PipelinedExecutor, start_pipelined
+from weft_runner.parallel.start import PATIENCE_S
+from weft_runner.settings import Settings, parse_settings, told
+
+T = TypeVar("T")
+FLAGS = {
+    "listen": "127.0.0.1:1",
+    "probes": "127.0.0.1:2",
+    "supervisor": "127.0.0.1:3",
+    "depot": "http://127.0.0.1:4",
+    "data-dir": "/nowhere",
+    "pool": "a/b",
+    "base-digest": "sha256:" + "a" * 64,
+    "executor": "reference",
+}
+
+
+def settings_of(**flags: object) -> Settings:
+    """A runner's, `kv_pages=8` for `--kv-pages=8`."""
+    named = FLAGS | {name.replace("_", "-"): value for name, value in flags.items()}
+    return parse_settings([f"--{name}={value}" for name, value in named.items()])
+
+
+def base_of(files: dict[str, Path]) -> Base:
+    return Base(read_spec(files["config.json"], files.get("generation_config.json")), files, 1, lambda: False)
+
+
+@contextmanager
+def split(files: dict[str, Path], ranks: int = 2, **flags: object) -> Iterator[ShardedExecutor]:
+    """A model on so many processes, this one included; they have ended when the block is left."""
+    executor = make_executor(settings_of(tensor_parallel=ranks, **flags), base_of(files))
+    assert isinstance(executor, ShardedExecutor)
+    try:
+        yield executor
+    finally:
+        executor.close()
+
+
+@contextmanager
+def staged(
+    files: dict[str, Path], stages: int = 2, patience_s: float = PATIENCE_S, **flags: object
+) -> Iterator[PipelinedExecutor]:
+    """A model cut into stages, this process the first of them; the others have ended when the block is left."""
+    settings, base = settings_of(pipeline_parallel=stages, **flags), base_of(files)
+    start = {"settings": told(settings), "files": {n: str(p) for n, p in files.items()}, "threads": 1, "device": "cpu"}
+    own = partial(make_part, settings, base)
+    executor = start_pipelined(base.spec, stages, start, own, base.stopping, patience_s)
+    try:
+        yield executor
+    finally:
+        executor.close()
+
+
+def adapter_files(folder: Path) -> AdapterFiles:
+    """As PEFT saves them."""
+    scales = parse_adapter_config((folder / "adapter_config.json").read_bytes())
+    return AdapterFiles(folder / "adapter_model.safetensors", scales)
+
+
+def load(executor: SplitExecutor, slot: int, folder: Path) -> ShardedAdapter:
+    """An adapter into a slot, as the adapter pool does it."""
+    files = adapter_files(folder)
+    adapter = executor.adapters.build(map_tensors(files.tensors), files.scales)
+    executor.adapters.put(slot, adapter)
+    return adapter
+
+
+def tcp_sent_bytes() -> int:
+    """What the kernel says this process has sent over its TCP connections, without what it sent again."""
+    total = 0
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (numbers, not paths)
+        try:
+            end = socket.socket(fileno=int(name))
+        except OSError:  # no socket, or closed meanwhile
+            continue
+        if end.family == socket.AF_INET and end.type == socket.SOCK_STREAM:
+            info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            sent, again = struct.unpack_from("<QQ", info, 200)  # tcpi_bytes_sent, tcpi_bytes_retrans
+            total += sent - again
+        end.detach()
+    return total
+
+
+class ThreadGroup:
+    """A rank of a group of threads, which meet at a barrier and read each other's tensors: no process, no wire."""
+
+    def __init__(self, rank: int, barrier: threading.Barrier, given: list[torch.Tensor]) -> None:
+        self.rank, self._barrier, self._given, self.sent_bytes = rank, barrier, given, 0
+
+    @property
+    def size(self) -> int:
+        return self._barrier.parties
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return self.all_gather(x).sum(dim=0)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        self._given[self.rank] = x.clone()
+        self._barrier.wait(20)
+        gathered = torch.stack(self._given)
+        self._barrier.wait(20)
+        return gathered
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor | None:
+        gathered = self.all_gather(x)
+        return None if self.rank else gathered
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        return self.all_gather(x)[0]
+
+
+def on_threads(size: int, act: Callable[[Group], T]) -> list[T]:
+    """What each of `size` ranks returns, all at the same time."""
+    barrier, given = threading.Barrier(size), [torch.empty(0)] * size
+
+    def rank(number: int) -> T:
+        try:
+            return act(ThreadGroup(number, barrier, given))
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+        return list(threads.map(rank, range(size)))

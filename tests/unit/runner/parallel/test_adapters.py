@@ -1,0 +1,134 @@
+"""The store of a split model: who is told what, in which order, and what happens when somebody cannot."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from weft_runner.errors import AdapterInvalid, ExecutorLost
+from weft_runner.parallel.adapters import ShardedStore
+from weft_runner.parallel.commands import Kind, read_ints, read_json
+
+TENSORS = {"base_model.model.m.lora_A.weight": torch.ones(2, 3)}
+
+
+@dataclass
+class Built:
+    rank: int = 2
+    site_rank: int = 4
+    n_bytes: int = 100
+
+
+@dataclass
+class Own:
+    """Rank 0's store."""
+
+    slots: dict[int, Any] = field(default_factory=dict)
+    error: Exception | None = None
+    page_bytes: int = 64
+
+    def needs(self, tensors: Any, scales: Any) -> int:
+        scales.scale_of("m")
+        return 128
+
+    def build(self, tensors: Any, scales: Any, pages: Any) -> Built:
+        if self.error:
+            raise self.error
+        return Built()
+
+    def put(self, slot: int, adapter: Any) -> None:
+        self.slots[slot] = adapter
+
+    def clear(self, slot: int) -> None:
+        self.slots.pop(slot, None)
+
+
+@dataclass
+class Followers:
+    """Notes what they are told."""
+
+    told: list[tuple[Kind, Any]] = field(default_factory=list)
+    answer: Exception | None = None
+
+    def order(self, kind: Kind, body: bytes, file: int) -> None:
+        self.told.append((kind, read_json(body)))
+
+    def answers(self) -> list[Any]:
+        self.told.append((Kind.SHARE, None))
+        if self.answer:
+            raise self.answer
+        return []
+
+    def tell(self, kind: Kind, body: bytes) -> None:
+        self.told.append((kind, read_ints(body)))
+
+
+@dataclass
+class Halves:
+    """Of all modules."""
+
+    def scale_of(self, module: str, /) -> float:
+        return 0.5
+
+
+@pytest.fixture
+def own() -> Own:
+    return Own()
+
+
+@pytest.fixture
+def followers() -> Followers:
+    return Followers()
+
+
+@pytest.fixture
+def store(own: Own, followers: Followers) -> ShardedStore:
+    return ShardedStore(own, followers)  # type: ignore[arg-type]
+
+
+def test_all_build_it_before_any_has_it_in_a_slot(store, own, followers):
+    adapter = store.build(TENSORS, Halves(), (5, 6))
+    assert (adapter.rank, adapter.site_rank, adapter.n_bytes) == (2, 4, 100)
+    store.put(3, adapter)
+    assert isinstance(own.slots[3], Built)
+    store.clear(3)
+    assert own.slots == {}
+    (build, told), *rest = followers.told
+    assert build == Kind.BUILD
+    assert (told["scales"], told["pages"]) == ({"m": 0.5}, [5, 6])
+    assert rest == [(Kind.SHARE, None), (Kind.PUT, [3, told["number"]]), (Kind.CLEAR, [3])]
+
+
+def test_what_is_built_and_not_put_is_forgotten_by_all(store, followers):
+    """Its rank was above the runner's, or its sequences are gone."""
+    unwanted = [store.build(TENSORS, Halves()).number for _ in range(2)]
+    store.put(0, adapter := store.build(TENSORS, Halves()))
+    assert followers.told[-1] == (Kind.PUT, [0, adapter.number, *unwanted])
+    store.put(1, another := store.build(TENSORS, Halves()))
+    assert followers.told[-1] == (Kind.PUT, [1, another.number]), "once"
+
+
+@pytest.mark.parametrize("error", [AdapterInvalid("no"), MemoryError()])
+def test_one_that_rank_0_cannot_build_is_answered_by_the_others_all_the_same_and_forgotten(
+    store, own, followers, error
+):
+    own.error = error
+    with pytest.raises(type(error)):
+        store.build(TENSORS, Halves())
+    assert followers.told[-1] == (Kind.SHARE, None), "else the next answer would be this one's"
+    own.error = None
+    store.put(0, adapter := store.build(TENSORS, Halves()))
+    assert followers.told[-1] == (Kind.PUT, [0, adapter.number, 1])
+
+
+@pytest.mark.parametrize("error", [AdapterInvalid("rank 1: no"), ExecutorLost("rank 1")])
+def test_one_that_another_rank_cannot_build_is_not_loaded(store, followers, error):
+    followers.answer = error
+    with pytest.raises(type(error), match="rank 1"):
+        store.build(TENSORS, Halves())
+
+
+def test_what_it_needs_is_what_each_rank_needs(store):
+    assert store.needs(TENSORS, Halves()) == 128
+    assert store.page_bytes == 64

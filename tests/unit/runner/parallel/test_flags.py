@@ -1,0 +1,75 @@
+"""What a runner is told about splitting, what that takes, and what a lost rank is to the engine."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ranks import settings_of
+from weft_runner.core.sequence import Sampling
+from weft_runner.engine import Broken
+from weft_runner.errors import ExecutorLost, OutOfMemory
+from weft_runner.executors import Base, make_executor
+from weft_runner.memory.available import Available
+from weft_runner.model.footprint import memory_needed
+from weft_runner.model.spec import parse_spec
+from weft_runner.settings import read_told, told
+
+
+@pytest.mark.parametrize("executor", ["cpu", "auto"])
+def test_an_executor_that_computes_whole_models_is_refused_by_name(executor, capsys):
+    with pytest.raises(SystemExit) as left:
+        settings_of(executor=executor, tensor_parallel=2)
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert f"--tensor-parallel 2 with --executor {executor}" in said
+    assert "reference" in said
+
+
+def test_whole_is_the_default_and_any_executor_may_be():
+    assert settings_of().tensor_parallel == settings_of(executor="cpu").tensor_parallel == 1
+
+
+@pytest.mark.parametrize("flags", [{}, {"tls_dir": "/tls", "depot": "https://127.0.0.1:4"}])
+def test_settings_reach_another_process_as_they_are(flags):
+    settings = settings_of(tensor_parallel=2, **flags)
+    assert read_told(told(settings)) == settings
+    assert isinstance(settings.data_dir, Path)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_each_rank_has_the_embedding_and_shared_key_value_heads_of_its_own(small_config, tied):
+    spec = parse_spec(small_config | {"tie_word_embeddings": tied, "vocab_size": 64})
+    sizes = {"kv_pages": 10, "page_tokens": 4}
+    whole, two, four = (memory_needed(spec, "reference", **sizes, ranks=ranks) for ranks in (1, 2, 4))
+    embedding = 64 * 32 * 4
+    assert (two.layers, two.kv_pages, two.embedding) == (whole.layers, whole.kv_pages, whole.embedding + embedding)
+    assert (four.kv_pages, four.embedding) == (2 * whole.kv_pages, whole.embedding + 3 * embedding)
+
+
+def test_ranks_that_find_no_room_on_this_machine_are_not_started(world, small_config, monkeypatch):
+    monkeypatch.setattr("weft_runner.executors.available_memory", lambda: Available(1000, "this machine"))
+    spec = parse_spec(small_config | {"vocab_size": 64})
+    with pytest.raises(OutOfMemory, match="this machine has"):
+        make_executor(settings_of(tensor_parallel=2), Base(spec, {}, 1, lambda: False))
+
+
+def failing(*_: Any, **__: Any) -> Any:
+    raise ExecutorLost("rank 1 of the model is lost")
+
+
+def test_a_lost_rank_ends_the_engine_and_no_row_is_tried_alone(drive):
+    driver = drive()
+    driver.post(*(driver.request(f"r{i}", [3, 4], sampling=Sampling()) for i in range(3)))
+    calls: list[Any] = []
+    driver.engine.executor.run = lambda *step, **_: [calls.append(step), failing()]
+    with pytest.raises(ExecutorLost, match="rank 1"):
+        driver.finish()
+    assert len(calls) == 1
+
+
+def test_a_rank_that_is_lost_while_nothing_runs_ends_the_engine(drive):
+    driver = drive()
+    driver.post(Broken(ExecutorLost("rank 1 of the model is lost")))
+    with pytest.raises(ExecutorLost, match="rank 1"):
+        driver.beat()

@@ -1,0 +1,300 @@
+"""Where a model is cut, what each stage has of it, and what passes between stages."""
+
+import threading
+from collections import deque
+from itertools import combinations, pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ranks import settings_of
+from weft_kernels.plan import Segment, SegmentPlan
+from weft_runner.core.measured import DecodeTime, PrefillTime, make_profile
+from weft_runner.errors import ExecutorUnavailable, OutOfMemory
+from weft_runner.executors import Base, make_executor
+from weft_runner.memory.adapter_files import map_tensors
+from weft_runner.memory.available import Available
+from weft_runner.memory.kv_cache import KvCache
+from weft_runner.memory.lora_table import LoraTable
+from weft_runner.model.footprint import memory_needed
+from weft_runner.model.spec import ModelSpec, RopeSpec, parse_spec
+from weft_runner.model.step import Step, StepRow
+from weft_runner.model.weights import load_weights
+from weft_runner.parallel.commands import Kind, Layers, Share, read_share, write_ints, write_run, write_share
+from weft_runner.parallel.frames import Frame
+from weft_runner.parallel.line import Line
+from weft_runner.parallel.rank import Rank, StageWork
+from weft_runner.parallel.stages import layer_cost, stage_of
+
+
+def spec_of(layers: int, vocab: int = 64) -> ModelSpec:
+    return ModelSpec(
+        architecture="LlamaForCausalLM", vocab_size=vocab, hidden_size=32, intermediate_size=48, layers=layers,
+        heads=4, kv_heads=2, head_dim=8, norm_eps=1e-6, max_positions=256, tied=False, rope=RopeSpec(1e4),
+        qkv_bias=False, qk_norm=False, windows=tuple(range(layers)),
+    )  # fmt: skip
+
+
+# ---- the cut
+
+
+@given(layers=st.integers(1, 12), vocab=st.integers(1, 3000), stages=st.integers(1, 5))
+def test_every_layer_is_in_one_stage_and_no_cut_has_a_cheaper_dearest_stage(layers, vocab, stages):
+    spec = spec_of(layers, vocab)
+    if stages > layers:
+        with pytest.raises(ExecutorUnavailable, match=f"--pipeline-parallel {stages}: this model has {layers} layers"):
+            stage_of(spec, 0, stages)
+        return
+    parts = [stage_of(spec, stage, stages) for stage in range(stages)]
+    assert [layer for part in parts for layer in part.layers] == list(range(layers))
+    assert [part.begins for part in parts] == [True, *[False] * (stages - 1)]
+    assert [part.ends for part in parts] == [*[False] * (stages - 1), True]
+
+    def dearest(sizes: list[int]) -> int:
+        costs = [size * layer_cost(spec) for size in sizes]
+        return max([*costs[:-1], costs[-1] + spec.hidden_size * vocab])
+
+    cuts = [(0, *cut, layers) for cut in combinations(range(1, layers), stages - 1)]
+    best = min(dearest([b - a for a, b in pairwise(cut)]) for cut in cuts)
+    sizes = [len(part.layers) for part in parts]
+    assert dearest(sizes) == best
+    assert sizes[0] == min(sizes[:-1] or sizes), "stage 0 chooses tokens as well"
+
+
+def test_a_large_head_is_worth_layers():
+    """Llama 3.1 8B on four stages: 32 layers of 218 million numbers, a head of 525 million."""
+    large = ModelSpec(
+        architecture="LlamaForCausalLM", vocab_size=128256, hidden_size=4096, intermediate_size=14336, layers=32,
+        heads=32, kv_heads=8, head_dim=128, norm_eps=1e-5, max_positions=8192, tied=False, rope=RopeSpec(5e5),
+        qkv_bias=False, qk_norm=False, windows=(0,) * 32,
+    )  # fmt: skip
+    assert [len(stage_of(large, stage, 4).layers) for stage in range(4)] == [8, 9, 9, 6]
+
+
+# ---- what a stage has
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_stage_has_its_own_layers_of_weights_cache_and_adapters(tmp_path, new_world, small_config, tied):
+    world = new_world(tmp_path / "deep", small_config | {"num_hidden_layers": 5, "tie_word_embeddings": tied})
+    world.write_base()
+    world.write_adapter("a")
+    spec, files = world.spec, {path.name: path for path in world.base.iterdir()}
+    source = world.adapter("a")
+    whole, tensors = load_weights(files, spec), map_tensors(source.tensors)
+    bytes_of = []
+    for stage in range(3):
+        part = stage_of(spec, stage, 3)
+        weights = load_weights(files, spec, part=part)
+        assert len(weights.layers) == part.local.layers == len(part.layers)
+        for own, layer in zip(weights.layers, part.layers, strict=True):
+            assert torch.equal(own.qkv, whole.layers[layer].qkv)
+        assert weights.embedding.shape == ((61, 32) if stage == 0 else (0, 32))
+        assert weights.has_head == (stage == 2)
+        assert torch.equal(weights.head, whole.head if stage == 2 else whole.head[:0])
+        assert KvCache(part.local, 4, 4).tensor.shape[1] == len(part.layers)
+        table = LoraTable(spec, 2, part)
+        adapter = table.build(tensors, source.scales)
+        table.put(1, adapter)
+        assert all(table.sites(layer, 0)[1] is not None for layer in range(len(part.layers)))
+        bytes_of.append(table.needs(tensors, source.scales))
+    assert sum(bytes_of) == LoraTable(spec, 2).needs(tensors, source.scales)
+
+
+def test_windows_go_with_their_layers():
+    spec = spec_of(5)
+    assert [stage_of(spec, stage, 2).local.windows for stage in range(2)] == [(0, 1, 2), (3, 4)]
+
+
+def test_a_stage_that_an_adapter_leaves_alone_has_nothing_of_it(world):
+    """It is built all the same: every stage knows its number."""
+    world.write_adapter("a")
+    source, part = world.adapter("a"), stage_of(world.spec, 0, 2)
+    tensors = {name: t for name, t in map_tensors(source.tensors).items() if ".layers.1." in name}
+    adapter = LoraTable(world.spec, 2, part).build(tensors, source.scales)
+    assert (adapter.rank, adapter.site_rank, adapter.n_bytes) == (0, 0, 0)
+
+
+# ---- what passes between stages
+
+
+class Peers:
+    """One stage's; sends are kept until they are taken."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.sent_bytes = rank, size, 0
+        self.sent: list[tuple[int, torch.Tensor]] = []
+        self.waited: deque[torch.Tensor] = deque()
+        self.asked: list[tuple[int, ...]] = []
+
+    def send(self, x: torch.Tensor, to: int) -> Any:
+        self.sent_bytes += x.nbytes
+        self.sent.append((to, x))
+        return Wait(self, x)
+
+    def receive(self, shape: tuple[int, ...], source: int) -> Any:
+        self.asked.append((*shape, source))
+        return Wait(self, torch.ones(shape))
+
+
+class Wait:
+    def __init__(self, peers: Peers, x: torch.Tensor) -> None:
+        self.peers, self.x = peers, x
+
+    def wait(self) -> torch.Tensor:
+        self.peers.waited.append(self.x)
+        return self.x
+
+
+STEP = Step(
+    [1, 2, 3, 4, 5],
+    (StepRow(0, 3, 0, (0, 1), True), StepRow(3, 4, 7, (2, 3), False), StepRow(4, 5, 0, (4,), True)),
+    SegmentPlan(5, (Segment(0, 3, 1, 8),)),
+)
+
+
+def test_bytes_on_the_wire_are_those_of_the_formula():
+    """Of `parallel.stages`: T = 5, S = 2, R = 3, G = 1, P = 5."""
+    spec, size = spec_of(6), 3
+    lines = [Line(Peers(rank, size), spec) for rank in range(size)]
+    for line in lines[:-1]:
+        line.on(torch.ones(5, spec.hidden_size))
+        assert line.sent_bytes == 4 * 5 * spec.hidden_size
+    lines[-1].on(torch.ones(2, spec.vocab_size))
+    assert lines[-1].sent_bytes == 4 * 2 * spec.vocab_size
+    lines[-1].on(torch.ones(0, spec.vocab_size))
+    assert lines[-1].sent_bytes == 4 * 2 * spec.vocab_size, "no row samples"
+    assert len(write_run(STEP, Layers(0, 6, hidden=False))) == 4 * (6 + 5 + 5 * 3 + 4 * 1 + 5)
+
+
+def test_each_stage_sends_to_the_next_and_the_last_one_to_the_first():
+    spec = spec_of(6)
+    for rank in range(3):
+        line = Line(peers := Peers(rank, 3), spec)
+        line.on(torch.ones(1, 2))
+        assert [to for to, _ in peers.sent] == [(rank + 1) % 3]
+    line = Line(peers := Peers(1, 3), spec)
+    line.hidden(7)
+    assert peers.asked == [(7, 32, 0)]
+    line = Line(peers := Peers(0, 3), spec)
+    line.logits(2)
+    assert peers.asked == [(2, 64, 2)]
+
+
+def test_a_stage_whose_steps_are_not_taken_waits_for_the_oldest():
+    """What is in flight is bounded, also where no step brings anything back."""
+    line, peers = Line(peers := Peers(0, 2), spec_of(2)), peers
+    for i in range(5):
+        line.on(torch.full((1, 1), float(i)))
+    assert [float(x) for x in peers.waited] == [0, 1, 2]
+
+
+# ---- what a stage does, in which order
+
+
+class Executor:
+    """Notes what it does."""
+
+    page_bytes = 64
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+        self.adapters = self
+
+    def run(self, step: Step, *, hidden: torch.Tensor) -> torch.Tensor:
+        self.did.append(f"run {len(step.tokens)}")
+        return hidden
+
+    def clear_pages(self, pages: list[int]) -> None:
+        self.did.append(f"clear {pages}")
+
+    def lend_pages(self, pages: list[int]) -> None:
+        self.did.append(f"lend {pages}")
+
+    def build(self, tensors: Any, scales: Any, pages: Any) -> Any:
+        self.did.append("build")
+        return self
+
+    n_bytes, rank, site_rank = 65, 2, 4
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_hidden_rows_are_received_from_when_a_step_is_told_and_everything_is_done_in_its_turn(early):
+    executor, peers = Executor(), Peers(1, 2)
+    rank = Rank(executor, StageWork(executor, Line(peers, spec_of(2)), early=early), 20.0)
+    frames = [
+        Frame(Kind.RUN, write_run(STEP, Layers(0, 2, hidden=False))),
+        Frame(Kind.CLEAR_PAGES, write_ints([3])),
+        Frame(Kind.RUN, write_run(STEP, Layers(0, 2, hidden=False))),
+    ]
+    acts = [rank.act_of(frame) for frame in frames]
+    assert (len(peers.asked), executor.did, list(peers.waited)) == (2 if early else 0, [], [])
+    for act in acts:
+        act()
+    assert executor.did == ["run 5", "clear [3]", "run 5"]
+
+
+def test_an_adapter_is_built_after_the_steps_that_may_write_to_its_pages():
+    """The builder's thread hears of it at once; the main one of the pages, behind the steps."""
+    executor = Executor()
+    rank = Rank(executor, StageWork(executor, Line(Peers(1, 2), spec_of(2)), early=True), 20.0)
+    shares: list[Share] = []
+    told = {"number": 1, "pages": [3], "lends": 1}
+    builder = threading.Thread(target=lambda: shares.append(rank._build(told, {}, None)))
+    builder.start()
+    rank.act_of(Frame(Kind.RUN, write_run(STEP, Layers(0, 2, hidden=False))))()
+    rank.act_of(Frame(Kind.LEND_PAGES, write_ints([3])))()
+    builder.join(20)
+    assert executor.did == ["run 5", "lend [3]", "build"]
+    assert shares == [Share(2, 2, 4)]
+    assert read_share(write_share(shares[0])) == shares[0]
+
+
+def test_pages_that_are_never_lent_are_not_waited_for_for_ever():
+    rank = Rank(executor := Executor(), StageWork(executor, Line(Peers(1, 2), spec_of(2)), early=True), 0.01)
+    with pytest.raises(TimeoutError, match="lent 1 times, and 0 times"):
+        rank._build({"number": 1, "pages": [3], "lends": 1}, {}, None)
+
+
+# ---- what a runner is told, and what it tells
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ({"executor": "cpu"}, "--pipeline-parallel 2 with --executor cpu"),
+        ({"executor": "auto"}, "ask for that one"),
+        ({"tensor_parallel": 2}, "--tensor-parallel 2 and --pipeline-parallel 2: one of the two"),
+    ],
+)
+def test_what_cannot_be_cut_into_stages_is_refused_by_name(flags, why, capsys):
+    with pytest.raises(SystemExit) as left:
+        settings_of(pipeline_parallel=2, **flags)
+    assert left.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_stages_take_the_memory_of_one_and_a_head_of_its_own_where_it_is_tied(small_config, tied):
+    spec = parse_spec(small_config | {"tie_word_embeddings": tied})
+    one, two = (memory_needed(spec, "reference", kv_pages=10, page_tokens=4, stages=stages) for stages in (1, 2))
+    assert two.total - one.total == (61 * 32 * 4 if tied else 0)
+
+
+def test_stages_that_find_no_room_on_this_machine_are_not_started(world, monkeypatch):
+    monkeypatch.setattr("weft_runner.executors.available_memory", lambda: Available(1000, "this machine"))
+    with pytest.raises(OutOfMemory, match="this machine has"):
+        make_executor(settings_of(pipeline_parallel=2), Base(world.spec, {}, 1, lambda: False))
+
+
+def test_the_best_number_of_sequences_is_that_of_all_batches_in_flight():
+    """A batch of 8 is best; two of them share out 16 sequences, which get a token in the time of one."""
+    decode = [DecodeTime(rows, 0, ms) for rows, ms in ((1, 10.0), (2, 10.0), (4, 10.0), (8, 10.0), (16, 20.0))]
+    told = [
+        make_profile(decode, [PrefillTime(32, 9.0)], None, max_sequences=m, token_time_ms=100.0, batches=2)
+        for m in (16, 12, 3)
+    ]
+    assert [(profile.best_batch, profile.step_ms_best) for profile in told] == [(16, 10.0), (12, 10.0), (3, 10.0)]

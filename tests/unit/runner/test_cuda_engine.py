@@ -1,0 +1,190 @@
+"""The engine on the cuda executor, under Triton's interpreter: adapters in KV pages, recorded steps, steps in flight.
+
+What it says is compared with the engine on the reference executor, token for token, on the same small model in fp32.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from triton.runtime.interpreter import GridExecutor
+
+from weft_runner.core.iteration import Limits
+from weft_runner.core.request_pool import PoolLimits, check_pool
+from weft_runner.core.sequence import Finish, Sampling
+from weft_runner.engine import Stop
+from weft_runner.model.cuda import CudaExecutor, Sizes
+from weft_runner.model.spec import ModelSpec
+from weft_runner.model.weights import load_weights
+
+GREEDY = Sampling(ignore_eos=True)
+P = 16
+
+
+class Watched(CudaExecutor):
+    """Counts the steps that were launched behind another, and can fail one of them."""
+
+    followed = 0
+    fail_next = False
+
+    def follow(self, step: Any, draws: Any) -> Any:
+        self.followed += 1
+        if self.fail_next:
+            self.fail_next = False
+            raise RuntimeError("a device's own trouble")
+        return super().follow(step, draws)
+
+
+def interpreted(files: dict[str, Path], spec: ModelSpec, limits: PoolLimits) -> Watched:
+    sizes = Sizes(
+        limits.total_pages, P, slots=limits.max_adapters, max_rank=16, rows=4, context=limits.max_context_tokens,
+        graphs=True,
+    )  # fmt: skip
+    return Watched(spec, load_weights(files, spec), sizes)
+
+
+@pytest.fixture(autouse=True)
+def no_empty_grids(monkeypatch) -> None:
+    """A GPU refuses to launch a kernel of no programs; the interpreter does not mind."""
+    call = GridExecutor.__call__
+
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        assert callable(self.grid) or all(self.grid), (self.fn, self.grid)
+        return call(self, *args, **kwargs)
+
+    monkeypatch.setattr(GridExecutor, "__call__", checked)
+
+
+@pytest.fixture
+def pair_of(new_world, small_config, tmp_path, make_driver) -> Any:
+    """(cuda, reference): drivers over one model with adapters a, b and c."""
+    world = new_world(tmp_path / "wide", {**small_config, "hidden_size": 64, "intermediate_size": 96})
+    world.write_base()
+    for seed, name in enumerate("abc"):
+        world.write_adapter(name, seed=seed, rank=(3, 8, 16)[seed])
+
+    def make(**limits: Any) -> tuple[Any, Any]:
+        given = {"page_tokens": P, "total_pages": 96, "max_adapters": 2, **limits}
+        executor = make_driver(world, make_executor=interpreted, **given).engine.executor
+        page_bytes = executor.page_bytes
+        cuda = make_driver(world, make_executor=lambda *_: executor, page_bytes=page_bytes, **given)
+        return cuda, make_driver(world, **given)
+
+    return make
+
+
+def both(pair: tuple[Any, Any], *requests: tuple[str, list[int], int, str, Sampling]) -> None:
+    for driver in pair:
+        for key, prompt, n_tokens, adapter, sampling in requests:
+            driver.post(driver.request(key, prompt, n_tokens, adapter, sampling=sampling))
+
+
+def test_answers_are_the_references_and_most_steps_are_launched_ahead(pair_of):
+    """Base, two adapters, one that ends early, and a draw: all in one batch."""
+    cuda, reference = pair = pair_of()
+    both(
+        pair,
+        ("base", [5, 9, 4], 8, "", GREEDY),
+        ("a", [7] * 20, 8, "a", GREEDY),
+        ("b", [3, 1], 4, "b", GREEDY),
+        ("drawn", [11, 12, 13], 8, "a", Sampling(temperature=0.9, top_p=0.8, seed=7, ignore_eos=True)),
+    )
+    for driver in pair:
+        driver.finish()
+        check_pool(driver.pool)
+    for key in ("base", "a", "b", "drawn"):
+        assert cuda.answer(key) == reference.answer(key), key
+    assert cuda.engine.executor.followed >= 4
+
+
+def test_an_adapter_that_left_comes_back_into_other_pages(pair_of):
+    """Two slots, three adapters, and pages that tokens had meanwhile."""
+    cuda, reference = pair = pair_of()
+    for turn, adapter in enumerate("abca"):
+        both(pair, (f"{turn}", [turn + 3] * 5, 3, adapter, GREEDY), (f"{turn} base", [turn + 4] * 40, 2, "", GREEDY))
+        for driver in pair:
+            driver.finish()
+    check_pool(cuda.pool)
+    for turn in range(4):
+        assert cuda.answer(f"{turn}") == reference.answer(f"{turn}")
+        assert cuda.answer(f"{turn} base") == reference.answer(f"{turn} base")
+
+
+def test_who_leaves_while_a_step_is_in_flight_is_not_heard_of_again_and_the_others_go_on(pair_of):
+    cuda, reference = pair_of()
+    for driver in (cuda, reference):
+        driver.post(driver.request("stays", [5, 9, 4], 9, "b", sampling=GREEDY))
+        driver.post(leaving := driver.request("leaves", [8, 8], 9, "a", sampling=GREEDY))
+        while len(driver.answer("leaves")) < 3:
+            driver.beat()
+        driver.post(Stop("leaves", leaving.epoch))
+        driver.post(driver.request("comes", [6, 2], 4, "a", sampling=GREEDY))
+        driver.finish()
+        check_pool(driver.pool)
+    assert cuda.engine.executor.followed
+    assert cuda.answer("stays") == reference.answer("stays")
+    assert cuda.answer("comes") == reference.answer("comes")
+    assert len(cuda.answer("leaves")) == 3
+
+
+def test_a_prompt_in_chunks_beside_decode_is_the_references(pair_of):
+    """A chunk that is not the last has no token: nothing is sampled in its step when it is alone."""
+    cuda, reference = pair = pair_of(batch=Limits(max_batch_tokens=9))
+    both(pair, ("alone", [3, 4] * 12, 2, "a", GREEDY))
+    for driver in pair:
+        driver.finish()
+    both(pair, ("x", [5, 9, 4], 6, "a", GREEDY), ("y", [7, 8] * 10, 3, "b", GREEDY))
+    for driver in pair:
+        driver.finish()
+    assert [cuda.answer(key) for key in ("alone", "x", "y")] == [reference.answer(key) for key in ("alone", "x", "y")]
+
+
+def test_penalties_and_log_probabilities_wait_for_the_host_and_are_the_references(pair_of):
+    cuda, reference = pair = pair_of()
+    both(
+        pair,
+        ("penalised", [5, 5, 5], 6, "a", Sampling(frequency_penalty=1.5, ignore_eos=True)),
+        ("told", [5, 9], 6, "", Sampling(logprobs=True, top_logprobs=2, ignore_eos=True)),
+    )
+    for driver in pair:
+        driver.finish()
+    assert cuda.answer("penalised") == reference.answer("penalised")
+    assert cuda.answer("told") == reference.answer("told")
+    told = [[one for e in d.events if e.request_id == "told" for one in e.logprobs] for d in pair]
+    torch.testing.assert_close(*(torch.tensor([one.logprob for one in each]) for each in told), rtol=0, atol=1e-4)
+    assert cuda.engine.executor.followed == 0
+
+
+def test_an_answer_that_ends_while_the_next_step_is_in_flight_has_no_token_more(pair_of):
+    first, _ = pair_of()
+    first.post(first.request("long", [5, 9, 4], 6, sampling=GREEDY))
+    first.finish()
+    cuda, reference = pair = pair_of(eos=frozenset({first.answer("long")[3]}))
+    both(pair, ("stopped", [5, 9, 4], 6, "", Sampling()), ("beside", [7, 7], 6, "c", GREEDY))
+    for driver in pair:
+        driver.finish()
+    assert cuda.answer("stopped") == reference.answer("stopped") == first.answer("long")[:3]
+    assert cuda.answer("beside") == reference.answer("beside")
+    assert cuda.ending("stopped").finish is Finish.EOS
+    assert cuda.engine.executor.followed
+
+
+def test_a_step_that_cannot_be_launched_ahead_costs_nobody_a_token(pair_of, caplog):
+    cuda, reference = pair = pair_of()
+    both(pair, ("x", [5, 9, 4], 6, "a", GREEDY), ("y", [7, 7], 6, "", GREEDY))
+    cuda.engine.executor.fail_next = True
+    for driver in pair:
+        driver.finish()
+    assert "its rows run alone" in caplog.text
+    assert [cuda.answer(key) for key in "xy"] == [reference.answer(key) for key in "xy"]
+
+
+def test_warming_up_leaves_nothing_behind(pair_of):
+    """As a GPU does it at start: every size of chunks, with and without adapters, and a draw."""
+    cuda, reference = pair = pair_of()
+    cuda.engine.executor.warm_up(17)
+    both(pair, ("x", [5, 9, 4], 3, "a", GREEDY))
+    for driver in pair:
+        driver.finish()
+    assert cuda.answer("x") == reference.answer("x")
