@@ -124,6 +124,8 @@ def launch(pool: Pool, base_digest: str) -> Launch:
         max_batch_tokens=pool.max_batch_tokens,
         max_prefills=pool.max_prefills,
         token_time_ms=pool.token_time_ms,
+        tensor_parallel=pool.tensor_parallel,
+        pipeline_parallel=pool.pipeline_parallel,
     )
 
 

@@ -32,6 +32,8 @@ class Launch:
     max_batch_tokens: int
     max_prefills: int
     token_time_ms: int
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ def arguments(launch: Launch, site: Site) -> list[str]:
 
 def launch_flags(launch: Launch) -> dict[str, str | int]:
     """What every backend starts a runner with, by flag."""
+    split = {"tensor-parallel": launch.tensor_parallel, "pipeline-parallel": launch.pipeline_parallel}
     return {
         "pool": str(launch.pool),
         "base-digest": launch.base_digest,
@@ -72,6 +73,7 @@ def launch_flags(launch: Launch) -> dict[str, str | int]:
         "max-batch-tokens": launch.max_batch_tokens,
         "max-prefills": launch.max_prefills,
         "token-time-ms": launch.token_time_ms,
+        **{flag: parts for flag, parts in split.items() if parts > 1},
     }
 
 

@@ -106,6 +106,8 @@ class Pool:
     max_batch_tokens: int
     max_prefills: int
     token_time_ms: int
+    tensor_parallel: int
+    pipeline_parallel: int
     max_queue: int
     max_moves: int
     placement: str
@@ -155,7 +157,7 @@ def parse_pool(obj: Object) -> Pool:
     """An admitted ServingPool -> its value."""
     meta, spec = parse_meta(obj), obj["spec"]
     model, lora, cache, scheduler = spec["model"], spec["lora"], spec["kvCache"], spec["scheduler"]
-    allowed = spec["allowedNamespaces"]
+    parallelism, allowed = spec["parallelism"], spec["allowedNamespaces"]
     return Pool(
         meta=meta,
         model_name=model.get("name") or meta.ref.name,
@@ -176,6 +178,8 @@ def parse_pool(obj: Object) -> Pool:
         max_batch_tokens=scheduler["maxBatchTokens"],
         max_prefills=scheduler["maxPrefills"],
         token_time_ms=scheduler["tokenTimeMs"],
+        tensor_parallel=parallelism["tensor"],
+        pipeline_parallel=parallelism["pipeline"],
         max_queue=scheduler["maxQueue"],
         max_moves=scheduler["maxMoves"],
         placement=scheduler["placement"],

@@ -50,6 +50,24 @@ class KVCache(ApiModel):
     """Pages of one runner."""
 
 
+class Parallelism(ApiModel):
+    """Over how many processes of one pod a runner splits the model; on GPUs each has one of its own."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "pipeline",
+            "tensor and pipeline exclude each other; leave one of them at 1",
+            "self.tensor == 1 || self.pipeline == 1",
+            lambda parallelism: parallelism.tensor == 1 or parallelism.pipeline == 1,
+        ),
+    )
+
+    tensor: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
+    """Each layer in so many parts: heads, inner features and the vocabulary have to divide. Faster steps."""
+    pipeline: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
+    """The layers in so many stages, with as many batches in flight. For models that do not fit otherwise."""
+
+
 class SchedulerSettings(ApiModel):
     """Who runs where, and when."""
 
@@ -152,6 +170,8 @@ class PoolSpec(ApiModel):
     """What adapters may need of a runner."""
     kv_cache: KVCache = KVCache()
     """Key-value memory of one runner."""
+    parallelism: Parallelism = Parallelism()
+    """How one runner splits the model; as many GPUs have to be in the template's resources."""
     scheduler: SchedulerSettings = SchedulerSettings()
     """Who runs where, and when."""
     drain_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 300

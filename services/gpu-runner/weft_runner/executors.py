@@ -5,7 +5,7 @@ The last one serves every model; `auto` takes the first that can serve this one 
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -51,10 +51,8 @@ class Base:
 
 def make_executor(settings: Settings, base: Base) -> Executor:
     """The executor that `--executor` names. Raises ExecutorUnavailable, WeightsInvalid, OutOfMemory, StoppedAtStart."""
-    if settings.tensor_parallel > 1:
-        return _sharded(settings, base)
-    if settings.pipeline_parallel > 1:
-        return _pipelined(settings, base)
+    if settings.tensor_parallel > 1 or settings.pipeline_parallel > 1:
+        return _split(settings, base)
     if settings.executor == "reference":
         return _reference(settings, base)
     if settings.executor == "cuda" or (settings.executor == "auto" and torch.cuda.is_available()):
@@ -73,6 +71,16 @@ def make_executor(settings: Settings, base: Base) -> Executor:
             raise ExecutorUnavailable(f"--executor cpu: {error.reason}") from error
         log.warning("the native CPU executor cannot serve: reference does", extra=kv(why=error.reason, cost=COST))
         return _reference(settings, base)
+
+
+def _split(settings: Settings, base: Base) -> Executor:
+    """`auto`: on GPUs wherever there is one, since a split model is not for a CPU; too few of them is an error."""
+    if settings.executor == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "reference"
+        if kind == "reference":
+            log.warning("no GPU for a split model: reference serves", extra=kv(cost=COST))
+        settings = replace(settings, executor=kind)
+    return _sharded(settings, base) if settings.tensor_parallel > 1 else _pipelined(settings, base)
 
 
 def _cuda(settings: Settings, base: Base) -> Executor:

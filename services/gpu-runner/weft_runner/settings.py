@@ -12,7 +12,7 @@ from weft.process import split_address
 from weft_kernels.cpu.threads import cpu_quota
 
 EXECUTORS = ("auto", "cuda", "cpu", "reference")
-SPLIT_EXECUTORS = ("reference", "cuda")  # the torch executors, which can compute a part of a model
+SPLIT_EXECUTORS = ("cuda", "reference")  # the torch executors, which can compute a part of a model
 DTYPES = ("bf16", "fp32", "int8")
 CPU_PAGE = 16  # tokens: the native kernels lay keys out in blocks of so many
 _NAME = re.compile(r"[A-Za-z0-9._-]{0,253}")
@@ -127,14 +127,14 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help=f"split the model over N processes of this host, with --executor {' or '.join(SPLIT_EXECUTORS)} (1)",
+        help="split the model over N processes of this host, a GPU each; not with --executor cpu (1)",
     )
     add(
         "--pipeline-parallel",
         type=int,
         default=1,
         metavar="N",
-        help=f"cut the layers into N processes of this host, with --executor {' or '.join(SPLIT_EXECUTORS)} (1)",
+        help="cut the layers into stages, N processes of this host, a GPU each; not with --executor cpu (1)",
     )
     add(
         "--dtype",
@@ -188,16 +188,12 @@ def _faults(values: argparse.Namespace) -> list[str]:
         faults.append("--max-batch-tokens is below --max-sequences: every running sequence needs a token an iteration")
     if values.executor == "cpu" and values.page_tokens % CPU_PAGE:
         faults.append(f"--page-tokens {values.page_tokens} is no multiple of {CPU_PAGE}, which --executor cpu needs")
-    if values.tensor_parallel > 1 and values.executor not in SPLIT_EXECUTORS:
-        faults.append(
-            f"--tensor-parallel {values.tensor_parallel} with --executor {values.executor}: the cpu executor computes "
-            f"whole models; leave it at 1, or name one that splits them: {', '.join(SPLIT_EXECUTORS)}"
-        )
-    if values.pipeline_parallel > 1 and values.executor not in SPLIT_EXECUTORS:
-        faults.append(
-            f"--pipeline-parallel {values.pipeline_parallel} with --executor {values.executor}: stages are computed by "
-            f"{', '.join(SPLIT_EXECUTORS)} alone; leave it at 1, or ask for that one"
-        )
+    for flag, parts in (("tensor", values.tensor_parallel), ("pipeline", values.pipeline_parallel)):
+        if parts > 1 and values.executor == "cpu":
+            faults.append(
+                f"--{flag}-parallel {parts} with --executor cpu, which computes whole models: leave it at 1, or take "
+                f"--executor {', '.join(SPLIT_EXECUTORS)} or auto"
+            )
     if values.tensor_parallel > 1 and values.pipeline_parallel > 1:
         faults.append(
             f"--tensor-parallel {values.tensor_parallel} and --pipeline-parallel {values.pipeline_parallel}: "

@@ -40,6 +40,7 @@ def test_a_pool_has_the_documented_defaults() -> None:
             "model": {"uri": "file:models/tiny"},
             "lora": {"maxAdapters": 8, "maxRank": 64},
             "kvCache": {"pageTokens": 16, "pages": 1024},
+            "parallelism": {"tensor": 1, "pipeline": 1},
             "scheduler": {
                 "placement": "punica",
                 "queue": "fcfs",
@@ -249,6 +250,7 @@ TEMPLATES = st.fixed_dictionaries(
             "runnerGroups": st.just([{"name": "a", "maxRunners": 3}, {"name": "b", "template": {}}]),
             "replicas": st.integers(0, 1024),
             "lora": st.fixed_dictionaries({}, optional={"maxAdapters": st.integers(1, 256)}),
+            "parallelism": st.sampled_from([{"tensor": 4}, {"pipeline": 64}, {"tensor": 1, "pipeline": 2}]),
             "drainSeconds": st.integers(1, 3600),
             "allowedNamespaces": st.just({"from": "List", "names": ["a", "b"]}),
         },

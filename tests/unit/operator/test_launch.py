@@ -1,5 +1,7 @@
 """What a pool asks of its runners, from the manifest to the flags that they are started with."""
 
+import pytest
+
 from tests.unit.operator.planning import BASE, pool_object
 from weft_operator.capacity import launch
 from weft_operator.pod_template import launch_flags
@@ -9,12 +11,13 @@ from weft_runner.settings import parse_settings
 ADDRESSES = {"listen": "h:1", "probes": "h:2", "supervisor": "h:3", "depot": "http://h:4", "data-dir": "/var/lib/weft"}
 
 
-def pool_of(**scheduler: int) -> Pool:
+def pool_of(parallelism: dict[str, int] | None = None, **scheduler: int) -> Pool:
     """A pool with these words in its scheduler block, as a server holds it."""
     manifest = pool_object()
     manifest["metadata"] |= {"uid": "u", "generation": 1, "resourceVersion": "1"}
     manifest["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     manifest["spec"]["scheduler"] |= scheduler
+    manifest["spec"]["parallelism"] |= parallelism or {}
     return parse_pool(manifest)
 
 
@@ -23,6 +26,21 @@ def test_a_runner_is_told_all_that_the_scheduler_block_of_its_pool_says_of_it():
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | flags).items()])
     told = (settings.max_sequences, settings.max_batch_tokens, settings.max_prefills, settings.token_time_ms)
     assert told == (7, 99, 3, 45)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "flags"),
+    [
+        ({"tensor": 1, "pipeline": 1}, {}),
+        ({"tensor": 2, "pipeline": 1}, {"tensor-parallel": 2}),
+        ({"tensor": 1, "pipeline": 4}, {"pipeline-parallel": 4}),
+    ],
+)
+def test_a_runner_is_told_how_its_pool_splits_the_model(parallelism: dict[str, int], flags: dict[str, int]):
+    told = launch_flags(launch(pool_of(parallelism=parallelism), BASE))
+    assert {name: value for name, value in told.items() if name.endswith("-parallel")} == flags
+    settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | told).items()])
+    assert (settings.tensor_parallel, settings.pipeline_parallel) == tuple(parallelism.values())
 
 
 def test_another_token_time_is_another_launch():

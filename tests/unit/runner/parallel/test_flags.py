@@ -8,7 +8,7 @@ import pytest
 from ranks import settings_of
 from weft_runner.core.sequence import Sampling
 from weft_runner.engine import Broken
-from weft_runner.errors import ExecutorLost, OutOfMemory
+from weft_runner.errors import ExecutorLost, ExecutorUnavailable, OutOfMemory
 from weft_runner.executors import Base, make_executor
 from weft_runner.memory.available import Available
 from weft_runner.model.footprint import memory_needed
@@ -16,14 +16,35 @@ from weft_runner.model.spec import parse_spec
 from weft_runner.settings import read_told, told
 
 
-@pytest.mark.parametrize("executor", ["cpu", "auto"])
-def test_an_executor_that_computes_whole_models_is_refused_by_name(executor, capsys):
+@pytest.mark.parametrize("how", ["tensor", "pipeline"])
+def test_an_executor_that_computes_whole_models_is_refused_by_name(how, capsys):
     with pytest.raises(SystemExit) as left:
-        settings_of(executor=executor, tensor_parallel=2)
+        settings_of(executor="cpu", **{f"{how}_parallel": 2})
     assert left.value.code == 2
     said = capsys.readouterr().err
-    assert f"--tensor-parallel 2 with --executor {executor}" in said
-    assert "reference" in said
+    assert f"--{how}-parallel 2 with --executor cpu" in said
+    assert "take --executor cuda, reference or auto" in said
+
+
+@pytest.mark.parametrize(("sees", "takes"), [(False, "reference"), (True, "cuda")])
+@pytest.mark.parametrize(("how", "maker"), [("tensor", "_sharded"), ("pipeline", "_pipelined")])
+def test_auto_splits_over_gpus_wherever_there_is_one(sees, takes, how, maker, small_config, monkeypatch):
+    """Too few of them for the parts is an error then: a split model on a CPU is nothing that anybody wants unasked."""
+    made: list[str] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: sees)
+    monkeypatch.setattr(f"weft_runner.executors.{maker}", lambda settings, _: made.append(settings.executor))
+    base = Base(parse_spec(small_config), {}, 1, lambda: False)
+    make_executor(settings_of(executor="auto", **{f"{how}_parallel": 2}), base)
+    assert made == [takes]
+
+
+def test_too_few_gpus_are_told_by_number(small_config, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("triton.knobs.runtime.interpret", False)
+    base = Base(parse_spec(small_config | {"vocab_size": 64}), {}, 1, lambda: False)
+    with pytest.raises(ExecutorUnavailable, match="--tensor-parallel 2: torch sees 0 GPUs, and GPU 0 is needed"):
+        make_executor(settings_of(executor="auto", tensor_parallel=2), base)
 
 
 def test_whole_is_the_default_and_any_executor_may_be():

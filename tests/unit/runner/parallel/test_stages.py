@@ -266,7 +266,6 @@ def test_pages_that_are_never_lent_are_not_waited_for_for_ever():
     ("flags", "why"),
     [
         ({"executor": "cpu"}, "--pipeline-parallel 2 with --executor cpu"),
-        ({"executor": "auto"}, "ask for that one"),
         ({"tensor_parallel": 2}, "--tensor-parallel 2 and --pipeline-parallel 2: one of the two"),
     ],
 )
