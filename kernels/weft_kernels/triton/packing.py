@@ -64,16 +64,17 @@ def plan_image(adapter: Adapter, layout: Layout, page_units: int) -> Image:
     return Image(entry, cursor.n_pages, page_units, tuple(ends))
 
 
-def fill_layer(image: torch.Tensor, plan: Image, adapter: Adapter, layout: Layout, layer: int) -> None:
-    """Write a layer's rows into `image` [pages, page elements], in its dtype."""
-    flat = image.view(-1)
+def fill_layer(
+    image: torch.Tensor | Sequence[torch.Tensor], plan: Image, adapter: Adapter, layout: Layout, layer: int
+) -> None:
+    """Write a layer's rows into the image's pages (each [page elements]), in their dtype."""
     for site, projections in enumerate(adapter[layer]):
         a, b = _site_places(plan.entry, layout, layer, site)
         at_a = at_b = 0
         for projection in projections:
             own, rank = projection.a.shape[0], projection.b.shape[1]
-            _fill(flat, a[at_a : at_a + own], projection.a)
-            _fill(flat, b[at_b : at_b + rank], projection.b.t())
+            _fill(image, plan.page_units, a[at_a : at_a + own], projection.a)
+            _fill(image, plan.page_units, b[at_b : at_b + rank], projection.b.t())
             at_a, at_b = at_a + own, at_b + rank
 
 
@@ -125,14 +126,18 @@ def _site_places(entry: Entry, layout: Layout, layer: int, site: int) -> tuple[t
     return a, b
 
 
-def _fill(flat: torch.Tensor, places: torch.Tensor, rows: torch.Tensor) -> None:
+def _fill(
+    image: torch.Tensor | Sequence[torch.Tensor], page_units: int, places: torch.Tensor, rows: torch.Tensor
+) -> None:
     """Rows [r, n] to their places; those that follow each other in one copy."""
-    for first, last in _runs(places.numpy(), units(rows.shape[1])):
-        start, stride = int(places[first]) * UNIT, units(rows.shape[1]) * UNIT
-        flat[start : start + (last - first) * stride].view(-1, stride)[:, : rows.shape[1]].copy_(rows[first:last])
+    length = units(rows.shape[1])
+    for first, last in _runs(places.numpy(), length, page_units):
+        page, start = divmod(int(places[first]), page_units)
+        run = image[page][start * UNIT : (start + (last - first) * length) * UNIT]
+        run.view(-1, length * UNIT)[:, : rows.shape[1]].copy_(rows[first:last])
 
 
-def _runs(places: npt.NDArray[np.int32], length: int) -> Iterator[tuple[int, int]]:
-    """[first, last) of rows that follow each other without a hole."""
-    breaks = np.flatnonzero(np.diff(places) != length) + 1
+def _runs(places: npt.NDArray[np.int32], length: int, page_units: int) -> Iterator[tuple[int, int]]:
+    """[first, last) of rows that follow each other on one page."""
+    breaks = np.flatnonzero((np.diff(places) != length) | np.diff(places // page_units).astype(bool)) + 1
     return itertools.pairwise(sorted({0, *breaks.tolist(), len(places)}))

@@ -18,6 +18,7 @@ from weft_runner.core.request_pool import check_pool
 from weft_runner.core.sequence import Sampling
 from weft_runner.engine import SetDesired
 from weft_runner.memory.adapter_pool import AdapterPool
+from weft_runner.memory.adapter_store import KeepsTensors
 from weft_runner.memory.loads import Fetched, Loaded, Sized
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu import CpuExecutor
@@ -180,7 +181,7 @@ class Orders:
         return self.reports.get(timeout=20)
 
 
-class Store:
+class Store(KeepsTensors):
     """Builds nothing, and notes what it was given."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Adapters on disk: where they come from, and their tensors as views of the mapped file."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -10,8 +10,6 @@ from safetensors import SafetensorError, safe_open
 
 from weft_runner.errors import AdapterInvalid
 from weft_runner.model.lora import Scales
-
-Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class Source(Protocol):
         ...
 
 
-def map_tensors(path: Path) -> Tensors:
+def map_tensors(path: Path) -> dict[str, torch.Tensor]:
     """All tensors of a safetensors file as views of its mapping, which lives as long as one of them. AdapterInvalid.
 
     A file may be unlinked meanwhile, as the blob store does; blobs are never written to again.
@@ -50,10 +48,10 @@ def map_tensors(path: Path) -> Tensors:
         raise AdapterInvalid(f"{path.name}: {error}") from error
 
 
-def copied(tensors: Tensors) -> Tensors:
+def copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same in memory of their own."""
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def bytes_of(tensors: Tensors) -> int:
+def bytes_of(tensors: Mapping[str, torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

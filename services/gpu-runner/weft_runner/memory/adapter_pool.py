@@ -17,8 +17,8 @@ import torch
 from weft_runner.core.events import Action, DropHost, Fetch, Load, Retain, Unload
 from weft_runner.core.keeping import FETCHES
 from weft_runner.errors import AdapterInvalid, RunnerError
-from weft_runner.memory.adapter_files import AdapterFiles, Source, Tensors, bytes_of, copied, map_tensors
-from weft_runner.memory.adapter_store import AdapterStore, DeviceAdapter
+from weft_runner.memory.adapter_files import AdapterFiles, Source, map_tensors
+from weft_runner.memory.adapter_store import AdapterStore, DeviceAdapter, HostAdapter, Tensors
 from weft_runner.memory.loads import (
     Fetched,
     FetchFailed,
@@ -30,7 +30,6 @@ from weft_runner.memory.loads import (
     failure,
     is_hopeless,
 )
-from weft_runner.model.lora import Scales
 
 log = logging.getLogger(__name__)
 DOWNLOADS = 4  # at a time, of what requests wait for
@@ -42,8 +41,7 @@ class AdapterPool:
     def __init__(self, store: AdapterStore, max_rank: int, source: Source, report: Report) -> None:
         self._store, self._max_rank, self._source, self._report = store, max_rank, source, report
         self._ranks: dict[int, int] = {}
-        self._host: dict[str, Tensors] = {}
-        self._scales: dict[str, Scales] = {}
+        self._host: dict[str, HostAdapter] = {}
         self._closed = False
         self._wanted: Counter[str] = Counter()  # being brought here: they stay on disk, whatever an older Retain says
         self._lock = threading.Lock()  # of `_wanted`: downloads end in threads of their own
@@ -111,10 +109,10 @@ class AdapterPool:
     def _build(self, load: Load, files: AdapterFiles | None = None, fetch_s: float = 0.0) -> None:
         since = time.perf_counter() - fetch_s
         try:
-            tensors, scales = self._tensors(load, files)
-            needed = self._needed(load, tensors, scales)
+            source = self._source_of(load, files)
+            needed = self._needed(load, source)
             if needed is None:
-                result = self._built(load, self._store.build(tensors, scales, load.pages), since)
+                result = self._built(load, source.build(load.pages), since)
             else:
                 result = Sized(load.digest, load.slot, needed, self._host_bytes(load.digest))
         except Exception as error:  # noqa: BLE001 (as above)
@@ -123,21 +121,21 @@ class AdapterPool:
             self._done_with(load.digest)
             self._report(result)
 
-    def _needed(self, load: Load, tensors: Tensors, scales: Scales) -> int | None:
+    def _needed(self, load: Load, source: HostAdapter) -> int | None:
         """Its size, where that has to be known first; None: what was set aside, for what was told, is what it takes."""
         page_bytes = self._store.page_bytes
         if not load.only_size and not page_bytes:
             return None
-        needed = self._store.needs(tensors, scales)
+        needed = source.needs()
         return needed if load.only_size or -(-needed // page_bytes) != len(load.pages) else None
 
-    def _tensors(self, load: Load, files: AdapterFiles | None) -> tuple[Tensors, Scales]:
+    def _source_of(self, load: Load, files: AdapterFiles | None) -> HostAdapter:
         """Its host copy, made now if it is to have one; else views of its file."""
         if files is not None and (load.only_size or not load.to_host):
-            return map_tensors(files.tensors), files.scales
+            return Tensors(self._store, map_tensors(files.tensors), files.scales)
         if files is not None:
             self._read(load.digest, files)
-        return self._host[load.digest], self._scales[load.digest]
+        return self._host[load.digest]
 
     def _built(self, load: Load, adapter: DeviceAdapter, since: float) -> Loaded:
         if adapter.rank > self._max_rank:
@@ -145,7 +143,7 @@ class AdapterPool:
         return Loaded(load.digest, load.slot, adapter, self._host_bytes(load.digest), time.perf_counter() - since)
 
     def _host_bytes(self, digest: str) -> int | None:
-        return bytes_of(self._host[digest]) if digest in self._host else None
+        return self._host[digest].n_bytes if digest in self._host else None
 
     def _fail(self, load: Load, error: Exception) -> None:
         self._complain(load.digest, error)
@@ -168,12 +166,12 @@ class AdapterPool:
         try:
             if fetch.to_host:
                 self._read(fetch.digest, files)
+                self._host[fetch.digest].complete()
         except Exception as error:  # noqa: BLE001 (as above)
             self._fetch_failed(fetch, error)
         else:
             self._done_with(fetch.digest)
-            host_bytes = bytes_of(self._host[fetch.digest]) if fetch.to_host else None
-            self._report(Fetched(fetch.digest, host_bytes))
+            self._report(Fetched(fetch.digest, self._host_bytes(fetch.digest) if fetch.to_host else None))
 
     def _fetch_failed(self, fetch: Fetch, error: Exception) -> None:
         self._complain(fetch.digest, error)
@@ -182,7 +180,7 @@ class AdapterPool:
     def _read(self, digest: str, files: AdapterFiles) -> None:
         """Into host memory, unless it is there."""
         if digest not in self._host:
-            self._host[digest], self._scales[digest] = copied(map_tensors(files.tensors)), files.scales
+            self._host[digest] = self._store.copy(map_tensors(files.tensors), files.scales)
 
     def _complain(self, digest: str, error: Exception) -> None:
         if not isinstance(error, RunnerError):
@@ -202,7 +200,6 @@ class AdapterPool:
 
     def _drop_host(self, digest: str) -> None:
         self._host.pop(digest, None)
-        self._scales.pop(digest, None)
 
     def _retain(self, digests: frozenset[str]) -> None:
         try:

@@ -1,10 +1,12 @@
 """The seam between the adapter pool and an executor: adapters in the form that it computes with, by slot."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from weft_runner.memory.adapter_files import bytes_of, copied
 from weft_runner.model.lora import Scales
 
 
@@ -27,8 +29,29 @@ class DeviceAdapter(Protocol):
         ...
 
 
+class HostAdapter(Protocol):
+    """An adapter in host memory, for the store that made it. The builder's thread."""
+
+    @property
+    def n_bytes(self) -> int:
+        """In host memory."""
+        ...
+
+    def complete(self) -> None:
+        """From here on nothing is read of what it was made from."""
+        ...
+
+    def needs(self) -> int:
+        """See `AdapterStore.needs`."""
+        ...
+
+    def build(self, pages: Sequence[int], /) -> DeviceAdapter:
+        """See `AdapterStore.build`."""
+        ...
+
+
 class AdapterStore(Protocol):
-    """An executor's adapters by slot. `needs` and `build` run on the builder's thread, the rest on the engine's.
+    """An executor's adapters by slot. The builder's thread calls `needs`, `build` and `copy`, the engine's the others.
 
     `page_bytes`: adapters live in pages of this size, those that the book lends them; 0: they have memory of their own.
     """
@@ -48,6 +71,10 @@ class AdapterStore(Protocol):
         """
         ...
 
+    def copy(self, tensors: Mapping[str, torch.Tensor], scales: Scales, /) -> HostAdapter:
+        """What to keep of it in host memory: from that it is built soonest. Raises AdapterInvalid."""
+        ...
+
     def put(self, slot: int, adapter: DeviceAdapter, /) -> None:
         """It is in that slot from the next step on. Between two steps; must be quick: pointers, no copies."""
         ...
@@ -55,3 +82,33 @@ class AdapterStore(Protocol):
     def clear(self, slot: int, /) -> None:
         """The slot is empty and its memory given back. Between two steps; an empty slot may be cleared again."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """A HostAdapter as its file has it: views of the mapping, or copies of them."""
+
+    store: AdapterStore
+    tensors: Mapping[str, torch.Tensor]
+    scales: Scales
+
+    @property
+    def n_bytes(self) -> int:
+        return bytes_of(self.tensors)
+
+    def complete(self) -> None:
+        """It is, where the tensors are copies."""
+
+    def needs(self) -> int:
+        return self.store.needs(self.tensors, self.scales)
+
+    def build(self, pages: Sequence[int]) -> DeviceAdapter:
+        return self.store.build(self.tensors, self.scales, pages)
+
+
+class KeepsTensors:
+    """A store whose host copies are the tensors themselves."""
+
+    def copy(self: AdapterStore, tensors: Mapping[str, torch.Tensor], scales: Scales) -> HostAdapter:
+        """See `AdapterStore.copy`."""
+        return Tensors(self, copied(tensors), scales)

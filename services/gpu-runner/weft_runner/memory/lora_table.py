@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from weft_kernels.lora import LoraSite
-from weft_runner.memory.adapter_store import DeviceAdapter
+from weft_runner.memory.adapter_store import DeviceAdapter, KeepsTensors
 from weft_runner.model.lora import SITES, AdapterPairs, AdapterWeights, Scales, adapter_pairs, stack_adapter
 from weft_runner.model.spec import ModelSpec
 from weft_runner.parallel.shard import Part
 
 
-class LoraTable:
+class LoraTable(KeepsTensors):
     """An `AdapterStore`. `sites(layer, site)` is what the kernels index by slot. `part`: of the model, if not all."""
 
     def __init__(self, spec: ModelSpec, slots: int, part: Part | None = None) -> None:

@@ -14,7 +14,7 @@ from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import Memory
 from weft_kernels.cpu.pool import Pool
 from weft_kernels.cpu.structs import BF16, FP32, LoraSite, LoraSlice
-from weft_runner.memory.adapter_store import DeviceAdapter
+from weft_runner.memory.adapter_store import DeviceAdapter, KeepsTensors
 from weft_runner.model.lora import SITES, LoraPair, Scales, adapter_pairs
 from weft_runner.model.spec import ModelSpec
 
@@ -37,7 +37,7 @@ class NativeAdapter:
         return self.memory.n_bytes
 
 
-class NativeStore:
+class NativeStore(KeepsTensors):
     """The AdapterStore of the native executor. `table`: slot -> address of its sites, which a step reads."""
 
     def __init__(self, library: Library, spec: ModelSpec, slots: int, kind: int) -> None:

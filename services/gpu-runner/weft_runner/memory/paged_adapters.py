@@ -2,8 +2,9 @@
 
 An adapter is packed into an image of its pages in pinned memory, layer by layer, and each layer's pages follow on a
 stream of their own while the next layer is packed: loading runs beside steps, and a prompt may begin when layer 0 has
-arrived. Events keep the order: copies come after what was launched when the pages were lent, steps after the layers
-that they read, and pages that are given back after the last copy into them.
+arrived. The image is what stays in host memory, so that the next load only copies. Events keep the order: copies come
+after what was launched when the pages were lent, steps after the layers that they read, and pages that are given back
+after the last copy into them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,15 +36,53 @@ class PagedAdapter:
     n_bytes: int
 
 
+class PackedAdapter:
+    """A HostAdapter: the image, packed as far as it was needed, in pinned memory where there is a device.
+
+    Each page is memory of its own: torch keeps freed pinned blocks by size, so the next adapter gets those of one that
+    has gone (once no copy reads them), and a page of a power of two wastes nothing.
+    """
+
+    def __init__(self, store: "PagedStore", adapter: Adapter, rank: int, site_rank: int) -> None:
+        self._store, self.rank, self.site_rank = store, rank, site_rank
+        self.plan = store.plan(adapter)
+        self.pages: list[torch.Tensor] = []
+        self._adapter: Adapter | None = adapter
+        self._layers = 0  # that are packed
+
+    @property
+    def n_bytes(self) -> int:
+        return self.plan.n_pages * self._store.page_bytes
+
+    def needs(self) -> int:
+        return self.n_bytes
+
+    def build(self, pages: Sequence[int]) -> PagedAdapter:
+        return self._store.place(self, pages)
+
+    def complete(self) -> None:
+        self.pack(len(self.plan.ends) - 1)
+
+    def pack(self, layer: int) -> None:
+        """Up to that layer, if it is not yet. What it was made from is let go after the last one."""
+        while self._adapter is not None and self._layers <= layer:
+            while len(self.pages) < self.plan.ends[self._layers]:
+                self.pages.append(self._store.host_page())
+            fill_layer(self.pages, self.plan, self._adapter, self._store.layout, self._layers)
+            self._layers += 1
+            if self._layers == len(self.plan.ends):
+                self._adapter = None
+
+
 class PagedStore:
     """The AdapterStore of the cuda executor. `tables` is what its kernels look up."""
 
     def __init__(self, part: Part, kv: KvCache, slots: int, max_rank: int) -> None:
         """`part`: this device's of the model; adapters are shared out with it (`parallel.tensor`)."""
         self._part, self._kv, self._max_rank, self._layers = part, kv, max_rank, part.local.layers
-        self._layout = layout_of(part, max_rank)
+        self.layout = layout_of(part, max_rank)
         self._pages = kv.tensor.view(kv.tensor.shape[0], -1)
-        self.tables = LoraTables(self._pages, self._layout, slots)
+        self.tables = LoraTables(self._pages, self.layout, slots)
         self._arriving: dict[int, PagedAdapter] = {}
         self._widths: dict[int, npt.NDArray[np.int32]] = {}  # slot -> [L, sites]
         self.at = kv.tensor.device
@@ -56,23 +95,29 @@ class PagedStore:
 
     def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> int:
         """See `AdapterStore.needs`: whole pages."""
-        return self._plan(self._parts(tensors, scales)[0]).n_pages * self.page_bytes
+        return self.copy(tensors, scales).needs()
 
-    @on_device
     def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, pages: Sequence[int]) -> PagedAdapter:
         """See `AdapterStore.build`. Returns when all copies are under way."""
-        adapter, rank, site_rank = self._parts(tensors, scales)
-        plan = self._plan(adapter)
+        return self.place(self.copy(tensors, scales), pages)
+
+    def copy(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> PackedAdapter:
+        """See `AdapterStore.copy`. It is packed when it is built for the first time, or completed."""
+        return PackedAdapter(self, *self._parts(tensors, scales))
+
+    @on_device
+    def place(self, packed: PackedAdapter, pages: Sequence[int]) -> PagedAdapter:
+        """It goes to these pages. Returns when all copies are under way."""
         try:
-            arrived = self._copy(adapter, plan, pages)
+            arrived = self._copy(packed, pages)
         except Exception:
             if self._copies is not None:  # its pages go to somebody else at once
                 self._copies.synchronize()
             raise
-        entry = plan.on_pages(pages)
+        entry = packed.plan.on_pages(pages)
         if self._copies is not None:  # what `put` copies must not make the engine wait for the step that runs
             entry = Entry(entry.ends.pin_memory(), entry.scales.pin_memory(), entry.places.pin_memory())
-        return PagedAdapter(entry, arrived, rank, site_rank, plan.n_pages * self.page_bytes)
+        return PagedAdapter(entry, arrived, packed.rank, packed.site_rank, packed.n_bytes)
 
     @on_device
     def put(self, slot: int, adapter: DeviceAdapter) -> None:
@@ -127,22 +172,25 @@ class PagedStore:
         adapter = [[_site(site, names) for site, names in zip(layer, SITES, strict=True)] for layer in own]
         return adapter, rank, site_rank
 
-    def _plan(self, adapter: Adapter) -> Image:
-        return plan_image(adapter, self._layout, self._pages.shape[1] // UNIT)
+    def plan(self, adapter: Adapter) -> Image:
+        """Where its rows go."""
+        return plan_image(adapter, self.layout, self._pages.shape[1] // UNIT)
 
-    def _copy(self, adapter: Adapter, plan: Image, pages: Sequence[int]) -> tuple[torch.cuda.Event, ...]:
-        """Pack and copy, a layer at a time; a page that two layers share is copied with both."""
-        pinned = self._copies is not None
-        image = torch.empty(plan.n_pages, self._pages.shape[1], dtype=self._pages.dtype, pin_memory=pinned)
+    def host_page(self) -> torch.Tensor:
+        """Memory for a page of an image."""
+        return torch.empty(self._pages.shape[1], dtype=self._pages.dtype, pin_memory=self._copies is not None)
+
+    def _copy(self, packed: PackedAdapter, pages: Sequence[int]) -> tuple[torch.cuda.Event, ...]:
+        """A layer at a time, packed if it is not yet; a page that two layers share is copied with both."""
         arrived: list[torch.cuda.Event] = []
         done = 0
         with torch.cuda.stream(self._copies):  # None: where there is no device, nothing
             if self._copies is not None and self._lent is not None:
                 self._copies.wait_event(self._lent)
-            for layer, end in enumerate(plan.ends):
-                fill_layer(image, plan, adapter, self._layout, layer)
+            for layer, end in enumerate(packed.plan.ends):
+                packed.pack(layer)
                 for index in range(done, end):
-                    self._pages[pages[index]].copy_(image[index], non_blocking=True)
+                    self._pages[pages[index]].copy_(packed.pages[index], non_blocking=True)
                 done = max(0, end - 1)
                 if self._copies is not None:
                     arrived.append(torch.cuda.Event())

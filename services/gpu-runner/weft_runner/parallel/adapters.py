@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from weft_runner.memory.adapter_store import AdapterStore, DeviceAdapter
+from weft_runner.memory.adapter_store import AdapterStore, DeviceAdapter, KeepsTensors
 from weft_runner.model.lora import Scales
 from weft_runner.parallel.carried import NotedScales, carry
 from weft_runner.parallel.commands import Kind, Share, read_share, write_ints, write_json
@@ -32,7 +32,7 @@ class ShardedAdapter:
     n_bytes: int
 
 
-class ShardedStore:
+class ShardedStore(KeepsTensors):
     """The AdapterStore of a ShardedExecutor: no rank has a larger part than rank 0.
 
     What is built and never put is forgotten when the next one is put.
