@@ -137,8 +137,17 @@ def logprob(row: Floats, token: int, n_top: int) -> TokenLogprob:
     """
     spread = math.log(float(masses(row, 1.0).sum()) * 2.0 ** -mass_bits(len(row)))
     logprobs = ((row.astype(np.float64) - _largest(row)) - spread).astype(np.float32)
-    top = np.argsort(-row, kind="stable")[:n_top].tolist()
-    return TokenLogprob(float(logprobs[token]), tuple((t, float(logprobs[t])) for t in top if row[t] != -math.inf))
+    top = tuple((t, float(logprobs[t])) for t in _likeliest(row, n_top) if row[t] != -math.inf)
+    return TokenLogprob(float(logprobs[token]), top)
+
+
+def _likeliest(row: Floats, n: int) -> list[int]:
+    """The first n of a stable sort, likeliest first, without sorting the whole row."""
+    if not n:
+        return []
+    last = max(0, len(row) - n)
+    among = np.flatnonzero(row >= np.partition(row, last)[last])
+    return among[np.argsort(-row[among], kind="stable")][:n].tolist()
 
 
 def mass_bits(vocab: int) -> int:
