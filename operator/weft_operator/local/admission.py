@@ -61,6 +61,14 @@ def admit(wish: Object, find: Callable[[Ref], Object | None]) -> Object:
     return {name: value for name, value in resource.to_dict().items() if name != "status"}
 
 
+def as_served(obj: Object) -> Object:
+    """A stored object as a server gives it: a field that its writer, an older version, did not know has its default.
+
+    Raises ManifestError where this version takes it no more.
+    """
+    return {**obj, "spec": _stored(obj).to_dict()["spec"]}
+
+
 def _stored(obj: Object) -> Any:
     return parse_object({name: value for name, value in obj.items() if name != "status"})
 

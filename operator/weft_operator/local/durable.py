@@ -25,13 +25,18 @@ AHEAD = 1_000_000
 RETRY_S = 1.0
 
 
-def open_store(path: Path, clock: Callable[[], float]) -> ObjectStore:
-    """The store as the file says; an empty one without a file. Raises StoreDamaged: nothing is ever thrown away."""
+def open_store(
+    path: Path, clock: Callable[[], float], as_served: Callable[[Object], Object] = lambda obj: obj
+) -> ObjectStore:
+    """The store as the file says; an empty one without a file. Raises StoreDamaged: nothing is ever thrown away.
+
+    `as_served`: what is served of an object that is in the file; a ValueError of its says that the object is damaged.
+    """
     try:
         content = json.loads(path.read_bytes())
         if content["format"] != FORMAT:
             raise StoreDamaged(f"{path} has format {content['format']}, this weft reads format {FORMAT}: update weft")
-        return ObjectStore(clock, content["objects"], content["version"])
+        return ObjectStore(clock, map(as_served, content["objects"]), content["version"])
     except FileNotFoundError:
         return ObjectStore(clock)
     except (ValueError, KeyError, TypeError) as error:

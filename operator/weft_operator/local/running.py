@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.process import owned
 from weft_operator.errors import ComponentFailed
-from weft_operator.local.admission import Admission
+from weft_operator.local.admission import Admission, as_served
 from weft_operator.local.components import Options, choose_addresses, port_source
 from weft_operator.local.durable import open_store
 from weft_operator.local.file_root import settle_file_root
@@ -30,7 +30,7 @@ async def running(options: Options, objects: Iterable[Object], progress: Progres
     async with AsyncExitStack() as exits:
         exits.enter_context(owned(options.data_dir, "`weft up`"))
         require_free(options.host, options.port, "--port")
-        store = open_store(options.data_dir / "objects.json", time.time)
+        store = open_store(options.data_dir / "objects.json", time.time, as_served)
         admit = Admission(store)
         for obj in objects:
             store.apply(admit(obj, store.find))

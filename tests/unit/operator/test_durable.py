@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.operator.planning import adapter_object, adapter_ref
+from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object
 from weft_operator.errors import StoreDamaged
 from weft_operator.local import durable
+from weft_operator.local.admission import as_served
 from weft_operator.local.durable import Durable, open_store
 from weft_operator.local.objects import ObjectStore, check_store
+from weft_operator.resources import parse
 
 WRITER = """
 import asyncio, os, sys
@@ -160,6 +162,29 @@ def test_a_file_that_cannot_be_read_stops_the_start_and_stays(tmp_path: Path, co
     with pytest.raises(StoreDamaged, match=says):
         open_store(path, clock)
     assert path.read_bytes() == content
+
+
+async def test_what_an_older_version_wrote_gets_the_defaults_of_fields_that_it_did_not_know(tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+    async with kept(path) as (store, keeper):
+        pool = pool_object()
+        del pool["spec"]["parallelism"], pool["spec"]["scheduler"]["tokenTimeMs"]
+        _, written = store.apply(pool)
+        await keeper.committed()
+    (read,) = open_store(path, clock, as_served).objects()
+    assert read["metadata"] == written["metadata"]
+    assert read["spec"]["parallelism"] == {"tensor": 1, "pipeline": 1}
+    assert read["spec"]["scheduler"] == {**written["spec"]["scheduler"], "tokenTimeMs": 100}
+    assert parse(read)
+
+
+async def test_what_this_version_takes_no_more_is_told_by_its_field(tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+    async with kept(path) as (store, keeper):
+        store.apply(pool_object(drainSeconds=0))
+        await keeper.committed()
+    with pytest.raises(StoreDamaged, match=r"spec\.drainSeconds.*repair it"):
+        open_store(path, clock, as_served)
 
 
 @pytest.mark.parametrize("writes", [1, 7, 40])
