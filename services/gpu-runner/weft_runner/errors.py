@@ -51,7 +51,7 @@ class ArtifactUnreachable(RunnerError):
 
 
 class OutOfMemory(RunnerError):
-    """What serving needs is more than the machine or its container has; told before anything is loaded."""
+    """What serving needs is more than the machine, its container or its GPU has. Told before loading, if known."""
 
 
 class StoppedAtStart(RunnerError):

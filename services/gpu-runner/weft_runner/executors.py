@@ -15,7 +15,7 @@ from weft.telemetry.logs import kv
 from weft_kernels.cpu.errors import LevelUnusable, NativeUnavailable
 from weft_kernels.cpu.library import load
 from weft_runner import gpu
-from weft_runner.errors import ExecutorUnavailable
+from weft_runner.errors import ExecutorUnavailable, OutOfMemory
 from weft_runner.gpu import Gpu, GpuUnavailable, find_gpu
 from weft_runner.memory.available import available_memory
 from weft_runner.memory.kv_cache import KvCache
@@ -23,7 +23,7 @@ from weft_runner.memory.lora_table import LoraTable
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu import CpuExecutor
 from weft_runner.model.executor import Executor
-from weft_runner.model.footprint import check_memory, memory_needed
+from weft_runner.model.footprint import check_memory, device_workspace, memory_needed
 from weft_runner.model.packed import why_not
 from weft_runner.model.reference import ReferenceExecutor
 from weft_runner.model.spec import ModelSpec
@@ -105,8 +105,14 @@ def _check_gpu(settings: Settings, found: Gpu, part: Part) -> None:
     """Raises GpuUnavailable, OutOfMemory."""
     if reason := gpu.why_not(part, settings.dtype, settings.page_tokens, settings.max_rank):
         raise GpuUnavailable(reason)
-    kind, pages = f"cuda {settings.dtype}", settings.kv_pages
-    needed = memory_needed(part.local, kind, kv_pages=pages, page_tokens=settings.page_tokens)
+    from weft_runner.model.graphs import sizes  # not where torch comes without Triton
+
+    kind, pages, context = f"cuda {settings.dtype}", settings.kv_pages, _context(settings, part.whole)
+    beside = device_workspace(
+        part.local, kind, rows=settings.max_sequences, tokens=settings.max_batch_tokens, context=context,
+        page_tokens=settings.page_tokens, recorded=sizes(settings.max_sequences) if found.is_real else (),
+    )  # fmt: skip
+    needed = memory_needed(part.local, kind, kv_pages=pages, page_tokens=settings.page_tokens, workspace_bytes=beside)
     check_memory(needed, found.available if found.is_real else available_memory())
 
 
@@ -121,11 +127,22 @@ def _cuda_part(settings: Settings, base: Base, found: Gpu, part: Part, group: Gr
         slots=settings.max_adapters,
         max_rank=settings.max_rank,
         rows=settings.max_sequences,
-        context=min(base.spec.max_positions, settings.kv_pages * settings.page_tokens),
+        context=_context(settings, base.spec),
         graphs=found.is_real,
         tokens=settings.max_batch_tokens,
     )
-    return CudaExecutor(base.spec, weights, sizes, group, part)
+    try:
+        return CudaExecutor(base.spec, weights, sizes, group, part)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(
+            f"the weights fit, and what steps work on does not: ask for fewer --kv-pages ({settings.kv_pages}), "
+            f"--max-sequences ({settings.max_sequences}) or --max-batch-tokens ({settings.max_batch_tokens}): {error}"
+        ) from error
+
+
+def _context(settings: Settings, spec: ModelSpec) -> int:
+    """Most tokens of a sequence."""
+    return min(spec.max_positions, settings.kv_pages * settings.page_tokens)
 
 
 def _cpu(settings: Settings, base: Base) -> Executor:

@@ -7,14 +7,18 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ranks import settings_of
 from weft_runner.errors import OutOfMemory
 from weft_runner.executors import Base, make_executor
 from weft_runner.memory.available import Available, available_memory
 from weft_runner.model.checkpoint import expected_tensors
-from weft_runner.model.footprint import check_memory, memory_needed, packed_bytes, page_bytes
+from weft_runner.model.device_step import DeviceStep, graph_shape
+from weft_runner.model.footprint import check_memory, device_workspace, memory_needed, packed_bytes, page_bytes
+from weft_runner.model.graphs import sizes
 from weft_runner.model.spec import ModelSpec, parse_spec
 from weft_runner.settings import parse_settings
 
@@ -203,3 +207,25 @@ def test_a_group_above_its_limit_has_nothing_left(tmp_path, proc):
 
 def test_this_machine_can_be_asked():
     assert 0 < available_memory().n_bytes < machine()
+
+
+def test_each_recorded_step_has_page_tables_of_its_own():
+    """256 rows of 8,192 tokens in pages of 16: 512 pages a row, for 35 recorded sizes and for eager steps."""
+    spec = parse_spec(LLAMA_8B)
+    given = {"rows": 256, "tokens": 512, "context": 8192, "page_tokens": 16}
+    without, with_graphs = (device_workspace(spec, "cuda bf16", **given, recorded=of) for of in ((), sizes(256)))
+    steps = [DeviceStep(graph_shape(rows, 512, 16), torch.device("cpu")) for rows in sizes(256)]
+    assert with_graphs - without == sum(step.pages.nbytes for step in steps) == 4 * 512 * sum(sizes(256))
+    assert without > 4 * 512 * 256 + 2 * 4 * 256 * 128_256
+
+
+def test_a_gpu_that_has_no_room_for_what_steps_work_on_is_told_with_the_flags_that_help(small_config, monkeypatch):
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("weft_runner.executors.load_weights", lambda *_, **__: None)
+    monkeypatch.setattr("weft_runner.model.cuda.CudaExecutor", full)
+    spec = parse_spec({**small_config, "hidden_size": 64, "intermediate_size": 96})
+    settings = settings_of(executor="cuda", page_tokens=16, kv_pages=77, max_rank=16)
+    with pytest.raises(OutOfMemory, match=r"fewer --kv-pages \(77\), --max-sequences .* CUDA out of memory"):
+        make_executor(settings, Base(spec, {}, 1, lambda: False))

@@ -4,6 +4,7 @@ The cpu executor packs matrices, with columns padded to 32 and rows to 16; the e
 pages give way. The reference and the cuda executor have everything in one dtype, and the embedding too.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from weft_runner.errors import OutOfMemory
@@ -69,6 +70,20 @@ def memory_needed(
         adapters=adapter_bytes,
         workspace=workspace_bytes,
     )
+
+
+def device_workspace(
+    spec: ModelSpec, kind: str, *, rows: int, tokens: int, context: int, page_tokens: int, recorded: Iterable[int]
+) -> int:
+    """What the cuda executor takes beside weights and pages, from below: page tables, logits, the rows of a step.
+
+    `rows`, `tokens`: most of a step; `recorded`: the sizes of captured steps, each with page tables of its own. What
+    the libraries take is not in it.
+    """
+    tables = 4 * -(-context // page_tokens) * (rows + sum(recorded))
+    logits = 2 * 4 * rows * spec.vocab_size  # and a copy with penalties
+    widths = 2 * spec.hidden_size + spec.q_size + 2 * spec.kv_size + 3 * spec.intermediate_size
+    return tables + logits + tokens * widths * MATRIX_BYTES[kind] + 4 * context * spec.head_dim
 
 
 def page_bytes(spec: ModelSpec, kind: str, page_tokens: int) -> int:
