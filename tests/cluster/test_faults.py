@@ -33,6 +33,7 @@ def pair(installation: Installation) -> Iterator[Installation]:
     asyncio.run(installation.until_runners(2, max_sequences=12))
     yield installation
     installation.patch_pool({"replicas": 1, "scheduler": {"maxSequences": 32}, "template": None})
+    asyncio.run(installation.until_runners(1, max_sequences=32))
 
 
 async def strike(installation: Installation, made: Crowd, how: str) -> list[Watched]:

@@ -55,7 +55,7 @@ def pool(installation: Installation) -> Iterator[Installation]:
     yield installation
     plain = {"replicas": 1, "autoscaling": None, "scheduler": {"maxSequences": 32}, "template": None}
     installation.patch_pool(plain)
-    asyncio.run(until_pods(installation, 1))
+    asyncio.run(installation.until_runners(1, max_sequences=32))
 
 
 async def until_pods(installation: Installation, count: int, timeout_s: float = 120) -> None:
