@@ -31,7 +31,7 @@ GROUPS = {  # of checks, each in so many shares: compiling takes most of the tim
 }  # fmt: skip
 LIMITS_S = {  # of each case
     "decode": 150.0, "operator": 120.0, "prefill": 50.0, "attention": 40.0, "slots": 100.0, "textgen": 220.0,
-    "peft": 100.0,
+    "peft": 100.0, "flashinfer": 120.0,
 }  # fmt: skip
 CHECK_S, COMPILE_S = 300.0, 120.0
 TINY_S = 600.0  # the interpreter takes its time

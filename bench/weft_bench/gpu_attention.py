@@ -10,7 +10,7 @@ from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_placed import Deck
 from weft_bench.gpu_plan import attention_name
 from weft_kernels.triton.attention import DecodeScratch, attend_decode
-from weft_runner.model.triton_ops import LONG_SPLITS, attention_splits
+from weft_runner.model.attention import LONG_SPLITS, attention_splits
 
 PAGE_TOKENS = 16
 GIGA = 1e9
@@ -66,7 +66,7 @@ class Case:
 
 
 def splits_of(rows: int, kv_heads: int, sms: int) -> tuple[int, int]:
-    """Into how many parts the engine splits a context (`TritonOps.attend`): usually, and of a long one at most."""
+    """Into how many parts the engine splits a context (`TritonAttention`): usually, and of a long one at most."""
     usual = attention_splits(rows, kv_heads, sms)
     return usual, max(usual, LONG_SPLITS)
 

@@ -10,7 +10,9 @@ import torch
 from weft_bench.gpu_attention import splits_of
 from weft_bench.gpu_check import CheckContext, Checks, Differs, Rows, assert_near, short
 from weft_kernels.triton.attention import DecodeScratch, attend_decode, attend_prefill, prefill_block
-from weft_runner.model.triton_ops import MOST_SPLITS
+from weft_runner.model import flashinfer
+from weft_runner.model.attention import MOST_SPLITS
+from weft_runner.model.flashinfer import FlashInfer
 
 PAGE_TOKENS, LAYERS = 16, 2
 # of a row's length: keys' weights are rounded to the dtype before they meet the values
@@ -42,6 +44,8 @@ def checks(context: CheckContext) -> Checks:
             for splits in {1, MOST_SPLITS if not context.tiny else 3, 0}:
                 yield f"{label}, decode, {splits or 'usual'} splits", partial(_decode, context, dtype, family, splits)
             yield f"{label}, prefill", partial(_prefill, context, dtype, family)
+            if dtype == torch.bfloat16 and not flashinfer.why_not(family.dim, "bf16", real=context.gpu.is_real):
+                yield f"{label}, FlashInfer", partial(_library, context, dtype, family)
 
 
 def _decode(context: CheckContext, dtype: torch.dtype, family: Heads, splits: int) -> None:
@@ -68,6 +72,17 @@ def _prefill(context: CheckContext, dtype: torch.dtype, family: Heads) -> None:
         case.out, case.q, case.kv, here.rows, here.pages, here.tiles, layer=LAYERS - 1, window=family.window,
         scale=family.dim**-0.5, block_m=block_m,
     )  # fmt: skip
+    case.check()
+
+
+def _library(context: CheckContext, dtype: torch.dtype, family: Heads) -> None:
+    """Prompts and rows of one token in one step, as the engine hands them to it."""
+    rows = [*PROMPTS, *((length - 1, 1) for length in CONTEXTS)]
+    case = Case.made(context, dtype, family, rows)
+    library = FlashInfer(case.kv, family.heads, [family.window])
+    library.plan(case.rows.step.arrays)
+    n_tokens = len(case.rows.step.tokens)
+    case.out[:n_tokens] = library.attend(case.q[:n_tokens], LAYERS - 1, family.window)
     case.check()
 
 

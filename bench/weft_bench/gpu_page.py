@@ -24,6 +24,9 @@ adapters` stands beside what the adapters' bytes add to the base's; `points` is 
 over few slots and text generation read each adapter from files in the page cache, pack it and copy it; a few files
 stand for all.
 
+**FlashInfer** stands beside our attention where `flashinfer-python` is installed: its kernels for prompts, which are
+what `--attention flashinfer` uses, over the same pages, planned before the clock starts.
+
 Published, not measured here: Punica on A100, 1,044 tokens/s (prompt and output; 7B, 1,000 requests, batch 32, the same
 for all popularities, by a harness that decodes as one segment whatever they are), its operator 37 to 116 us by a wall
 clock round a sync; SGLang keeps 83 to 89 % of its decode rate with one adapter (H200, 35B MoE).

@@ -99,6 +99,22 @@ def _attention(plan: Plan) -> Iterator[Row]:
         yield Row(case, "keys and values", "GB/s")
 
 
+LIBRARY, LIBRARY_RATIO = "FlashInfer p50", "FlashInfer / ours"
+
+
+def prompt_name(plan: Plan, group: int) -> str:
+    return f"attention, a prompt of {plan.amounts.prompt} tokens, GQA {group}"
+
+
+def _flashinfer(plan: Plan) -> Iterator[Row]:
+    prompts = [prompt_name(plan, group) for group in plan.amounts.groups]
+    for case in (*(attention_name(*found) for found in attention_cases(plan.amounts)), *prompts):
+        if case in prompts:
+            yield Row(case, "time p50", "us")
+        yield Row(case, LIBRARY, "us")
+        yield Row(case, LIBRARY_RATIO, "x")
+
+
 # ---- decode and prefill
 
 
@@ -231,4 +247,5 @@ CASES: dict[str, Callable[[Plan], Iterator[Row]]] = {
     "slots": _slots,
     "textgen": _textgen,
     "peft": _peft,
+    "flashinfer": _flashinfer,
 }

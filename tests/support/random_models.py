@@ -243,10 +243,13 @@ def native_executor(model: OracleModel, pages: int, page_tokens: int, dtype: str
     )
 
 
-def cuda_executor(model: OracleModel, pages: int, page_tokens: int, dtype: torch.dtype = torch.float32) -> CudaExecutor:
+def cuda_executor(
+    model: OracleModel, pages: int, page_tokens: int, dtype: torch.dtype = torch.float32, **sizes: Any
+) -> CudaExecutor:
     """On this machine's CPU, under Triton's interpreter; decode steps of up to 8 rows are recorded."""
-    sizes = Sizes(pages, page_tokens, slots=len(model.adapters) or 1, max_rank=64, rows=8, context=256, graphs=True)
-    return CudaExecutor(model.spec, load_weights(model.files, model.spec, dtype), sizes)
+    slots = len(model.adapters) or 1
+    made = Sizes(pages, page_tokens, slots, max_rank=64, rows=8, context=256, graphs=True, **sizes)
+    return CudaExecutor(model.spec, load_weights(model.files, model.spec, dtype), made)
 
 
 @dataclass

@@ -20,6 +20,7 @@ from weft_runner.gpu import Gpu, GpuUnavailable, find_gpu
 from weft_runner.memory.available import available_memory
 from weft_runner.memory.kv_cache import KvCache
 from weft_runner.memory.lora_table import LoraTable
+from weft_runner.model import flashinfer
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu import CpuExecutor
 from weft_runner.model.executor import Executor
@@ -55,11 +56,11 @@ def make_executor(settings: Settings, base: Base) -> Executor:
         return _split(settings, base)
     if settings.executor == "reference":
         return _reference(settings, base)
-    if settings.executor == "cuda" or (settings.executor == "auto" and torch.cuda.is_available()):
+    if _on_gpu(settings):
         try:
             return _cuda(settings, base)
         except GpuUnavailable as error:
-            if settings.executor == "cuda":
+            if settings.executor == "cuda" or settings.attention == "flashinfer":
                 raise ExecutorUnavailable(f"--executor cuda: {error}") from error
             log.warning("the GPU cannot serve: the CPU does", extra=kv(why=error))
     try:
@@ -73,10 +74,17 @@ def make_executor(settings: Settings, base: Base) -> Executor:
         return _reference(settings, base)
 
 
+def _on_gpu(settings: Settings) -> bool:
+    """Whether a GPU is asked for, or there is one to take. Who names an attention of GPUs asks for one."""
+    if settings.executor == "auto":
+        return settings.attention == "flashinfer" or torch.cuda.is_available()
+    return settings.executor == "cuda"
+
+
 def _split(settings: Settings, base: Base) -> Executor:
     """`auto`: on GPUs wherever there is one, since a split model is not for a CPU; too few of them is an error."""
     if settings.executor == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "reference"
+        kind = "cuda" if _on_gpu(settings) else "reference"
         if kind == "reference":
             log.warning("no GPU for a split model: reference serves", extra=kv(cost=COST))
         settings = replace(settings, executor=kind)
@@ -103,7 +111,11 @@ def _check_gpus(settings: Settings, how: str, parts: Sequence[Part]) -> str:
 
 def _check_gpu(settings: Settings, found: Gpu, part: Part) -> None:
     """Raises GpuUnavailable, OutOfMemory."""
-    if reason := gpu.why_not(part, settings.dtype, settings.page_tokens, settings.max_rank):
+    reason = gpu.why_not(part, settings.dtype, settings.page_tokens, settings.max_rank)
+    library = settings.attention == "flashinfer"
+    if library:
+        reason = reason or flashinfer.why_not(part.local.head_dim, settings.dtype, real=found.is_real)
+    if reason:
         raise GpuUnavailable(reason)
     from weft_runner.model.graphs import sizes  # not where torch comes without Triton
 
@@ -112,6 +124,7 @@ def _check_gpu(settings: Settings, found: Gpu, part: Part) -> None:
         part.local, kind, rows=settings.max_sequences, tokens=settings.max_batch_tokens, context=context,
         page_tokens=settings.page_tokens, recorded=sizes(settings.max_sequences) if found.is_real else (),
     )  # fmt: skip
+    beside += flashinfer.workspace_bytes(part.local.windows) if library else 0
     needed = memory_needed(part.local, kind, kv_pages=pages, page_tokens=settings.page_tokens, workspace_bytes=beside)
     check_memory(needed, found.available if found.is_real else available_memory())
 
@@ -130,6 +143,7 @@ def _cuda_part(settings: Settings, base: Base, found: Gpu, part: Part, group: Gr
         context=_context(settings, base.spec),
         graphs=found.is_real,
         tokens=settings.max_batch_tokens,
+        flashinfer=settings.attention == "flashinfer",
     )
     try:
         return CudaExecutor(base.spec, weights, sizes, group, part)

@@ -1,6 +1,7 @@
 """Flags of the runner. Nothing heavy is imported: a wrong flag answers before torch is imported."""
 
 import argparse
+import os
 import re
 import socket
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from weft_kernels.cpu.threads import cpu_quota
 EXECUTORS = ("auto", "cuda", "cpu", "reference")
 SPLIT_EXECUTORS = ("cuda", "reference")  # the torch executors, which can compute a part of a model
 DTYPES = ("bf16", "fp32", "int8")
+ATTENTIONS = ("triton", "flashinfer")
 CPU_PAGE = 16  # tokens: the native kernels lay keys out in blocks of so many
 _NAME = re.compile(r"[A-Za-z0-9._-]{0,253}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
@@ -40,6 +42,7 @@ class Settings:
     tensor_parallel: int
     pipeline_parallel: int
     dtype: str
+    attention: str
     page_tokens: int
     kv_pages: int
     max_sequences: int
@@ -142,6 +145,12 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
         choices=DTYPES,
         help="numbers of the cuda and cpu executors; int8: of the base's weights only, on cpu (bf16)",
     )
+    add(
+        "--attention",
+        default=os.environ.get("WEFT_ATTENTION", ATTENTIONS[0]),
+        choices=ATTENTIONS,
+        help="what attends in steps with prompts on a GPU; flashinfer: if installed ($WEFT_ATTENTION, or triton)",
+    )
     add("--threads", type=int, default=0, help="CPU threads of the model (0: chosen from its size and the quota)")
     add(
         "--token-time-ms",
@@ -194,6 +203,13 @@ def _faults(values: argparse.Namespace) -> list[str]:
                 f"--{flag}-parallel {parts} with --executor cpu, which computes whole models: leave it at 1, or take "
                 f"--executor {', '.join(SPLIT_EXECUTORS)} or auto"
             )
+    if values.attention not in ATTENTIONS:
+        faults.append(f"$WEFT_ATTENTION {values.attention[:100]!r} is none of {', '.join(ATTENTIONS)}")
+    elif values.attention != ATTENTIONS[0] and values.executor not in ("auto", "cuda"):
+        faults.append(
+            f"--attention {values.attention} with --executor {values.executor}, which has an attention of its own: "
+            "leave it out, or take --executor cuda"
+        )
     if values.tensor_parallel > 1 and values.pipeline_parallel > 1:
         faults.append(
             f"--tensor-parallel {values.tensor_parallel} and --pipeline-parallel {values.pipeline_parallel}: "

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft_bench import gpu_check
+import played_flashinfer
+from weft_bench import gpu_check, gpu_check_attention
 from weft_bench.errors import WrongAdapter
 from weft_bench.gpu import GROUPS
 from weft_bench.gpu_amounts import TINY, Batch
@@ -30,6 +31,7 @@ from weft_bench.gpu_plan import CASES, Plan
 from weft_bench.gpu_textgen import lengths
 from weft_bench.gpu_worker import ran, side_of
 from weft_kernels.triton.lora import chunk_bucket
+from weft_runner.model import flashinfer
 
 PLAN = Plan(TINY, "tiny", "tiny")
 
@@ -57,7 +59,11 @@ def figures(gpu: Gpu, tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "peft"])
-def test_every_row_that_a_case_announced_is_measured(figures: Bench, case: str) -> None:
+def test_every_row_that_a_case_announced_is_measured(
+    figures: Bench, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if case == "flashinfer":
+        play_flashinfer(monkeypatch)
     figures.told.clear()
     ended = figures.run(case)
     assert ended.error == ""
@@ -65,6 +71,31 @@ def test_every_row_that_a_case_announced_is_measured(figures: Bench, case: str) 
     planned = [(row.case, row.metric) for row in PLAN.rows(case)]
     assert sorted((line.case, line.metric) for line in lines) == sorted(planned)
     assert all(line.value is not None for line in lines)
+
+
+def play_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there, and computes here."""
+    monkeypatch.setitem(sys.modules, "flashinfer", played_flashinfer)
+    monkeypatch.setattr(flashinfer, "why_not", lambda *_, **__: "")
+
+
+def test_without_flashinfer_its_rows_are_not_measured_and_the_log_says_why(figures: Bench, caplog) -> None:
+    figures.told.clear()
+    assert figures.run("flashinfer").error == ""
+    assert figures.told == []
+    assert "--attention flashinfer needs a GPU" in caplog.text
+
+
+def test_flashinfer_is_checked_where_it_is_there(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checks alone, on short rows: on a GPU they are among those of the group."""
+    play_flashinfer(monkeypatch)
+    monkeypatch.setattr(gpu_check_attention, "PROMPTS", gpu_check_attention.TINY_PROMPTS)
+    monkeypatch.setattr(gpu_check_attention, "CONTEXTS", gpu_check_attention.TINY_CONTEXTS)
+    monkeypatch.setattr(CheckContext, "dtypes", (torch.float32, torch.bfloat16))
+    checks = [check for name, check in gpu_check_attention.checks(CheckContext(gpu, tiny=True)) if "FlashInfer" in name]
+    assert len(checks) == len(gpu_check_attention.TINY)
+    for check in checks:
+        check()
 
 
 @pytest.mark.oracle

@@ -75,6 +75,30 @@ def test_without_a_library_the_reference_serves_and_the_log_says_why_and_what_it
     assert "several times the time" in said["cost"]
 
 
+@pytest.mark.parametrize("how", [["--executor=auto"], ["--executor=cuda"], ["--pipeline-parallel=2"]])
+def test_who_names_an_attention_of_gpus_is_not_served_by_a_cpu(base, how, monkeypatch):
+    """Under the interpreter our kernels would run, and FlashInfer does not. What else the model lacks is not asked."""
+    monkeypatch.setattr(executors.gpu, "why_not", lambda *_: "")
+    with pytest.raises(ExecutorUnavailable, match="--attention flashinfer needs a GPU"):
+        make_executor(settings("--attention=flashinfer", *how), base)
+
+
+def test_a_pod_names_its_attention_in_its_environment(monkeypatch, capsys):
+    monkeypatch.setenv("WEFT_ATTENTION", "flashinfer")
+    assert settings().attention == "flashinfer"
+    assert settings("--attention=triton").attention == "triton"
+    monkeypatch.setenv("WEFT_ATTENTION", "flash")
+    with pytest.raises(SystemExit):
+        settings()
+    assert "WEFT_ATTENTION 'flash' is none of triton, flashinfer" in capsys.readouterr().err
+
+
+def test_an_attention_of_gpus_beside_an_executor_of_cpus_is_a_wrong_flag(capsys):
+    with pytest.raises(SystemExit):
+        settings("--attention=flashinfer", "--executor=cpu")
+    assert "--attention flashinfer with --executor cpu" in capsys.readouterr().err
+
+
 def test_who_asks_for_the_cpu_executor_by_name_is_told_why_there_is_none(base, no_library, any_model):
     with pytest.raises(ExecutorUnavailable, match="--executor cpu: no compiler"):
         make_executor(settings("--executor=cpu"), base)

@@ -18,11 +18,13 @@ from weft_runner.core.sequence import Sampling
 from weft_runner.gpu import on_device
 from weft_runner.memory.kv_cache import KvCache
 from weft_runner.memory.paged_adapters import PagedStore
+from weft_runner.model.attention import Attention, TritonAttention
 from weft_runner.model.blank import blank_steps
 from weft_runner.model.decoder import run_layers
 from weft_runner.model.device_chooser import DeviceChooser
 from weft_runner.model.device_step import DeviceStep, shape_of, slots_of, tiles_of
 from weft_runner.model.executor import LayerDone
+from weft_runner.model.flashinfer import FlashInfer
 from weft_runner.model.flight import DeviceFlight, take_off
 from weft_runner.model.graphs import Graphs, Outputs
 from weft_runner.model.rope import cos_sin, inverse_frequencies
@@ -45,7 +47,8 @@ INTERPRETED_SMS = 4  # of a device that is not there
 class Sizes:
     """What is set aside. `rows`, `tokens`: most sequences and tokens of a step; `context`: tokens of a sequence.
 
-    `graphs`: decode steps are captured; `beside`: shrinks run on a stream of their own, beside the base's products.
+    `graphs`: decode steps are captured; `beside`: shrinks run on a stream of their own, beside the base's products;
+    `flashinfer`: it attends in eager steps.
     """
 
     pages: int
@@ -57,6 +60,7 @@ class Sizes:
     graphs: bool
     tokens: int = 512
     beside: bool = True
+    flashinfer: bool = False
 
 
 class CudaExecutor:
@@ -81,10 +85,11 @@ class CudaExecutor:
         self.at, self._dtype = weights.embedding.device, weights.embedding.dtype
         kv = KvCache(spec, sizes.pages, sizes.page_tokens, self._dtype, self.at)
         self._store = PagedStore(part, kv, sizes.slots, sizes.max_rank)
-        prompt_tile = attention.prefill_block(spec.heads, spec.kv_heads, spec.head_dim, self._dtype)
+        self._prompt_tile = attention.prefill_block(spec.heads, spec.kv_heads, spec.head_dim, self._dtype)
+        self._flashinfer = self._library(kv) if sizes.flashinfer else None
         rotary = _rotary(spec, max(sizes.context, sizes.tokens)).to(self.at)  # also for steps that warm up
         self._device = Device(
-            spec, part, self._tensor, kv, self._store.tables, rotary, _processors(self.at), prompt_tile,
+            spec, part, self._tensor, kv, self._store.tables, rotary, _processors(self.at),
             torch.cuda.Stream(self.at) if sizes.beside and self.at.type == "cuda" else None,
         )  # fmt: skip
         self._chooser = DeviceChooser(sizes.rows, spec.vocab_size, self.at)
@@ -109,7 +114,8 @@ class CudaExecutor:
     def numerics_class(self) -> str:
         """What computes alike up to the last bits: captured steps and eager ones differ in those already."""
         dtype = "bf16" if self._dtype == torch.bfloat16 else "fp32"
-        return f"cuda/{VERSION}/{dtype}/tp{self._tensor.size}"
+        attention = "/flashinfer" if self._flashinfer else ""
+        return f"cuda/{VERSION}/{dtype}/tp{self._tensor.size}{attention}"
 
     @property
     def torch_threads(self) -> int:
@@ -199,7 +205,7 @@ class CudaExecutor:
         for step in blank_steps(tokens, self._block_m, self._device.kv.page_tokens):
             for widths in (None, self._most_ranks):
                 here = self._written(step)
-                ops = TritonOps(self._device, here, self._begun(here), widths)
+                ops = TritonOps(self._device, here, self._attention(step, here), self._begun(here), widths)
                 x = run_layers(ops, self._weights, 0, self._spec.layers, None)
                 if self._weights.has_head:
                     logits = self._logits(x[here.sampled])
@@ -220,17 +226,31 @@ class CudaExecutor:
             self._store.wait(slots, layer)
             return widths[layer][site]
 
-        ops = TritonOps(self._device, here, residual, width if slots else None)
+        ops = TritonOps(self._device, here, self._attention(step, here), residual, width if slots else None)
         x = run_layers(ops, self._weights, first, last, layer_done)
         ends = last == self._spec.layers and self._weights.has_head
         return self._logits(x[here.sampled]) if ends else x
 
     def _written(self, step: Step) -> DeviceStep:
         """An eager step on the device, in a buffer of its own."""
-        tiles = tiles_of(step, self._device.prefill_tokens)
+        tiles = tiles_of(step, self._prompt_tile)
         here = DeviceStep(shape_of(step, tiles, self._block_m(len(step.tokens))), self.at)
         here.write(step, tiles)
         return here
+
+    @on_device
+    def _library(self, kv: KvCache) -> FlashInfer:
+        return FlashInfer(kv.tensor, self._spec.heads, self._spec.windows)
+
+    def _attention(self, step: Step, here: DeviceStep) -> Attention:
+        """Of an eager step."""
+        if self._flashinfer is None:
+            return self._triton(here)
+        self._flashinfer.plan(step.arrays)
+        return self._flashinfer
+
+    def _triton(self, here: DeviceStep) -> TritonAttention:
+        return TritonAttention(self._device.kv.tensor, here, self._device.sms, self._prompt_tile)
 
     @staticmethod
     def _block_m(n_tokens: int) -> int:
@@ -243,7 +263,8 @@ class CudaExecutor:
 
     def _whole(self, step: DeviceStep, with_lora: bool) -> Outputs:
         """What a graph holds: every row gets a token. All graphs write to the same outputs: one runs at a time."""
-        ops = TritonOps(self._device, step, self._embedded(step), self._most_ranks if with_lora else None)
+        widths = self._most_ranks if with_lora else None
+        ops = TritonOps(self._device, step, self._triton(step), self._embedded(step), widths)
         logits = self._logits(run_layers(ops, self._weights, 0, self._spec.layers, None))
         outputs = Outputs(self._shared.logits[: len(logits)], self._shared.tokens[: len(logits)])
         outputs.logits.copy_(logits)

@@ -11,18 +11,17 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 
-from weft_kernels.triton import attention, fused, lora
+from weft_kernels.triton import fused, lora
 from weft_kernels.triton.lora import Planes
 from weft_kernels.triton.tables import LoraTables
 from weft_runner.memory.kv_cache import KvCache
+from weft_runner.model.attention import Attention
 from weft_runner.model.device_step import DeviceStep
 from weft_runner.model.lora import GATE_UP, QKV, SITES
 from weft_runner.model.spec import ModelSpec
 from weft_runner.model.weights import LayerWeights
 from weft_runner.parallel.shard import Part
 from weft_runner.parallel.tensor import COLUMN_SITES, TensorParallel
-
-MOST_SPLITS, LONG_SPLITS = 32, 8  # of one context; those that a long one may use in a large batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +38,6 @@ class Device:
     tables: LoraTables
     cos_sin: torch.Tensor
     sms: int
-    prefill_tokens: int  # tokens of a tile of attention in prefill
     side: torch.cuda.Stream | None  # where shrinks run beside the base's products; None: before them
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -50,13 +48,19 @@ class TritonOps:
     """`Operators` of one step on the device."""
 
     def __init__(
-        self, device: Device, step: DeviceStep, residual: torch.Tensor, widths: Callable[[int, int], int] | None
+        self,
+        device: Device,
+        step: DeviceStep,
+        attention: Attention,
+        residual: torch.Tensor,
+        widths: Callable[[int, int], int] | None,
     ) -> None:
         """`residual`: fp32 [T, H], written to. `widths(layer, site)`: ranks of the widest adapter of the step there.
 
         None: no token of the step has an adapter. It is asked once a site, before anything of an adapter is read.
         """
-        self._device, self._step, self._residual, self._widths = device, step, residual, widths
+        self._device, self._step, self._attention = device, step, attention
+        self._residual, self._widths = residual, widths
         self._planes: Planes | None = None  # of the projection that was made last, if its expand is still to come
 
     def add_norm(self, y: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
@@ -112,25 +116,7 @@ class TritonOps:
         return q
 
     def attend(self, q: torch.Tensor, layer: int, weights: LayerWeights) -> torch.Tensor:
-        device, step = self._device, self._step
-        out = device.new(q.shape[0], q.shape[1] * q.shape[2])
-        scale = device.spec.head_dim**-0.5
-        kv = device.kv.tensor
-        if step.decodes:
-            usual = attention_splits(step.shape.rows, device.spec.kv_heads, device.sms)
-            splits = max(usual, LONG_SPLITS)
-            scratch = attention.DecodeScratch.make(step.shape.rows, q.shape[1], splits, q.shape[2], q.device)
-            attention.attend_decode(
-                out, q, kv, step.rows, step.pages, step.picked,
-                layer=layer, window=weights.window, scale=scale, splits=splits, scratch=scratch,
-                usual=usual,
-            )  # fmt: skip
-        if step.shape.tiles:
-            attention.attend_prefill(
-                out, q, kv, step.rows, step.pages, step.tiles,
-                layer=layer, window=weights.window, scale=scale, block_m=device.prefill_tokens,
-            )  # fmt: skip
-        return out
+        return self._attention.attend(q, layer, weights.window)
 
     def gate(self, gate_up: torch.Tensor, layer: int) -> torch.Tensor:
         out = self._device.new(gate_up.shape[0], self._device.spec.intermediate_size)
@@ -164,8 +150,3 @@ class TritonOps:
         """The expand that the last projection left to whoever reads it."""
         planes, self._planes = self._planes, None
         return None if planes is None else lora.Pending(planes, self._device.tables.at(layer, site))
-
-
-def attention_splits(rows: int, kv_heads: int, sms: int) -> int:
-    """Into how many parts a context is split, so that a batch of decode rows has two programs a multiprocessor."""
-    return max(1, min(MOST_SPLITS, -(-2 * sms // (rows * kv_heads))))

@@ -5,10 +5,12 @@ recorded step), then a mixture of chunks and decode.
 """
 
 import random
+import sys
 
 import pytest
 import torch
 
+import played_flashinfer
 from random_models import FAMILIES, OracleModel, Rows, cuda_executor, random_model, write_adapter, write_base
 from ranks import split, staged
 from weft_runner.model.executor import Executor
@@ -47,6 +49,16 @@ def play(model: OracleModel, executor: Executor) -> float:
 
 def test_mixed_batches_of_any_adapters_give_the_logits_of_the_oracle(model):
     assert play(model, cuda_executor(model, PAGES, PAGE_TOKENS)) < LOGIT_TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_a_library_attends_in_eager_steps_in_place_of_our_kernels(tmp_path, monkeypatch, family):
+    """Recorded steps between them are ours. Mistral has windows, shorter than the texts."""
+    monkeypatch.setitem(sys.modules, "flashinfer", played_flashinfer)
+    model = random_model(tmp_path, family, 1)
+    executor = cuda_executor(model, PAGES, PAGE_TOKENS, flashinfer=True)
+    assert executor.numerics_class.endswith("fp32/tp1/flashinfer")
+    assert play(model, executor) < LOGIT_TOLERANCE
 
 
 def test_bf16_stays_near_the_oracle(tmp_path):
