@@ -31,7 +31,7 @@ check: kernels  ## format, lint, types, import contracts, unit tests
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/unit tests/kernels -m "not oracle" -q
+	$(BIN)/python -m pytest tests/unit tests/kernels -m "not oracle" -q -n 2 --dist loadfile
 
 # Suites in order, each with its own budget in seconds on 2 cores; a suite that overruns its budget fails.
 test: kernels  ## all tests; no GPU, no network beyond package installation

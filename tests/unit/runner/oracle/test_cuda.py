@@ -51,11 +51,10 @@ def test_mixed_batches_of_any_adapters_give_the_logits_of_the_oracle(model):
     assert play(model, cuda_executor(model, PAGES, PAGE_TOKENS)) < LOGIT_TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_a_library_attends_in_eager_steps_in_place_of_our_kernels(tmp_path, monkeypatch, family):
+def test_a_library_attends_in_eager_steps_in_place_of_our_kernels(tmp_path, monkeypatch):
     """Recorded steps between them are ours. Mistral has windows, shorter than the texts."""
     monkeypatch.setitem(sys.modules, "flashinfer", played_flashinfer)
-    model = random_model(tmp_path, family, 1)
+    model = random_model(tmp_path, "mistral", 1)
     executor = cuda_executor(model, PAGES, PAGE_TOKENS, flashinfer=True)
     assert executor.numerics_class.endswith("fp32/tp1/flashinfer")
     assert play(model, executor) < LOGIT_TOLERANCE
