@@ -31,6 +31,7 @@ from weft_cli.top_figures import (
 )
 
 GATEWAY_S = 5.0
+NAP_S = 0.25  # a Ctrl-C that comes just before a sleep is heard after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def top(sources: Sources, interval_s: float, *, once: bool) -> None:
     """Show the tables again and again until Ctrl-C; `once`, and where nobody watches: after one interval."""
     if once or not sys.stdout.isatty():
         before = look(sources)
-        time.sleep(interval_s)
+        rest(interval_s)
         _print(tables_of(before, look(sources)))
         return
     console = Console()
@@ -67,7 +68,14 @@ def _follow(sources: Sources, interval_s: float) -> Generator[Tables]:
         now = look(sources)
         yield tables_of(before, now)
         before = now
-        time.sleep(interval_s)
+        rest(interval_s)
+
+
+def rest(seconds: float) -> None:
+    """Sleep in naps, so that Ctrl-C ends it within one, whenever it comes."""
+    ends = time.monotonic() + seconds
+    while (left := ends - time.monotonic()) > 0:
+        time.sleep(min(left, NAP_S))
 
 
 def look(sources: Sources) -> Look:

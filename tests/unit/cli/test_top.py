@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from terminal import CTRL_C, Terminal
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft_cli.main import INTERRUPTED, main
-from weft_cli.top import gateway_of, runner_of
+from weft_cli.top import NAP_S, gateway_of, rest, runner_of
 from weft_cli.top_figures import MAX_ADAPTERS, GatewayNow, Look, RunnerNow, SequenceNow, tables_of
 
 UPPER, LOWER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -292,6 +293,16 @@ def test_the_first_screen_comes_at_once(controller: Any, gateway: Gateway) -> No
         terminal.until("default/base")
         terminal.write(CTRL_C)
         assert terminal.exit_code() == INTERRUPTED
+
+
+def test_no_sleep_is_so_long_that_a_ctrl_c_just_before_it_goes_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One between the interpreter's last look at signals and the system call does not end that call."""
+    naps: list[float] = []
+    clock = SimpleNamespace(sleep=naps.append, monotonic=lambda: 7.0 + sum(naps))
+    monkeypatch.setattr("weft_cli.top.time", clock)
+    rest(1.1)
+    assert sum(naps) == pytest.approx(1.1)
+    assert max(naps) <= NAP_S
 
 
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "unknown"}, {"TTY_COMPATIBLE": "0"}], ids=str)
