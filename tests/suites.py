@@ -3,9 +3,10 @@
 `python tests/suites.py operator` and `... cluster` run the suites that need a test cluster (`make cluster-tools`): what
 they find missing is an error in the first, and told as skipped in the second, which needs root and containerd.
 
-Suites whose tests each have a process or a few to themselves run two at a time, whole files in order; those that start
-whole stacks run alone. A suite that fails does not stop the next ones; one that overruns its budget is killed and
-counts as failed. The seed of random choices is printed and can be given again: `WEFT_TEST_SEED=123 make test`.
+Suites of tests that need a process or a few run two at a time, whole files in order where files have servers to share;
+those that start whole stacks run alone. A suite that fails does not stop the next ones; one that overruns its budget
+is killed and counts as failed. The seed of random choices is printed and can be given again:
+`WEFT_TEST_SEED=123 make test`.
 """
 
 import os
@@ -29,14 +30,15 @@ class Suite(NamedTuple):
 
 REPORT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft" / "test-cluster.xml"
 
-PAIRED = ("--numprocesses=2", "--dist=loadfile")
+PAIRED = ("--numprocesses=2", "--dist=worksteal")
+FILES = ("--numprocesses=2", "--dist=loadfile")
 
 SUITES = (
-    Suite("unit", ("tests/unit", "-m", "not oracle", *PAIRED), 440),
-    Suite("kernels", ("tests/kernels", *PAIRED), 160),
-    Suite("oracle", ("tests/unit", "-m", "oracle", *PAIRED), 200),
-    Suite("integration", ("tests/integration",), 360),
-    Suite("e2e", ("tests/e2e",), 340),
+    Suite("unit", ("tests/unit", "-m", "not oracle", *FILES), 460),
+    Suite("kernels", ("tests/kernels", *PAIRED), 180),
+    Suite("oracle", ("tests/unit", "-m", "oracle", *PAIRED), 190),
+    Suite("integration", ("tests/integration",), 350),
+    Suite("e2e", ("tests/e2e",), 320),
 )
 GROUPS = {
     "test": SUITES,
