@@ -40,7 +40,7 @@ class Loaded:
             pages = [free.pop() for _ in range(image.n_pages)]
             filled = torch.full((image.n_pages, page), math.nan, dtype=dtype)
             for layer in range(layout.layers):
-                fill_layer(filled, image, adapter, layout, layer)
+                fill_layer(filled.unbind(), image, adapter, layout, layer)
             arena[pages] = filled.to(context.device)
             tables.put(slot, image.on_pages(pages))
         return cls(context, tables, adapters)

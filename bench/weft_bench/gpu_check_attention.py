@@ -77,7 +77,8 @@ def _prefill(context: CheckContext, dtype: torch.dtype, family: Heads) -> None:
 
 def _library(context: CheckContext, dtype: torch.dtype, family: Heads) -> None:
     """Prompts and rows of one token in one step, as the engine hands them to it."""
-    rows = [*PROMPTS, *((length - 1, 1) for length in CONTEXTS)]
+    prompts = TINY_PROMPTS if context.tiny else PROMPTS
+    rows = [*prompts, *((length - 1, 1) for length in context.of(CONTEXTS, TINY_CONTEXTS))]
     case = Case.made(context, dtype, family, rows)
     library = FlashInfer(case.kv, family.heads, [family.window])
     library.plan(case.rows.step.arrays)

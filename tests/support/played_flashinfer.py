@@ -1,4 +1,4 @@
-"""FlashInfer's wrapper for prompts over a paged cache as its documentation describes it, in fp64 on a CPU.
+"""FlashInfer's wrapper for prompts over a paged cache as its documentation describes it, in fp64 on any device.
 
 The library itself computes on GPUs alone. What is played is the part that we use, strictly: a call that the library
 would refuse, or a page that the plan does not name, is an error here. `make gpu-check` runs the real one where there is
@@ -56,7 +56,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         assert (q.dtype, paged_kv_cache.dtype) == self._dtypes
         out = torch.empty_like(q)
         for row, n_last in enumerate(last):
-            own = torch.tensor(pages[bounds[row] : bounds[row + 1]])
+            own = torch.tensor(pages[bounds[row] : bounds[row + 1]], device=q.device)
             context = (len(own) - 1) * self._shape[1] + n_last
             keys, values = paged_kv_cache[own].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context].double()
             here = slice(queries[row], queries[row + 1])
@@ -68,7 +68,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
         group, context = self._heads // self._shape[0], keys.shape[1]
         keys, values = (half.repeat_interleave(group, dim=0) for half in (keys, values))
         scores = torch.einsum("thd,hsd->hts", q.double(), keys) * self._scale
-        own, seen = torch.arange(context - len(q), context)[:, None], torch.arange(context)
+        seen = torch.arange(context, device=q.device)
+        own = seen[context - len(q) :, None]
         visible = seen <= own
         if self._window >= 0:
             visible &= seen >= own - self._window

@@ -64,17 +64,15 @@ def plan_image(adapter: Adapter, layout: Layout, page_units: int) -> Image:
     return Image(entry, cursor.n_pages, page_units, tuple(ends))
 
 
-def fill_layer(
-    image: torch.Tensor | Sequence[torch.Tensor], plan: Image, adapter: Adapter, layout: Layout, layer: int
-) -> None:
+def fill_layer(pages: Sequence[torch.Tensor], plan: Image, adapter: Adapter, layout: Layout, layer: int) -> None:
     """Write a layer's rows into the image's pages (each [page elements]), in their dtype."""
     for site, projections in enumerate(adapter[layer]):
         a, b = _site_places(plan.entry, layout, layer, site)
         at_a = at_b = 0
         for projection in projections:
             own, rank = projection.a.shape[0], projection.b.shape[1]
-            _fill(image, plan.page_units, a[at_a : at_a + own], projection.a)
-            _fill(image, plan.page_units, b[at_b : at_b + rank], projection.b.t())
+            _fill(pages, plan.page_units, a[at_a : at_a + own], projection.a)
+            _fill(pages, plan.page_units, b[at_b : at_b + rank], projection.b.t())
             at_a, at_b = at_a + own, at_b + rank
 
 
@@ -126,14 +124,12 @@ def _site_places(entry: Entry, layout: Layout, layer: int, site: int) -> tuple[t
     return a, b
 
 
-def _fill(
-    image: torch.Tensor | Sequence[torch.Tensor], page_units: int, places: torch.Tensor, rows: torch.Tensor
-) -> None:
+def _fill(pages: Sequence[torch.Tensor], page_units: int, places: torch.Tensor, rows: torch.Tensor) -> None:
     """Rows [r, n] to their places; those that follow each other in one copy."""
     length = units(rows.shape[1])
     for first, last in _runs(places.numpy(), length, page_units):
         page, start = divmod(int(places[first]), page_units)
-        run = image[page][start * UNIT : (start + (last - first) * length) * UNIT]
+        run = pages[page][start * UNIT : (start + (last - first) * length) * UNIT]
         run.view(-1, length * UNIT)[:, : rows.shape[1]].copy_(rows[first:last])
 
 

@@ -52,15 +52,17 @@ class Base:
 
 def make_executor(settings: Settings, base: Base) -> Executor:
     """The executor that `--executor` names. Raises ExecutorUnavailable, WeightsInvalid, OutOfMemory, StoppedAtStart."""
+    if settings.attention == "flashinfer":
+        settings = replace(settings, executor="cuda")  # who names an attention of GPUs asks for one
     if settings.tensor_parallel > 1 or settings.pipeline_parallel > 1:
         return _split(settings, base)
     if settings.executor == "reference":
         return _reference(settings, base)
-    if _on_gpu(settings):
+    if settings.executor == "cuda" or (settings.executor == "auto" and torch.cuda.is_available()):
         try:
             return _cuda(settings, base)
         except GpuUnavailable as error:
-            if settings.executor == "cuda" or settings.attention == "flashinfer":
+            if settings.executor == "cuda":
                 raise ExecutorUnavailable(f"--executor cuda: {error}") from error
             log.warning("the GPU cannot serve: the CPU does", extra=kv(why=error))
     try:
@@ -74,17 +76,10 @@ def make_executor(settings: Settings, base: Base) -> Executor:
         return _reference(settings, base)
 
 
-def _on_gpu(settings: Settings) -> bool:
-    """Whether a GPU is asked for, or there is one to take. Who names an attention of GPUs asks for one."""
-    if settings.executor == "auto":
-        return settings.attention == "flashinfer" or torch.cuda.is_available()
-    return settings.executor == "cuda"
-
-
 def _split(settings: Settings, base: Base) -> Executor:
     """`auto`: on GPUs wherever there is one, since a split model is not for a CPU; too few of them is an error."""
     if settings.executor == "auto":
-        kind = "cuda" if _on_gpu(settings) else "reference"
+        kind = "cuda" if torch.cuda.is_available() else "reference"
         if kind == "reference":
             log.warning("no GPU for a split model: reference serves", extra=kv(cost=COST))
         settings = replace(settings, executor=kind)

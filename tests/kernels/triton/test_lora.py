@@ -55,7 +55,7 @@ def load(adapters: list[Adapter], dtype: torch.dtype, seed: int = 0) -> Loaded:
         pages = [free.pop() for _ in range(image.n_pages)]
         filled = torch.full((image.n_pages, PAGE), math.nan, dtype=dtype)
         for layer in range(LAYOUT.layers):
-            fill_layer(filled, image, adapter, LAYOUT, layer)
+            fill_layer(filled.unbind(), image, adapter, LAYOUT, layer)
         arena[pages] = filled
         tables.put(slot, image.on_pages(pages))
     return Loaded(tables, adapters)
