@@ -34,11 +34,11 @@ PAIRED = ("--numprocesses=2", "--dist=worksteal")
 FILES = ("--numprocesses=2", "--dist=loadfile")
 
 SUITES = (
-    Suite("unit", ("tests/unit", "-m", "not oracle", *FILES), 460),
-    Suite("kernels", ("tests/kernels", *PAIRED), 180),
-    Suite("oracle", ("tests/unit", "-m", "oracle", *PAIRED), 190),
-    Suite("integration", ("tests/integration",), 350),
-    Suite("e2e", ("tests/e2e",), 320),
+    Suite("unit", ("tests/unit", "-m", "not oracle", *FILES), 420),
+    Suite("kernels", ("tests/kernels", *PAIRED), 150),
+    Suite("oracle", ("tests/unit", "-m", "oracle", *PAIRED), 160),
+    Suite("integration", ("tests/integration",), 360),
+    Suite("e2e", ("tests/e2e",), 410),
 )
 GROUPS = {
     "test": SUITES,
