@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CLUSTER := PYTHONPATH=tests/support $(BIN)/python -m cluster
+HARNESS := PYTHONPATH=tests $(BIN)/python -m harness
+CLUSTER := $(HARNESS).cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels up test test-operator test-cluster cluster-tools dev-cluster dev-cluster-down bench-operator
+.PHONY: help install kernels up test test-long test-operator test-cluster cluster-tools dev-cluster dev-cluster-down bench-operator
 .PHONY: gpu-check gpu-bench check format proto crds golden lock clean
 
 help:  ## this list
@@ -26,16 +27,19 @@ kernels: install  ## build the CPU kernels for this checkout (first time: half a
 up: kernels  ## install, then the whole stack on this machine with a small real model
 	@$(BIN)/weft up --demo
 
-check: kernels  ## format, lint, types, import contracts, unit tests
+check: install  ## format, lint, types, import contracts, documents (a minute; no tests)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/unit tests/kernels -m "not oracle" -q -n 2 --dist loadfile
+	$(HARNESS).documents
 
-# Suites in order, each with its own budget in seconds on 2 cores; a suite that overruns its budget fails.
+# A suite's time is printed and decides nothing; tests/suites.py says how hangs end.
 test: kernels  ## all tests; no GPU, no network beyond package installation
-	@$(BIN)/python tests/suites.py
+	@$(BIN)/python tests/suites.py test
+
+test-long: kernels  ## more examples, sizes and combinations of what `make test` tests (not part of CI)
+	@$(BIN)/python tests/suites.py long
 
 test-operator: cluster-tools  ## the operator against a real Kubernetes API server (needs Go once)
 	@$(BIN)/python tests/suites.py operator
@@ -73,7 +77,7 @@ crds: install  ## write crds/ again from weft/api
 	cp crds/*.yaml charts/weft/files/crds/
 
 golden: install  ## write the chart's golden renders again (needs helm: make cluster-tools)
-	$(BIN)/python tests/support/chart.py
+	$(HARNESS).chart
 
 lock: install  ## write requirements.lock again from pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml --extra dev --python-version 3.11 --universal --generate-hashes --no-emit-index-url --output-file requirements.lock --quiet

@@ -12,12 +12,22 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from harness import progress
+
 SEED = int(os.environ.get("WEFT_TEST_SEED", "0"))
 
 # How fast examples are made says something of the machine (and of hypothesis building its Unicode tables the first
 # time), nothing of the code: no wall-clock rule decides whether a property holds.
-settings.register_profile("weft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A fixed number of examples, more of them in `make test-long`.
+EXAMPLES = int(os.environ.get("WEFT_TEST_EXAMPLES", "50"))
+settings.register_profile(
+    "weft", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 settings.load_profile("weft")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    progress.register(config)
 
 
 def pytest_report_header() -> str:

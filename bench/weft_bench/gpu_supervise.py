@@ -77,12 +77,13 @@ def _interpret_without_gpu() -> None:
 
 
 class Clock:
-    """What is left of a run. `limits`: the most seconds of each case."""
+    """What is left of a run. `limits`: the most seconds of each case; `start_s`: of a worker until it is ready."""
 
     def __init__(
-        self, budget_s: float, limits: Callable[[str], float], now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.now, self._limits = now, limits
+        self, budget_s: float, limits: Callable[[str], float], now: Callable[[], float] = time.monotonic,
+        start_s: float = START_S,
+    ) -> None:  # fmt: skip
+        self.now, self.start_s, self._limits = now, start_s, limits
         self._ends = now() + budget_s
 
     def seconds(self, name: str) -> float:
@@ -100,7 +101,7 @@ def supervise(names: deque[str], start: Callable[[], Worker], clock: Clock) -> I
                 continue
             if worker is None:
                 worker = start()
-                yield _ready(worker, name, names)
+                yield _ready(worker, name, names, clock.start_s)
             ended = yield from _heard(worker, name, clock)
             yield ended
             if ended.lost:
@@ -118,17 +119,17 @@ def _taken(names: deque[str]) -> str | None:
         return None
 
 
-def _ready(worker: Worker, name: str, names: deque[str]) -> Hello:
+def _ready(worker: Worker, name: str, names: deque[str], start_s: float) -> Hello:
     """Its first words. Raises NotReady when they do not come, with `name` left over: no other one would do better."""
     try:
-        said = worker.receive(START_S)
+        said = worker.receive(start_s)
     except EOFError as error:
         names.appendleft(name)
         raise NotReady("a worker's process ended before it was ready; what it said is above") from error
     if isinstance(said, Hello):
         return said
     names.appendleft(name)
-    raise NotReady(said.error if isinstance(said, Ended) else f"a worker was not ready within {START_S:.0f} s")
+    raise NotReady(said.error if isinstance(said, Ended) else f"a worker was not ready within {start_s:.0f} s")
 
 
 def _heard(worker: Worker, name: str, clock: Clock) -> Generator[Message, None, Ended]:

@@ -25,7 +25,7 @@ from weft_bench.errors import NoResources, StackFailed
 from weft_bench.scrape import Sample, scrape, total
 from weft_bench.stack import quickstart
 from weft_operator.kubernetes.client import load_configuration
-from weft_operator.local.ports import free_ports
+from weft_operator.local.ports import PortSource
 
 GROUP, VERSION = "serving.weft.dev", "v1alpha1"
 POOLS, ADAPTERS = "servingpools", "loraadapters"
@@ -175,7 +175,7 @@ class Stage:
 
     def __init__(self, namespace: str, kubeconfig: Path, folder: Path, exits: contextlib.ExitStack) -> None:
         self._namespace, self._kubeconfig, self._folder, self._exits = namespace, kubeconfig, folder, exits
-        self._random, self._starts = Random(), 0
+        self._ports, self._starts = PortSource(Random()), 0
         self._sources = folder / "sources"
         for name in ("model", "adapters"):
             shutil.copytree(quickstart() / name, self._sources / name)
@@ -230,7 +230,7 @@ class Stage:
         return process
 
     def _addresses(self, count: int) -> list[str]:
-        return [f"127.0.0.1:{port}" for port in free_ports(count, self._random)]
+        return [f"127.0.0.1:{port}" for port in self._ports(count)]
 
 
 def leads(samples: Sequence[Sample]) -> bool:

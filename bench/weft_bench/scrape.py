@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 30.0
 
 
 class Sample(NamedTuple):

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,13 +10,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from random import SystemRandom
 from types import TracebackType
 from typing import Any, Self
 
 from weft_bench.errors import StackFailed
 from weft_bench.scrape import scrape, total
+from weft_operator.local.ports import PortSource
 
 POLL_S = 0.02
+PATIENCE_S = 180.0  # for a stack that starts, stops or answers a command on a slow and busy machine
 
 
 def quickstart() -> Path:
@@ -35,7 +37,9 @@ class Stack:
         *arguments: str,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.data_dir, self.port = data_dir, free_port()
+        self.data_dir = data_dir
+        self._ports = PortSource(SystemRandom())
+        (self.port,) = self._ports(1)
         self._command = [sys.executable, "-m", "weft_cli", "up", "-f", str(manifests), "--port", str(self.port)]
         self._command += ["--data-dir", str(data_dir), *arguments]
         self._environment = {**os.environ, **(environment or {}), "NO_COLOR": "1"}
@@ -56,7 +60,7 @@ class Stack:
     ) -> None:
         self.stop()
 
-    def stop(self, timeout_s: float = 30.0) -> int:
+    def stop(self, timeout_s: float = PATIENCE_S) -> int:
         """Ctrl-C; killed when it does not end in time. Returns the exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGINT)
@@ -100,7 +104,7 @@ class Stack:
         """Run the `weft` command against this stack."""
         command = [sys.executable, "-m", "weft_cli", *arguments, "--data-dir", str(self.data_dir)]
         done = subprocess.run(
-            command, capture_output=True, text=True, env=self._environment, input=stdin, timeout=60, check=False
+            command, capture_output=True, text=True, env=self._environment, input=stdin, timeout=PATIENCE_S, check=False
         )
         if check and done.returncode:
             raise StackFailed(f"weft {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
@@ -108,7 +112,7 @@ class Stack:
 
     # ------------------------------------------------------------------------------------------- waiting
 
-    def wait_for_models(self, count: int | None = None, timeout_s: float = 60.0) -> list[str]:
+    def wait_for_models(self, count: int | None = None, timeout_s: float = PATIENCE_S) -> list[str]:
         """Wait until every adapter that is applied (or `count` models) is served by a ready runner; their names."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -146,12 +150,6 @@ def is_ready(obj: Mapping[str, Any]) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def _json(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
         return json.load(answer)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
-from cluster.errors import ToolMissing
-from cluster.machine import check_node
-from cluster.node import Node
-from cluster.report import report
-from cluster.summary import circumstances
-from installation import Installation
+from harness.cluster.errors import ToolMissing
+from harness.cluster.machine import check_node
+from harness.cluster.node import Node
+from harness.cluster.report import report
+from harness.cluster.summary import circumstances
+from harness.installation import Installation
 
 NODE = pytest.StashKey[Node]()
 

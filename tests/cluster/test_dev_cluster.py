@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.machine import check_node
-from cluster.node import Node
-
-pytestmark = pytest.mark.timeout(400)  # with the node and the installation, where it is the first
+from harness.cluster.machine import check_node
+from harness.cluster.node import Node
 
 ROOT = Path(__file__).parents[2]
-SUPPORT = ROOT / "tests" / "support"
+TESTS = ROOT / "tests"
 ADAPTERS = 6
 
 
@@ -22,12 +20,13 @@ ADAPTERS = 6
 def environment(node: Node, tmp_path: Path) -> dict[str, str]:
     """A state folder of the test's own, so a person's cluster is left alone. `node` skips where none can run."""
     check_node()
-    return {**os.environ, "PYTHONPATH": str(SUPPORT), "XDG_STATE_HOME": str(tmp_path)}
+    made = {"PYTHONPATH": str(TESTS), "XDG_STATE_HOME": str(tmp_path), "KUBECACHEDIR": str(tmp_path / "kubectl-cache")}
+    return {**os.environ, **made}
 
 
 def cluster(environment: dict[str, str], command: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "cluster", command],
+        [sys.executable, "-m", "harness.cluster", command],
         env=environment, cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -43,7 +42,7 @@ def exported(told: str, environment: dict[str, str]) -> dict[str, str]:
 
 def typed(line: str, environment: dict[str, str]) -> str:
     done = subprocess.run(
-        shlex.split(line), env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+        shlex.split(line), env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr

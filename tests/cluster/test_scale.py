@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 
-from crowd import SLOW, assert_undisturbed, finished, load
-from installation import NAMESPACE, Installation
-from oracle import sure_cases
-from quickstart import DEMO, Case
-from session import answer_of
-from waiting import eventually
-
-pytestmark = pytest.mark.timeout(400)
+from harness.crowd import SLOW, assert_undisturbed, finished, load
+from harness.installation import NAMESPACE, Installation
+from harness.quickstart import DEMO, Case, sure_cases
+from harness.session import answer_of
+from harness.waiting import eventually
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
 HPA: dict[str, Any] = {
@@ -58,20 +55,20 @@ def pool(installation: Installation) -> Iterator[Installation]:
     asyncio.run(installation.until_runners(1, max_sequences=32))
 
 
-async def until_pods(installation: Installation, count: int, timeout_s: float = 120) -> None:
+async def until_pods(installation: Installation, count: int) -> None:
     """Until there are exactly so many runner pods, all Ready, and the pool's status says so."""
 
     def there() -> bool:
-        status = installation.plane.get("spool", "quickstart", "-n", NAMESPACE)["status"]
+        status = installation.plane.get("spool", "quickstart", NAMESPACE)["status"]
         pods = installation.pods("serving.weft.dev/pool=quickstart")
         return len(pods) == len(installation.ready("runner")) == count == status.get("readyReplicas", 0)
 
-    await eventually(lambda: asyncio.to_thread(there), timeout_s=timeout_s)
+    await eventually(lambda: asyncio.to_thread(there))
 
 
 async def every_adapter_answers_from_every_runner(installation: Installation) -> None:
     """Asked past the scheduler, so that no runner is left out."""
-    items = (await asyncio.to_thread(installation.plane.get, "loras", "-A"))["items"]
+    items = (await asyncio.to_thread(installation.plane.get, "loras"))["items"]
     digests = {item["status"]["modelName"]: item["status"]["digest"] for item in items}
     listed, tls = await installation.runners(), installation.certificate("gateway")
     for runner in listed.runners:
@@ -84,16 +81,17 @@ async def every_adapter_answers_from_every_runner(installation: Installation) ->
 async def test_the_built_in_autoscaler_grows_to_three_shrinks_to_zero_and_wakes(
     pool: Installation, cases: list[Case]
 ) -> None:
-    autoscaling = {"minReplicas": 0, "maxReplicas": 3, "idleSeconds": 20, "wakeSeconds": 120}
+    autoscaling = {"minReplicas": 0, "maxReplicas": 3, "idleSeconds": 3600, "wakeSeconds": 3600}
     pool.patch_pool({"replicas": None, "autoscaling": autoscaling})
     async with load(pool.url, cases, "grow", width=40) as made:
         await until_pods(pool, 3)
     assert_undisturbed(made.streams)
-    await every_adapter_answers_from_every_runner(pool)  # they are kept for a while
+    await every_adapter_answers_from_every_runner(pool)  # they are kept, for they are not idle long enough
+    pool.patch_pool({"autoscaling": {"idleSeconds": 1}})
     await until_pods(pool, 0)
     woken = await finished(pool.url, cases[:4], "wake")
     assert_undisturbed(woken)
-    assert pool.plane.get("spool", "quickstart", "-n", NAMESPACE)["spec"].get("replicas") is None
+    assert pool.plane.get("spool", "quickstart", NAMESPACE)["spec"].get("replicas") is None
 
 
 async def test_an_hpa_drives_the_scale_subresource(pool: Installation, cases: list[Case]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from oracle import tokenizer as quickstart_tokenizer
+from harness.quickstart import tokenizer as quickstart_tokenizer
 from weft_bench.stack import Stack, quickstart
 
 

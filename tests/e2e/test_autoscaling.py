@@ -9,11 +9,9 @@ import httpx2
 import pytest
 import yaml
 
-from quickstart import DEMO, Case, copy_manifests
-from waiting import eventually
+from harness.quickstart import DEMO, Case, copy_manifests
+from harness.waiting import PATIENCE_S, eventually
 from weft_bench.stack import Stack
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 SCALING = {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 3, "wakeSeconds": 120}
 
@@ -49,7 +47,7 @@ async def until_runners(stack: Stack, count: int) -> None:
         running = len(stack.names("runner"))  # one that drains is no replica any more, but it still runs
         return (found.get("desiredReplicas"), found.get("replicas"), running) == (count, count, count)
 
-    await eventually(settled, timeout_s=60)
+    await eventually(settled)
 
 
 def grown_for_demand(stack: Stack) -> bool:
@@ -63,13 +61,23 @@ async def right(client: httpx2.AsyncClient, case: Case) -> None:
     assert got.json()["choices"][0]["text"].strip() == case.expect
 
 
+async def ask_until(seen: asyncio.Event, client: httpx2.AsyncClient) -> None:
+    """All models at once, again and again, so that there is demand until somebody has seen what it led to."""
+    while True:
+        await asyncio.gather(*(right(client, case) for case in DEMO))
+        if seen.is_set():
+            return
+
+
 async def test_a_pool_nobody_uses_has_no_runner_and_the_next_request_gets_one(stack: Stack) -> None:
-    async with httpx2.AsyncClient(base_url=stack.url, timeout=120) as client:
+    async with httpx2.AsyncClient(base_url=stack.url, timeout=PATIENCE_S) as client:
         for _ in range(2):
             await until_runners(stack, 0)
             await eventually(lambda: asyncio.to_thread(ready, stack))
-            asked = asyncio.gather(*(right(client, case) for case in DEMO))
-            await eventually(lambda: asyncio.to_thread(grown_for_demand, stack))  # they are held until a runner is up
+            grown = asyncio.Event()
+            asked = asyncio.create_task(ask_until(grown, client))  # held until a runner is up
+            await eventually(lambda: asyncio.to_thread(grown_for_demand, stack))
+            grown.set()
             await asked
     await until_runners(stack, 0)
     assert status(stack)["lastScale"]["reason"] == "Idle"

@@ -10,13 +10,10 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
-from crowd import assert_undisturbed, crowd
-from oracle import sure_cases
-from quickstart import adapter_manifest, copy_manifests
-from waiting import eventually
+from harness.crowd import assert_undisturbed, crowd
+from harness.quickstart import adapter_manifest, copy_manifests, sure_cases
+from harness.waiting import eventually
 from weft_bench.stack import Stack
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -133,7 +130,7 @@ async def test_bad_adapters_are_named_and_disturb_nobody(stack: Stack, tmp_path:
             return all(expected[name] in told.get(name, set()) for name in expected)
 
         try:
-            await eventually(named, timeout_s=20)
+            await eventually(named)
         except TimeoutError:
             told = reasons(stack, "bad")
             pytest.fail(str({name: told.get(name) for name in expected if expected[name] not in told.get(name, set())}))
@@ -203,4 +200,4 @@ async def test_a_pool_whose_model_is_not_there_is_named(stack: Stack, tmp_path: 
     async def named() -> bool:
         return "SourceNotFound" in stack.cli("describe", "spool", "ghost", "-n", "bad").stdout
 
-    await eventually(named, timeout_s=10)
+    await eventually(named)

@@ -5,12 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from quickstart import DEMO
-from weft_bench.stack import free_port
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
+from harness.ports import free_port
+from harness.quickstart import DEMO
+from harness.waiting import PATIENCE_S
 
 
 def demo(data_dir: Path, port: int) -> subprocess.CompletedProcess[str]:
@@ -27,7 +24,7 @@ def demo(data_dir: Path, port: int) -> subprocess.CompletedProcess[str]:
         str(data_dir),
     ]
     environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=80, env=environment, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=False)
 
 
 def test_the_demo_answers_right_for_every_model_and_stops_everything(tmp_path: Path) -> None:

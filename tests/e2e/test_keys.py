@@ -6,10 +6,8 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from waiting import eventually
+from harness.waiting import eventually
 from weft_bench.stack import Stack, quickstart
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")

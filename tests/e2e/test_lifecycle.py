@@ -9,14 +9,11 @@ import httpx2
 import pytest
 import yaml
 
-from crowd import SLOW, assert_undisturbed, crowd, finished, runners
-from oracle import sure_cases
-from quickstart import Case, adapter_manifest, copy_manifests, tasks
-from waiting import eventually
+from harness.crowd import SLOW, assert_undisturbed, crowd, finished, runners
+from harness.quickstart import Case, adapter_manifest, copy_manifests, sure_cases, tasks
+from harness.waiting import PATIENCE_S, eventually
 from weft.wire.v1 import supervisor_pb2
 from weft_bench.stack import Stack
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 PROMPT = "Seven foxes met 3 wolves"
 
@@ -41,7 +38,7 @@ def apply(stack: Stack, folder: Path, manifest: dict[str, object]) -> None:
 
 async def answer(stack: Stack, model: str) -> str | int:
     """The text, or the HTTP status."""
-    async with httpx2.AsyncClient(base_url=stack.url, timeout=30) as client:
+    async with httpx2.AsyncClient(base_url=stack.url, timeout=PATIENCE_S) as client:
         body = {"model": model, "prompt": PROMPT, "temperature": 0}
         got = await client.post("/v1/completions", json=body)
     return got.json()["choices"][0]["text"] if got.status_code == 200 else got.status_code
@@ -65,7 +62,7 @@ async def test_a_new_adapter_answers_within_seconds(stack: Stack, tmp_path: Path
     async def answers() -> bool:
         return await answer(stack, "acme/shout") == PROMPT.upper()
 
-    await eventually(answers, timeout_s=5)
+    await eventually(answers)
 
 
 async def test_an_edited_source_swaps_and_running_streams_finish_on_the_old_one(
@@ -80,7 +77,7 @@ async def test_an_edited_source_swaps_and_running_streams_finish_on_the_old_one(
     async def served(text: str) -> bool:
         return await answer(stack, "acme/changing") == text
 
-    await eventually(lambda: served(PROMPT.upper()), timeout_s=5)
+    await eventually(lambda: served(PROMPT.upper()))
     old = await digest_of(stack, "changing", "acme")
     running = [Case("acme/changing", c.prompt, c.prompt.upper()) for c in sure_cases(("acme/upper",), 4, seed=5)]
     async with crowd(stack.url, running, "swap") as made:
@@ -91,7 +88,7 @@ async def test_an_edited_source_swaps_and_running_streams_finish_on_the_old_one(
             shutil.copy(manifests / "adapters" / "cipher" / name, fresh)
             fresh.replace(source / name)
     assert_undisturbed(list(made.streams))
-    await eventually(lambda: served(tasks().expected("cipher", PROMPT)), timeout_s=10)
+    await eventually(lambda: served(tasks().expected("cipher", PROMPT)))
     assert await digest_of(stack, "changing", "acme") != old
 
     async def left() -> bool:
@@ -108,7 +105,7 @@ async def test_a_deleted_adapter_is_unknown_at_once_and_leaves_every_tier(stack:
     async def ready() -> bool:
         return await answer(stack, "globex/leaving") == tasks().expected("json", PROMPT)
 
-    await eventually(ready, timeout_s=5)
+    await eventually(ready)
     digest = await digest_of(stack, "leaving", "globex")
     assert supervisor_pb2.AdapterState.DEVICE in await tiers(stack, digest)
     assert list(weights.rglob(digest.removeprefix("sha256:")))
@@ -121,7 +118,7 @@ async def test_a_deleted_adapter_is_unknown_at_once_and_leaves_every_tier(stack:
         async def unknown() -> bool:
             return await answer(stack, "globex/leaving") == 404
 
-        await eventually(unknown, timeout_s=5)
+        await eventually(unknown)
     assert_undisturbed(list(made.streams))
 
     async def left() -> bool:
@@ -142,7 +139,7 @@ async def test_a_bad_source_is_named_and_disturbs_nobody(stack: Stack, manifests
         conditions = json.loads(got.stdout)["status"].get("conditions", [])
         return any(c["type"] == "Ready" and c["status"] == "False" and c["reason"] != "Resolving" for c in conditions)
 
-    await eventually(named, timeout_s=5)
+    await eventually(named)
     assert "OffsetsInvalid" in stack.cli("describe", "lora", "broken", "-n", "acme").stdout
     assert await answer(stack, "acme/broken") == 404
     assert_undisturbed(await finished(stack.url, sure_cases(("acme/upper",), 2, seed=7), "beside"))
@@ -155,7 +152,7 @@ async def test_describe_tells_where_an_adapter_is(stack: Stack) -> None:
         text = stack.cli("describe", "lora", "upper", "-n", "acme").stdout.lower()
         return "device" in text
 
-    await eventually(told, timeout_s=5)
+    await eventually(told)
 
 
 async def test_one_request_id_runs_from_the_client_to_the_runner(stack: Stack) -> None:

@@ -5,9 +5,7 @@ import asyncio
 import openai
 import pytest
 
-from quickstart import DEMO, Case
-
-pytestmark = pytest.mark.e2e
+from harness.quickstart import DEMO, Case
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from crowd import assert_undisturbed, finished, runners
-from oracle import sure_cases
-from quickstart import copy_manifests
-from waiting import eventually
+from harness.crowd import assert_undisturbed, finished, runners
+from harness.quickstart import copy_manifests, sure_cases
+from harness.waiting import eventually
 from weft_bench.stack import Stack
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
 

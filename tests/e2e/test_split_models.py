@@ -6,13 +6,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from crowd import Crowd, Watched, assert_undisturbed, emitted, load, runners
-from oracle import sure_cases
-from quickstart import Case, copy_manifests
-from waiting import eventually
+from harness.crowd import Crowd, Watched, assert_undisturbed, emitted, load, runners
+from harness.quickstart import Case, copy_manifests, sure_cases
+from harness.waiting import PATIENCE_S, eventually
 from weft_bench.stack import Stack
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
 
@@ -38,15 +35,15 @@ async def test_a_split_runner_gives_the_right_texts_and_its_requests_go_on_elsew
     stack: Stack, cases: list[Case]
 ) -> None:
     """Clients ask again and again: how many runners they fill must not hang on how fast this test reads."""
-    await eventually(lambda: ready(stack, 2), timeout_s=60)
+    await eventually(lambda: ready(stack, 2))
     ranks = {name: rank_of(stack, name) for name in stack.names("runner")}
-    async with asyncio.timeout(120), load(stack.url, cases, "split", width=20) as made:
-        await made.until(lambda: sum(w.finish is not None for w in made.streams) >= len(cases), timeout_s=60)
+    async with asyncio.timeout(3 * PATIENCE_S), load(stack.url, cases, "split", width=20) as made:
+        await made.until(lambda: sum(w.finish is not None for w in made.streams) >= len(cases))
         moves = stack.metric("scheduler", "weft_scheduler_moves_total")
         victims = await strike(stack, made, ranks)
         await eventually(lambda: moved(stack, moves + len(victims)))
     assert_undisturbed(made.streams)
-    await eventually(lambda: ready(stack, 2), timeout_s=60)
+    await eventually(lambda: ready(stack, 2))
 
 
 async def strike(stack: Stack, made: Crowd, ranks: dict[str, psutil.Process]) -> list[Watched]:

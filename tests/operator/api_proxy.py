@@ -21,12 +21,12 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from cluster.access import Access
-from cluster.control_plane import ControlPlane
+from harness.cluster.access import Access
+from harness.cluster.control_plane import ControlPlane
+from harness.waiting import PATIENCE_S
 
 HOP = ("Host", "Content-Length", "Transfer-Encoding", "Connection", "Content-Encoding")
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
-START_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,21 @@ class ApiProxy:
         self._control_plane, self._access = control_plane, access
         self.kubeconfig = folder / "proxy.kubeconfig"
         self.hook: Hook | None = None
+        self.watched: set[str] = set()  # plurals of which a watch was ever open
         self._past: dict[str, int] = {}  # by plural: the version that its lists are of
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="API proxy", daemon=True)
         self._up = threading.Event()
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._up.wait(START_S), "the proxy does not start"
+        assert self._up.wait(PATIENCE_S), "the proxy does not start"
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(START_S)
+        self._thread.join(PATIENCE_S)
 
     def mute(self) -> None:
         """From now on no watch tells anything, and none ends."""
@@ -124,6 +125,7 @@ class ApiProxy:
     ) -> web.StreamResponse:
         response = web.StreamResponse(status=answer.status, headers=headers)
         await response.prepare(request)
+        self.watched.add(request.path.rpartition("/")[2])
         with suppress(ConnectionResetError):  # whoever watched is gone
             async for chunk in answer.content.iter_any():
                 await self._speaks.wait()

@@ -1,20 +1,27 @@
 """The operator's tests run against a real API server, store and controller manager; only nodes and pods are absent.
 
 What is not there: a kubelet and a scheduler, so tests write the status of pods themselves. Nothing else is faked.
+Processes that take seconds to start are started once a module: `stage` is as new for each test, `running` has them.
 """
 
 from collections.abc import Iterator
 
 import pytest
 
-from cluster.control_plane import ControlPlane
+from harness.cluster.control_plane import ControlPlane
+from tests.operator.stage import OURS, Stage
 
-OURS = ("loraadapters.serving.weft.dev", "servingpools.serving.weft.dev")
+# The files that take longest, so that no worker is left alone with one of them at the end.
+LONG_ONES = ("test_crash_points.py", "test_stale_reads.py", "test_leader.py", "test_chart_install.py", "test_bench.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG_ONES.index(item.path.name) if item.path.name in LONG_ONES else len(LONG_ONES))
 
 
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[ControlPlane]:
-    """One control plane for the whole run, with our CRDs."""
+    """One control plane for the whole run (of a worker), with our CRDs."""
     with ControlPlane() as made:
         made.apply_crds()
         yield made
@@ -27,3 +34,17 @@ def namespace(control_plane: ControlPlane) -> Iterator[str]:
     yield name
     control_plane.empty(name, OURS)
     control_plane.delete_namespace(name)
+
+
+@pytest.fixture(scope="module")
+def running(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """The module's depot, scheduler and supervisor; its replicas of the operator end with it."""
+    with Stage(control_plane, tmp_path_factory.mktemp("stage")) as made:
+        yield made
+
+
+@pytest.fixture
+def stage(running: Stage) -> Iterator[Stage]:
+    """Empty, with whatever runs of it."""
+    yield running
+    running.clear()

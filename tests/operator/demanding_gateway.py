@@ -9,11 +9,10 @@ import threading
 from types import TracebackType
 from typing import Self
 
+from harness.waiting import PATIENCE_S
 from weft.wire.channels import Link, channel
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
-
-START_S = 30.0  # the scheduler may have just been spawned
 
 
 class DemandingGateway:
@@ -28,14 +27,14 @@ class DemandingGateway:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._up.wait(START_S), "the gateway is not let in"
+        assert self._up.wait(PATIENCE_S), "the gateway is not let in"
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._loop.call_soon_threadsafe(self._link.close)
-        self._thread.join(START_S)
+        self._thread.join(PATIENCE_S)
 
     def wanted(self, count: int) -> None:
         """From now on so many requests are held."""

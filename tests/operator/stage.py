@@ -7,7 +7,6 @@ that it says it needs.
 import base64
 import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -15,19 +14,30 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from cluster.access import Access, Rules
-from cluster.certificates import Authority
-from cluster.control_plane import ControlPlane
-from cluster.fake_kubelet import FakeKubelet
-from quickstart import BASE, QUICKSTART
-from weft_operator.local.components import port_source
+from harness.cluster import processes
+from harness.cluster.access import Access, Rules
+from harness.cluster.api import is_so
+from harness.cluster.certificates import Authority
+from harness.cluster.control_plane import ControlPlane
+from harness.cluster.fake_kubelet import FakeKubelet
+from harness.ports import free_addresses
+from harness.quickstart import BASE, QUICKSTART
+from harness.waiting import PATIENCE_S, wait_until
 
-PATIENCE_S = 30.0
-LEASE_S = 15.0  # an operator that a busy machine holds up for some seconds leads on
+T = TypeVar("T")
+SELECTOR = "app.kubernetes.io/managed-by=weft-operator"
+
+# Nothing here waits for a Lease to run out: it is long, so an operator that a busy machine holds up leads on.
+LEASE_S = 120.0
+PROBE_S = 10.0  # asked again after that
+ASK_S = 0.1  # between questions: answers cost whoever is asked
+OURS = ("loraadapters", "servingpools")
+CHILDREN, PODS = "deployments,services,serviceaccounts,poddisruptionbudgets", "replicasets,pods"
+LOG_CHARS = 6000
 
 # What the operator may do. In the release's namespace: its Lease.
 OWN_RULES: Rules = (
@@ -77,56 +87,49 @@ CLUSTER_RULES: Rules = (
 )
 
 
-class Process:
-    """One of ours, with its log."""
+class Process(processes.Process):
+    """One of ours, with its log; it does not outlive the test run."""
 
     def __init__(self, name: str, module: str, flags: Mapping[str, object], folder: Path) -> None:
-        self.name, self.log = name, folder / f"{name}.log"
         words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
-        with self.log.open("ab") as log:
-            self._child = subprocess.Popen([sys.executable, "-m", module, *words], stdout=log, stderr=log)
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
+        super().__init__(name, [sys.executable, "-m", module, *words], folder)
 
     @property
     def running(self) -> bool:
-        return self._child.poll() is None
-
-    def signal(self, number: signal.Signals) -> None:
-        os.kill(self._child.pid, number)
+        return self._process.poll() is None
 
     def ended(self, timeout_s: float | None = PATIENCE_S) -> int:
         """Wait for its end; its exit code."""
-        return self._child.wait(timeout_s)
+        return self._process.wait(timeout_s)
 
     def terminate(self) -> None:
         if self.running:
-            self._child.terminate()
+            self.signal(signal.SIGTERM)
 
     def stop(self) -> int:
+        """SIGTERM and its end; killed when it does not end."""
         self.terminate()
         try:
-            return self._child.wait(15)
+            return self.ended()
         except subprocess.TimeoutExpired:
-            self._child.kill()
-            return self._child.wait()
+            self.end()
+            return self.ended()
 
     def said(self) -> str:
-        return self.log.read_text(errors="replace")
+        return self.log_path.read_text(errors="replace")
 
 
 class Replica(Process):
     """A process of the operator."""
 
     probes: str
+    user: str
     metrics_api: str = ""
 
     def get(self, path: str) -> tuple[int, str]:
         """A probe's answer; (0, why) while nobody listens."""
         try:
-            with urllib.request.urlopen(f"http://{self.probes}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{self.probes}{path}", timeout=PROBE_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -144,21 +147,25 @@ class Replica(Process):
 
 
 class Stage:
-    """See the module. `namespace` is where pools live."""
+    """See the module. `namespace`, a new one, is where pools live."""
 
-    def __init__(self, control_plane: ControlPlane, namespace: str, folder: Path) -> None:
-        self.control_plane, self.namespace, self.folder = control_plane, namespace, folder
-        self._exits, self._ports = contextlib.ExitStack(), port_source()
+    def __init__(self, control_plane: ControlPlane, folder: Path) -> None:
+        self.control_plane, self.folder = control_plane, folder
+        self._exits = contextlib.ExitStack()
         self.replicas: list[Replica] = []
         self._processes: list[Process] = []
+        self._shown: dict[Path, int] = {}  # by log: how much of it was shown
+        self.namespace: str
         self.access: Access
 
     def __enter__(self) -> "Stage":
+        self.namespace = self.control_plane.create_namespace()
+        self._exits.callback(self.control_plane.delete_namespace, self.namespace)
+        self._exits.callback(self.control_plane.empty, self.namespace, OURS)
         self.access = self.control_plane.service_account(
             self.namespace, "weft-operator", (*OWN_RULES, *POOL_RULES), CLUSTER_RULES, {"kube-system": SYSTEM_RULES}
         )
-        ports = [f"127.0.0.1:{port}" for port in self._ports(5)]
-        self.depot, self.scheduler, scheduler_probes, self.supervisor, supervisor_probes = ports
+        self.depot, self.scheduler, scheduler_probes, self.supervisor, supervisor_probes = free_addresses(5)
         self.file_root = self.folder / "sources"
         for name in ("model", "adapters"):
             shutil.copytree(QUICKSTART / name, self.file_root / name)
@@ -174,8 +181,28 @@ class Stage:
         for process in self._processes:
             process.terminate()  # all at once; each is waited for below
         self._exits.close()
-        for log in sorted(self.folder.glob("*.log")):  # pytest shows it where a test has failed
-            print(f"----- {log.name}\n{log.read_text(errors='replace')[-6000:]}")
+        self.show_logs()
+
+    def clear(self) -> None:
+        """As before the first test: no objects of ours, nothing that they owned. Replicas that run stay."""
+        self.show_logs()
+
+        def is_empty() -> bool:
+            """Asked to go until it is gone: an operator that has not heard yet makes some of it anew."""
+            self.control_plane.empty(self.namespace, OURS)
+            left = self.control_plane.get(CHILDREN, namespace=self.namespace, selector=SELECTOR)["items"]
+            left += self.control_plane.get(PODS, namespace=self.namespace)["items"]
+            self.control_plane.delete(*left)
+            return not left
+
+        until(is_empty, "everything is gone")
+
+    def show_logs(self) -> None:
+        """What was said since the last time; pytest tells it where a test has failed."""
+        for log in sorted(self.folder.glob("*.log")):
+            said = log.read_text(errors="replace")
+            new, self._shown[log] = said[self._shown.get(log, 0) :], len(said)
+            print(f"----- {log.name}\n{new[-LOG_CHARS:]}")
 
     def _start(self, name: str, flags: Mapping[str, object]) -> Process:
         data_dir = self.folder / name
@@ -184,21 +211,18 @@ class Stage:
         self._processes.append(process)
         return process
 
-    def port(self) -> int:
-        """A free one, outside of the range that outgoing connections take theirs from."""
-        return self._ports(1)[0]
-
     def kubelet(self) -> FakeKubelet:
         """Enter it: from then on pods run."""
         return FakeKubelet(self.control_plane.kubeconfig, self.namespace, self.supervisor)
 
-    def replica(self, *, wait: bool = True, **flags: object) -> Replica:
-        """Start a replica of the operator; wait until it is ready."""
+    def replica(self, *, wait: bool = True, by: Access | None = None, **flags: object) -> Replica:
+        """Start a replica of the operator, with rights of its own if they are given; wait until it is ready."""
+        access = by or self.access
         site = self.folder / "site.yaml"
         site.write_text(
             json.dumps({"image": "weft-runner:test", "supervisor": self.supervisor, "depot": "http://depot"})
         )
-        probes = f"127.0.0.1:{self.port()}"
+        (probes,) = free_addresses(1)
         settings: dict[str, object] = {
             "namespace": self.namespace,
             "pool-namespaces": self.namespace,
@@ -209,12 +233,12 @@ class Stage:
             "lease-seconds": LEASE_S,
             "audit-seconds": 5,
             "drain-seconds": 0,
-            "kubeconfig": self.access.kubeconfig,
+            "kubeconfig": access.kubeconfig,
             **{name.replace("_", "-"): value for name, value in flags.items()},
         }
         name = f"operator-{len(self.replicas)}"
         replica = Replica(name, "weft_operator.kubernetes", settings, self.folder)
-        replica.probes = probes
+        replica.probes, replica.user = probes, access.user
         self._exits.callback(replica.stop)
         self._processes.append(replica)
         self.replicas.append(replica)
@@ -260,20 +284,26 @@ class Stage:
         return self.control_plane.kubectl("-n", self.namespace, *words)
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
-        return self.control_plane.get(kind, name, "-n", self.namespace)
+        return self.control_plane.get(kind, name, self.namespace)
 
     def names(self, kind: str) -> set[str]:
         return {word.partition("/")[2] for word in self.kubectl("get", kind, "-o", "name").split()}
 
-    def wait_for(
-        self, kind: str, name: str, condition: str, status: str = "True", timeout_s: float = PATIENCE_S
-    ) -> None:
-        """kubectl's own wait, which watches."""
-        what = f"--for=condition={condition}={status}"
-        self.kubectl("wait", f"{kind}/{name}", what, f"--timeout={timeout_s:.0f}s")
+    def wait_for(self, kind: str, name: str, condition: str, status: str = "True") -> None:
+        """Until that condition is so, as of the object's present generation."""
+        self.wait_until(kind, name, is_so(condition, status), f"is {condition}={status}")
 
-    def wait_for_value(self, kind: str, name: str, path: str, value: object, timeout_s: float = PATIENCE_S) -> None:
-        self.kubectl("wait", f"{kind}/{name}", f"--for=jsonpath={{{path}}}={value}", f"--timeout={timeout_s:.0f}s")
+    def wait_for_value(self, kind: str, name: str, path: str, value: object) -> None:
+        """Until `path` (A.B.C) of the object is the value."""
+        self.wait_until(kind, name, lambda found: value_at(found, path) == value, f"has {path}={value}")
+
+    def wait_until(self, kind: str, name: str, holds: Callable[[dict[str, Any]], bool], what: str) -> None:
+        self.control_plane.wait_until(kind, name, self.namespace, holds, what)
+
+    def free_lease(self) -> None:
+        """In the name of a leader that was killed: nobody has to wait until its Lease has run out."""
+        patch = json.dumps({"spec": {"holderIdentity": ""}})
+        self.kubectl("patch", "lease", "weft-operator", "--type=merge", "-p", patch)
 
     def condition(self, kind: str, name: str, of: str) -> dict[str, Any]:
         conditions = self.get(kind, name).get("status", {}).get("conditions", ())
@@ -285,17 +315,31 @@ class Stage:
         return [f"{w.verb} {w.resource}/{w.subresource} {w.name} {w.code}" for w in found if w.resource != "leases"]
 
 
-def until(holds: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
+def value_at(found: Any, path: str) -> Any:
+    """None where there is no such path."""
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def until(holds: Callable[[], T | None], what: str) -> T:
     """The first true value; for what other processes do and tell nobody of."""
-    end = time.monotonic() + timeout_s
-    while not (value := holds()):
-        assert time.monotonic() < end, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(0.05)
-    return value
+    found: list[T] = []
+
+    def is_there() -> bool:
+        value = holds()
+        if value:
+            found.append(value)
+        else:
+            time.sleep(ASK_S)
+        return bool(value)
+
+    wait_until(is_there, what)
+    return found[0]
 
 
 @contextlib.contextmanager
-def playing(stage: Stage, replicas: int = 1, **flags: Any) -> Generator[Sequence[Replica]]:
-    """Replicas, and pods that run."""
+def playing(stage: Stage, **flags: Any) -> Generator[Replica]:
+    """A replica, and pods that run."""
     with stage.kubelet():
-        yield [stage.replica(**flags) for _ in range(replicas)]
+        yield stage.replica(**flags)

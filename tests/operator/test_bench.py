@@ -4,7 +4,11 @@ import asyncio
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from cluster.control_plane import ControlPlane
+import pytest
+
+from harness.cluster.control_plane import ControlPlane
+from harness.waiting import PATIENCE_S
+from weft_bench import operator_cases, operator_stage
 from weft_bench.lines import missed
 from weft_bench.operator import Size
 from weft_bench.through_operator import measure
@@ -15,13 +19,19 @@ def no_bar(label: str, length: int) -> Generator[Callable[[int], None]]:
     yield lambda _: None
 
 
-def test_a_small_benchmark_measures_everything_and_leaves_nothing_behind(control_plane: ControlPlane) -> None:
-    lines = asyncio.run(measure(control_plane.kubeconfig, control_plane.audit_log, Size(2, 2), 3.0, no_bar))
+def test_a_small_benchmark_measures_everything_and_leaves_nothing_behind(
+    control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("CONVERGE_S", "CHANGE_S", "SETTLE_S"):
+        monkeypatch.setattr(operator_cases, limit, PATIENCE_S)
+    for limit in ("START_S", "STOP_S"):
+        monkeypatch.setattr(operator_stage, limit, PATIENCE_S)
+    lines = asyncio.run(measure(control_plane.kubeconfig, control_plane.audit_log, Size(1, 2), 1.0, no_bar))
     values = {(line.case.partition(": ")[2], line.metric): line.value for line in lines}
     assert [line for line in lines if line.value is None] == []
     assert [line for line in missed(lines) if line.unit != "s"] == [], "times on a busy machine prove nothing"
-    assert values["steady 3 s", "API writes"] == values["restart", "API writes"] == 0
-    assert values["converge", "API writes: patch loraadapters"] == 2  # their finalizers
-    for name in control_plane.kubectl("get", "namespaces", "-o", "name").split():
-        if name.startswith("namespace/weft-bench-"):
-            control_plane.kubectl("wait", "--for=delete", name, "--timeout=60s")
+    assert values["steady 1 s", "API writes"] == values["restart", "API writes"] == 0
+    assert values["converge", "API writes: patch loraadapters"] == 1  # its finalizer
+    for namespace in control_plane.get("namespaces")["items"]:
+        if namespace["metadata"]["name"].startswith("weft-bench-"):
+            control_plane.wait_until_gone("namespace", namespace["metadata"]["name"], "")

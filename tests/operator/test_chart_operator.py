@@ -15,23 +15,26 @@ from pathlib import Path
 
 import pytest
 
-import chart
-from chart import Json, arguments_of, objects, one
-from cluster.control_plane import ControlPlane
-from cluster.errors import KubectlFailed
-from cluster.processes import Process, free_ports, wait_until
+from harness import chart
+from harness.chart import Json, arguments_of, objects, one
+from harness.cluster.api import is_so
+from harness.cluster.control_plane import ControlPlane
+from harness.cluster.errors import Refused
+from harness.cluster.processes import Process, free_ports, wait_until
+from harness.waiting import PATIENCE_S
+from tests.operator.stage import OURS
 
 NAMESPACE = chart.NAMESPACE
 PORTS = {"probes": 7401, "webhook": 9443, "metrics-api": 9444}
 
 
 @pytest.fixture(scope="module")
-def plane() -> Iterator[ControlPlane]:
-    """Its own: a webhook that fails closed stops what other tests do."""
-    with ControlPlane() as made:
-        made.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-        made.apply_crds()
-        yield made
+def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
+    """Without whatever the release brings afterwards: its webhook, which fails closed, stops what other tests do."""
+    control_plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    yield control_plane
+    control_plane.empty(NAMESPACE, OURS)
+    control_plane.delete_namespace(NAMESPACE)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,8 @@ def operator(plane: ControlPlane, release: list[Json], tmp_path_factory: pytest.
     """Running, ready, and behind the chart's Service."""
     folder = tmp_path_factory.mktemp("operator")
     actual = dict(zip(PORTS, free_ports(len(PORTS), plane.own_address), strict=True))
-    plane.apply(*(obj for obj in release if obj["kind"] not in ("Deployment", "StatefulSet", "Pod", "Service")))
+    applied = [obj for obj in release if obj["kind"] not in ("Deployment", "StatefulSet", "Pod", "Service")]
+    plane.apply(*map(patient, applied))
     plane.apply(*service(one(release, "Service", "weft-operator"), plane.own_address, actual))
     kubeconfig = plane.token_of(NAMESPACE, "weft-operator").kubeconfig
     arguments = moved(arguments_of(release, "operator"), folder, plane.own_address, actual)
@@ -53,10 +57,17 @@ def operator(plane: ControlPlane, release: list[Json], tmp_path_factory: pytest.
     command = [sys.executable, "-m", "weft_operator.kubernetes", *arguments, f"--kubeconfig={kubeconfig}"]
     process = Process("operator", command, folder)
     try:
-        wait_until(lambda: ready(process, plane.own_address, actual["probes"]), "the operator is ready", 60)
+        wait_until(lambda: ready(process, plane.own_address, actual["probes"]), "the operator is ready")
         yield process
     finally:
         process.end()
+        plane.delete(*applied)
+
+
+def patient(obj: Json) -> Json:
+    """The API server's patience with the webhook is longer here: the machine may be slow."""
+    hooks = [{**hook, "timeoutSeconds": 30} for hook in obj.get("webhooks", ())]
+    return {**obj, "webhooks": hooks} if hooks else obj
 
 
 def service(chart_service: Json, address: str, actual: dict[str, int]) -> list[Json]:
@@ -105,7 +116,7 @@ def unpack(release: list[Json], folder: Path) -> None:
 def ready(process: Process, address: str, port: int) -> bool:
     process.check()
     try:
-        with urllib.request.urlopen(f"http://{address}:{port}/readyz", timeout=2) as answer:
+        with urllib.request.urlopen(f"http://{address}:{port}/readyz", timeout=PATIENCE_S) as answer:
             return answer.status == 200
     except (OSError, urllib.error.HTTPError):
         return False
@@ -119,21 +130,31 @@ def pool(name: str, model: str) -> Json:
 
 
 def test_the_operator_leads_under_the_charts_rights(plane: ControlPlane, operator: Process) -> None:
-    wait_until(lambda: "leading" in operator.log_path.read_text(), "it leads", 30)
-    lease = plane.get("lease", "weft-operator", "-n", NAMESPACE)
+    wait_until(lambda: "leading" in operator.log_path.read_text(), "it leads")
+    lease = plane.get("lease", "weft-operator", NAMESPACE)
     assert lease["spec"]["holderIdentity"]
 
 
 def test_the_api_server_asks_the_webhook_and_believes_its_certificate(plane: ControlPlane, operator: Process) -> None:
     plane.apply(pool("first", "llama"))
-    with pytest.raises(KubectlFailed, match=r"(?s)denied the request.*NameConflict"):
+
+    def is_asked() -> bool:
+        """A moment after it was told of the configuration."""
+        try:
+            plane.apply(pool("second", "llama"), dry_run=True)
+        except Refused:
+            return True
+        return False
+
+    wait_until(is_asked, "the API server asks the webhook")
+    with pytest.raises(Refused, match=r"(?s)denied the request.*NameConflict"):
         plane.apply(pool("second", "llama"))
     plane.apply(pool("third", "mistral"))
 
 
 def test_the_api_server_serves_external_metrics_through_the_operator(plane: ControlPlane, operator: Process) -> None:
-    service = "apiservice/v1beta1.external.metrics.k8s.io"
-    plane.kubectl("wait", service, "--for=condition=Available", "--timeout=60s")
+    service = "v1beta1.external.metrics.k8s.io"
+    plane.wait_until("apiservice", service, "", is_so("Available"), "is available")
     listed = json.loads(plane.kubectl("get", "--raw", "/apis/external.metrics.k8s.io/v1beta1"))
     assert "weft_pool_demand_runners" in {resource["name"] for resource in listed["resources"]}
 
@@ -143,7 +164,7 @@ def test_nothing_was_refused(plane: ControlPlane, operator: Process) -> None:
 
     def told() -> bool:
         operator.check()
-        return bool(plane.get("servingpools", "third", "-n", NAMESPACE).get("status", {}).get("conditions"))
+        return bool(plane.get("servingpools", "third", NAMESPACE).get("status", {}).get("conditions"))
 
-    wait_until(told, "the pool's status is told", 60)
+    wait_until(told, "the pool's status is told")
     assert re.findall(r".*(?:\b403\b|[Ff]orbidden).*", operator.log_path.read_text()) == []

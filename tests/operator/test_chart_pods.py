@@ -13,9 +13,9 @@ import yaml
 from kubernetes.client import CoreV1Api
 from kubernetes.client.exceptions import ApiException
 
-import chart
-from chart import VALUE_SETS, Json
-from cluster.control_plane import ControlPlane
+from harness import chart
+from harness.chart import VALUE_SETS, Json
+from harness.cluster.control_plane import ControlPlane
 from weft_operator.children import children
 from weft_operator.kubernetes.site_file import parse_site
 from weft_operator.observe import Launch

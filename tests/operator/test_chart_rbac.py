@@ -14,11 +14,12 @@ import pytest
 from kubernetes.aio.client import Configuration
 from kubernetes.client import AuthorizationV1Api, CoreV1Api, V1SubjectAccessReview
 
-import chart
-from cluster.access import grants
-from cluster.control_plane import ControlPlane
+from harness import chart
+from harness.cluster.access import grants
+from harness.cluster.control_plane import ControlPlane
+from harness.waiting import PATIENCE_S
 from weft_operator.actions import AddFinalizer, Announce, ApplyChild, DeleteChild, MarkPod, SetStatus
-from weft_operator.errors import ChildRefused
+from weft_operator.errors import ChildRefused, NoEffect
 from weft_operator.kubernetes.client import Api
 from weft_operator.kubernetes.election import Election
 from weft_operator.kubernetes.errors import ApiFailed
@@ -62,9 +63,7 @@ class World:
 
     def made(self, manifest: Object) -> Object:
         """An object that the admin has made, as the operator knows it."""
-        self.plane.apply(manifest)
-        meta = manifest["metadata"]
-        live = self.plane.get(manifest["kind"], meta["name"], "-n", meta["namespace"])
+        (live,) = self.plane.apply(manifest)
         self.mirror.put(live)
         return live
 
@@ -166,8 +165,13 @@ def applies(kind: str) -> Use:
 
     async def use(world: World) -> None:
         child = world.child(kind, f"old-{time.monotonic_ns()}")
-        world.made(child.manifest)
-        await world.backend.apply_child(ApplyChild(Ref("ServingPool", world.pools, "p"), child))
+        live = world.made(child.manifest)
+        while True:
+            world.mirror.put(live)
+            try:
+                return await world.backend.apply_child(ApplyChild(Ref("ServingPool", world.pools, "p"), child))
+            except NoEffect:  # its controller has told its status meanwhile
+                live = world.plane.get(kind, child.name, world.pools)
 
     return use
 
@@ -197,7 +201,7 @@ def announces(times: int) -> Use:
         action = Announce(ref_of(adapter), adapter["metadata"]["uid"], "Normal", "Ready", f"{time.monotonic_ns()}")
         for _ in range(times):
             await world.backend.announce(action)
-        events = world.plane.get("events.v1.events.k8s.io", "-n", world.pools)["items"]
+        events = world.plane.get("events.events.k8s.io", namespace=world.pools)["items"]
         told = [event for event in events if event.get("note") == action.message]
         counts = [(event.get("series") or {}).get("count", 1) for event in told]
         if counts != [times]:
@@ -211,9 +215,10 @@ def elects(step: str) -> Use:
 
     async def use(world: World) -> None:
         election = Election(
-            world.api, world.release, "weft-operator", identity=f"test-{step}", terms=Terms(15.0), clock=time.monotonic
+            world.api, world.release, "weft-operator", identity=f"test-{step}", terms=Terms(120.0), clock=time.monotonic
         )
-        world.plane.kubectl("delete", "lease", "weft-operator", "-n", world.release, "--ignore-not-found")
+        meta = {"name": "weft-operator", "namespace": world.release}
+        world.plane.delete({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta})
         await election._try()  # pyright: ignore[reportPrivateUsage] (one attempt; `acquire` goes on for ever)
         await election._renew()  # pyright: ignore[reportPrivateUsage]
 
@@ -295,15 +300,10 @@ def installed(control_plane: ControlPlane) -> Iterator[Installed]:
         if obj["kind"] in ("Role", "ClusterRole"):
             rules.setdefault(where[obj["metadata"].get("namespace")], []).extend(split(obj["rules"]))
     yield Installed(release, pools, rules)
-    for obj in objects:
-        if obj["kind"].startswith("Cluster"):
-            control_plane.kubectl("delete", obj["kind"], obj["metadata"]["name"])
+    control_plane.delete(*objects)
     for namespace in (release, pools):
         control_plane.empty(namespace, ("loraadapters", "servingpools"))
         control_plane.delete_namespace(namespace)
-    for obj in objects:
-        if obj["metadata"].get("namespace") == SYSTEM:
-            control_plane.kubectl("delete", obj["kind"], obj["metadata"]["name"], "-n", SYSTEM)
 
 
 def rights(rules: dict[str, list[dict[str, Any]]]) -> set[Right]:
@@ -324,7 +324,7 @@ async def acting(plane: ControlPlane, installed: Installed, token: str) -> Async
     configuration.host, configuration.ssl_ca_cert = plane.url, str(plane.ca)
     configuration.api_key = {"BearerToken": f"Bearer {token}"}
     api, mirror = Api(configuration), Mirror()
-    backend = KubeBackend(api, mirror, lead=lambda: None, write_s=10.0, instance="test", clock=time.time)
+    backend = KubeBackend(api, mirror, lead=lambda: None, write_s=PATIENCE_S, instance="test", clock=time.time)
     try:
         yield World(plane, installed.release, installed.pools, api, backend, mirror)
     finally:

@@ -8,8 +8,8 @@ import pytest
 from kubernetes.client import CustomObjectsApi
 from kubernetes.client.exceptions import ApiException
 
-from bad_manifests import BAD, GOOD, WORDINGS, Bad, Manifest, adapter, pool
-from cluster.control_plane import ControlPlane
+from harness.bad_manifests import BAD, GOOD, WORDINGS, Bad, Manifest, adapter, pool
+from harness.cluster.control_plane import ControlPlane
 from weft.api.manifests import parse_object
 
 GROUP, VERSION = "serving.weft.dev", "v1alpha1"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.control_plane import ControlPlane
+from harness.cluster.control_plane import ControlPlane
 from weft_operator import capacity
 from weft_operator.children import MANAGER, children
 from weft_operator.intent import fulfils, intent_of
@@ -78,8 +78,8 @@ def stored_pool(control_plane: ControlPlane, namespace: str, name: str = "demo",
         "metadata": {"name": name, "namespace": namespace},
         "spec": {"model": {"uri": "file:model"}, **spec},
     }
-    control_plane.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
-    return parse_pool(control_plane.get("servingpool", name, "-n", namespace))
+    (stored,) = control_plane.apply(manifest)
+    return parse_pool(stored)
 
 
 def wishes(pool: Pool, site: Site, size: int) -> list[Child]:
@@ -89,13 +89,12 @@ def wishes(pool: Pool, site: Site, size: int) -> list[Child]:
 
 def apply(control_plane: ControlPlane, child: Child) -> dict[str, Any]:
     """As the shell does it: server-side, forced. The object as it is then."""
-    text = json.dumps(child.manifest)
-    flags = ("--server-side", "--force-conflicts", f"--field-manager={MANAGER}", "-o", "json", "--show-managed-fields")
-    return json.loads(control_plane.kubectl("apply", *flags, "-f", "-", stdin=text))
+    (made,) = control_plane.apply(child.manifest, manager=MANAGER)
+    return made
 
 
 def live(control_plane: ControlPlane, child: Child) -> dict[str, Any]:
-    return control_plane.get(child.kind.lower(), child.name, "-n", child.namespace)
+    return control_plane.get(child.kind.lower(), child.name, child.namespace)
 
 
 def generation(obj: dict[str, Any]) -> Any:

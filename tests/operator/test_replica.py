@@ -1,22 +1,12 @@
-"""What every replica does: it waits for its CRDs, it judges admission, leader or not; it says why it cannot start."""
+"""What every replica does: it judges admission, leader or not; it says why it cannot start."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
-import pytest
-
-from cluster.control_plane import ControlPlane
-from cluster.errors import KubectlFailed
-from tests.operator.stage import Replica, Stage, until
+from harness.cluster.errors import Refused
+from harness.ports import free_port
+from tests.operator.stage import Stage, until
 
 WEBHOOK = "weft-replica-test"
-
-
-@pytest.fixture
-def stage(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Stage]:
-    with Stage(control_plane, namespace, tmp_path) as made:
-        yield made
-        control_plane.kubectl("delete", "validatingwebhookconfiguration", WEBHOOK, "--ignore-not-found")
 
 
 def webhook(stage: Stage, ca_bundle: str, port: int) -> None:
@@ -38,7 +28,7 @@ def webhook(stage: Stage, ca_bundle: str, port: int) -> None:
                     "namespaceSelector": selector,
                     "sideEffects": "None",
                     "admissionReviewVersions": ["v1"],
-                    "timeoutSeconds": 2,
+                    "timeoutSeconds": 30,
                 }
             ],
         }
@@ -48,7 +38,7 @@ def webhook(stage: Stage, ca_bundle: str, port: int) -> None:
 def test_a_replica_that_does_not_lead_judges_admission_by_what_the_cluster_has(stage: Stage) -> None:
     leader = stage.replica()
     until(lambda: leader.leads, "the first leads")
-    host, port = stage.control_plane.own_address, stage.port()
+    host, port = stage.control_plane.own_address, free_port()
     folder, ca_bundle = stage.certificates(f"weft-operator.{stage.namespace}.svc")
     judge = stage.replica(webhook=f"{host}:{port}", webhook_tls_dir=folder)
     stage.apply_pool()
@@ -60,7 +50,7 @@ def test_a_replica_that_does_not_lead_judges_admission_by_what_the_cluster_has(s
         """Until the API server has taken in whom to ask, it asks nobody."""
         try:
             stage.apply_adapter("second", "file:adapters/upper", model_name=f"{stage.namespace}/first")
-        except KubectlFailed as error:
+        except Refused as error:
             return "belongs to" in str(error)
         stage.kubectl("delete", "loraadapter", "second")
         return False
@@ -68,35 +58,24 @@ def test_a_replica_that_does_not_lead_judges_admission_by_what_the_cluster_has(s
     until(refused, "the conflict is refused by the webhook")
     assert not judge.leads
     stage.apply_adapter("third", "file:adapters/upper")
+    stage.control_plane.kubectl("delete", "validatingwebhookconfiguration", WEBHOOK)
 
 
-def test_an_operator_that_comes_before_its_crds_waits_for_them_and_then_works(tmp_path: Path) -> None:
-    with ControlPlane() as bare, Stage(bare, bare.create_namespace(), tmp_path) as stage:
-        replica = stage.replica(wait=False)
-        until(lambda: "CustomResourceDefinitions" in replica.get("/readyz")[1], "it says what it waits for")
-        assert replica.get("/healthz")[0] == 200
-        bare.apply_crds()
-        until(lambda: replica.get("/readyz")[0] == 200, "it is ready")
-        stage.apply_pool()
-        stage.wait_for("servingpool", "base", "Fetched")
+def test_what_cannot_start_says_why_and_ends_with_2(running: Stage) -> None:
+    wrong: dict[str, dict[str, Any]] = {
+        "BadSite": {"site": "/absent/site.yaml"},
+        "NoCluster": {"kubeconfig": "/absent/kubeconfig"},
+        "TlsUnusable": {"tls_dir": "/absent"},
+    }
+    started = {told: running.replica(wait=False, **flags) for told, flags in wrong.items()}
+    for told, replica in started.items():
+        assert replica.ended() == 2
+        assert told in replica.said()
+        assert "Traceback" not in replica.said()
 
 
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        ({"site": "/absent/site.yaml"}, "BadSite"),
-        ({"kubeconfig": "/absent/kubeconfig"}, "NoCluster"),
-        ({"tls_dir": "/absent"}, "TlsUnusable"),
-    ],
-)
-def test_what_cannot_start_says_why_and_ends_with_2(stage: Stage, flags: dict[str, str], told: str) -> None:
-    replica: Replica = stage.replica(wait=False, **flags)
-    assert replica.ended() == 2
-    assert told in replica.said()
-    assert "Traceback" not in replica.said()
-
-
-def test_rights_that_are_missing_are_told_by_readiness(stage: Stage) -> None:
-    nobody = stage.control_plane.service_account(stage.namespace, "nobody")
-    replica = stage.replica(wait=False, kubeconfig=nobody.kubeconfig)
+def test_rights_that_are_missing_are_told_by_readiness(running: Stage) -> None:
+    nobody = running.control_plane.service_account(running.namespace, "nobody")
+    replica = running.replica(wait=False, by=nobody)
     until(lambda: "cannot list resource" in replica.get("/readyz")[1], "it says which right is missing")
+    replica.stop()

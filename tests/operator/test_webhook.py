@@ -21,10 +21,12 @@ import yaml
 from kubernetes.client import CustomObjectsApi
 from kubernetes.client.exceptions import ApiException
 
-import chart
-from bad_manifests import Manifest
-from cluster.control_plane import ControlPlane
-from conflicting_manifests import PASSING, PLATFORM, REFUSED, TENANT, Wish, base, in_namespaces, lora, slots
+from harness import chart
+from harness.bad_manifests import Manifest
+from harness.cluster.control_plane import ControlPlane
+from harness.cluster.processes import free_ports
+from harness.conflicting_manifests import PASSING, PLATFORM, REFUSED, TENANT, Wish, base, in_namespaces, lora, slots
+from harness.waiting import PATIENCE_S, wait_until
 from weft_operator.kubernetes import admission
 from weft_operator.kubernetes.client import load_configuration
 from weft_operator.kubernetes.resources import OWN, Key
@@ -35,7 +37,6 @@ from weft_operator.resources import Object, Ref, parse
 GROUP, VERSION = "serving.weft.dev", "v1alpha1"
 PLURALS = {"ServingPool": "servingpools", "LoRAAdapter": "loraadapters"}
 LABEL = "weft-webhook-test"
-SEEN_S = 15.0
 
 
 class Webhook:
@@ -49,24 +50,22 @@ class Webhook:
         self._ready: Future[None] = Future()
         self._loop = asyncio.new_event_loop()
         self._work = self._loop.create_task(self._serve())
-        with socket.socket() as free:  # kopf's server takes no port 0 from outside
-            free.bind((control_plane.own_address, 0))
-            self.port: int = free.getsockname()[1]
+        (self.port,) = free_ports(1, control_plane.own_address)
         self._thread = threading.Thread(target=self._run)
 
     def start(self) -> None:
         self._thread.start()
-        self._ready.result(30)
+        self._ready.result(PATIENCE_S)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._work.cancel)
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
 
     def wait_for(self, ref: Ref, obj: Object | None) -> None:
         """Until the watch has told of exactly this version, or (None) that there is no such object any more."""
         wanted = (obj["metadata"]["uid"], obj["metadata"]["resourceVersion"]) if obj else None
         with self._changed:
-            assert self._changed.wait_for(lambda: self._seen.get(ref) == wanted, SEEN_S), f"{ref} was not told"
+            assert self._changed.wait_for(lambda: self._seen.get(ref) == wanted, PATIENCE_S), f"{ref} was not told"
 
     def _run(self) -> None:
         try:
@@ -195,7 +194,7 @@ def asked_when() -> list[Manifest]:
 
 
 def configuration(control_plane: ControlPlane, port: int, name: str = LABEL) -> Manifest:
-    """As the chart's, for namespaces with our label."""
+    """As the chart's, for namespaces with our label, and with more patience."""
     authority = base64.b64encode(control_plane.ca.read_bytes()).decode()
     hooks = [
         {
@@ -215,7 +214,7 @@ def configuration(control_plane: ControlPlane, port: int, name: str = LABEL) -> 
             "matchConditions": asked_when(),
             "namespaceSelector": {"matchLabels": {name: "yes"}},
             "failurePolicy": "Fail",
-            "timeoutSeconds": 2,
+            "timeoutSeconds": 30,
             "sideEffects": "None",
             "admissionReviewVersions": ["v1"],
         }
@@ -254,13 +253,7 @@ def wait_until_asked(world: World) -> None:
     """API servers learn of a configuration a moment later: until then they ask nobody."""
     single, wish = (in_namespaces(obj, world.names) for obj in (base(**slots(1)), lora("probe", pinned=True)))
     world.put(single)
-    for _ in range(200):
-        try:
-            world.apply(wish, dry_run=True)
-        except ApiException:
-            break
-    else:
-        pytest.fail("the API server does not ask the webhook")
+    refusal(lambda: world.apply(wish, dry_run=True))
     world.remove(single)
 
 
@@ -341,7 +334,8 @@ def test_while_nobody_answers_wishes_are_refused_and_everything_else_goes_on(con
         api.create_namespaced_custom_object(*_path(held)[:-1], held)
         control_plane.apply(configuration(control_plane, closed.getsockname()[1], name))
         try:
-            _until_refused(lambda: api.patch_namespaced_custom_object(*_path(held), {"spec": {"pinned": True}}))
+            said = refusal(lambda: api.patch_namespaced_custom_object(*_path(held), {"spec": {"pinned": True}}))
+            assert "failed calling webhook" in said
             api.patch_namespaced_custom_object(*_path(held), {"metadata": {"labels": {"edited": "yes"}}})
             api.delete_namespaced_custom_object(*_path(held))
             api.patch_namespaced_custom_object(*_path(held), {"metadata": {"finalizers": None}})
@@ -352,14 +346,16 @@ def test_while_nobody_answers_wishes_are_refused_and_everything_else_goes_on(con
             control_plane.delete_namespace(namespace)
 
 
-def _until_refused(write: Callable[[], Any]) -> None:
-    """API servers learn of a configuration a moment later."""
-    for _ in range(200):
+def refusal(write: Callable[[], Any]) -> str:
+    """What is said once a write is refused: API servers learn of a configuration a moment later."""
+    said: list[str] = []
+
+    def is_refused() -> bool:
         try:
             write()
         except ApiException as refused:
-            said = str(refused.body)
-            break
-    else:
-        pytest.fail("the API server does not ask the webhook")
-    assert "failed calling webhook" in said
+            said.append(str(refused.body))
+        return bool(said)
+
+    wait_until(is_refused, "the API server asks the webhook")
+    return said[0]

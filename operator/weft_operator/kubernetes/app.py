@@ -24,6 +24,7 @@ from weft_operator.kubernetes.client import Api, load_configuration
 from weft_operator.kubernetes.demand import DemandWatch
 from weft_operator.kubernetes.election import Election, new_identity
 from weft_operator.kubernetes.errors import KubernetesError, LeadershipLost
+from weft_operator.kubernetes.external import Demand
 from weft_operator.kubernetes.feed import OWN_KINDS
 from weft_operator.kubernetes.health import OperatorProbes
 from weft_operator.kubernetes.leader import Leader
@@ -172,10 +173,14 @@ class Replica:
         if settings.metrics_api is None:
             return None
         assert settings.webhook_tls_dir is not None
-        demand = self._demand
-        return MetricsApi(
-            self._api, settings.metrics_api, settings.webhook_tls_dir, lambda: demand.pools() if demand.up else None
-        )
+        return MetricsApi(self._api, settings.metrics_api, settings.webhook_tls_dir, self._demand_of_pools)
+
+    def _demand_of_pools(self) -> list[tuple[str, Demand]] | None:
+        """Of the pools that there are: the scheduler does not tell that one is gone. None while it is away."""
+        if not self._demand.up:
+            return None
+        known = {str(ref) for ref in self._desired.refs() if ref.kind == "ServingPool"}
+        return [(pool, demand) for pool, demand in self._demand.pools() if pool in known]
 
     def _judge_by(self, obj: Object, gone: bool) -> None:
         """Admission judges by all adapters and pools as they are."""

@@ -4,9 +4,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 
-from weft_operator.local.ports import LOOPBACK, free_ports
+from weft_operator.local.ports import LOOPBACK
 from weft_operator.local.processes import Program
 
 Ports = Callable[[int], list[int]]
@@ -76,15 +75,3 @@ def choose_addresses(options: Options, ports: Ports) -> Addresses:
     """Free ports for everything but the gateway, whose port is the user's choice."""
     chosen = [f"{LOOPBACK}:{port}" for port in ports(7)]
     return Addresses(*chosen, gateway=f"{options.host}:{options.port}")
-
-
-def port_source() -> Ports:
-    """Free ports, none given out twice."""
-    random, given = Random(), set[int]()  # noqa: S311 (no secret)
-
-    def ports(count: int) -> list[int]:
-        found = [port for port in free_ports(count + len(given), random) if port not in given][:count]
-        given.update(found)
-        return found
-
-    return ports

@@ -5,6 +5,8 @@ taken, between two lives of a component, by any connection of this machine, even
 """
 
 import socket
+import sys
+from collections import deque
 from pathlib import Path
 from random import Random
 
@@ -13,21 +15,50 @@ from weft_operator.errors import PortInUse
 RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST, EPHEMERAL_DEFAULT = 10_000, 32_768
 LOOPBACK = "127.0.0.1"
+RESERVED = 200
 
 
-def free_ports(count: int, random: Random) -> list[int]:
-    """That many different free ports on loopback. Raises PortInUse when there are not enough."""
-    top = _ephemeral_from()
-    low = LOWEST if top > LOWEST + 1000 else 1024
-    found: list[int] = []
-    for port in random.sample(range(low, top), min(top - low, 200 + 20 * count)):
-        if len(found) == count:
-            break
-        if _is_free(LOOPBACK, port):
-            found.append(port)
-    if len(found) < count:
-        raise PortInUse(f"found only {len(found)} free ports on {LOOPBACK} between {low} and {top}, {count} are needed")
-    return found
+class PortSource:
+    """Free ports on loopback, none given out twice: also not to another process that asks here before ours listens.
+
+    Each is reserved by an abstract unix socket of its number (Linux; elsewhere two processes may be given the same
+    one), which the kernel takes with this process. Only the last RESERVED are held: by then the others are in use, or
+    given up.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._reserved: deque[socket.socket] = deque()
+
+    def __call__(self, count: int) -> list[int]:
+        """That many different ports. Raises PortInUse when there are not enough."""
+        top = _ephemeral_from()
+        low = LOWEST if top > LOWEST + 1000 else 1024
+        found: list[int] = []
+        for port in self._random.sample(range(low, top), min(top - low, 200 + 20 * count)):
+            if len(found) == count:
+                break
+            if _is_free(LOOPBACK, port) and self._reserve(port):
+                found.append(port)
+        if len(found) < count:
+            raise PortInUse(
+                f"found only {len(found)} free ports on {LOOPBACK} between {low} and {top}, {count} are needed"
+            )
+        return found
+
+    def _reserve(self, port: int) -> bool:
+        if sys.platform != "linux":
+            return True
+        reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            reservation.bind(f"\0weft-port-{port}")
+        except OSError:
+            reservation.close()
+            return False
+        self._reserved.append(reservation)
+        if len(self._reserved) > RESERVED:
+            self._reserved.popleft().close()
+        return True
 
 
 def require_free(host: str, port: int, flag: str) -> None:

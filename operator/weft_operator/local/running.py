@@ -6,16 +6,17 @@ import time
 from collections.abc import AsyncGenerator, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 from weft.process import owned
 from weft_operator.errors import ComponentFailed
 from weft_operator.local.admission import Admission, as_served
-from weft_operator.local.components import Options, choose_addresses, port_source
+from weft_operator.local.components import Options, choose_addresses
 from weft_operator.local.durable import open_store
 from weft_operator.local.file_root import settle_file_root
 from weft_operator.local.own_log import CONTROLLER, logging_to
-from weft_operator.local.ports import require_free
+from weft_operator.local.ports import PortSource, require_free
 from weft_operator.local.stack import START_S, Progress, Stack
 from weft_operator.resources import Object
 
@@ -35,7 +36,7 @@ async def running(options: Options, objects: Iterable[Object], progress: Progres
         for obj in objects:
             store.apply(admit(obj, store.find))
         options = replace(options, file_root=settle_file_root(options.data_dir, options.file_root))
-        ports = port_source()
+        ports = PortSource(Random())  # noqa: S311 (no secret)
         stack = Stack(options, choose_addresses(options, ports), store, ports)
         stack.listen(progress)
         exits.enter_context(logging_to(stack.open_log(CONTROLLER), options.log_level))

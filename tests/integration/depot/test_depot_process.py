@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import ToolMissing
-from fake_hub import FakeHub
-from s3_server import ROOT_KEYS, s3_server
+from harness.cluster.errors import ToolMissing
+from harness.fake_hub import FakeHub
+from harness.s3_server import ROOT_KEYS, s3_server
+from harness.waiting import PATIENCE_S
+from tests.integration.depot.conftest import Run
 from tests.unit.artifacts.making import MODEL_CONFIG, lora, write_adapter, write_model
 from tests.unit.depot.reading import folder_bytes
-from tests.unit.depot.running import Process
 from weft.artifacts.blobs import BlobStore, check_blobs
 from weft.artifacts.model_config import parse_model_config
 
-pytestmark = pytest.mark.integration
 TOKEN = "hf_TheTokenOfTeamA"
 WIDE = {"hidden_size": 256, "intermediate_size": 256}
 
@@ -61,21 +61,24 @@ def visible(data: Path) -> set[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_end_in_the_middle_of_a_download_leaves_nothing_half_done(
-    hub: FakeHub, secrets: Path, tmp_path: Path, number: int
+    hub: FakeHub, secrets: Path, tmp_path: Path, number: int, run: Run
 ) -> None:
-    data, flags = tmp_path / "data", ("--hf-endpoint", hub.url, "--secrets", secrets)
-    first = Process("--data-dir", data, *flags)
+    data, flags = tmp_path / "data", ("--schemes", "hf", "--hf-endpoint", hub.url, "--secrets", secrets)
+    first = run("--data-dir", data, *flags)
     base = first.resolve(kind="model", uri="hf:org/tiny")["digest"]
     before = visible(data)
     hub.fault("adapter_model.safetensors bytes=65536-", times=100, hang=True)
     first.submit(**adapter_body(base))
-    assert hub.hung.wait(20)
+    assert hub.hung.wait(PATIENCE_S)
     assert list((data / "blobs" / "partial").iterdir())
-    code = first.end(number)
-    assert code == (-signal.SIGKILL if number == signal.SIGKILL else 0)
+    first.popen.send_signal(number)
+    if number == signal.SIGTERM:
+        assert first.says("Waiting for application shutdown")
+        hub.closing.set()  # or the depot's own patience would run out, ten seconds later
+    assert first.wait() == (-signal.SIGKILL if number == signal.SIGKILL else 0)
     assert visible(data) == before
     hub.faults.clear()
-    second = Process("--data-dir", data, *flags)
+    second = run("--data-dir", data, *flags)
     assert not list((data / "blobs" / "partial").glob("tmp-*"))
     assert second.resolve(**adapter_body(base))["state"] == "Fetched"
     assert second.end() == 0
@@ -84,7 +87,7 @@ def test_the_end_in_the_middle_of_a_download_leaves_nothing_half_done(
 
 
 def test_a_private_repository_and_a_bucket_are_served_and_no_secret_is_told(
-    hub: FakeHub, secrets: Path, tmp_path: Path
+    hub: FakeHub, secrets: Path, tmp_path: Path, run: Run
 ) -> None:
     """With every library at DEBUG, which is where some of them print headers and answers."""
     try:
@@ -92,7 +95,7 @@ def test_a_private_repository_and_a_bucket_are_served_and_no_secret_is_told(
             s3.bucket("models")
             s3.put_folder("models", "lora", tmp_path / "a")
             flags = ("--hf-endpoint", hub.url, "--secrets", secrets, "--s3-endpoints", s3.url, "--log-level", "DEBUG")
-            depot = Process("--data-dir", tmp_path / "data", *flags)
+            depot = run("--data-dir", tmp_path / "data", *flags)
             base = depot.resolve(kind="model", uri="hf:org/tiny")["digest"]
             bucket = {"uri": "s3://models/lora", "endpoint": s3.url, "credentialsRef": {"name": "s3"}}
             found = [depot.resolve(**adapter_body(base, **fields)) for fields in ({}, bucket)]

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 import pytest
 from kubernetes import client
 
-from cluster.control_plane import ControlPlane
-from cluster.errors import ToolMissing
+from harness.cluster.control_plane import ControlPlane
+from harness.cluster.errors import ToolMissing
+from harness.waiting import wait_until
 from weft.artifacts.errors import ArtifactError, Reason
 from weft_depot.credentials import Secret
 from weft_depot.credentials.kubernetes import KubernetesSecrets
-
-pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +27,12 @@ def plane() -> Iterator[ControlPlane]:
 class Depot:
     """A service account without any rights, and two namespaces of tenants with a Secret each."""
 
-    def __init__(self, plane: ControlPlane) -> None:
+    def __init__(self, plane: ControlPlane, admin: client.CoreV1Api) -> None:
         self.plane = plane
-        self.home, self.team, self.other = (plane.create_namespace(name) for name in ("weft", "team", "other"))
+        self.home, self.team, self.other = (_namespace(admin, name) for name in ("weft-", "team-", "other-"))
         for namespace in (self.team, self.other):
-            self.kubectl("create", "secret", "generic", "hub", "-n", namespace, f"--from-literal=token=hf_{namespace}")
+            secret = client.V1Secret(metadata={"name": "hub"}, string_data={"token": f"hf_{namespace}"})
+            admin.create_namespaced_secret(namespace, secret)
         self.api = plane.client(plane.service_account(self.home, "depot"))
         self.secrets = KubernetesSecrets(client.CoreV1Api(self.api))
 
@@ -44,17 +44,35 @@ class Depot:
             self.secrets.read(namespace, name)
         return caught.value
 
-    def grant_as_told(self, message: str) -> None:
-        """Run the commands of a refusal as they stand there."""
-        commands = re.findall(r"kubectl (create [^&]+)", message)
+    def grant_as_told(self, namespace: str, name: str) -> None:
+        """Run the commands of the refusal as they stand there, and wait until they count at the API server."""
+        commands = re.findall(r"kubectl (create [^&]+)", self.refusal(namespace, name).message)
         assert len(commands) == 2
         for command in commands:
             self.kubectl(*command.split())
+        wait_until(lambda: not self._forbidden(namespace, name), "the grant counts")
+
+    def _forbidden(self, namespace: str, name: str) -> bool:
+        try:
+            self.secrets.read(namespace, name)
+        except ArtifactError as error:
+            return error.reason == Reason.SECRET_FORBIDDEN
+        return False
+
+
+def _namespace(admin: client.CoreV1Api, prefix: str) -> str:
+    return admin.create_namespace({"metadata": {"generateName": prefix}}).metadata.name
+
+
+@pytest.fixture(scope="module")
+def admin(plane: ControlPlane) -> Iterator[client.CoreV1Api]:
+    with plane.client() as api:
+        yield client.CoreV1Api(api)
 
 
 @pytest.fixture
-def depot(plane: ControlPlane) -> Iterator[Depot]:
-    made = Depot(plane)
+def depot(plane: ControlPlane, admin: client.CoreV1Api) -> Iterator[Depot]:
+    made = Depot(plane, admin)
     yield made
     made.api.close()
 
@@ -63,26 +81,26 @@ def test_without_rights_it_says_what_grants_them_and_that_works(depot: Depot) ->
     error = depot.refusal(depot.team, "hub")
     assert error.reason == Reason.SECRET_FORBIDDEN
     assert f"--serviceaccount={depot.home}:depot" in error.message
-    depot.grant_as_told(error.message)
+    depot.grant_as_told(depot.team, "hub")
     assert depot.secrets.read(depot.team, "hub").text("token") == f"hf_{depot.team}"
 
 
 def test_the_grant_is_for_that_one_secret(depot: Depot) -> None:
-    depot.grant_as_told(depot.refusal(depot.team, "hub").message)
+    depot.grant_as_told(depot.team, "hub")
     depot.kubectl("create", "secret", "generic", "another", "-n", depot.team, "--from-literal=token=x")
     for namespace, name in ((depot.team, "another"), (depot.other, "hub")):
         assert depot.refusal(namespace, name).reason == Reason.SECRET_FORBIDDEN
 
 
 def test_a_secret_that_is_not_there_is_missing_where_it_may_be_read(depot: Depot) -> None:
-    depot.grant_as_told(depot.refusal(depot.team, "later").message)
+    depot.grant_as_told(depot.team, "later")
     error = depot.refusal(depot.team, "later")
     assert error.reason == Reason.SECRET_MISSING
     assert f"{depot.team}/later" in error.message
 
 
 def test_binary_values_come_as_they_are(depot: Depot) -> None:
-    depot.grant_as_told(depot.refusal(depot.team, "hub").message)
+    depot.grant_as_told(depot.team, "hub")
     patch = '{"data": {"token": "/wA=", "more": ""}}'
     depot.kubectl("patch", "secret", "hub", "-n", depot.team, "-p", patch)
     secret = depot.secrets.read(depot.team, "hub")
@@ -117,10 +135,10 @@ def test_a_token_that_is_not_known_is_tried_later(depot: Depot) -> None:
     assert "401" in caught.value.message
 
 
-def test_the_client_logs_no_answer(depot: Depot, caplog: pytest.LogCaptureFixture) -> None:
-    depot.grant_as_told(depot.refusal(depot.team, "hub").message)
+def test_the_client_logs_no_answer(depot: Depot, admin: client.CoreV1Api, caplog: pytest.LogCaptureFixture) -> None:
+    depot.grant_as_told(depot.team, "hub")
     caplog.set_level(logging.DEBUG)
     depot.secrets.read(depot.team, "hub")
     assert f"hf_{depot.team}" not in caplog.text
-    encoded = depot.plane.get("secret", "hub", "-n", depot.team)["data"]["token"]
-    assert encoded not in caplog.text
+    told = caplog.text
+    assert admin.read_namespaced_secret("hub", depot.team).data["token"] not in told

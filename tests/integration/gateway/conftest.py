@@ -26,6 +26,8 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from harness.quick import quick_disk  # noqa: F401 (a fixture)
+from harness.waiting import PATIENCE_S, soon  # noqa: F401 (of all that is here)
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import FileEntry, build_manifest, hex_of
 from weft.wire.channels import Outbox, both_ways
@@ -44,14 +46,8 @@ from weft_gateway.gateway import Gateway
 from weft_gateway.serve import check_serving
 from weft_gateway.settings import Settings
 
-PATIENCE_S = 10.0  # for something that has to happen; never waited out by a passing test
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}</s>{% endfor %}<|assistant|>"
 ANSWER = "Grüße, dear reader \N{SLIGHTLY SMILING FACE}!"
-
-
-async def soon(awaitable: Any) -> Any:
-    """The awaited value, or a failure instead of a hanging test."""
-    return await asyncio.wait_for(awaitable, PATIENCE_S)
 
 
 async def until(condition: Callable[[], Any]) -> Any:
@@ -107,7 +103,7 @@ class FakeDepot:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def add_model(self, files: dict[str, bytes]) -> str:
         entries = [FileEntry(n, hex_of(self.blobs.put(data)), len(data)) for n, data in files.items()]
@@ -280,10 +276,10 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
 
 
 @asynccontextmanager
-async def grpc_server(register: Callable[[grpc.aio.Server], None]) -> AsyncIterator[str]:
+async def grpc_server(register: Callable[[grpc.aio.Server], None], at: str = "127.0.0.1:0") -> AsyncIterator[str]:
     server = grpc.aio.server()
     register(server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(at)
     await server.start()
     try:
         yield f"127.0.0.1:{port}"
@@ -296,6 +292,32 @@ async def runner_server(runner: FakeRunner) -> AsyncIterator[FakeRunner]:
     async with grpc_server(lambda s: runner_pb2_grpc.add_RunnerServicer_to_server(runner, s)) as address:
         runner.address = address
         yield runner
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, without its pauses of a tenth of a second, three of them at every end."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.leave = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.leave.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if tasks := set(self.server_state.tasks):
+            _, late = await asyncio.wait(tasks, timeout=1.0)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        connections: list[Any] = list(self.server_state.connections)
+        for connection in connections:
+            connection.transport.abort()
 
 
 @dataclass
@@ -312,7 +334,7 @@ class World:
     predictor_address: str = ""
     gateway: Gateway = field(default=None)  # type: ignore[assignment]
     url: str = ""
-    server: uvicorn.Server = field(default=None)  # type: ignore[assignment]
+    server: Server = field(default=None)  # type: ignore[assignment]
     pool: httpx2.AsyncClient = field(default=None)  # type: ignore[assignment]
 
     def routes(self, version: int = 1, **fields: Any) -> scheduler_pb2.Routes:
@@ -346,8 +368,9 @@ class World:
             "depot": self.depot.url,
             "data_dir": tmp_path / "data",
             "auth": False,
-            "hold_seconds": 30.0,
-            "predict_ms": 2000,
+            "hold_seconds": 600.0,
+            "predict_ms": 5000,
+            "connect_seconds": 60.0,
         }
         return Settings(**(values | changes))
 
@@ -415,8 +438,7 @@ async def serving(world: World, settings: Settings) -> AsyncIterator[World]:
     listener = socket.create_server(("127.0.0.1", 0))
     gateway = Gateway(settings, registry=CollectorRegistry())
     config = uvicorn.Config(build_app(gateway), lifespan="off", log_config=None, http=BoundedHttp, ws="none")
-    config.timeout_graceful_shutdown = 1
-    server = world.server = uvicorn.Server(config)
+    server = world.server = Server(config)
     world.gateway, world.url = gateway, f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with gateway.running(), httpx2.AsyncClient(timeout=PATIENCE_S) as world.pool:
         http = asyncio.create_task(server._serve([listener]))
@@ -424,7 +446,7 @@ async def serving(world: World, settings: Settings) -> AsyncIterator[World]:
             await until(lambda: server.started)
             yield world
         finally:
-            server.should_exit = True
+            server.leave.set()
             await http
 
 

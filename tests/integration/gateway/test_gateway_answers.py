@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import pytest
 
 from weft.wire.v1 import common_pb2
 
 from .conftest import ANSWER, World, opened, serving, soon, until
 
-pytestmark = pytest.mark.integration
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
 

@@ -17,7 +17,6 @@ from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2
 from .conftest import FakeRunner, World, opened, runner_server, serving, soon, until
 from .test_gateway_bounds import stalled
 
-pytestmark = pytest.mark.integration
 HELLO: Any = [{"role": "user", "content": "hello"}]
 ANSWERS = ["one", "two words", "and three, no: four"]
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "hello", "n": 3}

@@ -2,18 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
-import httpx2
 import pytest
 
+from harness.ports import free_addresses
 from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 from .conftest import (
     ANSWER,
-    PATIENCE_S,
     FakeRunner,
     FakeScheduler,
     World,
@@ -25,7 +24,6 @@ from .conftest import (
     until,
 )
 
-pytestmark = pytest.mark.integration
 BODY: dict[str, Any] = {"model": "acme/upper", "prompt": "hello", "stream": True}
 
 
@@ -241,13 +239,14 @@ async def test_a_runner_that_does_not_answer_is_given_up_in_bounded_time(
     other.silent = silent
     if not silent:
         other.address = "127.0.0.1:1"
-    async with serving(parts, parts.settings(tmp_path, connect_seconds=2)) as world:
+    async with serving(parts, parts.settings(tmp_path, connect_seconds=0.5)) as world:
         await until(lambda: world.gateway.unready() is None)
         asked = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
         submit = await world.scheduler.next("submit")
         world.scheduler.assign(submit.request_id, other)
         failed = await world.scheduler.next("failed")
         assert (failed.reason, failed.epoch) == (scheduler_pb2.Failed.SESSION_LOST, world.scheduler.epoch())
+        world.scheduler.autopilot = True  # a slow machine may need more than one try in so little time
         world.scheduler.assign(submit.request_id)
         assert (await soon(asked)).choices[0].text == ANSWER
 
@@ -307,27 +306,19 @@ async def test_a_request_that_broke_while_the_scheduler_was_away_is_told_as_runn
 
 
 async def test_a_request_that_comes_while_the_scheduler_is_away_waits_for_it(parts: World, tmp_path: Path) -> None:
-    first = FakeScheduler()
+    at, first, second = free_addresses(1)[0], FakeScheduler(), FakeScheduler()
     first.routes = parts.routes()
+    second.runner, second.term = parts.runner, 2
     add = scheduler_pb2_grpc.add_SchedulerServicer_to_server
-    async with grpc_server(lambda s: add(first, s)) as address:
-        context = serving(parts, parts.settings(tmp_path, scheduler=address))
-        world = await context.__aenter__()
-        await until(lambda: world.gateway.unready() is None)
-    try:
+    async with AsyncExitStack() as stack:
+        async with grpc_server(lambda s: add(first, s), at):
+            world = await stack.enter_async_context(serving(parts, parts.settings(tmp_path, scheduler=at)))
+            await until(lambda: world.gateway.unready() is None)
         await until(lambda: not world.gateway.serving.scheduler.up)
         asked = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
         await until(lambda: world.gateway.serving.held == 1)
-        second = FakeScheduler()
-        second.runner, second.term = parts.runner, 2
-        server = grpc.aio.server()
-        add(second, server)
-        server.add_insecure_port(address)
-        await server.start()
+        await stack.enter_async_context(grpc_server(lambda s: add(second, s), at))
         assert (await soon(asked)).choices[0].text == ANSWER
-        await server.stop(None)
-    finally:
-        await context.__aexit__(None, None, None)
 
 
 async def test_the_last_route_table_is_kept_until_a_newer_one_comes(world: World) -> None:
@@ -382,16 +373,14 @@ async def test_a_client_that_goes_away_from_the_queue_is_cancelled_there(world: 
     await world.settled()
 
 
-async def test_a_client_that_times_out_does_not_disturb_its_neighbour(world: World) -> None:
+async def test_a_client_that_gives_up_does_not_disturb_its_neighbour(world: World) -> None:
     world.runner.autopilot = False
     neighbour = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
     kept = await world.runner.next("start")
-    patience = httpx2.Timeout(PATIENCE_S, read=2.0)
-    async with httpx2.AsyncClient(base_url=world.url, timeout=patience) as hasty:
+    async with world.http() as hasty:
         posted = asyncio.create_task(hasty.post("/v1/completions", json=BODY))
         lost = await world.runner.next("start")
-        with pytest.raises(httpx2.ReadTimeout):
-            await posted
-    assert (await world.runner.next("stop")).request_id == lost.request_id
+        posted.cancel()  # as its own deadline does
+        assert (await world.runner.next("stop")).request_id == lost.request_id
     world.runner.answer_whole(kept)
     assert (await soon(neighbour)).choices[0].text == ANSWER

@@ -1,7 +1,6 @@
 """The process itself: flags, ports, signals; and what it shows of itself."""
 
 import asyncio
-import os
 import re
 import signal
 import socket
@@ -16,11 +15,13 @@ import openai
 import orjson
 import pytest
 
+from harness.processes import tied
+from harness.waiting import eventually
 from weft.wire.v1 import common_pb2
+from weft_gateway.main import main
 
 from .conftest import ANSWER, PATIENCE_S, World, opened, serving, soon, until
 
-pytestmark = pytest.mark.integration
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
 
 
@@ -33,7 +34,7 @@ class Process:
     async def logged(self, text: str) -> str:
         """The first line from here on that holds `text`."""
         assert self.process.stderr
-        async with asyncio.timeout(3 * PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while line := (await self.process.stderr.readline()).decode():
                 self.log += line
                 if text in line:
@@ -53,7 +54,7 @@ async def started(world: World, tmp_path: Path, *flags: str) -> AsyncIterator[tu
         world.predictor_address,
     ]
     arguments += ["--depot", world.depot.url, "--data-dir", str(tmp_path / "data"), "--no-auth", *flags]
-    command = [sys.executable, "-m", "weft_gateway", *arguments]
+    command = tied(sys.executable, "-m", "weft_gateway", *arguments)
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     try:
         running = Process(process)
@@ -80,14 +81,18 @@ async def says_that_it_leaves(http: httpx2.AsyncClient) -> None:
 
 
 async def ready(http: httpx2.AsyncClient) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while (await http.get("/readyz")).status_code != 200:  # noqa: ASYNC110 (another process)
-            await asyncio.sleep(0.02)
+    async def is_ready() -> bool:
+        return (await http.get("/readyz")).status_code == 200
+
+    await eventually(is_ready)
 
 
 async def test_sigterm_lets_running_answers_finish_refuses_new_ones_and_exits_0(parts: World, tmp_path: Path) -> None:
     parts.runner.autopilot = False
-    async with started(parts, tmp_path) as (running, url), httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
+    async with (
+        started(parts, tmp_path, "--drain-seconds", "600") as (running, url),
+        httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S) as http,
+    ):
         await ready(http)
         posted = asyncio.create_task(opened(http, TEXT | {"stream": True}))
         start = await parts.runner.next("start")
@@ -103,6 +108,7 @@ async def test_sigterm_lets_running_answers_finish_refuses_new_ones_and_exits_0(
         assert await soon(running.process.wait()) == 0
         with pytest.raises(httpx2.ConnectError):
             await http.get("/readyz")
+    await until(lambda: parts.scheduler.outcomes)
     assert parts.outcome().finish_reason == common_pb2.FINISH_REASON_EOS
 
 
@@ -131,6 +137,7 @@ async def test_answers_that_do_not_finish_in_the_drain_time_end_by_name(parts: W
         assert last["error"]["code"] == "shutting_down"
         assert (await parts.runner.next("stop")).request_id == start.request_id
         assert await soon(running.process.wait()) == 0
+    await until(lambda: parts.scheduler.outcomes)
     assert parts.outcome().error == "shutting_down"
 
 
@@ -161,26 +168,35 @@ async def test_a_data_directory_has_one_owner(parts: World, tmp_path: Path) -> N
     assert "DataDirInUse" in log
 
 
-async def test_wrong_values_stop_the_start_and_are_all_listed() -> None:
-    code, log = await ended("--http", "nonsense", "--hold-seconds", "-1", "--depot", "ftp://x")
-    assert code == 2
-    assert all(flag in log for flag in ("--http", "--hold-seconds", "--depot"))
+def test_wrong_values_stop_the_start_and_are_all_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--http", "nonsense", "--hold-seconds", "-1", "--depot", "ftp://x"])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert all(flag in told for flag in ("--http", "--hold-seconds", "--depot"))
 
 
-async def test_the_environment_stands_below_the_flags() -> None:
-    environment = {"WEFT_GATEWAY__HTTP": "nonsense", "WEFT_GATEWAY__HOLD_SECONDS": "0"}
-    code, log = await ended("--hold-seconds", "5", environment=environment)
-    assert code == 2
-    assert "--http" in log
-    assert "--hold-seconds" not in log
+def test_the_environment_stands_below_the_flags(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WEFT_GATEWAY__HTTP", "nonsense")
+    monkeypatch.setenv("WEFT_GATEWAY__HOLD_SECONDS", "0")
+    with pytest.raises(SystemExit) as ended:
+        main(["--hold-seconds", "5"])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert "--http" in told
+    assert "--hold-seconds" not in told
 
 
-async def ended(*flags: str, environment: dict[str, str] | None = None) -> tuple[int | None, str]:
-    command = [sys.executable, "-m", "weft_gateway", *flags]
-    process = await asyncio.create_subprocess_exec(
-        *command, stderr=asyncio.subprocess.PIPE, env={**os.environ, **(environment or {})}
-    )
-    _, log = await asyncio.wait_for(process.communicate(), 3 * PATIENCE_S)
+async def ended(*flags: str) -> tuple[int | None, str]:
+    command = tied(sys.executable, "-m", "weft_gateway", *flags)
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    try:
+        _, log = await soon(process.communicate())
+    finally:
+        if process.returncode is None:
+            process.kill()
     return process.returncode, log.decode()
 
 

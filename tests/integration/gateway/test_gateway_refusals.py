@@ -13,9 +13,8 @@ import pytest
 
 from weft.wire.v1 import common_pb2, scheduler_pb2
 
-from .conftest import ANSWER, World, opened, serving, soon, until
+from .conftest import ANSWER, PATIENCE_S, World, opened, serving, soon, until
 
-pytestmark = pytest.mark.integration
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
 JSON = {"content-type": "application/json"}
@@ -252,7 +251,7 @@ async def test_a_request_waits_for_a_pools_first_runner_longer_than_this_gateway
         submit = await world.scheduler.next("submit")
         held = world.gateway.serving.live[submit.request_id].stream
         assert held.hold_deadline is not None
-        assert held.hold_deadline - world.gateway.serving.clock() > 290
+        assert held.hold_deadline - world.gateway.serving.clock() > PATIENCE_S
         world.scheduler.assign(submit.request_id)
         assert (await soon(posted)).status_code == 200
 
@@ -443,7 +442,6 @@ async def half_a_body(world: World) -> tuple[asyncio.StreamReader, asyncio.Strea
     reader, writer = await asyncio.open_connection(host, int(port))
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
     writer.write(head + b'{"model":')
-    await until(lambda: world.gateway.serving.preparing == 1)
     return reader, writer
 
 
@@ -451,6 +449,7 @@ async def test_a_client_that_goes_away_within_its_body_is_no_error_of_ours(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, writer = await half_a_body(world)
+    await until(lambda: world.gateway.serving.preparing == 1)
     writer.close()
     registry, labels = world.gateway.registry, {"model": "-", "status": "499"}
     await until(lambda: registry.get_sample_value("weft_gateway_requests_total", labels) == 1)

@@ -13,7 +13,6 @@ from .conftest import ANSWER, FakeRunner, World, runner_server, serving, soon, u
 from .test_gateway_answers import sse
 from .test_gateway_refusals import with_keys
 
-pytestmark = pytest.mark.integration
 HELLO: Any = [{"role": "user", "content": "hello"}]
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
 

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pip
 import pytest
 
-from containerfile import IMAGES, ROOT, stages
-
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+from harness.containerfile import IMAGES, ROOT, stages
+from harness.processes import tied
 
 MODULES = (
     "weft_gateway", "weft_scheduler", "weft_predictor", "weft_supervisor", "weft_depot", "weft_operator.kubernetes",
@@ -34,8 +34,7 @@ print(asyncio.run(migrate.upgrade(open_database(sqlite_url(Path(sys.argv[1])))))
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """What /opt/weft of the image holds."""
     folder = tmp_path_factory.mktemp("image")
-    base = folder / "base"  # the base image's Python: one that has pip and nothing else
-    subprocess.run([sys.executable, "-m", "venv", base], check=True)
+    base = base_python(folder / "base")
     (build,) = [stage for stage in stages(IMAGES / "control.Containerfile") if stage.name == "build"]
     source = folder / "src"
     source.mkdir()
@@ -46,7 +45,15 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         elif instruction.name == "RUN":
             run(instruction.words, folder, base)
     yield folder / "opt" / "weft"
-    shutil.rmtree(folder)
+    shutil.rmtree(folder)  # half a gigabyte
+
+
+def base_python(folder: Path) -> Path:
+    """The base image's Python: one that has pip and nothing else. The pip is the one that runs these tests."""
+    subprocess.run(tied(sys.executable, "-m", "venv", "--without-pip", folder), check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "pip").symlink_to(Path(pip.__file__).parent)
+    return folder
 
 
 def copy(sources: list[str], target: Path) -> None:
@@ -66,14 +73,13 @@ def run(words: str, folder: Path, base: Path) -> None:
         words = words.replace(path, f"{folder}{path}")
     words = words.replace(" --no-cache ", " ").replace(" --compile-bytecode ", " ")
     environment = {**os.environ, "PATH": f"{base}/bin:/usr/bin:/bin"}  # how this machine reaches packages stays
-    done = subprocess.run(
-        ["/bin/sh", "-ec", words], cwd=folder / "src", env=environment, capture_output=True, text=True, check=False
-    )
+    command = tied("/bin/sh", "-ec", words)
+    done = subprocess.run(command, cwd=folder / "src", env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
 
 
 def python(image: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [image / "bin" / "python", "-I", *arguments]
+    command = tied(image / "bin" / "python", "-I", *arguments)
     return subprocess.run(command, cwd=image, capture_output=True, text=True, check=False)
 
 
@@ -85,9 +91,8 @@ def test_every_process_of_the_control_plane_starts(image: Path, module: str) -> 
 
 
 def test_the_command_is_on_the_path(image: Path) -> None:
-    done = subprocess.run(
-        [image / "bin" / "weft", "key", "create", "--help"], capture_output=True, text=True, check=False
-    )
+    command = tied(image / "bin" / "weft", "key", "create", "--help")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "--supervisor" in done.stdout, done.stderr
 
 

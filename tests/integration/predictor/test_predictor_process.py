@@ -5,43 +5,29 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from harness.ports import free_port
+from harness.processes import started
+from harness.waiting import PATIENCE_S
 from weft.wire.channels import channel
 from weft.wire.v1 import common_pb2
 from weft.wire.v1 import predictor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub
-
-pytestmark = pytest.mark.integration
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from weft_predictor.main import main
 
 
-@contextmanager
-def predictor(data: Path, port: int, probes: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "weft_predictor", "--listen", f"127.0.0.1:{port}", "--data-dir", str(data)]
-    command += ["--probes", f"127.0.0.1:{probes}", *flags]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
+def predictor(data: Path, port: int, probes: int, *flags: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "weft_predictor", "--listen", f"127.0.0.1:{port}", "--data-dir", data]
+    return started(*command, "--probes", f"127.0.0.1:{probes}", *flags, stderr=subprocess.PIPE, text=True)
 
 
 async def ask(stub: PredictorStub) -> pb.PredictResponse:
     item = pb.PredictItem(request_id="r", prompt_text="hello there", adapter="acme/upper")
-    return await stub.Predict(pb.PredictRequest(items=[item]), wait_for_ready=True, timeout=30)
+    return await stub.Predict(pb.PredictRequest(items=[item]), wait_for_ready=True, timeout=PATIENCE_S)
 
 
 async def teach(stub: PredictorStub, *names: str) -> None:
@@ -55,7 +41,7 @@ async def teach(stub: PredictorStub, *names: str) -> None:
 
 
 def get(port: int, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE_S) as answer:
         return answer.read().decode()
 
 
@@ -69,7 +55,7 @@ async def test_what_was_learned_survives_sigterm_and_what_was_saved_survives_sig
             assert get(probes, "/readyz") == "ok\n"
             assert 'weft_predictor_outcomes_total{result="learned"} 40.0' in get(probes, "/metrics")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_S) == 0
     with predictor(tmp_path, port, probes) as process:
         async with channel(f"127.0.0.1:{port}") as opened:
             again = await ask(PredictorStub(opened))
@@ -83,39 +69,36 @@ async def test_what_was_learned_survives_sigterm_and_what_was_saved_survives_sig
     assert tenfold.items[0].p90_tokens == pytest.approx(10 * again.items[0].p90_tokens, abs=10)
 
 
-async def test_a_damaged_model_is_set_aside_and_service_starts(tmp_path):
+async def test_a_damaged_model_is_set_aside_and_service_starts_and_the_data_directory_has_one_owner(tmp_path):
     (tmp_path / "model.npz").write_bytes(b"PK damaged")
     port = free_port()
     with predictor(tmp_path, port, free_port()) as process:
         async with channel(f"127.0.0.1:{port}") as opened:
             assert (await ask(PredictorStub(opened))).model_version.endswith("+0")
+        with predictor(tmp_path, free_port(), free_port()) as second:
+            _, refusal = second.communicate(timeout=PATIENCE_S)
+        assert second.returncode == 2
+        assert "is in use by another predictor" in refusal
         process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=10)
+        _, log = process.communicate(timeout=PATIENCE_S)
     assert "saved model damaged: set aside" in log
     assert {file.name for file in tmp_path.iterdir()} == {"lock", "model.npz.corrupt"}
 
 
-async def test_a_data_directory_has_one_owner(tmp_path):
-    port = free_port()
-    with predictor(tmp_path, port, free_port()):
-        async with channel(f"127.0.0.1:{port}") as opened:
-            await ask(PredictorStub(opened))
-        with predictor(tmp_path, free_port(), free_port()) as second:
-            _, log = second.communicate(timeout=30)
-    assert second.returncode == 2
-    assert "is in use by another predictor" in log
-
-
-def test_a_port_in_use_and_wrong_settings_end_the_start_with_2(tmp_path):
+def test_a_port_in_use_ends_the_start_with_2(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with predictor(tmp_path, taken.getsockname()[1], free_port()) as process:
-            _, log = process.communicate(timeout=30)
+            _, log = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 2
         assert "cannot start" in log
-    with predictor(tmp_path, free_port(), free_port(), "--scale", "-1", "--save-outcomes", "none") as process:
-        _, log = process.communicate(timeout=30)
-    assert process.returncode == 2
-    assert "--scale '-1': " in log
-    assert "--save-outcomes 'none': " in log
+
+
+def test_wrong_settings_are_all_listed(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--scale", "-1", "--save-outcomes", "none"])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert "--scale '-1': " in told
+    assert "--save-outcomes 'none': " in told

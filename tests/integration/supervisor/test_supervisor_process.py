@@ -2,17 +2,19 @@
 
 import asyncio
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import grpc.aio
 import pytest
 
+from harness.ports import free_addresses, free_port
+from harness.processes import started
+from harness.waiting import PATIENCE_S, soon
 from weft.wire.channels import Link, Outbox, both_ways, channel
 from weft.wire.v1 import common_pb2, predictor_pb2, scheduler_pb2
 from weft.wire.v1 import supervisor_pb2 as pb
@@ -20,26 +22,10 @@ from weft.wire.v1.predictor_pb2_grpc import PredictorStub
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub, SupervisorStub
 
-pytestmark = pytest.mark.integration
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@contextmanager
-def process(module: str, data: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", module, "--data-dir", str(data), "--probes", f"127.0.0.1:{free_port()}", *flags]
-    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.wait()
-        assert started.stderr is not None
-        started.stderr.close()
+def process(module: str, data: Path, *flags: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    own = ("--data-dir", str(data), "--probes", free_addresses(1)[0])
+    return started(sys.executable, "-m", module, *own, *flags, stderr=subprocess.PIPE, text=True)
 
 
 class Scheduler(SchedulerServicer):
@@ -55,7 +41,7 @@ class Scheduler(SchedulerServicer):
             yield message
 
     async def until(self, condition: Callable) -> scheduler_pb2.SupervisorToScheduler:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition(message := await self.inbox.get()):
                 pass
             return message
@@ -68,7 +54,7 @@ async def scheduler():
     servicer.port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     yield servicer
-    await server.stop(0)
+    await server.stop(None)
 
 
 def supervisor(data: Path, port: int, scheduler, predictor_port: int):
@@ -99,7 +85,7 @@ async def acknowledged(scheduler: Scheduler, request_id: str) -> None:
 
 async def learned(predictor: PredictorStub, outcomes: int) -> None:
     """Ask until the model's version says that it has learned so many outcomes."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             answer = await predictor.Predict(predictor_pb2.PredictRequest(), wait_for_ready=True)
             if answer.model_version.endswith(f"+{outcomes}"):
@@ -122,13 +108,12 @@ async def test_outcomes_survive_kill_nine_reach_the_predictor_and_runners_come_b
             )
             running = asyncio.create_task(runner.run())
             with supervisor(tmp_path / "s", port, scheduler, predictor_port) as first:
-                await asyncio.wait_for(registered.wait(), 30)
+                await soon(registered.wait())
                 told = await scheduler.until(lambda m: m.report.runners)
                 assert [s.request_id for s in told.report.runners[0].sequences] == ["r"]
                 created = await AdminStub(opened).CreateKey(pb.CreateKeyRequest(namespace="acme"))
                 await acknowledged(scheduler, "before")
-                first.send_signal(signal.SIGKILL)
-                first.wait()
+                first.kill()
             with supervisor(tmp_path / "s", port, scheduler, predictor_port) as second:
                 again = await scheduler.until(lambda m: m.HasField("hello"))
                 assert again.hello.highest_term == 9
@@ -142,7 +127,7 @@ async def test_outcomes_survive_kill_nine_reach_the_predictor_and_runners_come_b
                 runner.close()
                 await running
                 second.send_signal(signal.SIGTERM)
-                assert second.wait(10) == 0
+                assert await asyncio.to_thread(second.wait, PATIENCE_S) == 0
     with sqlite3.connect(tmp_path / "s" / "weft.sqlite") as store:
         assert sorted(store.execute("SELECT request_id FROM outcomes")) == [("after",), ("before",)]
         assert store.execute("SELECT requests FROM usage").fetchall() == [(2,)]
@@ -150,12 +135,9 @@ async def test_outcomes_survive_kill_nine_reach_the_predictor_and_runners_come_b
 
 def test_a_second_supervisor_of_a_data_directory_is_refused(tmp_path, scheduler):
     with supervisor(tmp_path, free_port(), scheduler, free_port()) as first:
-        assert first.stderr is not None
-        for line in first.stderr:
-            if "serving" in line:
-                break
+        assert any("serving" in line for line in first.stderr)
         with supervisor(tmp_path, free_port(), scheduler, free_port()) as second:
-            _, log = second.communicate(timeout=30)
+            _, log = second.communicate(timeout=PATIENCE_S)
         assert second.returncode == 2
         assert "in use by another supervisor" in log
 
@@ -165,7 +147,7 @@ def test_a_database_of_a_newer_version_is_refused_by_name(tmp_path, scheduler):
         store.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
         store.execute("INSERT INTO alembic_version VALUES ('9999')")
     with supervisor(tmp_path, free_port(), scheduler, free_port()) as refused:
-        _, log = refused.communicate(timeout=30)
+        _, log = refused.communicate(timeout=PATIENCE_S)
     assert refused.returncode == 2
     assert "9999" in log
     assert "does not know" in log

@@ -1,7 +1,7 @@
 """Two supervisors on one PostgreSQL, with every other service as it ships: either may die at any time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
@@ -9,52 +9,78 @@ import httpx2
 import pytest
 from sqlalchemy import URL
 
-from fleet import Fleet, Service, free_addresses
-from postgres import Postgres, needs_postgres
-from quickstart import DEMO, long_cases
-from waiting import eventually
+from harness.fleet import Fleet, Service
+from harness.postgres import Postgres, needs_postgres
+from harness.quickstart import DEMO, sure_cases
+from harness.waiting import PATIENCE_S, eventually
 from weft.store import outcomes
 from weft.store.database import open_database
 from weft.wire.channels import channel
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 
-pytestmark = [pytest.mark.integration, needs_postgres]
+pytestmark = needs_postgres
 TWO = ("supervisor", "second")
 
 
+async def test_a_supervisor_waits_for_a_server_that_starts_after_it(tmp_path: Path, postgres: Postgres) -> None:
+    with postgres.database() as url, Fleet(tmp_path).running() as fleet:
+        await asyncio.to_thread(postgres.stop)
+        try:
+            fleet.supervisor("supervisor", "--database", url.render_as_string())
+            await eventually(lambda: _says(fleet, "the store does not answer yet"))
+        finally:
+            await asyncio.to_thread(postgres.start)
+        await fleet.ready("supervisor")
+
+
+async def test_a_url_of_no_postgresql_ends_the_start_without_repeating_it(tmp_path: Path) -> None:
+    with Fleet(tmp_path).running() as fleet:
+        fleet.supervisor("supervisor", "--database", "mysql://weft:se-cret@db/weft")
+        assert await asyncio.to_thread(fleet.ended, "supervisor") == 2
+    log = fleet.log("supervisor").read_text()
+    assert "it has to be postgresql://" in log
+    assert "se-cret" not in log
+
+
 @pytest.fixture(scope="module")
-def postgres() -> Iterator[Postgres]:
-    server = Postgres()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-async def url(postgres: Postgres) -> URL:
-    return await postgres.new_database()
-
-
-@pytest.fixture
-async def fleet(tmp_path: Path, url: URL) -> AsyncIterator[Fleet]:
-    """Both start at the same time on an empty database."""
-    made = Fleet(tmp_path)
-    try:
-        made.control_plane("--database", url.render_as_string(hide_password=False), supervisors=TWO, auth=True)
+def url(postgres: Postgres) -> Iterator[URL]:
+    """Of a database for all of them."""
+    with postgres.database() as made:
         yield made
-    finally:
-        made.close()
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory, url: URL) -> Iterator[Fleet]:
+    """Both start at the same time on an empty database."""
+    with Fleet(tmp_path_factory.mktemp("fleet")).running() as fleet:
+        fleet.control_plane(
+            "--database", url.render_as_string(hide_password=False), "--keys-ms", "100", supervisors=TWO, auth=True
+        )
+        yield fleet
+
+
+@pytest.fixture
+def fleet(started: Fleet) -> Fleet:
+    """Whole again, whatever a test before has killed."""
+    for name in TWO:
+        if name not in started.processes:
+            started.start_again(name)
+    return started
 
 
 async def create_key(fleet: Fleet, at: str) -> str:
     async with channel(fleet.at[at]) as opened:
-        made = await AdminStub(opened).CreateKey(pb.CreateKeyRequest(namespace="acme"), wait_for_ready=True, timeout=30)
+        made = await AdminStub(opened).CreateKey(
+            pb.CreateKeyRequest(namespace="acme"), wait_for_ready=True, timeout=PATIENCE_S
+        )
     return made.key
 
 
 async def accepted(fleet: Fleet, key: str) -> bool:
-    async with httpx2.AsyncClient(base_url=f"http://{fleet.at['gateway']}", trust_env=False) as http:
-        answer = await http.get("/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=10)
+    gateway = f"http://{fleet.at['gateway']}"
+    async with httpx2.AsyncClient(base_url=gateway, trust_env=False, timeout=PATIENCE_S) as http:
+        answer = await http.get("/v1/models", headers={"Authorization": f"Bearer {key}"})
     return answer.status_code == 200 and "acme/upper" in answer.text
 
 
@@ -64,13 +90,13 @@ async def refused(fleet: Fleet, key: str) -> bool:
 
 async def runners_at(fleet: Fleet, supervisor: str) -> int:
     async with channel(fleet.at[supervisor]) as opened:
-        answer = await AdminStub(opened).ListRunners(pb.ListRunnersRequest(), wait_for_ready=True, timeout=30)
+        answer = await AdminStub(opened).ListRunners(pb.ListRunnersRequest(), wait_for_ready=True, timeout=PATIENCE_S)
     return sum(runner.ready for runner in answer.runners)
 
 
 async def test_runners_of_both_serve_and_a_death_of_one_supervisor_loses_nothing(fleet: Fleet, url: URL) -> None:
     adapters = await fleet.resolved()
-    cases = [*DEMO[:2] * 5, *long_cases(("acme/upper",), 6, seed=3)]
+    cases = [*DEMO[:2] * 5, *sure_cases(("acme/upper",), 6, seed=3)]
     for name in TWO:
         await fleet.ready(name)
     async with Service(fleet.at["supervisor"], fleet.at["second"]) as either:
@@ -90,6 +116,7 @@ async def test_runners_of_both_serve_and_a_death_of_one_supervisor_loses_nothing
             await registry.until_ready(2)
             assert await fleet.completion(DEMO[1], key) == DEMO[1].expect
     await eventually(lambda: _stored(url, len(cases) + 1))
+    fleet.kill("one", "two")
 
 
 async def _both_there(fleet: Fleet) -> bool:
@@ -115,69 +142,13 @@ async def test_a_key_made_or_revoked_at_one_is_the_others_after_a_moment(fleet: 
         await fleet.ready("gateway")
         kept, revoked = [await create_key(fleet, "supervisor") for _ in range(2)]
         async with channel(fleet.at["supervisor"]) as opened:
-            await AdminStub(opened).RevokeKey(pb.RevokeKeyRequest(key_id=revoked.split("-")[1]), timeout=10)
-        for name in ("supervisor", "scheduler", "gateway"):
-            fleet.kill(name)
+            await AdminStub(opened).RevokeKey(pb.RevokeKeyRequest(key_id=revoked.split("-")[1]), timeout=PATIENCE_S)
+        fleet.kill("supervisor", "scheduler", "gateway")
         for name in ("scheduler", "gateway"):  # new ones know no key but what the second supervisor tells
             fleet.start_again(name)
         await fleet.ready("gateway")
         await eventually(lambda: accepted(fleet, kept))
         await eventually(lambda: refused(fleet, revoked))
-
-
-async def test_a_supervisor_waits_for_a_server_that_starts_after_it(tmp_path: Path, postgres: Postgres) -> None:
-    url = await postgres.new_database()
-    await asyncio.to_thread(postgres.stop)
-    fleet = Fleet(tmp_path)
-    try:
-        _supervisor(fleet, "--database", url.render_as_string())
-        await eventually(lambda: _says(fleet, "the store does not answer yet"))
-        await asyncio.to_thread(postgres.start)
-        await fleet.ready("supervisor")
-    finally:
-        if not postgres.running:
-            postgres.start()
-        fleet.close()
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("mysql://weft:se-cret@db/weft", "it has to be postgresql://"),
-        ("sqlite+aiosqlite:////tmp/shared.sqlite", "SQLite needs no URL"),
-        ("se-cret", "is not postgresql://USER:PASSWORD@HOST:PORT/DATABASE"),
-    ],
-)
-async def test_a_url_of_no_postgresql_ends_the_start_without_repeating_it(
-    tmp_path: Path, given: str, said: str
-) -> None:
-    fleet = Fleet(tmp_path)
-    _supervisor(fleet, "--database", given)
-    assert await asyncio.to_thread(fleet.processes["supervisor"].wait, 30) == 2
-    log = fleet.log("supervisor").read_text()
-    assert said in log
-    assert "se-cret" not in log
-
-
-async def test_with_sqlite_there_is_one_supervisor(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path)
-    try:
-        _supervisor(fleet)
-        await eventually(lambda: _says(fleet, "serving"))
-        first = fleet.processes.pop("supervisor")
-        _supervisor(fleet)
-        assert await asyncio.to_thread(fleet.processes.pop("supervisor").wait, 30) == 2
-        assert "in use by another supervisor" in fleet.log("supervisor").read_text()
-        fleet.processes["supervisor"] = first
-    finally:
-        fleet.close()
-
-
-def _supervisor(fleet: Fleet, *flags: str) -> None:
-    """One, whose peers are not there."""
-    fleet.at["supervisor"], fleet.at["supervisor_probes"] = free_addresses(2)
-    own = ("--listen", fleet.at["supervisor"], "--probes", fleet.at["supervisor_probes"])
-    fleet.start("supervisor", "supervisor", *own, *flags)
 
 
 async def _says(fleet: Fleet, text: str) -> bool:

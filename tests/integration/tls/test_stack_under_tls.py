@@ -3,9 +3,10 @@
 import asyncio
 import datetime
 import json
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ import grpc.aio
 import httpx2
 import pytest
 
-from certificates import Authority
-from fleet import ROLES, Fleet
-from quickstart import DEMO, Case, long_cases
+from harness.certificates import Authority
+from harness.fleet import ROLES, Fleet
+from harness.processes import tied
+from harness.quickstart import DEMO, Case, sure_cases
+from harness.waiting import PATIENCE_S
 from weft.wire.channels import channel
 from weft.wire.roles import ANYONE, CALLERS, DEPOT_CALLERS, Role, dns_name
 from weft.wire.tls import Tls
 
-pytestmark = pytest.mark.integration
 REFUSED = grpc.StatusCode.PERMISSION_DENIED
 STREAMS = ("Gateway", "Cluster", "Registry", "Runner", "Session", "Observe")
 SERVERS: dict[str, Role] = {
@@ -45,20 +47,25 @@ class Secured:
         return Tls(Authority().folder(self.folder / "stranger", "gateway"), "gateway")
 
 
-@pytest.fixture
-async def secured(tmp_path: Path) -> AsyncIterator[Secured]:
-    made = Secured(tmp_path)
-    fleet = made.fleet
-    try:
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """For all tests; the one that changes its certificates comes last."""
+    made = Secured(tmp_path_factory.mktemp("fleet"))
+    with made.fleet.running() as fleet:
         fleet.control_plane()
-        adapters = await fleet.resolved()
+        yield made
+
+
+@pytest.fixture
+async def secured(started: Secured) -> AsyncIterator[Secured]:
+    fleet = started.fleet
+    adapters = await fleet.resolved()
+    if "runner" not in fleet.processes:
         fleet.runner("runner")
-        async with fleet.registry(adapters) as registry:
-            await registry.until_ready(1)
-            await fleet.ready("gateway")
-            yield made
-    finally:
-        fleet.close()
+    async with fleet.registry(adapters) as registry:
+        await registry.until_ready(1)
+        await fleet.ready("gateway")
+        yield started
 
 
 async def test_a_stack_under_tls_answers_and_every_call_has_its_door(secured: Secured) -> None:
@@ -93,9 +100,9 @@ async def _answer(opened: grpc.aio.Channel, method: str, *, speak: bool = True) 
     """
     call: Any
     if method.rpartition("/")[2] in STREAMS:
-        call = opened.stream_stream(method)(iter([b""]) if speak else None, timeout=30)
+        call = opened.stream_stream(method)(iter([b""]) if speak else None, timeout=PATIENCE_S)
     else:
-        call = opened.unary_unary(method)(b"", timeout=30)
+        call = opened.unary_unary(method)(b"", timeout=PATIENCE_S)
     try:
         await call.initial_metadata()
         if method.rpartition("/")[2] in STREAMS and (await call.read()) is not grpc.aio.EOF:
@@ -116,7 +123,7 @@ async def _depot_refuses_all_but_its_callers(fleet: Fleet) -> None:
                 continue
             assert answer.status_code == 403, (role, url, answer.text)
             assert f"is of {role}; {url} needs {' or '.join(sorted(allowed))}" in answer.json()["message"]
-    async with httpx2.AsyncClient(trust_env=False) as http:
+    async with httpx2.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
         for path in ("/healthz", "/readyz", "/metrics"):
             assert (await http.get(f"http://{fleet.at['depot_probes']}{path}")).status_code == 200
         with pytest.raises(httpx2.HTTPError):
@@ -138,22 +145,65 @@ async def _strangers_are_kept_out(secured: Secured) -> None:
             assert (await _answer(opened, "/grpc.health.v1.Health/Check"))[0] is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_the_command_makes_keys_and_shows_runners_with_an_admins_certificate(secured: Secured) -> None:
+    at, tls = ("--supervisor", secured.fleet.at["supervisor"]), secured.fleet.tls or {}
+    admin = (*at, "--tls-dir", str(tls["admin"]))
+    code, key, _ = await _weft("key", "create", "-n", "acme", *admin)
+    assert (code, key[:5]) == (0, "weft-")
+    assert "acme" in (await _weft("key", "list", *admin))[1]
+    assert "weft-system/quickstart" in (await _weft("get", "runners", *admin))[1]
+    code, _, said = await _weft("key", "list", *at, "--tls-dir", str(tls["gateway"]))
+    assert code != 0
+    assert "not valid for 'admin.weft.internal'" in said
+    code, _, said = await _weft("key", "list", *at)
+    assert code != 0
+    assert "does not answer" in said
+
+
+async def _weft(*words: str) -> tuple[int, str, str]:
+    command = tied(sys.executable, "-m", "weft_cli", *words)
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = await process.communicate()
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+@pytest.mark.parametrize("component", ["scheduler", "supervisor", "predictor", "depot", "gateway", "runner"])
+async def test_bad_files_stop_the_start_with_exit_2_and_the_reason(component: str, tmp_path: Path) -> None:
+    folder = Authority().folder(tmp_path / "tls", "admin")
+    with Fleet(tmp_path, dict.fromkeys(ROLES, folder)).running() as fleet:
+        fleet.base_digest = "sha256:" + "0" * 64
+        fleet.at["supervisor"] = "127.0.0.1:1"
+        match component:
+            case "runner":
+                fleet.runner(component)
+            case "supervisor":
+                fleet.supervisor(component)
+            case _:
+                fleet.serve(component)
+        assert await asyncio.to_thread(fleet.ended, component) == 2
+    said = fleet.log(component).read_text()
+    assert "cannot start" in said
+    assert f"not valid for '{component}.weft.internal'" in said
+
+
 async def test_a_rotation_to_another_authority_disturbs_no_stream_and_restarts_nobody(secured: Secured) -> None:
     fleet = secured.fleet
     pids = {name: process.pid for name, process in fleet.processes.items()}
-    case = long_cases(("acme/upper",), 1, seed=11)[0]
+    case = sure_cases(("acme/upper",), 1, seed=11)[0]
     fresh = Authority()
     text = ""
     async with _streamed(fleet, case) as pieces:
         text += await anext(pieces)
+        fleet.processes["runner"].send_signal(signal.SIGSTOP)  # so that the rotation comes in the middle
         for role, folder in (fleet.tls or {}).items():
             fresh.folder(folder, role)
+        fleet.processes["runner"].send_signal(signal.SIGCONT)
         async for piece in pieces:
             text += piece
     assert text == case.expect
     fleet.runner("second")  # new connections in all directions: supervisor, depot, and the gateway's to it
     await fleet.ready("second")
-    fleet.kill("runner")
+    assert await asyncio.to_thread(fleet.stop, "runner") == 0
     assert await fleet.completion(DEMO[1]) == DEMO[1].expect
     assert {name: process.pid for name, process in fleet.processes.items() if name in pids} == {
         name: pid for name, pid in pids.items() if name != "runner"
@@ -169,7 +219,8 @@ class _streamed:  # noqa: N801 (read as a verb)
     """A completion piece by piece."""
 
     def __init__(self, fleet: Fleet, case: Case) -> None:
-        self._http = httpx2.AsyncClient(base_url=f"http://{fleet.at['gateway']}", trust_env=False, timeout=60)
+        gateway = f"http://{fleet.at['gateway']}"
+        self._http = httpx2.AsyncClient(base_url=gateway, trust_env=False, timeout=PATIENCE_S)
         messages = [{"role": "user", "content": case.prompt}]
         self._body = {"model": case.model, "messages": messages, "temperature": 0, "stream": True, "max_tokens": 400}
 
@@ -188,45 +239,3 @@ class _streamed:  # noqa: N801 (read as a verb)
                 for choice in json.loads(line.removeprefix("data: "))["choices"]:
                     if piece := choice["delta"].get("content"):
                         yield piece
-
-
-async def test_the_command_makes_keys_and_shows_runners_with_an_admins_certificate(secured: Secured) -> None:
-    at, tls = ("--supervisor", secured.fleet.at["supervisor"]), secured.fleet.tls or {}
-    admin = (*at, "--tls-dir", str(tls["admin"]))
-    code, key, _ = await _weft("key", "create", "-n", "acme", *admin)
-    assert (code, key[:5]) == (0, "weft-")
-    assert "acme" in (await _weft("key", "list", *admin))[1]
-    assert "weft-system/quickstart" in (await _weft("get", "runners", *admin))[1]
-    code, _, said = await _weft("key", "list", *at, "--tls-dir", str(tls["gateway"]))
-    assert code != 0
-    assert "not valid for 'admin.weft.internal'" in said
-    code, _, said = await _weft("key", "list", *at)
-    assert code != 0
-    assert "does not answer" in said
-
-
-async def _weft(*words: str) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "weft_cli", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    out, err = await process.communicate()
-    return process.returncode or 0, out.decode(), err.decode()
-
-
-@pytest.mark.parametrize("component", ["scheduler", "supervisor", "predictor", "depot", "gateway", "runner"])
-async def test_bad_files_stop_the_start_with_exit_2_and_the_reason(component: str, tmp_path: Path) -> None:
-    folder = Authority().folder(tmp_path / "tls", "admin")
-    fleet = Fleet(tmp_path, dict.fromkeys(ROLES, folder))
-    fleet.base_digest = "sha256:" + "0" * 64
-    fleet.at["supervisor"] = "127.0.0.1:1"
-    if component == "runner":
-        fleet.runner("runner")
-    else:
-        fleet.control_plane()
-        for name in [name for name in fleet.processes if name != component]:
-            fleet.kill(name)
-    code = await asyncio.to_thread(fleet.processes.pop(component).wait, 30)
-    assert code == 2
-    said = fleet.log(component).read_text()
-    assert "cannot start" in said
-    assert f"not valid for '{component}.weft.internal'" in said

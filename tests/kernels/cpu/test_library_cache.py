@@ -1,4 +1,7 @@
-"""The cache: one build for all, nothing broken or foreign loaded, and another place where the first cannot be used."""
+"""The cache: one build for all, nothing broken or foreign loaded, and another place where the first cannot be used.
+
+Where nothing is loaded, a stub stands for the compiler: what it builds, and what of, is `test_library_build`'s matter.
+"""
 
 import json
 import os
@@ -6,12 +9,14 @@ import shutil
 import stat
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from small_native import compiler_script, small_sources
+from harness import processes
+from harness.small_native import compiler_script, compiler_stub, small_sources
 from weft_kernels.cpu import cache as caching
 from weft_kernels.cpu.build import CHECKSUM, LIBRARY
 from weft_kernels.cpu.cache import KEPT, Cache, PlaceUnusable, caches, key, untrusted, whole
@@ -19,7 +24,7 @@ from weft_kernels.cpu.compiler import Compiler, find_compiler
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.sources import Sources
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here: nothing to build with")
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")
 
 LOADS = """
 import json, logging, sys
@@ -34,12 +39,11 @@ with library.pool(1) as pool:
 
 
 class Counting:
-    """The real compiler, and how often it compiled and linked."""
+    """A compiler that is found as any other, and how often it linked."""
 
-    def __init__(self, folder: Path) -> None:
-        self._calls = folder / "calls"
-        self.script = compiler_script(folder / "g++", f'echo "$@" >> "{self._calls}"')
-        self.compiler = find_compiler({"CXX": str(self.script)})
+    def __init__(self, script: Path, calls: Path) -> None:
+        self.script, self._calls = script, calls
+        self.compiler = find_compiler({"CXX": str(script)})
 
     def builds(self) -> int:
         return sum("-shared" in line for line in self._calls.read_text().splitlines())
@@ -47,7 +51,14 @@ class Counting:
 
 @pytest.fixture
 def counting(tmp_path: Path) -> Counting:
-    return Counting(tmp_path)
+    calls = tmp_path / "calls"
+    return Counting(compiler_stub(tmp_path / "g++", calls), calls)
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Counting:
+    calls = tmp_path / "calls"
+    return Counting(compiler_script(tmp_path / "g++", f'echo "$@" >> "{calls}"'), calls)
 
 
 @pytest.fixture
@@ -127,25 +138,25 @@ def test_what_a_killed_process_left_behind_is_removed(what: Sources, cache: Cach
     assert [folder for folder in left if folder.exists()] == []
 
 
-def test_ten_processes_at_once_build_once(tmp_path: Path, what: Sources, counting: Counting):
-    environment = {**os.environ, "CXX": str(counting.script), "XDG_CACHE_HOME": str(tmp_path / "home")}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", LOADS, what.folder],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for _ in range(10)
-    ]  # fmt: skip
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    ends = [process.communicate(timeout=60) for process in processes]
-    assert [process.returncode for process in processes] == [0] * 10, [stderr for _, stderr in ends]
+def test_processes_that_start_together_build_once(tmp_path: Path, what: Sources, real: Counting):
+    count, environment = 6, {**os.environ, "CXX": str(real.script), "XDG_CACHE_HOME": str(tmp_path / "home")}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(
+                processes.started(sys.executable, "-c", LOADS, what.folder, env=environment, text=True, **pipes)
+            )
+            for _ in range(count)
+        ]
+        for process in started:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        ends = [process.communicate() for process in started]
+    assert [process.returncode for process in started] == [0] * count, [stderr for _, stderr in ends]
     told = [json.loads(stdout) for stdout, _ in ends]
     assert len({loaded["path"] for loaded in told}) == 1
     assert all(loaded["threads"] == 1 for loaded in told)
-    assert counting.builds() == 1
+    assert real.builds() == 1
 
 
 def test_a_lock_is_waited_for_no_longer_than_a_build_may_take(
@@ -160,14 +171,14 @@ def test_a_lock_is_waited_for_no_longer_than_a_build_may_take(
     assert whole(cache.get(what, counting.compiler)), "the lock was given back"
 
 
-def test_a_failed_build_leaves_nothing_and_the_next_one_may_succeed(what: Sources, cache: Cache, counting: Counting):
+def test_a_failed_build_leaves_nothing_and_the_next_one_may_succeed(what: Sources, cache: Cache, real: Counting):
     text = (what.folder / "common.cpp").read_text()
     (what.folder / "common.cpp").write_text("this is no C++")
     with pytest.raises(NativeUnavailable, match=r"common\.cpp"):
-        cache.get(what, counting.compiler)
+        cache.get(what, real.compiler)
     assert [file.name for file in cache.folder.iterdir()] == ["lock"]
     (what.folder / "common.cpp").write_text(text)
-    assert whole(cache.get(what, counting.compiler))
+    assert whole(cache.get(what, real.compiler))
 
 
 def test_the_oldest_entries_go(what: Sources, cache: Cache, counting: Counting):

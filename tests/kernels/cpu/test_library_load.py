@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from small_native import compiler_script, small_sources
+from harness.small_native import compiler_script, small_sources
+from harness.waiting import PATIENCE_S
 from weft_kernels.cpu.build import CHECKSUM, LIBRARY, build
 from weft_kernels.cpu.cache import caches
 from weft_kernels.cpu.compiler import find_compiler
@@ -19,7 +20,7 @@ from weft_kernels.cpu.library import LEVEL_VARIABLE, Library, load
 from weft_kernels.cpu.sources import LEVELS, Sources
 from weft_kernels.cpu.structs import BF16, FP32, Matrix, Model, Step
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here: nothing to build with")
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")
 ABSENT = Path("/nonexistent/weft_cpu.so")
 X86 = os.uname().machine == "x86_64"
 only_x86 = pytest.mark.skipif(not X86, reason="levels beyond the portable one are of x86")
@@ -34,6 +35,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def what(tmp_path_factory: pytest.TempPathFactory) -> Sources:
     """A machine that has the first three levels."""
     return small_sources(tmp_path_factory.mktemp("src"), usable="weft_compiled_levels() & 7")
+
+
+@pytest.fixture(scope="module")
+def one_level(what: Sources) -> Sources:
+    """Quicker to build."""
+    return Sources(what.folder, "aarch64")
+
+
+@pytest.fixture(scope="module")
+def built(one_level: Sources, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(one_level, find_compiler(), tmp_path_factory.mktemp("package")).library
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -150,14 +162,8 @@ class TestPackaged:
     """The wheel's library: preferred when it is whole and of these sources; else told, and another one is taken."""
 
     @pytest.fixture
-    def one_level(self, what: Sources) -> Sources:
-        return Sources(what.folder, "aarch64")
-
-    @pytest.fixture
-    def packaged(self, one_level: Sources, tmp_path: Path) -> Path:
-        folder = tmp_path / "package"
-        folder.mkdir()
-        return build(one_level, find_compiler(), folder).library
+    def packaged(self, built: Path, tmp_path: Path) -> Path:
+        return shutil.copytree(built.parent, tmp_path / "package") / LIBRARY
 
     def test_it_is_preferred_and_needs_no_compiler(self, one_level: Sources, packaged: Path, tmp_path: Path):
         bare = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "none")}
@@ -176,16 +182,16 @@ class TestPackaged:
 
     @pytest.mark.parametrize("cut", [0, 100, 5000])
     def test_one_that_was_cut_short_is_passed_over(
-        self, one_level: Sources, packaged: Path, tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture
+        self, one_level: Sources, packaged: Path, home: Path, cut: int, caplog: pytest.LogCaptureFixture
     ):
         packaged.write_bytes(packaged.read_bytes()[:cut])
-        loaded = load(what=one_level, packaged=packaged, environment=environment(tmp_path / "home"))
+        loaded = load(what=one_level, packaged=packaged, environment=environment(home))
         assert loaded.path != packaged
         assert "its checksum is another" in str([vars(record) for record in caplog.records])
 
-    def test_one_that_is_no_library_is_passed_over(self, one_level: Sources, packaged: Path, tmp_path: Path):
+    def test_one_that_is_no_library_is_passed_over(self, one_level: Sources, packaged: Path, home: Path):
         not_loadable(packaged)
-        loaded = load(what=one_level, packaged=packaged, environment=environment(tmp_path / "home"))
+        loaded = load(what=one_level, packaged=packaged, environment=environment(home))
         assert loaded.path.name == LIBRARY
         assert loaded.path != packaged
 
@@ -267,7 +273,7 @@ class TestPool:
 
         def first_layer(_: int) -> None:
             inside.set()
-            assert leave.wait(20)
+            assert leave.wait(PATIENCE_S)
 
         step = Step(first=0, last=1, workspace_bytes=64)
         with library.pool(1) as pool:
@@ -276,13 +282,15 @@ class TestPool:
                 target=lambda: (library.run(pool, Model(), Step(first=0, last=1, workspace_bytes=64)), second.set())
             )
             one.start()
-            assert inside.wait(20)
-            two.start()
-            assert not second.is_set()
-            assert pool.lock.locked()
-            leave.set()
-            assert second.wait(20)
-            one.join()
+            try:
+                assert inside.wait(PATIENCE_S)
+                two.start()
+                assert not second.is_set()
+                assert pool.lock.locked()
+            finally:
+                leave.set()
+                one.join()
+            assert second.wait(PATIENCE_S)
             two.join()
 
     def test_a_forked_child_is_told_to_make_its_own(self, library: Library):

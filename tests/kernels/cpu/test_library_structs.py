@@ -19,7 +19,7 @@ FUNCTIONS = {
     name: (result, arguments) for result, name, arguments in re.findall(r"(?m)^(\w+\*?) (weft_\w+)\(([^)]*)\);", TEXT)
 }
 NUMBERS = {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "double": ctypes.c_double, "void": None}
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to ask")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")
 
 
 def field_names(body: str) -> list[str]:

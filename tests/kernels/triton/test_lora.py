@@ -1,12 +1,13 @@
 """Shrink and expand in Triton against dense fp64: ranks, dtypes, popularities, both schedules, pages anywhere."""
 
+import itertools
 import math
 import random
 from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_kernels.plan import plan_rows
@@ -112,9 +113,16 @@ def popularity(name: str, rows: int) -> list[int | None]:
             return [None if i % 7 in (0, 3) else i // 7 % 5 for i in range(rows)]
 
 
-@pytest.mark.parametrize("dtype", RELATIVE, ids=str)
-@pytest.mark.parametrize("workload", ["distinct", "uniform", "skewed", "identical", "base", "holes"])
-@pytest.mark.parametrize("rows", [1, 3, 21])
+@pytest.mark.parametrize(
+    ("workload", "rows", "dtype"),
+    [
+        *itertools.product(
+            ["distinct", "uniform", "skewed", "identical", "base", "holes"], [1, 3, 21], [torch.float32]
+        ),
+        *itertools.product(["uniform", "identical", "holes"], [3, 21], [torch.bfloat16, torch.float16]),
+    ],
+    ids=str,
+)
 def test_the_operator_equals_a_dense_computation(dtype, workload, rows):
     loaded = load([make_adapter(slot, ranks, dtype) for slot, ranks in enumerate(MIXED)], dtype)
     y, expected, _ = run(loaded, popularity(workload, rows), dtype)
@@ -170,7 +178,6 @@ def test_a_cleared_slot_adds_nothing():
     assert torch.equal(y, before)
 
 
-@settings(max_examples=20)
 @given(st.lists(st.one_of(st.none(), st.integers(0, 4)), min_size=1, max_size=40), st.sampled_from([16, 32]))
 def test_chunks_cover_every_token_once(row_slots, block_m):
     table = chunk_table(plan_rows(row_slots, dict.fromkeys(range(5), 1)), block_m)
@@ -179,7 +186,6 @@ def test_chunks_cover_every_token_once(row_slots, block_m):
     assert all(1 <= n <= block_m for _, _, n in table.tolist())
 
 
-@settings(max_examples=50)
 @given(st.integers(1, 20_000), st.integers(1, 300), st.integers(1, 200))
 def test_parts_cover_the_input_and_none_is_empty(n_in, programs, sms):
     length = part_length(n_in, programs, sms)

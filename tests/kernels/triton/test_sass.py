@@ -1,6 +1,6 @@
 """What is read out of a disassembly: local memory, inside of loops and out of them."""
 
-from sass import Local, local_memory
+from harness.sass import Local, local_memory
 
 
 def code(*lines: str) -> str:

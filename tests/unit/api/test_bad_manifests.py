@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bad_manifests import BAD, GOOD, Bad
+from harness.bad_manifests import BAD, GOOD, Bad
 from weft_operator.errors import Invalid
 from weft_operator.local.admission import admit
 

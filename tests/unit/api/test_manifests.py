@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.api import LoRAAdapter, ServingPool
@@ -218,7 +218,6 @@ def test_times_written_by_a_server_are_read_back_from_yaml() -> None:
     assert found.to_dict()["metadata"]["creationTimestamp"] == "2026-01-02T03:04:05Z"
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.text(max_size=60) | st.text("-:{}[]&*!?|>%@`\"' \nab,#", max_size=40))
 def test_no_text_makes_loading_fail_in_another_way(text: str) -> None:
     try:

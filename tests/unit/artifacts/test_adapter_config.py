@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.artifacts.making import ADAPTER_CONFIG, shape
@@ -229,7 +229,6 @@ VALUE = st.recursive(
 )
 
 
-@settings(max_examples=400)
 @given(
     st.dictionaries(st.sampled_from([*ADAPTER_CONFIG, "rank_pattern", "alpha_pattern", "exclude_modules", "x"]), VALUE)
 )

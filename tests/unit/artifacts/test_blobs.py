@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.artifacts.blobs import BlobStore, check_blobs
@@ -157,7 +157,6 @@ def test_many_threads_put_the_same_and_different_blobs_and_retain_never_breaks_a
     check_blobs(store)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     artifacts=st.lists(st.lists(st.binary(max_size=4), min_size=1, max_size=3), max_size=5),
     kept=st.sets(st.integers(0, 4)),

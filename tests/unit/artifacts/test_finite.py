@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.artifacts.making import pack
@@ -36,7 +36,6 @@ def test_the_largest_and_smallest_numbers_are_finite(dtype: str) -> None:
     scan(pack({"w": (dtype, np.array([most, -most, 0.0, -0.0, 1e-45]))}))
 
 
-@settings(max_examples=200)
 @given(
     st.sampled_from(["F32", "F16", "BF16"]),
     st.lists(st.floats(width=16, allow_nan=True, allow_infinity=True), max_size=40),

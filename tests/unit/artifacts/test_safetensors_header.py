@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.artifacts.making import pack, safetensors
@@ -160,20 +160,17 @@ ROW = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400)
 @given(st.binary(max_size=64) | st.builds(lambda n, rest: struct.pack("<Q", n) + rest, st.integers(0, 80), st.binary()))
 @example(b"")
 def test_no_bytes_make_the_reader_fail_in_another_way(raw: bytes) -> None:
     _read_or_refuse(raw)
 
 
-@settings(max_examples=400)
 @given(st.dictionaries(st.text(max_size=4), ROW | JSON, max_size=4), st.binary(max_size=24))
 def test_no_header_makes_the_reader_fail_in_another_way(header: dict[str, Any], data: bytes) -> None:
     _read_or_refuse(safetensors(json.dumps(header).encode(), data))
 
 
-@settings(max_examples=300)
 @given(st.data())
 def test_a_correct_file_with_one_byte_changed_is_read_or_refused(data: st.DataObject) -> None:
     raw = bytearray(pack({"a": ("F32", np.ones((2, 2))), "b": ("BF16", np.ones(3))}))
@@ -190,7 +187,6 @@ def _read_or_refuse(raw: bytes) -> None:
     check_cover(list(header.tensors.values()), header.data_start, len(raw))
 
 
-@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.sampled_from(["F32", "F16", "BF16"]), st.lists(st.integers(0, 4), max_size=3)), max_size=6)
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.artifacts.making import ADAPTER_CONFIG, Tensors, lora, pack, shape, weights
@@ -182,7 +182,6 @@ def test_last_part_knows_paths_and_uris() -> None:
     assert [last_part(text) for text in ("a/b", "/a/b/", "file:b", "b", "")] == ["b", "b", "b", "b", ""]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.sets(st.sampled_from(PROJECTIONS), min_size=1),
     st.integers(1, 9),

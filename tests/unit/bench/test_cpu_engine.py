@@ -1,7 +1,7 @@
 """The real engine on a tiny model: what was played is what was asked for, and its times follow from its steps."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -65,8 +65,19 @@ def test_every_request_gets_its_tokens_at_most_so_many_at_a_time(model: Model, s
     assert all(life.posted < life.first for life in played.lives)
 
 
-def test_a_prompt_is_prefilled_within_its_beats(model: Model, subject: Subject) -> None:
-    assert 0 < prefill_s(model, subject, base(2), 20) < 10
+def test_a_prefill_takes_what_its_beats_take(model: Model, subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[Played] = []
+    play = subject.play
+
+    def kept(asks: Sequence[Ask]) -> Played:
+        runs.append(play(asks))
+        return runs[-1]
+
+    monkeypatch.setattr(subject, "play", kept)
+    took = prefill_s(model, subject, base(2), 20)
+    (run,) = runs
+    assert sum(beat.tokens for beat in run.beats) == 2 * 20
+    assert 0 < took == run.beats[-1].ended - run.beats[0].began <= run.wall_s
 
 
 def test_a_request_that_cannot_be_served_stops_the_run(model: Model) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import ApiException
 
+from harness.waiting import PATIENCE_S
 from weft_bench.errors import NotInTime
 from weft_bench.following import Following
 
@@ -77,14 +78,14 @@ async def following(things: Things) -> AsyncGenerator[Following]:
 
 async def test_what_is_listed_counts_at_once() -> None:
     async with following(Things(thing("a"), thing("b"))) as made:
-        assert await made.until(["a", "b"], is_good, 5.0) > 0
+        assert await made.until(["a", "b"], is_good, PATIENCE_S) > 0
 
 
 async def test_it_waits_until_it_holds_for_all_at_the_same_time() -> None:
     things = Things(thing("a"))
     steps: list[int] = []
     async with following(things) as made:
-        waiting = asyncio.create_task(made.until(["a", "b"], is_good, 5.0, steps.append))
+        waiting = asyncio.create_task(made.until(["a", "b"], is_good, PATIENCE_S, steps.append))
         things.say("MODIFIED", thing("a", good=False))
         things.say("ADDED", thing("b"))
         things.say("MODIFIED", thing("unasked"))
@@ -96,7 +97,7 @@ async def test_it_waits_until_it_holds_for_all_at_the_same_time() -> None:
 async def test_an_object_is_gone_once_the_watch_says_so() -> None:
     things = Things(thing("a"))
     async with following(things) as made:
-        waiting = asyncio.create_task(made.until_gone("a", 5.0))
+        waiting = asyncio.create_task(made.until_gone("a", PATIENCE_S))
         things.say("MODIFIED", thing("a", good=False))
         things.say("DELETED", thing("a"))
         await waiting
@@ -127,7 +128,7 @@ async def test_listeners_hear_of_every_object_and_its_end() -> None:
 async def test_after_a_forgotten_version_it_lists_again_and_misses_nobody() -> None:
     things = Things(thing("a"), thing("b"))
     async with following(things) as made:
-        waiting = asyncio.create_task(made.until_gone("a", 5.0))
+        waiting = asyncio.create_task(made.until_gone("a", PATIENCE_S))
         things.there = [thing("b")]
         for _ in range(2):  # the client itself tries once more
             things.fail(410)

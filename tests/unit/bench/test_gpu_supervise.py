@@ -1,5 +1,6 @@
 """A worker that dies, hangs or loses its device costs its own case; what was told stays, what was not is written so."""
 
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -113,14 +114,14 @@ def test_nothing_is_begun_without_time_for_it() -> None:
 
 
 def test_a_worker_that_cannot_begin_ends_the_run_with_its_reason() -> None:
-    clock = Clock(100.0, lambda _: 10.0)
+    clock = Clock(100.0, lambda _: 10.0, Time())
     run_ = supervise(deque("ab"), lambda: Played({}, Ended("", 0.0, "no GPU", lost=True)), clock)
     with pytest.raises(NotReady, match="no GPU"):
         list(side_by_side([run_]))
 
 
 def test_several_runs_share_the_names() -> None:
-    names, clock = deque("abcd"), Clock(100.0, lambda _: 10.0)
+    names, clock = deque("abcd"), Clock(100.0, lambda _: 10.0, Time())
     script: Script = {name: fine(name) for name in "abcd"}
     told = list(side_by_side([supervise(names, lambda: Played(script), clock) for _ in range(2)]))
     assert sorted(message.name for message in told if isinstance(message, Ended)) == list("abcd")
@@ -162,6 +163,15 @@ def test_wrong_words_are_refused(words: list[str], said: str, capsys: pytest.Cap
     assert said in capsys.readouterr().err
 
 
+@pytest.fixture
+def same_signals() -> Iterator[None]:
+    """A command may handle them as it likes."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("same_signals")
 @pytest.mark.parametrize("what", ["bench", "check"])
 def test_without_a_gpu_it_says_so_at_once(
     what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from harness.waiting import PATIENCE_S
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import SupervisorServicer, add_SupervisorServicer_to_server
 from weft_bench.played_runners import PlayedRunners, hello_of, ready_status
@@ -71,7 +72,7 @@ async def supervisor() -> AsyncIterator[tuple[Supervisor, str]]:
 
 async def test_a_pod_becomes_ready_and_its_runner_knows_what_it_is_told(supervisor: tuple[Supervisor, str]) -> None:
     played, pods = supervisor[0], Pods()
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
         runners = PlayedRunners(pods, supervisor[1], tasks)
         runners.hear(pod(), False)
         runners.hear(pod(), False)  # a later event of the same pod
@@ -92,7 +93,7 @@ async def test_a_pod_becomes_ready_and_its_runner_knows_what_it_is_told(supervis
 
 async def test_pods_that_leave_are_not_begun(supervisor: tuple[Supervisor, str]) -> None:
     pods = Pods()
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
         runners = PlayedRunners(pods, supervisor[1], tasks)
         runners.hear(pod("leaving", deletionTimestamp="2026-01-01T00:00:00Z"), False)
         runners.hear(pod("staying"), False)

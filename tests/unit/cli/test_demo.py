@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
+from harness.waiting import PATIENCE_S
 from weft_cli.demo import Answer, Question, ask_all, demo_folder, demo_manifests, load_questions, print_answers
 from weft_cli.errors import BadInput
 from weft_cli.progress import Progress
@@ -73,7 +74,7 @@ async def test_every_model_is_asked_at_the_same_time_and_each_answer_is_judged()
         Question("breaks", "x", "X"),
         Question("babbles", "x", "X"),
     ]
-    async with gateway(len(questions)) as url, asyncio.timeout(20):
+    async with gateway(len(questions)) as url, asyncio.timeout(PATIENCE_S):
         right, wrong, missing, broken, babble = await ask_all(url, questions)
     assert (right.text, right.right) == ("HI", True)
     assert (wrong.text, wrong.right) == ("HI", False)

@@ -1,19 +1,12 @@
-"""`weft top`: figures from two looks, and the command against a real Admin service and a real HTTP server."""
+"""`weft top`: figures from two looks, what is read of a runner and of a gateway, and its naps."""
 
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
-from typing import Any
 
-import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terminal import CTRL_C, Terminal
 from weft.wire.v1 import supervisor_pb2 as pb
-from weft_cli.main import INTERRUPTED, main
 from weft_cli.top import NAP_S, gateway_of, rest, runner_of
 from weft_cli.top_figures import MAX_ADAPTERS, GatewayNow, Look, RunnerNow, SequenceNow, tables_of
 
@@ -169,132 +162,6 @@ def test_the_gateways_status_is_read() -> None:
     assert gateway_of(status) == GatewayNow(3, 1, {"team/base": 1}, {UPPER: "acme/upper"})
 
 
-# ---------------------------------------------------------------- the command
-
-
-class Gateway:
-    """Answers /status with `status`; hears the keys."""
-
-    def __init__(self) -> None:
-        self.code = 200
-        self.status: Any = PARTS | {"pools": [{"name": "default/base", "held": 1}]}
-        self.keys: list[str | None] = []
-        gateway = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                assert self.path == "/status"
-                gateway.keys.append(self.headers["authorization"])
-                body = orjson.dumps(gateway.status)
-                self.send_response(gateway.code)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-@pytest.fixture
-def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
-    monkeypatch.delenv("WEFT_API_KEY", raising=False)
-    server = Gateway()
-    yield server
-    server.close()
-
-
-def look(capfd: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
-    code = main(["top", "--interval", "0.1", *options])
-    out, err = capfd.readouterr()
-    return code, out, err
-
-
-def test_a_pipe_gets_the_tables_once(controller: Any, gateway: Gateway, capfd: pytest.CaptureFixture[str]) -> None:
-    controller.stack["gateway"] = gateway.url
-    code, out, err = look(capfd)
-    assert (code, err) == (0, "")
-    lines = out.splitlines()
-    assert lines[0] == "1 of 1 runners ready, 0.0 tokens/s, 3 requests, 1 waiting"
-    assert lines[2].split() == ["RUNNER", "POOL", "READY", "BATCH", "TOKENS/S", "FREE", "PAGES", "ADAPTERS"]
-    assert lines[3].split() == ["01234567", "default/base", "True", "2/8", "0.0", "0/64", "1/4"]
-    assert lines[6].split() == ["default/base", "1/1", "2/8", "0.0", "0/64", "1"]
-    assert lines[9].split() == ["aaaaaaaaaaaa", "0", "0.0", "1"]
-    assert "\x1b" not in out
-
-
-def test_a_key_shows_more(controller: Any, gateway: Gateway, capfd: pytest.CaptureFixture[str]) -> None:
-    gateway.status = PARTS | {"models": [{"id": "acme/upper", "digest": UPPER}]}
-    _, out, _ = look(capfd, "--once", "--url", gateway.url, "--key", "weft-k")
-    assert set(gateway.keys) == {"Bearer weft-k"}
-    assert "acme/upper" in out
-
-
-def test_a_supervisor_elsewhere_needs_no_gateway(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = look(capfd, "--supervisor", controller.stack["supervisor"], "--data-dir", "/nonexistent")
-    assert code == 0
-    assert "waiting" not in out.splitlines()[0]
-    assert "default/base" in out
-
-
-@pytest.mark.parametrize(
-    ("code", "status", "says"),
-    [
-        (500, {"error": {"message": "broken"}}, "refuses: 500: broken"),
-        (200, {"ready": "ok"}, "is no gateway of weft"),
-        (200, [1], "is no gateway of weft"),
-    ],
-)
-def test_a_gateway_that_says_something_else_is_named(
-    controller: Any, gateway: Gateway, capfd: pytest.CaptureFixture[str], code: int, status: Any, says: str
-) -> None:
-    gateway.code, gateway.status = code, status
-    result = look(capfd, "--url", gateway.url)
-    assert result[0] == 1
-    assert says in result[2]
-
-
-def test_what_is_not_there_is_told_in_a_line(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    for options in (["--url", "http://127.0.0.1:1"], ["--supervisor", "127.0.0.1:1"], ["--data-dir", "/nonexistent"]):
-        code, out, err = look(capfd, *options)
-        assert (code, out) == (1, "")
-        assert err.startswith("weft: ")
-        assert "Traceback" not in err
-
-
-def test_on_a_terminal_the_tables_follow_until_ctrl_c(controller: Any, gateway: Gateway) -> None:
-    with Terminal("top", "--interval", "0.1", "--url", gateway.url) as terminal:
-        for waiting in (1, 7, 9):
-            gateway.status = PARTS | {"held": waiting}
-            terminal.until(f"{waiting} waiting")
-        terminal.write(CTRL_C)
-        assert terminal.exit_code() == INTERRUPTED
-    assert "Traceback" not in terminal.text
-
-
-def test_a_stack_that_goes_away_ends_the_tables_with_a_line(controller: Any, gateway: Gateway) -> None:
-    with Terminal("top", "--interval", "0.1", "--url", gateway.url) as terminal:
-        terminal.until("1 waiting")
-        gateway.code = 500
-        assert terminal.exit_code() == 1
-    assert "weft: the gateway at" in terminal.text
-
-
-def test_the_first_screen_comes_at_once(controller: Any, gateway: Gateway) -> None:
-    with Terminal("top", "--interval", "3600", "--url", gateway.url) as terminal:
-        terminal.until("- tokens/s, 3 requests, 1 waiting")
-        terminal.until("default/base")
-        terminal.write(CTRL_C)
-        assert terminal.exit_code() == INTERRUPTED
-
-
 def test_no_sleep_is_so_long_that_a_ctrl_c_just_before_it_goes_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
     """One between the interpreter's last look at signals and the system call does not end that call."""
     naps: list[float] = []
@@ -303,26 +170,3 @@ def test_no_sleep_is_so_long_that_a_ctrl_c_just_before_it_goes_unheard(monkeypat
     rest(1.1)
     assert sum(naps) == pytest.approx(1.1)
     assert max(naps) <= NAP_S
-
-
-@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "unknown"}, {"TTY_COMPATIBLE": "0"}], ids=str)
-def test_a_terminal_that_cannot_draw_anew_gets_lines(
-    controller: Any, gateway: Gateway, environment: dict[str, str]
-) -> None:
-    with Terminal("top", "--interval", "0.1", "--url", gateway.url, environment=environment) as terminal:
-        for waiting in (1, 7, 9):
-            gateway.status = PARTS | {"held": waiting}
-            terminal.until(f"{waiting} waiting")
-            terminal.until("default/base")
-        terminal.write(CTRL_C)
-        assert terminal.exit_code() == INTERRUPTED
-    assert "\x1b" not in terminal.text
-
-
-def test_no_escape_code_of_a_gateway_reaches_the_terminal(controller: Any, gateway: Gateway) -> None:
-    gateway.status = PARTS | {"held": "\x1b]0;title\x07some"}
-    with Terminal("top", "--interval", "0.1", "--url", gateway.url) as terminal:
-        terminal.until("\\x1b]0;title\\x07some waiting")
-        terminal.write(CTRL_C)
-        assert terminal.exit_code() == INTERRUPTED
-    assert "\x1b]0;" not in terminal.text

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from harness.waiting import soon
 from weft_cli import up
 from weft_cli.demo import Question
 from weft_cli.errors import CommandError
@@ -46,14 +47,23 @@ def banner(stack: Any, questions: Sequence[Question] = ()) -> None:
     up._banner(stack, questions)  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_the_start_waits_for_every_object() -> None:
-    stack = stack_of(OBJECTS)
+async def test_the_start_waits_for_every_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack, looked, undecided = stack_of(OBJECTS), asyncio.Event(), up._undecided
+
+    def looking(*what: Any) -> Any:
+        looked.set()
+        return undecided(*what)
+
+    monkeypatch.setattr(up, "_undecided", looking)
     waiting = asyncio.create_task(bring_up(stack))
+    await soon(looked.wait())
+    looked.clear()
     settle(stack, OBJECTS[0], "Available", "True")
-    done, _ = await asyncio.wait([waiting], timeout=3 * up.GATHER_S)
-    assert not done
+    await soon(looked.wait())
+    await asyncio.sleep(0)
+    assert not waiting.done()
     settle(stack, OBJECTS[1], "Ready", "True")
-    assert await waiting == []
+    assert await soon(waiting) == []
 
 
 async def test_a_pool_that_is_scaled_to_zero_is_as_it_was_wished() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from harness.quick import one_ssl_context, quick_disk  # noqa: F401 (fixtures)
 from tests.unit.artifacts.making import write_adapter, write_model
 from weft.artifacts.blobs import BlobStore, check_blobs
 from weft.artifacts.digest import Digest, Manifest

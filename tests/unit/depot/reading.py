@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from harness.waiting import PATIENCE_S
 from weft.artifacts.errors import ArtifactError
 from weft_depot.sources import Location, Source
 from weft_depot.sources.network import Network
 
-QUICK = {"connect_s": 2.0, "read_s": 20.0, "tries": 3, "pause_s": 0.01, "grace_s": 5.0}
+QUICK = {"connect_s": PATIENCE_S, "read_s": PATIENCE_S, "tries": 3, "pause_s": 0.01, "grace_s": PATIENCE_S}
 
 
 def quick_network(**changed: float) -> Network:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi, hf_hub_download
 
-from fake_hub import FakeHub
+from harness.fake_hub import FakeHub
+from harness.waiting import PATIENCE_S
 from tests.unit.artifacts.making import write_adapter
 from tests.unit.depot.reading import everything, folder_bytes, quick_network, read_all, refusal
 from weft.artifacts.errors import Reason, Refused, Unavailable
@@ -201,7 +202,7 @@ def test_what_breaks_and_mends_goes_unnoticed(hub: FakeHub) -> None:
     hub.fault(f"storage:/{WEIGHTS}", cut_after=1000)
     hub.fault(f"storage:/{WEIGHTS}", status=503)
     hub.fault(f"storage:/{WEIGHTS}", hang=True)
-    assert read_all(source(hub, tries=4, read_s=1), at("org/lora"))[WEIGHTS] == BIG
+    assert read_all(source(hub, tries=1000, read_s=0.3), at("org/lora"))[WEIGHTS] == BIG
 
 
 def test_a_broken_read_goes_on_where_it_broke(hub: FakeHub) -> None:
@@ -230,9 +231,12 @@ def test_a_file_of_another_size_than_listed_is_not_believed(hub: FakeHub, edit: 
 def test_a_hub_that_does_not_answer_is_given_up_in_time(hub: FakeHub) -> None:
     hub.repo("org/lora", {WEIGHTS: BIG})
     hub.fault(WEIGHTS, times=100, hang=True)
-    error = refusal(source(hub, read_s=1), at("org/lora"))
-    assert error.reason == Reason.SOURCE_UNREACHABLE
-    assert "0 of 3145728 bytes" in error.message
+    with source(hub).open(at("org/lora"), everything) as snapshot:
+        snapshot._hub = Hub(hub.url, quick_network(read_s=0.2))  # type: ignore[attr-defined]
+        with snapshot.open(WEIGHTS) as file, pytest.raises(Unavailable) as caught:
+            file.read()
+    assert caught.value.reason == Reason.SOURCE_UNREACHABLE
+    assert "0 of 3145728 bytes" in caught.value.message
     closed = Hub("http://127.0.0.1:9", quick_network())
     assert refusal(HfSource(closed, quick_network()), at("org/lora")).reason == Reason.SOURCE_UNREACHABLE
 
@@ -242,7 +246,7 @@ def test_who_is_slower_than_the_least_rate_is_not_waited_for(hub: FakeHub) -> No
     clock = [0.0]
     network = replace(quick_network(), now=lambda: clock[0])
     patience_s = network.patience_s(len(BIG))
-    assert patience_s == 5 + len(BIG) / (64 << 10)
+    assert patience_s == network.grace_s + len(BIG) / (64 << 10)
     with (
         HfSource(Hub(hub.url, network), network).open(at("org/lora"), everything) as snapshot,
         snapshot.open(WEIGHTS) as file,
@@ -256,7 +260,7 @@ def test_who_is_slower_than_the_least_rate_is_not_waited_for(hub: FakeHub) -> No
 
 def test_a_stop_ends_a_read_between_two_tries(hub: FakeHub) -> None:
     hub.repo("org/lora", {WEIGHTS: BIG})
-    network = quick_network(tries=1000, pause_s=60)
+    network = quick_network(tries=1000, pause_s=10 * PATIENCE_S)
     hub.fault(f"storage:/{WEIGHTS}", times=1000, status=500)
     ended: list[Reason] = []
     reading = threading.Thread(
@@ -264,7 +268,7 @@ def test_a_stop_ends_a_read_between_two_tries(hub: FakeHub) -> None:
     )
     reading.start()
     network.stopping.set()
-    reading.join(20)
+    reading.join(PATIENCE_S)
     assert ended == [Reason.SOURCE_UNREACHABLE]
 
 

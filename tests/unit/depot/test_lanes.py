@@ -95,7 +95,7 @@ class Work(RuleBasedStateMachine):
 
 
 TestWork = Work.TestCase
-TestWork.settings = settings(max_examples=40, stateful_step_count=40)
+TestWork.settings = settings(stateful_step_count=40)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 20)), max_size=40))

@@ -113,4 +113,4 @@ class Book(RuleBasedStateMachine):
 
 
 TestBook = Book.TestCase
-TestBook.settings = settings(max_examples=40, stateful_step_count=30)
+TestBook.settings = settings(stateful_step_count=30)

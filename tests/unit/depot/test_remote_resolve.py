@@ -1,7 +1,9 @@
 """From a remote source to a digest: verdict before weights, rights before contents, one hanging host among many."""
 
+import functools
 import json
 import logging
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -9,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from fake_hub import FakeHub, HubRepo
+from harness.fake_hub import FakeHub, HubRepo
+from harness.waiting import PATIENCE_S
 from tests.unit.artifacts.making import MODEL_CONFIG, lora, write_adapter, write_model
 from tests.unit.depot.conftest import Bench
 from tests.unit.depot.reading import folder_bytes, quick_network
@@ -47,15 +50,23 @@ class SomeSecrets:
         return Secret(where, self.values[where])
 
 
+@functools.cache
+def wide_files() -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Of a model in two shards, and of an adapter that is larger than a range."""
+    shape = parse_model_config(json.dumps({**MODEL_CONFIG, **WIDE}).encode())
+    with tempfile.TemporaryDirectory() as made:
+        model = write_model(Path(made) / "wide", config=WIDE, shards=2, of=shape)
+        adapter = write_adapter(Path(made) / "big", config={"r": 64}, tensors=lora(rank=64, of=shape))
+        return folder_bytes(model), folder_bytes(adapter)
+
+
 class Remote:
     """A bench whose resolver also reads from a hub that holds a wide model and a large adapter."""
 
     def __init__(self, folder: Path, hub: FakeHub) -> None:
         self.hub, self.secrets, self.now = hub, SomeSecrets(), 0.0
         self.bench = Bench(folder)
-        shape = parse_model_config(json.dumps({**MODEL_CONFIG, **WIDE}).encode())
-        self.model = folder_bytes(write_model(folder / "wide", config=WIDE, shards=2, of=shape))
-        self.adapter = folder_bytes(write_adapter(folder / "big", config={"r": 64}, tensors=lora(rank=64, of=shape)))
+        self.model, self.adapter = wide_files()
         hub.repo("org/tiny", self.model)
         self.repo = hub.repo("org/lora", self.adapter)
         self.open()
@@ -329,12 +340,12 @@ async def served(remote: Remote) -> AsyncIterator[Served]:
 
 
 async def test_a_host_that_hangs_holds_up_nobody_else(served: Served, remote: Remote) -> None:
-    network = quick_network(read_s=30)
+    network = quick_network(read_s=10 * PATIENCE_S)
     remote.bench.resolver.sources["hf"] = HfSource(Hub(remote.hub.url, network), network)  # type: ignore[index]
     remote.hub.repo("org/hangs", remote.model)
     remote.hub.fault("org/hangs", times=1000, hang=True)
     hung = [served.submit(f"hf:org/hangs/{number}", f"team-{number % 2}") for number in range(20)]
-    assert remote.hub.hung.wait(20)
+    assert remote.hub.hung.wait(PATIENCE_S)
     for uri, namespace in (("hf:org/tiny", "team-c"), ("file:models/tiny", "team-0")):
         found = await served.finish(served.submit(uri, namespace))
         assert found.state == "Fetched", f"{uri} of {namespace}: {found.message}"

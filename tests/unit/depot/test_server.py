@@ -7,6 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from harness.waiting import PATIENCE_S
 from tests.unit.artifacts.making import write_adapter
 from tests.unit.depot.conftest import Bench
 from weft.artifacts.digest import digest_of
@@ -41,7 +42,7 @@ class Served:
             takes, remote, host = real.takes, real.remote, real.host
 
             def open(inner, *args: Any) -> Any:  # noqa: N805
-                self.release.wait(20)
+                self.release.wait(PATIENCE_S)
                 return real.open(*args)
 
         self.bench.resolver.sources["file"] = Slow()  # type: ignore[index]
@@ -53,7 +54,7 @@ class Served:
 
     async def finish(self, operation: str) -> dict[str, Any]:
         while True:
-            found = (await self.http.get(f"/v1/operations/{operation}", params={"wait_s": 20})).json()
+            found = (await self.http.get(f"/v1/operations/{operation}", params={"wait_s": 60})).json()
             if found["state"] in ("Fetched", "Failed"):
                 return found
 
@@ -88,7 +89,7 @@ async def test_a_model_and_an_adapter_are_resolved_and_served(served: Served) ->
 
 async def test_who_waits_has_the_answer_of_a_known_source_in_one_request(served: Served) -> None:
     known = await served.resolve(MODEL)
-    response = await served.http.post("/v1/resolve", params={"wait_s": 20}, json=MODEL)
+    response = await served.http.post("/v1/resolve", params={"wait_s": 60}, json=MODEL)
     assert response.status_code == 200
     assert {**response.json(), "id": known["id"]} == known
 
@@ -334,7 +335,7 @@ async def test_stopping_in_the_middle_of_a_resolve_leaves_nothing_half_done(serv
     operation = await served.ask(MODEL)
     closer = threading.Thread(target=served.depot.close)
     closer.start()
-    assert served.depot._stopping.wait(20)
+    assert served.depot._stopping.wait(PATIENCE_S)
     served.release.set()
     closer.join()
     assert served.depot.find(operation).state == "Pending"  # type: ignore[union-attr]

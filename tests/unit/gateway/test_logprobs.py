@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from weft.identities import Epoch, RunnerId
@@ -47,7 +47,6 @@ def told_in(emits: Sequence[Emit]) -> list[Told]:
     return [told for emit in emits for told in emit.told]
 
 
-@settings(max_examples=300)
 @given(answer=texts.map(str.encode), cuts=cut_lists, steps=cut_lists)
 @example(answer="é".encode(), cuts=[1], steps=[1])
 @example(answer=b"ab", cuts=[1, 1], steps=[])
@@ -62,7 +61,6 @@ def test_without_a_stop_string_every_token_is_told_once_in_order_with_its_place(
     assert [told[i].start for i in full] == [starts(tokens)[i] for i in full]
 
 
-@settings(max_examples=300)
 @given(answer=texts.map(str.encode), cuts=cut_lists, stops=stop_lists, steps=cut_lists)
 @example(answer=b"abc", cuts=[1, 2], stops=["bx", "c"], steps=[1, 2])
 @example(answer="aé".encode(), cuts=[1, 2], stops=["é"], steps=[1, 2])

@@ -121,13 +121,16 @@ def test_a_model_without_a_template_names_the_other_endpoint() -> None:
         (b"{{ messages.append(1) }}", "unsafe"),
         (b"{% for i in range(1000000) %}{% endfor %}", "Range too big"),
         (b"{{ 1 // 0 }}", "zero"),
-        (b"{% for i in range(90000) %}{% for k in range(90000) %}{% endfor %}{% endfor %}", "more than 500000 steps"),
-        (b"{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n }}{% endmacro %}{{ f(60) }}", "more than 500000 steps"),
+        (b"{% for i in range(90000) %}{% for k in range(90000) %}{% endfor %}{% endfor %}", "more than 20000 steps"),
+        (b"{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n }}{% endmacro %}{{ f(60) }}", "more than 20000 steps"),
         (b"{{ 'x' * 1000000000 }}", "a product beyond"),
         (b"{{ 9 ** 9 ** 9 }}", "a power"),
     ],
 )
-def test_a_template_that_refuses_or_misbehaves_is_the_requests_error(template: bytes, says: str) -> None:
+def test_a_template_that_refuses_or_misbehaves_is_the_requests_error(
+    template: bytes, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft_gateway.chat_template.MAX_STEPS", 20_000)
     with pytest.raises(NotEncodable, match=says):
         text_of(chat_template__jinja=template).encode_chat(user("hello"))
 

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from weft_gateway.core.stops import MAX_STOP_CHARS, StopMatcher
@@ -26,7 +26,6 @@ def chunked(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in itertools.pairwise(marks)]
 
 
-@settings(max_examples=500)
 @given(letters, stop_lists, st.lists(st.integers(0, 30), max_size=6))
 @example("cab", ["b", "ab"], [])
 @example("aaab", ["aab"], [2])

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_gateway.core.events import (
@@ -378,7 +378,6 @@ class Disturbed:
             self.generate(self.one.running.epoch)
 
 
-@settings(max_examples=300)
 @given(
     answer=st.text("abcé東\N{SLIGHTLY SMILING FACE}", max_size=20).map(str.encode),
     stops=st.lists(st.text("abcé", min_size=1, max_size=3), max_size=2),
@@ -404,7 +403,6 @@ def test_the_text_is_that_of_an_undisturbed_run_and_the_request_ends_once(
     assert isinstance(rough.effects[-1], Finish), "nothing after the end"
 
 
-@settings(max_examples=200)
 @given(seed=st.integers(0, 2**32), end=st.sampled_from([ClientGone(), Rejected(GONE), Aborted(GONE)]))
 def test_every_started_epoch_is_stopped_broken_or_finished_whatever_ends_the_request(seed: int, end: Event) -> None:
     world = Disturbed(b"a long enough answer", [], 100, seed)

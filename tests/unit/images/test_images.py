@@ -6,7 +6,7 @@ from fnmatch import fnmatch
 
 import pytest
 
-from containerfile import IMAGES, ROOT, Stage, stages
+from harness.containerfile import IMAGES, ROOT, Stage, stages
 
 CONTAINERFILES = ("control", "runner")
 LOCKS = ("control", "runner", "runner-cpu")

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from harness.waiting import PATIENCE_S
 from tests.unit.operator.planning import failed, fetched_base, good
 from weft_operator.actions import (
     AddFinalizer,
@@ -110,7 +111,7 @@ class FakeBackend:
 
     async def working(self, enough: Callable[[], bool]) -> None:
         """Wait until what is being written is enough."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not enough():
                 self._begun.clear()
                 await self._begun.wait()
@@ -204,13 +205,13 @@ class Operator:
         store.listen(lambda _: self._changed.set())
 
     async def until(self, ref: Ref, kind: str, status: str, reason: str) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (status, reason) not in self.conditions(ref, kind):
                 self._changed.clear()
                 await self._changed.wait()
 
     async def until_digest(self, ref: Ref, wanted: str) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while self.store.get(ref).get("status", {}).get("digest") != wanted:
                 self._changed.clear()
                 await self._changed.wait()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from harness.waiting import PATIENCE_S
 from weft_operator.local import socket_file
 from weft_operator.local.admission import admit
 from weft_operator.local.api import Api, serve
@@ -29,11 +30,11 @@ ADAPTER = {
 
 class Connection(http.client.HTTPConnection):
     def __init__(self, path: Path) -> None:
-        super().__init__("weft", timeout=10)
+        super().__init__("weft", timeout=PATIENCE_S)
         self._path = path
 
     def connect(self) -> None:
-        self.sock = socket_file.connect(self._path, 10)
+        self.sock = socket_file.connect(self._path, PATIENCE_S)
 
 
 class Served:

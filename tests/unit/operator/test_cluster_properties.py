@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import ClusterWorld, cluster_world
@@ -126,7 +126,6 @@ def ending(world: ClusterWorld) -> Any:
     return statuses, specs, pods, routed, dict(world.routed_pools)
 
 
-@settings(max_examples=60, deadline=None)
 @given(HISTORIES)
 def test_any_history_comes_to_rest_and_then_nothing_is_written(history: list[tuple[Any, ...]]) -> None:
     world = new_world()
@@ -143,7 +142,6 @@ def test_any_history_comes_to_rest_and_then_nothing_is_written(history: list[tup
     check_store(world.store)
 
 
-@settings(max_examples=60, deadline=None)
 @given(HISTORIES)
 def test_at_rest_everything_is_as_it_was_wished(history: list[tuple[Any, ...]]) -> None:
     world = new_world()
@@ -169,7 +167,6 @@ def room(pool: Any) -> int:
     return sum(1024 if group.max is None else group.max for group in pool.groups)
 
 
-@settings(max_examples=60, deadline=None)
 @given(HISTORIES, OPERATIONS, st.integers(0, 12), st.integers(1, 3))
 def test_a_crash_between_any_two_actions_ends_as_if_there_had_been_none(
     history: list[tuple[Any, ...]], last: tuple[Any, ...], survived: int, crashes: int
@@ -191,7 +188,6 @@ def test_a_crash_between_any_two_actions_ends_as_if_there_had_been_none(
     assert ending(rest(crashed)) == ending(rest(undisturbed))
 
 
-@settings(max_examples=40, deadline=None)
 @given(HISTORIES)
 def test_no_status_is_written_that_is_stored_already(history: list[tuple[Any, ...]]) -> None:
     world = new_world()
@@ -202,7 +198,6 @@ def test_no_status_is_written_that_is_stored_already(history: list[tuple[Any, ..
                 assert world.store.get(action.ref).get("status") != action.status
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=40))
 def test_a_ready_pod_of_an_autoscaled_pool_goes_only_after_the_scheduler_has_named_it(
     demands: list[tuple[int, bool]],

@@ -12,21 +12,20 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any, cast
 
 import kopf
 import pytest
 from prometheus_client import CollectorRegistry
 
-from certificates import Authority, mount
-from waiting import eventually
+from harness.certificates import Authority, mount
+from harness.ports import free_ports
+from harness.waiting import PATIENCE_S, eventually, soon
 from weft_operator.kubernetes import app
 from weft_operator.kubernetes.client import Api, Page
 from weft_operator.kubernetes.metrics import Metrics
 from weft_operator.kubernetes.resources import CONFIGMAPS, Resource
 from weft_operator.kubernetes.settings import Settings
-from weft_operator.local.ports import free_ports
 
 HOST = "127.0.0.1"
 NEEDED = ["--namespace=weft-system", "--pool-namespaces=ml", "--drain-seconds=0"]
@@ -85,7 +84,7 @@ async def nobody_asks(*what: Any, **how: Any) -> Any:
 
 @pytest.fixture
 def ports() -> Iterator[int]:
-    return iter(free_ports(5, Random()))
+    return iter(free_ports(5))
 
 
 @pytest.fixture
@@ -113,10 +112,12 @@ class Asked:
 
     def _get(self) -> str:
         try:
-            with urllib.request.urlopen(f"http://{HOST}:{self._port}/readyz", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{HOST}:{self._port}/readyz", timeout=PATIENCE_S) as answer:
                 return answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.read().decode()
+        except urllib.error.URLError:
+            return "not even this listens yet"
 
 
 @asynccontextmanager
@@ -156,7 +157,7 @@ async def test_a_replica_is_not_ready_before_its_webhook_listens(
         with pytest.raises(ConnectionRefusedError):
             await handshake(webhook)
         if not holder:
-            await cluster.elected.wait()
+            await soon(cluster.elected.wait())
         cluster.scanned.set()
         await eventually(lambda: asked.says("ok"))
         await handshake(webhook)
@@ -170,7 +171,7 @@ async def test_a_replica_is_not_ready_before_its_metrics_api_listens(
     flags = f"--metrics-api={HOST}:{metrics}", f"--webhook-tls-dir={tls_dir}"
     async with running(cluster, tmp_path, next(ports), monkeypatch, *flags) as asked:
         await eventually(lambda: asked.says("the metrics API does not listen yet"))
-        await cluster.elected.wait()
+        await soon(cluster.elected.wait())
         cluster.told.set()
         await eventually(lambda: asked.says("ok"))
         await handshake(metrics)

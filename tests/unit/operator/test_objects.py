@@ -216,7 +216,7 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestModel.settings = settings(stateful_step_count=25)
 
 
 async def _next(watch: Any) -> Event:

@@ -75,7 +75,6 @@ def perform(world: World, operation: tuple[Any, ...]) -> None:
             world.settle()
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(OPERATIONS, max_size=25))
 def test_any_history_comes_to_rest_and_then_nothing_is_ordered(history: list[tuple[Any, ...]]) -> None:
     world = new_world()
@@ -91,7 +90,6 @@ def test_any_history_comes_to_rest_and_then_nothing_is_ordered(history: list[tup
     check_store(world.store)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(OPERATIONS, max_size=20))
 def test_names_are_served_once_and_only_from_accepted_objects(history: list[tuple[Any, ...]]) -> None:
     world = new_world()
@@ -111,7 +109,6 @@ def test_names_are_served_once_and_only_from_accepted_objects(history: list[tupl
         assert ready is (obj["metadata"]["uid"] in world.routed)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(OPERATIONS, max_size=20), st.integers(1, 4))
 def test_a_restart_anywhere_ends_in_the_same_state(history: list[tuple[Any, ...]], early: int) -> None:
     world = new_world()
@@ -131,7 +128,6 @@ def served(world: World) -> tuple[object, ...]:
     return pools, adapters, {ref: sorted(runners) for ref, runners in world.observed.runners.items()}
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(NAMES, CONTENTS, st.sampled_from(["base", "absent", "closed"])), max_size=8), st.booleans())
 def test_bad_objects_never_disturb_others(bad: list[tuple[str, Answer, str]], late: bool) -> None:
     world = world_of(ObjectStore(lambda: 0.0), {"file:base": fetched_base(), "file:upper": good("a")}, 1_000_000.0)
@@ -149,7 +145,7 @@ def test_bad_objects_never_disturb_others(bad: list[tuple[str, Answer, str]], la
     assert [entry.namespace for entry in world.routed.values() if entry.model_name == "acme/upper"] == ["acme"]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=settings.default.max_examples // 5)
 @given(st.integers(1, 40), st.integers(0, 40), st.sampled_from([1.0, 3.0, 10.0]), st.floats(0.1, 5.0))
 def test_at_rest_no_more_is_asked_for_than_the_policy_allows(
     good_ones: int, bad_ones: int, most: float, step_s: float
@@ -167,7 +163,6 @@ def test_at_rest_no_more_is_asked_for_than_the_policy_allows(
     assert len(world.asked) - before <= most * (world.now - began) + count
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(OPERATIONS, max_size=20))
 def test_whatever_is_served_or_drains_is_kept(history: list[tuple[Any, ...]]) -> None:
     world = new_world()

@@ -6,21 +6,28 @@ from random import Random
 import pytest
 
 from weft_operator.errors import PortInUse
-from weft_operator.local.components import port_source
-from weft_operator.local.ports import EPHEMERAL_DEFAULT, RANGE_FILE, free_ports, require_free
+from weft_operator.local.ports import EPHEMERAL_DEFAULT, RANGE_FILE, PortSource, require_free
 
 
 def test_ports_lie_below_those_of_outgoing_connections() -> None:
     top = int(RANGE_FILE.read_text().split()[0]) if RANGE_FILE.exists() else EPHEMERAL_DEFAULT
-    found = free_ports(20, Random(1))
+    found = PortSource(Random(1))(20)
     assert len(set(found)) == 20
     assert max(found) < top
 
 
 def test_no_port_is_given_out_twice() -> None:
-    ports = port_source()
-    found = [port for count in (7, 2, 2, 2) for port in ports(count)]
-    assert len(found) == len(set(found)) == 13
+    """Two sources that would draw the same ports: as two processes do by chance, before either listens."""
+    one, other = PortSource(Random(1)), PortSource(Random(1))
+    found = [port for ports, count in ((one, 7), (other, 7), (one, 2), (other, 2)) for port in ports(count)]
+    assert len(found) == len(set(found)) == 18
+
+
+def test_only_the_latest_reservations_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft_operator.local.ports.RESERVED", 2)
+    first = PortSource(Random(1))
+    given = first(3)
+    assert set(PortSource(Random(1))(1)) & set(given) == {given[0]}
 
 
 def test_a_port_in_use_is_named_with_the_flag_that_changes_it() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.waiting import PATIENCE_S
 from tests.unit.operator.planning import pool_ref
 from weft_operator.queue import Queue
 from weft_operator.resources import Ref
@@ -84,5 +85,5 @@ async def test_many_idle_consumers_each_get_another_object() -> None:
     await asyncio.sleep(0)
     refs = {pool_ref(letter) for letter in "abcdefgh"}
     queue.add(refs)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert set(await asyncio.gather(*consumers)) == refs

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from harness.waiting import PATIENCE_S
 from tests.unit.operator.controlling import FakeDepot, operator
 from tests.unit.operator.planning import adapter_object, adapter_ref, digest, failed, good, pool_object, pool_ref
 from weft_operator import depot_work, reconcile
@@ -91,7 +92,7 @@ async def test_the_depot_is_told_what_to_keep_when_something_has_drained(monkeyp
         op.depot.refuse_lists = 1  # it is told again
         jump[0] = 3601.0
         op.depot.contents["file:upper"] = good("e")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             kept = await op.depot.kept.get()
         assert kept >= {digest("b"), digest("d"), digest("e")}
         assert digest("a") not in kept
@@ -148,7 +149,7 @@ async def test_what_drained_is_dropped_while_a_source_stands_still() -> None:
         await op.until(adapter_ref("lower"), "Ready", "True", "Published")
         jump[0] = 10_000.0
         op.depot.contents["file:lower"] = good("e")  # its drain begins, and wakes who keeps the list
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while digest("a") in (kept := await op.depot.kept.get()):
                 pass
         assert digest("b") in kept

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc.aio
 
+from harness.waiting import PATIENCE_S
 from tests.unit.operator.planning import adapter_ref, digest, pool_ref
 from weft.wire.channels import Outbox, both_ways
 from weft.wire.v1 import scheduler_pb2 as pb
@@ -39,7 +40,7 @@ class Scheduler(SchedulerServicer):
             yield message
 
     async def next(self) -> pb.RegistryToScheduler:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.heard.get()
 
 
@@ -150,7 +151,7 @@ async def test_the_schedulers_word_comes_back() -> None:
         scheduler.outbox.put(pb.SchedulerToRegistry(pool=pb.PoolStatus(pool="default/base", ready_runners=2)))
         status = pb.AdapterStatus(uid="u", digest="d", routed=True, ready_runners=1, load_errors=["b", "a"])
         scheduler.outbox.put(pb.SchedulerToRegistry(adapter=status))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             assert await reports.pools.get() == ("default/base", PoolReport(2))
             assert await reports.adapters.get() == ("u", AdapterReport("d", True, 1, ("a", "b")))
 
@@ -183,7 +184,7 @@ async def test_what_a_pool_could_use_comes_back_with_its_load() -> None:
             demand_runners=2,
         )
         scheduler.outbox.put(pb.SchedulerToRegistry(pool=status))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             _, report = await reports.pools.get()
         assert report == PoolReport(3, 1, ("b", "a"), 4)
         assert report.load == PoolLoad(running=5, queued=6, total_pages=70, reserved_pages=8, demand_runners=2)
@@ -203,7 +204,7 @@ async def test_whether_an_adapter_is_gone_is_asked_on_every_connection_until_it_
         still = pb.AdapterStatus(uid="u0", routed=False, ready_runners=1)
         for status in (still, pb.AdapterStatus(uid="u1", digest=digest("a"))):
             scheduler.outbox.put(pb.SchedulerToRegistry(adapter=status))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             assert [(await reports.adapters.get())[0] for _ in range(2)] == ["u0", "u1"]
         scheduler.outbox.close()
         assert list((await scheduler.next()).removed_adapter_uids) == ["u0"]

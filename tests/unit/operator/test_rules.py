@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bad_manifests import Manifest
-from conflicting_manifests import PASSING, REFUSED, Wish, base, lora, slots
+from harness.bad_manifests import Manifest
+from harness.conflicting_manifests import PASSING, REFUSED, Wish, base, lora, slots
 from weft_operator.errors import Invalid
 from weft_operator.judge import refuse_adapter, refuse_pool
 from weft_operator.local.admission import Admission, admit

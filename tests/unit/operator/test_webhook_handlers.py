@@ -6,13 +6,13 @@ import kopf
 import pytest
 import yaml
 
-from conflicting_manifests import REFUSED, base, lora, slots
+from harness.conflicting_manifests import REFUSED, base, lora, slots
 from weft_operator.kubernetes.admission import PATHS, judge, register
 from weft_operator.local.admission import admit
 from weft_operator.observe import Desired
 from weft_operator.resources import Object, parse
 
-GOLDEN = Path(__file__).parents[1] / "chart" / "golden" / "default.yaml"
+GOLDEN = Path(__file__).parents[2] / "integration" / "chart" / "golden" / "default.yaml"
 
 
 def stored(manifest: Object, uid: str) -> Object:

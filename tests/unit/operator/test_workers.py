@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.waiting import PATIENCE_S
 from tests.unit.operator.controlling import FakeBackend, FakeDepot, FakeRegistry, Operator, operator
 from tests.unit.operator.planning import adapter_object, adapter_ref, digest, good, pool_object, pool_ref
 from weft_operator import reconcile
@@ -38,7 +39,7 @@ def stored(obj: dict[str, Any], uid: str = "u1", version: object = 5, **metadata
 
 async def settled(op: Operator) -> None:
     """Nothing is marked and nobody works."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             before = op.meter.reconciles.total()
             for _ in range(20):
@@ -90,13 +91,13 @@ async def test_the_scheduler_is_told_everything_before_anything_is_written() -> 
         assert op.registry.names == {adapter_ref("upper"): "acme/upper"}
         assert not op.controller.planned.is_set()
         op.backend.gate.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await op.controller.planned.wait()
         await op.until(adapter_ref("upper"), "Ready", "True", "Published")
 
 
 async def test_an_empty_world_is_planned_at_once() -> None:
-    async with operator() as op, asyncio.timeout(10):
+    async with operator() as op, asyncio.timeout(PATIENCE_S):
         await op.controller.planned.wait()
 
 
@@ -141,7 +142,7 @@ async def test_the_answer_to_a_write_does_not_bring_back_what_is_gone() -> None:
         assert op.controller.desired.refs() == []
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(st.lists(st.builds(PoolLoad, *[st.integers(0, 1000)] * 5), min_size=1, max_size=30), st.booleans())
 async def test_traffic_makes_nobody_plan_or_write(loads: list[PoolLoad], again: bool) -> None:
     async with operator(period_s=3600.0) as op:

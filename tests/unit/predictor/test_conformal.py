@@ -36,7 +36,6 @@ laws = st.sampled_from([lambda r: r.gauss(0, 1), lambda r: r.expovariate(1.0), l
 
 
 @given(seed=st.integers(0, 10_000), before=laws, after=laws, shift=st.floats(-4, 4), stretch=st.floats(0.25, 4))
-@settings(max_examples=40, deadline=None)
 def test_coverage_returns_to_90_within_3_percent_after_any_drift(seed, before, after, shift, stretch):
     rng, group = Random(seed), Group()
     for _ in range(1_500):
@@ -46,7 +45,7 @@ def test_coverage_returns_to_90_within_3_percent_after_any_drift(seed, before, a
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_without_drift_coverage_is_90_percent_from_the_start(seed):
     rng, group = Random(seed), Group()
     covered = [group.learn(rng.lognormvariate(0, 1)) for _ in range(2_000)]

@@ -1,6 +1,4 @@
 import hashlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -22,24 +20,13 @@ def test_any_text_gives_a_finite_sorted_vector_within_its_dimension(text, prompt
     assert (x.value > 0).all()
 
 
-def fingerprint() -> str:
+def test_the_hash_is_the_same_in_every_process_and_release():
+    """A saved model is of columns: another hash would give it other words."""
     x = features("Summarise this article in three points: Überraschung!", 12, DIM)
-    return hashlib.sha256(x.index.tobytes() + np.round(x.value, 9).tobytes()).hexdigest()
-
-
-def test_the_hash_is_the_same_in_every_process():
-    code = f"import sys; sys.path[:0] = {sys.path!r}; import test_features; print(test_features.fingerprint())"
-    seen = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": __file__.rpartition("/")[0]},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout.strip()
-        for seed in ("1", "2")
-    }
-    assert seen == {fingerprint()}
+    text = " ".join(f"{column}:{value:.6f}" for column, value in zip(x.index, x.value, strict=True))
+    assert (
+        hashlib.sha256(text.encode()).hexdigest() == "50764b797c850ef1967e856251a4e61ad8dce3faccc2f06c31c5d2d4cb5e93d9"
+    )
 
 
 def test_text_beyond_the_bound_changes_nothing():

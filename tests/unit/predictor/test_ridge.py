@@ -24,7 +24,7 @@ def dense(xs: list[Features]) -> np.ndarray:
 
 
 @given(st.integers(0, 1_000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_the_batch_fit_is_the_closed_form(seed):
     xs, rng = rows(seed, 80), np.random.default_rng(seed)
     y = rng.normal(4.0, 1.0, 80)

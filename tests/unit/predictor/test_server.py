@@ -7,6 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from harness.waiting import PATIENCE_S, soon
 from weft.wire.channels import channel
 from weft.wire.v1 import common_pb2
 from weft.wire.v1 import predictor_pb2 as pb
@@ -110,7 +111,7 @@ async def test_the_model_is_saved_after_enough_outcomes_and_at_the_end(stub, ser
     saver = WatchedSaver(server, path, outcomes=5, seconds=3_600)
     running = asyncio.create_task(saver.run())
     await tell(stub, *(outcome(str(i)) for i in range(5)))
-    await asyncio.wait_for(saver.saved.wait(), 10)
+    await soon(saver.saved.wait())
     assert load(path).learned == 5
     await tell(stub, outcome("last"))
     saver.close()
@@ -124,14 +125,14 @@ async def test_what_is_learned_while_the_last_save_runs_is_saved_too(stub, serve
 
     def held(*what) -> None:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE_S)
         write(*what)
 
     monkeypatch.setattr(saver_module, "save", held)
     saver = Saver(server, path, outcomes=1, seconds=3_600)
     running = asyncio.create_task(saver.run())
     await tell(stub, outcome("first"))
-    assert await asyncio.to_thread(begun.wait, 10)
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     await tell(stub, outcome("meanwhile"))
     saver.close()
     go_on.set()
@@ -143,7 +144,7 @@ async def test_the_model_is_saved_after_a_while_also_with_few_outcomes(stub, ser
     saver = WatchedSaver(server, tmp_path / "model.npz", outcomes=1_000, seconds=0.01)
     running = asyncio.create_task(saver.run())
     await tell(stub, outcome("only"))
-    await asyncio.wait_for(saver.saved.wait(), 10)
+    await soon(saver.saved.wait())
     saver.close()
     await running
     assert load(tmp_path / "model.npz").learned == 1

@@ -1,4 +1,4 @@
-"""The quickstart as committed: tasks, tokenizer, manifests, sizes, and answers of the real model under transformers."""
+"""The quickstart as committed: tasks, tokenizer, manifests, sizes."""
 
 import functools
 import importlib.util
@@ -18,9 +18,6 @@ QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "quickstart"
 MODEL = QUICKSTART / "model"
 DEMOS = [json.loads(line) for line in (QUICKSTART / "demo.jsonl").read_text().splitlines()]
 BASE = "weft-quickstart"
-LONG_SENTENCE = (
-    "The quick brown fox jumps over 13 lazy dogs, then Weft copies every single letter of this long line once more."
-)
 
 
 def load_tasks() -> ModuleType:
@@ -112,13 +109,7 @@ def test_a_prompt_is_framed_as_a_whole_question() -> None:
 
 @pytest.mark.parametrize("text", ["".join(tasks.ALPHABET), " two  spaces , and 's", "a\nb", "x"])
 def test_decoding_gives_every_character_back(text: str) -> None:
-    from transformers import AutoTokenizer
-
-    ids = tokenizer().encode(text).ids
-    assert tokenizer().decode(ids) == text
-    wrapped = AutoTokenizer.from_pretrained(MODEL)
-    assert wrapped(text)["input_ids"] == ids
-    assert wrapped.decode(ids, skip_special_tokens=True) == text
+    assert tokenizer().decode(tokenizer().encode(text).ids) == text
 
 
 def test_other_characters_are_unknown_one_token_each() -> None:
@@ -126,8 +117,6 @@ def test_other_characters_are_unknown_one_token_each() -> None:
 
 
 def test_the_chat_template_asks_the_last_user_message() -> None:
-    from transformers import AutoTokenizer
-
     chat = [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "first"},
@@ -139,7 +128,6 @@ def test_the_chat_template_asks_the_last_user_message() -> None:
     rendered = jinja2.Template(template).render(messages=chat, add_generation_prompt=True)
     assert rendered == "<s>hello you<sep>"
     assert tokenizer().encode(rendered, add_special_tokens=False).ids == tokenizer().encode("hello you").ids
-    assert AutoTokenizer.from_pretrained(MODEL).apply_chat_template(chat, tokenize=False) == rendered
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -183,51 +171,7 @@ def test_measured_accuracy_meets_its_targets() -> None:
         assert exact >= target, f"{name}: {exact} % of {target} %"
 
 
-# --- answers ----------------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def served() -> Any:
-    """The base with every adapter on it, each under its served name."""
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    torch.set_num_threads(1)  # the model is tiny: threads only wait for each other
-    model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    for name, folder in adapters().items():
-        label = name.replace("/", "--")
-        if isinstance(model, PeftModel):
-            model.load_adapter(folder, adapter_name=label)
-        else:
-            model = PeftModel.from_pretrained(model, folder, adapter_name=label)
-    return model.eval()
-
-
-def answer(name: str, prompt: str) -> str:
-    if name == BASE:
-        with served().disable_adapter():
-            return greedy(prompt)
-    served().set_adapter(name.replace("/", "--"))
-    return greedy(prompt)
-
-
-def greedy(prompt: str) -> str:
-    import torch
-
-    ids = tokenizer().encode(prompt).ids
-    out = served().generate(
-        input_ids=torch.tensor([ids]),
-        do_sample=False,
-        max_new_tokens=400,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    answered = out.sequences[0, len(ids) :].tolist()
-    assert answered[-1] == tokenizer().token_to_id("</s>"), "the answer did not end"
-    best, second = torch.cat(out.logits).topk(2).values.unbind(-1)
-    assert (best - second).min() > 0.5, "a near tie: another order of summation could answer otherwise"
-    return tokenizer().decode(answered)
+# --- answers (that the model gives them: tests/oracle/test_quickstart.py) --------------------------------------------
 
 
 def test_every_served_model_has_a_demo() -> None:
@@ -235,19 +179,6 @@ def test_every_served_model_has_a_demo() -> None:
 
 
 @pytest.mark.parametrize("demo", DEMOS, ids=lambda demo: demo["model"])
-def test_a_demo_gives_what_it_promises(demo: dict[str, str]) -> None:
+def test_a_demo_expects_what_its_task_gives(demo: dict[str, str]) -> None:
     task = "copy" if demo["model"] == BASE else demo["model"].partition("/")[2]
     assert demo["expect"] == tasks.expected(task, demo["prompt"])
-    assert answer(demo["model"], demo["prompt"]) == demo["expect"]
-
-
-def test_one_prompt_gets_another_answer_from_every_model() -> None:
-    prompt = "Weft serves 6 adapters on 1 model"
-    answers = {name: answer(name, prompt) for name in [BASE, *adapters()]}
-    assert len(set(answers.values())) == len(answers), answers
-
-
-@pytest.mark.parametrize("name", [BASE, "acme/upper", "acme/reverse-words", "initech/cipher"])
-def test_a_long_sentence_is_answered_to_the_last_character(name: str) -> None:
-    task = "copy" if name == BASE else name.partition("/")[2]
-    assert answer(name, LONG_SENTENCE) == tasks.expected(task, LONG_SENTENCE)

@@ -17,9 +17,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from native_models import Scales, adapter_tensors, make_step, write_model
+from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.library import load
+from weft_kernels.cpu.library import Library, load
 from weft_runner.memory.kv_cache import KvCache
 from weft_runner.memory.lora_table import LoraTable
 from weft_runner.model.checkpoint import Files, open_checkpoint
@@ -65,6 +65,12 @@ FAMILIES = {
 }  # fmt: skip
 
 
+@cache
+def library(level: str) -> Library:
+    """To find one asks the compiler."""
+    return load(level)
+
+
 @dataclass(frozen=True, eq=False)
 class Stage:
     """One model's files, the ranks of the adapter in each slot, and the executors made of it so far."""
@@ -76,7 +82,7 @@ class Stage:
     @cache  # noqa: B019 (a handful, for the module's life)
     def native(self, level: str, dtype: str, threads: int = 1, page_tokens: int = 16) -> CpuExecutor:
         made = CpuExecutor(
-            load(level), open_checkpoint(self.files, self.spec), dtype=dtype, threads=threads,
+            library(level), open_checkpoint(self.files, self.spec), dtype=dtype, threads=threads,
             pages=PAGES * 16 // page_tokens, page_tokens=page_tokens, slots=max(SLOTS, len(self.ranks)),
         )  # fmt: skip
         return self._with_adapters(made)
@@ -91,9 +97,12 @@ class Stage:
 
     def _with_adapters(self, executor: Made) -> Made:
         for slot, ranks in enumerate(self.ranks):
-            tensors = adapter_tensors(self.spec, slot, ranks)
-            executor.adapters.put(slot, executor.adapters.build(tensors, Scales()))
+            executor.adapters.put(slot, executor.adapters.build(self._adapter(slot, **ranks), Scales()))
         return executor
+
+    @cache  # noqa: B019 (as above)
+    def _adapter(self, slot: int, **ranks: int) -> dict[str, torch.Tensor]:
+        return adapter_tensors(self.spec, slot, ranks)
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +244,7 @@ def test_fp32_gives_the_references_logits(stage_of: Callable[[str], Stage], fami
     native = play(stage.native(level, "fp32"), whole, script, list(range(PAGES)), 16)
     expected = play(stage.reference(), whole, script, list(range(PAGES)), 16)
     for key, row in native.items():
-        torch.testing.assert_close(row, expected[key], atol=5e-4, rtol=0, msg=f"{key}")
+        assert (row - expected[key]).abs().max() <= 5e-4, key
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -261,10 +270,10 @@ CASES = [("bf16", family) for family in FAMILIES] + [("int8", "llama"), ("fp32",
 def test_a_rows_bits_are_its_own(stage_of: Callable[[str], Stage], dtype: str, family: str, level: str) -> None:
     stage = stage_of(family)
 
-    @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def holds(data: st.DataObject) -> None:
-        whole = data.draw(sequences(most=8, longest=80))
+        whole = data.draw(sequences(most=8, longest=60))
         script = data.draw(scripts(whole))
         threads, page_tokens = data.draw(st.sampled_from([1, 2, 3])), data.draw(st.sampled_from([16, 32, 64]))
         pages = random.Random(data.draw(st.integers(0, 2**32))).sample(range(n := PAGES * 16 // page_tokens), n)
@@ -277,7 +286,7 @@ def test_a_rows_bits_are_its_own(stage_of: Callable[[str], Stage], dtype: str, f
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_rows_bits_are_its_own_among_many(wide_stage: Stage, level: str, mix: str) -> None:
-    @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def holds(data: st.DataObject) -> None:
         drawn = random.Random(data.draw(st.integers(0, 2**32)))

@@ -1,15 +1,16 @@
 """The engine on the cuda executor, under Triton's interpreter: adapters in KV pages, recorded steps, steps in flight.
 
-What it says is compared with the engine on the reference executor, token for token, on the same small model in fp32.
+What it says is compared with the engine on the reference executor, token for token, on the same small model in fp32:
+of one layer, unless what a test looks at may differ between layers (every layer's logits: `tests/oracle/test_cuda.py`).
 """
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from triton.runtime.interpreter import GridExecutor
 
+from harness import interpreter
 from weft_runner.core.iteration import Limits
 from weft_runner.core.request_pool import PoolLimits, check_pool
 from weft_runner.core.sequence import Finish, Sampling
@@ -47,6 +48,7 @@ def interpreted(files: dict[str, Path], spec: ModelSpec, limits: PoolLimits) -> 
 @pytest.fixture(autouse=True)
 def no_empty_grids(monkeypatch) -> None:
     """A GPU refuses to launch a kernel of no programs; the interpreter does not mind."""
+    interpreter.hurry()
     call = GridExecutor.__call__
 
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -59,12 +61,14 @@ def no_empty_grids(monkeypatch) -> None:
 @pytest.fixture
 def pair_of(new_world, small_config, tmp_path, make_driver) -> Any:
     """(cuda, reference): drivers over one model with adapters a, b and c."""
-    world = new_world(tmp_path / "wide", {**small_config, "hidden_size": 64, "intermediate_size": 96})
-    world.write_base()
-    for seed, name in enumerate("abc"):
-        world.write_adapter(name, seed=seed, rank=(3, 8, 16)[seed])
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
 
-    def make(**limits: Any) -> tuple[Any, Any]:
+    def make(*, layers: int = 1, **limits: Any) -> tuple[Any, Any]:
+        world = new_world(tmp_path / str(layers), {**small_config, **heads, "num_hidden_layers": layers})
+        if not world.root.exists():
+            world.write_base()
+            for seed, name in enumerate("abc"):
+                world.write_adapter(name, seed=seed, rank=(3, 8, 16)[seed])
         given = {"page_tokens": P, "total_pages": 96, "max_adapters": 2, **limits}
         executor = make_driver(world, make_executor=interpreted, **given).engine.executor
         page_bytes = executor.page_bytes
@@ -82,13 +86,13 @@ def both(pair: tuple[Any, Any], *requests: tuple[str, list[int], int, str, Sampl
 
 def test_answers_are_the_references_and_most_steps_are_launched_ahead(pair_of):
     """Base, two adapters, one that ends early, and a draw: all in one batch."""
-    cuda, reference = pair = pair_of()
+    cuda, reference = pair = pair_of(layers=2)
     both(
         pair,
-        ("base", [5, 9, 4], 8, "", GREEDY),
-        ("a", [7] * 20, 8, "a", GREEDY),
-        ("b", [3, 1], 4, "b", GREEDY),
-        ("drawn", [11, 12, 13], 8, "a", Sampling(temperature=0.9, top_p=0.8, seed=7, ignore_eos=True)),
+        ("base", [5, 9, 4], 7, "", GREEDY),
+        ("a", [7] * 20, 7, "a", GREEDY),
+        ("b", [3, 1], 3, "b", GREEDY),
+        ("drawn", [11, 12, 13], 7, "a", Sampling(temperature=0.9, top_p=0.8, seed=7, ignore_eos=True)),
     )
     for driver in pair:
         driver.finish()
@@ -100,9 +104,9 @@ def test_answers_are_the_references_and_most_steps_are_launched_ahead(pair_of):
 
 def test_an_adapter_that_left_comes_back_into_other_pages(pair_of):
     """Two slots, three adapters, and pages that tokens had meanwhile."""
-    cuda, reference = pair = pair_of()
+    cuda, reference = pair = pair_of(layers=2)
     for turn, adapter in enumerate("abca"):
-        both(pair, (f"{turn}", [turn + 3] * 5, 3, adapter, GREEDY), (f"{turn} base", [turn + 4] * 40, 2, "", GREEDY))
+        both(pair, (f"{turn}", [turn + 3] * 5, 2, adapter, GREEDY), (f"{turn} base", [turn + 4] * 40, 2, "", GREEDY))
         for driver in pair:
             driver.finish()
     check_pool(cuda.pool)
@@ -152,7 +156,8 @@ def test_penalties_and_log_probabilities_wait_for_the_host_and_are_the_reference
     assert cuda.answer("penalised") == reference.answer("penalised")
     assert cuda.answer("told") == reference.answer("told")
     told = [[one for e in d.events if e.request_id == "told" for one in e.logprobs] for d in pair]
-    torch.testing.assert_close(*(torch.tensor([one.logprob for one in each]) for each in told), rtol=0, atol=1e-4)
+    ours, theirs = ([one.logprob for one in each] for each in told)
+    assert ours == pytest.approx(theirs, rel=0, abs=1e-4)
     assert cuda.engine.executor.followed == 0
 
 

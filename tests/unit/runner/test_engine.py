@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from harness.waiting import PATIENCE_S
 from weft_runner.core.events import Desired, Ended, EndReason, Load, NoRoom, Retain, Tier, Tokens
 from weft_runner.core.request_pool import check_pool
 from weft_runner.core.sequence import Epoch, Finish, Phase, Sampling
@@ -52,7 +53,7 @@ class GatedSource:
         self.world, self.gate = world, threading.Event()
 
     def adapter(self, digest):
-        assert self.gate.wait(20)
+        assert self.gate.wait(PATIENCE_S)
         return self.world.adapter(digest)
 
     def retain(self, digests):
@@ -143,7 +144,7 @@ def test_what_is_being_fetched_stays_on_disk_whatever_an_older_retain_says(drive
     source = Recording(world)
     driver = drive(source)
     driver.engine.adapters.carry_out([Load("new", 0), Retain(frozenset(["old"]))])
-    assert kept.get(timeout=20) == {"old", "new"}
+    assert kept.get(timeout=PATIENCE_S) == {"old", "new"}
     source.gate.set()
 
 
@@ -153,7 +154,7 @@ def test_an_adapter_that_cannot_be_built_leaves_nothing_in_host_memory(drive, wo
     driver.post(driver.request("r", [5], 3, "wide", sampling=GREEDY))
     driver.finish()
     assert driver.ending("r").reason is EndReason.LOAD_FAILED
-    driver.engine.adapters._builder.submit(lambda: None).result(20)  # what was ordered before is done
+    driver.engine.adapters._builder.submit(lambda: None).result(PATIENCE_S)  # what was ordered before is done
     assert not driver.engine.adapters._host
 
 
@@ -280,20 +281,18 @@ def test_urgent_news_carry_the_whole_state_and_quiet_iterations_do_not(drive):
     assert [o.request_id for o in told.overruns] == ["a"]
 
 
-def test_three_hundred_adapters_over_eight_slots_are_all_served_and_none_is_starved(drive, world):
+def test_a_hundred_adapters_over_eight_slots_are_all_served(drive, world):
     """Popularity 1/i, every adapter at least once, arrivals as fast as there is room."""
     rng = random.Random(7)
-    names = [f"a{i}" for i in range(300)]
+    names = [f"a{i}" for i in range(100)]
     for i, name in enumerate(names):
         world.write_adapter(name, seed=i, rank=1 + i % 8, modules=("q_proj", "v_proj") if i % 3 else ("down_proj",))
-    weights = [1 / (i + 1) for i in range(300)]
-    asked = [*names, *rng.choices(names, weights, k=300)]
+    asked = [*names, *rng.choices(names, [1 / (i + 1) for i in range(len(names))], k=100)]
     rng.shuffle(asked)
-    driver = drive(max_adapters=8, total_pages=128, host_bytes=1 << 18)
+    driver = drive(max_adapters=8, total_pages=128, host_bytes=1 << 16)
     driver.post(SetDesired(1, tuple(Desired(name, pinned=name == "a0") for name in names)))
     prompts = {f"r{i}": [rng.randrange(61) for _ in range(rng.randint(1, 9))] for i in range(len(asked))}
     left = [driver.request(f"r{i}", prompts[f"r{i}"], 4, name, sampling=GREEDY) for i, name in enumerate(asked)]
-    waited: dict[str, int] = {}
     beats = 0
     while left or driver.pool.sequences:
         while left and len(driver.pool.sequences) < 24:
@@ -301,8 +300,6 @@ def test_three_hundred_adapters_over_eight_slots_are_all_served_and_none_is_star
         driver.beat()
         beats += 1
         check_pool(driver.pool)
-        for sequence in driver.pool.sequences.values():
-            waited[sequence.key] = waited.get(sequence.key, 0) + (sequence.phase is Phase.WAITING)
         assert beats < 30_000
     assert not any(isinstance(event, Ended | NoRoom) for event in driver.events)
     assert all(len(driver.answer(f"r{i}")) == 4 for i in range(len(asked)))
@@ -310,7 +307,7 @@ def test_three_hundred_adapters_over_eight_slots_are_all_served_and_none_is_star
     assert driver.pool.pages.free_pages == 128
     residency = driver.pool.residency
     assert len(residency.in_slots()) == 8
-    assert residency.host.held_bytes <= 1 << 18
+    assert residency.host.held_bytes <= 1 << 16
     assert residency.tier_of(residency.adapters["a0"]) is Tier.DEVICE, "pinned"
     fresh = drive(max_adapters=8)
     for i in rng.sample(range(len(asked)), 12):  # eviction and reloading have not mixed any weights up
@@ -327,9 +324,9 @@ def test_an_engine_with_nothing_to_run_waits_on_its_queue_and_ends_when_told(dri
     thread = EngineThread(driver.engine, 1, failures.append)
     thread.start()
     driver.post(driver.request("r", [3, 4], 5, sampling=GREEDY), TellState())
-    assert told.wait(20)
+    assert told.wait(PATIENCE_S)
     driver.post(TellState())
-    assert thread.stop(20)
+    assert thread.stop(PATIENCE_S)
     assert not failures
     beats = len(driver.iterations)
     assert beats <= 5 + 3, "an idle engine does not beat"
@@ -343,7 +340,7 @@ def test_a_bug_in_the_engine_is_told_and_ends_its_thread(drive):
     driver.pool.choose = lambda: 1 / 0
     thread.start()
     driver.post(TellState())
-    assert heard.wait(20)
+    assert heard.wait(PATIENCE_S)
     assert isinstance(failures[0], ZeroDivisionError)
 
 

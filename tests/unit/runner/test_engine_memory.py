@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.waiting import PATIENCE_S
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import load
 from weft_kernels.cpu.memory import Memory
@@ -178,7 +179,7 @@ class Orders:
 
     def __call__(self, *orders: Any) -> Any:
         self.pool.carry_out(orders)
-        return self.reports.get(timeout=20)
+        return self.reports.get(timeout=PATIENCE_S)
 
 
 class Store(KeepsTensors):

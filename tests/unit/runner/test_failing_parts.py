@@ -12,16 +12,23 @@ from prometheus_client import CollectorRegistry
 
 import weft_runner.process as process
 import weft_runner.report as report
+from harness.ports import free_port
+from harness.waiting import PATIENCE_S, soon
 from weft.wire.channels import Outbox, both_ways
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
 from weft.wire.v1.supervisor_pb2 import SupervisorToRunner
 from weft_runner.core.request_pool import RequestPool
-from weft_runner.server import DRAIN_S, RunnerServer
+from weft_runner.server import RunnerServer
 from weft_runner.settings import parse_settings
 
-pytestmark = pytest.mark.integration
-AT_ONCE_S = DRAIN_S / 2  # nowhere near the drain that a dead engine cannot answer
+NEVER_S = 1e6
+
+
+@pytest.fixture(autouse=True)
+def no_drain_ends(monkeypatch: Any) -> None:
+    """Whoever waits for the drain that a dead engine cannot answer waits for ever."""
+    monkeypatch.setattr("weft_runner.server.DRAIN_S", NEVER_S)
 
 
 class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
@@ -58,7 +65,7 @@ class Beats:
 
 
 @pytest.fixture
-def settings_of(world: Any, depot: Any, tmp_path: Path, free_port: Callable[[], int], monkeypatch: Any) -> Any:
+def settings_of(world: Any, depot: Any, tmp_path: Path, monkeypatch: Any) -> Any:
     """Settings of a runner under a supervisor; its metrics have a registry of their own."""
     monkeypatch.setattr(process, "REGISTRY", CollectorRegistry())
     base = depot.publish("model", world.base)
@@ -86,7 +93,7 @@ async def supervised() -> AsyncIterator[tuple[Supervisor, str]]:
 
 async def exit_code_after(settings_of: Any, fail: Callable[[Supervisor, Any], Any]) -> int:
     """Serve until a gateway's stream runs, let a part fail, and await the end of streams and process."""
-    async with supervised() as (supervisor, where), asyncio.timeout(30):
+    async with supervised() as (supervisor, where), asyncio.timeout(PATIENCE_S):
         settings = settings_of(where)
         serving = asyncio.create_task(process.serve_runner(settings, Beats(), lambda _: None))  # type: ignore[arg-type]
         async with grpc.aio.insecure_channel(settings.listen) as channel:
@@ -101,12 +108,11 @@ async def _code_after(supervisor: Supervisor, channel: Any, fail: Callable[..., 
     outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway_id="g", incarnation=incarnation)))
     call = runner_pb2_grpc.RunnerStub(channel).Session(aiter(outbox))
     await call.read()
-    async with asyncio.timeout(AT_ONCE_S):
-        fail(supervisor, outbox)
-        while await call.read() is not grpc.aio.EOF:
-            pass
-        await supervisor.over.wait()
-        return await serving
+    fail(supervisor, outbox)
+    while await call.read() is not grpc.aio.EOF:
+        pass
+    await supervisor.over.wait()
+    return await serving
 
 
 def some_start(_: Supervisor, outbox: Outbox[GatewayToRunner]) -> None:
@@ -157,5 +163,4 @@ async def test_what_cannot_be_delivered_ends_the_process(settings_of, monkeypatc
 async def test_an_engine_that_fails_in_its_first_beat_ends_the_process(settings_of, monkeypatch):
     monkeypatch.setattr(RequestPool, "choose", raising)
     settings = settings_of("127.0.0.1:1")
-    async with asyncio.timeout(30):
-        assert await process.serve_runner(settings, Beats(), lambda _: None) == 1  # type: ignore[arg-type]
+    assert await soon(process.serve_runner(settings, Beats(), lambda _: None)) == 1  # type: ignore[arg-type]

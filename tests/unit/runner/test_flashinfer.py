@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import played_flashinfer
+from harness import played_flashinfer
 from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import ExecutorUnavailable
 from weft_runner.model import flashinfer
@@ -71,7 +71,7 @@ def test_a_library_that_fails_is_told_by_name(monkeypatch):
         FlashInfer(torch.zeros(1, 1, 2, 1, 16, 64), 1, [0])
 
 
-@pytest.mark.skipif(not INSTALLED, reason="flashinfer-python is not installed")
+@pytest.mark.skipif(not INSTALLED, reason="no FlashInfer: .venv/bin/uv pip install -p .venv flashinfer-python")
 @pytest.mark.parametrize("name", ["__init__", "plan", "run"])
 def test_what_is_played_takes_what_the_library_takes(name):
     import flashinfer as library

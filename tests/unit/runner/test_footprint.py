@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranks import settings_of
+from harness.ranks import settings_of
 from weft_runner.errors import OutOfMemory
 from weft_runner.executors import Base, make_executor
 from weft_runner.memory.available import Available, available_memory

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.runner.conftest import PROJECTIONS, adapter_tensors
+from harness.small_runner import PROJECTIONS, adapter_tensors
 from weft_runner.errors import AdapterInvalid
 from weft_runner.memory import paged_adapters
 from weft_runner.memory.kv_cache import KvCache

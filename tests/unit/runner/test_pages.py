@@ -138,7 +138,7 @@ class PageMachine(RuleBasedStateMachine):
         assert {key: self.book.reserved_by(key) for key in self.held} == {key: eldest.count(key) for key in self.held}
 
 
-PageMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+PageMachine.TestCase.settings = settings(stateful_step_count=40)
 test_the_page_book_balances_under_any_commands = PageMachine.TestCase
 
 

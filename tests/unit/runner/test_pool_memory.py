@@ -222,7 +222,7 @@ class MemoryMachine(RuleBasedStateMachine):
             assert len(self.pool.sequences) > 1, "alone, and without a page: it would wait for ever"
 
 
-MemoryMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+MemoryMachine.TestCase.settings = settings(stateful_step_count=40)
 test_every_book_balances_and_every_page_holds_what_its_readers_would_write = MemoryMachine.TestCase
 
 
@@ -243,7 +243,6 @@ WANTS = st.lists(
 
 
 @given(WANTS, st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(TOLD)), max_size=3, unique_by=lambda p: p[0]))
-@settings(deadline=None, max_examples=150)
 def test_adapters_and_sequences_do_not_starve_each_other(wants, pinned):
     """All at once: whoever is told NoRoom asks again, the newest leaves where the supervisor would name it."""
     device = Device(replace(LIMITS, max_context_tokens=48))

@@ -192,9 +192,9 @@ class PipelinedPoolMachine(PoolMachine):
     batches = 3
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(stateful_step_count=40)
 test_every_book_balances_under_any_commands = PoolMachine.TestCase
-PipelinedPoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+PipelinedPoolMachine.TestCase.settings = settings(stateful_step_count=50)
 test_every_book_balances_with_batches_in_flight = PipelinedPoolMachine.TestCase
 
 
@@ -558,7 +558,6 @@ def test_growth_asks_for_a_page_at_least_and_never_for_more_than_can_be_filled(
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 24)), min_size=1, max_size=12), st.integers(6, 10))
-@settings(deadline=None)
 def test_with_the_newest_as_victim_everybody_is_served_in_the_end(wants, total_pages):
     """What the supervisor does on an overrun: the newest sequence leaves and starts again when there is room."""
     pool = RequestPool(replace(LIMITS, total_pages=total_pages, max_context_tokens=total_pages * 4))

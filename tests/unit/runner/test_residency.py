@@ -215,7 +215,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         assert not self.h.book.keeper.missing(), "nobody waits for a tier for ever"
 
 
-ResidencyMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+ResidencyMachine.TestCase.settings = settings(stateful_step_count=40)
 test_slots_and_references_balance_under_any_commands = ResidencyMachine.TestCase
 
 
@@ -260,7 +260,7 @@ class PagedMachine(ResidencyMachine):
         super().teardown()
 
 
-PagedMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+PagedMachine.TestCase.settings = settings(stateful_step_count=40)
 test_pages_of_adapters_balance_and_everybody_who_waits_is_served_in_the_end = PagedMachine.TestCase
 
 

@@ -1,4 +1,4 @@
-"""Choosing tokens, as numpy states it: against transformers' own warpers, softmax in double, and by property."""
+"""Choosing tokens, as numpy states it: against softmax in double, and by property."""
 
 import math
 
@@ -7,12 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers.generation.logits_process import (
-    LogitsProcessorList,
-    SequenceBiasLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from weft_runner.core.choice import Choice
 from weft_runner.core.sequence import Sampling
@@ -100,7 +94,7 @@ def test_the_masses_of_a_whole_vocabulary_never_overflow(vocab):
 
 
 @given(finite_logits, st.floats(0.05, 50), st.floats(0.01, 1.0), st.integers(0, 2**64 - 1), st.integers(0, 100_000))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings.default.max_examples)
 def test_the_token_is_the_one_that_double_precision_gives_unless_the_draw_is_on_a_border(
     values, temperature, top_p, seed, position
 ):
@@ -116,32 +110,6 @@ def test_the_token_is_the_one_that_double_precision_gives_unless_the_draw_is_on_
     cut = min(abs(float(m) - top_p) for m in mass) < 1e-9
     chosen = one(row, Sampling(seed=seed, temperature=temperature, top_p=top_p), position).token
     assert chosen == expected or border or cut
-
-
-# ---- against transformers
-
-
-@given(finite_logits, st.dictionaries(st.integers(0, 59), st.floats(-100, 100, width=32), max_size=8))
-def test_biases_are_those_of_transformers(values, bias):
-    bias = {token: value for token, value in bias.items() if token < len(values)}
-    row = torch.tensor(values)
-    theirs = row[None]
-    if bias:
-        theirs = SequenceBiasLogitsProcessor({(t,): b for t, b in bias.items()})(torch.zeros(1, 1).long(), row[None])
-    assert one(row, Sampling(logit_bias=tuple(bias.items()))).token == int(theirs.argmax())
-
-
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 4.0])
-@pytest.mark.parametrize("top_p", [0.2, 0.55, 0.9, 0.999])
-def test_the_tokens_that_top_p_keeps_are_those_of_transformers(temperature, top_p):
-    row = torch.randn(24, generator=torch.Generator().manual_seed(int(1000 * top_p))) * 2
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature), TopPLogitsWarper(top_p)])
-    warped = warpers(torch.zeros(1, 1).long(), row[None])[0]
-    probabilities = torch.softmax(warped, -1)
-    chosen = tokens_of(row, Sampling(seed=11, temperature=temperature, top_p=top_p), 3000)
-    drawn = {token for token in range(24) if token in chosen}
-    assert drawn <= set(torch.isfinite(warped).nonzero().flatten().tolist())
-    assert drawn >= set((probabilities > 0.01).nonzero().flatten().tolist()), "1 % of 3,000 draws miss once in 10^13"
 
 
 @given(finite_logits, st.integers(0, 20), st.floats(0, 2), st.integers(0, 99))
@@ -270,7 +238,6 @@ def test_among_equals_the_lower_id_is_likelier_to_be_kept():
 
 
 @given(finite_logits, st.floats(1e-9, 1e-4), st.integers(0, 99))
-@settings(deadline=None)
 def test_a_temperature_near_zero_is_greedy_wherever_the_best_is_clear(values, temperature, position):
     row = torch.tensor([*values, -70.0])
     best, second = row.topk(2).values.tolist()
@@ -325,7 +292,6 @@ sampled = st.builds(
 
 
 @given(st.lists(sampled, min_size=1, max_size=6), st.integers(0, 2**32 - 1), st.randoms(use_true_random=False))
-@settings(deadline=None)
 def test_a_row_chooses_the_same_whatever_its_batch_mates(samplings, seed, random):
     logits = torch.randn(len(samplings), 40, generator=torch.Generator().manual_seed(seed)) * 4
     draws = [Draw(s, random.randrange(1000), s.shifts([random.randrange(40) for _ in range(9)])) for s in samplings]

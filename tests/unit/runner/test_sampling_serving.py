@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.wire.v1 import runner_pb2
@@ -198,7 +198,6 @@ def test_a_row_without_a_finite_maximum_ends_alone(drive):
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=25), st.floats(-2, 2, width=32), st.floats(-2, 2, width=32))
-@settings(deadline=None)
 def test_a_sequences_account_is_that_of_its_answer_whenever_it_is_looked_at(answer, frequency, presence):
     """Incremental as in decode, rebuilt as after a move: the same arrays decide the same token."""
     sampling = Sampling(frequency_penalty=frequency, presence_penalty=presence, logit_bias=((6, 0.5),))

@@ -9,6 +9,7 @@ from typing import Any
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
+from harness.waiting import PATIENCE_S
 from weft.wire.channels import Outbox
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
@@ -32,13 +33,13 @@ async def session_with(driver: Any) -> AsyncIterator[tuple[Outbox[GatewayToRunne
     thread.start()
     outbox: Outbox[GatewayToRunner] = Outbox()
     outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway_id="g", incarnation="i")))
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(30):
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(PATIENCE_S):
         call = runner_pb2_grpc.RunnerStub(channel).Session(aiter(outbox))
         assert (await call.read()).WhichOneof("message") == "ready"
         yield outbox, call
         call.cancel()
     await server.stop(0)
-    assert await asyncio.to_thread(thread.stop, 20)
+    assert await asyncio.to_thread(thread.stop, PATIENCE_S)
 
 
 def start(key: str, counter: int, max_tokens: int) -> GatewayToRunner:
@@ -71,7 +72,7 @@ async def test_a_stop_frees_the_pages_within_one_iteration_while_others_run_on(d
             posted.set()
 
     def running(step: Any) -> Any:
-        assert pool.iterations < 8 or posted.wait(20), "the engine must not finish before the Stop is there"
+        assert pool.iterations < 8 or posted.wait(PATIENCE_S), "the engine must not finish before the Stop is there"
         return run(step)
 
     def stopping(request_id: str, epoch: Any) -> None:

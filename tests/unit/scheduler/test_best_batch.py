@@ -44,7 +44,7 @@ FLEET = st.dictionaries(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])  # the fixture is a class
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the fixture is a class
 @given(FLEET)
 def test_a_request_waits_only_where_nobody_has_room_and_passes_a_full_batch_only_for_a_better_one(
     new_desk: type[Any], picked: Callable[..., list[Any]], fleet: dict[str, Stand]

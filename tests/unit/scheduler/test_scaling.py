@@ -340,5 +340,5 @@ class Scaling(RuleBasedStateMachine):
 
 def test_bounds_victims_and_rest_under_any_history(new_desk: Any) -> None:
     Scaling.make_desk = staticmethod(new_desk)
-    Scaling.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+    Scaling.TestCase.settings = settings(stateful_step_count=25)
     Scaling.TestCase("runTest").runTest()

@@ -11,6 +11,7 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
+from harness.waiting import soon
 from weft.wire.channels import channel
 from weft.wire.v1 import common_pb2 as cpb
 from weft.wire.v1 import scheduler_pb2 as pb
@@ -22,7 +23,7 @@ from weft_scheduler.server import Server
 from weft_scheduler.term import TermFile
 
 R = cpb.RunnerId(uuid="u", incarnation="i")
-CONFIG = Config(status_s=0.01, first_table_s=0.01)
+CONFIG = Config(status_s=0.01, first_table_s=0.01, assign_s=600.0, absent_s=600.0)  # nothing runs out by itself
 
 
 class Peer:
@@ -38,7 +39,7 @@ class Peer:
     async def hear(self, what: str) -> Any:
         """The next message of that kind; others before it are passed over."""
         while True:
-            message = await asyncio.wait_for(self._call.read(), 10)
+            message = await soon(self._call.read())
             assert message is not grpc.aio.EOF, f"the stream ended before {what}"
             if message.WhichOneof("message") == what:
                 return getattr(message, what)
@@ -46,7 +47,7 @@ class Peer:
     async def end(self) -> grpc.StatusCode:
         """Hear until the stream ends."""
         try:
-            while await asyncio.wait_for(self._call.read(), 10) is not grpc.aio.EOF:
+            while await soon(self._call.read()) is not grpc.aio.EOF:
                 pass
         except grpc.aio.AioRpcError:
             pass
@@ -189,13 +190,18 @@ async def test_an_assign_that_nobody_acknowledges_expires_by_the_clock(
     tmp_path: Path, new_stack: Callable[..., Any]
 ) -> None:
     async for stack in new_stack(tmp_path, replace(CONFIG, assign_s=0.2)):
-        supervisor, gateway, first = await assigned(stack)
-        other = report()
-        other.report.runners[0].id.uuid = "elsewhere"
-        await supervisor.say(other)
-        second = await gateway.hear("assign")
-        assert (first.runner.uuid, second.runner.uuid) == ("u", "elsewhere")
-        assert stack.metric("moves_total", reason="expired") == 1
+        await stack.registry_stream()
+        supervisor, gateway, both = await stack.supervisor(), await stack.gateway(), report()
+        both.report.runners.add().CopyFrom(both.report.runners[0])
+        both.report.runners[1].id.uuid = "elsewhere"
+        await supervisor.say(both)
+        for _ in both.report.runners:
+            await supervisor.hear("orders")
+        await gateway.hear("routes")
+        await gateway.say(submit())
+        first, second = [await gateway.hear("assign") for _ in range(2)]
+        assert {first.runner.uuid, second.runner.uuid} == {"u", "elsewhere"}
+        assert stack.metric("moves_total", reason="expired") >= 1
 
 
 async def test_a_gateway_that_connects_again_replaces_its_older_stream(stack: Stack) -> None:
@@ -267,7 +273,7 @@ async def test_a_term_that_cannot_be_made_durable_ends_the_process_and_gives_no_
 ) -> None:
     (tmp_path / "term.tmp").mkdir()
     supervisor = await stack.supervisor(highest_term=41)
-    await asyncio.wait_for(stack.stop.wait(), 10)
+    await soon(stack.stop.wait())
     assert "not written" in str(stack.server.failure)
     assert await supervisor.end() is not grpc.StatusCode.OK
 
@@ -280,7 +286,7 @@ async def test_an_exception_of_the_machine_is_fatal_and_not_swallowed(
 
     monkeypatch.setattr(stack.server.core, "handle", broken)
     await stack.gateway()
-    await asyncio.wait_for(stack.stop.wait(), 10)
+    await soon(stack.stop.wait())
     assert isinstance(stack.server.failure, KeyError)
 
 

@@ -624,9 +624,7 @@ class Faults(RuleBasedStateMachine):
 def test_whatever_happens_every_request_ends_exactly_once() -> None:
     run_state_machine_as_test(
         Faults,
-        settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )
 
 

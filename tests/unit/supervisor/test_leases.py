@@ -85,5 +85,5 @@ class LeaseMachine(RuleBasedStateMachine):
         assert self.leases.next_deadline() == min((at + 2.0 for at in self.heard.values()), default=None)
 
 
-LeaseMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+LeaseMachine.TestCase.settings = settings(stateful_step_count=30)
 TestLeaseMachine = LeaseMachine.TestCase

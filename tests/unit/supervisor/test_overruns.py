@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_supervisor.core.events import Epoch, Overrun, Preempt, Report, RunnerId, Sequence
@@ -155,7 +155,6 @@ class SmallRunner:
     delay=st.integers(0, 4),
     misses=st.lists(st.booleans(), max_size=20),
 )
-@settings(max_examples=150, deadline=None)
 def test_the_oldest_always_makes_progress_and_everybody_finishes(lengths, total, delay, misses):
     """Preemption orders arrive `delay` steps late, some never (the bound names the victim again)."""
     runner, overruns = SmallRunner(total), Overruns(10.0)

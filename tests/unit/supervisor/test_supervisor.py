@@ -253,5 +253,5 @@ class Cluster(RuleBasedStateMachine):
             assert self.known == {r.id: r.report.sequence for r in self.supervisor.live() if r.report}
 
 
-Cluster.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+Cluster.TestCase.settings = settings(stateful_step_count=40)
 TestCluster = Cluster.TestCase

@@ -8,6 +8,7 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from harness.waiting import PATIENCE_S
 from weft.telemetry.logs import JsonFormatter, TextFormatter, configure, kv
 from weft.telemetry.probes import Probes
 
@@ -63,7 +64,7 @@ def test_clients_and_servers_log_their_requests_at_debug_only(capsys: pytest.Cap
 
 def get(port: int, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

@@ -11,8 +11,9 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from certificates import Authority, mount
-from fleet import free_addresses
+from harness.certificates import Authority, mount
+from harness.ports import free_addresses
+from harness.waiting import PATIENCE_S, soon
 from weft.wire.channels import channel
 from weft.wire.secure_channel import SecureChannel
 from weft.wire.serving import serve
@@ -73,14 +74,14 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     made = Served(tmp_path)
     async with channel(made.at, made.identity("gateway"), "predictor") as opened:
         request = health_pb2.HealthCheckRequest(service="weft.v1.Predictor")
-        await health_pb2_grpc.HealthStub(opened).Check(request, timeout=10, wait_for_ready=True)
+        await health_pb2_grpc.HealthStub(opened).Check(request, timeout=PATIENCE_S, wait_for_ready=True)
     yield made
     made.stop.set()
-    await asyncio.wait_for(made.task, 10)
+    await soon(made.task)
 
 
 async def predict(opened: grpc.aio.Channel) -> str:
-    return (await PredictorStub(opened).Predict(pb.PredictRequest(), timeout=10)).model_version
+    return (await PredictorStub(opened).Predict(pb.PredictRequest(), timeout=PATIENCE_S)).model_version
 
 
 async def refused(opened: grpc.aio.Channel) -> tuple[grpc.StatusCode, str]:
@@ -96,9 +97,9 @@ async def test_the_right_role_gets_in_and_every_role_may_ask_for_health(served: 
         assert await predict(opened) == "m"
     async with channel(served.at, served.identity("runner"), "predictor") as opened:
         health = health_pb2_grpc.HealthStub(opened)
-        answer = await health.Check(health_pb2.HealthCheckRequest(service="weft.v1.Predictor"), timeout=10)
+        answer = await health.Check(health_pb2.HealthCheckRequest(service="weft.v1.Predictor"), timeout=PATIENCE_S)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        watched = health.Watch(health_pb2.HealthCheckRequest(service="weft.v1.Predictor"), timeout=10)
+        watched = health.Watch(health_pb2.HealthCheckRequest(service="weft.v1.Predictor"), timeout=PATIENCE_S)
         assert (await watched.read()).status == health_pb2.HealthCheckResponse.SERVING
         watched.cancel()
 
@@ -171,7 +172,7 @@ async def test_a_stream_lives_through_a_rotation_and_later_calls_use_the_new_fil
         await say(outcomes, stream, "still")
         served.servicer.ended.clear()
         stream.cancel()
-        await asyncio.wait_for(served.servicer.ended.wait(), 10)
+        await soon(served.servicer.ended.wait())
         await say(second, stream_too, "alone")  # the old channel is closed, the new one is not
     old = served.raw(*served.authority.issue("gateway.weft.internal"), fresh.pem)
     assert (await refused(old))[0] is grpc.StatusCode.UNAVAILABLE  # the authority before is not believed any more
@@ -182,7 +183,7 @@ async def say(outcomes: "asyncio.Queue[pb.ObserveRequest]", stream: Any, request
     message = pb.ObserveRequest()
     message.outcomes.add(request_id=request_id)
     outcomes.put_nowait(message)
-    assert list((await asyncio.wait_for(stream.read(), 10)).request_ids) == [request_id]
+    assert list((await soon(stream.read())).request_ids) == [request_id]
 
 
 async def test_a_server_with_unusable_new_files_goes_on_with_the_ones_before(served: Served) -> None:
@@ -197,4 +198,4 @@ async def test_a_stream_that_its_client_leaves_ends_the_handler(served: Served) 
         await stream.write(pb.ObserveRequest())
         await stream.read()
         stream.cancel()
-        await asyncio.wait_for(served.servicer.ended.wait(), 10)
+        await soon(served.servicer.ended.wait())

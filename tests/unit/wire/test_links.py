@@ -7,6 +7,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from harness.ports import free_port
+from harness.waiting import soon
 from weft.wire.channels import Link, Outbox, both_ways, channel
 from weft.wire.v1 import runner_pb2, runner_pb2_grpc
 
@@ -55,7 +57,7 @@ class Client:
         self.channel = channel(f"127.0.0.1:{port}")
         self.got: asyncio.Queue[str] = asyncio.Queue()
         self.ups: asyncio.Queue[str] = asyncio.Queue()
-        self.hellos = 0
+        self.hellos, self.told_four_times = 0, asyncio.Event()
         self.link: Link[runner_pb2.GatewayToRunner, runner_pb2.RunnerToGateway] = Link(
             "test",
             runner_pb2_grpc.RunnerStub(self.channel).Session,
@@ -68,6 +70,8 @@ class Client:
 
     def _hello(self) -> list[runner_pb2.GatewayToRunner]:
         self.hellos += 1
+        if self.hellos == 4:
+            self.told_four_times.set()
         return [start(f"hello{self.hellos}")]
 
     async def close(self) -> None:
@@ -81,7 +85,7 @@ async def peer() -> AsyncIterator[tuple[Peer, Client]]:
     peer = Peer()
     server, port = await serve_peer(peer)
     client = Client(port)
-    assert await client.ups.get() == "up"
+    assert await soon(client.ups.get()) == "up"
     yield peer, client
     await client.close()
     await server.stop(0)
@@ -100,20 +104,20 @@ async def test_a_server_may_speak_first_and_ends_when_the_client_closes(peer: tu
     server.outbox.put(runner_pb2.RunnerToGateway(no_room=runner_pb2.NoRoom(request_id="a")))
     assert await client.got.get() == "a"
     await client.close()
-    await asyncio.wait_for(server.ended.wait(), 5)
+    await soon(server.ended.wait())
 
 
 async def test_a_link_finds_a_restarted_server_and_tells_its_hello_again() -> None:
-    first = Peer()
-    server, port = await serve_peer(first)
+    first, port = Peer(), free_port()
+    server, _ = await serve_peer(first, port)
     client = Client(port)
-    assert await client.ups.get() == "up"
+    assert await soon(client.ups.get()) == "up"
     await server.stop(0)
-    assert (await client.ups.get()).startswith("down")
+    assert (await soon(client.ups.get())).startswith("down")
     assert not client.link.send(start("lost"))  # dropped: the next hello tells what still counts
     second = Peer()
     server, _ = await serve_peer(second, port)
-    assert await asyncio.wait_for(client.ups.get(), 10) == "up"
+    assert await soon(client.ups.get()) == "up"
     assert (await second.heard.get()).startswith("hello")
     await client.close()
     await server.stop(0)
@@ -123,14 +127,14 @@ async def test_a_peer_that_does_not_read_is_cut_off_and_comes_back() -> None:
     server = Peer(outbox_limit=3)
     grpc_server, port = await serve_peer(server)
     client = Client(port)
-    assert await client.ups.get() == "up"
+    assert await soon(client.ups.get()) == "up"
     assert await server.heard.get() == "hello1"
     assert server.outbox is not None
     message = runner_pb2.RunnerToGateway(no_room=runner_pb2.NoRoom(request_id="x"))
     accepted = [server.outbox.put(message) for _ in range(5)]  # no chance to send in between
     assert accepted == [True, True, True, False, False]
-    assert "RESOURCE_EXHAUSTED" in await client.ups.get()
-    assert await asyncio.wait_for(client.ups.get(), 10) == "up"
+    assert "RESOURCE_EXHAUSTED" in await soon(client.ups.get())
+    assert await soon(client.ups.get()) == "up"
     await client.close()
     await grpc_server.stop(0)
 
@@ -140,16 +144,16 @@ async def test_an_error_in_the_server_ends_the_stream_and_the_client_hears_of_it
     server.fail_on = "bad"
     grpc_server, port = await serve_peer(server)
     client = Client(port)
-    assert await client.ups.get() == "up"
+    assert await soon(client.ups.get()) == "up"
     client.link.send(start("bad"))
-    assert (await client.ups.get()).startswith("down: UNKNOWN")
+    assert (await soon(client.ups.get())).startswith("down: UNKNOWN")
     await client.close()
     await grpc_server.stop(0)
 
 
 async def test_a_link_to_nobody_closes_at_once() -> None:
     client = Client(1)  # nothing listens there
-    await asyncio.wait_for(client.close(), 5)
+    await soon(client.close())
     assert client.ups.empty()
 
 
@@ -162,17 +166,17 @@ async def test_an_outbox_delivers_what_was_queued_before_it_closed() -> None:
     assert [m async for m in outbox] == [1, 2]
 
 
-async def test_why_a_link_does_not_come_up_is_logged_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
-    server = Peer()
-    grpc_server, port = await serve_peer(server)
-    await grpc_server.stop(0)
+async def test_why_a_link_does_not_come_up_is_logged_once_for_each_reason(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.wire.channels.PAUSE_MAX_S", 0.05)
+    server, port = Peer(), free_port()
     client = Client(port)
-    while client.hellos < 4:  # noqa: ASYNC110 (an attempt that fails has no event)
-        await asyncio.sleep(0.01)
+    await soon(client.told_four_times.wait())
     told = [record for record in caplog.records if record.getMessage() == "link does not come up"]
     assert len(told) == 1
     assert told[0].levelname == "WARNING"
     grpc_server, _ = await serve_peer(server, port)
-    assert await asyncio.wait_for(client.ups.get(), 10) == "up"
+    assert await soon(client.ups.get()) == "up"
     await client.close()
     await grpc_server.stop(0)

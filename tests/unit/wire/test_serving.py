@@ -8,22 +8,18 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from harness.ports import free_port
+from harness.waiting import PATIENCE_S, soon
 from weft.process import AddressInUse
 from weft.wire.serving import serve, stop_on_signals
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 async def healthy(port: int) -> int:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        answer = await stub.Check(health_pb2.HealthCheckRequest(service="weft.v1.X"), wait_for_ready=True, timeout=5)
+        answer = await stub.Check(
+            health_pb2.HealthCheckRequest(service="weft.v1.X"), wait_for_ready=True, timeout=PATIENCE_S
+        )
         return int(answer.status)
 
 
@@ -39,7 +35,7 @@ async def test_sigterm_drains_before_the_server_stops() -> None:
     )
     assert await healthy(port) == health_pb2.HealthCheckResponse.SERVING
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(task, 10)
+    await soon(task)
     assert seen == [health_pb2.HealthCheckResponse.NOT_SERVING]
 
 
@@ -50,9 +46,11 @@ async def test_a_port_in_use_is_an_error() -> None:
     with pytest.raises(AddressInUse, match="--listen"):
         await serve(lambda _: None, listen=f"127.0.0.1:{port}", names=[], stop=stop)
     stop.set()
-    await first
+    await soon(first)
 
 
 async def healthy_default(port: int) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=5)
+        await health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=PATIENCE_S
+        )

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from certificates import Authority, mount
+from harness.certificates import Authority, mount
+from harness.waiting import PATIENCE_S
 from weft.process import CannotStart
 from weft.wire.tls import Tls, TlsUnusable, load_tls
 
@@ -169,11 +170,11 @@ def served(context: ssl.SSLContext) -> Iterator[int]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        thread.join(PATIENCE_S)
 
 
 def get(port: int, context: ssl.SSLContext) -> bytes:
-    connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=10)
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE_S)
     try:
         connection.request("GET", "/")
         return connection.getresponse().read()
@@ -222,6 +223,6 @@ async def test_many_threads_may_ask_while_the_files_change(authority: Authority,
         authority.folder(tls.folder, "gateway")
     ended.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE_S)
     assert wrong == []
     assert tls.present().certificate == (tls.folder / "tls.crt").read_bytes()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ranks import settings_of
+from harness.ranks import settings_of
 from weft_runner.core.sequence import Sampling
 from weft_runner.engine import Broken
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, OutOfMemory

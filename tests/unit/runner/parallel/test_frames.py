@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from harness.waiting import PATIENCE_S
 from weft_runner.parallel.frames import Channel, ChannelLost, Frame, nameless_file, pair
 
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Channel, Channel]]:
     one, other = (Channel(end) for end in pair())
-    one.set_patience(10)
-    other.set_patience(10)
+    one.set_patience(PATIENCE_S)
+    other.set_patience(PATIENCE_S)
     yield one, other
     one.close()
     other.close()
@@ -50,13 +51,13 @@ def test_a_closed_end_is_told_to_both_and_to_who_waits_for_it(ends):
     waiting = threading.Thread(target=other.wait_for_end)
     waiting.start()
     one.send(1, b"said before")
-    assert other.has_news(10)
+    assert other.has_news(PATIENCE_S)
     assert waiting.is_alive()
     one.close()
-    waiting.join(10)
+    waiting.join(PATIENCE_S)
     assert not waiting.is_alive()
     assert other.receive() == Frame(1, b"said before")
-    assert other.has_news(10)
+    assert other.has_news(PATIENCE_S)
     with pytest.raises(ChannelLost, match="the other end closed"):
         other.receive()
     with pytest.raises(ChannelLost, match="sending"):

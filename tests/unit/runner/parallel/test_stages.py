@@ -9,11 +9,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
-from ranks import settings_of
+from harness.ranks import settings_of
+from harness.waiting import PATIENCE_S
 from weft_kernels.plan import Segment, SegmentPlan
 from weft_runner.core.measured import DecodeTime, PrefillTime, make_profile
-from weft_runner.errors import ExecutorUnavailable, OutOfMemory
+from weft_runner.errors import ExecutorUnavailable, OutOfMemory, WeightsInvalid
 from weft_runner.executors import Base, make_executor
 from weft_runner.memory.adapter_files import map_tensors
 from weft_runner.memory.available import Available
@@ -102,6 +104,16 @@ def test_a_stage_has_its_own_layers_of_weights_cache_and_adapters(tmp_path, new_
         assert all(table.sites(layer, 0)[1] is not None for layer in range(len(part.layers)))
         bytes_of.append(table.needs(tensors, source.scales))
     assert sum(bytes_of) == LoraTable(spec, 2).needs(tensors, source.scales)
+
+
+def test_what_is_wrong_with_the_weights_of_a_stage_is_told_by_the_number_of_its_layer_in_the_model(tmp_path, world):
+    tensors = load_file(world.base / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][7, 5] = torch.nan
+    save_file(tensors, tmp_path / "model.safetensors")
+    files = {"config.json": world.base / "config.json", "model.safetensors": tmp_path / "model.safetensors"}
+    load_weights(files, world.spec, part=stage_of(world.spec, 0, 2))
+    with pytest.raises(WeightsInvalid, match=r"up_proj of layer 1 is NaN or infinite at \[7, 5\]"):
+        load_weights(files, world.spec, part=stage_of(world.spec, 1, 2))
 
 
 def test_windows_go_with_their_layers():
@@ -224,7 +236,7 @@ class Executor:
 @pytest.mark.parametrize("early", [True, False])
 def test_hidden_rows_are_received_from_when_a_step_is_told_and_everything_is_done_in_its_turn(early):
     executor, peers = Executor(), Peers(1, 2)
-    rank = Rank(executor, StageWork(executor, Line(peers, spec_of(2)), early=early), 20.0)
+    rank = Rank(executor, StageWork(executor, Line(peers, spec_of(2)), early=early), PATIENCE_S)
     frames = [
         Frame(Kind.RUN, write_run(STEP, Layers(0, 2, hidden=False))),
         Frame(Kind.CLEAR_PAGES, write_ints([3])),
@@ -240,14 +252,14 @@ def test_hidden_rows_are_received_from_when_a_step_is_told_and_everything_is_don
 def test_an_adapter_is_built_after_the_steps_that_may_write_to_its_pages():
     """The builder's thread hears of it at once; the main one of the pages, behind the steps."""
     executor = Executor()
-    rank = Rank(executor, StageWork(executor, Line(Peers(1, 2), spec_of(2)), early=True), 20.0)
+    rank = Rank(executor, StageWork(executor, Line(Peers(1, 2), spec_of(2)), early=True), PATIENCE_S)
     shares: list[Share] = []
     told = {"number": 1, "pages": [3], "lends": 1}
     builder = threading.Thread(target=lambda: shares.append(rank._build(told, {}, None)))
     builder.start()
     rank.act_of(Frame(Kind.RUN, write_run(STEP, Layers(0, 2, hidden=False))))()
     rank.act_of(Frame(Kind.LEND_PAGES, write_ints([3])))()
-    builder.join(20)
+    builder.join(PATIENCE_S)
     assert executor.did == ["run 5", "lend [3]", "build"]
     assert shares == [Share(2, 2, 4)]
     assert read_share(write_share(shares[0])) == shares[0]
@@ -291,7 +303,7 @@ def test_stages_that_find_no_room_on_this_machine_are_not_started(world, monkeyp
 
 def test_the_best_number_of_sequences_is_that_of_all_batches_in_flight():
     """A batch of 8 is best; two of them share out 16 sequences, which get a token in the time of one."""
-    decode = [DecodeTime(rows, 0, ms) for rows, ms in ((1, 10.0), (2, 10.0), (4, 10.0), (8, 10.0), (16, 20.0))]
+    decode = [DecodeTime(rows, 0, ms) for rows, ms in ((1, 10.0), (2, 10.0), (4, 10.0), (8, 10.0), (16, PATIENCE_S))]
     told = [
         make_profile(decode, [PrefillTime(32, 9.0)], None, max_sequences=m, token_time_ms=100.0, batches=2)
         for m in (16, 12, 3)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from ranks import on_threads
+from harness.ranks import on_threads
 from weft_kernels.plan import plan_rows
 from weft_runner.memory.adapter_files import map_tensors
 from weft_runner.memory.kv_cache import KvCache

@@ -1,0 +1,108 @@
+"""The chart as Helm renders it, and the golden renders. `python -m harness.chart` (`make golden`) writes them again."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.cluster import tools
+
+Json = dict[str, Any]
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "weft"
+GOLDEN = ROOT / "tests" / "integration" / "chart" / "golden"
+VALUE_SETS = ("default", "dev", "postgres", "cert-manager", "gpu-pools", "minimal")
+GOLDEN_SETS = ("default", "cert-manager")  # what nearly everybody gets, and the one with most of it on
+NAMESPACE = "weft-system"
+QUICK = ("--set", "tls.mode=none,admission.enabled=false")  # a render that makes no keys
+COMPONENTS = ("gateway", "operator", "scheduler", "supervisor", "predictor", "depot")
+_KUBERNETES = ("--kube-version", tools.kubernetes(), "--api-versions", "monitoring.coreos.com/v1")
+_MADE = re.compile(r"(tls\.crt|tls\.key|ca\.crt|caBundle|serving\.weft\.dev/renew-after): \S+")
+
+
+class HelmRefused(Exception):
+    """What Helm said instead of rendering."""
+
+
+def values_of(name: str) -> Path:
+    """The file of a value set."""
+    return CHART / "ci" / f"{name}-values.yaml"
+
+
+def helm(*arguments: str | Path, env: Mapping[str, str] | None = None) -> str:
+    """Run helm. Raises HelmRefused, ToolMissing."""
+    done = subprocess.run([tools.path("helm"), *arguments], capture_output=True, text=True, check=False, env=env)
+    if done.returncode != 0:
+        raise HelmRefused(done.stderr or done.stdout)
+    return done.stdout
+
+
+@cache
+def render(name: str, *flags: str | Path, namespace: str = NAMESPACE) -> str:
+    """The manifests of a value set, as text. Each is made once in a process."""
+    where = ("--namespace", namespace, *_KUBERNETES, "-f", values_of(name))
+    return helm("template", "weft", CHART, *where, *flags)
+
+
+def lint(name: str, *flags: str) -> str:
+    """`helm lint --strict`. It knows no API but Kubernetes' own, so nothing is asked of the Prometheus operator."""
+    known = ("--kube-version", tools.kubernetes(), "--set", "podMonitor.enabled=false")
+    return helm("lint", "--strict", *known, CHART, "-f", values_of(name), *flags)
+
+
+def objects(text: str) -> list[Json]:
+    """Rendered text -> objects."""
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def one(found: Sequence[Json], kind: str, name: str, namespace: str | None = None) -> Json:
+    """The one object of that kind and name."""
+    (only,) = [
+        obj
+        for obj in found
+        if obj["kind"] == kind
+        and obj["metadata"]["name"] == name
+        and namespace in (None, obj["metadata"].get("namespace"))
+    ]
+    return only
+
+
+def pod_templates(found: Sequence[Json]) -> Iterator[tuple[str, Json]]:
+    """Name and pod template (metadata, spec) of everything that makes pods, the test's pod included."""
+    for obj in found:
+        if obj["kind"] in ("Deployment", "StatefulSet"):
+            yield obj["metadata"]["name"], obj["spec"]["template"]
+        elif obj["kind"] == "Pod":
+            yield obj["metadata"]["name"], {"metadata": obj["metadata"], "spec": obj["spec"]}
+
+
+def arguments_of(found: Sequence[Json], component: str) -> list[str]:
+    """The arguments of a component's process."""
+    for name, template in pod_templates(found):
+        if name == f"weft-{component}":
+            return template["spec"]["containers"][0]["args"]
+    raise LookupError(component)
+
+
+def golden(text: str) -> str:
+    """A render without what is drawn anew each time, and without the CRDs, which are copies of `crds/`."""
+    documents = re.split(r"(?m)^---\n", text)
+    kept = [text for text in documents if text.strip() and "# Source: weft/templates/crds.yaml" not in text]
+    return "---\n" + "---\n".join(_MADE.sub(r"\1: MADE", text) for text in kept)
+
+
+def main() -> int:
+    GOLDEN.mkdir(parents=True, exist_ok=True)
+    for name in GOLDEN_SETS:
+        (GOLDEN / f"{name}.yaml").write_text(golden(render(name)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""Level (a): a real Kubernetes control plane on this machine, ready in a few seconds.
+
+    with ControlPlane() as control_plane:
+        control_plane.apply_crds()
+        namespace = control_plane.create_namespace()
+        control_plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=manifest)
+        mark = control_plane.mark()
+        ...
+        assert control_plane.writes(mark, user="weft-operator") == []
+
+It is etcd, kube-apiserver and kube-controller-manager (garbage collection, Deployments, ReplicaSets, HPA; no node, so
+pods stay Pending and tests write their status). Every tool is real; nothing is faked. Everything lies in a temporary
+directory and ends with the process that started it, also when that is killed.
+
+What tests get, beside `kubectl`, `client`, `kubeconfig`, `url`, `token`, `ca`:
+
+- tests/operator/conftest.py has the fixtures `control_plane` (one a session, CRDs applied) and `namespace` (one a
+  test, emptied behind it);
+- `service_account(namespace, name, rules, cluster_rules)`: a token and kubeconfig with exactly these rights;
+- `mark()` and `writes(mark, ...)`: who wrote what, from the API server's audit log;
+- `own_address` and `expose(namespace, name, port)`: a Service in front of a server of the test itself, for webhooks and
+  aggregated APIs (the API server sends requests straight to the EndpointSlice's address);
+- RBAC and PodSecurity are on, and so is OwnerReferencesPermissionEnforcement, as in strict clusters: who sets
+  `blockOwnerDeletion` needs `update` on the owner's `finalizers`;
+- the HPA looks every 2 s and shrinks after 5 s; aggregated APIs get the request-header CA.
+"""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from urllib3.exceptions import HTTPError
+
+from harness.cluster import flags, tools
+from harness.cluster.access import Access, Endpoint, Users
+from harness.cluster.api import Api
+from harness.cluster.audit import POLICY, AuditLog, Write
+from harness.cluster.certificates import Authority, signing_key
+from harness.cluster.errors import Refused, StartFailed
+from harness.cluster.folders import owned_folder
+from harness.cluster.processes import Process, free_ports, wait_until
+
+ADMIN = "admin"
+CONTROLLERS = "system:kube-controller-manager"
+LOOPBACK = "127.0.0.1"
+
+
+class ControlPlane(Api):
+    """See the module. `address` is what the API server listens on; `users` are added to the admin, name -> group."""
+
+    def __init__(
+        self, address: str = LOOPBACK, services: str = "10.96.0.0/16", users: Mapping[str, str] | None = None
+    ) -> None:
+        self.address, self.services = address, services
+        self._stack = contextlib.ExitStack()
+        self._extra_users = dict(users or {})
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self.folder = stack.enter_context(owned_folder("weft-cluster-"))
+            self._prepare()
+            stack.callback(self.rest.close)
+            self._start(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    # --------------------------------------------------------------------------------------------- what tests use
+
+    def mark(self) -> int:
+        """A point in the audit log for `writes`: what was answered until now lies before it."""
+        self._flush_audit()
+        return self._audit.mark()
+
+    def writes(self, mark: int = 0, user: str | None = None, verbs: Sequence[str] = ()) -> list[Write]:
+        """Writing requests answered since the mark, of `user` (any) with `verbs` (any); flushes are left out."""
+        self._flush_audit()
+        return [
+            write
+            for write in self._audit.since(mark)
+            if write.resource != "selfsubjectreviews"
+            and user in (None, write.user)
+            and (not verbs or write.verb in verbs)
+        ]
+
+    @property
+    def audit_log(self) -> Path:
+        """The file: JSON lines, each a finished writing request."""
+        return self._audit.path
+
+    def logs(self) -> str:
+        """The ends of all logs, for a failure's report."""
+        return "\n".join(f"--- {process.name}\n{process.tail()}" for process in self.processes)
+
+    # ------------------------------------------------------------------------------------------------- the start
+
+    def _prepare(self) -> None:
+        self._ports = flags.Ports(*free_ports(3, LOOPBACK))
+        (self._api_port,) = free_ports(1, self.address)
+        self.authority = Authority(self.folder, "ca")
+        self.front_proxy = Authority(self.folder, "front-proxy-ca")
+        self.endpoint = Endpoint(f"https://{self.address}:{self._api_port}", self.authority.crt)
+        self._users = Users(self.folder)
+        for user, group in {ADMIN: "system:masters", CONTROLLERS: "", **self._extra_users}.items():
+            self._users.add(user, group)
+        self.admin = self._users.access(ADMIN, self.endpoint)
+        self._signing_key = signing_key(self.folder, "service-accounts.key")
+        self._audit = AuditLog(self.folder / "audit.jsonl")
+
+    def user(self, name: str) -> Access:
+        """One of the `users` given at the start."""
+        return self._users.access(name, self.endpoint)
+
+    def _start(self, stack: contextlib.ExitStack) -> None:
+        self.processes: list[Process] = []
+        self._run(stack, "etcd", flags.etcd(self.folder, self._ports))
+        self._run(stack, "kube-apiserver", self._api_server())
+        self._wait_for("/readyz")
+        self._run(stack, "kube-controller-manager", self._controllers())  # it ends without an API server
+        self.wait_until("serviceaccount", "default", "default", lambda _: True, "is there")
+
+    def _run(self, stack: contextlib.ExitStack, name: str, options: Sequence[str]) -> None:
+        process = Process(name, [tools.path(name), *options], self.folder)
+        stack.callback(process.end)
+        self.processes.append(process)
+
+    def _api_server(self) -> list[str]:
+        policy = self.folder / "audit-policy.json"
+        policy.write_text(json.dumps(POLICY))
+        names = flags.serving_names(self.address, self.services)
+        made = flags.Credentials(
+            serving=self.authority.issue("kube-apiserver", "kube-apiserver", names),
+            kubelet=self.authority.issue("kubelet-client", "kube-apiserver-kubelet-client", group="system:masters"),
+            proxy=self.front_proxy.issue(flags.PROXY_CLIENT, flags.PROXY_CLIENT),
+            client_ca=self.ca,
+            proxy_ca=self.front_proxy.crt,
+            tokens=self._users.file,
+            signing_key=self._signing_key,
+        )
+        advertised = self.own_address if self.address.startswith("127.") else self.address
+        serve = flags.Serving(self.address, self._api_port, advertised, self.services)
+        return [
+            *flags.api_server(serve, self._ports, made),
+            f"--audit-log-path={self._audit.path}",
+            f"--audit-policy-file={policy}",
+            "--audit-log-mode=blocking",
+        ]
+
+    def _controllers(self) -> list[str]:
+        kubeconfig = self._users.access(CONTROLLERS, self.endpoint).kubeconfig
+        return flags.controller_manager(kubeconfig, self._ports, self.ca, self._signing_key)
+
+    def _wait_for(self, path: str) -> None:
+        """Before it listens there is no event to wait for, so it is asked. Raises StartFailed with the logs."""
+
+        def answers() -> bool:
+            for process in self.processes:
+                process.check()
+            return self._answers(path)
+
+        try:
+            wait_until(answers, f"the API server answers {path}")
+        except StartFailed as error:
+            raise StartFailed(f"{error}\n{self.logs()}") from error
+
+    def _answers(self, path: str) -> bool:
+        try:
+            return self.rest.request("GET", path).status == 200
+        except (HTTPError, Refused):
+            return False
+
+    def _flush_audit(self) -> None:
+        """A write of our own, seen in the log: what was answered before it is in the log too."""
+        kind = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        mark = self._audit.mark()
+        answer = self.rest.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", kind)
+        ours = answer.headers["Audit-Id"]
+        wait_until(lambda: any(write.audit_id == ours for write in self._audit.since(mark)), "the audit log grows")

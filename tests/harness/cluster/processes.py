@@ -1,0 +1,84 @@
+"""Processes of a test cluster: a log each, and an end with their owner."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from harness import ports, processes, waiting
+from harness.cluster.errors import StartFailed, ToolMissing
+
+TAIL_CHARS = 3000
+
+
+class Process:
+    """One process from start to end.
+
+    It does not outlive this one, also where that is killed. It has a session of its own: Ctrl-C reaches the owner,
+    which ends it in order.
+    """
+
+    def __init__(self, name: str, command: Sequence[str | Path], folder: Path, env: Mapping[str, str] | None = None):
+        self.name, self.log_path = name, folder / f"{name}.log"
+        if processes.SETPRIV is None:
+            raise ToolMissing("setpriv is not there: install util-linux")
+        with self.log_path.open("ab") as log:
+            self._process = processes.start(
+                *command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raises StartFailed when it has ended by itself."""
+        code = self._process.poll()
+        if code is not None:
+            raise StartFailed(f"{self.name} ended with exit code {code}:\n{self.tail()}")
+
+    def tail(self) -> str:
+        return self.log_path.read_text(errors="replace")[-TAIL_CHARS:]
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def end(self) -> None:
+        """SIGKILL: whatever it would still write is thrown away with the cluster. An ended one stays ended."""
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+
+
+def has_ended(pid: int) -> bool:
+    """Is it gone, or dead and not yet buried by its parent? For processes that are not our own children."""
+    try:
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    """Wait for what the kernel or another process does without telling us: asked again. Raises StartFailed."""
+    try:
+        waiting.wait_until(holds, what)
+    except TimeoutError as error:
+        raise StartFailed(str(error)) from error
+
+
+def free_ports(count: int, address: str) -> list[int]:
+    """Free on this address of the machine, and chosen as `harness.ports` chooses those on loopback."""
+    found: list[int] = []
+    while len(found) < count:
+        port = ports.free_port()
+        with contextlib.suppress(OSError), socket.create_server((address, port)):
+            found += [port] if port not in found else []
+    return found

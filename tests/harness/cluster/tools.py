@@ -1,0 +1,100 @@
+"""What a test cluster is made of: every version in one place, and where the built tools lie.
+
+Each lies below `${XDG_CACHE_HOME:-~/.cache}/weft/cluster-tools/NAME-DIGEST`, outside of git. DIGEST is of everything
+that decides what the build gives, so a changed version never meets an old binary, and a changed tool leaves the others
+where they are. `make cluster-tools`.
+
+Kubernetes and what shares most of its packages with it are one Go module (`SOURCES`): they are compiled together,
+and each package once.
+"""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.cluster.errors import ToolMissing
+
+PAUSE = "pause"
+SOURCES = Path(__file__).parent / "tools"
+
+
+class Tool(NamedTuple):
+    """A Go program: `package` at `version`; without one, a package that `SOURCES` has or requires."""
+
+    name: str
+    package: str
+    version: str = ""
+
+
+TOOLS = (
+    *(Tool(name, f"k8s.io/kubernetes/cmd/{name}") for name in ("kube-apiserver", "kube-controller-manager", "kubectl")),
+    *(Tool(name, f"k8s.io/kubernetes/cmd/{name}") for name in ("kubelet", "kube-scheduler", "kube-proxy")),
+    Tool("etcd", "./etcd"),
+    Tool("coredns", "./coredns"),
+    Tool("helm", "helm.sh/helm/v3/cmd/helm"),
+    Tool("versitygw", "github.com/versity/versitygw/cmd/versitygw", "v1.8.0"),
+)
+
+
+def kubernetes() -> str:
+    """The version of Kubernetes."""
+    found = re.search(r"^\s*k8s\.io/kubernetes (v1\.\d+\.\d+)$", _go_mod(), re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def go_flags() -> list[str]:
+    """How Go programs are built: nothing for debuggers (an eighth of the time), and Kubernetes knows its version."""
+    at, version = "k8s.io/component-base/version", kubernetes()
+    minor = version.split(".")[1]
+    stamp = f"-X {at}.gitVersion={version} -X {at}.gitMajor=1 -X {at}.gitMinor={minor}"
+    return ["-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false", "-ldflags", f"-s -w {stamp}"]
+
+
+def pause_flags() -> list[str]:
+    return ["-Os", "-static"]
+
+
+def cache() -> Path:
+    """What is kept between runs and can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
+
+
+def folder() -> Path:
+    """Of all tools, in all versions that were built."""
+    return cache() / "cluster-tools"
+
+
+def place(name: str) -> Path:
+    """Where a tool of this version lies, built or not."""
+    return folder() / f"{name}-{_digest(name)}" / name
+
+
+def path(name: str) -> Path:
+    """A built tool. Raises ToolMissing."""
+    found = place(name)
+    if not found.is_file():
+        raise ToolMissing(f"{name} is not built ({found}): run `make cluster-tools`")
+    return found
+
+
+def _go_mod() -> str:
+    return (SOURCES / "go.mod").read_text()
+
+
+def _digest(name: str) -> str:
+    if name == PAUSE:
+        parts = [*pause_flags(), (SOURCES / f"{PAUSE}.c").read_text()]
+    else:
+        (tool,) = (tool for tool in TOOLS if tool.name == name)
+        parts = [*go_flags(), *tool, *_sources_of(tool)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def _sources_of(tool: Tool) -> list[str]:
+    if tool.version:
+        return []
+    own = sorted((SOURCES / tool.package).glob("*.go"))  # none for a package of others
+    return [path.read_text() for path in (SOURCES / "go.mod", SOURCES / "go.sum", *own)]

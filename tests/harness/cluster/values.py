@@ -1,0 +1,44 @@
+"""What the chart needs on a test node, where there is no image registry and no hub: values for people and for tests."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from harness.cluster.image import PAUSE_IMAGE
+from harness.cluster.python_pod import ROOT, python_volumes
+
+QUICKSTART = ROOT / "examples" / "quickstart"
+COMPONENTS = ("gateway", "operator", "scheduler", "supervisor", "predictor", "depot")
+SMALL = {"requests": {"cpu": "1m", "memory": "1Mi"}}  # a node has what its machine has, and tests run there too
+
+
+def node_values(sources: Path) -> dict[str, Any]:
+    """Python from the machine instead of an image, `sources` as the depot's file root, next to no requests."""
+    python = python_volumes()
+    environment = [variable for variable in python.env if variable["name"] != "HOME"]  # the chart sets it
+    repository, _, tag = PAUSE_IMAGE.rpartition(":")
+    image = {"repository": repository, "tag": tag, "pullPolicy": "Never"}
+    volume = {"name": "sources", "hostPath": {"path": str(sources), "type": "Directory"}}
+    components: dict[str, Any] = {component: {"resources": SMALL} for component in COMPONENTS}
+    components["gateway"] |= {"replicas": 1, "auth": False, "drainSeconds": 20}
+    components["depot"] |= {
+        "schemes": ["file"],
+        "fileRoot": "/sources",
+        "extraVolumes": [volume],
+        "extraVolumeMounts": [{"name": "sources", "mountPath": "/sources", "readOnly": True}],
+    }
+    return {
+        "image": image,
+        "common": {"extraEnv": environment, "extraVolumes": python.volumes, "extraVolumeMounts": python.mounts},
+        **components,
+        "externalMetrics": {"enabled": True},
+        "runner": {"image": image, "extraEnv": [{"name": "OMP_NUM_THREADS", "value": "1"}]},
+    }
+
+
+def copy_sources(folder: Path) -> None:
+    """The quickstart's model and adapters, readable for everybody: pods run as somebody else."""
+    for name in ("model", "adapters"):
+        shutil.copytree(QUICKSTART / name, folder / name, dirs_exist_ok=True)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)

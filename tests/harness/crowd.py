@@ -1,0 +1,153 @@
+"""Many clients at once: streamed completions through the official client, their progress watched as it happens."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc.aio
+import openai
+
+from harness.quickstart import Case
+from harness.waiting import PATIENCE_S
+from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
+
+# Kernels in plain C++: a quickstart answer takes seconds instead of 40 ms, so that there is a middle to strike in.
+SLOW = {"WEFT_CPU_LEVEL": "portable"}
+HANG_S = 600.0  # without a byte; a request may wait for its turn
+
+
+@dataclass
+class Watched:
+    """One streamed request. In the quickstart a character is a token."""
+
+    case: Case
+    request_id: str
+    text: str = ""
+    finish: str | None = None
+    completion_tokens: int | None = None
+    error: openai.APIError | None = None
+
+    @property
+    def share(self) -> float:
+        return len(self.text) / len(self.case.expect)
+
+
+class Crowd:
+    """Streams that run; `until` waits for something to become true of them. `more`: others follow those that end."""
+
+    def __init__(self, streams: list[Watched], *, more: bool = False) -> None:
+        self.streams, self._more = streams, more
+        self.changed = asyncio.Condition()
+
+    @property
+    def running(self) -> bool:
+        """Some stream has neither ended nor failed."""
+        return any(w.finish is None and w.error is None for w in self.streams)
+
+    async def until(self, holds: Callable[[], bool]) -> bool:
+        """Wait for progress that makes it hold. False: all streams have ended without.
+
+        Raises TimeoutError once there is no progress at all any more.
+        """
+        async with self.changed:
+            while not holds() and (self.running or self._more):
+                await asyncio.wait_for(self.changed.wait(), PATIENCE_S)
+            return holds()
+
+    async def follow(self, client: openai.AsyncOpenAI, watched: Watched) -> None:
+        try:
+            stream = await client.completions.create(
+                model=watched.case.model,
+                prompt=watched.case.prompt,
+                temperature=0,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_headers={"x-request-id": watched.request_id},
+            )
+            async for chunk in stream:
+                await self._take(watched, chunk)
+        except openai.APIError as error:
+            watched.error = error
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def _take(self, watched: Watched, chunk: openai.types.Completion) -> None:
+        for choice in chunk.choices:
+            watched.text += choice.text
+            watched.finish = choice.finish_reason or watched.finish
+        if chunk.usage:
+            watched.completion_tokens = chunk.usage.completion_tokens
+        async with self.changed:
+            self.changed.notify_all()
+
+
+@asynccontextmanager
+async def crowd(url: str, cases: Sequence[Case], name: str) -> AsyncIterator[Crowd]:
+    """Start all cases at once; leaving waits for the end of every stream (or ends them on an error)."""
+    made = Crowd([Watched(case, f"{name}-{i}") for i, case in enumerate(cases)])
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=HANG_S)
+    async with client, asyncio.TaskGroup() as group:
+        for watched in made.streams:
+            group.create_task(made.follow(client, watched))
+        yield made
+
+
+async def finished(url: str, cases: Sequence[Case], name: str) -> list[Watched]:
+    """All cases at once, to their ends."""
+    async with crowd(url, cases, name) as made:
+        pass
+    return list(made.streams)
+
+
+@asynccontextmanager
+async def load(url: str, cases: Sequence[Case], name: str, width: int) -> AsyncIterator[Crowd]:
+    """`width` clients ask case after case for as long as the block lasts, then finish; `streams` grows meanwhile."""
+    made, over = Crowd([], more=True), asyncio.Event()
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=HANG_S)
+
+    async def ask(worker: int) -> None:
+        for i in itertools.count():
+            watched = Watched(cases[(worker + i) % len(cases)], f"{name}-{worker}-{i}")
+            made.streams.append(watched)
+            await made.follow(client, watched)
+            if over.is_set() or watched.error:
+                return
+
+    async with client, asyncio.TaskGroup() as group:
+        for worker in range(width):
+            group.create_task(ask(worker))
+        try:
+            yield made
+        finally:
+            over.set()
+
+
+def emitted(runner: supervisor_pb2.RunnerState, made: Crowd) -> list[tuple[Watched, int]]:
+    """Which streams run on a runner, and how many tokens it has emitted for each.
+
+    From the runner's own report (at most 50 ms old): what a client has read lags behind what was generated.
+    """
+    tokens = {s.request_id: s.tokens for s in runner.sequences}
+    return [
+        (watched, count - len(watched.case.prompt) - 2)  # the prompt stands between <s> and <sep>
+        for watched in made.streams
+        for request_id, count in tokens.items()
+        if request_id.startswith(f"{watched.request_id}-")
+    ]
+
+
+async def runners(supervisor: str) -> supervisor_pb2.ListRunnersResponse:
+    """What the supervisor knows of its runners."""
+    async with grpc.aio.insecure_channel(supervisor) as channel:
+        admin = supervisor_pb2_grpc.AdminStub(channel)
+        return await admin.ListRunners(supervisor_pb2.ListRunnersRequest(), timeout=PATIENCE_S, wait_for_ready=True)
+
+
+def assert_undisturbed(streams: Sequence[Watched]) -> None:
+    """Every stream ended well with exactly the text of its case: nothing lost, nothing twice."""
+    assert [w.error for w in streams] == [None] * len(streams)
+    assert [w.text for w in streams] == [w.case.expect for w in streams]
+    assert {w.finish for w in streams} == {"stop"}
+    assert [w.completion_tokens for w in streams] == [len(w.case.expect) for w in streams]

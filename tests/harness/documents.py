@@ -1,0 +1,119 @@
+"""What the documents promise is there: links, files, reasons, flags, and the tests that show a feature.
+
+`python -m harness.documents` (a part of `make check`) prints what is not, and exits with 1 if there is anything.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from weft.api.reasons import ADVICE
+from weft_bench.main import app as bench
+from weft_cli.main import app as weft
+
+ROOT = Path(__file__).parents[2]
+PATTERNS = ("*.md", "docs/**/*.md", "examples/**/*.md", "charts/**/*.md")
+PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
+PROCESSES = (
+    "weft_gateway", "weft_scheduler", "weft_predictor", "weft_supervisor", "weft_depot", "weft_runner",
+    "weft_operator.kubernetes",
+)  # fmt: skip
+OF_OTHERS = {  # flags of kubectl, helm and podman
+    "all", "cascade", "create-namespace", "for", "force", "raw", "replicas", "set", "take-ownership", "timeout", "type",
+    "values", "wait",
+}  # fmt: skip
+NOT_OURS = ("docs/benchmarks", "docs/plans", "examples")  # flags as they were then; of train.py
+
+
+def faults() -> Iterator[str]:
+    """Each as `PAGE: what is wrong`."""
+    features = (ROOT / "docs" / "features.md").read_text()
+    for page in PAGES:
+        yield from (f"{_name(page)}: the link to {target} leads nowhere" for target in _dead_links(page))
+    yield from (f"docs/features.md: `pytest {command}` selects no test" for command in _missing_tests(features))
+    yield from (f"docs/features.md: {name} is not there" for name in _missing_files(features))
+    yield from _reasons((ROOT / "docs" / "reference.md").read_text())
+    flags = known_flags() | OF_OTHERS
+    for page in PAGES:
+        if not _name(page).startswith(NOT_OURS):
+            yield from (f"{_name(page)}: no command has the flag --{flag}" for flag in sorted(_flags(page) - flags))
+
+
+def known_flags() -> set[str]:
+    """Of all processes and of the `weft` command with its subcommands."""
+    with ThreadPoolExecutor(os.cpu_count()) as several:
+        helps = several.map(_help, PROCESSES)
+    return {
+        *re.findall(r"--([a-z][a-z0-9-]+)", "".join(helps)),
+        *_options(typer.main.get_command(weft)),
+        *_options(typer.main.get_command(bench)),
+    }
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def _dead_links(page: Path) -> list[str]:
+    targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text())
+    return [target for target in targets if not (page.parent / target).exists()]
+
+
+def _missing_tests(features: str) -> Iterator[str]:
+    for command in sorted(set(re.findall(r"`pytest (tests/[^`]+)`", features))):
+        path, _, selection = command.partition(" -k ")
+        files = [ROOT / path] if path.endswith(".py") else sorted((ROOT / path).rglob("test_*.py"))
+        tests = [name for file in files if file.exists() for name in re.findall(r"def (test_\w+)", file.read_text())]
+        if not any(selection in name for name in tests):
+            yield command
+
+
+def _missing_files(features: str) -> list[str]:
+    names = set(re.findall(r"`((?:weft_\w+|core|model|memory|services|weft|kernels)/[\w/.]*)`", features))
+    roots = [ROOT, *ROOT.glob("services/*"), *ROOT.glob("services/*/weft_*"), ROOT / "operator", ROOT / "kernels"]
+    return sorted(name for name in names if not any((root / name).exists() for root in roots))
+
+
+def _reasons(reference: str) -> Iterator[str]:
+    """The reference has every reason of a condition, and no other."""
+    chapter = reference.partition("\n## Reasons\n")[2].partition("\n## ")[0].partition("**Events**")[0]
+    rows = re.findall(r"(?m)^\| (`[^|]*) \|", chapter)
+    (true,) = re.findall(r"\*\*Of True conditions\*\*: (.*)", chapter)
+    listed = {name for row in [*rows, true] for name in re.findall(r"`(\w+)`", row)}
+    yield from (f"docs/reference.md: the reason {name} is missing" for name in sorted(set(ADVICE) - listed))
+    yield from (f"docs/reference.md: there is no reason {name}" for name in sorted(listed - set(ADVICE)))
+
+
+def _flags(page: Path) -> set[str]:
+    """In what is to be typed: code spans and blocks."""
+    code = " ".join(re.findall(r"```.*?```|`[^`\n]+`", page.read_text(), re.DOTALL))
+    return set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", code))
+
+
+def _help(module: str) -> str:
+    return subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True).stdout
+
+
+def _options(command: Any) -> Iterator[str]:
+    """Of a command and those below it; Typer has no public name for their types."""
+    for parameter in command.params:
+        yield from (name.removeprefix("--") for name in (*parameter.opts, *parameter.secondary_opts))
+    for below in getattr(command, "commands", {}).values():
+        yield from _options(below)
+
+
+def main() -> int:
+    found = list(faults())
+    print("\n".join(found) if found else f"{len(PAGES)} pages: links, files, reasons, flags and tests are there")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

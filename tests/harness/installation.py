@@ -1,0 +1,194 @@
+"""The chart on a test node, used as a platform team and its tenants use it: helm, kubectl, the openai client."""
+
+import base64
+import json
+import subprocess
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from harness.cluster import tools
+from harness.cluster.api import is_so
+from harness.cluster.node import Node
+from harness.cluster.values import copy_sources, node_values
+from harness.quickstart import QUICKSTART, ROOT
+from harness.waiting import PATIENCE_S, eventually
+from weft.wire.channels import channel
+from weft.wire.tls import Role, Tls
+from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
+from weft_bench.scrape import scrape, total
+
+NAMESPACE = "weft-system"
+HELM_S = 300
+
+
+class Installation:
+    """A release named `weft` in `weft-system`. `sources` is the depot's file root: a copy of the quickstart."""
+
+    def __init__(self, node: Node, folder: Path) -> None:
+        self.node, self.folder = node, folder
+        self.plane = node.control_plane
+        self.sources = folder / "sources"
+        self.seconds_to_ready = 0.0
+        copy_sources(self.sources)
+        for parent in self.sources.parents[:4]:
+            if str(parent).startswith("/tmp/"):
+                parent.chmod(parent.stat().st_mode | 0o055)
+
+    # ------------------------------------------------------------------------------------------------- helm
+
+    def install(self, **values: Any) -> None:
+        """`helm install`; `values` are laid over those that a test node needs."""
+        self._helm("install", **values)
+
+    def install_quickstart(self) -> None:
+        """Install, apply, wait; `seconds_to_ready` is the time until every adapter is Ready and its runner, too.
+
+        An adapter is Ready once it is in the route table: what is asked before a runner is there is held.
+        """
+        started = time.monotonic()
+        self.install()
+        self.apply_quickstart()
+        self.wait_ready()
+        self.plane.wait_until("spool", "quickstart", NAMESPACE, is_so("Available"), "is available")
+        self.seconds_to_ready = time.monotonic() - started
+
+    def upgrade(self, **values: Any) -> None:
+        self._helm("upgrade", **values)
+
+    def helm(self, *arguments: str) -> str:
+        command = [str(tools.path("helm")), f"--kubeconfig={self.node.kubeconfig}", f"--namespace={NAMESPACE}"]
+        done = subprocess.run(
+            [*command, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=2 * HELM_S,
+            check=False,
+            cwd=ROOT,
+            env=self.plane.environment,
+        )
+        assert done.returncode == 0, done.stderr + done.stdout + self.report()
+        return done.stdout
+
+    def _helm(self, verb: str, **values: Any) -> None:
+        path = self.folder / "values.json"
+        path.write_text(json.dumps(merged(self.values(), values)))
+        patience = f"--timeout={HELM_S}s"
+        self.helm(verb, "weft", "charts/weft", f"--values={path}", "--create-namespace", "--wait", patience)
+
+    def values(self) -> dict[str, Any]:
+        """What a test node needs, and an S3 endpoint where nobody listens."""
+        return merged(node_values(self.sources), {"depot": {"schemes": ["file", "s3"], "s3Endpoints": ["127.0.0.1:9"]}})
+
+    # ------------------------------------------------------------------------------------------------- kubectl
+
+    def apply_quickstart(self) -> None:
+        """`kubectl apply -f examples/quickstart`, as the README says."""
+        self.plane.kubectl("apply", "-f", QUICKSTART)
+
+    def wait_ready(self, *what: str) -> None:
+        """Until adapters (all, or those named NAMESPACE/NAME) are Ready."""
+        there = [item["metadata"] for item in self.plane.get("loraadapters")["items"]]
+        for name in what or [f"{meta['namespace']}/{meta['name']}" for meta in there]:
+            namespace, _, adapter = name.partition("/")
+            self.plane.wait_until("loraadapter", adapter, namespace, is_so("Ready"), "is ready")
+
+    def patch_pool(self, spec: dict[str, Any]) -> None:
+        """A merge patch of the quickstart pool's spec, as `kubectl patch` does it."""
+        patch = json.dumps({"spec": spec})
+        self.plane.kubectl("patch", "spool", "quickstart", "-n", NAMESPACE, "--type=merge", "-p", patch)
+
+    def scale_gateway(self, replicas: int) -> None:
+        self.plane.kubectl("scale", "deployment/weft-gateway", "-n", NAMESPACE, f"--replicas={replicas}")
+
+    def pods(self, selector: str, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
+        """Pods that are not on their way out."""
+        found = self.plane.get("pods", namespace=namespace, selector=selector)["items"]
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def names(self, component: str) -> list[str]:
+        """Of the pods of a component."""
+        return sorted(pod["metadata"]["name"] for pod in self.pods(f"app.kubernetes.io/component={component}"))
+
+    def ready(self, component: str) -> list[str]:
+        """Of its Ready pods."""
+        found = self.pods(f"app.kubernetes.io/component={component}")
+        return sorted(pod["metadata"]["name"] for pod in found if is_ready(pod))
+
+    def report(self) -> str:
+        """Everything one wants to see after a failure."""
+        parts = [
+            self.plane.kubectl("get", "pods,deployments,statefulsets,servingpools,loraadapters", "-A", "-o", "wide"),
+            self.plane.kubectl("get", "events", "-A", "--sort-by=.lastTimestamp"),
+        ]
+        return "\n".join(parts)
+
+    # ------------------------------------------------------------------------------------------------- clients
+
+    @property
+    def url(self) -> str:
+        """The gateway's Service, from this machine."""
+        service = self.plane.get("service", "weft-gateway", NAMESPACE)["spec"]
+        return f"http://{service['clusterIP']}:{service['ports'][0]['port']}"
+
+    @asynccontextmanager
+    async def admin(self) -> AsyncGenerator[supervisor_pb2_grpc.AdminStub]:
+        """The supervisor's Admin, with the certificate that the chart makes for people."""
+        service = self.plane.get("service", "weft-supervisor", NAMESPACE)["spec"]
+        address = f"{service['clusterIP']}:{service['ports'][0]['port']}"
+        async with channel(address, self.certificate("admin"), "supervisor") as open_channel:
+            yield supervisor_pb2_grpc.AdminStub(open_channel)
+
+    async def runners(self) -> supervisor_pb2.ListRunnersResponse:
+        """What the supervisor knows of its runners."""
+        async with self.admin() as admin:
+            return await self.listed(admin)
+
+    async def listed(self, admin: supervisor_pb2_grpc.AdminStub) -> supervisor_pb2.ListRunnersResponse:
+        return await admin.ListRunners(supervisor_pb2.ListRunnersRequest(), timeout=PATIENCE_S, wait_for_ready=True)
+
+    async def until_runners(self, count: int, *, max_sequences: int) -> None:
+        """Until there are exactly so many runners, all Ready, and all of a pod that knows this limit."""
+
+        async def there() -> bool:
+            listed = await self.runners()
+            ready = [r for r in listed.runners if r.ready and not r.draining]
+            limits = {r.runner.max_sequences for r in ready}
+            return len(ready) == len(listed.runners) == count and limits == {max_sequences}
+
+        await eventually(there)
+
+    def pod_url(self, pod: str) -> str:
+        """One gateway, past the Service."""
+        return f"http://{self.plane.get('pod', pod, NAMESPACE)['status']['podIP']}:8000"
+
+    def metric(self, component: str, sample: str) -> float:
+        """The sum of a metric's samples over the pods of a component."""
+        addresses = [pod["status"]["podIP"] for pod in self.pods(f"app.kubernetes.io/component={component}")]
+        return sum(total(scrape(f"{address}:7401"), sample) for address in addresses)
+
+    def certificate(self, role: Role) -> Tls:
+        """The certificate that the chart made for a role."""
+        folder = self.folder / f"{role}-tls"
+        if not folder.exists():
+            folder.mkdir(mode=0o700)
+            secret = self.plane.get("secret", f"weft-{role}-tls", NAMESPACE)
+            for name, content in secret["data"].items():
+                (folder / name).write_bytes(base64.b64decode(content))
+        return Tls(folder, role)
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    conditions = pod["status"].get("conditions", ())
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Values as Helm merges them: mappings by key, everything else replaced."""
+    out = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(out.get(key), dict)
+        out[key] = merged(out[key], value) if both else value
+    return out

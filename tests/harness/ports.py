@@ -1,0 +1,24 @@
+"""Free ports on loopback, below those that the kernel gives to outgoing connections: nobody takes one meanwhile.
+
+Nor does another process that gets its ports here or from `weft up`: they are reserved until this process ends.
+"""
+
+from random import SystemRandom
+
+from weft_operator.local.ports import PortSource
+
+_source = PortSource(SystemRandom())
+
+
+def free_port() -> int:
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """That many, all different."""
+    return _source(count)
+
+
+def free_addresses(count: int) -> list[str]:
+    """HOST:PORT of that many."""
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]

@@ -1,0 +1,316 @@
+"""Random small models of every family with random adapters, written by transformers and peft: the oracle of executors.
+
+`random_model` draws sizes, windows, rope, tied or untied head, and adapters of mixed ranks and targets from a seed, and
+saves them as those libraries do. `Rows` steps sequences over an executor by hand, so that any mixture of prefill,
+chunks and decode of any adapters can be compared with one whole forward of the oracle, position by position.
+"""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import transformers
+
+from harness import interpreter
+from weft.artifacts.adapter_config import parse_adapter_config
+from weft_kernels.cpu.library import load as load_library
+from weft_kernels.plan import plan_rows
+from weft_runner.memory.adapter_files import map_tensors
+from weft_runner.memory.kv_cache import KvCache
+from weft_runner.memory.lora_table import LoraTable
+from weft_runner.model.checkpoint import open_checkpoint
+from weft_runner.model.cpu import CpuExecutor
+from weft_runner.model.cuda import CudaExecutor, Sizes
+from weft_runner.model.executor import Executor
+from weft_runner.model.reference import ReferenceExecutor
+from weft_runner.model.spec import ModelSpec, read_spec
+from weft_runner.model.step import Step, StepRow, check_step
+from weft_runner.model.weights import load_weights
+
+transformers.logging.disable_progress_bar()
+
+CONFIGS: dict[str, Any] = {
+    "llama": transformers.LlamaConfig,
+    "mistral": transformers.MistralConfig,
+    "qwen2": transformers.Qwen2Config,
+    "qwen3": transformers.Qwen3Config,
+}
+FAMILIES = tuple(CONFIGS)
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+RANKS = (1, 2, 3, 5, 8, 16, 24, 64)
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@dataclass
+class Verdict:
+    """What the oracle says of an answer: positions that differ by a clear gap, and those too close to tell."""
+
+    wrong: list[int] = field(default_factory=list)
+    near_ties: int = 0
+    smallest_gap: float = float("inf")
+
+
+@dataclass
+class OracleModel:
+    """A base in `folder / "base"`, adapters in `folder / NAME`, and what transformers + peft make of them in fp32."""
+
+    folder: Path
+    adapters: tuple[str, ...]
+
+    @property
+    def files(self) -> dict[str, Path]:
+        return {path.name: path for path in (self.folder / "base").iterdir()}
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return json.loads((self.folder / "base" / "config.json").read_text())
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        return read_spec(self.files["config.json"], self.files.get("generation_config.json"))
+
+    @cached_property
+    def model(self) -> Any:
+        return load_peft(self.folder, self.adapters)
+
+    @torch.no_grad()
+    def logits(self, adapter: str, ids: Sequence[int]) -> torch.Tensor:
+        """[len(ids), V] of one forward over all of them; `adapter` "" is the base."""
+        tokens = torch.tensor([list(ids)])
+        if not adapter:
+            if not self.adapters:
+                return self.model(input_ids=tokens).logits[0]
+            with self.model.disable_adapter():
+                return self.model(input_ids=tokens).logits[0]
+        self.model.set_adapter(adapter)
+        return self.model(input_ids=tokens).logits[0]
+
+    def judge(self, adapter: str, prompt: Sequence[int], answer: Sequence[int], tolerance: float) -> Verdict:
+        """Compare an answer with greedy decoding, token for token; gaps below `tolerance` are not judged.
+
+        By teacher forcing: if the oracle's next token is the answer's at every position, then by induction the
+        oracle's own greedy run is that answer.
+        """
+        best = self.logits(adapter, [*prompt, *answer])[len(prompt) - 1 : -1].topk(2, dim=-1)
+        verdict = Verdict()
+        for position, token in enumerate(answer):
+            gap = float(best.values[position, 0] - best.values[position, 1])
+            verdict.smallest_gap = min(verdict.smallest_gap, gap)
+            if gap < tolerance:
+                verdict.near_ties += 1
+            elif int(best.indices[position, 0]) != token:
+                verdict.wrong.append(position)
+        return verdict
+
+
+def random_model(
+    folder: Path, family: str, seed: int, *, adapters: int = 4, shard_size: str = "50GB", dtype: str = "float32"
+) -> OracleModel:
+    """A base of `family` and random adapters; the same seed gives the same files. `dtype`: stored, computed is fp32."""
+    rng = random.Random(f"{family} {seed}")
+    write_base(folder / "base", family, seed, shard_size=shard_size, dtype=dtype, **random_config(family, rng))
+    names = tuple(f"a{i}" for i in range(adapters))
+    for i, name in enumerate(names):
+        write_adapter(folder, name, random_adapter(rng, i), seed + i)
+    return OracleModel(folder, names)
+
+
+def random_config(family: str, rng: random.Random) -> dict[str, Any]:
+    """Sizes are multiples of 16, windows shorter than 48 tokens."""
+    kv_heads, group, layers = rng.choice((1, 2, 3)), rng.choice((1, 2, 4)), rng.choice((2, 3))
+    config: dict[str, Any] = {
+        "vocab_size": rng.choice((112, 144, 160)),
+        "hidden_size": 16 * kv_heads * group * rng.choice((1, 2)),
+        "intermediate_size": 16 * rng.randint(2, 9),
+        "num_hidden_layers": layers,
+        "num_attention_heads": kv_heads * group,
+        "num_key_value_heads": kv_heads,
+        "head_dim": rng.choice((16, 32)),
+        "max_position_embeddings": 256,
+        "rms_norm_eps": rng.choice((1e-5, 1e-6)),
+        "tie_word_embeddings": rng.random() < 0.5,
+        "rope_parameters": random_rope(family, rng),
+    }
+    if family == "qwen2":  # its head size always follows from the hidden size
+        config["hidden_size"] = config.pop("head_dim") * kv_heads * group
+    return config | random_windows(family, rng, layers)
+
+
+def random_rope(family: str, rng: random.Random) -> dict[str, Any]:
+    rope = {"rope_theta": rng.choice((500.0, 10_000.0, 1_000_000.0))}
+    match rng.choice(("default", "linear", "llama3")) if family == "llama" else "default":
+        case "linear":
+            return rope | {"rope_type": "linear", "factor": 2.0}
+        case "llama3":
+            return rope | {"rope_type": "llama3", "factor": 8.0, **LLAMA3}
+        case _:
+            return rope | {"rope_type": "default"}
+
+
+def random_windows(family: str, rng: random.Random, layers: int) -> dict[str, Any]:
+    window = rng.choice((1, 5, 16, 23))
+    match family:
+        case "mistral":
+            return {"sliding_window": rng.choice((None, window, window))}
+        case "qwen2" | "qwen3":
+            used = {"use_sliding_window": True, "sliding_window": window}
+            kinds = [rng.choice(("full_attention", "sliding_attention")) for _ in range(layers)]
+            return rng.choice(({}, used | {"max_window_layers": rng.randint(0, layers)}, used | {"layer_types": kinds}))
+        case _:
+            return {}
+
+
+def random_adapter(rng: random.Random, index: int) -> dict[str, Any]:
+    """The first targets everything by one rank; others any subset, by list or regex, with patterns, in some layers."""
+    targets = rng.sample(PROJECTIONS, rng.randint(1, 7)) if index else list(PROJECTIONS)
+    rank = rng.choice(RANKS)
+    config: dict[str, Any] = {"r": rank, "lora_alpha": rng.choice((rank, 2 * rank)), "use_rslora": rng.random() < 0.3}
+    match rng.choice(("list", "regex", "patterns", "layers")) if index else "list":
+        case "regex":
+            return config | {"target_modules": rf".*\.({'|'.join(targets)})"}
+        case "patterns":
+            # no module in two keys: PEFT sorts them when it saves, and the first that matches counts
+            ranks = {targets[0]: rng.choice(RANKS)} | {rf"layers\.0\..*\.{t}": rng.choice(RANKS) for t in targets[1:2]}
+            return config | {"target_modules": targets, "rank_pattern": ranks, "alpha_pattern": {targets[-1]: 7}}
+        case "layers":
+            return config | {"target_modules": targets, "layers_to_transform": [rng.randint(0, 1)]}
+        case _:
+            return config | {"target_modules": targets}
+
+
+def write_base(
+    folder: Path, family: str, seed: int, *, shard_size: str = "50GB", dtype: str = "float32", **config: Any
+) -> None:
+    """Weights large enough that answers differ from token to token; biases and norms that a mistake would show."""
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[family](initializer_range=0.15, **config))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("norm.weight"):
+                weight.copy_(1.0 + 0.3 * torch.randn_like(weight))
+            elif name.endswith(".bias"):
+                weight.copy_(0.5 * torch.randn_like(weight))
+    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard_size)
+
+
+def write_adapter(folder: Path, name: str, config: Mapping[str, Any], seed: int) -> None:
+    """An adapter of the base in `folder`, whose effect is as large as the base's own projections."""
+    torch.manual_seed(1000 + seed)
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32)
+    made = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **config))
+    with torch.no_grad():
+        for key, weight in made.named_parameters():
+            if "lora_B" in key:
+                weight.copy_(torch.randn_like(weight) * 0.3 / weight.shape[1] ** 0.5)
+            elif "lora_A" in key:
+                weight.copy_(torch.randn_like(weight) / weight.shape[1] ** 0.5)
+    made.save_pretrained(folder / name)
+
+
+def load_peft(folder: Path, adapters: Sequence[str]) -> Any:
+    base = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / "base", dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    if not adapters:
+        return base
+    made = peft.PeftModel.from_pretrained(base, str(folder / adapters[0]), adapter_name=adapters[0])
+    for name in adapters[1:]:
+        made.load_adapter(str(folder / name), adapter_name=name)
+    return made.eval()
+
+
+def reference_executor(model: OracleModel, pages: int, page_tokens: int) -> Executor:
+    """Any executor is made by a function of this form."""
+    kv = KvCache(model.spec, pages, page_tokens)
+    return ReferenceExecutor(
+        model.spec, load_weights(model.files, model.spec), kv, LoraTable(model.spec, len(model.adapters) or 1)
+    )
+
+
+def native_executor(model: OracleModel, pages: int, page_tokens: int, dtype: str = "fp32") -> CpuExecutor:
+    """Raises NativeUnavailable where it cannot be built."""
+    return CpuExecutor(
+        load_library(),
+        open_checkpoint(model.files, model.spec),
+        dtype=dtype,
+        threads=2,
+        pages=pages,
+        page_tokens=page_tokens,
+        slots=len(model.adapters) or 1,
+    )
+
+
+def cuda_executor(
+    model: OracleModel, pages: int, page_tokens: int, dtype: torch.dtype = torch.float32, **sizes: Any
+) -> CudaExecutor:
+    """On this machine's CPU, under Triton's interpreter; decode steps of up to 6 rows are recorded."""
+    interpreter.hurry()
+    slots = len(model.adapters) or 1
+    made = Sizes(pages, page_tokens, slots, max_rank=64, rows=6, context=256, graphs=True, **sizes)
+    return CudaExecutor(model.spec, load_weights(model.files, model.spec, dtype), made)
+
+
+@dataclass
+class _Sequence:
+    tokens: list[int]
+    slot: int | None
+    pages: tuple[int, ...]
+    position: int = 0
+
+
+class Rows:
+    """Sequences of given tokens on an executor; adapter i of the model is in slot i, pages are dealt out at random."""
+
+    def __init__(self, model: OracleModel, executor: Executor, pages: int, page_tokens: int, seed: int = 0) -> None:
+        self._model, self._executor, self._page_tokens = model, executor, page_tokens
+        self._free = list(range(pages))
+        random.Random(seed).shuffle(self._free)
+        self._ranks: dict[int, int] = {}
+        self._sequences: dict[str, _Sequence] = {}
+        for slot, name in enumerate(model.adapters):
+            self._load(slot, model.folder / name)
+
+    def add(self, key: str, tokens: Sequence[int], adapter: str = "", room: int = 0) -> None:
+        """`room`: how many tokens may be added to these later."""
+        n_pages = -(-(len(tokens) + room) // self._page_tokens)
+        pages = tuple(self._free.pop() for _ in range(n_pages))
+        slot = self._model.adapters.index(adapter) if adapter else None
+        self._sequences[key] = _Sequence(list(tokens), slot, pages)
+
+    def left(self, key: str) -> int:
+        sequence = self._sequences[key]
+        return len(sequence.tokens) - sequence.position
+
+    def extend(self, key: str, token: int) -> None:
+        self._sequences[key].tokens.append(token)
+
+    def step(self, counts: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        """Feed so many tokens of each sequence, in this order; the logits [V] after the last token of each."""
+        tokens: list[int] = []
+        rows: list[StepRow] = []
+        slots: list[int | None] = []
+        for key, count in counts.items():
+            sequence = self._sequences[key]
+            here = sequence.tokens[sequence.position : sequence.position + count]
+            rows.append(StepRow(len(tokens), len(tokens) + count, sequence.position, sequence.pages, samples=True))
+            tokens += here
+            slots += [sequence.slot] * count
+            sequence.position += count
+        step = Step(tuple(tokens), tuple(rows), plan_rows(slots, self._ranks))
+        check_step(step, self._page_tokens)
+        logits = self._executor.run(step)
+        return {key: logits[i].clone() for i, key in enumerate(counts)}
+
+    def _load(self, slot: int, folder: Path) -> None:
+        scales = parse_adapter_config((folder / "adapter_config.json").read_bytes())
+        store, tensors = self._executor.adapters, map_tensors(folder / "adapter_model.safetensors")
+        n_pages = -(-store.needs(tensors, scales) // store.page_bytes) if store.page_bytes else 0
+        adapter = store.build(tensors, scales, [self._free.pop() for _ in range(n_pages)])
+        store.put(slot, adapter)
+        self._ranks[slot] = adapter.site_rank

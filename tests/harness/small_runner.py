@@ -1,0 +1,325 @@
+"""A small random model, random adapters and a depot on loopback: real files, real safetensors, real HTTP.
+
+Faked: the depot's process (a folder of blobs behind `http.server`, the same paths) and the gateways and supervisor at
+the other end of the streams (they speak the real protobuf contracts over real sockets).
+"""
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from weft.artifacts.adapter_config import parse_adapter_config
+from weft.artifacts.digest import FileEntry, build_manifest
+from weft_runner.core.iteration import Limits
+from weft_runner.core.request_pool import PoolLimits, RequestPool
+from weft_runner.core.sequence import Epoch, Request, Sampling
+from weft_runner.engine import Engine, Iteration
+from weft_runner.errors import ArtifactUnknown
+from weft_runner.memory.adapter_files import AdapterFiles
+from weft_runner.memory.adapter_pool import AdapterPool
+from weft_runner.memory.kv_cache import KvCache
+from weft_runner.memory.lora_table import LoraTable
+from weft_runner.model.reference import ReferenceExecutor
+from weft_runner.model.spec import ModelSpec, parse_spec
+from weft_runner.model.weights import load_weights
+
+SMALL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+}
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ATTENTION = PROJECTIONS[:4]
+
+
+def random_tensors(spec: ModelSpec, seed: int) -> dict[str, torch.Tensor]:
+    """Weights large enough that answers differ from token to token."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * (2.0 / shape[-1] ** 0.5)
+
+    tensors = {"model.embed_tokens.weight": normal(spec.vocab_size, spec.hidden_size)}
+    for layer in range(spec.layers):
+        prefix = f"model.layers.{layer}"
+        for name in PROJECTIONS:
+            n_in, n_out = spec.projection(name)
+            block = "self_attn" if name in ATTENTION else "mlp"
+            tensors[f"{prefix}.{block}.{name}.weight"] = normal(n_out, n_in)
+        tensors[f"{prefix}.input_layernorm.weight"] = torch.ones(spec.hidden_size)
+        tensors[f"{prefix}.post_attention_layernorm.weight"] = torch.ones(spec.hidden_size)
+    tensors["model.norm.weight"] = torch.ones(spec.hidden_size)
+    if not spec.tied:
+        tensors["lm_head.weight"] = normal(spec.vocab_size, spec.hidden_size)
+    return tensors
+
+
+def adapter_tensors(spec: ModelSpec, seed: int, rank: int, modules: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 + seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for layer in range(spec.layers):
+        for name in modules:
+            n_in, n_out = spec.projection(name)
+            block = "self_attn" if name in ATTENTION else "mlp"
+            key = f"base_model.model.model.layers.{layer}.{block}.{name}"
+            tensors[f"{key}.lora_A.weight"] = torch.randn(rank, n_in, generator=generator) / n_in**0.5
+            tensors[f"{key}.lora_B.weight"] = torch.randn(n_out, rank, generator=generator) * 0.5 / rank**0.5
+    return tensors
+
+
+@dataclass
+class Depot:
+    """Blobs in memory behind HTTP; `requests` counts what was asked for."""
+
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    requests: list[str] = field(default_factory=list)
+    asked: threading.Event = field(default_factory=threading.Event)
+    refusals: int = 0  # so many further requests are answered 503
+    url: str = ""
+
+    def publish(self, kind: Any, folder: Path) -> str:
+        """A folder -> its digest."""
+        entries = []
+        for path in sorted(folder.iterdir()):
+            data = path.read_bytes()
+            sha256 = hashlib.sha256(data).hexdigest()
+            self.blobs[f"sha256:{sha256}"] = data
+            entries.append(FileEntry(path.name, sha256, len(data)))
+        manifest = build_manifest(kind, entries)
+        self.blobs[manifest.digest] = manifest.to_bytes()
+        return manifest.digest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Operators on models this small are shorter than waking a second thread."""
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def serving_depot() -> Iterator[Depot]:
+    """A depot on loopback."""
+    depot = Depot()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            digest = self.path.rpartition("/")[2]
+            depot.requests.append(digest)
+            depot.asked.set()
+            body = depot.blobs.get(digest)
+            depot.refusals, refused = max(0, depot.refusals - 1), depot.refusals > 0
+            body = None if refused else body
+            self.send_response(503 if refused else 404 if body is None else 200)
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, *args: object) -> None:
+            del args
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    depot.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield depot
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def depot() -> Iterator[Depot]:
+    with serving_depot() as depot:
+        yield depot
+
+
+@dataclass
+class World:
+    """A folder with a base and adapters, and a `Source` of them."""
+
+    root: Path
+    config: dict[str, Any]
+
+    @property
+    def spec(self) -> ModelSpec:
+        return parse_spec(self.config)
+
+    @property
+    def base(self) -> Path:
+        return self.root / "base"
+
+    def write_base(self, seed: int = 0) -> Path:
+        self.base.mkdir(parents=True)
+        (self.base / "config.json").write_text(json.dumps(self.config))
+        save_file(random_tensors(self.spec, seed), self.base / "model.safetensors")
+        return self.base
+
+    def write_adapter(
+        self, name: str, *, seed: int = 1, rank: int = 4, modules: tuple[str, ...] = PROJECTIONS, **config: Any
+    ) -> Path:
+        folder = self.root / name
+        folder.mkdir(parents=True)
+        save_file(adapter_tensors(self.spec, seed, rank, modules), folder / "adapter_model.safetensors")
+        fields = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(modules), **config}
+        (folder / "adapter_config.json").write_text(json.dumps(fields))
+        return folder
+
+    # ---- Source
+
+    def adapter(self, digest: str) -> AdapterFiles:
+        folder = self.root / digest
+        if not folder.exists():
+            raise ArtifactUnknown(f"there is no {digest}")
+        config = parse_adapter_config((folder / "adapter_config.json").read_bytes())
+        return AdapterFiles(folder / "adapter_model.safetensors", config)
+
+    def retain(self, digests: frozenset[str]) -> None:
+        del digests
+
+    def on_disk(self, digests: Any) -> frozenset[str]:
+        return frozenset(d for d in digests if (self.root / d).exists())
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A small base model on disk."""
+    world = World(tmp_path / "world", dict(SMALL))
+    world.write_base()
+    return world
+
+
+@pytest.fixture
+def small_config() -> dict[str, Any]:
+    return dict(SMALL)
+
+
+def reference_executor(files: dict[str, Path], spec: ModelSpec, limits: PoolLimits) -> ReferenceExecutor:
+    kv = KvCache(spec, limits.total_pages, limits.page_tokens)
+    return ReferenceExecutor(spec, load_weights(files, spec), kv, LoraTable(spec, limits.max_adapters))
+
+
+class Driver:
+    """An engine driven beat by beat on the test's own thread: nothing runs that the test did not ask for."""
+
+    def __init__(
+        self, world: World, source: Any = None, make_executor: Callable[..., Any] | None = None, **limits: Any
+    ) -> None:
+        files = {path.name: path for path in world.base.iterdir()}
+        spec = parse_spec(json.loads(files["config.json"].read_text()))
+        sizes = {"total_pages": 64, "page_tokens": 4, "max_sequences": 32, "max_adapters": 4, **limits}
+        context = min(spec.max_positions, sizes["total_pages"] * sizes["page_tokens"])
+        self.limits = PoolLimits(
+            **{
+                "batch": Limits(),
+                "max_context_tokens": context,
+                "vocab_size": spec.vocab_size,
+                "eos": spec.eos,
+                **sizes,
+            }
+        )
+        executor = (make_executor or reference_executor)(files, spec, self.limits)
+        self.iterations: list[Iteration] = []
+        self.engine = Engine(
+            RequestPool(self.limits),
+            executor,
+            lambda post: AdapterPool(executor.adapters, 64, source or world, post),
+            self.iterations.append,
+        )
+        self.pool = self.engine.pool
+        self._counter = 0
+
+    def request(self, key: str, prompt: list[int], max_tokens: int = 8, adapter: str = "", **fields: Any) -> Request:
+        self._counter += 1
+        defaults = {
+            "epoch": Epoch(1, self._counter),
+            "owner": 1,
+            "gateway_id": "g",
+            "emitted": (),
+            "reservation_tokens": max_tokens,
+            "sampling": Sampling(),
+        }
+        return Request(
+            request_id=key, prompt=tuple(prompt), max_tokens=max_tokens, adapter=adapter, **{**defaults, **fields}
+        )
+
+    def post(self, *commands: Any) -> None:
+        for command in commands:
+            self.engine.post(command)
+
+    def beat(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.engine.beat()
+
+    def finish(self, limit: int = 10_000) -> None:
+        """Beat until nothing is left. A beat with nothing to run waits for the loader, so this needs no sleep."""
+        for _ in range(limit):
+            self.engine.beat()
+            if not self.pool.sequences:
+                return
+        raise AssertionError(f"{len(self.pool.sequences)} sequences are left")
+
+    @property
+    def events(self) -> list[Any]:
+        return [event for iteration in self.iterations for event in iteration.events]
+
+    def answer(self, key: str) -> list[int]:
+        """The tokens of one request, each position once."""
+        tokens: dict[int, int] = {}
+        for event in self.events:
+            if event.request_id == key and hasattr(event, "tokens"):
+                for offset, token in enumerate(event.tokens):
+                    assert event.position + offset not in tokens, "a token came twice"
+                    tokens[event.position + offset] = token
+        return [tokens[position] for position in sorted(tokens)]
+
+    def ending(self, key: str) -> Any:
+        """The last event of a request."""
+        return [event for event in self.events if event.request_id == key][-1]
+
+
+@pytest.fixture
+def make_driver() -> Iterator[Callable[..., Driver]]:
+    """Make drivers over any model; their loader threads end with the test."""
+    made: list[Driver] = []
+
+    def make(world: World, source: Any = None, **limits: Any) -> Driver:
+        made.append(Driver(world, source, **limits))
+        return made[-1]
+
+    yield make
+    for driver in made:
+        driver.engine.adapters.close()
+
+
+@pytest.fixture
+def drive(world: World, make_driver: Callable[..., Driver]) -> Callable[..., Driver]:
+    """Make drivers over the small model."""
+    return partial(make_driver, world)
+
+
+@pytest.fixture(scope="session")
+def new_world() -> type[World]:
+    return World

@@ -1,0 +1,463 @@
+"""Launches worth compiling for a GPU: our launchers with Llama 3.1 8B's shapes and with small ones (`triton_compile`).
+
+A case is a function without arguments; `CASES` says what its kernels have to show beside compiling, not spilling and
+fitting in shared memory. Weights, pages and activations are meta tensors: a launcher asks for shapes, types, strides.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from weft_kernels.triton import attention, fused, lora, sampling
+from weft_kernels.triton.tables import Layout, LoraTables, SiteShape, SiteTables
+
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, PAGE = 4096, 14336, 32, 8, 128, 16
+LAYERS, SLOTS, VOCAB = 32, 8, 128256
+SMS = 132  # of an H100 or H200
+QKV, OUT, GATE_UP, DOWN = range(4)
+
+WIDE = "wide loads"  # 16 bytes a load: ld.global.v4 or cp.async of 16
+MMA = "mma"  # tensor cores: mma.sync or wgmma
+EXACT = "exact"  # no product and sum are fused into one rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`expects`: what each kernel named there has to show; just these have to be launched.
+
+    `once`: all launches of a kernel are one variant of it, so that no step waits for a compiler after the first.
+    `may_spill`: fp32 is for checks, not for speed: its products keep both operands in registers.
+    `usual`: the capabilities that `make test` compiles it for; `make test-long` knows all.
+    """
+
+    run: Callable[[], None]
+    expects: Mapping[str, frozenset[str]]
+    once: bool = False
+    may_spill: bool = False
+    usual: Sequence[int] = (90,)
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _table(*shape: int, shifted: bool = False) -> torch.Tensor:
+    """int32. `shifted`: a slice of a larger buffer, at no multiple of 16 bytes."""
+    n = math.prod(shape)
+    return meta(n + 1, dtype=torch.int32)[int(shifted) : n + int(shifted)].view(shape)
+
+
+def shows(*what: str) -> frozenset[str]:
+    return frozenset(what)
+
+
+# ---- adapters
+
+LLAMA = Layout(
+    LAYERS,
+    (
+        SiteShape(HIDDEN, (HIDDEN, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM)),
+        SiteShape(HIDDEN, (HIDDEN,)),
+        SiteShape(HIDDEN, (INNER, INNER)),
+        SiteShape(INNER, (HIDDEN,)),
+    ),
+    max_rank=64,
+)
+SMALL = Layout(
+    2, (SiteShape(96, (96, 48, 48)), SiteShape(96, (96,)), SiteShape(96, (160, 160)), SiteShape(160, (96,))), max_rank=8
+)
+
+
+def _tables(layout: Layout, layer: int, site: int, dtype: torch.dtype) -> SiteTables:
+    return LoraTables(meta(1024, 2, KV_HEADS, PAGE, HEAD_DIM, dtype=dtype), layout, SLOTS).at(layer, site)
+
+
+def _chunked(tokens: int, block_m: int, *, shifted: bool = False) -> lora.Chunked:
+    """Decode (chunks of 16 and less): one adapter a token."""
+    return lora.Chunked(_table(tokens if block_m == 16 else tokens // block_m, 3, shifted=shifted), block_m)
+
+
+def _planes(layout: Layout, site: int, chunked: lora.Chunked, tokens: int) -> lora.Planes:
+    n_in = layout.sites[site].n_in
+    length = lora.part_length(n_in, len(layout.sites[site].widths) * len(chunked), sms=SMS)
+    return lora.Planes(meta(-(-n_in // length), tokens, layout.most_ranks(site), dtype=torch.float32))
+
+
+def _shrink(
+    layout: Layout, site: int, tokens: int, block_m: int, layer: int = 0, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    chunked, tables = _chunked(tokens, block_m), _tables(layout, layer, site, dtype)
+    x = meta(tokens, layout.sites[site].n_in, dtype=dtype)
+    lora.shrink(_planes(layout, site, chunked, tokens), x, tables, chunked)
+
+
+def _expand(
+    layout: Layout, site: int, tokens: int, block_m: int, layer: int = 0, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    chunked, tables = _chunked(tokens, block_m), _tables(layout, layer, site, dtype)
+    y = meta(tokens, sum(layout.sites[site].widths), dtype=dtype)
+    lora.expand(y, _planes(layout, site, chunked, tokens), tables, chunked)
+
+
+def shrink_decode() -> None:
+    """64 rows of as many adapters."""
+    for site in (QKV, DOWN):
+        _shrink(LLAMA, site, tokens=64, block_m=16)
+
+
+def shrink_one_row() -> None:
+    for site in (QKV, DOWN):
+        _shrink(LLAMA, site, tokens=1, block_m=16)
+
+
+def shrink_prefill_64() -> None:
+    for site in (QKV, DOWN):
+        _shrink(LLAMA, site, tokens=2048, block_m=64)
+
+
+def shrink_prefill_128() -> None:
+    for site in (QKV, DOWN):
+        _shrink(LLAMA, site, tokens=8192, block_m=128)
+
+
+def shrink_any_layer() -> None:
+    for layer in (0, 1, 2, 16, 31):
+        _shrink(LLAMA, QKV, tokens=64, block_m=16, layer=layer)
+
+
+def shrink_small() -> None:
+    _shrink(SMALL, QKV, tokens=7, block_m=16)
+
+
+def shrink_fp32() -> None:
+    _shrink(SMALL, DOWN, tokens=7, block_m=16, dtype=torch.float32)
+
+
+def expand_decode() -> None:
+    for site in (QKV, DOWN):
+        _expand(LLAMA, site, tokens=64, block_m=16)
+
+
+def expand_one_row() -> None:
+    for site in (QKV, DOWN):
+        _expand(LLAMA, site, tokens=1, block_m=16)
+
+
+def expand_prefill_64() -> None:
+    for site in (QKV, DOWN):
+        _expand(LLAMA, site, tokens=2048, block_m=64)
+
+
+def expand_prefill_128() -> None:
+    for site in (QKV, DOWN):
+        _expand(LLAMA, site, tokens=8192, block_m=128)
+
+
+def expand_any_layer() -> None:
+    for layer in (0, 1, 2, 16, 31):
+        _expand(LLAMA, QKV, tokens=64, block_m=16, layer=layer)
+
+
+def expand_small() -> None:
+    _expand(SMALL, QKV, tokens=7, block_m=16)
+
+
+def expand_fp32() -> None:
+    _expand(SMALL, DOWN, tokens=7, block_m=16, dtype=torch.float32)
+
+
+# ---- attention
+
+
+def _decode(
+    splits: int, *, kv_heads: int = KV_HEADS, heads: int = HEADS, dim: int = HEAD_DIM, layer: int = 0, window: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:  # fmt: skip
+    n, ints = 64, torch.int32
+    attention.attend_decode(
+        meta(n, heads * dim, dtype=dtype), meta(n, heads, dim, dtype=dtype),
+        meta(1024, LAYERS, 2, kv_heads, PAGE, dim, dtype=dtype), meta(n, 4, dtype=ints), meta(4096, dtype=ints),
+        meta(n, dtype=ints), layer=layer, window=window, scale=dim**-0.5, splits=splits,
+        scratch=attention.DecodeScratch.make(n, heads, splits, dim, "meta"),
+    )  # fmt: skip
+
+
+def _prefill(
+    block_m: int, *, kv_heads: int = KV_HEADS, heads: int = HEADS, dim: int = HEAD_DIM, layer: int = 0, window: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:  # fmt: skip
+    tokens, ints = 2048, torch.int32
+    attention.attend_prefill(
+        meta(tokens, heads * dim, dtype=dtype), meta(tokens, heads, dim, dtype=dtype),
+        meta(1024, LAYERS, 2, kv_heads, PAGE, dim, dtype=dtype), meta(4, 4, dtype=ints), meta(4096, dtype=ints),
+        meta(tokens // block_m, 2, dtype=ints), layer=layer, window=window, scale=dim**-0.5, block_m=block_m,
+    )  # fmt: skip
+
+
+def decode_one_split() -> None:
+    _decode(1)
+
+
+def decode_8_splits() -> None:
+    _decode(8)
+
+
+def decode_window() -> None:
+    _decode(1, window=4096)
+
+
+def decode_any_layer() -> None:
+    for layer in (0, 1, 2, 16, 31):
+        _decode(1, layer=layer)
+
+
+def decode_small() -> None:
+    """A group of 3, as of tiny models."""
+    _decode(2, kv_heads=3, heads=9, dim=64)
+
+
+def decode_fp32() -> None:
+    _decode(2, kv_heads=3, heads=9, dim=64, dtype=torch.float32)
+
+
+def prefill_tile_64() -> None:
+    _prefill(64 // (HEADS // KV_HEADS))
+
+
+def prefill_tile_128() -> None:
+    _prefill(attention.prefill_block(HEADS, KV_HEADS, HEAD_DIM, torch.bfloat16))
+
+
+def prefill_window() -> None:
+    _prefill(attention.prefill_block(HEADS, KV_HEADS, HEAD_DIM, torch.bfloat16), window=4096)
+
+
+def prefill_any_layer() -> None:
+    for layer in (0, 1, 2, 16, 31):
+        _prefill(attention.prefill_block(HEADS, KV_HEADS, HEAD_DIM, torch.bfloat16), layer=layer)
+
+
+def prefill_small() -> None:
+    _prefill(attention.prefill_block(9, 3, 64, torch.bfloat16), kv_heads=3, heads=9, dim=64)
+
+
+def prefill_fp32() -> None:
+    _prefill(attention.prefill_block(4, 2, 16, torch.float32), kv_heads=2, heads=4, dim=16, dtype=torch.float32)
+
+
+# ---- between
+
+
+def _pending(layout: Layout, site: int, chunked: lora.Chunked, tokens: int, layer: int) -> lora.Pending:
+    """An adapter's part that is still to be added."""
+    return lora.Pending(_planes(layout, site, chunked, tokens), _tables(layout, layer, site, torch.bfloat16))
+
+
+def _rope_write(
+    layout: Layout, tokens: int, block_m: int, *, layer: int = 0, dim: int = HEAD_DIM, norm: bool = False,
+    pending: bool = True, shifted: bool = False,
+) -> None:  # fmt: skip
+    heads, kv_heads = (width // dim for width in layout.sites[QKV].widths[:2])
+    norms = [meta(dim, dtype=torch.float32) if norm else None for _ in range(2)]
+    kv, qkv = meta(1024, LAYERS, 2, kv_heads, PAGE, dim), meta(tokens, (heads + 2 * kv_heads) * dim)
+    chunked = _chunked(tokens, block_m, shifted=shifted)
+    fused.rope_write(
+        meta(tokens, heads, dim), kv, qkv,
+        _table(64, 4, shifted=shifted), _table(4096, shifted=shifted), _table(tokens, shifted=shifted), chunked,
+        meta(8192, 2, dim // 2, dtype=torch.float32), layer=layer, q_norm=norms[0], k_norm=norms[1], eps=1e-5,
+        heads=heads, pending=_pending(layout, QKV, chunked, tokens, layer) if pending else None,
+    )  # fmt: skip
+
+
+def _silu_mul(
+    layout: Layout, tokens: int, block_m: int, *, layer: int = 0, pending: bool = True, shifted: bool = False
+) -> None:
+    inner, chunked = layout.sites[GATE_UP].widths[0], _chunked(tokens, block_m, shifted=shifted)
+    fused.silu_mul(
+        meta(tokens, inner), meta(tokens, 2 * inner), chunked,
+        pending=_pending(layout, GATE_UP, chunked, tokens, layer) if pending else None,
+    )  # fmt: skip
+
+
+def embed() -> None:
+    for hidden in (HIDDEN, 96):
+        fused.embed(meta(64, hidden, dtype=torch.float32), _table(64), meta(VOCAB, hidden))
+
+
+def add_norm() -> None:
+    residual, weight = meta(64, HIDDEN, dtype=torch.float32), meta(HIDDEN, dtype=torch.float32)
+    for y in (None, meta(64, HIDDEN)):
+        fused.add_norm(meta(64, HIDDEN), residual, y, weight, 1e-5)
+
+
+def add_norm_small() -> None:
+    residual, weight = meta(7, 96, dtype=torch.float32), meta(96, dtype=torch.float32)
+    fused.add_norm(meta(7, 96), residual, meta(7, 96), weight, 1e-5)
+
+
+def rope_write() -> None:
+    """Without adapters."""
+    for tokens, block_m in ((64, 16), (2048, 64)):
+        _rope_write(LLAMA, tokens, block_m, pending=False)
+
+
+def rope_write_decode() -> None:
+    _rope_write(LLAMA, 64, 16)
+
+
+def rope_write_prefill_64() -> None:
+    _rope_write(LLAMA, 2048, 64)
+
+
+def rope_write_prefill_128() -> None:
+    _rope_write(LLAMA, 8192, 128)
+
+
+def rope_write_128() -> None:
+    _rope_write(LLAMA, 8192, 128, pending=False)
+
+
+def rope_write_normed() -> None:
+    _rope_write(LLAMA, 2048, 64, norm=True)
+
+
+def rope_write_any_layer() -> None:
+    for layer in (0, 1, 2, 16, 31):
+        _rope_write(LLAMA, 64, 16, layer=layer, shifted=layer % 2 == 1)
+
+
+def rope_write_small() -> None:
+    _rope_write(SMALL, 7, 16, dim=16)
+
+
+def silu_mul() -> None:
+    """Without adapters."""
+    for tokens, block_m in ((64, 16), (2048, 64)):
+        _silu_mul(LLAMA, tokens, block_m, pending=False)
+
+
+def silu_mul_decode() -> None:
+    _silu_mul(LLAMA, 64, 16)
+
+
+def silu_mul_prefill_64() -> None:
+    _silu_mul(LLAMA, 2048, 64)
+
+
+def silu_mul_prefill_128() -> None:
+    _silu_mul(LLAMA, 8192, 128)
+
+
+def silu_mul_128() -> None:
+    _silu_mul(LLAMA, 8192, 128, pending=False)
+
+
+def silu_mul_any_layer() -> None:
+    for layer in (0, 1, 2, 16, 31):
+        _silu_mul(LLAMA, 64, 16, layer=layer, shifted=layer % 2 == 1)
+
+
+def silu_mul_small() -> None:
+    _silu_mul(SMALL, 7, 16)
+
+
+# ---- sampling
+
+
+def _logits(rows: int, vocab: int) -> torch.Tensor:
+    return meta(rows, vocab, dtype=torch.float32)
+
+
+def _draw(rows: int, vocab: int) -> None:
+    bits, (temperature, top_p) = meta(rows, dtype=torch.int64), (meta(rows, dtype=torch.float64) for _ in range(2))
+    sampler = sampling.Sampler(rows, vocab, torch.device("meta"))
+    sampler.draw(_logits(rows, vocab), _table(rows), bits, temperature, top_p)
+
+
+def argmax() -> None:
+    sampling.argmax(_logits(64, VOCAB), _table(64), meta(64, dtype=torch.float32))
+
+
+def shift() -> None:
+    for n in (1, 16, 300):
+        values = meta(n, dtype=torch.float64)
+        sampling.shift(_logits(64, VOCAB), _logits(64, VOCAB), _table(n), _table(n), values)
+
+
+def draw() -> None:
+    _draw(64, VOCAB)
+
+
+def draw_small() -> None:
+    _draw(3, 257)
+
+
+TILED = shows(WIDE, MMA)
+DRAWN = {
+    "_likeliest_of_shares": shows(),
+    "_likeliest": shows(),
+    "_weigh": shows(EXACT),
+    "_aim": shows(EXACT),
+    "_collect": shows(EXACT),
+    "_find": shows(EXACT),
+}
+
+# Chunks of 128 tokens, which no engine makes, tiles that no launcher chooses by itself, and what is close to another.
+LONG: Sequence[int] = ()
+
+CASES = (
+    Case(shrink_decode, {"_shrink": TILED}),
+    Case(shrink_one_row, {"_shrink": TILED}, usual=LONG),
+    Case(shrink_prefill_64, {"_shrink": TILED}, usual=(80, 90)),
+    Case(shrink_prefill_128, {"_shrink": TILED}, usual=LONG),
+    Case(shrink_any_layer, {"_shrink": TILED}, once=True),
+    Case(shrink_small, {"_shrink": TILED}),
+    Case(shrink_fp32, {"_shrink": shows()}, may_spill=True),
+    Case(expand_decode, {"_expand": TILED}),
+    Case(expand_one_row, {"_expand": TILED}),
+    Case(expand_prefill_64, {"_expand": TILED}),
+    Case(expand_prefill_128, {"_expand": TILED}, usual=LONG),
+    Case(expand_any_layer, {"_expand": TILED}, once=True),
+    Case(expand_small, {"_expand": TILED}),
+    Case(expand_fp32, {"_expand": shows()}, may_spill=True),
+    Case(decode_one_split, {"_decode_kernel": TILED}),
+    Case(decode_8_splits, {"_decode_kernel": TILED, "_join_kernel": shows(WIDE)}),
+    Case(decode_window, {"_decode_kernel": TILED}),
+    Case(decode_any_layer, {"_decode_kernel": TILED}, once=True),
+    Case(decode_small, {"_decode_kernel": TILED, "_join_kernel": shows()}),
+    Case(decode_fp32, {"_decode_kernel": shows(WIDE), "_join_kernel": shows()}, may_spill=True),
+    Case(prefill_tile_64, {"_prefill_kernel": TILED}, usual=LONG),
+    Case(prefill_tile_128, {"_prefill_kernel": TILED}, usual=(80, 90)),
+    Case(prefill_window, {"_prefill_kernel": TILED}),
+    Case(prefill_any_layer, {"_prefill_kernel": TILED}, once=True),
+    Case(prefill_small, {"_prefill_kernel": TILED}),
+    Case(prefill_fp32, {"_prefill_kernel": shows(WIDE)}, may_spill=True, usual=LONG),
+    Case(embed, {"_embed": shows()}),
+    Case(add_norm, {"_add_norm": shows(WIDE)}),
+    Case(add_norm_small, {"_add_norm": shows()}),
+    Case(rope_write, {"_rope_write": shows(WIDE)}),
+    Case(rope_write_decode, {"_rope_write": TILED}, usual=(80, 90)),
+    Case(rope_write_prefill_64, {"_rope_write": TILED}),
+    Case(rope_write_prefill_128, {"_rope_write": TILED}, usual=LONG),
+    Case(rope_write_128, {"_rope_write": shows(WIDE)}, usual=LONG),
+    Case(rope_write_normed, {"_rope_write": TILED}),
+    Case(rope_write_any_layer, {"_rope_write": TILED}, once=True),
+    Case(rope_write_small, {"_rope_write": TILED}),
+    Case(silu_mul, {"_silu_mul": shows(WIDE)}),
+    Case(silu_mul_decode, {"_silu_mul": TILED}),
+    Case(silu_mul_prefill_64, {"_silu_mul": TILED}),
+    Case(silu_mul_prefill_128, {"_silu_mul": TILED}, usual=LONG),
+    Case(silu_mul_128, {"_silu_mul": shows(WIDE)}, usual=LONG),
+    Case(silu_mul_any_layer, {"_silu_mul": TILED}, once=True),
+    Case(silu_mul_small, {"_silu_mul": TILED}, usual=LONG),
+    Case(argmax, {"_likeliest_of_shares": shows(WIDE), "_likeliest": shows()}),
+    Case(shift, {"_shift": shows(EXACT)}, once=True),
+    Case(draw, {**DRAWN, "_likeliest_of_shares": shows(WIDE), "_weigh": shows(WIDE, EXACT)}),
+    Case(draw_small, DRAWN, usual=LONG),
+)

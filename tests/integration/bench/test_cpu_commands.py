@@ -1,0 +1,117 @@
+"""`weft bench cpu` from its command line, on a model as small as can be; what it writes, and what it refuses.
+
+Times are those of whatever else this machine does meanwhile: held against nothing but each other's arithmetic.
+"""
+
+import gzip
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from weft_bench.cpu_cases import RETAINED
+from weft_bench.cpu_shapes import RANK
+from weft_bench.cpu_slots import MIB, OVER
+from weft_bench.cpu_textgen import LENGTHS, MOST_OUTPUT, MOST_PROMPT, cut
+from weft_bench.lines import Line, read
+from weft_bench.main import app
+from weft_bench.roofline import lora_bytes
+
+from .conftest import SMALLEST
+
+pytestmark = pytest.mark.usefixtures("smallest")
+RUNNER = CliRunner()
+
+
+def lines_of(tmp_path: Path, cases: str, *arguments: str) -> tuple[list[Line], str]:
+    command = ["cpu", "--quick", "--shapes", "tiny", "--executor", "reference", "--cases", cases]
+    folders = ["--models", str(tmp_path / "models"), "--docs", str(tmp_path / "docs")]
+    ended = RUNNER.invoke(app, [*command, *folders, *arguments])
+    assert ended.exit_code == 0, ended.output
+    assert (tmp_path / "docs" / "cpu.md").exists()
+    return read(tmp_path / "docs" / "raw" / "cpu.jsonl"), ended.stderr
+
+
+def test_decode_retention_and_one_row(tmp_path: Path) -> None:
+    lines, said = lines_of(tmp_path, "decode,retention,batch1", "--seed", "7")
+    assert "seed 7" in said
+    measured = {line.metric for line in lines}
+    assert {"read bandwidth", "bf16 peak", "decode step", "kept of the base's rate"} <= measured
+    kept = [line for line in lines if line.metric == "kept of what the bound allows"]
+    assert [line.case for line in kept] == [
+        f"tiny (reference) (quick), batch 4, {popularity}" for popularity in RETAINED
+    ]
+    steps = [line for line in lines if line.metric == "decode step"]
+    assert all(line.value and line.baseline and line.bound_fraction for line in steps)
+    assert all("seed 7" in line.versions for line in steps)
+    assert all(line.bound_fraction == pytest.approx((line.baseline or 0) / (line.value or 1)) for line in steps)
+
+
+def test_prefill_whole_runs_and_loading(tmp_path: Path) -> None:
+    lines, said = lines_of(tmp_path, "prefill,whole,int8,loading", "--threads", "1")
+    assert "skipped: tiny, int8: the reference executor computes in fp32" in said
+    measured = {(line.case.removeprefix("tiny (reference) (1 threads) (quick), "), line.metric): line for line in lines}
+    for length in (32, 128):
+        adapted = measured[f"prompt of {length}, one adapter", "prefill"]
+        plain = measured[f"prompt of {length}, base", "prefill"]
+        ratio = measured[f"prompt of {length}", "one adapter / base"].value
+        assert ratio == pytest.approx((adapted.value or 0) / (plain.value or 1))  # of one round
+        assert (adapted.baseline or 0) > (plain.baseline or 0) > 0
+    whole = {case: line for (case, metric), line in measured.items() if metric == "whole run"}
+    assert list(whole) == [f"batch 4, {kind}" for kind in ("base", *RETAINED)]
+    assert {line.baseline for case, line in whole.items() if case != "batch 4, base"} == {whole["batch 4, base"].value}
+    loading = {metric: line.value for (case, metric), line in measured.items() if case == "batch 8, base"}
+    dearer = loading["decode step p50, adapters load / nothing loads"]
+    assert dearer == pytest.approx(
+        (loading["decode step p50, adapters load"] or 0) / (loading["decode step p50, nothing loads"] or 1)
+    )
+    assert loading["adapters loaded beside the steps"] is not None  # none may have come in so few steps
+
+
+def test_slots_and_text_generation(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / LENGTHS, "wt") as out:
+        out.write("num_prefill_tokens,num_decode_tokens\n" + "9,3\n20,5\n" * 20)
+    lines, _ = lines_of(tmp_path, "slots,textgen", "--data", str(tmp_path))
+    crowds = [f"tiny (reference) (quick), 16 adapters over 8 slots, {kind}" for kind in ("popularity 1/i", "alike")]
+    measured = {(line.case, line.metric): line.value for line in lines}
+    for crowd in crowds:
+        assert 0 <= (measured[crowd, "hit rate"] or 0) <= 1
+        assert (measured[crowd, "adapters loaded"] or 0) >= 16 * lora_bytes(SMALLEST, RANK) / MIB  # each at least once
+        assert (crowd, OVER) in measured
+    warm = [line for line in lines if line.case.endswith("8 adapters over 8 slots, beside 16")]
+    assert [line.metric for line in warm] == ["TTFT p50", "TTFT p99"]
+    assert all(line.target is None for line in lines)  # quick figures are held against nothing
+    loaded = {
+        line.case.split(", ")[3]: line.value
+        for line in lines
+        if "text generation" in line.case and line.metric == "adapters loaded"
+    }
+    assert loaded == {"base": 0, "Identical": 1, "Uniform": 5, "Skewed": loaded["Skewed"], "Distinct": 24}
+
+
+def test_what_is_absent_is_said_to_be_skipped(tmp_path: Path) -> None:
+    _, said = lines_of(tmp_path, "textgen")
+    assert f"skipped: textgen: there is no {LENGTHS} in (give --data DIR)" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cpu", "--shapes", "tiny,huge"], "huge"),
+        (["cpu", "--cases", ","], "choose among decode, retention"),
+        (["peers"], "nobody to compare with"),
+        (["peers", "--vllm", "/nope", "--vllm-env", "A=1 B"], "'B' is not NAME=VALUE"),
+        (["path", "--model-shape", "huge"], "choose among tiny"),
+    ],
+)
+def test_wrong_choices_are_refused_before_anything_runs(arguments: list[str], message: str) -> None:
+    ended = RUNNER.invoke(app, arguments)
+    assert ended.exit_code == 2
+    assert message in ended.output
+
+
+@pytest.mark.parametrize(
+    ("lengths", "fits"), [((74, 91), (74, 91)), ((8000, 1024), (MOST_PROMPT, MOST_OUTPUT)), ((0, 0), (1, 1))]
+)
+def test_lengths_are_cut_to_fit(lengths: tuple[int, int], fits: tuple[int, int]) -> None:
+    assert cut(*lengths) == fits

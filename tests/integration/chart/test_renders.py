@@ -1,0 +1,224 @@
+"""What Helm makes of the chart, for six sets of values."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from harness import chart
+from harness.chart import CHART, COMPONENTS, GOLDEN_SETS, QUICK, VALUE_SETS, Json, objects, one, pod_templates, render
+
+Rendered = dict[str, list[Json]]
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_the_chart_lints_strictly(name: str) -> None:
+    made_alike = ("--set", "tls.mode=certManager") if name in ("postgres", "gpu-pools") else ()  # keys take a second
+    assert "0 chart(s) failed" in chart.lint(name, *made_alike)
+
+
+@pytest.mark.parametrize("name", GOLDEN_SETS)
+def test_a_render_equals_the_golden_one(texts: dict[str, str], name: str) -> None:
+    golden = chart.GOLDEN / f"{name}.yaml"
+    assert chart.golden(texts[name]) == golden.read_text(), "what changed is right? then: make golden"
+
+
+def test_every_value_set_of_the_chart_is_rendered() -> None:
+    assert {path.name for path in (CHART / "ci").glob("*.yaml")} == {f"{name}-values.yaml" for name in VALUE_SETS}
+    assert {path.stem for path in chart.GOLDEN.glob("*.yaml")} == set(GOLDEN_SETS)
+
+
+def test_the_charts_crds_are_copies_of_ours() -> None:
+    ours = {path.name: path.read_text() for path in (chart.ROOT / "crds").glob("*.yaml")}
+    copies = {path.name: path.read_text() for path in (CHART / "files" / "crds").glob("*.yaml")}
+    assert copies == ours, "run `make crds`"
+
+
+def test_crds_are_kept_when_the_release_goes_unless_told_otherwise(rendered: Rendered) -> None:
+    kept = [obj for obj in rendered["default"] if obj["kind"] == "CustomResourceDefinition"]
+    dropped = objects(render("default", *QUICK, "--set", "crds.keep=false", "--show-only", "templates/crds.yaml"))
+    assert len(kept) == len(dropped) == 2
+    for with_policy, without in zip(kept, dropped, strict=True):
+        annotated = {**without["metadata"], "annotations": {"helm.sh/resource-policy": "keep"}}
+        assert with_policy == {**without, "metadata": annotated}
+    assert [obj for obj in rendered["minimal"] if obj["kind"] == "CustomResourceDefinition"] == []
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_every_pod_says_what_the_restricted_standard_asks(rendered: Rendered, name: str) -> None:
+    for pod, template in pod_templates(rendered[name]):
+        spec = template["spec"]
+        assert spec["securityContext"]["runAsNonRoot"], pod
+        assert spec["securityContext"]["runAsUser"] == 65532, pod
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, pod
+        for container in spec["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"], pod
+            assert not container["securityContext"]["allowPrivilegeEscalation"], pod
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, pod
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_only_those_who_ask_the_api_server_have_a_token(rendered: Rendered, name: str) -> None:
+    with_token = {
+        pod for pod, template in pod_templates(rendered[name]) if template["spec"]["automountServiceAccountToken"]
+    }
+    secrets = "--secrets=kubernetes" in chart.arguments_of(rendered[name], "depot")
+    assert with_token == ({"weft-operator", "weft-depot"} if secrets else {"weft-operator"})
+    accounts = [obj for obj in rendered[name] if obj["kind"] == "ServiceAccount"]
+    assert {obj["metadata"]["name"] for obj in accounts} == {f"weft-{component}" for component in COMPONENTS}
+    assert not any(obj["automountServiceAccountToken"] for obj in accounts)
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_every_mount_has_its_volume_and_every_volume_its_object(rendered: Rendered, name: str) -> None:
+    found = rendered[name]
+    certificates = [obj["spec"]["secretName"] for obj in found if obj["kind"] == "Certificate"]
+    made = {obj["metadata"]["name"] for obj in found if obj["kind"] in ("Secret", "ConfigMap")} | set(certificates)
+    claims = {
+        obj["metadata"]["name"]: {claim["metadata"]["name"] for claim in obj["spec"].get("volumeClaimTemplates", ())}
+        for obj in found
+        if obj["kind"] == "StatefulSet"
+    }
+    for pod, template in pod_templates(found):
+        spec = template["spec"]
+        volumes = {volume["name"]: volume for volume in spec.get("volumes", ())}
+        mounted = {mount["name"] for container in spec["containers"] for mount in container.get("volumeMounts", ())}
+        assert mounted == set(volumes) | claims.get(pod, set()), pod
+        for volume in volumes.values():
+            needed = volume.get("secret", {}).get("secretName") or volume.get("configMap", {}).get("name")
+            assert needed is None or needed in made, f"{pod}: {needed}"
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_every_object_has_the_recommended_labels(rendered: Rendered, name: str) -> None:
+    for obj in rendered[name]:
+        if obj["kind"] == "CustomResourceDefinition":
+            continue
+        labels = obj["metadata"]["labels"]
+        assert labels["app.kubernetes.io/instance"] == "weft", obj["metadata"]["name"]
+        assert {"app.kubernetes.io/name", "app.kubernetes.io/component", "helm.sh/chart"} <= set(labels)
+
+
+def test_what_was_told_to_the_operator_restarts_it_when_it_changes() -> None:
+    def checksum(*flags: str) -> str:
+        found = objects(render("default", "--show-only", "templates/operator.yaml", *QUICK, *flags))
+        template = one(found, "Deployment", "weft-operator")["spec"]["template"]
+        return template["metadata"]["annotations"]["checksum/config"]
+
+    assert checksum() == checksum()
+    assert checksum() != checksum("--set", "runner.image.tag=other")
+
+
+def test_a_digest_wins_over_the_tag() -> None:
+    digest = f"sha256:{'c' * 64}"
+    found = objects(render("default", *QUICK, "--set", f"image.digest={digest},image.tag=ignored"))
+    assert {
+        container["image"] for _, template in pod_templates(found) for container in template["spec"]["containers"]
+    } == {f"weft-control@{digest}"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("supervisor.replicas=2", "needs database.mode: postgresql"),
+        ("database.mode=postgresql", "needs database.postgresql.existingSecret"),
+        ("poolNamespaces={a,b},tls.mode=certManager", "need tls.certManager.issuerRef with a ClusterIssuer"),
+        ("depot.schemes={file}", "depot.fileRoot has to say"),
+        ("depot.schemes={pvc}", "depot.claims has to say"),
+        ("depot.claims[0].name=weights", "add pvc to depot.schemes"),
+        ("gateway.ingress.enabled=true", "gateway.ingress.host is needed"),
+        ("gateway.settings.drain-seconds=5", "gateway.settings: the chart itself says --drain-seconds"),
+        ("gateway.settings.auth=false", "gateway.settings: the chart itself says --auth"),
+        ("depot.settings.log-level=DEBUG", "depot.settings: the chart itself says --log-level"),
+    ],
+)
+def test_values_that_do_not_fit_together_are_refused_with_what_to_do(flags: str, said: str) -> None:
+    assert said in refusal(flags)
+
+
+def test_values_of_a_wrong_shape_are_refused_all_at_once() -> None:
+    wrong = {
+        "gateway.replica=2": "/gateway': additional properties 'replica' not allowed",
+        "gateway.replicas=0": "/gateway/replicas': minimum: got 0, want 1",
+        "tls.mode=off": "/tls/mode': value must be one of 'selfSigned', 'certManager', 'none'",
+        "image.digest=latest": "/image/digest': 'latest' does not match pattern",
+        "depot.schemes={oci}": "/depot/schemes/0': value must be one of",
+        "poolNamespaces={Serving}": "/poolNamespaces/0': 'Serving' does not match pattern",
+        "runner.resources.limit.cpu=1": "/runner/resources': additional properties 'limit' not allowed",
+    }
+    refused = refusal(",".join(wrong))
+    assert [said for said in wrong.values() if said not in refused] == [], refused
+
+
+def refusal(flags: str) -> str:
+    with pytest.raises(chart.HelmRefused) as refused:
+        render("default", *QUICK, "--set", flags)
+    return " ".join(str(refused.value).split())
+
+
+def test_what_values_say_of_pods_is_said_of_every_pod_of_the_installation(rendered: Rendered) -> None:
+    found = rendered["gpu-pools"]
+    specs = {pod: template["spec"] for pod, template in pod_templates(found) if pod != "weft-test"}
+    assert len(specs) == len(COMPONENTS)
+    for pod, spec in specs.items():
+        assert spec["priorityClassName"] == "system-cluster-critical", pod
+        assert spec["nodeSelector"] == {"kubernetes.io/arch": "amd64"}, pod
+        assert [toleration["key"] for toleration in spec["tolerations"]] == ["dedicated"], pod
+    assert [pod for pod, spec in specs.items() if "affinity" in spec] == ["weft-gateway"]
+    service = one(found, "Service", "weft-gateway")
+    assert (service["spec"]["type"], service["spec"]["ports"][0]["port"]) == ("LoadBalancer", 8080)
+    assert service["metadata"]["annotations"] == {"example.com/internal": "true"}
+
+
+def test_supervisors_on_postgresql_are_several_and_keep_nothing_of_their_own(rendered: Rendered) -> None:
+    found = rendered["postgres"]
+    supervisor = one(found, "StatefulSet", "weft-supervisor")["spec"]
+    assert (supervisor["replicas"], "volumeClaimTemplates" in supervisor) == (2, False)
+    (container,) = supervisor["template"]["spec"]["containers"]
+    (database,) = [item for item in container["env"] if item["name"] == "WEFT_SUPERVISOR__DATABASE"]
+    assert database["valueFrom"] == {"secretKeyRef": {"name": "weft-database", "key": "url"}}
+    assert one(found, "PodDisruptionBudget", "weft-supervisor")["spec"]["maxUnavailable"] == 1
+    to_database = [{"ports": [{"port": 5432}], "to": [{"ipBlock": {"cidr": "10.20.0.0/16"}}]}]
+    assert [
+        rule
+        for rule in one(found, "NetworkPolicy", "weft-supervisor")["spec"]["egress"]
+        if rule["ports"] == to_database[0]["ports"]
+    ] == to_database
+
+
+def test_pod_monitors_ask_for_the_prometheus_operator() -> None:
+    with pytest.raises(chart.HelmRefused, match="needs the Prometheus operator"):
+        chart.helm(
+            "template", "weft", CHART, "--kube-version", chart.tools.kubernetes(), "--set", "podMonitor.enabled=true"
+        )
+
+
+def test_values_that_null_a_default_are_left_out() -> None:
+    template = dict(pod_templates(objects(render("default", *QUICK, "--set", "gateway.resources=null"))))[
+        "weft-gateway"
+    ]
+    assert "resources" not in template["spec"]["containers"][0]
+
+
+def test_names_that_yaml_reads_as_something_else_stay_names() -> None:
+    """A namespace may be named `no`, `on` or `1`: Helm writes text, and YAML 1.1 takes that for other things."""
+    flags = (*QUICK, "--set", "poolNamespaces={on,no},depot.credentialNamespaces={yes},podMonitor.enabled=true")
+    text = render("default", *flags, namespace="no")
+    found = [value for obj in objects(text) for value in _named(obj)]
+    assert {"no", "on", "yes"} <= set(found)
+    assert [value for value in found if not isinstance(value, str)] == []
+
+
+NAMED = ("namespace", "kubernetes.io/metadata.name", "app.kubernetes.io/instance")
+
+
+def _named(node: Any) -> Iterator[Any]:
+    """What stands in `node` where a namespace or a release is named."""
+    if isinstance(node, dict):
+        for key, value in cast("dict[str, Any]", node).items():
+            if key in NAMED and not isinstance(value, dict):
+                yield value
+            yield from _named(value)
+    elif isinstance(node, list):
+        for value in cast("list[Any]", node):
+            yield from _named(value)

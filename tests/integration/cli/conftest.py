@@ -1,0 +1,172 @@
+"""A controller to talk to: the real object store, API and unix socket, in a thread; the supervisor's Admin is a fake
+servicer behind a real gRPC server. No component runs."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from harness.waiting import PATIENCE_S
+from weft.wire.v1 import supervisor_pb2 as pb
+from weft.wire.v1.supervisor_pb2_grpc import AdminServicer, add_AdminServicer_to_server
+from weft_operator.local.admission import admit
+from weft_operator.local.api import Api, serve
+from weft_operator.local.durable import Durable, open_store
+from weft_operator.local.logfile import LogFile
+from weft_operator.local.objects import ObjectStore
+from weft_operator.resources import Ref
+
+DIGEST = "sha256:" + "a" * 64
+
+
+class Admin(AdminServicer):
+    """One runner with one adapter on its device; keys in a dict."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, pb.KeyInfo] = {}
+
+    async def ListRunners(self, request: Any, context: Any) -> pb.ListRunnersResponse:  # noqa: N802 (gRPC's name)
+        hello = pb.RunnerHello(
+            pool="default/base", address="127.0.0.1:7000", total_pages=64, max_sequences=8, max_adapters=4,
+            best_batch=6, step_ms_1=1.25, step_ms_best=2.5, prefill_tokens_per_s=12_345.6,
+        )  # fmt: skip
+        adapters = [pb.AdapterState(digest=DIGEST, tier=pb.AdapterState.DEVICE, running=2)]
+        sequences = [pb.SequenceState(request_id="r1"), pb.SequenceState(request_id="r2")]
+        state = pb.RunnerState(
+            id={"uuid": "0123456789abcdef"},
+            runner=hello,
+            ready=True,
+            used_pages=3,
+            adapters=adapters,
+            sequences=sequences,
+        )
+        return pb.ListRunnersResponse(runners=[state])
+
+    async def CreateKey(self, request: Any, context: Any) -> pb.CreateKeyResponse:  # noqa: N802 (gRPC's name)
+        if not request.namespace.islower():
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"namespace {request.namespace!r} is not a DNS label")
+        self.keys["k1"] = pb.KeyInfo(key_id="k1", namespace=request.namespace, note=request.note, created_unix_s=1)
+        return pb.CreateKeyResponse(key="weft-k1-secret", key_id="k1")
+
+    async def RevokeKey(self, request: Any, context: Any) -> pb.RevokeKeyResponse:  # noqa: N802 (gRPC's name)
+        found = self.keys.get(request.key_id)
+        if found is not None:
+            found.revoked = True
+        return pb.RevokeKeyResponse(existed=found is not None)
+
+    async def ListKeys(self, request: Any, context: Any) -> pb.ListKeysResponse:  # noqa: N802 (gRPC's name)
+        return pb.ListKeysResponse(keys=self.keys.values())
+
+
+class Running:
+    """A controller in another thread. `do` runs something on its loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.stack: dict[str, Any] = {
+            "pid": 1,
+            "dataDir": str(folder),
+            "gateway": "http://127.0.0.1:8080",
+            "auth": False,
+            "registryUp": True,
+            "components": {"depot": component("Ready")},
+        }
+        self.store: ObjectStore
+        self._loop = asyncio.new_event_loop()
+        self._up: Future[None] = Future()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),))
+        self._stop = asyncio.Event()
+
+    def start(self) -> None:
+        self._thread.start()
+        self._up.result(PATIENCE_S)
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(PATIENCE_S)
+        self._loop.close()
+
+    def do(self, what: Callable[[], Any]) -> Any:
+        async def call() -> Any:
+            return what()
+
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(PATIENCE_S)
+
+    def set_status(self, kind: Any, namespace: str, name: str, status: dict[str, Any]) -> None:
+        ref = Ref(kind, namespace, name)
+
+        def write() -> None:
+            meta = self.store.get(ref)["metadata"]
+            self.store.set_status(ref, meta["uid"], meta["resourceVersion"], status)
+
+        self.do(write)
+
+    async def _run(self) -> None:
+        self.store = open_store(self.folder / "objects.json", lambda: 1_700_000_000.0)
+        keeper = Durable(self.store, self.folder / "objects.json")
+        self.log = LogFile(self.folder / "logs" / "depot.log")
+        server = grpc.aio.server()
+        add_AdminServicer_to_server(Admin(), server)
+        self.stack["supervisor"] = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        api = Api(self.store, keeper, admit=admit, logs={"depot": self.log}, describe=lambda: self.stack)
+        tasks = [asyncio.create_task(keeper.run()), asyncio.create_task(serve(api, self.folder / "weft.sock"))]
+        await asyncio.sleep(0)  # the socket listens now
+        self._up.set_result(None)
+        await self._stop.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await server.stop(None)
+        self.log.close()
+
+
+def component(phase: str) -> dict[str, Any]:
+    return {"phase": phase, "pid": 7, "restarts": 0, "detail": "", "listen": "127.0.0.1:1", "probes": None, "log": ""}
+
+
+@pytest.fixture
+def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    """Commands find this controller through $WEFT_DATA_DIR."""
+    monkeypatch.setenv("WEFT_DATA_DIR", str(tmp_path))
+    running = Running(tmp_path)
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def manifests(tmp_path: Path) -> Path:
+    """A pool and two adapters in two files."""
+    folder = tmp_path / "manifests"
+    folder.mkdir()
+    (folder / "pool.yaml").write_text(POOL)
+    (folder / "adapters.yaml").write_text(ADAPTERS)
+    return folder
+
+
+POOL = """
+apiVersion: serving.weft.dev/v1alpha1
+kind: ServingPool
+metadata: {name: base}
+spec:
+  model: {uri: "file:model"}
+  replicas: 2
+  allowedNamespaces: {from: All}
+"""
+ADAPTERS = """
+apiVersion: serving.weft.dev/v1alpha1
+kind: LoRAAdapter
+metadata: {name: upper, namespace: acme}
+spec: {poolRef: {name: base, namespace: default}, source: {uri: "file:upper"}}
+---
+apiVersion: serving.weft.dev/v1alpha1
+kind: LoRAAdapter
+metadata: {name: lower, namespace: globex}
+spec: {poolRef: {name: base, namespace: default}, source: {uri: "file:lower"}}
+"""

@@ -1,0 +1,426 @@
+"""The command against a real controller: what is printed where, and the exit code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.processes import started, tied
+from weft_cli.client import Controller
+from weft_cli.main import main
+from weft_operator.resources import Ref
+
+DIGEST = "sha256:" + "a" * 64
+READY = {
+    "observedGeneration": 1,
+    "digest": DIGEST,
+    "rank": 8,
+    "modelName": "acme/upper",
+    "readyRunners": 1,
+    "conditions": [
+        {
+            "type": "Ready",
+            "status": "True",
+            "reason": "Published",
+            "message": "serves",
+            "lastTransitionTime": "2023-11-14T22:13:20Z",
+        }
+    ],
+}
+REFUSED: dict[str, Any] = {
+    "observedGeneration": 1,
+    "conditions": [
+        {
+            "type": kind,
+            "status": "False",
+            "reason": "RankTooLarge",
+            "message": "rank 128, the pool takes 64",
+            "lastTransitionTime": "2023-11-14T22:13:20Z",
+        }
+        for kind in ("Validated", "Fetched", "Ready")
+    ],
+}
+
+
+def run(capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(argv)
+    out, err = capfd.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def applied(controller: Any, manifests: Path, capfd: pytest.CaptureFixture[str]) -> Any:
+    assert main(["apply", "-f", str(manifests)]) == 0
+    controller.set_status("LoRAAdapter", "acme", "upper", READY)
+    controller.set_status("LoRAAdapter", "globex", "lower", REFUSED)
+    capfd.readouterr()
+    return controller
+
+
+def test_apply_says_what_became_of_each_object(
+    controller: Any, manifests: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(capfd, "apply", "-f", str(manifests))
+    assert code == 0
+    assert out.splitlines() == [
+        "loraadapter/upper (acme) created",
+        "loraadapter/lower (globex) created",
+        "servingpool/base (default) created",
+    ]
+    assert set(run(capfd, "apply", "-f", str(manifests))[1].split()) >= {"unchanged"}
+    path = manifests / "pool.yaml"
+    path.write_text(path.read_text().replace("replicas: 2", "replicas: 3"))
+    assert run(capfd, "apply", "-f", str(path))[1] == "servingpool/base (default) configured\n"
+
+
+def test_a_wrong_manifest_is_told_with_file_and_field_and_nothing_is_applied(
+    controller: Any, manifests: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (manifests / "bad.yaml").write_text("kind: ServingPool\napiVersion: v1\n")
+    code, out, err = run(capfd, "apply", "-f", str(manifests))
+    assert (code, out) == (2, "")
+    assert "bad.yaml" in err
+    assert "apiVersion" in err
+    assert controller.store.objects() == []
+
+
+def test_what_cannot_change_is_refused_and_the_rest_is_applied(
+    applied: Any, manifests: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = manifests / "pool.yaml"
+    path.write_text(path.read_text().replace("file:model", "file:other"))
+    code, out, err = run(capfd, "apply", "-f", str(manifests))
+    assert code == 2
+    assert out.splitlines() == ["loraadapter/upper (acme) unchanged", "loraadapter/lower (globex) unchanged"]
+    assert "spec.model.uri" in err
+    assert "cannot change" in err
+
+
+def test_adapters_are_listed_as_kubectl_would(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capfd, "get", "lora", "-A")
+    lines = [line.split() for line in out.splitlines()]
+    assert code == 0
+    assert lines[0] == ["NAMESPACE", "NAME", "POOL", "READY", "REASON", "RUNNERS", "DIGEST", "AGE"]
+    assert lines[1][:7] == ["acme", "upper", "default/base", "True", "Published", "1", "a" * 12]
+    assert lines[2][:7] == ["globex", "lower", "default/base", "False", "RankTooLarge", "0", "<none>"]
+
+
+def test_wide_adds_rank_and_model(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = [line.split() for line in run(capfd, "get", "loraadapter", "-n", "acme", "-o", "wide")[1].splitlines()]
+    assert lines[0][-3:] == ["RANK", "MODEL", "AGE"]
+    assert lines[1][-3:-1] == ["8", "acme/upper"]
+
+
+def test_pools_are_listed_with_ready_and_wanted(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = [line.split() for line in run(capfd, "get", "spool")[1].splitlines()]
+    assert lines[0] == ["NAME", "MODEL", "READY", "AVAILABLE", "REASON", "ADAPTERS", "AGE"]
+    assert lines[1][:6] == ["base", "base", "0/2", "Unknown", "<none>", "0/0"]
+
+
+def test_json_and_yaml_are_the_whole_object(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    whole = json.loads(run(capfd, "get", "lora", "upper", "-n", "acme", "-o", "json")[1])
+    assert whole["status"]["digest"] == DIGEST
+    assert yaml.safe_load(run(capfd, "get", "lora", "upper", "-n", "acme", "-o", "yaml")[1]) == whole
+    listed = json.loads(run(capfd, "get", "lora", "-A", "-o", "json")[1])
+    assert [item["metadata"]["name"] for item in listed["items"]] == ["upper", "lower"]
+
+
+def test_an_empty_namespace_says_where_to_look(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capfd, "get", "lora")
+    assert (code, out) == (0, "")
+    assert err == "No loraadapters found in namespace default (2 in other namespaces: -A shows them).\n"
+
+
+def test_describe_tells_conditions_advice_and_residency(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capfd, "describe", "lora", "upper", "-n", "acme")
+    assert code == 0
+    assert "01234567   device   2" in out
+    _, out, _ = run(capfd, "describe", "lora", "lower", "-n", "globex")
+    assert "rank 128, the pool takes 64" in out
+    assert "RankTooLarge: train with a smaller rank" in out
+    assert "no runner has it in memory" in out
+    _, out, _ = run(capfd, "describe", "spool", "base")
+    assert "01234567" in out
+    _, out, _ = run(capfd, "describe", "runner", "0123")
+    assert "3 used of 64" in out
+    assert "best at 6 sequences, 2.5 ms a token (alone 1.25 ms); prompts at 12,346 tokens/s" in out
+
+
+def test_runners_are_listed(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = [line.split() for line in run(capfd, "get", "runners", "-o", "wide")[1].splitlines()]
+    assert lines == [
+        ["RUNNER", "POOL", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ADDRESS"],
+        ["01234567", "default/base", "True", "2/8", "3/64", "1/4", "127.0.0.1:7000"],
+    ]
+    assert json.loads(run(capfd, "get", "runners", "-o", "json")[1])[0]["usedPages"] == 3
+
+
+def test_many_adapters_are_listed_with_one_question(
+    applied: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pattern = applied.store.get(Ref("LoRAAdapter", "acme", "upper"))
+    for number in range(300):
+        one = {**pattern, "metadata": {"name": f"a{number}", "namespace": "acme"}}
+        applied.do(lambda one=one: applied.store.apply(one))
+    asked: list[str] = []
+    answer = Controller._answer  # pyright: ignore[reportPrivateUsage]
+
+    def counting(self: Controller, method: str, path: str, *more: Any, **options: Any) -> Any:
+        asked.append(path)
+        return answer(self, method, path, *more, **options)
+
+    monkeypatch.setattr(Controller, "_answer", counting)
+    assert len(run(capfd, "get", "lora", "-n", "acme")[1].splitlines()) == 302
+    assert asked == ["/v1/loraadapters?namespace=acme"]
+
+
+def test_runners_are_where_their_pool_is(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    for near in ([], ["-A"], ["-n", "default"]):
+        assert "01234567" in run(capfd, "get", "runners", *near)[1]
+    assert run(capfd, "get", "runners", "-n", "acme") == (0, "", "No runners found in namespace acme.\n")
+    code, _, err = run(capfd, "get", "runners", "0123", "-n", "acme")
+    assert code == 1
+    assert "there is no runner '0123' in namespace acme" in err
+
+
+HOSTILE = "\x1b]0;owned\x07 \x9b31m \u202e \r"
+
+
+@pytest.fixture
+def hostile(applied: Any) -> Any:
+    condition = {**REFUSED["conditions"][0], "message": HOSTILE + "\nsecond"}
+    status = {"observedGeneration": 1, "modelName": HOSTILE, "digest": HOSTILE, "conditions": [condition]}
+    applied.set_status("LoRAAdapter", "acme", "upper", status)
+    applied.do(lambda: applied.log.write(HOSTILE.encode() + b"\n"))
+    applied.stack["components"]["depot"]["detail"] = HOSTILE
+    return applied
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["describe", "lora", "upper", "-n", "acme"],
+        ["get", "lora", "-A", "-o", "wide"],
+        ["get", "lora", "upper", "-n", "acme", "-o", "yaml"],
+        ["get", "lora", "upper", "-n", "acme", "-o", "json"],
+        ["logs", "depot"],
+        ["status"],
+        ["describe", "lora", HOSTILE],
+        ["delete", "lora", HOSTILE],
+        ["get", "lora", HOSTILE],
+        ["get", "runners", HOSTILE],
+        ["key", "revoke", HOSTILE],
+    ],
+)
+def test_no_escape_code_of_a_tenant_reaches_the_terminal(
+    hostile: Any, capfd: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    _, out, err = run(capfd, *argv)
+    assert "owned" in out + err
+    assert all(char.isprintable() or char == "\n" for char in out + err)
+
+
+@pytest.mark.parametrize(("form", "parse"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_what_is_escaped_for_the_terminal_stays_the_value(
+    hostile: Any, capfd: pytest.CaptureFixture[str], form: str, parse: Any
+) -> None:
+    found = parse(run(capfd, "get", "lora", "upper", "-n", "acme", "-o", form)[1])
+    assert found["status"]["modelName"] == HOSTILE
+
+
+def test_a_message_of_two_lines_is_one_row(hostile: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = run(capfd, "describe", "lora", "upper", "-n", "acme")[1].splitlines()
+    assert next(line for line in lines if "RankTooLarge" in line).endswith("\\nsecond")
+
+
+def test_the_advice_on_a_name_is_about_the_field_of_that_kind(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    conflict = [{**REFUSED["conditions"][0], "type": "Accepted", "reason": "NameConflict"}]
+    status = {"observedGeneration": 1, "conditions": conflict}
+    applied.set_status("ServingPool", "default", "base", status)
+    applied.set_status("LoRAAdapter", "acme", "upper", status)
+    assert "spec.model.name" in run(capfd, "describe", "spool", "base")[1]
+    assert "spec.modelName" in run(capfd, "describe", "lora", "upper", "-n", "acme")[1]
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "x?y=z#q", "50%", "\udcff", "\u00e9 t\u00e9"])
+def test_a_name_may_be_typed_in_any_way(applied: Any, capfd: pytest.CaptureFixture[str], name: str) -> None:
+    shown = name.replace("\udcff", "\ufffd")  # half a character, as the shell hands it over, is in no object's name
+    for command in ("describe", "delete"):
+        code, out, err = run(capfd, command, "lora", name, "-n", "acme")
+        assert (code, out) == (1, "")
+        assert f"there is no LoRAAdapter acme/{shown}" in err
+        assert "-n names another namespace" in err
+    code, _, err = run(capfd, "logs", name)
+    assert code == 1
+    assert f"there is no component {shown!r}" in err
+    assert "-n names" not in err
+
+
+def test_delete_by_name_and_by_manifest(applied: Any, manifests: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(capfd, "delete", "lora", "upper", "-n", "acme")[1] == "loraadapter/upper deleted\n"
+    code, out, err = run(capfd, "delete", "-f", str(manifests))
+    assert code == 1
+    assert out.splitlines() == ["loraadapter/lower deleted", "servingpool/base deleted"]
+    assert "there is no LoRAAdapter acme/upper" in err
+    assert "-n names" not in err  # a manifest names its namespace itself
+    assert applied.store.objects() == []
+
+
+def test_keys_are_made_listed_and_revoked(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capfd, "key", "create", "-n", "acme", "--note", "ci")
+    assert (code, out) == (0, "weft-k1-secret\n")
+    assert "shown this once" in err
+    assert run(capfd, "key", "list")[1].splitlines()[1].split()[:3] == ["k1", "acme", "Active"]
+    assert run(capfd, "key", "revoke", "k1")[1] == "key/k1 revoked\n"
+    assert run(capfd, "key", "list")[1].splitlines()[1].split()[2] == "Revoked"
+    code, _, err = run(capfd, "key", "revoke", "nope")
+    assert code == 1
+    assert "there is no key nope" in err
+    code, _, err = run(capfd, "key", "create", "-n", "Bad Name")
+    assert (code, err) == (2, "weft: namespace 'Bad Name' is not a DNS label\n")
+
+
+def test_status_fails_when_a_component_is_not_ready(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capfd, "status")
+    assert code == 0
+    assert "http://127.0.0.1:8080/v1" in out
+    controller.stack["components"]["depot"]["phase"] = "Backoff"
+    assert run(capfd, "status")[0] == 1
+
+
+def test_logs_are_printed_and_components_named(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    controller.do(lambda: controller.log.write(b"one\ntwo\n"))
+    assert run(capfd, "logs", "depot", "--tail", "1")[1] == "two\n"
+    assert run(capfd, "logs")[1].split() == ["controller", "depot"]
+    code, _, err = run(capfd, "logs", "nope")
+    assert code == 1
+    assert "there are: depot" in err
+
+
+def test_a_supervisor_that_is_gone_is_named(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    applied.stack["supervisor"] = "127.0.0.1:1"
+    code, _, err = run(capfd, "get", "runners")
+    assert code == 1
+    assert "the supervisor at 127.0.0.1:1 does not answer" in err
+
+
+def test_watch_prints_each_change_below_the_list(applied: Any) -> None:
+    argv = (sys.executable, "-m", "weft_cli", "get", "lora", "-A", "-w")
+    with started(*argv, stdout=subprocess.PIPE, text=True) as watching:
+        first = [watching.stdout.readline() for _ in range(3)]
+        applied.set_status("LoRAAdapter", "globex", "lower", READY)
+        later = watching.stdout.readline()
+    assert first[0].startswith("NAMESPACE")
+    assert later.split()[:5] == ["globex", "lower", "default/base", "True", "Published"]
+    assert later.index("True") == first[0].index("READY")
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["get", "pods"], "there is no resource 'pods'"),
+        (["get", "lora", "-o", "xml"], "there is no output 'xml'"),
+        (["get", "runners", "-w"], "cannot be watched"),
+        (["delete"], "what to delete?"),
+        (["delete", "lora"], "which lora?"),
+        (["delete", "runners", "x"], "change spec.replicas"),
+        (["apply"], "nothing to read"),
+        (["apply", "-f", "/nowhere.yaml"], "/nowhere.yaml"),
+        (["apply", "-f", "/nowhere.yaml"], "nothing was applied"),
+        (["delete", "-f", "/nowhere.yaml"], "nothing was deleted"),
+        (["up", "--log-level", "foo"], "--log-level"),
+        (["up", "--demo", "-f", "x"], "--demo brings its own manifests"),
+        (["up", "--demo", "--auth"], "--demo sends requests without a key"),
+        (["up", "--file-root", "/nowhere"], "is not a folder"),
+        (["up", "--port", "99999"], "--port"),
+        (["predictor"], "weft predictor train DATA"),
+        (["nope"], "No such command"),
+        (["get"], "Missing argument"),
+    ],
+)
+def test_bad_input_is_exit_code_2_with_a_named_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], argv: list[str], says: str
+) -> None:
+    more = [] if argv[0] in ("predictor", "nope") else ["--data-dir", str(tmp_path)]
+    code, out, err = run(capfd, *argv, *more)
+    assert code == 2
+    assert says in err
+    assert out == ""
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("argv", [["up"], ["get", "lora"], ["status"], ["logs"], ["apply", "-f", "x"]])
+def test_a_data_directory_that_is_a_file_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    code, _, err = run(capfd, *argv, "--data-dir", str(path))
+    assert code == 2
+    assert f"the data directory {path} is not a folder" in err
+
+
+def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    inside = tmp_path / "file" / "data"
+    code, _, err = run(capfd, "up", "--data-dir", str(inside))
+    assert code == 2
+    assert f"{inside} cannot be used (Not a directory)" in err
+    code, _, err = run(capfd, "get", "lora", "--data-dir", str(inside))
+    assert code == 1
+    assert f"no weft is running in {inside}" in err
+
+
+def test_without_a_controller_a_command_says_how_to_start_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capfd, "get", "lora", "--data-dir", str(tmp_path))
+    assert code == 1
+    assert f"no weft is running in {tmp_path}" in err
+    assert "weft up" in err
+
+
+def test_logs_of_a_stack_that_ended_can_still_be_read(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "gateway.log").write_text("one\ntwo\n")
+    code, out, _ = run(capfd, "logs", "gateway", "--tail", "1", "--data-dir", str(tmp_path))
+    assert (code, out) == (0, "two\n")
+
+
+def test_help_teaches_by_example_and_needs_no_heavy_import() -> None:
+    code = "import sys; from weft_cli.main import main; main(['--help']); print(sorted(sys.modules), file=sys.stderr)"
+    done = subprocess.run(tied(sys.executable, "-c", code), capture_output=True, text=True, check=True)
+    assert "weft up --demo" in done.stdout
+    loaded = done.stderr
+    for heavy in ("'torch'", "'grpc'", "'starlette'", "'uvicorn'", "'pydantic'", "'yaml'", "'httpx2'"):
+        assert heavy not in loaded
+
+
+@pytest.mark.parametrize("command", ["up", "apply", "get", "describe", "delete", "logs", "status", "key"])
+def test_every_command_has_help(capfd: pytest.CaptureFixture[str], command: str) -> None:
+    code, out, _ = run(capfd, command, "--help")
+    assert code == 0
+    assert f"Usage: weft {command}" in out
+
+
+def test_no_color_means_no_escape_codes(applied: Any) -> None:
+    commands = (["--help"], ["get", "lora", "-A"], ["get", "nope"], ["nope"])
+    code = f"from weft_cli.main import main; print([main(argv) for argv in {commands!r}])"
+    environment = {**os.environ, "NO_COLOR": "1", "FORCE_COLOR": ""}
+    done = subprocess.run(tied(sys.executable, "-c", code), capture_output=True, check=True, env=environment)
+    assert done.stdout.endswith(b"[0, 0, 2, 2]\n")
+    assert b"\x1b[" not in done.stdout + done.stderr
+
+
+def test_a_reader_that_has_enough_is_no_error(applied: Any) -> None:
+    argv = tied(sys.executable, "-m", "weft_cli", "get", "lora", "-A", "-o", "json")
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(argv, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,78 @@
+"""The depot as a process: ports, probes, settings, SIGTERM, kill -9, one owner of a data directory."""
+
+import signal
+import socket
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from harness.ports import free_addresses
+from harness.waiting import PATIENCE_S
+from tests.integration.depot.conftest import Run
+from tests.unit.artifacts.making import write_adapter, write_model
+from weft.artifacts.blobs import BlobStore, check_blobs
+from weft.artifacts.fetch import fetch
+
+PROBES = ("/healthz", "/readyz", "/metrics")
+QUICK = ("--schemes", "file")  # loads no library for others
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_model(tmp_path / "root" / "tiny")
+    write_adapter(tmp_path / "root" / "upper")
+    return tmp_path / "root"
+
+
+def test_it_serves_survives_kill_9_and_stops_at_sigterm(root: Path, tmp_path: Path, run: Run) -> None:
+    data = tmp_path / "data"
+    first = run("--data-dir", data, "--file-root", root)
+    base = first.resolve(kind="model", uri="file:tiny")["digest"]
+    adapter = first.resolve(kind="adapter", uri="file:upper", base={"digest": base, "name": "tiny"}, maxRank=8)
+    assert first.end(signal.SIGKILL) == -signal.SIGKILL
+    (data / "blobs" / "partial" / "tmp-1-dead").write_bytes(b"half")
+    second = run("--data-dir", data, "--file-root", root, "--log-format", "text")
+    again = BlobStore(tmp_path / "runner")
+    manifest = fetch(second.url, adapter["digest"], again)
+    assert (
+        again.file(manifest, "adapter_model.safetensors").read_bytes()
+        == (root / "upper" / "adapter_model.safetensors").read_bytes()
+    )
+    assert second.resolve(kind="model", uri="file:tiny")["digest"] == base
+    assert not (data / "blobs" / "partial" / "tmp-1-dead").exists()
+    assert second.end() == 0
+    assert "stopped" in second.lines[-1]
+    check_blobs(BlobStore(data / "blobs"))
+
+
+def test_a_port_or_a_data_directory_in_use_ends_it_with_2_and_says_which(tmp_path: Path, run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        busy = run(*QUICK, "--data-dir", tmp_path / "a", "--http", address)
+        assert busy.wait() == 2
+        assert address in busy.lines[-1]
+    owner = run(*QUICK, "--data-dir", tmp_path / "b")
+    second = run(*QUICK, "--data-dir", tmp_path / "b")
+    assert second.wait() == 2
+    assert "in use by another depot" in second.lines[-1]
+    assert owner.resolve(kind="model", uri="file:tiny")["reason"] == "SchemeNotAllowed", "without a file root"
+    assert owner.end() == 0
+
+
+def test_secrets_of_the_cluster_need_a_pod(tmp_path: Path, run: Run) -> None:
+    process = run(*QUICK, "--data-dir", tmp_path / "data", "--secrets", "kubernetes")
+    assert process.wait() == 2
+    assert "service account" in process.lines[-1]
+
+
+def test_probes_are_on_the_apis_port_or_on_their_own(tmp_path: Path, run: Run) -> None:
+    own = f"http://{free_addresses(1)[0]}"
+    beside = run(*QUICK, "--data-dir", tmp_path / "a", "--probes", own.removeprefix("http://"))
+    alone = run(*QUICK, "--data-dir", tmp_path / "b")
+    with httpx2.Client(trust_env=False, timeout=PATIENCE_S) as http:
+        for path in PROBES:
+            assert http.get(f"{alone.url}{path}").status_code == 200
+            assert http.get(f"{own}{path}").status_code == 200
+            assert http.get(f"{beside.url}{path}").status_code == 404
+    assert (beside.end(), alone.end()) == (0, 0)

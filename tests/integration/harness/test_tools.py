@@ -1,0 +1,82 @@
+"""Where tools lie is decided by everything that decides what they are; what is there is whole."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.cluster import build, machine, tools
+from harness.cluster.errors import BuildFailed, ToolMissing
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "weft" / "cluster-tools"
+
+
+def compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """A `go` that does this, and no other one."""
+    folder.mkdir()
+    (folder / "go").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "go").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def test_another_version_of_a_tool_lies_elsewhere_and_other_tools_stay_where_they_are(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first, *others, last = tools.TOOLS
+    before = {tool.name: tools.place(tool.name) for tool in tools.TOOLS}
+    assert all(place.is_relative_to(cache) for place in before.values())
+    assert len(set(before.values())) == len(before)
+    with monkeypatch.context() as patch:
+        patch.setattr(tools, "TOOLS", (first, *others, last._replace(version="v0.0.0")))
+        assert {name for name, place in before.items() if tools.place(name) != place} == {last.name}
+    for name in ("go.mod", "go.sum", "pause.c"):
+        (tmp_path / name).write_text((tools.SOURCES / name).read_text() + "\n")
+    monkeypatch.setattr(tools, "SOURCES", tmp_path)
+    of_the_module = {tool.name for tool in tools.TOOLS if not tool.version}
+    assert {name for name, place in before.items() if tools.place(name) != place} == of_the_module
+
+
+def test_what_is_there_is_not_built_again_and_other_versions_stay_for_a_while(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_ago = time.time() - 2 * build.KEPT_S
+    ours = tools.place("etcd")
+    young, old = cache / "etcd-young", cache / "etcd-old"
+    for folder in (ours.parent, young, old):
+        folder.mkdir(parents=True)
+    ours.touch()
+    for folder in (ours.parent, old):
+        os.utime(folder, (long_ago, long_ago))
+    monkeypatch.setenv("PATH", "")  # there is no compiler that could be asked
+    build.build(["etcd"])
+    assert tools.path("etcd") == ours
+    assert [ours.parent.exists(), young.exists(), old.exists()] == [True, True, False]
+
+
+def test_a_build_that_fails_or_is_cut_off_leaves_nothing(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler(tmp_path / "go", monkeypatch, "echo half > etcd; echo 'no such module' >&2; exit 1")
+    half = cache / "building-of-a-killed-one"
+    half.mkdir(parents=True)
+    (half / "owner.lock").touch()
+    with pytest.raises(BuildFailed, match="no such module"):
+        build.build(["etcd"])
+    assert [path.name for path in cache.iterdir()] == ["lock"]
+
+
+def test_what_a_machine_lacks_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolMissing, match="make cluster-tools"):
+        tools.path("etcd")
+    with pytest.raises(ToolMissing, match="Go is not installed"):
+        build.build(["etcd"])
+    with pytest.raises(ToolMissing) as told:
+        machine.check_node()
+    for missing in ("containerd", "runc", "iptables", "conntrack", "pause", "make cluster-tools"):
+        assert missing in str(told.value)

@@ -1,0 +1,87 @@
+"""The parts of a test cluster that are values: audit events, networks, the page of results."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.cluster.audit import AuditLog
+from harness.cluster.bag import BAGS, Network
+from harness.cluster.errors import ClusterError
+from harness.cluster.summary import render, write_summary
+
+INDICES = st.integers(0, BAGS - 1)
+
+
+def event(**changes: Any) -> str:
+    basic = {
+        "auditID": "1",
+        "verb": "patch",
+        "requestURI": "/api/v1/namespaces/a/pods/b?fieldManager=weft-operator&force=true",
+        "user": {"username": "somebody"},
+        "objectRef": {"resource": "pods", "namespace": "a", "name": "b"},
+        "responseStatus": {"code": 200},
+        "stageTimestamp": "2026-01-01T00:00:00Z",
+    }
+    return json.dumps({**basic, **changes}) + "\n"
+
+
+def log(tmp_path: Path, content: str) -> AuditLog:
+    path = tmp_path / "audit.jsonl"
+    path.write_text(content)
+    return AuditLog(path)
+
+
+def test_an_audit_event_tells_who_wrote_and_what_was_accepted(tmp_path: Path) -> None:
+    refused = event(responseStatus={"code": 409}, auditID="refused")
+    dry = event(requestURI="/api/v1/namespaces?dryRun=All", auditID="dry")
+    other = event(impersonatedUser={"username": "other"}, auditID="other")
+    first, *rest = log(tmp_path, event() + refused + dry + other).since(0)
+    assert (first.user, first.verb, first.resource, first.manager) == ("somebody", "patch", "pods", "weft-operator")
+    assert first.accepted
+    assert [(write.audit_id, write.user, write.accepted) for write in rest] == [
+        ("refused", "somebody", False),
+        ("dry", "somebody", False),
+        ("other", "other", True),
+    ]
+
+
+def test_a_mark_hides_what_was_before_and_a_half_written_line_waits(tmp_path: Path) -> None:
+    audit = log(tmp_path, event(auditID="old"))
+    mark = audit.mark()
+    with audit.path.open("a") as lines:
+        lines.write(event(auditID="new") + event(auditID="half")[:20])
+    assert [write.audit_id for write in audit.since(mark)] == ["new"]
+
+
+@given(INDICES, INDICES)
+def test_networks_of_two_bags_do_not_meet(one: int, other: int) -> None:
+    mine, theirs = Network(one), Network(other)
+    apart = one != other
+    assert (not mine.pods.overlaps(theirs.pods)) == apart
+    assert (not mine.services.overlaps(theirs.services)) == apart
+    assert (mine.node != theirs.node) == apart
+    assert not mine.pods.overlaps(theirs.services)
+
+
+REPORT = """<testsuites><testsuite>
+<properties><property name="commit" value="abc"/><property name="date" value="2026-01-01"/>
+<property name="machine" value="2 cores"/></properties>
+<testcase classname="tests.cluster.test_node" name="test_it_runs" time="1.5"/>
+<testcase classname="tests.cluster.test_node" name="test_it_fails" time="2"><failure message="no"/></testcase>
+<testcase classname="tests.cluster.test_node" name="test_it_waits" time="0"><skipped message="no root"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_the_page_tells_every_test_of_the_report_and_nothing_without_one(tmp_path: Path) -> None:
+    page = render(REPORT)
+    assert "1 passed, 1 failed, 1 skipped; 4 s in all. Commit abc, 2026-01-01, 2 cores." in page
+    assert "| node: it fails | 2.0 | failed |" in page
+    with pytest.raises(ClusterError, match="make test-cluster"):
+        write_summary(tmp_path / "page.md", tmp_path / "none.xml")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ClusterError, match="did not start a node"):
+        render("<testsuites><testsuite/></testsuites>")

@@ -1,0 +1,11 @@
+"""The fixtures of a small runner."""
+
+from harness.small_runner import (  # noqa: F401 (fixtures)
+    depot,
+    drive,
+    make_driver,
+    new_world,
+    one_thread,
+    small_config,
+    world,
+)

@@ -1,0 +1,453 @@
+"""The whole process over real sockets: start, serve, report, drain.
+
+A start is most of what a test here costs: what can be asked of a runner that others have asked something of, is.
+"""
+
+import asyncio
+import logging
+import math
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import grpc
+import grpc.aio
+import pytest
+
+from harness.ports import free_addresses
+from harness.processes import started
+from harness.small_runner import SMALL, Depot, World, serving_depot
+from harness.waiting import PATIENCE_S, soon
+from weft.process import owned
+from weft.wire.channels import Outbox, both_ways, channel
+from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
+from weft.wire.v1.runner_pb2 import GatewayToRunner
+from weft.wire.v1.supervisor_pb2 import SupervisorToRunner
+from weft_runner.core.sequence import Sampling
+from weft_runner.errors import StoppedAtStart
+from weft_runner.main import main
+from weft_runner.model.weights import load_weights
+
+
+@dataclass
+class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
+    """The supervisor's end of the stream: keeps what a runner says, sends the orders of a test."""
+
+    hellos: list[Any] = field(default_factory=list)
+    states: list[Any] = field(default_factory=list)
+    heartbeats: int = 0
+    outbox: Outbox[Any] = field(default_factory=Outbox)
+    news: asyncio.Condition = field(default_factory=asyncio.Condition)
+    lease_ms: int = 400
+
+    async def Runner(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802 (the contract's name)
+        self.outbox = Outbox()
+        self.outbox.put(SupervisorToRunner(registered=supervisor_pb2.Registered(lease_ms=self.lease_ms, report_ms=20)))
+        async for message in both_ways(request_iterator, context, self.outbox, self._take):
+            yield message
+
+    def _take(self, message: Any) -> None:
+        match message.WhichOneof("message"):
+            case "hello":
+                self.hellos.append(message.hello)
+            case "state":
+                self.states.append(message.state)
+            case "heartbeat":
+                self.heartbeats += 1
+        asyncio.get_running_loop().create_task(self._wake())
+
+    async def _wake(self) -> None:
+        async with self.news:
+            self.news.notify_all()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S), self.news:
+            await self.news.wait_for(condition)
+
+    def order(self, *desired: str, version: int = 1, pinned: bool = False, drain: bool = False, tier: Any = 0) -> None:
+        adapters = [supervisor_pb2.DesiredAdapter(digest=d, pinned=pinned, tier=tier) for d in desired]
+        order = supervisor_pb2.RunnerOrder(has_desired=True, desired_version=version, desired=adapters, drain=drain)
+        self.outbox.put(SupervisorToRunner(order=order))
+
+
+@asynccontextmanager
+async def supervised(address: str = "127.0.0.1:0") -> AsyncIterator[tuple[Supervisor, str]]:
+    supervisor, server = Supervisor(), grpc.aio.server()
+    supervisor_pb2_grpc.add_SupervisorServicer_to_server(supervisor, server)
+    port = server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield supervisor, f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+@dataclass
+class Running:
+    process: "subprocess.Popen[bytes]"
+    address: str
+    probes: str
+
+    async def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return await asyncio.to_thread(self.process.wait, PATIENCE_S)
+
+    async def get(self, path: str) -> tuple[int, str]:
+        def read() -> tuple[int, str]:
+            try:
+                with urlopen(f"http://{self.probes}{path}", timeout=PATIENCE_S) as response:
+                    return response.status, response.read().decode()
+            except HTTPError as error:
+                return error.code, error.read().decode()
+
+        return await asyncio.to_thread(read)
+
+
+@contextmanager
+def running(depot_url: str, supervisor: str, base: str, data_dir: Path, *flags: str) -> Iterator[Running]:
+    address, probes = free_addresses(2)
+    named = {"listen": address, "probes": probes, "supervisor": supervisor, "depot": depot_url, "data-dir": data_dir}
+    named |= {"pool": "default/small", "base-digest": base}
+    command = [sys.executable, "-m", "weft_runner", *(f"--{name}={value}" for name, value in named.items()), *flags]
+    with started(*command) as process:
+        yield Running(process, address, probes)
+
+
+class Gateway:
+    """A gateway's session: what it sent, what it heard. It is open within its block."""
+
+    def __init__(self, address: str, incarnation: str, name: str = "g1") -> None:
+        self._channel = channel(address)
+        self._outbox: Outbox[GatewayToRunner] = Outbox()
+        self._outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway_id=name, incarnation=incarnation)))
+        self.call = runner_pb2_grpc.RunnerStub(self._channel).Session(aiter(self._outbox))
+
+    def start(self, request_id: str, prompt: list[int], counter: int = 1, **fields: Any) -> None:
+        start = {"max_tokens": 6, "reservation_tokens": 6, **fields}
+        sampling = start.pop("sampling", runner_pb2.Sampling(top_p=1.0, ignore_eos=True))
+        epoch = common_pb2.Epoch(term=1, counter=counter)
+        self._outbox.put(
+            GatewayToRunner(
+                start=runner_pb2.Start(
+                    request_id=request_id, epoch=epoch, prompt_tokens=prompt, sampling=sampling, **start
+                )
+            )
+        )
+
+    async def next(self, kind: str) -> Any:
+        """The next message, which has to be of this kind."""
+        message = await soon(self.call.read())
+        assert message is not grpc.aio.EOF, "the session ended"
+        assert message.WhichOneof("message") == kind, message
+        return getattr(message, kind)
+
+    async def answer(self, request_id: str) -> tuple[list[int], int]:
+        tokens: list[int] = []
+        while True:
+            for sequence in (await self.next("step")).sequences:
+                if sequence.request_id == request_id:
+                    assert sequence.position == len(tokens)
+                    tokens.extend(sequence.tokens)
+                    if sequence.finish_reason:
+                        return tokens, sequence.finish_reason
+
+    async def answers(self, *request_ids: str) -> dict[str, list[int]]:
+        """Of requests that run at the same time."""
+        tokens: dict[str, list[int]] = {request_id: [] for request_id in request_ids}
+        running = set(request_ids)
+        while running:
+            for sequence in (await self.next("step")).sequences:
+                tokens[sequence.request_id].extend(sequence.tokens)
+                if sequence.finish_reason:
+                    running.remove(sequence.request_id)
+        return tokens
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._outbox.close()
+        self.call.cancel()
+        await self._channel.close()
+
+
+ENDLESS, PAGES = 60_000, 8192  # tokens of an answer that no test waits out; pages for two of them
+
+
+@pytest.fixture(scope="module")
+def long_world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """The small model, for long answers."""
+    world = World(tmp_path_factory.mktemp("long") / "world", {**SMALL, "max_position_embeddings": ENDLESS + 100})
+    world.write_base()
+    return world
+
+
+@dataclass
+class Shared:
+    """A runner for several tests. In each its supervisor is another, at the same address."""
+
+    runner: Running
+    supervisor: str
+    depot: Depot
+    world: World
+
+
+@pytest.fixture(scope="module")
+def shared(long_world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    (where,) = free_addresses(1)
+    data = tmp_path_factory.mktemp("shared") / "data"
+    flags = (f"--kv-pages={PAGES}", "--profile=off", "--name=pod-7", "--host-mib=1")
+    with serving_depot() as depot:
+        base = depot.publish("model", long_world.base)
+        with running(depot.url, where, base, data, *flags) as runner:
+            yield Shared(runner, where, depot, long_world)
+
+
+async def test_a_runner_registers_serves_two_adapters_and_drains(long_world, depot, tmp_path):
+    base = depot.publish("model", long_world.base)
+    adapters = [depot.publish("adapter", long_world.write_adapter(f"served {i}", seed=i)) for i in range(2)]
+    async with supervised() as (supervisor, where):
+        with running(depot.url, where, base, tmp_path / "data", f"--kv-pages={PAGES}") as runner:
+            await supervisor.until(lambda: bool(supervisor.states))
+            hello, first = supervisor.hellos[0], supervisor.states[0]
+            assert (hello.pool, hello.base_digest, hello.address) == ("default/small", base, runner.address)
+            assert hello.max_context_tokens == ENDLESS + 100
+            assert 1 <= hello.best_batch <= hello.max_sequences
+            assert 0.0 < hello.step_ms_1 < math.inf
+            assert 0.0 < hello.step_ms_best < math.inf
+            assert hello.prefill_tokens_per_s > 0.0
+            assert first.runner == hello
+            assert not first.ready
+            assert (await runner.get("/readyz"))[0] == 503
+
+            supervisor.order(*adapters, pinned=True)
+            await supervisor.until(lambda: supervisor.states[-1].ready)
+            state = supervisor.states[-1]
+            assert {a.digest: a.tier for a in state.adapters} == dict.fromkeys(adapters, 4)
+            assert state.desired_version == 1
+            assert await runner.get("/readyz") == (200, "ok\n")
+
+            async with Gateway(runner.address, hello.runner.incarnation) as gateway:
+                assert (await gateway.next("ready")).runner == hello.runner
+                answers = {}
+                for counter, digest in enumerate(("", *adapters), 1):
+                    gateway.start(f"r{counter}", [5, 6, 7], counter, adapter_digest=digest)
+                    answers[digest], reason = await gateway.answer(f"r{counter}")
+                    assert reason == common_pb2.FINISH_REASON_LENGTH
+                    assert len(answers[digest]) == 6
+                assert len({tuple(tokens) for tokens in answers.values()}) == 3
+
+                await supervisor.until(lambda: supervisor.states[-1].iterations >= 18)
+                pinned_pages = supervisor.states[-1].adapter_pages
+                assert pinned_pages > 0, "pinned adapters hold what their bytes fill"
+                assert supervisor.states[-1].free_pages == PAGES - pinned_pages
+                numbers = [s.sequence for s in supervisor.states]
+                assert numbers == sorted(set(numbers))
+                beats = supervisor.heartbeats
+                await supervisor.until(lambda: supervisor.heartbeats > beats + 1)
+                metrics = (await runner.get("/metrics"))[1]
+                assert "weft_runner_tokens_total 18.0" in metrics
+                assert f"weft_runner_best_batch_sequences {float(hello.best_batch)}" in metrics
+                assert 'vllm:num_requests_running{model_name="default/small"} 0.0' in metrics
+
+                gateway.start("long", [3] * 20, 9, max_tokens=ENDLESS, reservation_tokens=ENDLESS)
+                await gateway.next("step")
+                exiting = asyncio.create_task(runner.stop())
+                while (message := await soon(gateway.call.read())).WhichOneof("message") == "step":
+                    pass
+                assert message.ended.reason == runner_pb2.Ended.DRAINED
+                await gateway.next("draining")
+                assert await soon(gateway.call.read()) is grpc.aio.EOF
+                assert await exiting == 0
+                await supervisor.until(lambda: supervisor.states[-1].draining)
+
+
+async def test_every_torch_executor_gives_the_same_tokens_over_the_wire_and_a_runner_started_again_is_known(
+    new_world, small_config, make_driver, depot, tmp_path
+):
+    """The engine's alone on the reference. cuda: under Triton's interpreter, as the environment says."""
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    world = new_world(tmp_path / "narrow", {**small_config, **heads})
+    base, digest = depot.publish("model", world.write_base()), depot.publish("adapter", world.write_adapter("a"))
+    expected = make_driver(world)
+    for key, adapter in (("base", ""), ("adapted", "a")):
+        expected.post(expected.request(key, [5, 6, 7], 4, adapter, sampling=Sampling(ignore_eos=True)))
+    expected.finish()
+    lives = []
+    for flags in (("--executor=reference",), ("--executor=cuda", "--dtype=fp32")):
+        async with supervised() as (supervisor, where):
+            with running(depot.url, where, base, tmp_path / "data", "--profile=off", *flags) as runner:
+                await supervisor.until(lambda: bool(supervisor.states))
+                assert supervisor.hellos[0].numerics_class.startswith(flags[0].partition("=")[2])
+                lives.append(supervisor.hellos[0].runner)
+                supervisor.order(digest)
+                async with Gateway(runner.address, lives[-1].incarnation) as gateway:
+                    await gateway.next("ready")
+                    gateway.start("base", [5, 6, 7], 1, max_tokens=4)
+                    gateway.start("adapted", [5, 6, 7], 2, max_tokens=4, adapter_digest=digest)
+                    answers = await gateway.answers("base", "adapted")
+                    assert answers == {key: expected.answer(key) for key in ("base", "adapted")}
+                assert await runner.stop() == 0
+    assert lives[0].uuid == lives[1].uuid
+    assert lives[0].incarnation != lives[1].incarnation
+
+
+async def test_while_it_waits_for_its_base_a_runner_is_alive_not_ready_and_stops_when_told(world, depot, tmp_path):
+    base = depot.publish("model", world.base)
+    depot.refusals = 10_000
+    with running(depot.url, "127.0.0.1:1", base, tmp_path / "data") as runner:
+        assert await asyncio.to_thread(depot.asked.wait, PATIENCE_S)
+        assert await runner.get("/healthz") == (200, "ok\n")
+        assert await runner.get("/readyz") == (503, "starting\n")
+        assert await runner.stop() == 0
+
+
+def test_a_runner_that_is_told_to_stop_loads_no_further(world):
+    tensors = iter(range(100))
+    with pytest.raises(StoppedAtStart, match=r"told to stop before model\.layers\.0"):
+        load_weights({p.name: p for p in world.base.iterdir()}, world.spec, stopping=lambda: next(tensors) > 2)
+
+
+# ---- the shared runner: no two requests may have one name, of which a runner has seen the epoch
+
+
+async def test_a_runner_is_ready_once_it_holds_what_has_a_tier(shared):
+    depot = shared.depot
+    good, missing = (depot.publish("adapter", shared.world.write_adapter(n, seed=i)) for i, n in enumerate("ab"))
+    content = depot.blobs.pop(missing)
+    async with supervised(shared.supervisor) as (supervisor, _):
+        await supervisor.until(lambda: bool(supervisor.states))
+        assert supervisor.hellos[0].name == "pod-7"
+        assert supervisor.hellos[0].best_batch == 0, "not measured"
+        supervisor.order(good, missing, tier=supervisor_pb2.AdapterState.HOST)
+        held, failed = (supervisor_pb2.AdapterState.HOST, False), (supervisor_pb2.AdapterState.REMOTE, True)
+
+        def told() -> dict[str, tuple[int, bool]]:
+            return {a.digest: (a.tier, bool(a.error)) for a in supervisor.states[-1].adapters}
+
+        await supervisor.until(lambda: told() == {good: held, missing: failed})
+        assert not supervisor.states[-1].ready
+        assert await shared.runner.get("/readyz") == (503, "1 adapters are not held at their tier yet\n")
+        depot.blobs[missing] = content
+        await supervisor.until(lambda: supervisor.states[-1].ready)
+        assert told() == {good: held, missing: held}
+        assert await shared.runner.get("/readyz") == (200, "ok\n")
+        asked = len(depot.requests)
+        async with Gateway(shared.runner.address, supervisor.hellos[0].runner.incarnation) as gateway:
+            await gateway.next("ready")
+            gateway.start("tuned", [5, 6, 7], adapter_digest=good)
+            assert len((await gateway.answer("tuned"))[0]) == 6
+        assert len(depot.requests) == asked, "it was here"
+
+
+async def test_host_memory_that_cannot_hold_all_is_named_and_the_runner_is_ready(shared):
+    wide = [shared.depot.publish("adapter", shared.world.write_adapter(f"wide {i}", seed=i, rank=64)) for i in range(6)]
+    async with supervised(shared.supervisor) as (supervisor, _):
+        await supervisor.until(lambda: bool(supervisor.states))
+        supervisor.order(*wide, version=2, tier=supervisor_pb2.AdapterState.HOST)
+        await supervisor.until(lambda: supervisor.states[-1].ready and supervisor.states[-1].desired_version == 2)
+        told = {a.digest: a for a in supervisor.states[-1].adapters if a.digest in wide}
+        short = {digest for digest, a in told.items() if a.shortfall}
+        assert 0 < len(short) < len(wide)
+        assert {told[digest].tier for digest in short} == {supervisor_pb2.AdapterState.DISK}
+        held = set(wide) - short
+        assert {told[digest].tier for digest in held} == {supervisor_pb2.AdapterState.HOST}
+
+
+async def test_a_session_for_another_incarnation_is_refused(shared):
+    async with supervised(shared.supervisor) as (supervisor, _):
+        await supervisor.until(lambda: bool(supervisor.hellos))
+        async with grpc.aio.insecure_channel(shared.runner.address) as ready:
+            await soon(ready.channel_ready())
+        async with Gateway(shared.runner.address, "another") as gateway:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await soon(gateway.call.read())
+            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_lost_session_cancels_only_its_own_sequences(shared):
+    async with supervised(shared.supervisor) as (supervisor, _):
+        await supervisor.until(lambda: bool(supervisor.states))
+        incarnation = supervisor.hellos[0].runner.incarnation
+        async with Gateway(shared.runner.address, incarnation, "kept") as kept:
+            async with Gateway(shared.runner.address, incarnation, "lost") as lost:
+                for gateway in (lost, kept):
+                    await gateway.next("ready")
+                lost.start("l", [3, 4], max_tokens=ENDLESS, reservation_tokens=ENDLESS)
+                kept.start("k", [3, 4], max_tokens=250, reservation_tokens=250)
+                await lost.next("step")
+                await kept.next("step")
+                await supervisor.until(lambda: "l" in {s.request_id for s in supervisor.states[-1].sequences})
+            await supervisor.until(lambda: {s.request_id for s in supervisor.states[-1].sequences} <= {"k"})
+            step = await kept.next("step")
+            while not step.sequences[0].finish_reason:
+                step = await kept.next("step")
+            assert step.sequences[0].finish_reason == common_pb2.FINISH_REASON_LENGTH
+
+
+async def test_a_supervisor_that_comes_back_is_told_everything_again_and_nothing_is_disturbed(shared):
+    async with AsyncExitStack() as ending:
+        async with supervised(shared.supervisor) as (first, _):
+            await first.until(lambda: bool(first.states))
+            first.order(version=3)
+            await first.until(lambda: first.states[-1].ready and first.states[-1].desired_version == 3)
+            last = first.states[-1]
+            gateway = Gateway(shared.runner.address, first.hellos[0].runner.incarnation)
+            await ending.enter_async_context(gateway)
+            await gateway.next("ready")
+            gateway.start("steady", [3, 4], max_tokens=200, reservation_tokens=200)
+            await gateway.next("step")
+        async with supervised(shared.supervisor) as (second, _):
+            await second.until(lambda: bool(second.states))
+            assert second.hellos == first.hellos
+            told = second.states[0]
+            assert told.runner == second.hellos[0]
+            assert (told.desired_version, told.ready) == (3, True)
+            assert told.sequence > last.sequence
+            tokens = 1
+            while not (step := (await gateway.next("step")).sequences[0]).finish_reason:
+                tokens += len(step.tokens)
+            assert tokens + len(step.tokens) == 200
+
+
+# ---- exit codes
+
+
+@pytest.fixture
+def own_logging():
+    """`main` sets this process's logging: put back afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers, root.level = handlers, level
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_an_address_in_use_an_owned_folder_and_an_unknown_base_have_exit_codes_and_names(depot, tmp_path, capfd):
+    def code_of(**changes: str) -> tuple[int, str]:
+        listen, probes = free_addresses(2)
+        flags = {"listen": listen, "probes": probes, "depot": depot.url}
+        flags |= {"supervisor": "127.0.0.1:1", "data-dir": str(tmp_path / "data"), "pool": "a/b"}
+        flags["base-digest"] = "sha256:" + "0" * 64
+        code = main([f"--{name}={value}" for name, value in (flags | changes).items()])
+        return code, capfd.readouterr().err
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        for flag in ("listen", "probes"):
+            code, text = code_of(**{flag: f"127.0.0.1:{taken.getsockname()[1]}"})
+            assert (code, "AddressInUse" in text, f"--{flag}" in text) == (2, True, True)
+    with owned(tmp_path / "data", "runner"):
+        code, text = code_of()
+    assert (code, "DataDirInUse" in text) == (2, True)
+    code, text = code_of()
+    assert (code, "ArtifactUnknown" in text) == (1, True)

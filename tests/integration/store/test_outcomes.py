@@ -1,0 +1,237 @@
+import asyncio
+import dataclasses
+import signal
+import subprocess
+import sys
+from collections import Counter
+from datetime import date
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.processes import started
+from weft.store import migrate, outcomes
+from weft.store.database import open_database
+from weft.store.outcomes import StoredOutcome, model_family
+
+DAY = 86_400_000
+NOW = 1_700_000_000_500
+BEGIN = date(2000, 1, 1)
+
+
+async def record(engine, rows, *, now_unix_ms=NOW) -> set[str]:
+    return await outcomes.record(engine, rows, now_unix_ms=now_unix_ms)
+
+
+def outcome(request_id="r1", **changes) -> StoredOutcome:
+    plain = StoredOutcome(
+        request_id=request_id,
+        pool="acme/pool",
+        namespace="acme",
+        model_name="acme/upper",
+        adapter_digest="sha256:00",
+        prompt_tokens=3,
+        completion_tokens=5,
+        finish_reason="eos",
+        error="",
+        censored=False,
+        predicted_p50_tokens=4,
+        predicted_p90_tokens=9,
+        model_version="ridge-ab+7",
+        ttft_ms=1,
+        total_ms=2,
+        moves=0,
+        doublings=0,
+        finished_unix_ms=1_700_000_000_000,
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+async def test_a_second_outcome_of_a_request_changes_nothing(engine):
+    assert await record(engine, [outcome()]) == {"r1"}
+    assert await record(engine, [outcome(completion_tokens=99)]) == set()
+    [row] = await outcomes.usage(engine, since=BEGIN)
+    assert (row.requests, row.prompt_tokens, row.completion_tokens) == (1, 3, 5)
+    assert await outcomes.count(engine) == 1
+
+
+async def test_two_outcomes_of_a_request_in_one_batch_count_once_and_the_first_wins(engine):
+    assert await record(engine, [outcome(completion_tokens=5), outcome(completion_tokens=6)]) == {"r1"}
+    [row] = await outcomes.usage(engine, since=BEGIN)
+    assert row.completion_tokens == 5
+
+
+async def test_the_choices_of_a_request_count_its_prompt_once(engine):
+    await record(engine, [outcome(f"r1-{choice}", choice=choice) for choice in range(4)])
+    [row] = await outcomes.usage(engine, since=BEGIN)
+    assert (row.requests, row.prompt_tokens, row.completion_tokens) == (1, 3, 20)
+    assert await outcomes.count(engine) == 4
+
+
+async def test_usage_is_kept_per_namespace_model_and_day(engine):
+    first = outcome().finished_unix_ms
+    await record(
+        engine,
+        [
+            outcome("a"),
+            outcome("b"),
+            outcome("c", namespace="globex"),
+            outcome("d", model_name="base"),
+            outcome("e", finished_unix_ms=first + DAY),
+        ],
+    )
+    rows = await outcomes.usage(engine, since=BEGIN)
+    assert sorted((row.namespace, row.model_name, row.day.isoformat(), row.requests) for row in rows) == [
+        ("acme", "acme/upper", "2023-11-14", 2),
+        ("acme", "acme/upper", "2023-11-15", 1),
+        ("acme", "base", "2023-11-14", 1),
+        ("globex", "acme/upper", "2023-11-14", 1),
+    ]
+    assert [row.day for row in await outcomes.usage(engine, since=date(2023, 11, 15))] == [date(2023, 11, 15)]
+
+
+async def test_an_odd_outcome_does_not_keep_its_batch_from_being_stored(engine):
+    odd = outcome("odd", error="x" * 5_000, namespace="a\0b", finished_unix_ms=2**64 - 1, completion_tokens=2**32 - 1)
+    assert await record(engine, [outcome("plain"), odd]) == {"plain", "odd"}
+    [strange] = {row.namespace for row in await outcomes.usage(engine, since=BEGIN)} - {"acme"}
+    assert "\0" not in strange
+    assert strange != "ab", "another tenant's"
+
+
+async def test_requests_that_differ_only_beyond_the_column_are_two(engine):
+    long = "r" * 128
+    rows = [outcome(long), outcome(f"{long}a"), outcome(f"{long}b"), outcome(f"{long}\0")]
+    assert len(await record(engine, rows)) == 4
+    assert await record(engine, rows) == set(), "told again, they are known"
+    [row] = await outcomes.usage(engine, since=BEGIN)
+    assert (await outcomes.count(engine), row.requests) == (4, 4)
+
+
+@pytest.mark.parametrize(("name", "width"), [("namespace", 253), ("model_name", 512), ("model_version", 64)])
+async def test_no_key_of_a_sum_is_cut(engine, name, width):
+    rows = [outcome(end, **{name: "n" * width + end}) for end in "ab"]
+    await record(engine, rows)
+    table, column = ("model_versions", "version") if name == "model_version" else ("usage", name)
+    async with engine.connect() as connection:
+        keys = (await connection.exec_driver_sql(f"SELECT {column} FROM {table}")).scalars().all()
+    assert len(set(keys)) == 2
+    assert max(map(len, keys)) <= width
+
+
+async def test_old_outcomes_go_by_the_time_they_were_stored_and_usage_stays(engine):
+    await record(engine, [outcome("old", finished_unix_ms=2**50)], now_unix_ms=99)
+    await record(engine, [outcome("new", finished_unix_ms=0)], now_unix_ms=100)
+    assert await outcomes.forget(engine, before_unix_ms=100) == 1
+    assert await record(engine, [outcome("new")], now_unix_ms=101) == set()
+    assert await outcomes.count(engine) == 1
+    assert sum(row.requests for row in await outcomes.usage(engine, since=date(1970, 1, 1))) == 2
+
+
+async def test_model_versions_count_what_their_bound_covered(engine):
+    await record(
+        engine,
+        [
+            outcome("a", completion_tokens=9),
+            outcome("b", completion_tokens=10, model_version="ridge-ab+8"),
+            outcome("c", completion_tokens=2, censored=True),
+            outcome("d", model_version=""),
+        ],
+    )
+    async with engine.connect() as connection:
+        rows = await connection.exec_driver_sql("SELECT version, outcomes, uncensored, covered_p90 FROM model_versions")
+        assert rows.fetchall() == [("ridge-ab", 3, 2, 1)]
+
+
+def test_a_model_family_is_the_version_without_what_was_learned_since():
+    assert model_family("ridge-ab+120x10") == "ridge-ab"
+    assert model_family("") == ""
+
+
+events = st.lists(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 1000)), max_size=6), max_size=12)
+
+
+@given(batches=events)
+@settings(max_examples=settings.default.max_examples // 3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_repeated_in_whatever_batches_the_sums_are_those_of_a_dictionary(upgraded, batches):
+    runner, engine = upgraded
+    runner.run(agrees_with_a_dictionary(engine, batches))
+
+
+@pytest.fixture
+def upgraded(url):
+    """An engine, and the loop that all its examples run in."""
+    engine = open_database(url)
+    with asyncio.Runner() as runner:
+        runner.run(migrate.upgrade(engine))
+        yield runner, engine
+        runner.run(engine.dispose())
+
+
+async def agrees_with_a_dictionary(engine, batches) -> None:
+    async with engine.begin() as connection:
+        for table in ("outcomes", "usage", "model_versions"):
+            await connection.exec_driver_sql(f"DELETE FROM {table}")
+    model: dict[str, int] = {}
+    for batch in batches:
+        rows = [outcome(f"r{key}", completion_tokens=tokens) for key, tokens in batch]
+        fresh = {row.request_id for row in rows} - set(model)
+        for row in rows:
+            model.setdefault(row.request_id, row.completion_tokens)
+        assert await record(engine, rows) == fresh
+    rows = await outcomes.usage(engine, since=BEGIN)
+    assert sum(row.requests for row in rows) == len(model)
+    assert sum(row.completion_tokens for row in rows) == sum(model.values())
+
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+sys.path[:0] = {here!r}
+from test_outcomes import outcome
+from sqlalchemy import make_url
+from weft.store import migrate, outcomes
+from weft.store.database import open_database
+
+async def main():
+    engine = open_database(make_url({url!r}))
+    await migrate.upgrade(engine)
+    batch = 0
+    while True:
+        await outcomes.record(engine, [outcome(f"{{batch}}-{{i}}") for i in range(20)], now_unix_ms=1)
+        print(batch, flush=True)
+        batch += 1
+
+asyncio.run(main())
+"""
+
+
+async def test_kill_nine_in_the_middle_of_writes_keeps_the_store_consistent(url):
+    acknowledged = await asyncio.to_thread(killed_writer, url)
+    engine = open_database(url)
+    async with engine.connect() as connection:
+        if engine.dialect.name == "sqlite":
+            assert (await connection.exec_driver_sql("PRAGMA integrity_check")).scalar_one() == "ok"
+        ids = (await connection.exec_driver_sql("SELECT request_id FROM outcomes")).scalars().all()
+        requests = (await connection.exec_driver_sql("SELECT sum(requests) FROM usage")).scalar_one()
+    await engine.dispose()
+    batches = Counter(request_id.partition("-")[0] for request_id in ids)
+    assert set(batches.values()) == {20}, "a transaction is there whole or not at all"
+    assert len(batches) >= acknowledged + 1, "what was acknowledged survived"
+    assert requests == len(ids), "usage and outcomes are of one transaction"
+
+
+def killed_writer(url) -> int:
+    """A process that writes batch after batch, killed in one of them. Returns the last one it saw stored."""
+    text = url.render_as_string(hide_password=False)
+    script = WRITER.format(here=[str(Path(__file__).parent), str(Path(__file__).parents[2])], url=text)
+    acknowledged = -1
+    with started(sys.executable, "-c", script, stdout=subprocess.PIPE, text=True) as writer:
+        for line in writer.stdout:
+            acknowledged = int(line)
+            if acknowledged == 10:
+                writer.kill()
+        writer.wait()
+    assert writer.returncode == -signal.SIGKILL
+    return acknowledged

@@ -1,0 +1,61 @@
+"""Whose runner a runner may be: what its certificate says, over real gRPC with mutual TLS."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from harness.certificates import Authority
+from harness.waiting import PATIENCE_S
+from tests.integration.supervisor.conftest import RunnerClient, World
+from weft.wire.channels import channel
+from weft.wire.serving import server_credentials
+from weft.wire.tls import Tls
+from weft.wire.v1.supervisor_pb2_grpc import SupervisorStub, add_SupervisorServicer_to_server
+
+
+class Secured:
+    """The supervisor of a world behind TLS; runners with certificates for namespaces."""
+
+    def __init__(self, at: str, authority: Authority, folder: Path) -> None:
+        self._at, self._authority, self._folder = at, authority, folder
+        self.opened: list[grpc.aio.Channel] = []
+
+    def runner(self, *namespaces: str) -> RunnerClient:
+        names = ("runner", *(f"{namespace}.runner" for namespace in namespaces))
+        folder = self._authority.folder(self._folder / "-".join(names), *names)
+        self.opened.append(channel(self._at, Tls(folder, "runner"), "supervisor"))
+        return RunnerClient(SupervisorStub(self.opened[-1]).Runner())
+
+
+@pytest.fixture
+async def secured(world: World, tmp_path: Path) -> AsyncIterator[Secured]:
+    authority = Authority()
+    server = grpc.aio.server()
+    add_SupervisorServicer_to_server(world.server, server)
+    own = Tls(authority.folder(tmp_path / "supervisor", "supervisor"), "supervisor")
+    port = server.add_secure_port("127.0.0.1:0", server_credentials(own))
+    await server.start()
+    secured = Secured(f"127.0.0.1:{port}", authority, tmp_path)
+    yield secured
+    for opened in secured.opened:
+        await opened.close(None)
+    await server.stop(PATIENCE_S)
+
+
+async def test_a_runner_of_its_own_namespace_is_registered(secured: Secured) -> None:
+    assert (await secured.runner("ns").hello()).lease_ms  # it says it is of ns/pool
+
+
+async def test_a_runner_does_not_pass_for_one_of_another_namespace(secured: Secured) -> None:
+    runner = secured.runner("evil")
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await runner.hello()
+    assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
+    assert "for runners of namespace evil, not of pool 'ns/pool'" in str(refused.value.details())
+
+
+async def test_a_certificate_that_names_no_namespace_is_for_all_of_them(secured: Secured) -> None:
+    assert (await secured.runner().hello()).lease_ms

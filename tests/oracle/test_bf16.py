@@ -1,0 +1,184 @@
+"""The cpu executor in bf16 against transformers + peft in fp32 on the same weights, rounded to bf16.
+
+Every position of a text is compared, the text being the oracle's (teacher forcing). MAXIMUM states how far a logit of
+each model may be from the oracle's. One set of texts shows that it is what is measured; on another set no logit may be
+farther off, and wherever the oracle's two best logits are farther apart than twice that, the executor's best token has
+to be the oracle's. The share of positions that are nearer is told, and bounded. The yardstick of the errors is
+transformers + peft in bf16 on the same texts. `pytest -s` prints the rows of the table in docs/numerics.md.
+"""
+
+import random
+import re
+import shutil
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from harness.quickstart import BASE, QUICKSTART, TASK_OF, tasks, tokenizer
+from harness.random_models import FAMILIES, OracleModel, Rows, native_executor, random_model
+from weft_kernels.cpu.errors import NativeUnavailable
+
+PAGES, PAGE_TOKENS = 1024, 16
+# Measured, and half as much again: CPUs of other numerics classes sum in other orders.
+MAXIMUM = {"llama": 0.36, "mistral": 0.17, "qwen2": 0.23, "qwen3": 0.21, "quickstart": 0.4}
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """`first`: the position of the first token whose prediction is compared."""
+
+    adapter: str
+    tokens: list[int]
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Of logits: the largest and the mean difference from the oracle's."""
+
+    largest: float
+    mean: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Positions of texts, by a maximum error that was stated before."""
+
+    positions: int
+    near: int  # the oracle's two best are nearer than twice the maximum
+    wrong: int  # of the others, those with another best token
+    beyond: int  # some logit is farther off than the maximum
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The executor's and transformers' own errors in bf16 on the texts for measuring, and the verdict on the others."""
+
+    ours: Errors
+    theirs: Errors
+    judged: Judged
+
+    def row(self, name: str) -> str:
+        """Of the table in docs/numerics.md."""
+        ours, theirs, judged = self.ours, self.theirs, self.judged
+        return (
+            f"| {name} | {MAXIMUM[name]} | {ours.largest:.4f} | {theirs.largest:.4f} | {ours.mean:.5f} "
+            f"| {theirs.mean:.5f} | {judged.near / judged.positions:.2%} of {judged.positions} | {judged.wrong} |"
+        )
+
+
+def rounded(source: Path, to: Path, adapters: dict[str, Path]) -> OracleModel:
+    """A copy of a base and adapters with every tensor in bf16."""
+    for name, folder in {"base": source, **adapters}.items():
+        shutil.copytree(folder, to / name)
+        for file in (to / name).glob("*.safetensors"):
+            save_file({key: tensor.bfloat16() for key, tensor in load_file(file).items()}, file, {"format": "pt"})
+    return OracleModel(to, tuple(adapters))
+
+
+def compare(name: str, model: OracleModel, measured: list[Text], judged: list[Text]) -> Compared:
+    wanted, others = oracle_logits(model, measured), oracle_logits(model, judged)
+    found = executor_logits(model, [*measured, *judged])
+    verdict = judge(torch.cat(found[len(measured) :]), others, MAXIMUM[name])
+    model.model.bfloat16()
+    theirs = errors(oracle_logits(model, measured).float(), wanted)
+    compared = Compared(errors(torch.cat(found[: len(measured)]), wanted), theirs, verdict)
+    print(f"\n{compared.row(name)}")
+    return compared
+
+
+def oracle_logits(model: OracleModel, texts: list[Text]) -> torch.Tensor:
+    return torch.cat([model.logits(text.adapter, text.tokens)[text.first :] for text in texts])
+
+
+def executor_logits(model: OracleModel, texts: list[Text]) -> list[torch.Tensor]:
+    """One token of every text a step, so that every position has its logits told."""
+    try:
+        executor = native_executor(model, PAGES, PAGE_TOKENS, dtype="bf16")
+    except NativeUnavailable as error:
+        pytest.skip(f"the native library cannot be built here: {error.reason}")
+    rows = Rows(model, executor, PAGES, PAGE_TOKENS)
+    keys = [f"s{i}" for i in range(len(texts))]
+    for key, text in zip(keys, texts, strict=True):
+        rows.add(key, text.tokens, text.adapter)
+    found: dict[str, list[torch.Tensor]] = {key: [] for key in keys}
+    while running := [key for key in keys if rows.left(key)]:
+        for key, logits in rows.step(dict.fromkeys(running, 1)).items():
+            found[key].append(logits)
+    return [torch.stack(found[key])[text.first :] for key, text in zip(keys, texts, strict=True)]
+
+
+def errors(found: torch.Tensor, wanted: torch.Tensor) -> Errors:
+    error = (found - wanted).abs()
+    return Errors(float(error.max()), float(error.mean()))
+
+
+def judge(found: torch.Tensor, wanted: torch.Tensor, maximum: float) -> Judged:
+    """Logits [positions, V]; NaN is beyond any maximum."""
+    best = wanted.topk(2, dim=-1).values
+    clear = best[:, 0] - best[:, 1] > 2 * maximum
+    wrong = (found.argmax(-1) != wanted.argmax(-1)) & clear
+    within = ((found - wanted).abs() <= maximum).all(dim=-1)
+    return Judged(len(wanted), int((~clear).sum()), int(wrong.sum()), int((~within).sum()))
+
+
+def assert_as_stated(compared: Compared, maximum: float) -> None:
+    assert maximum / 2 < compared.ours.largest <= maximum, "the stated maximum is not what is measured"
+    assert compared.judged.beyond == 0
+    assert compared.judged.wrong == 0
+    assert compared.ours.mean < 0.8 * compared.theirs.mean
+
+
+def random_texts(model: OracleModel, seed: int, count: int) -> list[Text]:
+    """Of 60 tokens; the base and every adapter in turn."""
+    rng, names = random.Random(seed), ("", *model.adapters)
+    tokens = range(model.spec.vocab_size)
+    return [Text(names[i % len(names)], rng.choices(tokens, k=60)) for i in range(count)]
+
+
+def quickstart_texts(count: int, seed: int) -> list[Text]:
+    """Sentences with their right answers, of which the answers and their ends are compared."""
+    sentences = (text for text in tasks().sentences(seed, held_out=True) if len(text) >= 110 and "  " not in text)
+    texts: list[Text] = []
+    for name, sentence in zip(islice(cycle(TASK_OF), count), sentences, strict=False):
+        prompt = tokenizer().encode(sentence).ids
+        answer = tokenizer().encode(tasks().expected(TASK_OF[name], sentence), add_special_tokens=False).ids
+        texts.append(Text("" if name == BASE else TASK_OF[name], [*prompt, *answer], len(prompt) - 1))
+    return texts
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_in_bf16_are_near_those_in_fp32(tmp_path, family):
+    """Random weights: no trained model is as blunt, so many positions are near ties; see docs/numerics.md."""
+    made = random_model(tmp_path / "fp32", family, 1)
+    model = rounded(tmp_path / "fp32" / "base", tmp_path / "bf16", {n: tmp_path / "fp32" / n for n in made.adapters})
+    compared = compare(family, model, random_texts(model, 1, 10), random_texts(model, 2, 10))
+    assert_as_stated(compared, MAXIMUM[family])
+    assert compared.ours.largest < 1.2 * compared.theirs.largest
+
+
+def test_the_quickstart_in_bf16_gives_the_oracles_tokens(tmp_path):
+    adapters = {task: QUICKSTART / "adapters" / task for name, task in TASK_OF.items() if name != BASE}
+    model = rounded(QUICKSTART / "model", tmp_path, adapters)
+    compared = compare("quickstart", model, quickstart_texts(14, seed=5), quickstart_texts(28, seed=6))
+    assert_as_stated(compared, MAXIMUM["quickstart"])
+    assert compared.judged.near < 0.02 * compared.judged.positions
+
+
+def test_the_page_states_the_same_maxima():
+    page = (Path(__file__).parents[2] / "docs" / "numerics.md").read_text()
+    assert dict(re.findall(r"(?m)^\| (\w+) \| ([\d.]+) \|", page)) == {k: str(v) for k, v in MAXIMUM.items()}
+
+
+def test_judging_finds_another_best_token_and_logits_that_are_too_far_off():
+    wanted = torch.tensor([[3.0, 1.0, 0.0], [3.0, 2.9, 0.0], [3.0, 1.0, 0.0]])
+    shift = torch.tensor([[0.0, 0.4, 0.0], [-0.4, 0.4, 0.0], [0.0, 0.0, 0.0]])
+    assert judge(wanted + shift, wanted, 0.5) == Judged(positions=3, near=1, wrong=0, beyond=0)
+    shift[2, 1] = 2.5
+    assert judge(wanted + shift, wanted, 0.5) == Judged(positions=3, near=1, wrong=1, beyond=1)
+    shift[0, 2] = torch.nan
+    assert judge(wanted + shift, wanted, 0.5).beyond == 2

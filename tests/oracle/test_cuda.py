@@ -1,0 +1,84 @@
+"""The cuda executor under Triton's interpreter, recorded decode steps included, against transformers + peft.
+
+Few steps, since an interpreted one takes a second: prompts of all adapters at once, then decode of all (which is a
+recorded step), then a mixture of chunks and decode.
+"""
+
+import random
+import sys
+
+import pytest
+import torch
+
+from harness import played_flashinfer
+from harness.random_models import FAMILIES, OracleModel, Rows, cuda_executor, random_model, write_adapter, write_base
+from harness.ranks import split, staged
+from weft_runner.model.executor import Executor
+
+PAGES, PAGE_TOKENS = 120, 16
+LOGIT_TOLERANCE = 5e-4  # as in `test_families`
+BF16_TOLERANCE = 0.3  # as in `test_bf16`: logits here are up to 15
+SCRIPT = ((33, 20, 12, 30, 9), (1, 1, 1, 1, 1), (1, 7, 1, 2, 16), (1, 1, 1, 1, 1))  # tokens of each sequence in a step
+# Small ones, that have together: query heads that share kv heads and kv heads that do not, windows in all, some and no
+# layers, adapters of rank 1 and 64, tied and untied heads.
+SEEDS = {"llama": 0, "mistral": 10, "qwen2": 13, "qwen3": 5}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OracleModel:
+    return random_model(tmp_path_factory.mktemp(request.param), request.param, SEEDS[request.param])
+
+
+def play(model: OracleModel, executor: Executor, script: tuple[tuple[int, ...], ...] = SCRIPT) -> float:
+    """The largest difference of a logit from the oracle's; the base and every adapter run together."""
+    rng, names = random.Random(5), ("", *model.adapters)
+    rows = Rows(model, executor, PAGES, PAGE_TOKENS)
+    texts = {
+        name: [rng.randrange(model.spec.vocab_size) for _ in range(sum(counts))]
+        for name, counts in zip(names, zip(*script, strict=True), strict=True)
+    }
+    for name, tokens in texts.items():
+        rows.add(name, tokens, name)
+    wanted = {name: model.logits(name, tokens) for name, tokens in texts.items()}
+    worst = 0.0
+    for counts in script:
+        for name, logits in rows.step(dict(zip(names, counts, strict=True))).items():
+            position = len(texts[name]) - rows.left(name) - 1
+            worst = max(worst, float((logits - wanted[name][position]).abs().max()))
+    return worst
+
+
+def test_mixed_batches_of_any_adapters_give_the_logits_of_the_oracle(model):
+    assert play(model, cuda_executor(model, PAGES, PAGE_TOKENS)) < LOGIT_TOLERANCE
+
+
+def test_a_library_attends_in_eager_steps_in_place_of_our_kernels(tmp_path, monkeypatch):
+    """Recorded steps between them are ours. Mistral has windows, shorter than the texts."""
+    monkeypatch.setitem(sys.modules, "flashinfer", played_flashinfer)
+    model = random_model(tmp_path, "mistral", 1)
+    executor = cuda_executor(model, PAGES, PAGE_TOKENS, flashinfer=True)
+    assert executor.numerics_class.endswith("fp32/tp1/flashinfer")
+    assert play(model, executor, SCRIPT[:3]) < LOGIT_TOLERANCE
+
+
+def test_bf16_stays_near_the_oracle(tmp_path):
+    """Nothing but rounding. The base is stored in bf16; adapters, stored in fp32, are rounded when they are packed."""
+    model = random_model(tmp_path, "mistral", SEEDS["mistral"], dtype="bfloat16")
+    error = play(model, cuda_executor(model, PAGES, PAGE_TOKENS, torch.bfloat16), SCRIPT[:3])
+    assert 0.0 < error < BF16_TOLERANCE, error
+
+
+@pytest.mark.parametrize("how", [split, staged], ids=["two ranks", "two stages"])
+def test_two_devices_give_the_logits_of_the_oracle(tmp_path, how):
+    """Both under the interpreter, over Gloo: adapters of rank 1 beside larger ones, in pages of different fill."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    write_base(tmp_path / "base", "llama", 9, **sizes, num_key_value_heads=2, num_hidden_layers=2)
+    for i, config in enumerate(({"r": 1}, {"r": 16}, {"r": 3, "use_rslora": True}, {"r": 5})):
+        targets = "all-linear" if i < 3 else ["q_proj", "down_proj"]
+        write_adapter(tmp_path, f"a{i}", {"lora_alpha": 8, "target_modules": targets, **config}, i)
+    model = OracleModel(tmp_path, ("a0", "a1", "a2", "a3"))
+    flags = {"kv_pages": PAGES, "page_tokens": PAGE_TOKENS, "max_adapters": 4, "dtype": "fp32", "executor": "cuda"}
+    with how(model.files, **flags) as executor:
+        assert executor.numerics_class.endswith("fp32/tp2" if how is split else "fp32/tp1")
+        assert play(model, executor, ((18, 7, 3, 2, 1), (1, 3, 1, 1, 4))) < LOGIT_TOLERANCE
+        assert executor.sent_bytes > 0

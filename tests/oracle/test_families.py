@@ -1,0 +1,194 @@
+"""Every family on every executor against transformers + peft: logits at every position that a step tells.
+
+Configurations, adapters, contexts and the way they are cut into steps are drawn from seeds.
+"""
+
+import json
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.random_models import FAMILIES, OracleModel, Rows, native_executor, random_model, reference_executor
+from weft_kernels.cpu.errors import NativeUnavailable
+from weft_runner.model.checkpoint import open_checkpoint
+from weft_runner.model.executor import Executor
+
+PAGES, PAGE_TOKENS = 64, 16
+# Logits here are up to 15, and transformers itself is up to 3e-4 from its own forward in fp64.
+LOGIT_TOLERANCE = 5e-4
+NEAR_TIE = 1e-4
+ANSWER = 24  # tokens
+SEEDS = range(2)
+EXECUTORS: dict[str, Callable[[OracleModel, int, int], Executor]] = {
+    "reference": reference_executor,
+    "cpu in fp32": native_executor,
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def models(family: str, tmp_path_factory: pytest.TempPathFactory) -> list[OracleModel]:
+    """Written once, run by every executor."""
+    return [random_model(tmp_path_factory.mktemp(f"{family}-{seed}"), family, seed) for seed in SEEDS]
+
+
+@pytest.fixture(params=EXECUTORS)
+def make_executor(request: pytest.FixtureRequest) -> Callable[[OracleModel], Executor]:
+    def make(model: OracleModel) -> Executor:
+        try:
+            return EXECUTORS[request.param](model, PAGES, PAGE_TOKENS)
+        except NativeUnavailable as error:
+            pytest.skip(f"the native library cannot be built here: {error.reason}")
+
+    return make
+
+
+def texts(model: OracleModel, seed: int, count: int) -> dict[str, tuple[str, list[int]]]:
+    """key -> (adapter, tokens): the base and every adapter in turn, longer than any window."""
+    rng, names = random.Random(seed), ("", *model.adapters)
+    return {
+        f"s{i}": (names[i % len(names)], [rng.randrange(model.spec.vocab_size) for _ in range(rng.randint(30, 60))])
+        for i in range(count)
+    }
+
+
+def worst_error(model: OracleModel, executor: Executor, seed: int) -> float:
+    """The largest difference of a logit from the oracle's, over steps that mix prefill, chunks, decode and adapters."""
+    rng, given = random.Random(seed), texts(model, seed, 8)
+    rows = Rows(model, executor, PAGES, PAGE_TOKENS, seed)
+    for key, (adapter, tokens) in given.items():
+        rows.add(key, tokens, adapter)
+    wanted = {key: model.logits(adapter, tokens) for key, (adapter, tokens) in given.items()}
+    worst = 0.0
+    while running := [key for key in given if rows.left(key)]:
+        rng.shuffle(running)
+        told = rows.step({key: min(rows.left(key), rng.choice((1, 1, 1, 2, 7, 33))) for key in running})
+        for key, logits in told.items():
+            position = len(given[key][1]) - rows.left(key) - 1
+            worst = max(worst, float((logits - wanted[key][position]).abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_mixed_batches_of_any_adapters_give_the_logits_of_the_oracle(models, make_executor, seed):
+    assert worst_error(models[seed], make_executor(models[seed]), seed) < LOGIT_TOLERANCE
+
+
+def greedy_answers(
+    model: OracleModel, executor: Executor, prompts: dict[str, tuple[str, list[int]]]
+) -> dict[str, list[int]]:
+    """key -> ANSWER tokens. All rows in one batch: the prompts, of unequal lengths, then a token of each a step."""
+    rows = Rows(model, executor, PAGES, PAGE_TOKENS)
+    for key, (adapter, tokens) in prompts.items():
+        rows.add(key, tokens, adapter, room=ANSWER)
+    answers: dict[str, list[int]] = {key: [] for key in prompts}
+    for _ in range(ANSWER):
+        for key, logits in rows.step({key: rows.left(key) for key in prompts}).items():
+            answers[key].append(int(logits.argmax()))
+            rows.extend(key, answers[key][-1])
+    return answers
+
+
+def oracle_best(
+    model: OracleModel, adapter: str, prompt: list[int], answer: list[int]
+) -> tuple[list[int], list[float]]:
+    """In each place of an answer the oracle's best token after those before it, and how far it is ahead of the next.
+
+    If each token of the answer is the best, then by induction the oracle's own greedy run is that answer.
+    """
+    best = model.logits(adapter, [*prompt, *answer])[len(prompt) - 1 : -1].topk(2, dim=-1)
+    return best.indices[:, 0].tolist(), (best.values[:, 0] - best.values[:, 1]).tolist()
+
+
+def equal_tokens(model: OracleModel, adapter: str, prompt: list[int], answer: list[int]) -> int:
+    """How many tokens of an answer are the oracle's greedy ones: all before the first near tie, else it fails."""
+    best, gaps = oracle_best(model, adapter, prompt, answer)
+    judged = next((i for i, gap in enumerate(gaps) if gap < NEAR_TIE), len(answer))
+    assert answer[:judged] == best[:judged], (adapter, prompt)
+    return judged
+
+
+def test_greedy_answers_of_one_mixed_batch_are_the_oracles_token_for_token(models, make_executor):
+    """Few answers of adapters may be the base's own: else rows that lost their adapters would pass."""
+    equal = total = changed = of_adapters = 0
+    for seed, model in zip(SEEDS, models, strict=True):
+        prompts = texts(model, 100 + seed, 10)
+        for key, answer in greedy_answers(model, make_executor(model), prompts).items():
+            adapter, prompt = prompts[key]
+            equal += equal_tokens(model, adapter, prompt, answer)
+            total += ANSWER
+            of_adapters += adapter != ""
+            changed += adapter != "" and oracle_best(model, "", prompt, answer)[0] != answer
+    assert equal > 0.9 * total
+    assert changed > 0.5 * of_adapters
+
+
+def test_the_adapters_of_a_batch_have_many_ranks(models):
+    for model in models:
+        ranks = {json.loads((model.folder / name / "adapter_config.json").read_text())["r"] for name in model.adapters}
+        assert len(ranks) > 1
+
+
+def test_adapters_windows_and_head_sizes_of_the_seeds_matter(models):
+    """Else the test above could not fail: every adapter changes the logits far more than the tolerance."""
+    for model in models:
+        _, tokens = texts(model, 1, 1)["s0"]
+        base = model.logits("", tokens)
+        for name in model.adapters:
+            assert float((model.logits(name, tokens) - base).abs().max()) > 0.05
+
+
+def test_a_window_is_the_token_itself_and_those_before_it(tmp_path, family, make_executor):
+    """Two texts that differ only outside the window: equal logits exactly when every layer has it."""
+    if family == "llama":
+        pytest.skip("Llama has no windows")
+    seed = next(seed for seed in range(50) if random_spec_windows(tmp_path / f"{family}{seed}", family, seed) == "all")
+    model = random_model(tmp_path / "model", family, seed, adapters=0)
+    reach = sum(window - 1 for window in model.spec.windows)  # how far back layer upon layer can look
+    tokens = texts(model, 2, 1)["s0"][1] + texts(model, 3, 1)["s0"][1]
+    near, far = ([*tokens], [*tokens])
+    last = len(tokens) - 1
+    far[last - reach - 1] = (far[last - reach - 1] + 1) % model.spec.vocab_size
+    near[last - reach] = (near[last - reach] + 1) % model.spec.vocab_size
+    same, outside, inside = (last_logits(model, make_executor, ids) for ids in (tokens, far, near))
+    assert torch.equal(same, outside)
+    assert not torch.equal(same, inside)
+
+
+def random_spec_windows(folder: Path, family: str, seed: int) -> str:
+    windows = random_model(folder, family, seed, adapters=0).spec.windows
+    return "all" if min(windows) > 0 and sum(windows) < 50 else "some"
+
+
+def last_logits(model: OracleModel, make_executor: Callable[[OracleModel], Executor], tokens: list[int]):
+    rows = Rows(model, make_executor(model), PAGES, PAGE_TOKENS)
+    rows.add("s", tokens)
+    return rows.step({"s": len(tokens)})["s"]
+
+
+@pytest.fixture(scope="module")
+def stored(family: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], OracleModel]:
+    """A model in shards, in that dtype; written once, read by every executor."""
+
+    @cache
+    def write(dtype: str) -> OracleModel:
+        return random_model(tmp_path_factory.mktemp(dtype), family, 7, adapters=1, shard_size="20KB", dtype=dtype)
+
+    return write
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_shards_and_stored_dtypes_are_read_as_transformers_reads_them(stored, make_executor, dtype):
+    model = stored(dtype)
+    assert sum(name.endswith(".safetensors") for name in model.files) > 2
+    assert open_checkpoint(model.files, model.spec).layer(0).projections["q_proj"].dtype is getattr(torch, dtype)
+    assert model.spec.dtype == dtype
+    assert worst_error(model, make_executor(model), 7) < LOGIT_TOLERANCE

@@ -1,0 +1,213 @@
+"""Our reference executor and engine against transformers + peft, token for token in fp32."""
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from weft_runner.core.iteration import Limits
+from weft_runner.core.request_pool import check_pool
+from weft_runner.core.sequence import Epoch, Sampling
+from weft_runner.engine import Stop
+
+GREEDY = Sampling(ignore_eos=True)
+MODELS = {
+    "llama 2: as many kv heads as heads, tied head": {
+        "family": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+    },
+    "llama 3: grouped queries, scaled rope, untied head": {
+        "family": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "linear rope, one kv head, heads wider than hidden": {
+        "family": "llama",
+        "hidden_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
+    },
+    "mistral: every layer sees a window shorter than the answers": {
+        "family": "mistral",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "sliding_window": 11,
+    },
+    "qwen2: biases, and windows from the second layer on": {
+        "family": "qwen2",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": 1,
+    },
+    "qwen3: normalised heads of a size of their own": {
+        "family": "qwen3",
+        "hidden_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 256,
+    },
+}
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda name: name.partition(":")[0])
+def oracle(request, make_oracle, tmp_path_factory):
+    index = list(MODELS).index(request.param)
+    config = dict(MODELS[request.param])
+    return make_oracle(tmp_path_factory.mktemp("oracle"), config.pop("family"), index, **config)
+
+
+def prompt_of(oracle, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(oracle.vocab_size) for _ in range(rng.randint(1, 30))]
+
+
+def mixed_requests(oracle, driver, n_tokens: int = 24):
+    """16 requests: two of the base and 14 over all adapters, prompts of 1 to 30 tokens."""
+    names = itertools.islice(itertools.cycle(["", *oracle.adapters]), 16)
+    return [
+        driver.request(f"r{i}", prompt_of(oracle, i), n_tokens, adapter, sampling=GREEDY)
+        for i, adapter in enumerate(names)
+    ]
+
+
+def load_all(oracle, driver) -> None:
+    """Every adapter into a slot first, so that how long loading takes decides nothing."""
+    driver.post(*(driver.request(f"load {name}", [1], 1, name, sampling=GREEDY) for name in oracle.adapters))
+    driver.finish()
+
+
+def assert_right(oracle, driver, requests, most_near_ties: int = 4) -> None:
+    """Every answer is complete and the oracle's; ties closer than the tolerance are counted, not judged."""
+    near_ties = 0
+    for request in requests:
+        answer = driver.answer(request.request_id)
+        assert len(answer) == request.max_tokens
+        verdict = oracle.judge(request.adapter, list(request.prompt), answer)
+        assert not verdict.wrong, (request.request_id, request.adapter, verdict)
+        near_ties += verdict.near_ties
+    assert near_ties <= most_near_ties, f"{near_ties} steps are too close to judge"
+
+
+def test_every_adapter_alone_equals_the_oracle(oracle, make_driver):
+    driver = make_driver(oracle.world, max_adapters=8, total_pages=256)
+    requests = mixed_requests(oracle, driver)[:9]
+    for request in requests:
+        driver.post(request)
+        driver.finish()
+    assert_right(oracle, driver, requests)
+
+
+def test_one_mixed_batch_of_sixteen_equals_the_oracle(oracle, make_driver):
+    driver = make_driver(oracle.world, max_adapters=8, total_pages=256)
+    load_all(oracle, driver)
+    requests = mixed_requests(oracle, driver, n_tokens=30)
+    driver.post(*requests)
+    driver.finish()
+    assert_right(oracle, driver, requests)
+    full = [i for i in driver.iterations if i.batch_rows == 16]
+    assert full, "all sixteen ran together"
+    assert max(i.batch_adapters for i in full) >= 6
+    assert driver.pool.forwards == driver.pool.iterations, "one forward an iteration, whatever the adapters"
+
+
+def test_the_adapters_matter(oracle):
+    prompt = prompt_of(oracle, 3)
+    base = oracle.logits("", prompt)
+    assert all(float((oracle.logits(name, prompt) - base).abs().max()) > 0.05 for name in oracle.adapters)
+
+
+@pytest.mark.parametrize("max_batch_tokens", [17, 40])
+def test_a_prompt_in_chunks_gives_the_same_text(oracle, make_driver, max_batch_tokens):
+    batch = Limits(max_prefills=2, max_batch_tokens=max_batch_tokens)
+    driver = make_driver(oracle.world, max_adapters=8, total_pages=256, max_sequences=16, batch=batch)
+    requests = mixed_requests(oracle, driver, n_tokens=10)
+    driver.post(*requests)
+    driver.finish()
+    assert max(i.batch_tokens for i in driver.iterations) <= max_batch_tokens
+    assert_right(oracle, driver, requests)
+
+
+def test_stop_and_start_again_with_the_tokens_so_far_continues_the_same_text(oracle, make_driver):
+    driver = make_driver(oracle.world, max_adapters=8, total_pages=256)
+    load_all(oracle, driver)
+    requests = mixed_requests(oracle, driver)
+    driver.post(*requests)
+    driver.beat(26)
+    moved = [r for r in requests if 0 < len(driver.answer(r.request_id)) < r.max_tokens]
+    assert len(moved) >= 6
+    for request in moved:
+        emitted = tuple(driver.answer(request.request_id))
+        driver.post(Stop(request.request_id, request.epoch))
+        fields = {"emitted": emitted, "sampling": GREEDY, "epoch": Epoch(2, request.epoch.counter)}
+        driver.post(
+            driver.request(request.request_id, list(request.prompt), request.max_tokens, request.adapter, **fields)
+        )
+    driver.finish()
+    assert_right(oracle, driver, requests)
+
+
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
+
+
+@pytest.mark.skipif(not (QUICKSTART / "model").is_dir(), reason="the quickstart's model is not there")
+def test_the_quickstart_model_equals_the_oracle_alone_and_in_a_mixed_batch(
+    make_driver, new_world, load_oracle_from, tmp_path
+):
+    import json
+
+    from tokenizers import Tokenizer
+
+    (tmp_path / "base").symlink_to(QUICKSTART / "model")
+    folders = {path.name: path for path in sorted((QUICKSTART / "adapters").iterdir()) if path.is_dir()}
+    for name, path in folders.items():
+        (tmp_path / name).symlink_to(path)
+    world = new_world(tmp_path, json.loads((QUICKSTART / "model" / "config.json").read_text()))
+    oracle = load_oracle_from(tmp_path, list(folders))
+    encode = Tokenizer.from_file(str(QUICKSTART / "model" / "tokenizer.json")).encode
+    texts = ("the quick fox", "call 42 cars", "Seven ships sail south.")
+    prompts = [encode(text).ids for text in texts]
+    names = list(itertools.islice(itertools.cycle(["", *oracle.adapters]), 16))
+
+    def requests(driver):
+        return [driver.request(f"r{i}", prompts[i % 3], 32, name, sampling=GREEDY) for i, name in enumerate(names)]
+
+    alone, together = (make_driver(world, max_adapters=8, page_tokens=16) for _ in range(2))
+    for request in requests(alone):
+        alone.post(request)
+        alone.finish()
+    assert_right(oracle, alone, requests(alone))
+    load_all(oracle, together)
+    together.post(*requests(together))
+    together.finish()
+    assert_right(oracle, together, requests(together))
+    assert max(i.batch_adapters for i in together.iterations) == len(folders)
+    assert together.pool.forwards == together.pool.iterations
+    check_pool(together.pool)

@@ -1,0 +1,141 @@
+"""A model on two real processes that speak Gloo: the tokens of one process, and the bytes that the formula says."""
+
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from harness.random_models import FAMILIES, OracleModel, Rows, reference_executor, write_adapter, write_base
+from harness.ranks import load, split, tcp_sent_bytes
+from weft_kernels.plan import SegmentPlan, plan_rows
+from weft_runner.memory.adapter_files import map_tensors
+from weft_runner.model.lora import SITES
+from weft_runner.model.step import Step, StepRow
+from weft_runner.parallel.executor import ShardedExecutor
+from weft_runner.parallel.tensor import COLUMN_SITES
+
+PAGES, PAGE_TOKENS, ANSWER = 64, 16, 8
+LOGIT_TOLERANCE = 5e-4  # as between any executor and the oracle (test_families)
+SIZES: dict[str, dict[str, Any]] = {
+    "llama": {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    "mistral": {"num_key_value_heads": 4, "sliding_window": 11},
+    "qwen2": {"num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 32},
+}
+ADAPTERS: tuple[dict[str, Any], ...] = (
+    {"r": 1, "lora_alpha": 2, "target_modules": ["q_proj", "down_proj"]},
+    {"r": 3, "lora_alpha": 6, "target_modules": ["v_proj", "o_proj", "up_proj"]},
+    {"r": 8, "lora_alpha": 8, "target_modules": "all-linear", "use_rslora": True, "rank_pattern": {"gate_proj": 5}},
+    {"r": 64, "lora_alpha": 64, "target_modules": "all-linear"},
+    {"r": 1, "lora_alpha": 1, "target_modules": ["k_proj"], "layers_to_transform": [1]},
+)
+
+
+class Pair(NamedTuple):
+    """One model, on one process and on two."""
+
+    model: OracleModel
+    alone: Any
+    ranks: ShardedExecutor
+
+
+@pytest.fixture(scope="module", params=["llama", pytest.param("mistral", marks=pytest.mark.long), "qwen2", "qwen3"])
+def pair(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder, family = tmp_path_factory.mktemp("model"), request.param
+    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 80, "num_attention_heads": 4}
+    seed = FAMILIES.index(family)
+    write_base(
+        folder / "base", family, seed, **sizes, num_hidden_layers=2, max_position_embeddings=256, **SIZES[family]
+    )
+    for i, adapter in enumerate(ADAPTERS):
+        write_adapter(folder, f"a{i}", adapter, seed + i)
+    model = OracleModel(folder, tuple(f"a{i}" for i in range(len(ADAPTERS))))
+    alone = reference_executor(model, PAGES, PAGE_TOKENS)
+    with split(model.files, kv_pages=PAGES, page_tokens=PAGE_TOKENS, max_adapters=len(ADAPTERS)) as ranks:
+        yield Pair(model, alone, ranks)
+
+
+def prompts_of(model: OracleModel, seed: int) -> dict[str, tuple[str, list[int]]]:
+    """key -> (adapter, tokens): the base and every adapter, twice."""
+    rng, names = random.Random(seed), ("", *model.adapters) * 2
+    return {f"s{i}": (name, rng.choices(range(128), k=rng.randint(1, 40))) for i, name in enumerate(names)}
+
+
+def answered(pair: Pair, executor: Any) -> tuple[dict[str, list[int]], float]:
+    """Greedy answers of one mixed batch, prompts in two chunks; the largest error of prompts' logits by the oracle."""
+    rows, prompts = Rows(pair.model, executor, PAGES, PAGE_TOKENS), prompts_of(pair.model, 3)
+    for key, (adapter, tokens) in prompts.items():
+        rows.add(key, tokens, adapter, room=ANSWER)
+    rows.step({key: len(tokens) // 2 for key, (_, tokens) in prompts.items() if len(tokens) > 1})
+    answers: dict[str, list[int]] = {key: [] for key in prompts}
+    worst = 0.0
+    for i in range(ANSWER):
+        for key, logits in rows.step({key: rows.left(key) for key in prompts}).items():
+            if i == 0:
+                worst = max(worst, float((logits - pair.model.logits(*prompts[key])[-1]).abs().max()))
+            answers[key].append(int(logits.argmax()))
+            rows.extend(key, answers[key][-1])
+    return answers, worst
+
+
+def test_two_ranks_give_the_tokens_of_one_and_the_logits_of_the_oracle(pair):
+    alone, _ = answered(pair, pair.alone)
+    split_over_two, worst = answered(pair, pair.ranks)
+    assert split_over_two == alone
+    assert worst < LOGIT_TOLERANCE
+    assert pair.ranks.numerics_class == pair.alone.numerics_class.removesuffix("tp1") + "tp2"
+    assert len({tuple(answer) for answer in alone.values()}) > len(ADAPTERS), "adapters matter"
+
+
+# ---- what is on the wire
+
+
+def widths(pair: Pair, adapters: set[str]) -> list[list[int]]:
+    """[layer][site]: the widest of these adapters, its stacked true ranks, as the files have them."""
+    found = [[0] * len(SITES) for _ in range(pair.model.spec.layers)]
+    for name in adapters:
+        tensors = map_tensors(pair.model.folder / name / "adapter_model.safetensors")
+        for layer, row in enumerate(found):
+            for site, names in enumerate(SITES):
+                stacked = sum(
+                    tensor.shape[0]
+                    for key, tensor in tensors.items()
+                    if "lora_A" in key and f".layers.{layer}." in key and any(f".{n}." in key for n in names)
+                )
+                row[site] = max(row[site], stacked)
+    return found
+
+
+def bytes_of_a_step(pair: Pair, tokens: int, adapters: set[str], ranks: int = 2) -> int:
+    """The formula of `parallel.tensor`, of rank 0, in fp32."""
+    total = pair.model.spec.layers * 2 * (2 * (ranks - 1) * tokens * pair.model.spec.hidden_size * 4 // ranks)
+    for row in widths(pair, adapters):
+        for site, width in enumerate(row):
+            if site in COLUMN_SITES:
+                total += (ranks - 1) * tokens * -(-width // ranks) * 4
+            else:
+                total += 2 * (ranks - 1) * tokens * width * 4 // ranks
+    return total
+
+
+@pytest.mark.parametrize("names", [[], ["a0"], ["a4"], ["a1", ""], ["a0", "a3", "", "a2"], ["a3"] * 5])
+def test_bytes_on_the_wire_are_those_of_the_formula(pair, names):
+    """They follow tokens and the widest rank, not the number of adapters; a base step has the base's two sums alone."""
+    slots = {name: slot for slot, name in enumerate(dict.fromkeys(names)) if name}
+    ranks = {slot: load(pair.ranks, slot, pair.model.folder / name).site_rank for name, slot in slots.items()}
+    rows = [StepRow(7 * i, 7 * i + 7, 0, (i,), True) for i in range(len(names) or 1)]
+    plan = plan_rows([slots.get(name) for name in names for _ in range(7)], ranks) if names else SegmentPlan(7, ())
+    step = Step(list(range(7 * len(rows))), tuple(rows), plan)
+    before = pair.ranks.sent_bytes
+    pair.ranks.run(step)
+    assert pair.ranks.sent_bytes - before == bytes_of_a_step(pair, len(step.tokens), set(slots))
+
+
+def test_the_kernel_has_sent_what_was_counted_and_the_headers_of_gloo(pair):
+    step = Step([i % 128 for i in range(900)], (StepRow(0, 900, 0, tuple(range(57)), True),), SegmentPlan(900, ()))
+    counted, sent = pair.ranks.sent_bytes, tcp_sent_bytes()
+    pair.ranks.run(step)
+    counted, sent = pair.ranks.sent_bytes - counted, tcp_sent_bytes() - sent
+    assert counted == bytes_of_a_step(pair, 900, set())
+    assert counted <= sent < 1.02 * counted

@@ -1,0 +1,93 @@
+"""The depot's settings, and who may call what."""
+
+from pathlib import Path
+
+import pytest
+
+from weft.wire.roles import ANYONE
+from weft_depot.door import callers
+from weft_depot.main import build_sources, main
+from weft_depot.settings import Settings
+from weft_depot.sources.network import Network
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag"),
+    [
+        (("--schemes", "file,oci"), "--schemes"),
+        (("--secrets", "/nowhere"), "--secrets"),
+        (("--hf-endpoint", "huggingface.co"), "--hf-endpoint"),
+        (("--hf-endpoint", "https://u:p@huggingface.co"), "--hf-endpoint"),
+        (("--s3-endpoints", "minio:9000,ce ph:x"), "--s3-endpoints"),
+        (("--pvc-root", "/nowhere"), "--pvc-root"),
+        (("--recheck-s", "-1"), "--recheck-s"),
+    ],
+)
+def test_a_wrong_setting_of_a_source_stops_the_start(
+    flags: tuple[str, ...], flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        Settings.parse(flags)
+    assert flag in capsys.readouterr().err
+
+
+def test_wrong_settings_are_all_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--file-root", str(tmp_path / "none"), "--threads", "0", "--log-level", "LOUD", "--http", "nowhere"])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    for flag in ("--file-root", "--threads", "--log-level", "--http"):
+        assert flag in told
+
+
+def test_lists_are_given_with_commas_by_flag_and_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DEPOT__S3_ENDPOINTS", "minio:9000, ceph")
+    settings = Settings.parse(["--schemes", "file,s3"])
+    assert settings.schemes == ("file", "s3")
+    assert settings.s3_endpoints == ("minio:9000", "ceph")
+    assert Settings.parse([]).schemes == ("file", "pvc", "hf", "s3")
+
+
+def test_only_what_is_allowed_and_has_its_root_is_a_source(tmp_path: Path) -> None:
+    def sources(*flags: str) -> set[str]:
+        return set(build_sources(Settings.parse(flags), Network()))
+
+    roots = ("--file-root", str(tmp_path), "--pvc-root", str(tmp_path))
+    assert sources() == {"hf", "s3"}
+    assert sources(*roots) == {"file", "pvc", "hf", "s3"}
+    assert sources(*roots, "--schemes", "file") == {"file"}
+    assert sources(*roots, "--schemes", "") == set()
+
+
+def test_flags_win_over_the_environment_over_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DEPOT__THREADS", "5")
+    monkeypatch.setenv("WEFT_DEPOT__HTTP", "127.0.0.1:1")
+    settings = Settings.parse(["--http", "127.0.0.1:2", "--file-root", str(tmp_path)])
+    assert (settings.http, settings.threads, settings.log_format) == ("127.0.0.1:2", 5, "text")
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"WEFT_DATA_DIR": "/w"}, "/w/depot"),
+        ({"XDG_STATE_HOME": "/s"}, "/s/weft/depot"),
+        ({"HOME": "/h"}, "/h/.local/state/weft/depot"),
+    ],
+)
+def test_the_data_directory_has_a_place(env: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WEFT_DATA_DIR", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert Settings().data_dir == Path(expected)
+
+
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/secrets", "/v1//blobs", "/v1/blobsx/1", "/v1/Blobs/x"])
+def test_a_path_below_v1_that_the_table_does_not_name_is_for_nobody(path: str) -> None:
+    assert callers(path) == frozenset()
+
+
+def test_what_is_below_a_named_path_is_for_the_same_callers() -> None:
+    assert callers("/v1/blobs/sha256:x/y") == callers("/v1/blobs") == {"runner", "gateway", "operator"}
+    assert callers("/v1/operations/7") == callers("/v1/resolve") == {"operator"}
+    assert callers("/readyz") == ANYONE
