@@ -44,9 +44,15 @@ def files(tmp_path: Path, new_world: Any, small_config: dict[str, Any]) -> dict[
     return {path.name: path for path in world.base.iterdir()}
 
 
+@pytest.fixture
+def ports() -> list[int]:
+    return free_ports(2)
+
+
 @pytest.fixture(autouse=True)
-def nobody_is_left() -> Iterator[None]:
-    """Neither a process nor a descriptor of ours."""
+def nobody_is_left(ports: list[int]) -> Iterator[None]:
+    """Neither a process nor a descriptor of ours: those that reserve ports stay, and are there before."""
+    del ports
     before = descriptors()
     yield
     gc.collect()  # an error that a test has caught holds on to the group
@@ -162,10 +168,10 @@ sys.exit(main())
 
 @contextmanager
 def runner_of(
-    depot: Any, files: dict[str, Path], data: Path, how: str
+    depot: Any, files: dict[str, Path], data: Path, how: str, ports: list[int]
 ) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
     """A runner that serves, and the process of its rank 1. There is no supervisor; it does not mind."""
-    port, probes = free_ports(2)
+    port, probes = ports
     flags = {"listen": f"127.0.0.1:{port}", "probes": f"127.0.0.1:{probes}", "supervisor": "127.0.0.1:1"}
     flags |= {"depot": depot.url, "data-dir": str(data), "pool": "a/b", "executor": "reference", "profile": "off"}
     flags |= {"base-digest": depot.publish("model", files["config.json"].parent), how.replace("_", "-"): "2"}
@@ -188,9 +194,9 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_runner_and_its_ranks_end_together(depot, files, tmp_path, end):
+def test_a_runner_and_its_ranks_end_together(depot, files, tmp_path, ports, end):
     how, struck, signum, code = ENDS[end]
-    with runner_of(depot, files, tmp_path / "data", how) as (runner, rank):
+    with runner_of(depot, files, tmp_path / "data", how, ports) as (runner, rank):
         os.kill(rank if struck == "rank" else runner.pid, signum)
         assert runner.wait(PATIENCE_S) == code
         wait_until(lambda: gone(rank), "its rank ends too")
