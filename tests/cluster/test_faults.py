@@ -194,6 +194,5 @@ def codes_at_the_end(installation: Installation, pod: str) -> set[int]:
                 codes.add(container["state"]["terminated"]["exitCode"])
         return found is None
 
-    path = installation.plane.rest.resource("pods").path(NAMESPACE)
-    installation.plane.rest.until(path, pod, is_gone, f"pod {pod} is gone")
+    installation.plane.objects.until("pod", pod, NAMESPACE, is_gone, f"pod {pod} is gone")
     return codes

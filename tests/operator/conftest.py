@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.cluster.control_plane import ControlPlane
-from tests.operator.stage import OURS, Stage
+from harness.operator.stage import OURS, Stage
 
 # The files that take longest, so that no worker is left alone with one of them at the end.
 LONG_ONES = ("test_crash_points.py", "test_stale_reads.py", "test_leader.py", "test_chart_install.py", "test_bench.py")

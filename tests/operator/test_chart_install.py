@@ -17,8 +17,8 @@ from harness import chart
 from harness.chart import VALUE_SETS, HelmRefused, Json, helm, values_of
 from harness.cluster.control_plane import ControlPlane
 from harness.cluster.errors import Refused
+from harness.operator.stage import Stage, until
 from harness.waiting import PATIENCE_S
-from tests.operator.stage import Stage, until
 from weft.wire.tls import FILES, Tls
 
 NAMESPACE = "weft-system"

@@ -21,8 +21,8 @@ from harness.cluster.api import is_so
 from harness.cluster.control_plane import ControlPlane
 from harness.cluster.errors import Refused
 from harness.cluster.processes import Process, free_ports, wait_until
+from harness.operator.stage import OURS
 from harness.waiting import PATIENCE_S
-from tests.operator.stage import OURS
 
 NAMESPACE = chart.NAMESPACE
 PORTS = {"probes": 7401, "webhook": 9443, "metrics-api": 9444}

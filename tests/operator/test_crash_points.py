@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.cluster.control_plane import ControlPlane
-from tests.operator.api_proxy import ApiProxy, Gone, Write
-from tests.operator.stage import Replica, Stage, until
+from harness.operator.api_proxy import ApiProxy, Gone, Write
+from harness.operator.stage import Replica, Stage, until
 
 KINDS = ("servingpool", "loraadapter", "deployment", "service", "serviceaccount", "poddisruptionbudget")
 SCENES = ("create", "update", "scale", "delete")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.operator.api_proxy import ApiProxy
-from tests.operator.stage import CLUSTER_RULES, OWN_RULES, POOL_RULES, Replica, Stage, until
+from harness.operator.api_proxy import ApiProxy
+from harness.operator.stage import CLUSTER_RULES, OWN_RULES, POOL_RULES, Replica, Stage, until
 
 # It has to run out while somebody waits, and not while its leader is only held up by a busy machine (it gives up after
 # two thirds of it).

@@ -12,7 +12,7 @@ import pytest
 
 from harness.cluster.api import is_so
 from harness.cluster.fake_kubelet import FakeKubelet
-from tests.operator.stage import OURS, Stage, until
+from harness.operator.stage import OURS, Stage, until
 
 BASE_NAME = "weft-quickstart"
 OBJECTS = (("servingpool", "base"), ("loraadapter", "upper"), ("loraadapter", "nowhere"))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.operator.stage import Stage, playing
+from harness.operator.stage import Stage, playing
 
 
 @pytest.fixture(scope="module", autouse=True)

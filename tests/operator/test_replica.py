@@ -3,8 +3,8 @@
 from typing import Any
 
 from harness.cluster.errors import Refused
+from harness.operator.stage import Stage, until
 from harness.ports import free_port
-from tests.operator.stage import Stage, until
 
 WEBHOOK = "weft-replica-test"
 

@@ -1,7 +1,7 @@
 """At rest nothing is written; a watch that hears nothing is found out."""
 
-from tests.operator.api_proxy import ApiProxy
-from tests.operator.stage import Replica, Stage, playing, until
+from harness.operator.api_proxy import ApiProxy
+from harness.operator.stage import Replica, Stage, playing, until
 
 AUDIT_S = 0.5
 

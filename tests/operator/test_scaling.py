@@ -12,11 +12,11 @@ import pytest
 from harness.cluster.api import is_so
 from harness.cluster.certificates import Authority, Pair
 from harness.cluster.errors import Refused
+from harness.operator.demanding_gateway import DemandingGateway
+from harness.operator.stage import Replica, Stage, until
 from harness.ports import free_port
 from harness.quickstart import BASE
 from harness.waiting import PATIENCE_S
-from tests.operator.demanding_gateway import DemandingGateway
-from tests.operator.stage import Replica, Stage, until
 
 ROOT = "/apis/external.metrics.k8s.io/v1beta1"
 SERVICE, API = "weft-operator", "v1beta1.external.metrics.k8s.io"

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import pytest
 
 from harness.cluster.control_plane import ControlPlane
+from harness.operator.api_proxy import ApiProxy
+from harness.operator.stage import Replica, Stage, until
 from harness.quickstart import BASE
-from tests.operator.api_proxy import ApiProxy
-from tests.operator.stage import Replica, Stage, until
 from tests.operator.test_crash_points import state, until_settled
 
 POOLS, ADAPTERS = ("servingpools",), ("loraadapters",)

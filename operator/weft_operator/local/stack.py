@@ -28,7 +28,7 @@ from weft_operator.reconcile import Controller
 from weft_operator.registry_client import RegistryClient
 from weft_operator.resources import Ref
 
-START_S = 60.0
+START_S = 300.0  # of a slow, busy machine: a component that cannot start fails long before
 
 Progress = Callable[[str, ProcessState], None]
 
@@ -198,6 +198,7 @@ class Stack:
     async def _keep_description(self) -> None:
         """`stack.json` follows the processes."""
         while True:
+            self._changed.clear()  # whoever else waits checks its condition after it clears, so it misses nothing
             self._write_description()
             await self._changed.wait()
             await asyncio.sleep(0.05)  # many changes come together at the start

@@ -15,7 +15,7 @@ from harness.cluster import tools
 from harness.cluster.access import Access, Endpoint, Rules, access, grants
 from harness.cluster.errors import Refused
 from harness.cluster.machine import own_address
-from harness.cluster.rest import Rest
+from harness.cluster.objects import Objects, path_of
 from harness.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
@@ -81,9 +81,9 @@ class Api:
         return {**os.environ, "KUBECACHEDIR": str(self.folder / "kubectl-cache")}
 
     @cached_property
-    def rest(self) -> Rest:
+    def objects(self) -> Objects:
         """The same without a process for each question."""
-        return Rest(self.url, self.ca, self.token)
+        return Objects(self.client(), self.folder)
 
     def get(
         self, kinds: str, name: str = "", namespace: str = "", *, selector: str = "", fields: str = ""
@@ -93,14 +93,14 @@ class Api:
         Raises Refused, also for an object that is not there.
         """
         if name:
-            return self.rest.json("GET", self.rest.resource(kinds).path(namespace, name))
+            return self.objects.request("GET", path_of(self.objects.resource(kinds), namespace, name))
         asked = {"labelSelector": selector, "fieldSelector": fields}
         query = {option: value for option, value in asked.items() if value}
         items: list[dict[str, Any]] = []
         for kind in kinds.split(","):
-            resource = self.rest.resource(kind)
-            found = self.rest.json("GET", resource.path(namespace), query=query)["items"]
-            items += [{"apiVersion": resource.api_version, "kind": resource.kind, **item} for item in found]
+            resource = self.objects.resource(kind)
+            found = self.objects.request("GET", path_of(resource, namespace), query=query)["items"]
+            items += [{"apiVersion": resource.group_version, "kind": resource.kind, **item} for item in found]
         return {"items": items}
 
     def wait(self, *arguments: str | Path) -> None:
@@ -111,30 +111,30 @@ class Api:
         self, kind: str, name: str, namespace: str, holds: Callable[[dict[str, Any]], bool], what: str
     ) -> None:
         """Watch until there is such an object of which it holds. Raises TimeoutError."""
-        path = self.rest.resource(kind).path(namespace)
-        self.rest.until(path, name, lambda found: found is not None and holds(found), f"{kind}/{name} {what}")
+        self.objects.until(
+            kind, name, namespace, lambda found: found is not None and holds(found), f"{kind}/{name} {what}"
+        )
 
     def wait_until_gone(self, kind: str, name: str, namespace: str) -> None:
         """Watch until there is no such object. Raises TimeoutError."""
-        path = self.rest.resource(kind).path(namespace)
-        self.rest.until(path, name, lambda found: found is None, f"{kind}/{name} is gone")
+        self.objects.until(kind, name, namespace, lambda found: found is None, f"{kind}/{name} is gone")
 
     def apply(self, *objects: Mapping[str, Any], manager: str = "test", dry_run: bool = False) -> list[dict[str, Any]]:
         """Server-side apply, forced and strict, of manifests given as values. The objects as they are then."""
         query = {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"}
         query |= {"dryRun": "All"} if dry_run else {}
-        return [self.rest.json("PATCH", self._path(obj), obj, content=APPLY, query=query) for obj in objects]
+        return [self.objects.request("PATCH", self._path(obj), obj, content=APPLY, query=query) for obj in objects]
 
     def delete(self, *objects: Mapping[str, Any]) -> None:
         """At once, without a grace; what is not there is not missed."""
         for obj in objects:
             with contextlib.suppress(Refused):
-                self.rest.json("DELETE", self._path(obj), query={"gracePeriodSeconds": "0"})
+                self.objects.request("DELETE", self._path(obj), query={"gracePeriodSeconds": "0"})
 
     def _path(self, obj: Mapping[str, Any]) -> str:
-        resource = self.rest.resource(f"{obj['kind']}.{obj['apiVersion']}")
+        resource = self.objects.resource(f"{obj['kind']}.{obj['apiVersion']}")
         meta = obj["metadata"]
-        return resource.path(meta.get("namespace", "default"), meta["name"])
+        return path_of(resource, meta.get("namespace", "default"), meta["name"])
 
     def client(self, by: Access | None = None) -> kubernetes_client.ApiClient:
         """A client of the `kubernetes` package, with a pool of connections of its own: close it."""
@@ -153,7 +153,9 @@ class Api:
         self._namespaces += 1
         name = f"{prefix}-{self._namespaces}"
         metadata = {"name": name, "labels": dict(labels or {})}
-        self.rest.json("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        self.objects.request(
+            "POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+        )
         self.wait_until("serviceaccount", "default", name, lambda _: True, "is there")
         return name
 
@@ -173,7 +175,7 @@ class Api:
     def token_of(self, namespace: str, name: str) -> Access:
         """A way in as an existing ServiceAccount, for an hour."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
-        answer = self.rest.json("POST", path, {"spec": {"expirationSeconds": 3600, "audiences": None}})
+        answer = self.objects.request("POST", path, {"spec": {"expirationSeconds": 3600, "audiences": None}})
         token = answer["status"]["token"]
         return access(self.folder, f"system:serviceaccount:{namespace}:{name}", token, self.endpoint)
 
@@ -198,14 +200,14 @@ class Api:
         patch, content = {"metadata": {"finalizers": None}}, "application/merge-patch+json"
         for resource in resources:
             for found in self.get(resource, namespace=namespace)["items"]:
-                path = self.rest.resource(resource).path(namespace, found["metadata"]["name"])
+                path = path_of(self.objects.resource(resource), namespace, found["metadata"]["name"])
                 with contextlib.suppress(Refused):  # gone by itself is what we want
-                    self.rest.json("DELETE", path)
-                    self.rest.json("PATCH", path, patch, content=content)
+                    self.objects.request("DELETE", path)
+                    self.objects.request("PATCH", path, patch, content=content)
 
     def delete_namespace(self, name: str) -> None:
         """Begin its end; nobody waits for it."""
-        self.rest.json("DELETE", f"/api/v1/namespaces/{name}")
+        self.objects.request("DELETE", f"/api/v1/namespaces/{name}")
 
 
 def is_so(condition: str, status: str = "True") -> Callable[[dict[str, Any]], bool]:

@@ -32,6 +32,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kubernetes.client import AuthenticationV1Api, V1SelfSubjectReview
+from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from harness.cluster import flags, tools
@@ -39,7 +41,7 @@ from harness.cluster.access import Access, Endpoint, Users
 from harness.cluster.api import Api
 from harness.cluster.audit import POLICY, AuditLog, Write
 from harness.cluster.certificates import Authority, signing_key
-from harness.cluster.errors import Refused, StartFailed
+from harness.cluster.errors import StartFailed
 from harness.cluster.folders import owned_folder
 from harness.cluster.processes import Process, free_ports, wait_until
 
@@ -62,7 +64,7 @@ class ControlPlane(Api):
         with contextlib.ExitStack() as stack:
             self.folder = stack.enter_context(owned_folder("weft-cluster-"))
             self._prepare()
-            stack.callback(self.rest.close)
+            stack.callback(self.objects.close)
             self._start(stack)
             self._stack = stack.pop_all()
         return self
@@ -171,15 +173,14 @@ class ControlPlane(Api):
             raise StartFailed(f"{error}\n{self.logs()}") from error
 
     def _answers(self, path: str) -> bool:
-        try:
-            return self.rest.request("GET", path).status == 200
-        except (HTTPError, Refused):
-            return False
+        with self.client() as client, contextlib.suppress(HTTPError, ApiException):
+            return client.call_api(*client.param_serialize("GET", path, auth_settings=["BearerToken"])).status == 200
+        return False
 
     def _flush_audit(self) -> None:
         """A write of our own, seen in the log: what was answered before it is in the log too."""
-        kind = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         mark = self._audit.mark()
-        answer = self.rest.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", kind)
-        ours = answer.headers["Audit-Id"]
-        wait_until(lambda: any(write.audit_id == ours for write in self._audit.since(mark)), "the audit log grows")
+        with self.client() as client:
+            api = AuthenticationV1Api(client)
+            _, _, headers = api.create_self_subject_review_with_http_info(V1SelfSubjectReview())
+        wait_until(lambda: any(write.audit_id == headers["Audit-Id"] for write in self._audit.since(mark)), "the audit log grows")

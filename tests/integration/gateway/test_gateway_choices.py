@@ -12,9 +12,10 @@ import openai
 import orjson
 import pytest
 
+from harness.gateway_peers import FakeRunner, runner_server
 from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2
 
-from .conftest import FakeRunner, World, opened, runner_server, serving, soon, until
+from .conftest import World, opened, serving, soon, until
 from .test_gateway_bounds import stalled
 
 HELLO: Any = [{"role": "user", "content": "hello"}]

@@ -8,21 +8,11 @@ from typing import Any
 
 import pytest
 
+from harness.gateway_peers import FakeRunner, FakeScheduler, grpc_server, runner_server
 from harness.ports import free_addresses
 from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2, scheduler_pb2_grpc
 
-from .conftest import (
-    ANSWER,
-    FakeRunner,
-    FakeScheduler,
-    World,
-    grpc_server,
-    opened,
-    runner_server,
-    serving,
-    soon,
-    until,
-)
+from .conftest import ANSWER, World, opened, serving, soon, until
 
 BODY: dict[str, Any] = {"model": "acme/upper", "prompt": "hello", "stream": True}
 

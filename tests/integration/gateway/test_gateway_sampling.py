@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from harness.gateway_peers import FakeRunner, runner_server
 from weft.wire.v1 import common_pb2, runner_pb2
 
-from .conftest import ANSWER, FakeRunner, World, runner_server, serving, soon, until
+from .conftest import ANSWER, World, serving, soon, until
 from .test_gateway_answers import sse
 from .test_gateway_refusals import with_keys
 
