@@ -183,4 +183,7 @@ class ControlPlane(Api):
         with self.client() as client:
             api = AuthenticationV1Api(client)
             _, _, headers = api.create_self_subject_review_with_http_info(V1SelfSubjectReview())
-        wait_until(lambda: any(write.audit_id == headers["Audit-Id"] for write in self._audit.since(mark)), "the audit log grows")
+        wait_until(
+            lambda: any(write.audit_id == headers["Audit-Id"] for write in self._audit.since(mark)),
+            "the audit log grows",
+        )
