@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, crowd, emitted, finished, load, runners
@@ -50,8 +51,11 @@ def in_the_middle(streams: list[Watched]) -> bool:
 
 async def wait_for_two_ready_runners(stack: Stack) -> None:
     async def two() -> bool:
+        """A runner that was killed stays in the supervisor's list until its lease ends, or it is back."""
+        found = [stack.components()[name] for name in stack.names("runner")]
+        alive = all(one["phase"] == "Ready" and psutil.pid_exists(one["pid"]) for one in found)
         listed = await runners(stack.address("supervisor"))
-        return sum(r.ready and not r.draining for r in listed.runners) == 2
+        return alive and sum(r.ready and not r.draining for r in listed.runners) == 2
 
     await eventually(two)
 
