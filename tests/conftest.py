@@ -12,7 +12,9 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from harness import progress
+pytest.register_assert_rewrite("harness")  # its assertions show what they compared
+
+from harness import progress  # noqa: E402
 
 SEED = int(os.environ.get("WEFT_TEST_SEED", "0"))
 

@@ -4,8 +4,10 @@ import os
 from pathlib import Path
 
 
-def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o600) -> None:
+def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o600, *, durable: bool = True) -> None:
     """Replace a file, durable when it returns; after a crash it is the old one or the new one, whole.
+
+    Not `durable`: that holds for crashes of the process; after one of the machine it may be gone or damaged.
 
     One writer of a path at a time: the temporary name is fixed, so that crashes leave at most one behind.
     """
@@ -14,9 +16,11 @@ def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o600) ->
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
     temporary.replace(path)
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

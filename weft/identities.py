@@ -5,6 +5,8 @@ Named tuples, not dataclasses: both are dictionary keys on hot paths, where a tu
 
 from typing import NamedTuple
 
+MAX_TERM = 2**32 - 1  # a term is the upper half of 64-bit versions
+
 
 class Epoch(NamedTuple):
     """One ownership of a request by a runner, ordered by (term, counter). (0, 0), NEVER, means never assigned."""

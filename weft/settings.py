@@ -10,6 +10,15 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from weft import process
 
+# Where each listens unless it is told otherwise; probes are one port above. One process of each kind on a machine finds
+# the others without a flag.
+GATEWAY = "127.0.0.1:8000"
+SCHEDULER, SCHEDULER_PROBES = "127.0.0.1:7410", "127.0.0.1:7411"
+SUPERVISOR, SUPERVISOR_PROBES = "127.0.0.1:7420", "127.0.0.1:7421"
+DEPOT = "127.0.0.1:7430"
+PREDICTOR, PREDICTOR_PROBES = "127.0.0.1:7440", "127.0.0.1:7441"
+OPERATOR_PROBES = "0.0.0.0:7451"  # the kubelet asks the pod's address
+
 
 def _address(value: str) -> str:
     process.split_address(value)  # ValueError with the form that is expected

@@ -137,8 +137,9 @@ def hello_of(pod: Object, address: str) -> pb.RunnerHello:
     words: list[str] = pod["spec"]["containers"][0]["args"]
     flags = {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
     pages, page_tokens = int(flags["kv-pages"]), int(flags["page-tokens"])
+    namespace = flags["pool"].partition("/")[0]
     return pb.RunnerHello(
-        runner=common.RunnerId(uuid=pod["metadata"]["uid"], incarnation=uuid.uuid4().hex),
+        runner=common.RunnerId(uuid=f"{namespace}.{pod['metadata']['uid']}", incarnation=uuid.uuid4().hex),
         name=pod["metadata"]["name"],
         address=f"{address}:7400",
         pool=flags["pool"],

@@ -3,7 +3,7 @@
 import http.client
 import json
 import socket
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 from weft_cli.errors import BadInput, CommandError, NotRunning, NotThere
 
 TIMEOUT_S = 30.0
+BATCH_OBJECTS, BATCH_BYTES = 256, 1 << 19  # the controller takes a body of twice that
 Object = dict[str, Any]
 
 
@@ -21,10 +22,19 @@ class Controller:
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
 
-    def apply(self, obj: Object) -> tuple[str, Object]:
-        """created, configured or unchanged; and the object."""
-        answer = self._json("POST", "/v1/apply", obj)
-        return answer["result"], answer["object"]
+    def apply(self, objects: Sequence[Object]) -> Iterator[str | CommandError]:
+        """Of each object in its order: created, configured or unchanged, or why it is refused."""
+        return self._each("/v1/apply", objects)
+
+    def delete(self, objects: Sequence[Object]) -> Iterator[str | CommandError]:
+        """Of each object, of which kind, namespace and name count, in its order: deleted, or why not."""
+        return self._each("/v1/delete", objects)
+
+    def _each(self, path: str, objects: Sequence[Object]) -> Iterator[str | CommandError]:
+        for part in batches(objects):
+            for answer in self._json("POST", path, {"kind": "List", "items": part})["items"]:
+                error = answer.get("error")
+                yield _refusal(error["code"], error["message"]) if error else answer["result"]
 
     def list(self, plural: str, namespace: str | None = None) -> tuple[list[Object], str]:
         """Objects and the version of the list, from which a watch may go on."""
@@ -34,9 +44,6 @@ class Controller:
 
     def get(self, plural: str, namespace: str, name: str) -> Object:
         return self._json("GET", _path(plural, namespace, name))
-
-    def delete(self, plural: str, namespace: str, name: str) -> Object:
-        return self._json("DELETE", _path(plural, namespace, name))
 
     def stack(self) -> Object:
         """Addresses and states of the components."""
@@ -48,9 +55,9 @@ class Controller:
             while line := response.readline():
                 yield json.loads(line)
 
-    def logs(self, component: str, tail: int, *, follow: bool) -> Iterator[bytes]:
-        """A component's log as it is, and as it grows."""
-        query = urlencode({"tail": tail, "follow": int(follow)})
+    def logs(self, component: str, tail: int | None, *, follow: bool) -> Iterator[bytes]:
+        """The last lines of a component's log (None: all of it), and how it grows."""
+        query = urlencode({"follow": int(follow)} | ({} if tail is None else {"tail": tail}))
         with self._answer("GET", f"{_path('logs', component)}?{query}", timeout_s=None) as response:
             while data := response.read1(65536):
                 yield data
@@ -89,11 +96,28 @@ def _path(*parts: str) -> str:
     return "/v1/" + "/".join(quote(part, safe="", errors="surrogateescape") for part in parts)
 
 
+def batches(objects: Sequence[Object]) -> Iterator[Sequence[Object]]:
+    """Parts that fit into a request and into a moment: of each the answer is there before the next is sent."""
+    begin = size = 0
+    for end, obj in enumerate(objects):
+        bytes_ = len(json.dumps(obj)) + 2  # ", "
+        if end > begin and (size + bytes_ > BATCH_BYTES or end - begin == BATCH_OBJECTS):
+            yield objects[begin:end]
+            begin, size = end, 0
+        size += bytes_
+    if objects:
+        yield objects[begin:]
+
+
 def _refused(status: int, body: bytes) -> CommandError:
     try:
         message = str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):
         message = body.decode(errors="replace")[:500]
+    return _refusal(status, message)
+
+
+def _refusal(status: int, message: str) -> CommandError:
     if status in (http.client.BAD_REQUEST, http.client.UNPROCESSABLE_ENTITY):
         return BadInput(message)
     return NotThere(message) if status == http.client.NOT_FOUND else CommandError(message)

@@ -1,7 +1,6 @@
 """`weft logs` and `weft status`: the components, what they say and how they are."""
 
 import codecs
-from collections import deque
 from pathlib import Path
 
 from weft_cli.client import Controller
@@ -9,8 +8,11 @@ from weft_cli.errors import CommandError, NotRunning
 from weft_cli.output import note, say, table
 
 
-def logs(controller: Controller, component: str | None, tail: int, *, follow: bool) -> None:
-    """A component's log; the list of components when none is named. A stack that ended can still be read."""
+def logs(controller: Controller, component: str | None, tail: int | None, *, follow: bool) -> None:
+    """The last lines of a component's log (None: all that is kept); the components when none is named.
+
+    A stack that ended can still be read.
+    """
     try:
         if component is None:
             say("\n".join(["controller", *sorted(controller.stack()["components"])]))
@@ -38,13 +40,14 @@ def status(controller: Controller) -> None:
         raise CommandError("not every component is ready")
 
 
-def _read(folder: Path, component: str | None, tail: int, error: NotRunning) -> None:
+def _read(folder: Path, component: str | None, tail: int | None, error: NotRunning) -> None:
+    from weft_operator.local.logfile import last_lines
+
     found = sorted(path.stem for path in folder.glob("*.log")) if folder.is_dir() else []
     if component is None and found:
         say("\n".join(found))
     elif component in found:
         note(f"weft is not running; the last lines of {folder / component}.log:")
-        with (folder / f"{component}.log").open(errors="replace") as file:
-            say("".join(deque(file, maxlen=tail)).rstrip())
+        say("".join(f"{line}\n" for line in last_lines(folder / f"{component}.log", tail)), end="")
     else:
         raise error

@@ -158,13 +158,13 @@ def logs(
         str | None, typer.Argument(help="Its name; without one, the names.", show_default=False)
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-F", help="Go on with what is written from now on.")] = False,
-    tail: Annotated[int, typer.Option(min=0, max=10_000, help="Lines to begin with.")] = 100,
+    tail: Annotated[int, typer.Option(min=-1, help="Lines to begin with; -1: all that is kept.")] = 100,
     directory: DataDir = None,
 ) -> None:
     """What a component writes: `weft logs gateway --follow`."""
     from weft_cli.logs import logs as run
 
-    run(controller(directory), component, tail, follow=follow)
+    run(controller(directory), component, None if tail < 0 else tail, follow=follow)
 
 
 @app.command(rich_help_panel="Stack")
@@ -290,7 +290,7 @@ def delete(
     directory: DataDir = None,
 ) -> None:
     """Delete objects: `weft delete lora upper -n acme`, `weft delete -f adapter.yaml`."""
-    from weft_cli.objects import OTHER_NAMESPACE, refs_of
+    from weft_cli.objects import OTHER_NAMESPACE, named, to_delete
     from weft_cli.objects import delete as run
 
     if bool(files) == bool(kind):
@@ -301,8 +301,8 @@ def delete(
     if resource == "runners":
         raise BadInput("runners are not deleted: their pool wants them", "change spec.replicas of the pool")
     if files:
-        return run(controller(directory), refs_of(files))
-    return run(controller(directory), [(resource, namespace, name) for name in names or ()], OTHER_NAMESPACE)
+        return run(controller(directory), to_delete(files))
+    return run(controller(directory), named(resource, namespace, names or ()), OTHER_NAMESPACE)
 
 
 @app.command(

@@ -32,15 +32,15 @@ def load_manifests(paths: Sequence[Path], done: str = "applied") -> list[Object]
 
 def apply(controller: Controller, paths: Sequence[Path]) -> None:
     """Each object in order; one that is refused does not keep the others from being applied."""
-    refused: list[CommandError] = []
-    for obj in load_manifests(paths):
-        try:
-            result, _ = controller.apply(obj)
+    objects, refused = load_manifests(paths), list[CommandError]()
+    for obj, result in zip(objects, controller.apply(objects), strict=True):
+        if isinstance(result, CommandError):
+            refused.append(result)
+        else:
             say(f"{_label(obj)} {result}")
-        except BadInput as error:
-            refused.append(error)
     if refused:
-        raise BadInput("\n".join(error.message for error in refused))
+        wrong = all(isinstance(error, BadInput) for error in refused)
+        raise (BadInput if wrong else CommandError)("\n".join(error.message for error in refused))
 
 
 def get(
@@ -84,24 +84,33 @@ def describe(controller: Controller, kind: str, name: str, namespace: str) -> No
     say("\n".join(lines))
 
 
-def delete(controller: Controller, refs: Sequence[tuple[str, str, str]], hint: str = "") -> None:
-    """Delete objects by (plural, namespace, name); every one is tried. `hint`: for a name that is not there."""
+def delete(controller: Controller, objects: Sequence[Object], hint: str = "") -> None:
+    """Every one is tried; of an object kind, namespace and name count. `hint`: for one that is not there."""
     failures: list[CommandError] = []
-    for plural, namespace, name in refs:
-        try:
-            controller.delete(plural, namespace, name)
-            say(f"{SINGULAR[plural]}/{name} deleted")
-        except CommandError as error:
-            failures.append(error)
+    for obj, result in zip(objects, controller.delete(objects), strict=True):
+        if isinstance(result, CommandError):
+            failures.append(result)
+        else:
+            say(f"{SINGULAR[PLURAL[obj['kind']]]}/{obj['metadata']['name']} {result}")
     if failures:
         missing = any(isinstance(error, NotThere) for error in failures)
         raise CommandError("\n".join(error.message for error in failures), hint if missing else "")
 
 
-def refs_of(paths: Sequence[Path]) -> list[tuple[str, str, str]]:
+def to_delete(paths: Sequence[Path]) -> list[Object]:
     """The objects of these manifests, adapters before the pools that serve them."""
-    objects = sorted(load_manifests(paths, "deleted"), key=lambda obj: obj["kind"])
-    return [(PLURAL[obj["kind"]], obj["metadata"]["namespace"], obj["metadata"]["name"]) for obj in objects]
+    return sorted(load_manifests(paths, "deleted"), key=lambda obj: obj["kind"])
+
+
+def named(plural: str, namespace: str, names: Sequence[str]) -> list[Object]:
+    """Objects by what a person typed, which may be no text: then it is no object's name either."""
+    kind = next(kind for kind, known in PLURAL.items() if known == plural)
+    metas = [{"namespace": _text(namespace), "name": _text(name)} for name in names]
+    return [{"kind": kind, "metadata": meta} for meta in metas]
+
+
+def _text(typed: str) -> str:
+    return typed.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _chosen(controller: Controller, kind: str, name: str | None, namespace: str | None) -> tuple[list[Object], str]:

@@ -51,6 +51,15 @@ class Measured:
         )
 
 
+def head_of(uuid: str) -> str:
+    """Enough of a runner's uuid to tell it from others; its namespace, which it begins with, is left out."""
+    return _own_part(uuid)[:8]
+
+
+def _own_part(uuid: str) -> str:
+    return uuid.rpartition(".")[2]
+
+
 @dataclass(frozen=True, slots=True)
 class Runner:
     """A runner as its supervisor knows it."""
@@ -74,11 +83,11 @@ class Runner:
     @property
     def called(self) -> str:
         """Its name, such as its pod's; the head of its uuid where it gave itself none."""
-        return self.name or self.uuid[:8]
+        return self.name or head_of(self.uuid)
 
     def is_called(self, text: str) -> bool:
         """Whether somebody means it: by its name, or by the head of its uuid."""
-        return text == self.name or self.uuid.startswith(text)
+        return text in (self.name, self.uuid) or _own_part(self.uuid).startswith(text)
 
     def row(self) -> tuple[str, ...]:
         """As `weft get runners` prints it."""

@@ -16,7 +16,7 @@ from weft.printable import printable
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft_cli.errors import CommandError
 from weft_cli.output import say, table
-from weft_cli.runners import TIMEOUT_S, Supervisor, ask
+from weft_cli.runners import TIMEOUT_S, Supervisor, ask, head_of
 from weft_cli.sse import refusal_of
 from weft_cli.top_figures import (
     ADAPTER_HEADERS,
@@ -92,7 +92,7 @@ def runner_of(state: pb.RunnerState) -> RunnerNow:
     device = pb.AdapterState.DEVICE
     return RunnerNow(
         incarnation=(state.id.uuid, state.id.incarnation),
-        name=about.name or state.id.uuid[:8],
+        name=about.name or head_of(state.id.uuid),
         pool=about.pool,
         ready=state.ready,
         draining=state.draining,

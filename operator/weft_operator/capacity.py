@@ -126,6 +126,7 @@ def launch(pool: Pool, base_digest: str) -> Launch:
         token_time_ms=pool.token_time_ms,
         tensor_parallel=pool.tensor_parallel,
         pipeline_parallel=pool.pipeline_parallel,
+        model_name=pool.model_name,
     )
 
 

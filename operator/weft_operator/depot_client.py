@@ -1,6 +1,6 @@
-"""The depot's HTTP API, as far as the operator needs it: resolve, and the list of what to keep."""
+"""The depot's HTTP API, as far as the operator needs it: resolve, what has changed, and the list of what to keep."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, get_args
 
 import httpx2
@@ -56,6 +56,13 @@ class DepotClient:
         """Tell the complete list of what to keep; the depot drops the rest. Raises DepotUnavailable."""
         await self._json("POST", "/v1/retain", json={"digests": sorted(digests)})
 
+    async def changed(self, watches: Collection[str]) -> frozenset[str]:
+        """Those of these watches whose source is not what it was. Raises DepotUnavailable."""
+        answer = await self._json("POST", "/v1/changed", json={"watches": sorted(watches)})
+        if not isinstance(answer.get("changed"), list):
+            raise DepotFailed(f"the depot answered with what is no list of changes: {quoted(answer, 200)}")
+        return frozenset(answer["changed"])
+
     async def _json(self, method: str, path: str, **kwargs: Any) -> dict[str, Any]:
         try:
             response = await self._http.request(method, path, **kwargs)
@@ -99,4 +106,5 @@ def parse_answer(body: dict[str, Any]) -> Answer:
         verdict=body.get("verdict"),
         reason=body.get("reason") or (Reason.RESOLVE_FAILED.value if state == "Failed" else ""),
         message=body.get("message") or "",
+        watch=body.get("watch"),
     )

@@ -1,4 +1,4 @@
-"""What is asked of the depot: sources to resolve, a bounded number at once, and the list of what to keep.
+"""What is asked of the depot: sources to resolve, a bounded number at once, which of them have changed, what to keep.
 
 A question lasts as long as its source takes, hours for a large or slow one. So one namespace may only have a few under
 way, and nothing ever waits until none is: whose sources stand still, stands still alone.
@@ -13,9 +13,9 @@ from weft.telemetry.logs import kv
 from weft_operator.actions import Resolve, Retain
 from weft_operator.errors import DepotUnavailable
 from weft_operator.observe import Desired, Observed
-from weft_operator.plan import Policy, longest_drain_s, plan_retention
+from weft_operator.plan import Policy, longest_drain_s, plan_retention, resolve_period_s
 from weft_operator.record import record
-from weft_operator.resolution import Answer, heard, unheard
+from weft_operator.resolution import Answer, changed, heard, unheard
 from weft_operator.resources import Adapter, Ref
 from weft_operator.seams import Depot
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 RESOLVES_AT_ONCE = 64  # fewer than the depot client has connections
 RESOLVES_OF_NAMESPACE = 8
-PAUSE_S = 10.0  # before a list that the depot did not take is told again
+PAUSE_S = 10.0  # between two lists, and before a question that the depot did not answer is asked again
 
 
 class DepotWork:
@@ -64,6 +64,24 @@ class DepotWork:
         for task in self._resolving.values():
             task.cancel()
 
+    async def watch(self) -> None:
+        """Ask which sources have changed, all of them in one question; those are resolved again. Until cancelled."""
+        while True:
+            await asyncio.sleep(resolve_period_s(self._desired, self._policy))
+            resolutions = self._observed.resolutions
+            watches = {uid: r.answer.watch for uid, r in resolutions.items() if r.answer.watch and not r.running}
+            try:
+                gone = await self._depot.changed(set(watches.values())) if watches else frozenset[str]()
+            except DepotUnavailable as error:
+                log.warning("depot does not answer", extra=kv(error=str(error)))
+                await asyncio.sleep(PAUSE_S)
+                continue
+            for uid, watch in watches.items():
+                known = resolutions.get(uid)
+                if watch in gone and known is not None and known.answer.watch == watch:
+                    resolutions[uid] = changed(known)
+                    self._mark([self._desired.by_uid[uid]])
+
     async def keep(self) -> None:
         """Tell the depot what to keep whenever something has drained. Until cancelled."""
         not_before = 0.0
@@ -75,7 +93,8 @@ class DepotWork:
                 async with asyncio.timeout(None if pause_s is None else max(pause_s, 0.0)):
                     await self._drains.wait()
             except TimeoutError:
-                not_before = 0.0 if await self._retain() else self._clock() + PAUSE_S
+                await self._retain()
+                not_before = self._clock() + PAUSE_S
 
     async def _resolution(self, action: Resolve) -> None:
         def on_step(answer: Answer) -> None:
@@ -107,7 +126,7 @@ class DepotWork:
         resolutions[action.uid] = unheard(resolutions[action.uid], self._clock())
         self._mark([action.ref])
 
-    async def _retain(self) -> bool:
+    async def _retain(self) -> None:
         """Resolutions may be under way: what they have fetched, and no list names yet, the depot's leases keep."""
         now = self._clock()
         try:
@@ -117,6 +136,5 @@ class DepotWork:
                 record(action, self._observed, now)
         except DepotUnavailable as error:
             log.warning("depot does not answer", extra=kv(error=str(error)))
-            return False
-        self._observed.retention.forget(now)
-        return True
+        else:
+            self._observed.retention.forget(now)

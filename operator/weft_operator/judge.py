@@ -21,7 +21,7 @@ from weft_operator.capacity import Bounds
 from weft_operator.children import child_names
 from weft_operator.observe import AdapterReport, Desired, Observed, Pod, PoolReport, RunnerProcess
 from weft_operator.resolution import Good, Request, Resolution, remembered
-from weft_operator.resources import Adapter, Pool, Ref
+from weft_operator.resources import Adapter, Pool, Ref, holds
 
 UNPINNED_SLOTS = 1  # of a runner
 POD_NAME = re.compile(r'pods? "[^"]*"')
@@ -68,7 +68,7 @@ def pool_facts(pool: Pool, desired: Desired, observed: Observed, bounds: Bounds,
     refusal = refuse_pool(pool, desired)
     request = None if refusal else pool_request(pool)
     resolution = _resolution(pool, request, observed)
-    adapters = list(desired.adapters_of(pool.meta.ref))
+    adapters_total, adapters_ready = desired.counts(pool.meta.ref)
     return PoolFacts(
         pool=pool,
         refusal=refusal,
@@ -80,8 +80,8 @@ def pool_facts(pool: Pool, desired: Desired, observed: Observed, bounds: Bounds,
         hindrance=_hindrance(pool, observed, now),
         bounds=bounds,
         wanted=wanted,
-        adapters_total=len(adapters),
-        adapters_ready=sum(is_ready(adapter) for adapter in adapters),
+        adapters_total=adapters_total,
+        adapters_ready=adapters_ready,
     )
 
 
@@ -208,7 +208,7 @@ def adapter_request(adapter: Adapter, pool: Pool, base: Good) -> Request:
 
 def is_ready(adapter: Adapter) -> bool:
     """Is this adapter Ready, by its stored status?"""
-    return _stored(adapter, "Ready")
+    return holds(adapter, "Ready")
 
 
 def recall(resource: Pool | Adapter, desired: Desired, observed: Observed) -> Resolution | None:
@@ -281,7 +281,7 @@ def is_at_home(claimant: Pool | Adapter) -> bool:
 
 def _precedence(claimant: Pool | Adapter) -> tuple[bool, float, bool, str]:
     meta = claimant.meta
-    return (isinstance(claimant, Adapter), meta.created, not _stored(claimant, "Accepted"), meta.uid)
+    return (isinstance(claimant, Adapter), meta.created, not holds(claimant, "Accepted"), meta.uid)
 
 
 def _conflict(asking: Pool | Adapter, owner: Pool | Adapter) -> Refusal:
@@ -295,7 +295,3 @@ def holder_words(asking: Pool | Adapter, owner: Pool | Adapter) -> str:
     if isinstance(asking, Adapter) and asking.meta.ref.namespace != owner.meta.ref.namespace:
         return "belongs to an adapter of another namespace"
     return f"belongs to LoRAAdapter {owner.meta.ref}"
-
-
-def _stored(resource: Pool | Adapter, condition: str) -> bool:
-    return any(c["type"] == condition and c["status"] == "True" for c in resource.status.get("conditions", ()))

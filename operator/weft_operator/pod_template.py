@@ -64,6 +64,7 @@ def launch_flags(launch: Launch) -> dict[str, str | int]:
     split = {"tensor-parallel": launch.tensor_parallel, "pipeline-parallel": launch.pipeline_parallel}
     return {
         "pool": str(launch.pool),
+        "model-name": launch.model_name,
         "base-digest": launch.base_digest,
         "page-tokens": launch.page_tokens,
         "kv-pages": launch.kv_pages,

@@ -3,7 +3,7 @@
 One event loop owns `Desired` and `Observed`. Several workers carry out what was planned, never two the same object. An
 object that is marked ten times while it waits, or while it is worked on, is planned once after that. An action that
 fails is not repeated by itself: its object is planned again after a pause (doubling, bounded), from what is true then.
-A slow resync plans everything, so a lost event costs seconds, not correctness.
+A slow resync plans everything, so a lost event costs time, not correctness.
 
 The controller may be fed (`on_*`) long before `run()`: one that waits for its turn to lead knows the world already.
 """
@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 10.0
 RESYNC_S = 30.0
+RESYNCED_PER_S = 10.0  # the most objects that are planned for no reason, so that rest costs the same with 10,000
 WORKERS = 8
 
 K = TypeVar("K")
@@ -106,6 +107,7 @@ class Controller:
                 for _ in range(WORKERS):
                     tasks.create_task(self._worker())
                 tasks.create_task(self._resync())
+                tasks.create_task(self._depot.watch())
                 tasks.create_task(self._depot.keep())
         finally:
             self._depot.close()
@@ -300,7 +302,8 @@ class Controller:
 
     async def _resync(self) -> None:
         while True:
-            await asyncio.sleep(RESYNC_S)
+            refs = known_refs(self.desired, self.observed)
+            await asyncio.sleep(max(RESYNC_S, len(refs) / RESYNCED_PER_S))
             self._queue.add(known_refs(self.desired, self.observed))
 
 

@@ -1,8 +1,9 @@
 """Desired state to the scheduler, its word on readiness back: one stream that comes back by itself.
 
-The client keeps the complete table. A connection starts with the whole of it as a snapshot; after that, changes made
-in one turn of the loop leave as one message. Nothing is sent before `start()`: a half-told snapshot would take adapters
-out of the route table.
+The client keeps the complete table. A connection starts with the whole of it as a snapshot; after that, a change leaves
+at once, and those that follow gather for a while and leave as one message: each costs scheduler, gateways and runners
+work that grows with the table. Nothing is sent before `start()`: a half-told snapshot would take adapters out of the
+route table.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from weft_operator.observe import AdapterEntry, AdapterReport, PoolEntry, PoolLo
 from weft_operator.resources import Ref, Tier
 
 Told = PublishPool | WithdrawPool | PublishAdapter | WithdrawAdapter
+GATHER_S, GATHER_ENTRY_S = 0.1, 0.0002  # between two messages: at least, and for each entry of the table
 TIERS: dict[Tier, AdapterState.Tier] = {
     "Remote": AdapterState.REMOTE,
     "Disk": AdapterState.DISK,
@@ -48,6 +50,7 @@ class RegistryClient:
         self._uids: dict[Ref, str] = {}
         self._unloading: set[str] = set()  # told to go, and the scheduler has not said yet that they are gone
         self._changed: set[tuple[str, str]] = set()
+        self._sent_at = float("-inf")
         # Versions only have to grow, also across restarts of this process; milliseconds do.
         self._versions = itertools.count(time.time_ns() // 1_000_000)
         self._link: Link[pb.RegistryToScheduler, pb.SchedulerToRegistry] = Link(
@@ -73,7 +76,7 @@ class RegistryClient:
         self._started.set()
 
     def tell(self, action: Told) -> None:
-        """Change the table; a connected scheduler hears of it in this turn of the loop."""
+        """Change the table; a connected scheduler hears of it at once, or with others a moment later."""
         match action:
             case PublishPool(ref=ref, entry=entry):
                 self._set(str(ref), entry, "pool")
@@ -98,11 +101,13 @@ class RegistryClient:
         else:
             self._table[(kind, name)] = entry
         if not self._changed:
-            asyncio.get_running_loop().call_soon(self._flush)
+            loop, gather_s = asyncio.get_running_loop(), max(GATHER_S, len(self._table) * GATHER_ENTRY_S)
+            loop.call_at(max(loop.time(), self._sent_at + gather_s), self._flush)
         self._changed.add((kind, name))
 
     def _flush(self) -> None:
         if self._changed:
+            self._sent_at = asyncio.get_running_loop().time()
             self._link.send(self._message(self._changed))
             self._changed = set()
 

@@ -16,6 +16,7 @@ Verdict = Mapping[str, Any]
 
 FAILURE_PAUSE_MAX_S = 10.0
 UNREACHABLE_PAUSE_MAX_S = 60.0
+WATCHED_S = 3600.0  # between two full looks at a source whose changes the depot tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Answer:
     verdict: Verdict | None = None
     reason: str = ""
     message: str = ""
+    watch: str | None = None  # while the depot knows it as unchanged, so is this answer
 
     @property
     def finished(self) -> bool:
@@ -93,8 +95,9 @@ class Resolution:
         if self.finished_at is None:
             return float("-inf")
         if self.failures == 0:
-            settled = self.request.digest is not None  # a content named by its digest cannot change
-            return float("inf") if settled else self.finished_at + period_s
+            if self.request.digest is not None:
+                return float("inf")  # a content named by its digest cannot change
+            return self.finished_at + (max(period_s, WATCHED_S) if self.answer.watch else period_s)
         most_s = UNREACHABLE_PAUSE_MAX_S if self.answer.reason == "SourceUnreachable" else FAILURE_PAUSE_MAX_S
         pause_s = min(period_s * 2 ** min(self.failures - 1, 10), most_s)
         return self.finished_at + max(pause_s, period_s)  # never more often than a source in order
@@ -115,6 +118,11 @@ def heard(before: Resolution, answer: Answer, now: float, pool: Ref | None = Non
         return replace(before, answer=answer, running=False, finished_at=now, failures=before.failures + 1)
     good = Good(answer.digest or "", answer.verdict or {}, pool, before.request.base_digest)
     return replace(before, answer=answer, running=False, finished_at=now, failures=0, good=good)
+
+
+def changed(before: Resolution) -> Resolution:
+    """The source is not what it was: it is due again."""
+    return replace(before, answer=replace(before.answer, watch=None))
 
 
 def unheard(before: Resolution, now: float) -> Resolution:

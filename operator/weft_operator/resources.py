@@ -127,6 +127,11 @@ class Pool:
         )
 
 
+def holds(resource: Adapter | Pool, condition: str) -> bool:
+    """Is that condition True, by the stored status?"""
+    return any(c["type"] == condition and c["status"] == "True" for c in resource.status.get("conditions", ()))
+
+
 def parse(obj: Object) -> Adapter | Pool:
     """An admitted object -> its value."""
     return parse_pool(obj) if obj["kind"] == "ServingPool" else parse_adapter(obj)

@@ -169,7 +169,8 @@ def _gives_way(holder: Pool | Adapter, new: Pool | Adapter) -> bool:
 def _accepted(pool: Pool, desired: Desired, concerned: Callable[[Adapter], bool]) -> list[Adapter]:
     """The adapters that this pool, as it is stored, serves or is about to serve, of those that are concerned."""
     found = (adapter for adapter in desired.adapters_of(pool.meta.ref) if concerned(adapter))
-    return [adapter for adapter in accepted_by_name(found, desired) if not adapter.meta.deleting]
+    accepted = (adapter for adapter in accepted_by_name(found, desired) if not adapter.meta.deleting)
+    return sorted(accepted, key=lambda adapter: adapter.meta.ref)
 
 
 def _parsed(obj: Object) -> Adapter | Pool:

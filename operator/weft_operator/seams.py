@@ -1,6 +1,6 @@
 """What the loop around the planner needs of others: a backend, the depot, the scheduler's registry, a counter."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from weft_operator.actions import (
@@ -71,6 +71,8 @@ class Depot(Protocol):
     """The depot, as a client sees it. Raises DepotUnavailable."""
 
     async def resolve(self, request: Request, on_step: Callable[[Answer], None]) -> Answer: ...
+
+    async def changed(self, watches: Collection[str]) -> frozenset[str]: ...
 
     async def retain(self, digests: frozenset[str]) -> None: ...
 

@@ -4,16 +4,20 @@ The quickstart's answers are the baselines: each is asserted to be far from a ti
 logits, by transformers + peft), so that equality is a promise and not luck.
 """
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
 
+import httpx2
 import psutil
 import pytest
 
 from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, crowd, emitted, finished, load, runners
 from harness.quickstart import Case, copy_manifests, sure_cases
-from harness.waiting import eventually
+from harness.waiting import PATIENCE_S, eventually
 from weft_bench.stack import Stack
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
@@ -130,6 +134,59 @@ async def test_the_only_runner_dies_and_held_streams_go_on_when_it_is_back(lone:
         if struck:
             return
     pytest.fail(f"no moment to strike in {ATTEMPTS} rounds")
+
+
+async def cut_by_a_kill(stack: Stack, case: Case) -> None:
+    """A stream whose gateway is killed once its first token is here; over when another gateway runs."""
+    asked = {"model": case.model, "prompt": case.prompt, "temperature": 0, "stream": True}
+    killed = stack.pid("gateway")
+    async with (
+        httpx2.AsyncClient(base_url=stack.url, timeout=PATIENCE_S) as http,
+        http.stream("POST", "/v1/completions", json=asked) as response,
+    ):
+        lines = response.aiter_lines()
+        assert response.status_code == 200, await response.aread()
+        await anext(lines)
+        os.kill(killed, signal.SIGKILL)
+        with suppress(httpx2.HTTPError):
+            async for _ in lines:
+                pass
+
+    async def another_runs() -> bool:
+        return stack.components()["gateway"]["pid"] not in (None, killed)
+
+    await eventually(another_runs)
+
+
+async def first_answer(url: str, case: Case) -> httpx2.Response:
+    """To the first request that any process takes."""
+    asked = {"model": case.model, "prompt": case.prompt, "temperature": 0}
+    async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S) as http, asyncio.timeout(PATIENCE_S):
+        while True:
+            with suppress(httpx2.ConnectError):
+                return await http.post("/v1/completions", json=asked)
+            await asyncio.sleep(0.01)
+
+
+async def test_a_killed_gateways_streams_are_given_up_and_the_next_one_answers_its_first_request(
+    lone: Stack, cases: list[Case]
+) -> None:
+    lone.wait_for_models()
+    given_up = 0
+    for case, other in pairwise(cases[: ATTEMPTS + 1]):
+        before = lone.metric("runner", "weft_runner_tokens_total")
+        await cut_by_a_kill(lone, case)
+        answer = await first_answer(lone.url, other)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["text"] == other.expect
+
+        async def idle() -> bool:
+            return not any(runner.sequences for runner in (await runners(lone.address("supervisor"))).runners)
+
+        await eventually(idle)
+        whole = len(case.expect) + len(other.expect)
+        given_up += lone.metric("runner", "weft_runner_tokens_total") - before < whole
+    assert given_up, "every stream ran to its end for nobody"
 
 
 async def test_with_no_runner_in_time_streams_fail_with_a_named_error(

@@ -179,9 +179,11 @@ class Fleet:
         return {"acme/upper": upper}
 
     @contextlib.asynccontextmanager
-    async def registry(self, adapters: Mapping[str, str], *, runners: int = 1) -> AsyncGenerator["Registry"]:
-        """The operator's stream to the scheduler, with one pool and these adapters."""
-        registry = Registry(self, adapters, runners)
+    async def registry(
+        self, adapters: Mapping[str, str], *, runners: int = 1, others: Sequence[str] = ()
+    ) -> AsyncGenerator["Registry"]:
+        """The operator's stream to the scheduler, with one pool and these adapters; other pools have none."""
+        registry = Registry(self, adapters, runners, others)
         work = asyncio.create_task(registry.link.run())
         try:
             yield registry
@@ -245,8 +247,8 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 class Registry:
     """What an operator tells: one complete snapshot for each connection."""
 
-    def __init__(self, fleet: Fleet, adapters: Mapping[str, str], runners: int) -> None:
-        self._fleet, self._adapters, self._runners = fleet, adapters, runners
+    def __init__(self, fleet: Fleet, adapters: Mapping[str, str], runners: int, others: Sequence[str]) -> None:
+        self._fleet, self._adapters, self._runners, self._others = fleet, adapters, runners, others
         self._versions = itertools.count(time.time_ns() // 1_000_000)
         self.pools: dict[str, scheduler_pb2.PoolStatus] = {}
         self.channel = channel(fleet.at["scheduler"], fleet.identity("operator"), "scheduler")
@@ -276,6 +278,8 @@ class Registry:
             min_runners=self._runners,
             max_runners=self._runners,
         )
+        for pool in self._others:
+            message.pools.add(pool=pool, base_digest=self._fleet.base_digest, base_model_name=pool, max_runners=9)
         for name, digest in self._adapters.items():
             namespace, _, short = name.partition("/")
             message.adapters.add(

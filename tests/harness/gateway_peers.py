@@ -111,7 +111,12 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         assert target
         self.counter += 1
         assign = scheduler_pb2.Assign(
-            request_id=request_id, epoch=self.epoch(), runner=target.id, address=target.address, reservation_tokens=8
+            request_id=request_id,
+            epoch=self.epoch(),
+            runner=target.id,
+            address=target.address,
+            reservation_tokens=8,
+            numerics_class=f"class of {target.id.uuid}",
         )
         self.send(assign=assign)
         return self.epoch()

@@ -165,7 +165,7 @@ def test_stop_and_start_again_with_the_tokens_so_far_continues_the_same_text(ora
     assert len(moved) >= 6
     for request in moved:
         emitted = tuple(driver.answer(request.request_id))
-        driver.post(Stop(request.request_id, request.epoch))
+        driver.post(Stop(request.request_id, request.epoch, request.owner))
         fields = {"emitted": emitted, "sampling": GREEDY, "epoch": Epoch(2, request.epoch.counter)}
         driver.post(
             driver.request(request.request_id, list(request.prompt), request.max_tokens, request.adapter, **fields)

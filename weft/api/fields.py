@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,6 +24,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from weft.api.rules import Rule, validations
 
+MAX_ERRORS = 50  # that are told of one object: finding a better name for each of 20,000 fields would take half a minute
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 OBJECT_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$"
@@ -64,10 +66,19 @@ def _aware(value: object) -> object:
 
 def _rfc3339(value: datetime) -> str:
     precision = "microseconds" if value.microsecond else "seconds"
-    return value.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+    return value.isoformat(timespec=precision).replace("+00:00", "Z")
 
 
-Timestamp = Annotated[datetime, BeforeValidator(_aware), PlainSerializer(_rfc3339, return_type=str)]
+def _in_utc(value: datetime) -> datetime:
+    try:
+        return value.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("a time outside of the calendar") from error
+
+
+Timestamp = Annotated[
+    datetime, BeforeValidator(_aware), AfterValidator(_in_utc), PlainSerializer(_rfc3339, return_type=str)
+]
 
 
 class ApiModel(BaseModel):
@@ -90,7 +101,10 @@ class ApiModel(BaseModel):
         try:
             made = handler(data)
         except ValidationError as error:
-            details = [_detail(cls, item) for item in error.errors(include_url=False)]
+            found = error.errors(include_url=False)
+            details = [_detail(cls, item) for item in found[:MAX_ERRORS]]
+            if len(found) > MAX_ERRORS:
+                details.append(_more(len(found) - MAX_ERRORS))
             raise ValidationError.from_exception_data(cls.__name__, details) from error
         if broken := [_breach(rule) for rule in cls.rules if not rule.holds(made)]:
             raise ValidationError.from_exception_data(cls.__name__, broken)
@@ -124,9 +138,15 @@ def names_of(model: type[BaseModel]) -> list[str]:
 def nearest(name: str, names: list[str]) -> str:
     """`; did you mean 'x'?` or the list of what there is."""
     lower = {candidate.lower(): candidate for candidate in names}
-    if close := difflib.get_close_matches(name.lower(), list(lower), n=1, cutoff=0.6):
+    if close := difflib.get_close_matches(name[:100].lower(), list(lower), n=1, cutoff=0.6):
         return f"did you mean {lower[close[0]]!r}?"
     return f"there are: {', '.join(names)}"
+
+
+def _more(number: int) -> InitErrorDetails:
+    code: Any = "more"
+    text: Any = f"{number} more problems"
+    return InitErrorDetails(type=PydanticCustomError(code, text), loc=(), input={})
 
 
 def _breach(rule: Rule) -> InitErrorDetails:

@@ -11,7 +11,7 @@ from weft.api.fields import nearest
 from weft.api.loraadapter import LoRAAdapter
 from weft.api.meta import API_VERSION
 from weft.api.servingpool import ServingPool
-from weft.api.yaml_documents import BadYaml, documents
+from weft.api.yaml_documents import MAX_DEPTH, BadYaml, documents
 from weft.printable import printable
 
 Object = LoRAAdapter | ServingPool
@@ -20,6 +20,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 
 MAX_FILE_BYTES = 16 << 20
 MAX_FILES = 10_000
+MAX_PROBLEMS = 100  # that are told at once; nothing is read beyond them
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Problem:
 
 
 class ManifestError(ValueError):
-    """Some manifests cannot be used; `problems` is complete, so one correction round is enough."""
+    """Some manifests cannot be used; `problems` is complete up to MAX_PROBLEMS: one correction round is enough."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
@@ -53,7 +54,8 @@ def load(paths: Iterable[str | Path], *, namespace: str = "default") -> list[Obj
     """
     reading = _Reading(namespace)
     for path in _files([Path(path) for path in paths], reading.problems):
-        reading.file(str(path), path)
+        if not reading.full:
+            reading.file(str(path), path)
     return reading.result()
 
 
@@ -80,9 +82,15 @@ class _Reading:
         self._places: dict[tuple[str, str], str] = {}
         self.problems: list[Problem] = []
 
+    @property
+    def full(self) -> bool:
+        """Nobody reads more problems than these."""
+        return len(self.problems) >= MAX_PROBLEMS
+
     def result(self) -> list[Object]:
         if self.problems:
-            raise ManifestError(self.problems)
+            more = [Problem(self.problems[-1].file, 0, "", "there are more problems than these")] if self.full else []
+            raise ManifestError([*self.problems[:MAX_PROBLEMS], *more])
         return list(self._objects.values())
 
     def file(self, name: str, path: Path) -> None:
@@ -94,7 +102,8 @@ class _Reading:
             else:
                 self.text(name, raw.decode())
         except UnicodeDecodeError as error:
-            self._problem(name, 0, "", f"not UTF-8 text: {error.reason} at byte {error.start}")
+            line = error.object.count(b"\n", 0, error.start) + 1
+            self._problem(name, 0, "", f"not UTF-8 text: {error.reason} at byte {error.start} (line {line})")
         except OSError as error:
             self._problem(name, 0, "", f"cannot be read: {error.strerror}")
 
@@ -102,12 +111,16 @@ class _Reading:
         number = 0
         try:
             for number, value in enumerate(documents(text), start=1):
+                if self.full:
+                    return
                 if value is not None:
                     self.document(name, number, value)
         except BadYaml as error:
             self._problem(name, error.document or number + 1, "", str(error))
 
     def document(self, name: str, number: int, value: object) -> None:
+        if _is_deeper(value, MAX_DEPTH):
+            return self._problem(name, number, "", f"nested deeper than {MAX_DEPTH}")
         if not isinstance(value, dict):
             return self._problem(name, number, "", "not a mapping with apiVersion, kind, metadata and spec")
         fields = cast("dict[str, Any]", value)
@@ -127,10 +140,10 @@ class _Reading:
         kind, version = fields.get("kind"), fields.get("apiVersion")
         if version != API_VERSION:
             self._problem(name, number, "apiVersion", f"is {str(version)[:100]!r}, it has to be {API_VERSION!r}")
-        elif kind not in KINDS:
+        elif not isinstance(kind, str) or kind not in KINDS:
             self._problem(name, number, "kind", f"unknown kind {str(kind)[:100]!r}; {nearest(str(kind), list(KINDS))}")
         else:
-            return KINDS[str(kind)]
+            return KINDS[kind]
         return None
 
     def _add(self, name: str, number: int, found: Object) -> None:
@@ -157,17 +170,31 @@ class _Reading:
 def _files(paths: list[Path], problems: list[Problem]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
-        if path.is_dir():
-            below = sorted(child for child in path.iterdir() if child.suffix in SUFFIXES and child.is_file())
-            if not below:
-                problems.append(Problem(str(path), 0, "", f"a folder without {', '.join(SUFFIXES)} files"))
-            found += below
-        else:
-            found.append(path)
+        try:
+            files = _below(path) if path.is_dir() else [path]
+        except OSError as error:
+            problems.append(Problem(str(path), 0, "", f"cannot be read: {error.strerror}"))
+            continue
+        if not files:
+            problems.append(Problem(str(path), 0, "", f"a folder without {', '.join(SUFFIXES)} files"))
+        found += files
     if len(found) > MAX_FILES:
         problems.append(Problem(str(paths[0]), 0, "", f"{len(found)} files, the limit is {MAX_FILES}"))
         return []
     return found
+
+
+def _below(folder: Path) -> list[Path]:
+    """The manifests of a folder. Raises OSError."""
+    return sorted(child for child in folder.iterdir() if child.suffix in SUFFIXES and child.is_file())
+
+
+def _is_deeper(value: object, most: int) -> bool:
+    """Whether mappings and lists are nested deeper than that: the limit of text, for what aliases or JSON nest."""
+    if not isinstance(value, dict | list):
+        return False
+    items = cast("Iterable[object]", value.values() if isinstance(value, dict) else value)
+    return most == 0 or any(_is_deeper(item, most - 1) for item in items)
 
 
 def _path(loc: tuple[str | int, ...]) -> str:

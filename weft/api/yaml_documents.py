@@ -1,12 +1,14 @@
 """YAML text -> documents, bounded before they are built and without surprises while they are.
 
-YAML from strangers is bounded first: documents, depth, and nodes after every alias is followed (a few lines of nested
-aliases can stand for billions of nodes). A key that appears twice in a mapping is an error, and so is a scalar that
-looks like a number or a date and is none (PyYAML raises whatever Python does there).
+YAML from strangers is bounded first: documents, depth, and nodes and characters after every alias is followed (a few
+lines of nested aliases can stand for billions of nodes). A key that appears twice in a mapping is an error, and so is a
+scalar that looks like a number or a date and is none (PyYAML raises whatever Python does there). Tags that stand for
+nothing in JSON (`!!binary`, `!!set`) are unknown.
 """
 
+import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -15,8 +17,14 @@ from weft.printable import quoted
 MAX_DOCUMENTS = 20_000  # in one text
 MAX_DEPTH = 40
 MAX_NODES = 20_000  # in one document, aliases followed
+MAX_CHARS = 1 << 20  # in one document, aliases followed: as much as the local API takes in one object
+MAX_TEXT_NODES, MAX_TEXT_CHARS = 1_000_000, 64 << 20  # in one text, likewise
 MAX_INTEGER_BITS = 64
+MAX_SPECIAL_CHARS = 100  # of what is no plain text: digits by the million take Python minutes to become a number
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NO_JSON = {f"tag:yaml.org,2002:{name}" for name in ("binary", "omap", "pairs", "set")}
+_TOO_MUCH = f"more than {MAX_TEXT_NODES} values or {MAX_TEXT_CHARS} characters in one file"
+_TEXT = "tag:yaml.org,2002:str"
 _NO_VALUE = (ValueError, ArithmeticError, LookupError, AttributeError, TypeError)  # 2020-13-45, 6,000 digits, !!bool x
 
 
@@ -32,10 +40,14 @@ def documents(text: str) -> Iterator[object]:
     """The documents of a text, in order. Raises BadYaml."""
     _check_events(text)
     loader = _Loader(text)
+    nodes = chars = 0
     try:
         while loader.check_node():
             node = loader.get_node()
-            _measure(node, {})
+            size = _measure(node, {})
+            nodes, chars = nodes + size[0], chars + size[1]
+            if nodes > MAX_TEXT_NODES or chars > MAX_TEXT_CHARS:
+                raise BadYaml(f"{_TOO_MUCH}, aliases followed; split the file", node.start_mark)
             yield loader.construct_document(node)
     except yaml.YAMLError as error:  # a tag that is not plain YAML
         raise BadYaml(f"no valid YAML: {_one_line(error)}") from error
@@ -44,12 +56,18 @@ def documents(text: str) -> Iterator[object]:
 
 
 def _check_events(text: str) -> None:
-    """Depth and number of documents, before anything is built (building recurses). Raises BadYaml."""
-    depth = documents = 0
+    """Depth and numbers, before anything is built (building recurses). Raises BadYaml."""
+    depth = documents = nodes = before = 0  # nodes: of the text; before: of its earlier documents. Keys count here
     try:
         for event in yaml.parse(text, Loader=_Loader):
+            nodes += isinstance(event, yaml.NodeEvent)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            documents += isinstance(event, yaml.DocumentStartEvent)
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents, before = documents + 1, nodes
+            if nodes - before > 2 * MAX_NODES:
+                raise BadYaml(f"more than {MAX_NODES} values", event.start_mark, documents)
+            if nodes > 2 * MAX_TEXT_NODES:
+                raise BadYaml(f"{_TOO_MUCH}; split the file", event.start_mark, documents)
             if depth > MAX_DEPTH:
                 raise BadYaml(f"nested deeper than {MAX_DEPTH}", event.start_mark, documents)
             if documents > MAX_DOCUMENTS:
@@ -61,29 +79,50 @@ def _check_events(text: str) -> None:
 class _Loader(_SafeLoader):
     """Plain YAML whose every scalar is a value, or is named with its line."""
 
+    yaml_constructors: ClassVar[Any] = {
+        tag: make for tag, make in _SafeLoader.yaml_constructors.items() if tag not in _NO_JSON
+    }
+
     def construct_object(self, node: Any, deep: bool = False) -> Any:
+        what = node.tag.rpartition(":")[2]
+        if isinstance(node, yaml.ScalarNode) and node.tag != _TEXT and len(node.value) > MAX_SPECIAL_CHARS:
+            why = f"it has {len(node.value)} characters"
+            raise BadYaml(f"{quoted(node.value)} is no {what}: {why}", node.start_mark)
         try:
             value = super().construct_object(node, deep)
         except _NO_VALUE as error:
-            what = node.tag.rpartition(":")[2]
             raise BadYaml(f"{quoted(node.value)} is no {what}: {str(error)[:100]}", node.start_mark) from error
         if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
             raise BadYaml(f"{quoted(node.value)} is beyond {MAX_INTEGER_BITS} bits", node.start_mark)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BadYaml(f"{quoted(node.value)} is no number that JSON has", node.start_mark)
         return value
 
 
-def _measure(node: Any, sizes: dict[int, int]) -> int:
-    """Nodes below `node` with every alias followed; a node on the way to itself counts as -1."""
+def _measure(node: Any, sizes: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+    """Values and characters of `node` with every alias followed; None: a node on the way to itself."""
     if id(node) in sizes:
-        if sizes[id(node)] < 0:
+        if (known := sizes[id(node)]) is None:
             raise BadYaml("an alias refers to what it is part of", node.start_mark)
-        return sizes[id(node)]
-    sizes[id(node)] = -1
-    size = 1 + sum(_measure(child, sizes) for child in _children(node))
-    if size > MAX_NODES:
+        return known
+    sizes[id(node)] = None
+    nodes, chars = 1, _chars(node)
+    for child in _children(node):
+        of_child = _measure(child, sizes)
+        nodes, chars = nodes + of_child[0], chars + of_child[1]
+    if nodes > MAX_NODES:
         raise BadYaml(f"more than {MAX_NODES} values, aliases followed", node.start_mark)
-    sizes[id(node)] = size
-    return size
+    if chars > MAX_CHARS:
+        raise BadYaml(f"more than {MAX_CHARS} characters, aliases followed", node.start_mark)
+    sizes[id(node)] = nodes, chars
+    return nodes, chars
+
+
+def _chars(node: Any) -> int:
+    """Of a scalar, or of a mapping's keys."""
+    if isinstance(node, yaml.ScalarNode):
+        return len(node.value)
+    return sum(len(key.value) for key, _ in node.value) if isinstance(node, yaml.MappingNode) else 0
 
 
 def _children(node: Any) -> Iterator[Any]:

@@ -4,21 +4,28 @@ A blob is written under `ROOT/partial/`, fsynced, then renamed into place, so a 
 most a partial file, never a half-written blob. Blobs never change, so readers need no lock: one that is removed while
 it is read stays readable through the open file.
 
+Disks do lose bits, and ends of files. `read`, `manifest` and `verify` compare the content with the digest each time, at
+the speed of SHA-256; neither size nor time of a file is taken for its content. `open`, `file` and `path` do not: who
+maps a file calls `verify` first, and reads the pages that were verified as long as they stay in memory. What the disk
+does to a file that a process has mapped is beyond this.
+
 What a lease has named cannot be removed by `retain` until the lease closes; `retain` and naming exclude each other.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import threading
 from collections import Counter
 from collections.abc import Generator, Iterable
+from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Self
 
-from weft.artifacts.digest import MAX_MANIFEST_BYTES, Digest, Manifest, digest_of, from_hex, hex_of
-from weft.artifacts.errors import Reason, Refused, UnknownDigest
+from weft.artifacts.digest import MAX_MANIFEST_BYTES, Digest, Manifest, from_hex, hex_of
+from weft.artifacts.errors import Damaged, Reason, Refused, UnknownDigest
 from weft.files import sync_folder
 
 CHUNK_BYTES = 1 << 20
@@ -32,7 +39,10 @@ class BlobStore:
         self._blobs.mkdir(parents=True, exist_ok=True)
         self._partial.mkdir(exist_ok=True)
         self._lock = threading.Lock()
+        self._verifying = threading.Lock()
         self._leased: Counter[str] = Counter()
+        self._content = object()  # another one whenever blobs come or go
+        self._counted: tuple[object, tuple[int, int]] = (None, (0, 0))
         self._downloads: dict[str, tuple[threading.Lock, int]] = {}  # and how many want it
 
     @property
@@ -43,10 +53,14 @@ class BlobStore:
         """Where the blob is, or would be. Raises BadDigest."""
         return self._blobs / hex_of(digest)
 
+    def names(self) -> set[str]:
+        """The hex digests of all blobs here."""
+        return set(os.listdir(self._blobs))  # noqa: PTH208 (names, by the ten thousand)
+
     def has(self, digest: str) -> bool:
         return self.path(digest).is_file()
 
-    def open(self, digest: str) -> BinaryIO:
+    def open(self, digest: str) -> BufferedReader:
         """Open a blob to read. Raises UnknownDigest, BadDigest."""
         try:
             return self.path(digest).open("rb")
@@ -54,19 +68,34 @@ class BlobStore:
             raise UnknownDigest(digest, "this blob folder") from error
 
     def read(self, digest: str, *, max_bytes: int) -> bytes:
-        """The whole blob. Raises UnknownDigest, BadDigest, Refused(TooLarge)."""
-        with self.open(digest) as file:
+        """The whole blob, verified. Raises UnknownDigest, BadDigest, Damaged, Refused(TooLarge)."""
+        with self.open(digest) as file, _read_errors(digest):
             raw = file.read(max_bytes + 1)
         if len(raw) > max_bytes:
+            self.verify(digest)  # what has grown is damaged
             raise Refused(Reason.TOO_LARGE, f"{digest} is larger than {max_bytes} bytes")
+        _compare(digest, hashlib.sha256(raw).hexdigest())
         return raw
 
+    def verify(self, digest: str, size_bytes: int | None = None) -> None:
+        """Read the whole blob and compare it with its digest, and with its size where that is known.
+
+        One blob at a time: it keeps a core busy, and others are needed. Raises UnknownDigest, BadDigest, Damaged.
+        """
+        with self._verifying, self.open(digest) as file, _read_errors(digest):
+            found = os.fstat(file.fileno()).st_size
+            if size_bytes not in (None, found):
+                raise Damaged(digest, f"it has {found} bytes instead of {size_bytes}")
+            _compare(digest, hashlib.file_digest(file, "sha256").hexdigest())
+
+    def discard(self, digest: str) -> None:
+        """Throw away a blob that is damaged. It is removed and not cut: who has mapped it keeps what was there."""
+        self.path(digest).unlink(missing_ok=True)
+        self._content = object()
+
     def manifest(self, digest: str) -> Manifest:
-        """The manifest of an artifact. Raises UnknownDigest, Refused(DigestMismatch) when the blob is no manifest."""
-        raw = self.read(digest, max_bytes=MAX_MANIFEST_BYTES)
-        if digest_of(raw) != digest:
-            raise Refused(Reason.DIGEST_MISMATCH, f"the blob {digest} is damaged: its content has another SHA-256")
-        return Manifest.from_bytes(raw)
+        """The manifest of an artifact. Raises UnknownDigest, Damaged, Refused(DigestMismatch: it is no manifest)."""
+        return Manifest.from_bytes(self.read(digest, max_bytes=MAX_MANIFEST_BYTES))
 
     def holds(self, digest: str) -> bool:
         """True when the manifest and every file it lists are here."""
@@ -144,7 +173,16 @@ class BlobStore:
 
     def publish(self, temporary: Path, digest: Digest) -> None:
         """Rename a whole, fsynced temporary file into place. Doing it twice is harmless."""
-        temporary.replace(self.path(digest))
+        self._rename([(temporary, digest)])
+
+    def publish_all(self, writers: Iterable["BlobWriter"]) -> None:
+        """Make several blobs visible, whole, with one sync of their folder."""
+        self._rename([(writer.path, writer.finish()) for writer in writers])
+
+    def _rename(self, whole: Iterable[tuple[Path, Digest]]) -> None:
+        for temporary, digest in whole:
+            temporary.replace(self.path(digest))
+        self._content = object()
         sync_folder(self._blobs)
 
     def retain(self, digests: Iterable[str]) -> int:
@@ -159,6 +197,7 @@ class BlobStore:
             gone += [path for path in self._partial.glob("*.part") if path.stem not in keep]
             for path in gone:
                 path.unlink(missing_ok=True)
+            self._content = object()
         return len(gone)
 
     def clean(self) -> int:
@@ -180,9 +219,16 @@ class BlobStore:
         return removed
 
     def usage(self) -> tuple[int, int]:
-        """Blobs here and their bytes."""
-        sizes = [entry.stat().st_size for entry in os.scandir(self._blobs)]
-        return len(sizes), sum(sizes)
+        """Blobs here and their bytes; counted again when some have come or gone through this object."""
+        content = self._content
+        if self._counted[0] is not content:
+            count = size_bytes = 0
+            for entry in os.scandir(self._blobs):
+                with contextlib.suppress(FileNotFoundError):  # `retain` removes meanwhile
+                    size_bytes += entry.stat().st_size
+                    count += 1
+            self._counted = content, (count, size_bytes)
+        return self._counted[1]
 
     def _files_of(self, wanted: Iterable[str]) -> set[str]:
         keep: set[str] = set()
@@ -203,7 +249,10 @@ class BlobStore:
     def end_lease(self, names: set[str]) -> None:
         """For Lease alone: protect no longer."""
         with self._lock:
-            self._leased -= Counter(names)
+            for name in names:
+                self._leased[name] -= 1
+                if not self._leased[name]:
+                    del self._leased[name]
             names.clear()
 
 
@@ -279,6 +328,22 @@ class BlobWriter:
             self.path.unlink(missing_ok=True)
         if self._promised is not None:
             self._store.end_claim(self._promised)
+
+
+@contextlib.contextmanager
+def _read_errors(digest: str) -> Generator[None]:
+    """What the disk cannot read back is lost; no other error says that. Raises Damaged."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise Damaged(digest, f"it cannot be read: {error.strerror}") from error
+
+
+def _compare(digest: str, actual: str) -> None:
+    if actual != hex_of(digest):
+        raise Damaged(digest, f"its content is sha256:{actual}")
 
 
 def check_blobs(store: BlobStore) -> None:

@@ -3,6 +3,7 @@
 ArtifactError            every error here: a `reason` (API, CamelCase) and a message that says what to do
 |- Refused               correct the source, the artifact or the request: trying again changes nothing
 |  |- BadDigest          a text that is no digest (also a ValueError)
+|  |- Damaged            a blob on this disk is not what its digest says: throw it away, fetch it again
 |  `- UnknownDigest      nobody holds a blob of this digest
 `- Unavailable           try again later: the source or the depot does not answer
    `- DepotFull          the depot's own disk has no room
@@ -80,6 +81,14 @@ class BadDigest(Refused, ValueError):
         super().__init__(
             Reason.DIGEST_MISMATCH, f"{text[:100]!r} is no digest; one is 'sha256:' and 64 lower-case hex digits"
         )
+
+
+class Damaged(Refused):
+    """A blob of this disk is not what its digest says; `difference` says how."""
+
+    def __init__(self, digest: str, difference: str) -> None:
+        super().__init__(Reason.DIGEST_MISMATCH, f"the blob {digest} is damaged: {difference}")
+        self.digest, self.difference = digest, difference
 
 
 class UnknownDigest(Refused):

@@ -1,7 +1,8 @@
 """Take an artifact from the depot into a blob folder, whole or not at all.
 
-Every SHA-256 is checked, broken downloads resume with a range, tries and pauses are bounded. Blocking: call it from a
-thread. Two threads may fetch the same digest into the same folder; each blob is downloaded once.
+Every SHA-256 is checked, also of what is here already: a damaged copy is thrown away and downloaded again. Broken
+downloads resume with a range, tries and pauses are bounded. Blocking: call it from a thread. Two threads may fetch the
+same digest into the same folder; each blob is downloaded once.
 """
 
 import contextlib
@@ -18,8 +19,8 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from weft.artifacts.blobs import BlobStore
-from weft.artifacts.digest import MAX_MANIFEST_BYTES, Digest, Manifest, hex_of, parse_digest
-from weft.artifacts.errors import Reason, Refused, Unavailable, UnknownDigest
+from weft.artifacts.digest import MAX_MANIFEST_BYTES, Digest, FileEntry, Manifest, hex_of, parse_digest
+from weft.artifacts.errors import Damaged, Reason, Refused, Unavailable, UnknownDigest
 from weft.telemetry.logs import kv
 
 log = logging.getLogger(__name__)
@@ -50,25 +51,27 @@ def fetch(
     pause: Callable[[float], None] = time.sleep,
     stopping: Callable[[], bool] = lambda: False,
     context: ssl.SSLContext | None = None,
+    on_damaged: Callable[[], None] = lambda: None,
 ) -> Manifest:
     """Download manifest and files of `digest` unless they are here; files are then at `blobs.file(manifest, name)`.
 
-    `context` is for an https:// depot. The manifest's blob is made visible last: `blobs.has(digest)` means whole.
-    Raises BadDigest, UnknownDigest (the depot does not have it), Refused(DigestMismatch, TooLarge), Unavailable (tries
-    used up), Stopped; OSError of the local disk passes through.
+    `context` is for an https:// depot; `on_damaged` is called for each blob here that was not what its digest says. The
+    manifest's blob is made visible last: `blobs.has(digest)` means that every file is there. Raises BadDigest,
+    UnknownDigest (the depot does not have it), Refused(DigestMismatch, TooLarge), Unavailable (tries used up), Stopped;
+    OSError of the local disk passes through.
     """
     limits = limits or Limits()
-    download = _Download(_Depot(depot_url, limits.timeout_s, context), blobs, limits, pause, stopping)
+    depot, artifact = _Depot(depot_url, limits.timeout_s, context), parse_digest(digest)
+    download = _Download(depot, artifact, blobs, limits, pause, stopping, on_damaged)
     with blobs.lease() as lease:
-        lease.name(parse_digest(digest))
-        part = download.manifest(Digest(digest))
-        manifest = part or blobs.manifest(digest)
+        lease.name(artifact)
+        manifest = download.manifest()
         lease.name(*(entry.digest for entry in manifest.files))
         _check_size(manifest, limits.max_bytes)
         for entry in manifest.files:
-            download.blob(entry.digest, entry.size_bytes)
-        if part:
-            _put_manifest(blobs, part)
+            download.file(entry)
+        if not blobs.has(artifact):
+            blobs.put(manifest.to_bytes())
     return manifest
 
 
@@ -79,12 +82,6 @@ def _check_size(manifest: Manifest, max_bytes: int) -> None:
         )
 
 
-def _put_manifest(blobs: BlobStore, manifest: Manifest) -> None:
-    with blobs.writer() as writer:
-        writer.write(manifest.to_bytes())
-        writer.commit()
-
-
 class _Broken(Exception):
     """One try failed in a way that another may not."""
 
@@ -92,27 +89,47 @@ class _Broken(Exception):
 @dataclass(frozen=True, slots=True)
 class _Download:
     depot: "_Depot"
+    artifact: Digest
     blobs: BlobStore
     limits: Limits
     pause: Callable[[float], None]
     stopping: Callable[[], bool]
+    on_damaged: Callable[[], None]
 
-    def manifest(self, digest: Digest) -> Manifest | None:
-        """The manifest from the depot; None when it is here already."""
-        if self.blobs.has(digest):
-            return None
-        with self.blobs.download(digest) as part:
-            self._tries(digest, lambda: self._resume(part, digest, None))
+    def manifest(self) -> Manifest:
+        """The manifest that is here, else the depot's, not yet visible."""
+        with self._unless_damaged("manifest", self.artifact):
+            return self.blobs.manifest(self.artifact)
+        with self.blobs.download(self.artifact) as part:
+            self._tries(self.artifact, lambda: self._resume(part, self.artifact, None))
             manifest = Manifest.from_bytes(part.read_bytes())
             part.unlink()
         return manifest
 
-    def blob(self, digest: Digest, size_bytes: int) -> None:
-        """One blob, made visible."""
+    def file(self, entry: FileEntry) -> None:
+        """One file of it, whole and visible."""
+        self._check_stopping()  # verifying a large one takes seconds
+        digest = entry.digest
         with self.blobs.download(digest) as part:
-            if not self.blobs.has(digest):
-                self._tries(digest, lambda: self._resume(part, digest, size_bytes))
-                self.blobs.publish(part, digest)
+            with self._unless_damaged(entry.name, digest):
+                self.blobs.verify(digest, entry.size_bytes)
+                return
+            self._tries(digest, lambda: self._resume(part, digest, entry.size_bytes))
+            self.blobs.publish(part, digest)
+
+    @contextlib.contextmanager
+    def _unless_damaged(self, name: str, digest: Digest) -> Generator[None]:
+        """Swallows that a blob is not here. A damaged one is thrown away, and the manifest before it."""
+        try:
+            yield
+        except UnknownDigest:
+            pass
+        except Damaged as error:
+            self.blobs.discard(self.artifact)
+            self.blobs.discard(digest)
+            fields = kv(file=name, digest=digest, artifact=self.artifact, difference=error.difference)
+            log.error("damaged file thrown away", extra=fields)
+            self.on_damaged()
 
     def _tries(self, digest: Digest, attempt: Callable[[], None]) -> None:
         pause_s = self.limits.pause_s
@@ -139,7 +156,7 @@ class _Download:
             if have != size_bytes:
                 self._append(file, digest, have, limit)
             os.fsync(file.fileno())
-        self._check_content(part, digest, size_bytes)
+        self._check_content(part, digest, size_bytes, resumed_bytes=have)
 
     def _append(self, file: BinaryIO, digest: Digest, have: int, limit: int) -> None:
         with self.depot.get(f"/v1/blobs/{digest}", start=have) as response:
@@ -154,13 +171,15 @@ class _Download:
                 self._check_stopping()
             file.flush()
 
-    def _check_content(self, part: Path, digest: Digest, size_bytes: int | None) -> None:
+    def _check_content(self, part: Path, digest: Digest, size_bytes: int | None, *, resumed_bytes: int) -> None:
         if size_bytes is not None and part.stat().st_size < size_bytes:
             raise _Broken(f"ended at {part.stat().st_size} of {size_bytes} bytes")
         with part.open("rb") as file:
             actual = hashlib.file_digest(file, "sha256").hexdigest()
         if actual != hex_of(digest):
             part.unlink()
+            if resumed_bytes:
+                raise _Broken(f"what was here of it, {resumed_bytes} bytes, or what came is damaged")
             raise Refused(Reason.DIGEST_MISMATCH, f"{self.depot.url} sent content of sha256:{actual} as {digest}")
 
     def _check_stopping(self) -> None:

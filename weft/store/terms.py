@@ -3,16 +3,17 @@
 from sqlalchemy import case, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from weft.identities import MAX_TERM
 from weft.store.models import TermRow
 from weft.store.statements import insert_into
 from weft.store.transactions import transact
 
 
 async def highest(engine: AsyncEngine, role: str = "scheduler") -> int:
-    """The highest term raised so far; 0 before the first. Raises StoreUnavailable."""
+    """The highest term raised so far; 0 before the first, and where none can be above. Raises StoreUnavailable."""
 
     async def read(connection: AsyncConnection) -> int:
-        found = await connection.execute(select(TermRow.term).where(TermRow.role == role))
+        found = await connection.execute(select(TermRow.term).where(TermRow.role == role, TermRow.term < MAX_TERM))
         return found.scalar_one_or_none() or 0
 
     return await transact(engine, read)
@@ -23,7 +24,8 @@ async def raise_to(engine: AsyncEngine, term: int, role: str = "scheduler") -> N
 
     async def write(connection: AsyncConnection) -> None:
         insert = insert_into(connection, TermRow, [{"role": role, "term": term}])
-        higher = case((TermRow.term > insert.excluded["term"], TermRow.term), else_=insert.excluded["term"])
+        known = TermRow.term.between(insert.excluded["term"], MAX_TERM - 1)
+        higher = case((known, TermRow.term), else_=insert.excluded["term"])
         await connection.execute(insert.on_conflict_do_update(index_elements=[TermRow.role], set_={"term": higher}))
 
     await transact(engine, write)

@@ -2,18 +2,29 @@
 
 A process that computes (the runner) still answers. Liveness proves that the process's own loop turns: the owner calls
 `beat()` from its loop, and a beat older than `stall_s` is unhealthy.
+
+At most MAX_CONNECTIONS are open, each with a thread. One more closes the eldest: a request takes milliseconds, so who
+has been there longest is idle or slow, and no number of idle connections keeps the kubelet out.
 """
 
+import contextlib
+import logging
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 
 from weft.process import AddressInUse, split_address
 
 Ready = Callable[[], str | None]  # None when ready, else the reason why not
+MAX_CONNECTIONS = 16
+IDLE_S = 10.0  # of one wait on a connection
+log = logging.getLogger(__name__)
 
 
 class Probes:
@@ -26,7 +37,7 @@ class Probes:
         self._ready, self._stall_s, self._registry = ready, stall_s, registry
         self._beat = time.monotonic()
         try:
-            self._server = ThreadingHTTPServer(split_address(listen), _handler(self))
+            self._server = _Server(split_address(listen), _handler(self))
         except OSError as error:
             raise AddressInUse("--probes", listen, error.strerror or str(error)) from error
         self._thread = threading.Thread(target=self._server.serve_forever, name="probes", daemon=True)
@@ -64,8 +75,42 @@ def _text(status: int, text: str) -> tuple[int, str, bytes]:
     return status, "text/plain; charset=utf-8", text.encode() + b"\n"
 
 
+class _Server(ThreadingHTTPServer):
+    """A thread for each connection, and at most MAX_CONNECTIONS of them."""
+
+    request_queue_size = 128  # of the kernel's, for the moment that the eldest takes to end
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._open: dict[socket.socket, None] = {}  # in the order they came
+        self._changed = threading.Condition()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._changed:
+            while len(self._open) >= MAX_CONNECTIONS:
+                with contextlib.suppress(OSError):  # its other end has closed it
+                    next(iter(self._open)).shutdown(socket.SHUT_RDWR)
+                self._changed.wait()
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._changed:
+            self._open.pop(request, None)
+            self._changed.notify()
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 (the standard library's names)
+        if isinstance(sys.exception(), OSError):
+            log.debug("a connection to the probes broke", exc_info=True)
+        else:
+            log.exception("a probe was not answered")
+
+
 def _handler(probes: Probes) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        timeout = IDLE_S
+
         def do_GET(self) -> None:
             status, content_type, body = probes.answer(self.path.partition("?")[0])
             self.send_response(status)

@@ -2,7 +2,8 @@
 
 The rule that keeps this small: what a stream carries is *state that can be told again*. A link that breaks drops what
 was queued; on the next connection `hello()` tells everything that still counts. So there is no sequence number, no
-replay buffer and no unbounded queue: a queue that fills up breaks the link, and the hello repairs it.
+replay buffer and no unbounded queue: a queue that fills up breaks the link, and the hello, which no queue bounds,
+repairs it.
 
 A link to a peer of the control plane reconnects for as long as its process lives (pauses are bounded and jittered): a
 restarted peer has to be found again without anybody's help.
@@ -16,8 +17,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from weft.telemetry.logs import kv
+from weft.wire.errors import PeerError, refused
 from weft.wire.options import CHANNEL_OPTIONS
 from weft.wire.roles import Role
 from weft.wire.secure_channel import SecureChannel
@@ -29,13 +32,14 @@ log = logging.getLogger(__name__)
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
 TOLD_REASONS = 8
+OUTBOX = 20_000  # messages on their way to a peer, beside what its hello is answered with
 ACCEPTED = ("weft-accepted", "1")  # a server's first word: the handler runs (a failed call has no such metadata)
 
 
 class Outbox(Generic[Out]):
     """Messages on their way out: bounded, ordered, closed once. Iterate it to send; overflow closes it."""
 
-    def __init__(self, limit: int = 20_000) -> None:
+    def __init__(self, limit: int = OUTBOX) -> None:
         self._queue: asyncio.Queue[Out | None] = asyncio.Queue()
         self._limit = limit
         self.closed = False
@@ -73,7 +77,8 @@ class Link(Generic[Out, In]):
     """The client's end of a stream that comes back by itself. One owner, one event loop.
 
     `open` is the stub's method, `hello()` returns what has to be told first on every connection, `on_message` takes
-    each message in order, `on_up`/`on_down` (optional) mark the connection's life. Callbacks must not block.
+    each message in order, `on_up`/`on_down` (optional) mark the connection's life. Callbacks must not block. A
+    PeerError of `on_message` ends the connection, any other exception `run()`.
     """
 
     def __init__(
@@ -118,12 +123,10 @@ class Link(Generic[Out, In]):
                 await self._pause(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (jitter, not a secret)
 
     async def _connection(self) -> bool:
-        """One connection from hello to its end; True if the peer said anything."""
+        """One connection from hello to its end; True if the peer was there, and said nothing that it may not."""
         outbox: Outbox[Out] = Outbox()
-        for message in self._hello():
-            outbox.put(message)
-        self._outbox = outbox
-        call, reason = self._open(aiter(outbox)), "closed by the peer"
+        call = self._open(_after(list(self._hello()), outbox))
+        self._outbox, reason, broken = outbox, "closed by the peer", False
         try:
             if ACCEPTED[0] in dict(await call.initial_metadata() or ()):
                 self._mark_up()
@@ -131,6 +134,9 @@ class Link(Generic[Out, In]):
                 self._on_message(message)
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
+        except (PeerError, DecodeError) as error:
+            reason, broken = f"it broke the contract: {error}", True
+            refused(self._name, _as_peer_error(error))
         finally:
             self._outbox = None
             outbox.close()
@@ -140,7 +146,7 @@ class Link(Generic[Out, In]):
             self._mark_down(reason)
         elif not self._closed.is_set():
             self._tell(reason)
-        return was_up
+        return was_up and not broken
 
     def _mark_up(self) -> None:
         self.up = True
@@ -164,6 +170,14 @@ class Link(Generic[Out, In]):
             await asyncio.wait_for(self._closed.wait(), seconds)
         except TimeoutError:
             return
+
+
+async def _after(hello: Iterable[Out], outbox: Outbox[Out]) -> AsyncIterator[Out]:
+    """The hello is as long as what it tells, which has bounds of its own; the outbox's bound is for what follows."""
+    for message in hello:
+        yield message
+    async for message in outbox:
+        yield message
 
 
 async def both_ways(
@@ -193,8 +207,14 @@ async def _read(requests: AsyncIterator[In], outbox: Outbox[Out], on_message: Ca
     try:
         async for message in requests:
             on_message(message)
+    except DecodeError as error:
+        raise _as_peer_error(error) from error
     finally:
         outbox.close()
+
+
+def _as_peer_error(error: PeerError | DecodeError) -> PeerError:
+    return error if isinstance(error, PeerError) else PeerError("bytes that are no message of the contract")
 
 
 def channel(address: str, tls: Tls | None = None, peer: Role | None = None) -> grpc.aio.Channel:

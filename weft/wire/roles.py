@@ -32,6 +32,7 @@ DEPOT_CALLERS: Mapping[str, frozenset[Role]] = {
     "/v1/resolve": frozenset({"operator"}),
     "/v1/operations": frozenset({"operator"}),
     "/v1/retain": frozenset({"operator"}),
+    "/v1/changed": frozenset({"operator"}),
     "/v1/blobs": frozenset({"runner", "gateway", "operator"}),
 }
 

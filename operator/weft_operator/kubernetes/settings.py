@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from weft.settings import Address, ProcessSettings
+from weft.settings import DEPOT, OPERATOR_PROBES, SCHEDULER, Address, ProcessSettings
 
 NAMESPACE_MAX = 63
 
@@ -30,10 +30,10 @@ class Settings(ProcessSettings):
     pool_namespaces: Annotated[str, AfterValidator(_names)] = Field(
         description="namespaces that pools may live in, A,B,C: only there runners are made"
     )
-    scheduler: Address = Field("127.0.0.1:7410", description="HOST:PORT of the scheduler")
-    depot: str = Field("http://127.0.0.1:7430", description="URL of the depot", pattern="^https?://")
+    scheduler: Address = Field(SCHEDULER, description="HOST:PORT of the scheduler")
+    depot: str = Field(f"http://{DEPOT}", description="URL of the depot", pattern="^https?://")
     site: Path = Field(description="YAML file: what runner pods of this installation have in common")
-    probes: Address = Field("0.0.0.0:7451", description="HOST:PORT for /healthz, /readyz and /metrics (HTTP)")
+    probes: Address = Field(OPERATOR_PROBES, description="HOST:PORT for /healthz, /readyz and /metrics (HTTP)")
     webhook: Address | None = Field(None, description="HOST:PORT of the admission webhook (HTTPS); unset: none")
     webhook_tls_dir: Path | None = Field(
         None, description="tls.crt and tls.key of the webhook and of the metrics API; needed for either"

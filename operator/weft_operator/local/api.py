@@ -2,16 +2,19 @@
 
 | path | |
 |---|---|
-| `POST /v1/apply` | one object, as a manifest says -> `{"result", "object"}` |
+| `POST /v1/apply` | one object, as a manifest says -> `{"result", "object"}`; a `List`: see below |
+| `POST /v1/delete` | a `List` of objects, of which kind, namespace and name count |
 | `GET /v1/{plural}[?namespace=]` | `{"items", "resourceVersion"}` |
 | `GET, DELETE /v1/{plural}/{namespace}/{name}` | the object |
 | `GET /v1/watch[?resourceVersion=]` | `{"type", "object"}` a line, without end; 410: list again |
-| `GET /v1/logs/{component}[?tail=][&follow=1]` | text |
+| `GET /v1/logs/{component}[?tail=][&follow=1]` | text: so many last lines (all that is kept), then what comes |
 | `GET /v1/stack` | addresses, states |
 
-An answer to a change is given when the change is on disk. Errors are `Status` objects.
+An answer to a change is given when the change is on disk. Errors are `Status` objects. A `List` is one change for the
+disk: `{"kind": "List", "items": [...]}` -> `{"items": [...]}`, of each object its `{"result"}` or its `{"error"}`.
 """
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -27,16 +30,18 @@ from starlette.routing import Route
 
 from weft.artifacts.strict_json import JsonError, parse_object
 from weft.printable import quoted
+from weft.wire.http_server import QuietServer
 from weft_operator.errors import ApiError, BadRequest, Expired, NotFound
 from weft_operator.local import socket_file
 from weft_operator.local.durable import Durable
 from weft_operator.local.logfile import LogFile
-from weft_operator.local.objects import ObjectStore
+from weft_operator.local.objects import ObjectStore, Result
 from weft_operator.resources import Kind, Object, Ref
 
 PLURALS: dict[str, Kind] = {"loraadapters": "LoRAAdapter", "servingpools": "ServingPool"}
+KINDS: dict[str, Kind] = {kind: kind for kind in PLURALS.values()}
+LIST = "List"
 BODY_BYTES_MAX = 1 << 20
-TAIL_LINES = 200
 CLOSE_S = 1
 WHOLE_NUMBER = re.compile("[0-9]{1,18}")
 
@@ -61,6 +66,7 @@ class Api:
         """The ASGI application."""
         routes = [
             Route("/v1/apply", self._apply, methods=["POST"]),
+            Route("/v1/delete", self._delete_list, methods=["POST"]),
             Route("/v1/watch", self._watch),
             # `path`: a name with a slash in it is answered as one that is not there.
             Route("/v1/logs/{component:path}", self._log),
@@ -72,10 +78,34 @@ class Api:
         return Starlette(routes=routes, exception_handlers={ApiError: _refused})
 
     async def _apply(self, request: Request) -> Response:
-        wish = self._admit(await _body(request), self._store.find)
-        result, obj = self._store.apply(wish)
+        body = await _body(request)
+        if body.get("kind") == LIST:
+            return await self._each(body, lambda obj: self._applied(obj)[0])
+        result, obj = self._applied(body)
         await self._durable.committed()
         return JSONResponse({"result": result, "object": obj})
+
+    def _applied(self, obj: Object) -> tuple[Result, Object]:
+        return self._store.apply(self._admit(obj, self._store.find))
+
+    async def _delete_list(self, request: Request) -> Response:
+        def deleted(obj: Object) -> str:
+            self._store.delete(_ref_of(obj))
+            return "deleted"
+
+        return await self._each(await _body(request), deleted)
+
+    async def _each(self, body: Object, change: Callable[[Object], str]) -> Response:
+        """Every object of a list; one that is refused does not keep the others from it."""
+        answers: list[Object] = []
+        for obj in _items(body):
+            try:
+                answers.append({"result": change(obj)})
+            except ApiError as error:
+                answers.append({"error": error.body()})
+            await asyncio.sleep(0)  # others have their turn
+        await self._durable.committed()
+        return JSONResponse({"items": answers})
 
     async def _list(self, request: Request) -> Response:
         items = self._store.objects(_kind(request), request.query_params.get("namespace"))
@@ -98,7 +128,7 @@ class Api:
         name = request.path_params["component"]
         if name not in self._logs:
             raise NotFound(f"there is no component {name!r}; there are: {', '.join(sorted(self._logs))}")
-        tail = _whole_number(request, "tail", TAIL_LINES)
+        tail = _whole_number(request, "tail", 0) if "tail" in request.query_params else None
         follow = request.query_params.get("follow") in ("1", "true")
         return StreamingResponse(_log_bytes(self._logs[name], tail, follow), media_type="text/plain; charset=utf-8")
 
@@ -110,7 +140,12 @@ async def serve(api: Api, path: Path) -> None:
     """The local API on its unix socket, until cancelled."""
     sock = socket_file.listen(path)
     config = uvicorn.Config(
-        api.app(), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=CLOSE_S
+        api.app(),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        date_header=False,
+        timeout_graceful_shutdown=CLOSE_S,
     )
     server = _Server(config)
     try:
@@ -119,7 +154,7 @@ async def serve(api: Api, path: Path) -> None:
         sock.close()
 
 
-class _Server(uvicorn.Server):
+class _Server(QuietServer):
     """Signals are the business of whoever runs it."""
 
     def capture_signals(self) -> Any:
@@ -134,7 +169,7 @@ async def _event_lines(store: ObjectStore, since: int) -> AsyncIterator[bytes]:
         yield json.dumps({"type": "ERROR", "object": error.body()}).encode() + b"\n"
 
 
-async def _log_bytes(logfile: LogFile, tail: int, follow: bool) -> AsyncIterator[bytes]:
+async def _log_bytes(logfile: LogFile, tail: int | None, follow: bool) -> AsyncIterator[bytes]:
     with logfile.follow() as news:  # before the tail is read, so that nothing falls between
         yield "".join(f"{line}\n" for line in logfile.tail(tail)).encode()
         while follow and (data := await news.get()) is not None:
@@ -151,6 +186,21 @@ async def _body(request: Request) -> Object:
         return parse_object(bytes(body), max_bytes=BODY_BYTES_MAX)
     except JsonError as error:
         raise BadRequest(f"the body is not JSON that can be an object: {error}") from error
+
+
+def _items(body: Object) -> list[Object]:
+    items = body.get("items")
+    if body.get("kind") != LIST or not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise BadRequest(f"the body is not a {LIST} of objects")
+    return items
+
+
+def _ref_of(obj: Object) -> Ref:
+    """The object that a deletion names."""
+    kind, metadata = KINDS.get(str(obj.get("kind"))), obj.get("metadata")
+    if kind is None or not isinstance(metadata, dict):
+        raise BadRequest(f"{quoted(obj.get('kind'))} is no object that can be deleted")
+    return Ref(kind, str(metadata.get("namespace")), str(metadata.get("name")))
 
 
 def _kind(request: Request) -> Kind:

@@ -1,28 +1,31 @@
 """`objects.json`: the object store on disk, whole or not at all.
 
-A write goes to a temporary file, is fsynced, renamed over the old one, and the folder is fsynced. Writes of many
-callers are one write (group commit). Versions in the file run ahead of those in memory, so after a crash no version is
-given out twice although the last ones were never written.
+A write goes to a temporary file, is fsynced, renamed over the old one, and the folder is fsynced. Changes that somebody
+waits for are written at once, those of many callers as one (group commit); what nobody waits for, a status, waits up to
+`GATHER_S` for others. An object is encoded when it has changed, not at each write. Versions in the file run ahead of
+those in memory, so after a crash no version is given out twice although the last ones were never written.
 """
 
 import asyncio
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from weft.files import write_atomically
 from weft.telemetry.logs import kv
 from weft_operator.errors import StoreDamaged
-from weft_operator.local.objects import Event, ObjectStore
-from weft_operator.resources import Object
+from weft_operator.local.objects import Event, ObjectStore, ref_of
+from weft_operator.resources import Object, Ref
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
 AHEAD = 1_000_000
 RETRY_S = 1.0
+GATHER_S = 1.0
 
 
 def open_store(
@@ -49,7 +52,9 @@ class Durable:
     def __init__(self, store: ObjectStore, path: Path) -> None:
         self._store, self._path = store, path
         self._written = store.version
-        self._changed = asyncio.Event()
+        self._lines = {ref_of(obj): encode(obj) for obj in store.objects()}  # of the file, by object
+        self._unwritten = dict[Ref, Object]()  # changed since its line was encoded
+        self._changed, self._wanted = asyncio.Event(), asyncio.Event()
         self._writing = threading.Lock()  # a file has one writer: `flush` may come while `run` writes in its thread
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         store.listen(self._on_event)
@@ -59,16 +64,20 @@ class Durable:
         if self._written < self._store.version:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((self._store.version, done))
+            self._wanted.set()
             await done
 
     async def run(self) -> None:
         """Write whenever something has changed."""
         while True:
             await self._changed.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), GATHER_S)
             self._changed.clear()
-            version, content = self._snapshot()
+            self._wanted.clear()
+            version, lines = self._snapshot()
             try:
-                await asyncio.to_thread(self._write, version, content)
+                await asyncio.to_thread(self._write, version, lines)
             except OSError as error:
                 log.error("objects are not on disk", extra=kv(path=self._path, error=str(error)))
                 self._settle(version, error)
@@ -81,15 +90,18 @@ class Durable:
         """Write now what is not yet written. Raises OSError."""
         self._write(*self._snapshot())
 
-    def _write(self, version: int, content: bytes) -> None:
+    def _write(self, version: int, lines: list[bytes]) -> None:
         """Any thread. An older snapshot never replaces a newer one."""
         with self._writing:
             if version > self._written:
-                write_atomically(self._path, content)
+                write_atomically(self._path, whole(lines, version))
                 self._written = version
 
-    def _snapshot(self) -> tuple[int, bytes]:
-        return self._store.version, serialise(self._store.objects(), self._store.version)
+    def _snapshot(self) -> tuple[int, list[bytes]]:
+        for ref, obj in self._unwritten.items():
+            self._lines[ref] = encode(obj)
+        self._unwritten.clear()
+        return self._store.version, list(self._lines.values())
 
     def _settle(self, version: int, error: OSError | None) -> None:
         ready = [done for wanted, done in self._waiting if wanted <= version]
@@ -102,9 +114,22 @@ class Durable:
             else:
                 done.set_exception(error)
 
-    def _on_event(self, event: Event) -> None:  # noqa: ARG002 (the store's listener)
+    def _on_event(self, event: Event) -> None:
+        ref = ref_of(event.object)
+        if event.type == "DELETED":
+            self._unwritten.pop(ref, None)
+            self._lines.pop(ref, None)
+        else:
+            self._unwritten[ref] = event.object
         self._changed.set()
 
 
-def serialise(objects: Sequence[Object], version: int) -> bytes:
-    return json.dumps({"format": FORMAT, "version": version + AHEAD, "objects": objects}, indent=1).encode() + b"\n"
+def encode(obj: Object) -> bytes:
+    """An object as its line of the file."""
+    return json.dumps(obj).encode()
+
+
+def whole(lines: list[bytes], version: int) -> bytes:
+    """The whole file, an object a line."""
+    head = json.dumps({"format": FORMAT, "version": version + AHEAD})[:-1].encode()
+    return b"".join((head, b', "objects": [\n', b",\n".join(lines), b"\n]}\n"))

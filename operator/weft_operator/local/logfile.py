@@ -13,7 +13,6 @@ from pathlib import Path
 
 LIMIT_BYTES = 8 << 20
 CHUNK_BYTES = 64 << 10
-TAIL_LINES_MAX = 10_000
 FOLLOW_BYTES_MAX = 1 << 20  # a follower further behind skips to the present
 
 
@@ -45,13 +44,9 @@ class LogFile:
         for follower in self._followers:
             follower.put(None)
 
-    def tail(self, lines: int) -> list[str]:
-        """The last lines, from the old file too where the new one is short."""
-        kept: deque[str] = deque(maxlen=min(lines, TAIL_LINES_MAX))
-        for path in (self._old, self._path):
-            if path.exists():
-                kept.extend(path.read_text(errors="replace").splitlines())
-        return list(kept)
+    def tail(self, lines: int | None) -> list[str]:
+        """The last lines; None: all that is kept."""
+        return last_lines(self._path, lines)
 
     @contextmanager
     def follow(self) -> Generator["Follower"]:
@@ -63,15 +58,25 @@ class LogFile:
         finally:
             self._followers.discard(follower)
 
-    @property
-    def _old(self) -> Path:
-        return self._path.with_name(self._path.name + ".1")
-
     def _rotate(self) -> None:
         os.close(self._fd)
-        self._path.replace(self._old)
+        self._path.replace(_old(self._path))
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._size = 0
+
+
+def last_lines(path: Path, lines: int | None) -> list[str]:
+    """Of a log file, from the old one too where the new one is short; None: all of both."""
+    kept: deque[str] = deque(maxlen=lines)
+    for part in (_old(path), path):
+        if part.exists():
+            with part.open(errors="replace") as file:
+                kept.extend(line.rstrip("\n") for line in file)
+    return list(kept)
+
+
+def _old(path: Path) -> Path:
+    return path.with_name(path.name + ".1")
 
 
 class Follower:

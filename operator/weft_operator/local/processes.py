@@ -1,7 +1,8 @@
 """One program, kept running: started, watched, started again after a bounded pause, stopped in a bounded time.
 
-Restarts go on for as long as the owner wants the program (the pause doubles up to `PAUSE_MAX_S`); three quick ends in a
-row are a crash loop, which is reported with the program's last words. Children die with this process (`child.py`).
+Restarts go on for as long as the owner wants the program. After a quick end (it was never ready, or ran for less than
+`STABLE_S`) the pause doubles, up to `PAUSE_MAX_S`; three of them in a row are a crash loop, which is reported with the
+program's last words. Children die with this process (`child.py`).
 Standard output and error go to the component's log file.
 """
 
@@ -22,10 +23,12 @@ from weft_operator.local.logfile import CHUNK_BYTES, LogFile
 log = logging.getLogger(__name__)
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.2, 10.0
-STABLE_S = 10.0  # a program that ran this long has not ended quickly
+STABLE_S = 5.0  # a program that was ready and ran this long has not ended quickly
 CRASH_LOOP = 3
 STOP_S = 15.0  # SIGTERM to SIGKILL: above the 10 s in which gateway and runner drain
-PROBE_FAST_S, PROBE_SLOW_S, PROBE_TIMEOUT_S = 0.05, 2.0, 2.0
+# Until the next question, by phase: a start is followed closely; at rest each question costs both sides a millisecond.
+PROBE_S: Mapping[str, float] = {"Starting": 0.05, "Ready": 10.0}
+PROBE_OTHER_S, PROBE_TIMEOUT_S = 2.0, 2.0
 LAST_WORDS = 5
 CHILD = Path(__file__).with_name("child.py")
 
@@ -73,6 +76,7 @@ class Process:
         self._program, self.logfile, self._on_change = program, logfile, on_change
         self._pauses_s, self._stop_s = pauses_s, stop_s
         self._stop, self._replace = asyncio.Event(), asyncio.Event()
+        self._was_ready = False  # in its present life
         self.state = ProcessState()
 
     @property
@@ -92,6 +96,7 @@ class Process:
         """Keep it running until `stop()`. Cancelling kills the program at once."""
         while not self._stop.is_set():
             self._replace.clear()
+            self._was_ready = False
             started = asyncio.get_running_loop().time()
             code = await self._once()
             if not self._stop.is_set() and not self._replace.is_set():
@@ -144,7 +149,7 @@ class Process:
             self.logfile.write(data)
 
     async def _watch(self, program: Program) -> None:
-        """Follow readiness: quickly until the program is ready for the first time, then slowly."""
+        """Follow readiness: quickly until the program is ready, slowly while it is."""
         if program.probe is None:
             self._set(phase="Ready")
             return
@@ -153,10 +158,11 @@ class Process:
             if self.state.phase != "Stopping":
                 unready: Phase = "Starting" if self.state.phase == "Starting" else "NotReady"
                 self._set(phase="Ready" if reason is None else unready, detail=reason or "")
-            await asyncio.sleep(PROBE_FAST_S if self.state.phase == "Starting" else PROBE_SLOW_S)
+            await asyncio.sleep(PROBE_S.get(self.state.phase, PROBE_OTHER_S))
 
     def _ended(self, code: int, lived_s: float) -> None:
-        quick = self.state.quick_ends + 1 if lived_s < STABLE_S else 1
+        stable = self._was_ready and lived_s >= STABLE_S
+        quick = 1 if stable else self.state.quick_ends + 1
         words = " | ".join(self.logfile.tail(LAST_WORDS)[-1:])
         detail = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
         detail = f"{detail}: {words}" if words else detail
@@ -174,6 +180,7 @@ class Process:
 
     def _set(self, **changes: object) -> None:
         after = replace(self.state, **changes)
+        self._was_ready = self._was_ready or after.phase == "Ready"
         if after != self.state:
             self.state = after
             self._on_change(after)

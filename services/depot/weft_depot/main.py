@@ -1,11 +1,13 @@
 """`python -m weft_depot`: parts put together, sockets opened, signals obeyed.
 
-Exit codes: 0 after SIGTERM, 2 when it cannot start (wrong settings, port in use, data directory in use).
+Exit codes: 0 after SIGTERM, 1 when housekeeping has ended by a bug, 2 when it cannot start (wrong settings, port in
+use, data directory in use).
 """
 
 import contextlib
 import logging
 import signal
+import threading
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from weft.process import EXIT_CANNOT_START, CannotStart, listen, owned
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
+from weft.wire.http_server import QuietServer
 from weft.wire.tls import Tls, load_tls
 from weft_depot.contents import Limits
 from weft_depot.core.fresh import Fresh
@@ -54,11 +57,10 @@ def main(argv: list[str] | None = None) -> int:
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
     try:
-        _serve(settings)
+        return _serve(settings)
     except CannotStart as error:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
         return EXIT_CANNOT_START
-    return 0
 
 
 def build(settings: Settings) -> Depot:
@@ -114,16 +116,22 @@ def _secrets(kind: str) -> Secrets:
     return FolderSecrets(Path(kind))
 
 
-def _serve(settings: Settings) -> None:
+def _serve(settings: Settings) -> int:
     with owned(settings.data_dir, "depot"), listen(settings.http, "--http") as listener:
         host, port = listener.getsockname()[:2]
         tls = load_tls(settings.tls_dir, "depot")
         at = settings.probes
         probes = Probes(at, lambda: "stopping" if server.should_exit else None) if at else None
-        server = uvicorn.Server(_config(build_app(build(settings), probes), tls))
+        failed = threading.Event()
 
         def stop(*_: object) -> None:
             server.should_exit = True
+
+        def fail() -> None:
+            failed.set()
+            stop()
+
+        server = QuietServer(_config(build_app(build(settings), probes, on_failure=fail), tls))
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)  # takes what comes early, and what uvicorn raises again at its end
@@ -131,6 +139,7 @@ def _serve(settings: Settings) -> None:
         with _running(probes):
             server.run(sockets=[listener])
         log.info("stopped")
+        return 1 if failed.is_set() else 0
 
 
 @contextlib.contextmanager

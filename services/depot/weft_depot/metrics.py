@@ -12,5 +12,6 @@ RESOLVE_SECONDS = Histogram(
 OPERATIONS = Gauge("weft_depot_operations", "Operations remembered", ["state"])
 TURNED_AWAY = Counter("weft_depot_turned_away", "Requests answered 429 or 503", ["what"])
 BLOB_BYTES_SENT = Counter("weft_depot_blob_sent_bytes", "Bytes of blobs sent")
+HOUSEKEEPING_FAILURES = Counter("weft_depot_housekeeping_failures", "Rounds that the disk did not let finish")
 BLOBS = Gauge("weft_depot_blobs", "Blobs held")
 BLOB_BYTES = Gauge("weft_depot_blob_bytes", "Bytes of blobs held")

@@ -39,6 +39,7 @@ class Remembered:
             left.unlink()
         self._lock = threading.Lock()
         self._entries = {path.stem: entry for path in folder.glob("*.json") if (entry := _load(path))}
+        self._models = {name: entry for name, entry in self._entries.items() if entry.kind == "model"}  # few
 
     def find(self, kind: Kind, source: str) -> Entry | None:
         """What this source was when it was resolved last."""
@@ -47,20 +48,23 @@ class Remembered:
     def names(self, digest: str) -> tuple[str, ...]:
         """The last path parts of the URIs that a model came from."""
         with self._lock:
-            return tuple(sorted({last_part(e.uri) for e in self._entries.values() if e.digest == digest}))
+            return tuple(sorted({last_part(e.uri) for e in self._models.values() if e.digest == digest}))
 
     def add(self, entry: Entry) -> None:
         name = _name(entry.kind, entry.source)
         content = json.dumps(asdict(entry)).encode()
         with self._lock:
-            write_atomically(self._folder / f"{name}.json", content)
+            write_atomically(self._folder / f"{name}.json", content, durable=False)
             self._entries[name] = entry
+            if entry.kind == "model":
+                self._models[name] = entry
 
     def retain(self, digests: set[str]) -> None:
         """Forget the sources of every other digest."""
         with self._lock:
             for name in [name for name, entry in self._entries.items() if entry.digest not in digests]:
                 del self._entries[name]
+                self._models.pop(name, None)
                 (self._folder / f"{name}.json").unlink(missing_ok=True)
 
 

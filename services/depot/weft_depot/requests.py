@@ -72,3 +72,9 @@ class RetainRequest(_Body):
     """`POST /v1/retain`: the complete list of artifacts to keep."""
 
     digests: Annotated[tuple[DigestText, ...], Field(max_length=MAX_RETAINED)]
+
+
+class ChangedRequest(_Body):
+    """`POST /v1/changed`: watches, as operations named them."""
+
+    watches: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MAX_RETAINED)]

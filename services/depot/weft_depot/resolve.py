@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.artifacts.blobs import BlobStore, Lease
-from weft.artifacts.digest import Digest, Manifest, from_hex
-from weft.artifacts.errors import ArtifactError, DepotFull, Reason, Refused, UnknownDigest
+from weft.artifacts.digest import Digest, Manifest, from_hex, hex_of
+from weft.artifacts.errors import ArtifactError, Damaged, DepotFull, Reason, Refused, UnknownDigest
 from weft_depot.contents import Base, Limits, check, check_weights_finite, choose, read_shape, wanted
 from weft_depot.copies import BlobFiles, Copies, Selection
 from weft_depot.core.fresh import Fresh
@@ -28,10 +28,19 @@ from weft_depot.credentials import NoSecrets, Secrets
 from weft_depot.remembered import Entry, Remembered
 from weft_depot.requests import BaseRef, ResolveRequest
 from weft_depot.sources import Files, Location, Snapshot, Source, source_of
+from weft_depot.watched import Watched
 
 Verdict = dict[str, Any]
 READS = 2  # of a source that changes while it is read
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a source is. `watch`: the name of its present state in `watched`; None: only a resolve tells of a change."""
+
+    digest: Digest
+    watch: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +53,12 @@ class Resolver:
     limits: Limits = field(default_factory=Limits)
     secrets: Secrets = field(default_factory=NoSecrets)
     fresh: Fresh = field(default_factory=lambda: Fresh(0.0))
+    watched: Watched = field(init=False)
     now: Callable[[], float] = time.monotonic
     lock: threading.Lock = field(default_factory=threading.Lock)  # of `fresh`
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "watched", Watched(self.store.names))
 
     def lane(self, request: ResolveRequest) -> Lane:
         """What a request has to share threads with."""
@@ -57,7 +70,7 @@ class Resolver:
 
     def resolve(
         self, request: ResolveRequest, lease: Lease, validated: Callable[[Verdict], None], tick: Callable[[], None]
-    ) -> Digest:
+    ) -> Resolved:
         """The digest; its blobs are there and named in `lease`. `validated` is called once, after the headers.
 
         `tick` is called before each chunk of work and may raise to stop. Raises ArtifactError, OSError of the disk.
@@ -65,15 +78,21 @@ class Resolver:
         ask = _Ask(request, request.location(), self._base(request.base, lease), lease, _Once(validated), tick)
         source = source_of(self.sources, ask.location)
         if source.remote and (recent := self._recent(ask)):
-            return recent.digest
+            return Resolved(recent.digest)
         ask = replace(ask, location=self._with_secret(ask.location))
         for _ in range(READS):
             with source.open(ask.location, wanted(request.kind)) as snapshot, _unless_changed(snapshot), _disk():
                 manifest = self._again(ask, snapshot) or self._copy(ask, snapshot)
                 with self.lock:
                     self.fresh.see(request.key, self.now())
-                return manifest.digest
+                return Resolved(manifest.digest, self._watch(source.host(ask.location), snapshot, manifest))
         raise Refused(Reason.DIGEST_MISMATCH, f"{request.uri} changed while it was read; try again when it is at rest")
+
+    def _watch(self, host: str, snapshot: Snapshot, manifest: Manifest) -> str | None:
+        if snapshot.marks is None:
+            return None
+        blobs = (hex_of(manifest.digest), *(file.sha256 for file in manifest.files))
+        return self.watched.add(host, snapshot.marks, blobs)
 
     def _with_secret(self, location: Location) -> Location:
         """With the credentials that it names, which are read anew each time: a Secret can change or be withdrawn."""
@@ -114,7 +133,7 @@ class Resolver:
 
     def _held(self, digest: Digest, lease: Lease) -> Manifest | None:
         lease.name(digest)
-        with contextlib.suppress(UnknownDigest):
+        with contextlib.suppress(UnknownDigest, Damaged):
             manifest = self.store.manifest(digest)
             lease.name(*(entry.digest for entry in manifest.files))
             return manifest if self.store.holds(digest) else None

@@ -1,9 +1,10 @@
-"""The depot's HTTP side: resolve, operations, blobs, retain, probes."""
+"""The depot's HTTP side: resolve, operations, changes, blobs, retain, probes."""
 
 import asyncio
 import contextlib
+import logging
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, BinaryIO, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -20,14 +21,15 @@ from weft.wire.serving import beating
 from weft_depot import metrics
 from weft_depot.core.operations import Operation
 from weft_depot.core.ranges import Span, parse_range
-from weft_depot.requests import ResolveRequest, RetainRequest
+from weft_depot.requests import ChangedRequest, ResolveRequest, RetainRequest
 from weft_depot.service import Depot
 
 Body = TypeVar("Body", bound=BaseModel)
+log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 32 << 20
 MAX_WAIT_S = 60.0
-MAX_DOWNLOADS = 64
-CHUNK_BYTES = 1 << 20
+MAX_DOWNLOADS = 256  # of all runners; each holds a chunk, 64 MiB in all
+CHUNK_BYTES = 256 << 10
 JSON = "application/json"
 
 
@@ -47,8 +49,13 @@ class _NotJson(_BadRequest):
     status, reason = 415, "NotJson"
 
 
-def build_app(depot: Depot, probes: Probes | None = None) -> Starlette:
-    """The ASGI application of a depot. Its probes are part of it unless they have a port of their own."""
+def build_app(
+    depot: Depot, probes: Probes | None = None, *, on_failure: Callable[[], None] = lambda: None
+) -> Starlette:
+    """The ASGI application of a depot. Its probes are part of it unless they have a port of their own.
+
+    `on_failure`: housekeeping has ended by an exception, which is in the log.
+    """
     downloads = asyncio.Semaphore(MAX_DOWNLOADS)
 
     async def resolve(request: Request) -> Response:
@@ -74,29 +81,40 @@ def build_app(depot: Depot, probes: Probes | None = None) -> Starlette:
         wanted = await _body(request, RetainRequest)
         return JSONResponse({"removed": await depot.retain(wanted.digests)})
 
+    async def changed(request: Request) -> Response:
+        asked = await _body(request, ChangedRequest)
+        return JSONResponse({"changed": await depot.changed(asked.watches)})
+
     return Starlette(
         routes=[
             Route("/v1/resolve", resolve, methods=["POST"]),
             Route("/v1/operations/{id}", operation, methods=["GET"]),
             Route("/v1/blobs/{digest}", blob, methods=["GET", "HEAD"]),
             Route("/v1/retain", retain, methods=["POST"]),
+            Route("/v1/changed", changed, methods=["POST"]),
             *([] if probes else _PROBES),
         ],
         exception_handlers={_BadRequest: _bad_request, ArtifactError: _artifact_error},
-        lifespan=lambda _: _housekeeping(depot, probes),
+        lifespan=lambda _: _housekeeping(depot, probes, on_failure),
     )
 
 
 @contextlib.asynccontextmanager
-async def _housekeeping(depot: Depot, probes: Probes | None) -> AsyncGenerator[None]:
+async def _housekeeping(depot: Depot, probes: Probes | None, on_failure: Callable[[], None]) -> AsyncGenerator[None]:
+    def ended(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("housekeeping has ended", exc_info=error)
+            on_failure()
+
     tasks = [asyncio.create_task(depot.run()), *([asyncio.create_task(beating(probes))] if probes else [])]
+    for task in tasks:
+        task.add_done_callback(ended)
     try:
         yield
     finally:
         for task in tasks:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.wait(tasks)
         await asyncio.to_thread(depot.close)
 
 
@@ -167,7 +185,7 @@ def _wait_s(request: Request) -> float:
 def _shown(operation: Operation) -> dict[str, Any]:
     """The operation as the API shows it: fields that are not there yet are left out."""
     fields = {"id": operation.id, "state": operation.state, "verdict": operation.verdict, "digest": operation.digest}
-    fields |= {"reason": operation.reason, "message": operation.message}
+    fields |= {"watch": operation.watch, "reason": operation.reason, "message": operation.message}
     return {name: value for name, value in fields.items() if value is not None}
 
 

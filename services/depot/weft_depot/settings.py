@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from weft.artifacts.errors import Refused
-from weft.settings import Address, ProcessSettings, data_dir_field
+from weft.settings import DEPOT, Address, ProcessSettings, data_dir_field
 from weft_depot.sources.addresses import split_url
 
 SCHEMES = ("file", "pvc", "hf", "s3")
@@ -39,7 +39,7 @@ class Settings(ProcessSettings):
 
     model_config = SettingsConfigDict(env_prefix="WEFT_DEPOT__", cli_prog_name="weft_depot")
 
-    http: Address = Field("127.0.0.1:8084", description="HOST:PORT of the API")
+    http: Address = Field(DEPOT, description="HOST:PORT of the API")
     probes: Address | None = Field(
         None, description="/healthz /readyz /metrics over plain HTTP, HOST:PORT; unset: they are on --http"
     )

@@ -113,7 +113,10 @@ def _inlined(body: type[BaseModel]) -> dict[str, Any]:
 async def _on_api_error(gateway: Gateway, request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     _count(gateway, request, error.status)
-    log.info("refused", extra=kv(request_id=ids_of(request.scope).request_id, status=error.status, code=error.code))
+    about = {"param": error.param and error.param[:128], "model": getattr(request.state, "model", None)}
+    known = {key: value for key, value in about.items() if value is not None}
+    request_id = ids_of(request.scope).request_id
+    log.info("refused", extra=kv(request_id=request_id, status=error.status, code=error.code, **known))
     return Response(error.body(), error.status, error.headers())
 
 
@@ -150,7 +153,7 @@ async def _healthz(_gateway: Gateway, _request: Request) -> Response:
 
 
 async def _readyz(gateway: Gateway, _request: Request) -> Response:
-    """Ready: a route table is there and its tokenizers are loaded."""
+    """Ready: a route table is there, and a tokenizer if one is to come. What is still missing is waited for."""
     reason = gateway.unready()
     return Response(f"{reason or 'ok'}\n", 503 if reason else 200, media_type="text/plain")
 

@@ -2,6 +2,7 @@
 
 - Bytes that the parser has taken without any event (a header, a trailer, a chunk's extension) are counted: 431.
 - A request's head has to be complete in bounded time: 408.
+- The rest of a body whose request is answered already is read for a bounded time, then the connection is closed.
 - A client that reads nothing of its answer for too long is cut off, so no answer's task waits for it for ever.
 """
 
@@ -15,6 +16,7 @@ from weft_gateway.errors import BadRequest
 
 MAX_HEAD_BYTES = 64 << 10
 HEAD_SECONDS = 20.0  # from a request's first byte, or the connection's start, to the end of its headers
+REST_SECONDS = 5.0  # for the rest of a body whose request is answered: closed earlier, the answer may not be read
 STALL_SECONDS = 60.0  # for a client that reads nothing while its answer waits
 _PIECE_BYTES = 16 << 10  # the bound's precision
 
@@ -27,6 +29,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_bytes = 0  # since the parser's last event
         self._in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
+        self._rest_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
 
     # ---------------------------------------------------------------- in
@@ -58,13 +61,20 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._head_bytes, self._in_head = 0, True
+        self._rest_timer = _cancelled(self._rest_timer)
         super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_timer, self._stall_timer = _cancelled(self._head_timer), _cancelled(self._stall_timer)
+        for timer in (self._head_timer, self._rest_timer, self._stall_timer):
+            _cancelled(timer)
         super().connection_lost(exc)
 
     # ---------------------------------------------------------------- out
+
+    def on_response_complete(self) -> None:
+        if not self._in_head and not self.pipeline:  # what is being read is the body of what was answered
+            self._rest_timer = self.loop.call_later(REST_SECONDS, self.transport.close)
+        super().on_response_complete()
 
     def pause_writing(self) -> None:
         self.flow.pause_writing()

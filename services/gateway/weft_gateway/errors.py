@@ -1,7 +1,7 @@
 """What a client is told when a request cannot be served, split by what the caller can do.
 
     ApiError                  any answer in OpenAI's error shape
-    |- BadRequest      400    correct the request (ParameterError: this parameter)
+    |- BadRequest      400    correct the request (ParameterError: this parameter; BodyTimeout 408: send it at once)
     |- Unauthorized    401    send a valid key
     |- ModelNotFound   404    ask for a model that is there for this key
     |- TooLarge        413    send less
@@ -66,6 +66,15 @@ class ParameterError(BadRequest):
     """One parameter is wrong; `param` names it."""
 
     code = "invalid_parameter"
+
+
+class BodyTimeout(BadRequest):
+    """The body did not arrive in time. What is left of it would be read for nothing: the connection ends."""
+
+    status, code = 408, "timeout"
+
+    def headers(self) -> dict[str, str]:
+        return super().headers() | {"connection": "close"}
 
 
 class Unauthorized(ApiError):

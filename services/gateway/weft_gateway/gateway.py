@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -11,11 +12,14 @@ from weft.telemetry.logs import kv
 from weft.wire.tls import Tls
 from weft_gateway.core.events import Failure
 from weft_gateway.errors import Unavailable
+from weft_gateway.model_text import ModelText
+from weft_gateway.routes import Pool, RouteTable
 from weft_gateway.serve import Serving
 from weft_gateway.settings import Settings
 from weft_gateway.tokenizers import Tokenizers
 
 ACK_SECONDS = 1.0  # for outcomes to be stored before the process leaves
+HELD_SHARE = 4  # at most a quarter of all requests is held for one tokenizer: a broken one leaves room for the others
 log = logging.getLogger(__name__)
 
 
@@ -25,11 +29,19 @@ class Gateway:
     def __init__(self, settings: Settings, *, registry: CollectorRegistry = REGISTRY, tls: Tls | None = None) -> None:
         self.settings, self.registry = settings, registry
         self.serving = Serving(settings, registry=registry, tls=tls)
-        self.tokenizers = Tokenizers(settings.depot, settings.data_dir / "blobs", tls)
-        self.serving.on_table = self.tokenizers.want
+        self.tokenizers = Tokenizers(
+            settings.depot,
+            settings.data_dir / "blobs",
+            tls,
+            on_settled=self._something_changed,
+            on_damaged=self.serving.metrics.corrupt_artifacts.inc,
+        )
+        self.serving.on_table = self._on_table
+        self._changed = asyncio.Event()  # set, and replaced, when something comes that requests are held for
+        self.held_for: Counter[str] = Counter()  # requests by the digest whose tokenizer they wait for
 
     def unready(self) -> str | None:
-        """Why no request can be served yet; None when one can."""
+        """Why requests should go to another gateway, if there is one; None when they can be served here."""
         if self.serving.draining:
             return "draining"
         if self.serving.table is None:
@@ -38,9 +50,31 @@ class Gateway:
 
     def check_admission(self, choices: int = 1) -> None:
         """Raises Overloaded at the bound, Unavailable while the process stops, ParameterError beyond any hope."""
-        if self.serving.draining:
-            raise Unavailable("This gateway is stopping.", code="shutting_down", retry_after_ms=1000)
+        self._check_running()
         self.serving.check_admission(choices)
+
+    async def route_table(self) -> RouteTable:
+        """The route table. A process that has just started holds its first requests until it is there.
+
+        Raises Unavailable, Overloaded.
+        """
+        if self.serving.table is None:
+            self.check_admission()
+            await self._hold(lambda: self.serving.table is not None, self.settings.hold_seconds)
+        if self.serving.table is None:
+            raise Unavailable("The scheduler has not told any route yet.", code="no_scheduler", retry_after_ms=1000)
+        return self.serving.table
+
+    async def tokenizer(self, pool: Pool) -> ModelText:
+        """The tokenizer of a pool; while it may still come the request is held. Raises Unavailable."""
+        digest = pool.base_digest
+        if self.tokenizers.may_come(digest) and self.held_for[digest] * HELD_SHARE < self.settings.max_in_flight:
+            self.held_for[digest] += 1
+            try:
+                await self._hold(lambda: not self.tokenizers.may_come(digest), self.serving.hold_s(pool.name))
+            finally:
+                self.held_for -= Counter((digest,))
+        return self.tokenizers.of(pool)
 
     @contextlib.contextmanager
     def preparing(self) -> Generator["Preparing"]:
@@ -55,6 +89,7 @@ class Gateway:
     async def drain(self) -> None:
         """Take no more requests, let running answers finish for `drain_seconds`, then end the rest by name."""
         self.serving.draining = True
+        self._something_changed()  # what is held before its submission is refused now
         log.info("draining", extra=kv(in_flight=self.serving.in_flight))
         await _until(lambda: not self.serving.in_flight, self.settings.drain_seconds)
         stopped = Failure("shutting_down", "The gateway stopped before the answer was complete.", 1000)
@@ -72,6 +107,26 @@ class Gateway:
             task.cancel()
             await asyncio.wait([task])
             await self.tokenizers.close()
+
+    def _on_table(self, table: RouteTable) -> None:
+        self.tokenizers.want(table)
+        self._something_changed()
+
+    def _something_changed(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _hold(self, there: Callable[[], bool], seconds: float) -> None:
+        """Wait until something is there, at most so long. Raises Unavailable when the process stops meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not there() and not self.serving.draining:
+                    await self._changed.wait()
+        self._check_running()
+
+    def _check_running(self) -> None:
+        if self.serving.draining:
+            raise Unavailable("This gateway is stopping.", code="shutting_down", retry_after_ms=1000)
 
 
 class Preparing:

@@ -12,6 +12,7 @@ import uvloop
 from weft.process import EXIT_CANNOT_START, CannotStart, listen, owned
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
+from weft.wire.http_server import QuietServer
 from weft.wire.serving import stop_on_signals
 from weft.wire.tls import load_tls
 from weft_gateway.app import build_app
@@ -55,7 +56,7 @@ async def run(settings: Settings, listener: socket.socket) -> int:
         return 1 if serving.done() else 0
 
 
-class _Server(uvicorn.Server):
+class _Server(QuietServer):
     """uvicorn under our own signal handling: it would end the process by the signal instead of with 0."""
 
     @contextlib.contextmanager

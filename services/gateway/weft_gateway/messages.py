@@ -26,6 +26,7 @@ def submit_of(live: LiveRequest, now: float) -> ToScheduler:
         p90_tokens=live.predicted.p90_tokens,
         waited_ms=round(1000 * (now - prepared.arrived)),
         moves=stream.counted_moves,
+        numerics_class=stream.numerics_class,
     )
     if running:
         submit.epoch.CopyFrom(wire.epoch_out(running.epoch))

@@ -47,6 +47,11 @@ class Metrics:
             "Outcomes forgotten because too many were unacknowledged.",
             registry=registry,
         )
+        self.corrupt_artifacts = Counter(
+            "weft_gateway_corrupt_artifacts",
+            "Files of the disk cache that were damaged, and fetched again.",
+            registry=registry,
+        )
         Gauge("weft_gateway_in_flight", "Requests now.", registry=registry).set_function(lambda: serving.in_flight)
         Gauge("weft_gateway_held", "Requests without a runner.", registry=registry).set_function(lambda: serving.held)
         Gauge("weft_gateway_outcomes_unacked", "Outcomes not stored yet.", registry=registry).set_function(

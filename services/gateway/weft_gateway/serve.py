@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from weft.printable import quoted
+from weft.telemetry.invariants import holds
 from weft.telemetry.logs import kv
+from weft.wire.errors import PeerError
 from weft.wire.tls import Tls
 from weft.wire.v1 import runner_pb2, scheduler_pb2
 from weft_gateway import wire
@@ -30,10 +33,12 @@ from weft_gateway.core.events import (
     Finish,
     HoldExpired,
     PoolServed,
+    RunnerGaveUp,
     RunnerId,
     RunnerLost,
     Start,
     Started,
+    StepTokens,
     Stop,
 )
 from weft_gateway.core.stream import Stream, check_stream
@@ -131,7 +136,7 @@ class Serving:
             bytes_of=prepared.model_text.bytes_of,
             stops=prepared.stops,
             logprobs=prepared.sampling.top_logprobs is not None,
-            hold_s=self._hold_s(prepared.route.pool),
+            hold_s=self.hold_s(prepared.route.pool),
             now=self.clock(),
             served=self._serves(prepared.route.pool),
         )
@@ -169,10 +174,7 @@ class Serving:
         while True:
             used = {live.stream.running.runner for live in self.live.values() if live.stream.running}
             self.sessions.close_idle(used, self.clock())
-            try:
-                check_serving(self)
-            except AssertionError:
-                log.exception("an invariant does not hold")
+            holds(check_serving, self)  # streams exist nowhere else: it goes on whatever is found
             await asyncio.sleep(pause_s)
 
     def _hello(self) -> Iterator[ToScheduler]:
@@ -214,7 +216,7 @@ class Serving:
         known = self.table.pools.get(pool) if self.table else None
         return self.scheduler.up and known is not None and known.ready_runners > 0
 
-    def _hold_s(self, pool: str) -> float:
+    def hold_s(self, pool: str) -> float:
         """How long a request of that pool may be without a runner: by its route, else by this gateway's settings."""
         known = self.table.pools.get(pool) if self.table else None
         return (known.hold_s if known else 0.0) or self.settings.hold_seconds
@@ -223,18 +225,28 @@ class Serving:
         for live in list(self.live.values()):
             self._to(live.request_id, PoolServed(self._serves(live.prepared.route.pool)))
 
-    def _on_runner(self, message: FromRunner) -> None:
-        """A message of a session; a step carries every sequence of this gateway there."""
+    def _on_runner(self, runner: RunnerId, message: FromRunner) -> None:
+        """A message of a session; a step carries every sequence of this gateway there. Raises PeerError."""
         match message.WhichOneof("message"):
             case "step":
                 for sequence in message.step.sequences:
-                    self._to(sequence.request_id, wire.tokens_in(sequence))
+                    self._from(runner, sequence.request_id, wire.tokens_in(sequence))
             case "no_room":
-                self._to(message.no_room.request_id, wire.no_room_in(message.no_room))
+                self._from(runner, message.no_room.request_id, wire.no_room_in(message.no_room))
             case "ended":
-                self._to(message.ended.request_id, wire.ended_in(message.ended))
+                self._from(runner, message.ended.request_id, wire.ended_in(message.ended))
             case _:
                 log.warning("unknown message of a runner")
+
+    def _from(self, runner: RunnerId, request_id: str, event: StepTokens | RunnerGaveUp) -> None:
+        """An epoch is spoken for by the runner that it was assigned to, and by nobody else. Raises PeerError."""
+        live = self.live.get(request_id)
+        if live is None:
+            return
+        running = live.stream.running
+        if running and running.epoch == event.epoch and running.runner != runner:
+            raise PeerError(f"it speaks for request {quoted(request_id)}, whose epoch another runner has")
+        self._apply(live, event)
 
     def _on_lost(self, runner: RunnerId, detail: str) -> None:
         for live in list(self.live.values()):
@@ -306,7 +318,12 @@ class Serving:
             self.outcomes.keep(outcome)
             self.scheduler.send(ToScheduler(outcome=outcome))
             self.metrics.count_outcome(live, now)
-            log.info("finished", extra=live.about(reason=finish.reason.name, tokens=len(live.stream.tokens)))
+            about = live.about(
+                reason=finish.reason.name,
+                tokens=len(live.stream.tokens),
+                duration_ms=round(1000 * (now - live.prepared.arrived)),
+            )
+            log.info("finished", extra=about)
         finally:
             live.wake()  # whatever fails here: nobody else would wake the client
             if finish.failure:

@@ -13,6 +13,7 @@ import grpc.aio
 
 from weft.telemetry.logs import kv
 from weft.wire.channels import Outbox, channel
+from weft.wire.errors import PeerError, refused
 from weft.wire.tls import Tls
 from weft.wire.v1 import runner_pb2, runner_pb2_grpc
 from weft_gateway.core.events import RunnerId
@@ -20,13 +21,16 @@ from weft_gateway.core.events import RunnerId
 log = logging.getLogger(__name__)
 ToRunner = runner_pb2.GatewayToRunner
 FromRunner = runner_pb2.RunnerToGateway
-OnMessage = Callable[[FromRunner], None]
+OnMessage = Callable[[RunnerId, FromRunner], None]
 OnLost = Callable[[RunnerId, str], None]
 Call = grpc.aio.StreamStreamCall[ToRunner, FromRunner]
 
 
 class RunnerSessions:
-    """All sessions of a gateway. `on_lost` hears of each session's end once, however it ended."""
+    """All sessions of a gateway. `on_lost` hears of each session's end once, however it ended.
+
+    A PeerError of `on_message` ends that session.
+    """
 
     def __init__(
         self,
@@ -96,9 +100,9 @@ class RunnerSessions:
     def connect_s(self) -> float:
         return self._connect_s
 
-    def take(self, message: FromRunner) -> None:
-        """For sessions: a message has come."""
-        self._on_message(message)
+    def take(self, runner: RunnerId, message: FromRunner) -> None:
+        """For sessions: a message has come. Raises PeerError."""
+        self._on_message(runner, message)
 
     def ended(self, session: "_Session", detail: str) -> None:
         """For sessions: ended by itself. One that was dropped before is no news."""
@@ -136,6 +140,9 @@ class _Session:
                 await self._pump(runner_pb2_grpc.RunnerStub(connection).Session(aiter(self._outbox)))
         except grpc.aio.AioRpcError as error:
             detail = f"{error.code().name}: {error.details()}"
+        except PeerError as error:
+            refused("runner", error, runner=self.runner.uuid)
+            detail = f"it broke the contract: {error}"
         except asyncio.CancelledError as error:
             detail = str(error)
         except Exception as error:
@@ -165,10 +172,12 @@ class _Session:
         match message.WhichOneof("message"):
             case "ready":
                 self._check(RunnerId(message.ready.runner.uuid, message.ready.runner.incarnation))
+            case _ if not self._ready.is_set():
+                raise PeerError("a runner says who it is first")
             case "draining":
                 log.info("runner drains", extra=kv(runner=self.runner.uuid))
             case _:
-                self._owner.take(message)
+                self._owner.take(self.runner, message)
 
     def _check(self, told: RunnerId) -> None:
         if told != self.runner:

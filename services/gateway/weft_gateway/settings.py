@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 
-from weft.settings import Address, ProcessSettings, data_dir_field
+from weft.settings import DEPOT, GATEWAY, PREDICTOR, SCHEDULER, Address, ProcessSettings, data_dir_field
 
 
 def _depot_url(value: str) -> str:
@@ -23,13 +23,11 @@ class Settings(ProcessSettings):
 
     model_config = SettingsConfigDict(env_prefix="WEFT_GATEWAY__", cli_prog_name="weft_gateway")
 
-    http: Address = Field("127.0.0.1:8000", description="where clients connect, HOST:PORT; port 0 picks a free one")
-    scheduler: Address = Field("127.0.0.1:7001", description="the scheduler's gRPC address")
-    predictor: Address = Field(
-        "127.0.0.1:7002", description="the predictor's gRPC address; without it requests still run"
-    )
+    http: Address = Field(GATEWAY, description="where clients connect, HOST:PORT; port 0 picks a free one")
+    scheduler: Address = Field(SCHEDULER, description="the scheduler's gRPC address")
+    predictor: Address = Field(PREDICTOR, description="the predictor's gRPC address; without it requests still run")
     depot: Annotated[str, AfterValidator(_depot_url)] = Field(
-        "http://127.0.0.1:7003",
+        f"http://{DEPOT}",
         description="the depot's URL; tokenizers and chat templates come from there by digest",
         validate_default=True,
     )

@@ -1,12 +1,14 @@
 """The tokenizers of all pools, loaded in the background as the route table names them.
 
-A pool whose tokenizer cannot be had does not disturb the others: its requests get a 503 that says why, and the load is
-tried again for as long as a route needs it (pauses bounded). What can never succeed is tried once.
+A pool whose tokenizer cannot be had does not disturb the others: the load is tried again for as long as a route needs
+it (pauses bounded), its requests are held meanwhile (`Gateway.tokenizer`), then get a 503 that says why. What can never
+succeed is tried once.
 """
 
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
@@ -26,24 +28,45 @@ log = logging.getLogger(__name__)
 
 
 class Tokenizers:
-    """Base digest -> tokenizer. One event loop owns it."""
+    """Base digest -> tokenizer. One event loop owns it.
 
-    def __init__(self, depot_url: str, folder: Path, tls: Tls | None = None) -> None:
+    `on_settled`: a load is over, one way or the other. `on_damaged`: a cached file was not what its digest says.
+    """
+
+    def __init__(
+        self,
+        depot_url: str,
+        folder: Path,
+        tls: Tls | None = None,
+        *,
+        on_settled: Callable[[], None] = lambda: None,
+        on_damaged: Callable[[], None] = lambda: None,
+    ) -> None:
         verify = tls.client_context("depot") if tls else True
         self._depot = httpx2.AsyncClient(base_url=depot_url, timeout=10.0, verify=verify)
         self._blobs = BlobStore(folder)
         self._blobs.clean()
+        self._on_settled, self._on_damaged = on_settled, on_damaged
         self._texts: dict[str, ModelText] = {}
         self._problems: dict[str, str] = {}  # why a load has failed so far
         self._loads: dict[str, asyncio.Task[None]] = {}
+        self._wanted: set[str] | None = None
+        self._tidying: asyncio.Task[None] | None = None
+        self._ending: list[asyncio.Task[None]] = []  # loads that were given up, and may still hold their files
 
     def want(self, table: RouteTable) -> None:
-        """Load what this table needs, forget what it does not."""
+        """Load what this table needs, forget what it does not, also on disk."""
         wanted = {pool.base_digest for pool in table.pools.values() if pool.base_digest}
+        if wanted != self._wanted:
+            self._wanted = wanted
+            if self._tidying is None or self._tidying.done():
+                self._tidying = asyncio.create_task(self._tidy(), name="tokenizer cache")
         for digest in wanted - self._texts.keys() - self._loads.keys():
             self._loads[digest] = asyncio.create_task(self._load(digest), name=f"tokenizer {digest}")
+            self._loads[digest].add_done_callback(lambda _: self._on_settled())
         for digest in self._loads.keys() - wanted:
-            self._loads.pop(digest).cancel()
+            self._ending.append(self._loads.pop(digest))
+            self._ending[-1].cancel()
         for digest in (self._texts.keys() | self._problems.keys()) - wanted:
             self._texts.pop(digest, None)
             self._problems.pop(digest, None)
@@ -59,20 +82,41 @@ class Tokenizers:
             retry_after_ms=1000,
         )
 
+    def may_come(self, digest: str) -> bool:
+        """Whether this tokenizer is not there and its load goes on."""
+        load = self._loads.get(digest)
+        return digest not in self._texts and load is not None and not load.done()
+
     def waiting_for(self, table: RouteTable) -> str | None:
-        """Why the gateway is not ready: a first load is under way, or every pool has failed. None: it is."""
+        """Why the gateway is not ready: no tokenizer is there and one may still come. None: it is.
+
+        One is enough: requests for the others are held, and a new pool must not take a serving gateway away.
+        """
         digests = {pool.base_digest for pool in table.pools.values() if pool.base_digest}
-        if pending := digests - self._texts.keys() - self._problems.keys():
-            return f"loading the tokenizer of {min(pending)}"
-        if digests and not digests & self._texts.keys():
-            return f"no tokenizer could be loaded: {self._problems[min(digests)]}"
-        return None
+        coming = {digest for digest in digests if self.may_come(digest)}
+        if not coming or digests & self._texts.keys():
+            return None
+        problem = self._problems.get(min(coming))
+        return f"no tokenizer could be loaded: {problem}" if problem else f"loading the tokenizer of {min(coming)}"
 
     async def close(self) -> None:
         for task in self._loads.values():
             task.cancel()
-        await asyncio.gather(*self._loads.values(), return_exceptions=True)
+        await asyncio.gather(*self._loads.values(), *filter(None, [self._tidying]), return_exceptions=True)
         await self._depot.aclose()
+
+    async def _tidy(self) -> None:
+        """Files of pools that are gone leave the disk. A table is complete, so that a restart does not lose others."""
+        kept: set[str] | None = None
+        while kept != self._wanted or self._ending:
+            kept, ending, self._ending = self._wanted or set(), self._ending, []
+            await asyncio.gather(*ending, return_exceptions=True)
+            try:
+                removed = await asyncio.to_thread(self._blobs.retain, kept)
+            except (ArtifactError, OSError) as error:
+                log.warning("tokenizer cache not tidied, the next change of pools tries again", extra=kv(error=error))
+            else:
+                log.info("tokenizer cache tidied", extra=kv(models=len(kept), removed=removed))
 
     async def _load(self, digest: str) -> None:
         pause_s = PAUSE_MIN_S
@@ -83,7 +127,7 @@ class Tokenizers:
     async def _attempt(self, digest: str) -> bool:
         """One try; True when another would change nothing."""
         try:
-            files = await fetch_text_files(self._depot, digest, self._blobs)
+            files = await fetch_text_files(self._depot, digest, self._blobs, self._on_damaged)
             self._texts[digest] = await asyncio.to_thread(ModelText, files)
         except (ArtifactError, OSError) as error:
             self._failed(digest, error)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from weft.wire.errors import PeerError
 from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2
 from weft_gateway.core.events import (
     Assigned,
@@ -18,6 +19,8 @@ from weft_gateway.core.events import (
     TokenLogprob,
 )
 
+MAX_DOUBLINGS = 64  # of a 32-bit number of tokens there are fewer
+MAX_DETAIL = 1_000  # characters of a runner's reason: it goes to the scheduler and to logs
 _FINISH_IN = {common_pb2.FINISH_REASON_EOS: FinishReason.EOS, common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH}
 _FINISH_OUT = {
     FinishReason.EOS: common_pb2.FINISH_REASON_EOS,
@@ -66,7 +69,13 @@ def runner_out(runner: RunnerId) -> common_pb2.RunnerId:
 
 
 def assigned_in(message: scheduler_pb2.Assign) -> Assigned:
-    return Assigned(epoch_in(message.epoch), runner_in(message.runner), message.address, message.reservation_tokens)
+    return Assigned(
+        epoch_in(message.epoch),
+        runner_in(message.runner),
+        message.address,
+        message.reservation_tokens,
+        message.numerics_class,
+    )
 
 
 def preempted_in(message: scheduler_pb2.Preempt) -> Preempted:
@@ -80,11 +89,15 @@ def rejected_in(message: scheduler_pb2.Reject) -> Rejected:
 
 
 def tokens_in(message: runner_pb2.SequenceTokens) -> StepTokens:
+    """Raises PeerError."""
+    finish = _FINISH_IN.get(message.finish_reason)
+    if (finish is None and message.finish_reason) or message.doublings > MAX_DOUBLINGS:
+        raise PeerError(f"a step with finish reason {message.finish_reason} and {message.doublings} doublings")
     return StepTokens(
         Epoch(message.epoch.term, message.epoch.counter),
         message.position,
         message.tokens,
-        _FINISH_IN[message.finish_reason] if message.finish_reason else None,
+        finish,
         message.doublings,
         _logprobs_in(message.logprobs) if message.logprobs else (),
     )
@@ -98,12 +111,13 @@ def _logprobs_in(messages: Sequence[runner_pb2.TokenLogprob]) -> Sequence[TokenL
 
 
 def no_room_in(message: runner_pb2.NoRoom) -> RunnerGaveUp:
-    return RunnerGaveUp(epoch_in(message.epoch), FailedReason.NO_ROOM, message.reason, message.free_pages)
+    detail = message.reason[:MAX_DETAIL]
+    return RunnerGaveUp(epoch_in(message.epoch), FailedReason.NO_ROOM, detail, message.free_pages)
 
 
 def ended_in(message: runner_pb2.Ended) -> RunnerGaveUp:
     reason = _ENDED_IN.get(message.reason, FailedReason.RUNNER_ERROR)
-    detail = message.detail or runner_pb2.Ended.Reason.Name(message.reason)
+    detail = message.detail[:MAX_DETAIL] or f"reason {message.reason}"
     return RunnerGaveUp(epoch_in(message.epoch), reason, detail)
 
 

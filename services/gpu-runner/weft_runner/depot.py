@@ -1,4 +1,8 @@
-"""Weights by digest: the depot behind `memory.adapter_files.Source`, and the base model's files."""
+"""Weights by digest: the depot behind `memory.adapter_files.Source`, and the base model's files.
+
+What is cached is compared with its SHA-256 whenever it is asked for, before anything maps it; what is damaged is
+fetched again while those who need it wait, within PATIENCE.
+"""
 
 import logging
 import time
@@ -34,7 +38,10 @@ class DepotSource:
         pause: Callable[[float], None] = time.sleep,
         *,
         tls: Tls | None = None,
+        on_damaged: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_damaged` is called from any thread for each cached file that was not what its digest says."""
+        self._on_damaged = on_damaged
         self._url, self._base, self._stopping, self._pause = depot_url, base_digest, stopping, pause
         self._context = tls.client_context("depot") if tls else None
         self._blobs = BlobStore(folder)
@@ -76,6 +83,7 @@ class DepotSource:
                 pause=self._pause,
                 stopping=self._stopping,
                 context=self._context,
+                on_damaged=self._on_damaged,
             )
         except (UnknownDigest, Unavailable, Stopped, ArtifactError, OSError) as error:
             raise _named(error, digest) from error

@@ -2,6 +2,10 @@
 
 Commands come in through `post` from any thread; each iteration sends one `Iteration` out. An engine with nothing to run
 sleeps on its queue. `beat` is the whole of it and fits on a screen.
+
+The queue takes whatever is posted, for a report that got lost would leave sequences waiting for ever. Who posts is
+bounded: sessions by `server.MAX_BACKLOG`, the adapter pool by the loads under way, the supervisor's orders by the
+lease, which ends when no iteration does.
 """
 
 import logging
@@ -31,10 +35,11 @@ CHECKED_PAGES = 1 << 16  # an idle beat checks every book; sorting more pages th
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Cancel an epoch."""
+    """Cancel an epoch, which that session has started."""
 
     request_id: str
     epoch: Epoch
+    owner: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,11 @@ class Engine:
         """Queue a command for the next iteration. Any thread."""
         self._commands.put(command)
 
+    @property
+    def backlog(self) -> int:
+        """Commands that wait for an iteration. Any thread."""
+        return self._commands.qsize()
+
     def run(self) -> None:
         """Beat until Shutdown."""
         while not self._stopping:
@@ -173,8 +183,8 @@ class Engine:
         match command:
             case Request():
                 pool.start(command)
-            case Stop(request_id, epoch):
-                pool.stop(request_id, epoch)
+            case Stop(request_id, epoch, owner):
+                pool.stop(request_id, epoch, owner)
             case OwnerLost(owner):
                 pool.owner_lost(owner)
             case SetDesired(version, adapters):

@@ -13,6 +13,8 @@ class Metrics:
     """Fed from the shell's event loop: each iteration, and the whole state whenever one is told."""
 
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
+        """`model`: the name that the base is served under, as vLLM labels its own."""
+
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"weft_runner_{name}", text, registry=registry)
 
@@ -39,6 +41,7 @@ class Metrics:
         self._paused = gauge("sequences_paused", "Sequences paused for want of a page")
         self._resident = gauge("adapters_resident", "Adapters on the device")
         self._known = gauge("adapters_known", "Adapters known")
+        self._corrupt = counter("corrupt_artifacts", "Files of the disk cache that were damaged, and fetched again")
         self._draining = gauge("draining", "1 while the runner gives its sequences back")
         self._best_batch = gauge("best_batch_sequences", "Sequences that it runs best, as it measured at start; 0: not")
         self._step = Gauge(
@@ -50,6 +53,10 @@ class Metrics:
         self._vllm_waiting = Gauge("vllm:num_requests_waiting", "Sequences waiting", labels, registry=registry)
         self._vllm_kv = Gauge("vllm:kv_cache_usage_perc", "KV use, 0..1", labels, registry=registry)
         self._model = model
+
+    def corrupt_artifact(self) -> None:
+        """A cached file was not what its digest says. From any thread."""
+        self._corrupt.inc()
 
     def profiled(self, profile: Profile) -> None:
         """What the runner measured of itself."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from prometheus_client import REGISTRY
 
+from weft.telemetry.invariants import report
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
 from weft.wire.channels import channel
@@ -38,8 +39,16 @@ async def serve_runner(
 ) -> int:
     """Serve until SIGTERM or a bug in the engine. Returns the exit code; raises RunnerError before serving."""
     stop = stop_on_signals()
-    identity = read_identity(settings.data_dir)
-    source = DepotSource(settings.depot, settings.data_dir / "blobs", settings.base_digest, stop.is_set, tls=tls)
+    identity = read_identity(settings.data_dir, settings.pool)
+    metrics = Metrics(REGISTRY, settings.model_name)
+    source = DepotSource(
+        settings.depot,
+        settings.data_dir / "blobs",
+        settings.base_digest,
+        stop.is_set,
+        tls=tls,
+        on_damaged=metrics.corrupt_artifact,
+    )
 
     def on_iteration(iteration: Iteration) -> None:
         life.on_iteration(iteration)
@@ -53,7 +62,7 @@ async def serve_runner(
     finally:
         beat.cancel()
     try:
-        life = _Life(settings, identity, built, stop, tls)
+        life = _Life(settings, identity, built, metrics, stop, tls)
         set_not_ready(life.server.not_ready)
         await life.serve(probes)
     finally:
@@ -99,6 +108,7 @@ class _Life:
         settings: Settings,
         identity: Identity,
         built: Built,
+        metrics: Metrics,
         stop: asyncio.Event,
         tls: Tls | None,
     ) -> None:
@@ -106,7 +116,6 @@ class _Life:
         self._loop = asyncio.get_running_loop()
         self.exit_code = 0
         self._engine = built.engine
-        metrics = Metrics(REGISTRY, settings.pool)
         if built.profile is not None:
             metrics.profiled(built.profile)
         self.server = RunnerServer(built.engine, identity, metrics)
@@ -159,7 +168,9 @@ class _Life:
             self._fail("delivery", error)
 
     def _on_engine_failure(self, error: BaseException) -> None:
-        """From the engine's thread."""
+        """From the engine's thread. Books that do not balance end it: they say whose tokens a page holds."""
+        if isinstance(error, AssertionError):
+            report(error)
         self._loop.call_soon_threadsafe(self._fail, "engine", error)
 
     def _on_reporter_end(self, reporting: "asyncio.Task[None]") -> None:

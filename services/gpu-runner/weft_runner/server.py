@@ -15,6 +15,7 @@ import grpc.aio
 
 from weft.telemetry.logs import kv
 from weft.wire.channels import Outbox, both_ways
+from weft.wire.errors import PeerError, peer_errors
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner, RunnerToGateway
 from weft_runner.core.events import Ended, NoRoom, PoolState, Tokens
@@ -27,6 +28,15 @@ from weft_runner.wire import epoch_of, refusal_to, request_of, step_to
 log = logging.getLogger(__name__)
 DRAIN_S = 10.0  # a forward that is under way ends first
 FLUSH_S = 2.0
+# Commands that wait for the engine: each of the most sequences that a runner takes (1,024) started and stopped nine
+# times, which the scheduler does not come to before the lease of an engine that stands still is over.
+MAX_BACKLOG = 20_000
+
+
+class Overrun(PeerError):
+    """Gateways ask for more than the engine looks at."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +77,9 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
         self._sessions[session.owner] = session
         log.info("session opened", extra=kv(gateway=session.gateway_id))
         try:
-            async for message in both_ways(requests, context, session.outbox, lambda m: self._take(session, m)):
-                yield message
+            async with peer_errors("gateway", context):
+                async for message in both_ways(requests, context, session.outbox, lambda m: self._take(session, m)):
+                    yield message
         finally:
             del self._sessions[session.owner]
             self._engine.post(OwnerLost(session.owner))
@@ -92,13 +103,15 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
         return session
 
     def _take(self, session: GatewaySession, message: GatewayToRunner) -> None:
+        if self._engine.backlog >= MAX_BACKLOG:
+            raise Overrun(f"{MAX_BACKLOG} commands wait for the engine")
         match message.WhichOneof("message"):
             case "start":
-                start = message.start
-                log.info("request started", extra=started(start))
-                self._engine.post(request_of(start, owner=session.owner, gateway_id=session.gateway_id))
+                request = request_of(message.start, owner=session.owner, gateway_id=session.gateway_id)
+                log.info("request started", extra=started(message.start))
+                self._engine.post(request)
             case "stop":
-                self._engine.post(Stop(message.stop.request_id, epoch_of(message.stop.epoch)))
+                self._engine.post(Stop(message.stop.request_id, epoch_of(message.stop.epoch), session.owner))
             case _:
                 pass  # a second hello changes nothing; unknown messages are a newer gateway's
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from weft.process import split_address
 from weft_kernels.cpu.threads import cpu_quota
+from weft_runner.core.device import MOST_SLOTS
 
 EXECUTORS = ("auto", "cuda", "cpu", "reference")
 SPLIT_EXECUTORS = ("cuda", "reference")  # the torch executors, which can compute a part of a model
@@ -20,8 +21,8 @@ CPU_PAGE = 16  # tokens: the native kernels lay keys out in blocks of so many
 _NAME = re.compile(r"[A-Za-z0-9._-]{0,253}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _EXAMPLE = """example:
-  python -m weft_runner --listen 127.0.0.1:7400 --probes 127.0.0.1:7401 --supervisor 127.0.0.1:7300 \\
-      --depot http://127.0.0.1:7100 --data-dir /var/lib/weft/runner-0 --pool default/demo --base-digest sha256:...
+  python -m weft_runner --listen 127.0.0.1:7400 --probes 127.0.0.1:7401 --supervisor 127.0.0.1:7420 \\
+      --depot http://127.0.0.1:7430 --data-dir /var/lib/weft/runner-0 --pool default/demo --base-digest sha256:...
 """
 
 
@@ -37,6 +38,7 @@ class Settings:
     depot: str
     data_dir: Path
     pool: str
+    model_name: str
     base_digest: str
     executor: str
     tensor_parallel: int
@@ -71,6 +73,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     fields = vars(values)
     fields["advertise"] = fields["advertise"] or fields["listen"]
     fields["name"] = fields["name"] or socket.gethostname()
+    fields["model_name"] = fields["model_name"] or fields["pool"]
     fields["profile"] = values.profile == "on"
     return Settings(**fields)
 
@@ -113,6 +116,7 @@ def _add_addresses(parser: argparse.ArgumentParser) -> None:
     add("--depot", required=True, metavar="URL", help="where weights come from, by digest")
     add("--data-dir", required=True, type=Path, metavar="DIR", help="uuid and cached blobs; one process owns it")
     add("--pool", required=True, metavar="NS/NAME", help="the ServingPool this runner belongs to")
+    add("--model-name", default="", metavar="NAME", help="the base's name in metrics of vLLM's (default: --pool)")
     add("--base-digest", required=True, metavar="DIGEST", help="the base model's digest")
     add("--base-wait-s", type=float, default=120.0, metavar="S", help="how long to wait for the depot at start (120)")
 
@@ -232,7 +236,7 @@ _BOUNDS = (
     ("page_tokens", 1, 256),
     ("kv_pages", 1, 1 << 20),
     ("max_sequences", 1, 1024),
-    ("max_adapters", 1, 256),
+    ("max_adapters", 1, MOST_SLOTS),
     ("max_rank", 1, 256),
     ("max_batch_tokens", 1, 1 << 20),
     ("max_prefills", 1, 1024),

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from weft.wire.bounds import check_epoch
+from weft.wire.errors import PeerError
 from weft.wire.v1 import common_pb2, runner_pb2, supervisor_pb2
 from weft_runner.core.choice import TokenLogprob
 from weft_runner.core.events import Desired, Ended, EndReason, NoRoom, PoolState, Tier, Tokens
@@ -29,6 +31,8 @@ _MAX_DETAIL = 1_000
 
 
 def epoch_of(message: common_pb2.Epoch) -> Epoch:
+    """Raises PeerError."""
+    check_epoch(message)
     return Epoch(message.term, message.counter)
 
 
@@ -37,7 +41,9 @@ def epoch_to(epoch: Epoch) -> common_pb2.Epoch:
 
 
 def request_of(start: runner_pb2.Start, *, owner: int, gateway_id: str) -> Request:
-    """A Start -> a request of that session."""
+    """A Start -> a request of that session. Raises PeerError; what else is wrong with it ends the request alone."""
+    if not start.request_id:
+        raise PeerError("a start without a request id")
     sampling = start.sampling
     return Request(
         request_id=start.request_id,
@@ -111,7 +117,13 @@ def refusal_to(event: NoRoom | Ended) -> runner_pb2.RunnerToGateway:
 
 
 def desired_of(order: supervisor_pb2.RunnerOrder) -> tuple[Desired, ...]:
-    """What to know, and where to hold it. A tier that this runner does not know is fetched on demand."""
+    """What to know, and where to hold it. A tier that this runner does not know is fetched on demand.
+
+    Raises PeerError.
+    """
+    digests = {d.digest for d in order.desired}
+    if "" in digests or len(digests) < len(order.desired):
+        raise PeerError("a list of desired adapters names each digest once")
     return tuple(Desired(d.digest, d.rank, d.bytes, d.pinned, _LEAST.get(d.tier, Tier.REMOTE)) for d in order.desired)
 
 
@@ -160,7 +172,6 @@ def state_to(state: PoolState, *, runner: common_pb2.RunnerId, sequence: int) ->
         ],
         draining=state.draining,
         ready=not state.not_ready and not state.draining,
-        highest_term=state.highest_term,
         iterations=state.iterations,
         forwards=state.forwards,
         grown_pages=state.grown_pages,

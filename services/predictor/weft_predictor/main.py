@@ -84,4 +84,5 @@ async def _run(settings: Settings) -> None:
     finally:
         saver.close()
         await saving
+        server.close()
         probes.close()

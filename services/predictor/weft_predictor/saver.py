@@ -7,7 +7,7 @@ from pathlib import Path
 from weft.telemetry.logs import kv
 from weft_predictor import metrics
 from weft_predictor.server import PredictorServer
-from weft_predictor.state import save, to_arrays
+from weft_predictor.state import Arrays, save, to_arrays
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +35,9 @@ class Saver:
 
     async def save(self) -> None:
         """Save if something was learned since the last time. A failure is logged; the next save tries again."""
-        learned, arrays = self._server.model.learned, to_arrays(self._server.model)
-        if learned == self._saved:
+        if (copied := await self._server.in_turn(self._copy)) is None:
             return
+        learned, arrays = copied
         try:
             await asyncio.to_thread(save, self._path, arrays)
         except OSError as error:
@@ -47,6 +47,11 @@ class Saver:
         self._saved = learned
         metrics.SAVES.labels("saved").inc()
         log.debug("model saved", extra=kv(path=self._path, learned=learned))
+
+    def _copy(self) -> tuple[int, Arrays] | None:
+        """In the inference thread: what is to be saved, and how much was learned by then."""
+        model = self._server.model
+        return None if model.learned == self._saved else (model.learned, to_arrays(model))
 
     async def _gather(self) -> None:
         """Wait until enough was learned, the time is over, or closed."""

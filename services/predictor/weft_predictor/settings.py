@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from weft.settings import Address, ProcessSettings, data_dir_field
+from weft.settings import PREDICTOR, PREDICTOR_PROBES, Address, ProcessSettings, data_dir_field
 
 
 class Settings(ProcessSettings):
@@ -18,8 +18,8 @@ class Settings(ProcessSettings):
 
     model_config = SettingsConfigDict(env_prefix="WEFT_PREDICTOR__", cli_prog_name="weft_predictor")
 
-    listen: Address = Field("127.0.0.1:7410", description="gRPC address, HOST:PORT")
-    probes: Address = Field("127.0.0.1:7411", description="/healthz /readyz /metrics, HOST:PORT")
+    listen: Address = Field(PREDICTOR, description="gRPC address, HOST:PORT")
+    probes: Address = Field(PREDICTOR_PROBES, description="/healthz /readyz /metrics, HOST:PORT")
     data_dir: Path = data_dir_field("predictor", "where the model is kept")
     model: Path | None = Field(None, description="a trained model to start from while DATA_DIR holds none")
     scale: float = Field(1.0, gt=0, le=1_000, description="multiplies every prediction (experiments)")

@@ -149,8 +149,8 @@ def _calibrate(model: LengthPredictor, xs: Sequence[Features], rows: Sequence[Ro
 
 
 def _predict(model: LengthPredictor, rows: Sequence[Row], max_context_tokens: int) -> list[Predicted]:
-    queries = (Query(row.prompt, row.adapter, row.prompt_tokens) for row in rows)
-    return [model.predict(query, max_context_tokens=max_context_tokens) for query in queries]
+    queries = [Query(row.prompt, row.adapter, row.prompt_tokens) for row in rows]
+    return model.predict_batch(queries, max_context_tokens=max_context_tokens)
 
 
 def _place(row: Row) -> int:

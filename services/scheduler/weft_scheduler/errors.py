@@ -2,9 +2,13 @@
 
 SchedulerError
 +-- TermNotDurable      the data directory cannot hold the term: no order may be given, the process ends
-+-- MessageInvalid      a peer sent what its contract does not allow: its stream ends with INVALID_ARGUMENT
+PeerError (weft.wire)   a peer sent what its contract does not allow: its stream ends with INVALID_ARGUMENT
 +-- Superseded          a registry speaks under a term below the highest heard: its stream ends, FAILED_PRECONDITION
 """
+
+import grpc
+
+from weft.wire.errors import PeerError
 
 
 class SchedulerError(Exception):
@@ -15,9 +19,7 @@ class TermNotDurable(SchedulerError):
     """The term could not be written."""
 
 
-class MessageInvalid(SchedulerError):
-    """Not in the contract."""
-
-
-class Superseded(SchedulerError):
+class Superseded(PeerError):
     """Another one leads since."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION

@@ -20,6 +20,11 @@ class Metrics:
 
         self.decisions = counter("decisions_total", "What became of a look at a request", "result")
         self.moves = counter("moves_total", "Requests that left a runner and were queued again", "reason")
+        self.resumed = counter(
+            "resumed_total",
+            "Requests with tokens that got a runner again, by numerics class",
+            "classes",
+        )
         self.rejects = counter("rejects_total", "Requests refused or ended", "reason")
         self.preempts = counter("preempts_total", "Victims told to leave their runner")
         self.ignored = counter("ignored_total", "Events that changed nothing any more", "event")
@@ -52,6 +57,8 @@ class Metrics:
                 self.rejects.labels(effect.reason.value).inc()
             case ef.Requeued():
                 self.moves.labels(effect.reason).inc()
+            case ef.Resumed():
+                self.resumed.labels("same" if effect.from_class == effect.to_class else "across").inc()
             case ef.Preempt():
                 self.preempts.inc()
             case ef.Ignored():

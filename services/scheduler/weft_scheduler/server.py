@@ -1,7 +1,8 @@
 """The shell: three stream servicers around one pure machine, one event loop, one timer. No work per token, ever.
 
 Crash-only: an exception out of the machine, or a term that cannot be made durable, ends the process; what it knew is
-told again to the next one. A peer that does not read fast enough loses its stream, and its next hello repairs it.
+told again to the next one. A peer that breaks its contract, or does not read fast enough, loses its stream and nothing
+else ends; its next hello repairs it.
 """
 
 import asyncio
@@ -10,28 +11,30 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
-import grpc
 import grpc.aio
 
+from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
 from weft.telemetry.logs import kv
 from weft.wire.channels import Outbox, both_ways
+from weft.wire.errors import peer_errors
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1 import scheduler_pb2_grpc as rpc
 from weft_scheduler import wire
 from weft_scheduler.core import effects as ef
 from weft_scheduler.core import events as ev
+from weft_scheduler.core.invariants import OWNERSHIP, check_all, size
 from weft_scheduler.core.scheduler import Scheduler
 from weft_scheduler.core.values import Config
-from weft_scheduler.errors import MessageInvalid, Superseded
+from weft_scheduler.errors import Superseded
 from weft_scheduler.metrics import Metrics
 from weft_scheduler.streams import GatewayStream, Leadership, Peers, RegistryStream, Stream, SupervisorStream
 from weft_scheduler.term import TermFile
 
 SERVICE = "weft.v1.Scheduler"
-GAUGES_S = 1.0  # how old a gauge may be
+GAUGES_S = 1.0  # how old a gauge may be, and how long nothing happens before the state is checked
+MAX_CHECKED = 20_000  # in `size` of the state: checking more would delay the next request by over 50 ms
 In = TypeVar("In")
 Out = TypeVar("Out")
-_CODES = {MessageInvalid: grpc.StatusCode.INVALID_ARGUMENT, Superseded: grpc.StatusCode.FAILED_PRECONDITION}
 log = logging.getLogger(__name__)
 
 
@@ -50,15 +53,16 @@ class Server(rpc.SchedulerServicer):
         """Takes the next term. Raises TermNotDurable. `stop` is set when the process must not go on."""
         self._terms, self._stop, self._clock = terms, stop, clock
         self._metrics = metrics or Metrics()
-        term = terms.read() + 1
-        terms.write(term)
+        term = terms.next()
         self.core = Scheduler(config, term)
         self.failure: Exception | None = None
+        self._max_outcomes = config.max_outcomes
         self._gateways: Peers[pb.SchedulerToGateway] = Peers()
         self._supervisors: Peers[pb.SchedulerToSupervisor] = Peers()
         self._registries: Peers[pb.SchedulerToRegistry] = Peers()
         self._registry_streams = 0
         self._leadership = Leadership()
+        self._idle = IdleCheck()
         self._timer: asyncio.TimerHandle | None = None
         self._gauges: asyncio.TimerHandle | None = None
         log.info("term taken", extra=kv(term=term))
@@ -95,7 +99,7 @@ class Server(rpc.SchedulerServicer):
             yield message
 
     async def Cluster(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.SchedulerToSupervisor]:  # noqa: N802
-        stream = SupervisorStream(self._supervisors, self.feed)
+        stream = SupervisorStream(self._supervisors, self.feed, self._max_outcomes)
         async for message in _converse(request_iterator, context, stream.outbox, stream, "supervisor"):
             yield message
 
@@ -131,12 +135,12 @@ class Server(rpc.SchedulerServicer):
         """A step of the machine. What it raises is fatal: the process ends with it."""
         if self.failure is not None:
             raise self.failure
+        self._idle.active()
         try:
             return step()
         except Exception as error:
             log.exception("fatal: the process ends", extra=kv(reason=error))
-            self.failure = error
-            self._stop.set()
+            self._fail(error)
             raise
 
     def _set_timer(self) -> None:
@@ -153,7 +157,20 @@ class Server(rpc.SchedulerServicer):
 
     def _observe(self) -> None:
         self._metrics.observe(self.core.state)
+        if self._idle.due() and size(self.core.state) <= MAX_CHECKED:
+            self._check()
         self._gauges = asyncio.get_running_loop().call_later(GAUGES_S, self._observe)
+
+    def _check(self) -> None:
+        """Between two events. Who owns a request has to be beyond doubt; accounts that are wrong only place badly."""
+        broken = violation(check_all, self.core.context)
+        if broken in OWNERSHIP:
+            self._fail(InvariantViolated(broken))
+
+    def _fail(self, error: Exception) -> None:
+        """The process ends with this; the next one is told everything again, and nobody moves."""
+        self.failure = error
+        self._stop.set()
 
     def _execute(self, effect: ef.Effect) -> None:
         match effect:
@@ -171,7 +188,7 @@ class Server(rpc.SchedulerServicer):
             case ef.RaiseTerm():
                 self._terms.write(effect.term)
                 log.info("term raised", extra=kv(term=effect.term))
-            case ef.Queued() | ef.Requeued() | ef.Ignored() | ef.RunnerEnded():
+            case ef.Queued() | ef.Requeued() | ef.Resumed() | ef.Ignored() | ef.RunnerEnded():
                 _log(effect)
 
 
@@ -183,10 +200,10 @@ async def _converse(
     kind: str,
     over: Callable[[], str | None] = lambda: None,
 ) -> AsyncIterator[Out]:
-    """One stream to its end. What is not in the contract ends it with INVALID_ARGUMENT; `over`: another leads."""
+    """One stream to its end; `over`: another leads."""
     about = kv(kind=kind, peer=context.peer())  # now: asking a call that is over crashes the interpreter (grpcio 1.85)
     log.info("stream opened", extra=about)
-    try:
+    async with peer_errors(kind, context):
         try:
             async for message in both_ways(requests, context, outbox, stream.heard):
                 yield message
@@ -195,12 +212,9 @@ async def _converse(
         finally:
             stream.ended()  # before its end is told
             log.info("stream ended", extra=about)
-    except (MessageInvalid, Superseded) as error:
-        log.warning("stream refused", extra=kv(kind=kind, reason=error))
-        await context.abort(_CODES[type(error)], str(error))
 
 
-def _log(effect: ef.Reject | ef.Queued | ef.Requeued | ef.Ignored | ef.RunnerEnded) -> None:
+def _log(effect: ef.Reject | ef.Queued | ef.Requeued | ef.Resumed | ef.Ignored | ef.RunnerEnded) -> None:
     match effect:
         case ef.Reject():
             pairs = kv(request_id=effect.request_id, reason=effect.reason.value, detail=effect.message)
@@ -209,6 +223,15 @@ def _log(effect: ef.Reject | ef.Queued | ef.Requeued | ef.Ignored | ef.RunnerEnd
             log.info(
                 "request queued again", extra=kv(request_id=effect.request_id, pool=effect.pool, reason=effect.reason)
             )
+        case ef.Resumed():
+            about = kv(
+                request_id=effect.request_id,
+                runner=effect.runner.uuid,
+                from_class=effect.from_class,
+                to_class=effect.to_class,
+            )
+            across = effect.from_class != effect.to_class
+            log.log(logging.INFO if across else logging.DEBUG, "request goes on at a runner", extra=about)
         case ef.RunnerEnded():
             log.info("runner ended", extra=kv(runner=effect.runner.uuid, reason=effect.reason))
         case ef.Queued():

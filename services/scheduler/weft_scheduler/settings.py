@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from weft.settings import Address, ProcessSettings, data_dir_field
+from weft.settings import SCHEDULER, SCHEDULER_PROBES, Address, ProcessSettings, data_dir_field
 from weft_scheduler.core.values import Config
 
 
@@ -17,11 +17,12 @@ class Settings(ProcessSettings):
 
     model_config = SettingsConfigDict(env_prefix="WEFT_SCHEDULER__", cli_prog_name="weft_scheduler")
 
-    listen: Address = Field("127.0.0.1:7410", description="HOST:PORT for gateways, supervisors and the registry (gRPC)")
-    probes: Address = Field("127.0.0.1:7411", description="HOST:PORT for /healthz, /readyz and /metrics (HTTP)")
+    listen: Address = Field(SCHEDULER, description="HOST:PORT for gateways, supervisors and the registry (gRPC)")
+    probes: Address = Field(SCHEDULER_PROBES, description="HOST:PORT for /healthz, /readyz and /metrics (HTTP)")
     data_dir: Path = data_dir_field("scheduler", "where the term is kept; one scheduler owns it")
     assign_ms: int = Field(5000, ge=1, description="an Assign neither started nor reported by then is taken back")
-    avoid_ms: int = Field(3000, ge=1, description="a gateway keeps off a runner whose session it lost this long")
+    avoid_ms: int = Field(3000, ge=1, description="a gateway avoids a runner whose session it lost; doubled each time")
+    same_class_ms: int = Field(5000, ge=0, description="a request waits this long for a runner of its numerics class")
     drain_s: int = Field(300, ge=1, description="streams of a deleted or replaced adapter may run on this long")
     absent_ms: int = Field(10000, ge=1, description="a runner that no supervisor reports is gone after this long")
     status_ms: int = Field(200, ge=1, description="statuses to the registry are gathered this long")
@@ -36,6 +37,7 @@ class Settings(ProcessSettings):
         return Config(
             assign_s=self.assign_ms / 1000,
             avoid_s=self.avoid_ms / 1000,
+            same_class_s=self.same_class_ms / 1000,
             drain_s=float(self.drain_s),
             absent_s=self.absent_ms / 1000,
             status_s=self.status_ms / 1000,

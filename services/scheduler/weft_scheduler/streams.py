@@ -6,11 +6,13 @@ A gateway or supervisor that connects again replaces its older stream, and whate
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from weft.wire.channels import Outbox
+from weft.wire.bounds import check_term
+from weft.wire.channels import OUTBOX, Outbox
+from weft.wire.errors import PeerError
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft_scheduler import wire
 from weft_scheduler.core import events as ev
-from weft_scheduler.errors import MessageInvalid, Superseded
+from weft_scheduler.errors import Superseded
 
 Out = TypeVar("Out")
 In_contra = TypeVar("In_contra", contravariant=True)
@@ -78,7 +80,7 @@ class GatewayStream:
         if message.HasField("hello"):
             self._hello(message.hello)
         elif not self._gateway:
-            raise MessageInvalid("a gateway's first message is its hello")
+            raise PeerError("a gateway's first message is its hello")
         elif self._peers.has(self._gateway, self.outbox):
             self._feed(wire.gateway_event(self._gateway, message))
 
@@ -88,7 +90,7 @@ class GatewayStream:
 
     def _hello(self, hello: pb.GatewayHello) -> None:
         if not hello.gateway_id or self._gateway not in ("", hello.gateway_id):
-            raise MessageInvalid(f"a stream is of one gateway, not of {hello.gateway_id!r}")
+            raise PeerError(f"a stream is of one gateway, not of {hello.gateway_id!r}")
         if not self._gateway:
             self._gateway = hello.gateway_id
             self._peers.join(self._gateway, self.outbox)
@@ -98,17 +100,20 @@ class GatewayStream:
 
 
 class SupervisorStream:
-    """Hello, keys and full reports of all runners, then what changes."""
+    """Hello, keys and full reports of all runners, then what changes.
 
-    def __init__(self, peers: Peers[pb.SchedulerToSupervisor], feed: Feed) -> None:
-        self.outbox: Outbox[pb.SchedulerToSupervisor] = Outbox()
+    The hello is answered with every outcome that is not stored, at once: as many as `max_outcomes`.
+    """
+
+    def __init__(self, peers: Peers[pb.SchedulerToSupervisor], feed: Feed, max_outcomes: int = 0) -> None:
+        self.outbox: Outbox[pb.SchedulerToSupervisor] = Outbox(max_outcomes + OUTBOX)
         self._peers, self._feed, self._supervisor = peers, feed, ""
 
     def heard(self, message: pb.SupervisorToScheduler) -> None:
         if message.HasField("hello"):
             self._hello(message.hello)
         elif not self._supervisor:
-            raise MessageInvalid("a supervisor's first message is its hello")
+            raise PeerError("a supervisor's first message is its hello")
         elif self._peers.has(self._supervisor, self.outbox):
             self._feed(wire.cluster_event(self._supervisor, message))
 
@@ -118,7 +123,8 @@ class SupervisorStream:
 
     def _hello(self, hello: pb.SupervisorHello) -> None:
         if not hello.supervisor_id or self._supervisor:
-            raise MessageInvalid("a supervisor says hello once, with its id")
+            raise PeerError("a supervisor says hello once, with its id")
+        check_term(hello.highest_term)
         self._supervisor = hello.supervisor_id
         self._peers.join(self._supervisor, self.outbox)
         self._feed(ev.SupervisorUp(self._supervisor, hello.highest_term))

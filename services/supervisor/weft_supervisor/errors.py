@@ -1,23 +1,22 @@
-"""What can go wrong in the supervisor. (The store's errors: `weft.store.errors`.)
+"""What a runner is refused for, beside a message outside the contract. (The store's errors: `weft.store.errors`.)
 
-SupervisorError
-├── ProtocolError   a peer broke the contract: its stream ends with INVALID_ARGUMENT
-├── NotItsPool      a runner says it is of a pool that its certificate does not cover: PERMISSION_DENIED
-└── Superseded      a runner was replaced by a newer incarnation: its stream ends with FAILED_PRECONDITION
+PeerError (weft.wire)   a runner broke the contract: its stream ends with INVALID_ARGUMENT
++-- NotItsOwn           it speaks for a pool or a runner that its certificate does not cover: PERMISSION_DENIED
++-- Superseded          it was replaced by a newer incarnation: FAILED_PRECONDITION
 """
 
+import grpc
 
-class SupervisorError(Exception):
-    """Root of the supervisor's errors."""
-
-
-class ProtocolError(SupervisorError):
-    """A peer sent what the contract does not allow."""
+from weft.wire.errors import PeerError
 
 
-class NotItsPool(SupervisorError):
-    """A runner's certificate is for the pools of other namespaces."""
+class NotItsOwn(PeerError):
+    """A runner's certificate is for the runners of other namespaces."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
 
 
-class Superseded(SupervisorError):
+class Superseded(PeerError):
     """A newer incarnation of this runner's uuid is registered."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION

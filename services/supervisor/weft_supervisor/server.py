@@ -12,9 +12,13 @@ import grpc
 import grpc.aio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from weft.identities import MAX_TERM
 from weft.printable import quoted
+from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
 from weft.telemetry.logs import kv
+from weft.wire.bounds import check_hello
 from weft.wire.channels import Link, Outbox, both_ways
+from weft.wire.errors import PeerError, peer_errors
 from weft.wire.gate import peer_names
 from weft.wire.roles import pool_namespaces_of
 from weft.wire.v1 import common_pb2, predictor_pb2, scheduler_pb2, supervisor_pb2
@@ -37,8 +41,9 @@ from weft_supervisor.core.events import (
     TermSeen,
     Tick,
 )
-from weft_supervisor.core.supervisor import Supervisor
-from weft_supervisor.errors import NotItsPool, ProtocolError, Superseded
+from weft_supervisor.core.leases import check_leases
+from weft_supervisor.core.supervisor import Supervisor, check_supervisor
+from weft_supervisor.errors import NotItsOwn, Superseded
 from weft_supervisor.feedback import Journal, Pending, chunks
 
 log = logging.getLogger(__name__)
@@ -71,6 +76,7 @@ class SupervisorServer(SupervisorServicer):
         self._streams: dict[RunnerId, RunnerStream] = {}
         self._open: set[RunnerStream] = set()
         self._wake, self._closed = asyncio.Event(), asyncio.Event()
+        self._idle = IdleCheck()
         self.scheduler: Link[scheduler_pb2.SupervisorToScheduler, scheduler_pb2.SchedulerToSupervisor] = Link(
             "scheduler",
             SchedulerStub(scheduler).Cluster,
@@ -85,6 +91,8 @@ class SupervisorServer(SupervisorServicer):
 
     def handle(self, event: Event) -> None:
         """Let the core decide, and do what it says."""
+        if not isinstance(event, Beat | Tick):
+            self._idle.active()
         for effect in self.core.handle(event, time.monotonic()):
             self._do(effect)
         self._wake.set()  # the next deadline may have moved
@@ -136,16 +144,11 @@ class SupervisorServer(SupervisorServicer):
         stream = RunnerStream(pool_namespaces_of(peer_names(context)))
         self._open.add(stream)
         try:
-            async for message in both_ways(
-                request_iterator, context, stream.outbox, lambda message: self._from_runner(stream, message)
-            ):
-                yield message
-        except ProtocolError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except NotItsPool as error:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
-        except Superseded as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            async with peer_errors("runner", context):
+                async for message in both_ways(
+                    request_iterator, context, stream.outbox, lambda message: self._from_runner(stream, message)
+                ):
+                    yield message
         finally:
             self._open.discard(stream)
             if stream.runner and self._streams.get(stream.runner) is stream:
@@ -157,19 +160,19 @@ class SupervisorServer(SupervisorServicer):
             self._runner_up(stream, message.hello)
             return
         if stream.hello is None or stream.runner is None:
-            raise ProtocolError(f"{kind or 'an empty message'} before the hello")
+            raise PeerError(f"{kind or 'an empty message'} before the hello")
         if kind == "state":
             self.handle(wire.report(stream.runner, stream.hello, message.state))
         elif kind == "heartbeat":
             self.handle(Beat(stream.runner))
 
     def _runner_up(self, stream: RunnerStream, hello: supervisor_pb2.RunnerHello) -> None:
+        if stream.hello is not None:
+            raise PeerError("a runner says hello once in a stream")
+        check_hello(hello)
         runner = wire.runner_id(hello.runner)
-        if not runner.uuid or not runner.incarnation:
-            raise ProtocolError("a hello without uuid or incarnation")
-        if stream.namespaces and hello.pool.partition("/")[0] not in stream.namespaces:
-            mine = ", ".join(sorted(stream.namespaces))
-            raise NotItsPool(f"the certificate is for runners of namespace {mine}, not of pool {quoted(hello.pool)}")
+        if stream.namespaces:
+            _check_identity(hello, stream.namespaces)
         if self.core.leases.replaced(runner):
             raise Superseded(f"runner {runner.uuid} has a newer incarnation than {runner.incarnation}")
         if (older := self._streams.get(runner)) is not None:
@@ -195,7 +198,7 @@ class SupervisorServer(SupervisorServicer):
     def _from_scheduler(self, message: scheduler_pb2.SchedulerToSupervisor) -> None:
         match message.WhichOneof("message"):
             case "hello":
-                self.handle(TermSeen(message.hello.term))
+                self.handle(TermSeen(min(message.hello.term, MAX_TERM - 1)))
             case "orders":
                 self.handle(wire.order_given(message.orders))
             case "outcome":
@@ -211,7 +214,8 @@ class SupervisorServer(SupervisorServicer):
     def _do(self, effect: Effect) -> None:
         match effect:
             case SendReport():
-                self.scheduler.send(wire.cluster_report(effect))
+                for message in wire.cluster_reports(effect):
+                    self.scheduler.send(message)
             case SendOrder():
                 if stream := self._streams.get(effect.runner):
                     stream.outbox.put(wire.order(effect))
@@ -234,10 +238,28 @@ class SupervisorServer(SupervisorServicer):
             except TimeoutError:
                 self.handle(Tick())
 
+    def _check(self) -> None:
+        """Leases decide who is alive, and runners tell theirs to the next process. Raises InvariantViolated."""
+        broken = violation(check_leases, self.core.leases) or violation(check_supervisor, self.core)
+        if broken:
+            raise InvariantViolated(broken)
+
     async def _show(self) -> None:
         shown = self.core.counters()
         while not self._closed.is_set():
             shown = metrics.show(self.core, shown)
             metrics.FEEDBACK_PENDING.set(len(self.pending))
+            if self._idle.due():
+                self._check()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), SHOW_EVERY_S)
+
+
+def _check_identity(hello: supervisor_pb2.RunnerHello, namespaces: frozenset[str]) -> None:
+    """A runner's uuid begins with the namespace of its pool, so nobody else's certificate can name it. NotItsOwn."""
+    mine = f"the certificate is for runners of namespace {', '.join(sorted(namespaces))}"
+    namespace = hello.pool.partition("/")[0]
+    if namespace not in namespaces:
+        raise NotItsOwn(f"{mine}, not of pool {quoted(hello.pool)}")
+    if not hello.runner.uuid.startswith(f"{namespace}."):
+        raise NotItsOwn(f"{mine}: uuid {quoted(hello.runner.uuid)} does not begin with {quoted(namespace + '.')}")

@@ -5,7 +5,15 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from weft.settings import Address, ProcessSettings, data_dir_field
+from weft.settings import (
+    PREDICTOR,
+    SCHEDULER,
+    SUPERVISOR,
+    SUPERVISOR_PROBES,
+    Address,
+    ProcessSettings,
+    data_dir_field,
+)
 
 
 class Settings(ProcessSettings):
@@ -16,13 +24,13 @@ class Settings(ProcessSettings):
 
     model_config = SettingsConfigDict(env_prefix="WEFT_SUPERVISOR__", cli_prog_name="weft_supervisor")
 
-    listen: Address = Field("127.0.0.1:7420", description="gRPC address, HOST:PORT")
-    probes: Address = Field("127.0.0.1:7421", description="/healthz /readyz /metrics, HOST:PORT")
+    listen: Address = Field(SUPERVISOR, description="gRPC address, HOST:PORT")
+    probes: Address = Field(SUPERVISOR_PROBES, description="/healthz /readyz /metrics, HOST:PORT")
     data_dir: Path = data_dir_field("supervisor", "holds weft.sqlite; one supervisor per directory")
     database: str = Field("", description="postgresql://USER:PASSWORD@HOST/DATABASE instead of DATA_DIR/weft.sqlite")
     keys_ms: int = Field(1_000, ge=50, le=60_000, description="PostgreSQL: keys made elsewhere are known after this")
-    scheduler: Address = Field("127.0.0.1:7430", description="the scheduler's gRPC address")
-    predictor: Address = Field("127.0.0.1:7410", description="the predictor's gRPC address")
+    scheduler: Address = Field(SCHEDULER, description="the scheduler's gRPC address")
+    predictor: Address = Field(PREDICTOR, description="the predictor's gRPC address")
     lease_ms: int = Field(2_000, ge=100, le=600_000, description="a runner silent this long is gone")
     report_ms: int = Field(50, ge=1, le=10_000, description="at most one merged report to the scheduler in this time")
     preempt_ms: int = Field(5_000, ge=100, le=600_000, description="a victim still there after this is named again")

@@ -1,7 +1,10 @@
 """Protobuf <-> core types and rows of the store."""
 
+from collections.abc import Iterator
+
 from weft.store.keys import ApiKey
 from weft.store.outcomes import StoredOutcome
+from weft.wire.bounds import check_state
 from weft.wire.v1 import common_pb2, scheduler_pb2, supervisor_pb2
 from weft_supervisor.core.events import (
     Epoch,
@@ -15,6 +18,8 @@ from weft_supervisor.core.events import (
     SendReport,
     Sequence,
 )
+
+MAX_REPORT_BYTES = 32 << 20  # of the states in a message, unless one alone is larger
 
 
 def runner_id(message: common_pb2.RunnerId) -> RunnerId:
@@ -30,7 +35,8 @@ def runner_up(hello: supervisor_pb2.RunnerHello) -> RunnerUp:
 
 
 def report(runner: RunnerId, hello: supervisor_pb2.RunnerHello, state: supervisor_pb2.RunnerState) -> Report:
-    """The core's view of a state. The payload is the state itself, complete with hello and id."""
+    """The core's view of a state. The payload is the state itself, complete with hello and id. Raises PeerError."""
+    check_state(state, hello)
     state.runner.CopyFrom(hello)
     state.id.CopyFrom(hello.runner)
     return Report(
@@ -42,7 +48,6 @@ def report(runner: RunnerId, hello: supervisor_pb2.RunnerHello, state: superviso
         overruns=tuple(Overrun(o.request_id, _epoch(o.epoch), o.reservation_tokens) for o in state.overruns),
         ready=state.ready,
         draining=state.draining,
-        highest_term=state.highest_term,
         grown_pages=state.grown_pages,
         doublings=state.doublings,
         adapter_pages=state.adapter_pages,
@@ -70,13 +75,18 @@ def order(effect: SendOrder) -> supervisor_pb2.SupervisorToRunner:
     return supervisor_pb2.SupervisorToRunner(order=message)
 
 
-def cluster_report(effect: SendReport) -> scheduler_pb2.SupervisorToScheduler:
-    merged = scheduler_pb2.ClusterReport(
-        runners=map(state, effect.states),
-        lost=map(runner_id_message, effect.lost),
-        preempts=map(_preempt, effect.preempts),
-    )
-    return scheduler_pb2.SupervisorToScheduler(report=merged)
+def cluster_reports(effect: SendReport) -> Iterator[scheduler_pb2.SupervisorToScheduler]:
+    """States first, in messages that gRPC takes; what is lost or decided is newer than they are."""
+    message, size = scheduler_pb2.SupervisorToScheduler(), 0
+    for one in map(state, effect.states):
+        if size and size + one.ByteSize() > MAX_REPORT_BYTES:
+            yield message
+            message, size = scheduler_pb2.SupervisorToScheduler(), 0
+        message.report.runners.append(one)
+        size += one.ByteSize()
+    message.report.lost.extend(map(runner_id_message, effect.lost))
+    message.report.preempts.extend(map(_preempt, effect.preempts))
+    yield message
 
 
 def stored(outcome: common_pb2.Outcome) -> StoredOutcome:

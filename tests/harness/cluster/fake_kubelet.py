@@ -268,8 +268,9 @@ def flags_of(pod: dict[str, Any]) -> dict[str, str]:
 def _hello(pod: dict[str, Any], address: str) -> supervisor_pb2.RunnerHello:
     flags = flags_of(pod)
     pages, page_tokens = int(flags.get("kv-pages", 64)), int(flags.get("page-tokens", 16))
+    namespace = flags.get("pool", "").partition("/")[0]
     return supervisor_pb2.RunnerHello(
-        runner=common_pb2.RunnerId(uuid=pod["metadata"]["uid"], incarnation=uuid.uuid4().hex),
+        runner=common_pb2.RunnerId(uuid=f"{namespace}.{pod['metadata']['uid']}", incarnation=uuid.uuid4().hex),
         name=pod["metadata"]["name"],
         address=f"{address}:7400",
         pool=flags.get("pool", ""),

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,16 @@ import yaml
 from harness.processes import started, tied
 from weft_cli.client import Controller
 from weft_cli.main import main
+from weft_operator.local import durable
 from weft_operator.resources import Ref
 
 DIGEST = "sha256:" + "a" * 64
+MANY = """
+apiVersion: serving.weft.dev/v1alpha1
+kind: LoRAAdapter
+metadata: {{name: a{number}, namespace: many}}
+spec: {{poolRef: {{name: base, namespace: default}}, source: {{uri: "file:a{number}"}}}}
+"""
 READY = {
     "observedGeneration": 1,
     "digest": DIGEST,
@@ -179,6 +187,33 @@ def test_many_adapters_are_listed_with_one_question(
     assert asked == ["/v1/loraadapters?namespace=acme"]
 
 
+def test_many_adapters_are_applied_and_deleted_in_a_few_requests_and_writes(
+    controller: Any, manifests: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = manifests / "many.yaml"
+    many.write_text("---".join(MANY.format(number=number) for number in range(1000)))
+    asked: list[str] = []
+    answer, write = Controller._answer, durable.write_atomically  # pyright: ignore[reportPrivateUsage]
+
+    def counting(self: Controller, method: str, path: str, *more: Any, **options: Any) -> Any:
+        asked.append(path)
+        return answer(self, method, path, *more, **options)
+
+    def written(path: Path, content: bytes) -> None:
+        asked.append("objects.json")
+        write(path, content)
+
+    monkeypatch.setattr(Controller, "_answer", counting)
+    monkeypatch.setattr(durable, "write_atomically", written)
+    monkeypatch.setattr(durable, "GATHER_S", 3600.0)  # what nobody waits for is not counted
+    assert len(run(capfd, "apply", "-f", str(many))[1].splitlines()) == 1000
+    assert Counter(asked) == {"/v1/apply": 4, "objects.json": 4}
+    asked.clear()
+    assert len(run(capfd, "delete", "-f", str(many))[1].splitlines()) == 1000
+    assert Counter(asked) == {"/v1/delete": 4, "objects.json": 4}
+    assert controller.store.objects() == []
+
+
 def test_runners_are_where_their_pool_is(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
     for near in ([], ["-A"], ["-n", "default"]):
         assert "01234567" in run(capfd, "get", "runners", *near)[1]
@@ -296,6 +331,12 @@ def test_status_fails_when_a_component_is_not_ready(controller: Any, capfd: pyte
 def test_logs_are_printed_and_components_named(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
     controller.do(lambda: controller.log.write(b"one\ntwo\n"))
     assert run(capfd, "logs", "depot", "--tail", "1")[1] == "two\n"
+    assert run(capfd, "logs", "depot", "--tail=0")[1] == ""
+    controller.do(lambda: controller.log.write(b"line\n" * 12_000))
+    assert len(run(capfd, "logs", "depot", "--tail", "12001")[1].splitlines()) == 12_001
+    assert run(capfd, "logs", "depot", "--tail", "-1")[1].splitlines()[:2] == ["one", "two"]
+    assert len(run(capfd, "logs", "depot")[1].splitlines()) == 100
+    assert run(capfd, "logs", "depot", "--tail", "-2")[0] == 2
     assert run(capfd, "logs")[1].split() == ["controller", "depot"]
     code, _, err = run(capfd, "logs", "nope")
     assert code == 1
@@ -388,8 +429,10 @@ def test_without_a_controller_a_command_says_how_to_start_one(
 def test_logs_of_a_stack_that_ended_can_still_be_read(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "gateway.log").write_text("one\ntwo\n")
-    code, out, _ = run(capfd, "logs", "gateway", "--tail", "1", "--data-dir", str(tmp_path))
-    assert (code, out) == (0, "two\n")
+    (tmp_path / "logs" / "gateway.log.1").write_text("zero\n")
+    for tail, lines in (("1", "two\n"), ("3", "zero\none\ntwo\n"), ("-1", "zero\none\ntwo\n"), ("0", "")):
+        code, out, _ = run(capfd, "logs", "gateway", "--tail", tail, "--data-dir", str(tmp_path))
+        assert (code, out) == (0, lines)
 
 
 def test_help_teaches_by_example_and_needs_no_heavy_import() -> None:

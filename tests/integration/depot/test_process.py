@@ -2,11 +2,14 @@
 
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from harness import processes
 from harness.ports import free_addresses
 from harness.waiting import PATIENCE_S
 from tests.integration.depot.conftest import Run
@@ -76,3 +79,23 @@ def test_probes_are_on_the_apis_port_or_on_their_own(tmp_path: Path, run: Run) -
             assert http.get(f"{own}{path}").status_code == 200
             assert http.get(f"{beside.url}{path}").status_code == 404
     assert (beside.end(), alone.end()) == (0, 0)
+
+
+def test_a_bug_in_housekeeping_ends_the_process_with_1(tmp_path: Path) -> None:
+    code = """
+import sys
+from weft_depot.core.operations import Operations
+from weft_depot.main import main
+
+def lost(self, now):
+    raise KeyError("a lease")
+
+Operations.forget = lost
+sys.exit(main(sys.argv[1:]))
+"""
+    flags = (*QUICK, "--http", "127.0.0.1:0", "--data-dir", tmp_path)
+    with processes.started(sys.executable, "-c", code, *flags, stderr=subprocess.PIPE, text=True) as process:
+        _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert "housekeeping has ended" in said
+    assert "a lease" in said

@@ -1,7 +1,7 @@
 """Whatever breaks, moves or restarts: the client's text is that of an undisturbed run."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,7 @@ async def test_the_hold_of_a_preempted_stream_stands_while_its_pool_has_a_ready_
     await until(lambda: stream.hold_deadline is not None)  # nobody is there who could assign it
     submit = await world.scheduler.next("submit")
     assert (submit.moves, submit.emitted_tokens, submit.HasField("runner")) == (0, 2, False)
+    assert submit.numerics_class == "class of runner-1", "its tokens are of that class"
     await until(lambda: stream.hold_deadline is None)
     world.scheduler.term, world.scheduler.counter = 2, 0
     world.scheduler.assign(running.request_id)
@@ -270,6 +271,7 @@ async def test_a_scheduler_restart_is_told_everything_and_the_stream_does_not_no
         submit = await world.scheduler.next("submit")
         assert (submit.request_id, submit.epoch, submit.runner) == (running.request_id, start.epoch, world.runner.id)
         assert (submit.emitted_tokens, submit.reservation_tokens, submit.start_emitted_tokens) == (2, 8, 0)
+        assert submit.numerics_class == "class of runner-1"
         assert await world.scheduler.next("outcome") == finished
         assert (await world.scheduler.next("hello")).resubmit_complete
         world.scheduler.acknowledges = True
@@ -374,3 +376,74 @@ async def test_a_client_that_gives_up_does_not_disturb_its_neighbour(world: Worl
         assert (await world.runner.next("stop")).request_id == lost.request_id
     world.runner.answer_whole(kept)
     assert (await soon(neighbour)).choices[0].text == ANSWER
+
+
+async def test_an_epoch_is_spoken_for_by_the_runner_that_has_it_alone(
+    world: World, other: FakeRunner, speak: Callable[[FakeRunner, runner_pb2.Start], None]
+) -> None:
+    """A runner that names the request and the epoch of another loses its session, and only what it had itself."""
+    running = Running(world)
+    start = await running.begin()
+    other.autopilot = False
+    posted = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
+    submit = await world.scheduler.next("submit")
+    epoch = world.scheduler.assign(submit.request_id, other)
+    await other.next("start")
+    speak(other, start)
+    failed = await world.scheduler.next("failed")
+    assert (failed.request_id, failed.epoch, failed.reason) == (
+        submit.request_id, epoch, scheduler_pb2.Failed.SESSION_LOST,
+    )  # fmt: skip
+    assert "another runner has" in failed.detail
+    assert running.request_id in world.gateway.serving.live
+    for position in range(2, len(running.tokens)):
+        world.runner.step(start, position, [running.tokens[position]])
+    world.runner.step(start, len(running.tokens), [], common_pb2.FINISH_REASON_EOS)
+    assert await soon(running._task) == ANSWER
+    world.scheduler.assign(submit.request_id, world.runner)
+    world.runner.answer = lambda _: running.tokens
+    world.runner.answer_whole(await world.runner.next("start"))
+    assert (await soon(posted)).choices[0].text == ANSWER
+
+
+LIES: dict[str, Callable[[FakeRunner, runner_pb2.Start], None]] = {
+    "tokens": lambda runner, start: runner.step(start, 2, [5]),
+    "an end": lambda runner, start: runner.step(start, 2, [], common_pb2.FINISH_REASON_EOS),
+    "no room": lambda runner, start: runner.send(
+        no_room=runner_pb2.NoRoom(request_id=start.request_id, epoch=start.epoch)
+    ),
+    "given up": lambda runner, start: runner.send(
+        ended=runner_pb2.Ended(request_id=start.request_id, epoch=start.epoch, reason=runner_pb2.Ended.INTERNAL)
+    ),
+}
+
+
+@pytest.fixture(params=sorted(LIES))
+def speak(request: pytest.FixtureRequest) -> Callable[[FakeRunner, runner_pb2.Start], None]:
+    return LIES[request.param]
+
+
+@pytest.mark.parametrize("fields", [{"finish": 77}, {"doublings": 2**32 - 1}], ids=str)
+async def test_a_step_outside_the_contract_ends_the_session_and_the_request_goes_on_elsewhere(
+    world: World, other: FakeRunner, fields: dict[str, int]
+) -> None:
+    running = Running(world)
+    start = await running.begin()
+    world.runner.step(start, 2, running.tokens[2:3], **fields)
+    assert "broke the contract" in (await running.failed(scheduler_pb2.Failed.SESSION_LOST)).detail
+    world.scheduler.assign(running.request_id, other)
+    await running.ends_well_on(other)
+
+
+async def test_a_runner_that_does_not_say_who_it_is_first_is_not_listened_to(world: World, other: FakeRunner) -> None:
+    running, world.runner.silent = Running(world), True
+    world.runner.autopilot = other.autopilot = world.scheduler.autopilot = False
+    running._task = asyncio.create_task(running._read())
+    running.request_id = (await world.scheduler.next("submit")).request_id
+    running.epoch = world.scheduler.assign(running.request_id)
+    world.runner.step(await world.runner.next("start"), 0, running.tokens[:2])
+    failed = await world.scheduler.next("failed")
+    assert (failed.reason, failed.emitted_tokens) == (scheduler_pb2.Failed.SESSION_LOST, 0)
+    assert "who it is first" in failed.detail
+    world.scheduler.assign(running.request_id, other)
+    await running.ends_well_on(other)

@@ -152,6 +152,7 @@ async def test_a_request_id_is_the_same_from_client_to_runner_and_log(parts: Wor
         assert start.request_id.startswith("trace-1-")
         line = orjson.loads(await running.logged('"finished"'))
         assert (line["request_id"], line["component"]) == (start.request_id, "gateway")
+        assert line["duration_ms"] > 0
 
 
 async def test_a_port_in_use_is_a_named_error_and_exit_2(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What cannot be served gets a named error in OpenAI's shape, and nothing else notices."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import shutil
@@ -11,13 +12,16 @@ import openai
 import orjson
 import pytest
 
+from weft.artifacts.blobs import BlobStore, check_blobs
+from weft.artifacts.digest import hex_of
 from weft.wire.v1 import common_pb2, scheduler_pb2
 
 from .conftest import ANSWER, PATIENCE_S, World, opened, serving, soon, until
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
-JSON = {"content-type": "application/json"}
+JSON_TYPE = "application/json"
+JSON = {"content-type": JSON_TYPE}
 SHAPE = {"message", "type", "param", "code"}
 
 BAD_CHATS: list[tuple[str, dict[str, Any], int, str, str | None]] = [
@@ -257,7 +261,8 @@ async def test_a_request_waits_for_a_pools_first_runner_longer_than_this_gateway
 
 
 async def test_without_a_scheduler_there_is_no_route_and_a_503_says_so(parts: World, tmp_path: Path) -> None:
-    async with serving(parts, parts.settings(tmp_path, scheduler="127.0.0.1:1")) as world, world.http() as http:
+    settings = parts.settings(tmp_path, scheduler="127.0.0.1:1", hold_seconds=0.1)
+    async with serving(parts, settings) as world, world.http() as http:
         refused(await http.post("/v1/completions", json=TEXT), 503, "no_scheduler")
         refused(await http.get("/v1/models"), 503, "no_scheduler")
         assert (await http.get("/readyz")).status_code == 503
@@ -321,6 +326,29 @@ async def test_more_requests_than_the_bound_get_a_429_and_the_others_are_served(
         for start in starts:
             world.runner.answer_whole(start)
         assert [(await soon(one)).json()["choices"][0]["text"] for one in posted] == [ANSWER, ANSWER]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"mirostat": 2}, {"status": 400, "code": "unsupported_parameter", "param": "mirostat"}),
+        (
+            {"max_tokens": 512},
+            {"status": 400, "code": "context_length_exceeded", "param": "max_tokens", "model": "tiny"},
+        ),
+        ({"x" * 5000: 1}, {"status": 400, "code": "unsupported_parameter", "param": "x" * 64}),
+    ],
+    ids=["unknown", "beyond the context", "a long name"],
+)
+async def test_the_log_of_a_refusal_says_what_was_wrong(
+    world: World, caplog: pytest.LogCaptureFixture, body: dict[str, Any], says: dict[str, Any]
+) -> None:
+    caplog.set_level("INFO", "weft_gateway.app")
+    async with world.http() as http:
+        response = await http.post("/v1/completions", json=TEXT | body)
+    (told,) = [vars(record)["kv"] for record in caplog.records if record.message == "refused"]
+    assert response.status_code == 400
+    assert {key: value for key, value in told.items() if key != "request_id"} == says
 
 
 # ---------------------------------------------------------------- keys
@@ -397,7 +425,7 @@ async def test_while_keys_are_unknown_nobody_is_told_that_theirs_is_wrong(parts:
 
 async def test_a_pool_whose_tokenizer_cannot_be_had_disturbs_no_other(parts: World, tmp_path: Path) -> None:
     routes = parts.routes()
-    routes.pools.add(pool="team/broken", base_digest="sha256:" + "0" * 64, base_model_name="broken")
+    routes.pools.add(pool="team/broken", base_digest="sha256:" + "0" * 64, base_model_name="broken", hold_s=1)
     routes.routes.add(model_name="broken", namespace="team", pool="team/broken")
     parts.scheduler.routes = routes
     async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
@@ -417,10 +445,11 @@ async def test_a_tokenizer_that_comes_later_is_taken_and_weights_are_never_asked
     manifest.unlink()
     async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
         await until(lambda: "not hold" in (world.gateway.unready() or ""))
-        refused(await http.post("/v1/completions", json=TEXT), 503, "model_not_ready")
+        posted = asyncio.create_task(http.post("/v1/completions", json=TEXT))
+        await until(lambda: world.gateway.serving.preparing == 1)
         shutil.copy(hidden, manifest)
-        await until(lambda: world.gateway.unready() is None)
-        assert (await http.post("/v1/completions", json=TEXT)).status_code == 200
+        assert (await soon(posted)).status_code == 200
+        assert world.gateway.unready() is None
     weights = next(e for e in parts.depot.blobs.manifest(parts.base_digest).files if e.name == "model.safetensors")
     assert folder.is_dir()
     assert weights.digest not in parts.depot.asked
@@ -434,14 +463,41 @@ async def test_a_second_gateway_start_needs_no_depot(parts: World, tmp_path: Pat
         assert (await world.client().completions.create(model="tiny", prompt="hello")).choices[0].text == ANSWER
 
 
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_cached_tokenizer_that_is_damaged_is_fetched_again_before_it_is_used(
+    parts: World, tmp_path: Path, cut: bool
+) -> None:
+    """A damaged manifest does not say which files are its own: they may be fetched again, too."""
+    async with serving(parts, parts.settings(tmp_path)) as world:
+        await until(lambda: world.gateway.unready() is None)
+        assert world.gateway.registry.get_sample_value("weft_gateway_corrupt_artifacts_total") == 0
+    blobs = BlobStore(tmp_path / "data" / "blobs")
+    manifest = blobs.path(parts.base_digest)
+    files = [path for path in sorted(manifest.parent.iterdir()) if path != manifest]
+    assert len(files) == 3, "the tokenizer, its configuration, the chat template"
+    for damaged in (files, [manifest]):
+        for path in damaged:
+            data, at = path.read_bytes(), path.stat().st_size // 2
+            path.write_bytes(data[:at] if cut else data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        parts.depot.asked.clear()
+        async with serving(parts, parts.settings(tmp_path)) as world:
+            await until(lambda: world.gateway.unready() is None)
+            completion = await world.client().completions.create(model="tiny", prompt="hello")
+            assert completion.choices[0].text == ANSWER
+            assert world.gateway.registry.get_sample_value("weft_gateway_corrupt_artifacts_total") == len(damaged)
+        assert {path.name for path in damaged} <= {hex_of(digest) for digest in parts.depot.asked}
+        assert {path.name for path in manifest.parent.iterdir()} == {path.name for path in (*files, manifest)}
+        check_blobs(blobs)
+
+
 # ---------------------------------------------------------------- bodies that do not come
 
 
-async def half_a_body(world: World) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def half_a_body(world: World, kind: str = JSON_TYPE) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, port = world.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
-    writer.write(head + b'{"model":')
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ncontent-length: 100\r\n\r\n"
+    writer.write(head.encode() + b'{"model":')
     return reader, writer
 
 
@@ -462,6 +518,38 @@ async def test_a_body_that_never_ends_is_given_up_in_bounded_time(
 ) -> None:
     monkeypatch.setattr("weft_gateway.openai.prepare.BODY_SECONDS", 0.05)
     reader, writer = await half_a_body(world)
-    assert b"408" in await soon(reader.readline())
-    writer.close()
+    dribbling = asyncio.create_task(dribble(writer))
+    head = await soon(reader.readuntil(b"\r\n\r\n"))
+    assert b" 408 " in head
+    assert b"connection: close" in head
+    await soon(dribbling)
+    await until(lambda: not world.server.server_state.connections)
     await world.settled()
+
+
+async def test_the_rest_of_a_refused_body_is_read_for_a_bounded_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft_gateway.bounded_http.REST_SECONDS", 0.05)
+    reader, writer = await half_a_body(world, "text/plain")
+    dribbling = asyncio.create_task(dribble(writer))
+    assert b" 415 " in await soon(reader.readline())
+    await soon(dribbling)
+    await until(lambda: not world.server.server_state.connections)
+
+
+async def test_a_refused_body_that_comes_in_time_keeps_its_connection(world: World) -> None:
+    reader, writer = await half_a_body(world, "text/plain")
+    assert b"415" in await soon(reader.readline())
+    writer.write(b"x" * 91 + b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert b" 200 " in await soon(reader.readuntil(b"HTTP/1.1 200 OK\r\n"))
+    writer.close()
+
+
+async def dribble(writer: asyncio.StreamWriter) -> None:
+    """A byte at a time for as long as the connection is there."""
+    with contextlib.suppress(ConnectionError):
+        while True:
+            writer.write(b" ")
+            await writer.drain()
+            await asyncio.sleep(0.005)

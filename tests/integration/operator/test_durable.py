@@ -9,17 +9,18 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.processes import started
-from harness.waiting import PATIENCE_S
+from harness.waiting import PATIENCE_S, eventually
 from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object
 from weft_operator.errors import StoreDamaged
 from weft_operator.local import durable
 from weft_operator.local.admission import as_served
 from weft_operator.local.durable import Durable, open_store
-from weft_operator.local.objects import ObjectStore, check_store
+from weft_operator.local.objects import ObjectStore, check_store, ref_of
 from weft_operator.resources import parse
 
 WRITER = """
@@ -69,15 +70,21 @@ async def test_what_was_committed_is_there_after_a_restart(tmp_path: Path) -> No
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-async def test_many_changes_of_one_moment_are_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writes: list[int] = []
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with each write of the file."""
+    sizes: list[int] = []
     real = durable.write_atomically
 
     def counting(path: Path, content: bytes) -> None:
-        writes.append(len(content))
+        sizes.append(len(content))
         real(path, content)
 
     monkeypatch.setattr(durable, "write_atomically", counting)
+    return sizes
+
+
+async def test_many_changes_of_one_moment_are_one_write(tmp_path: Path, writes: list[int]) -> None:
     async with kept(tmp_path / "objects.json") as (store, keeper):
         waits = []
         for number in range(200):
@@ -85,6 +92,57 @@ async def test_many_changes_of_one_moment_are_one_write(tmp_path: Path, monkeypa
             waits.append(keeper.committed())
         await asyncio.gather(*waits)
     assert len(writes) <= 2
+
+
+async def test_statuses_wait_for_each_other_and_nobody_waits_for_them(
+    tmp_path: Path, writes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "GATHER_S", 3600.0)
+    path = tmp_path / "objects.json"
+    async with kept(path) as (store, keeper):
+        for number in range(100):
+            _, obj = store.apply(adapter_object(f"a{number}"))
+            meta = obj["metadata"]
+            store.set_status(ref_of(obj), meta["uid"], meta["resourceVersion"], {"readyRunners": number})
+            await asyncio.sleep(0)
+        assert writes == []
+        await keeper.committed()
+    assert len(writes) == 1
+    assert open_store(path, clock).objects() == store.objects()
+
+
+async def test_a_status_alone_is_written_soon(
+    tmp_path: Path, writes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "GATHER_S", 0.0)
+    async with kept(tmp_path / "objects.json") as (store, _):
+        store.apply(adapter_object("upper"))
+
+        async def written() -> bool:
+            return bool(writes)
+
+        await eventually(written)
+
+
+async def test_a_write_encodes_only_what_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+    real = durable.encode
+
+    def counting(obj: Any) -> bytes:
+        encoded.append(obj["metadata"]["name"])
+        return real(obj)
+
+    path = tmp_path / "objects.json"
+    async with kept(path) as (store, keeper):
+        for number in range(100):
+            store.apply(adapter_object(f"a{number}"))
+        await keeper.committed()
+        monkeypatch.setattr(durable, "encode", counting)
+        store.apply(adapter_object("a7", pinned=True))
+        store.delete(adapter_ref("a8"))
+        await keeper.committed()
+    assert encoded == ["a7"]
+    assert open_store(path, clock).objects() == store.objects()
 
 
 async def test_a_disk_that_refuses_is_told_to_the_caller_and_tried_again(
@@ -153,6 +211,7 @@ async def test_a_flush_beside_a_write_waits_for_it_and_the_newest_stays(
         writing.pop()
 
     monkeypatch.setattr(durable, "write_atomically", slow)
+    monkeypatch.setattr(durable, "GATHER_S", 0.0)
     path = tmp_path / "objects.json"
     async with kept(path) as (store, keeper):
         monkeypatch.setattr(keeper, "_writing", lock)

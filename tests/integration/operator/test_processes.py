@@ -17,7 +17,7 @@ from harness.processes import started
 from harness.waiting import PATIENCE_S, soon
 from weft_operator.local import processes
 from weft_operator.local.logfile import LogFile
-from weft_operator.local.processes import CHILD, CRASH_LOOP, Process, ProcessState, Program, not_ready
+from weft_operator.local.processes import CHILD, CRASH_LOOP, STABLE_S, Process, ProcessState, Program, not_ready
 
 READY = """
 import http.server, os, sys, time
@@ -114,6 +114,28 @@ async def test_a_program_is_ready_when_its_probe_says_so(tmp_path: Path) -> None
     assert one.process.state.phase == "Stopped"
 
 
+async def test_a_program_is_asked_often_until_it_is_ready_and_rarely_while_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, pauses = ["no", "no", None, None, "no", None], list[float]()
+
+    async def answer(_: str, __: int) -> str | None:
+        return answers.pop(0)
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if not answers:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(processes, "not_ready", answer)
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    program = Program("p", (), probe=("127.0.0.1", 1))
+    process = Process(program, LogFile(tmp_path / "log"), lambda _: None)
+    with pytest.raises(asyncio.CancelledError):
+        await process._watch(program)  # pyright: ignore[reportPrivateUsage]
+    assert pauses == [0.05, 0.05, 10.0, 10.0, 2.0, 10.0]
+
+
 async def test_output_and_environment_reach_the_program(tmp_path: Path) -> None:
     code = "import os, sys; print('out', os.environ['SEEN']); print('err', file=sys.stderr); sys.exit(3)"
     async with watched(tmp_path, code) as one:
@@ -129,6 +151,24 @@ async def test_a_program_that_keeps_ending_is_a_crash_loop_with_its_last_words(t
         assert state.detail == "exit code 1: no memory"
         more = await one.until(lambda state: state.quick_ends == CRASH_LOOP + 2)
         assert more.restarts == CRASH_LOOP + 2
+
+
+async def test_a_program_that_ran_for_a_while_is_started_again_as_after_its_first_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert STABLE_S <= 5.0, "one that is killed now and then is no crash loop"
+    monkeypatch.setattr(processes, "STABLE_S", 0.0)
+    async with watched(tmp_path, "import sys; sys.exit(1)") as one:  # without a probe it is ready once it runs
+        await one.until(lambda state: state.restarts == CRASH_LOOP + 2)
+    assert {state.quick_ends for state in one.states if state.phase == "Backoff"} == {1}
+
+
+async def test_a_program_that_is_never_ready_is_a_crash_loop_however_long_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "STABLE_S", 0.0)
+    async with watched(tmp_path, "import sys; sys.exit(1)", port=free_port()) as one:
+        await one.until(lambda state: state.crash_loop)
 
 
 async def test_a_killed_program_is_started_again(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_a_request_that_is_cancelled_in_flight_is_gone_at_once_and_its_pages_are
         while flying(driver) < 2:
             driver.beat()
         pages = set(driver.pool.pages.pages_of("first"))
-        driver.post(Stop("first", first.epoch))
+        driver.post(Stop("first", first.epoch, first.owner))
         ask(driver, "third", 5, reservation_tokens=12)
         driver.engine._take_commands(wait=False)
         assert "first" not in driver.pool.sequences
@@ -241,13 +241,13 @@ class Play:
         if live := list(self.driver.pool.sequences.values()):
             victim = self.rng.choice(live)
             self.cancelled.add(victim.key)
-            self.driver.post(Stop(victim.key, victim.request.epoch))
+            self.driver.post(Stop(victim.key, victim.request.epoch, victim.request.owner))
 
     def move(self) -> None:
         """Preempted, and back at once with what it had: what a supervisor and a scheduler make of an overrun."""
         if live := self.driver.pool.paused() or list(self.driver.pool.sequences):
             sequence = self.driver.pool.sequences[self.rng.choice(live)]
-            self.driver.post(Stop(sequence.key, sequence.request.epoch))
+            self.driver.post(Stop(sequence.key, sequence.request.epoch, sequence.request.owner))
             if sequence.key not in self.cancelled:
                 self._post(sequence.key, tuple(self.driver.answer(sequence.key)))
 

@@ -6,6 +6,7 @@ A start is most of what a test here costs: what can be asked of a runner that ot
 import asyncio
 import logging
 import math
+import re
 import signal
 import socket
 import subprocess
@@ -26,6 +27,7 @@ from harness.ports import free_addresses
 from harness.processes import started
 from harness.small_runner import SMALL, Depot, World, serving_depot
 from harness.waiting import PATIENCE_S, soon
+from weft.artifacts.blobs import BlobStore, check_blobs
 from weft.process import owned
 from weft.wire.channels import Outbox, both_ways, channel
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
@@ -115,7 +117,7 @@ class Running:
 def running(depot_url: str, supervisor: str, base: str, data_dir: Path, *flags: str) -> Iterator[Running]:
     address, probes = free_addresses(2)
     named = {"listen": address, "probes": probes, "supervisor": supervisor, "depot": depot_url, "data-dir": data_dir}
-    named |= {"pool": "default/small", "base-digest": base}
+    named |= {"pool": "default/small", "model-name": "small-base", "base-digest": base}
     command = [sys.executable, "-m", "weft_runner", *(f"--{name}={value}" for name, value in named.items()), *flags]
     with started(*command) as process:
         yield Running(process, address, probes)
@@ -256,7 +258,7 @@ async def test_a_runner_registers_serves_two_adapters_and_drains(long_world, dep
                 metrics = (await runner.get("/metrics"))[1]
                 assert "weft_runner_tokens_total 18.0" in metrics
                 assert f"weft_runner_best_batch_sequences {float(hello.best_batch)}" in metrics
-                assert 'vllm:num_requests_running{model_name="default/small"} 0.0' in metrics
+                assert 'vllm:num_requests_running{model_name="small-base"} 0.0' in metrics
 
                 gateway.start("long", [3] * 20, 9, max_tokens=ENDLESS, reservation_tokens=ENDLESS)
                 await gateway.next("step")
@@ -298,6 +300,62 @@ async def test_every_torch_executor_gives_the_same_tokens_over_the_wire_and_a_ru
                 assert await runner.stop() == 0
     assert lives[0].uuid == lives[1].uuid
     assert lives[0].incarnation != lives[1].incarnation
+
+
+def flipped(data: bytes) -> bytes:
+    """One bit of it, in the middle: of a tensor, or of a name."""
+    at = len(data) // 2
+    return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+
+
+def cut_short(data: bytes) -> bytes:
+    return data[: len(data) * 2 // 3]
+
+
+async def test_a_runner_finds_what_its_disk_has_damaged_and_answers_as_before(new_world, small_config, depot, tmp_path):
+    """Every cached file while it is away, and an adapter's tensors while it serves.
+
+    But the adapters' manifests: what a damaged one does not name is removed, sooner or later than it is asked for.
+    """
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}  # a model that the native kernels compute
+    world = new_world(tmp_path / "world", {**small_config, **heads})
+    base = depot.publish("model", world.write_base())
+    adapters = [depot.publish("adapter", world.write_adapter(f"a{i}", seed=i, rank=4 + i)) for i in range(2)]
+    cached, answers = tmp_path / "data" / "blobs" / "sha256", list[dict[str, list[int]]]()
+
+    async def damaged_files(runner: Running) -> float:
+        (line,) = re.findall("^weft_runner_corrupt_artifacts_total (.*)$", (await runner.get("/metrics"))[1], re.M)
+        return float(line)
+
+    for damage in (None, flipped, cut_short):
+        files = [path for path in sorted(cached.iterdir()) if f"sha256:{path.name}" not in adapters] if damage else []
+        for path in files:
+            path.write_bytes(damage(path.read_bytes()))
+        before = len(depot.requests)
+        async with supervised() as (supervisor, where):
+            with running(depot.url, where, base, tmp_path / "data", "--profile=off", "--max-adapters=1") as runner:
+                await supervisor.until(lambda: bool(supervisor.states))
+                supervisor.order(*adapters)
+                async with Gateway(runner.address, supervisor.hellos[0].runner.incarnation) as gateway:
+                    await gateway.next("ready")
+                    answers.append({})
+                    for counter, digest in enumerate(("", *adapters), 1):
+                        gateway.start(f"r{counter}", [5, 6, 7], counter, adapter_digest=digest)
+                        answers[-1][digest] = (await gateway.answer(f"r{counter}"))[0]
+                    assert await damaged_files(runner) == len(files)
+                    asked = sorted(digest.removeprefix("sha256:") for digest in depot.requests[before:])
+                    assert not damage or asked == [path.name for path in files], "each once"
+
+                    blobs = BlobStore(cached.parent)  # the other adapter has the only slot
+                    tensors = blobs.file(blobs.manifest(adapters[0]), "adapter_model.safetensors")
+                    tensors.write_bytes((damage or flipped)(tensors.read_bytes()))
+                    gateway.start("again", [5, 6, 7], 9, adapter_digest=adapters[0])
+                    assert (await gateway.answer("again"))[0] == answers[0][adapters[0]]
+                    assert await damaged_files(runner) == len(files) + 1
+                assert await runner.stop() == 0
+        check_blobs(blobs)
+    assert answers[0] == answers[1] == answers[2]
+    assert len({tuple(tokens) for tokens in answers[0].values()}) == 3
 
 
 async def test_while_it_waits_for_its_base_a_runner_is_alive_not_ready_and_stops_when_told(world, depot, tmp_path):

@@ -10,6 +10,13 @@ async def test_a_term_only_grows(engine):
         assert await terms.highest(engine) == known
 
 
+async def test_a_term_that_none_can_be_above_is_not_taken_and_the_next_one_replaces_it(engine):
+    await terms.raise_to(engine, 2**62)
+    assert await terms.highest(engine) == 0
+    await terms.raise_to(engine, 5)
+    assert await terms.highest(engine) == 5
+
+
 async def test_roles_have_terms_of_their_own(engine):
     await terms.raise_to(engine, 5)
     await terms.raise_to(engine, 2, role="operator")

@@ -87,6 +87,14 @@ class FakePredictor(PredictorServicer):
         return await soon(self.inbox.get())
 
 
+def hello_of(runner: common_pb2.RunnerId, *, pool: str = "ns/pool", total_pages: int = 4) -> supervisor_pb2.RunnerHello:
+    """What an honest runner says of itself."""
+    return supervisor_pb2.RunnerHello(
+        runner=runner, address="h:1", pool=pool, page_tokens=16, total_pages=total_pages, max_sequences=8,
+        max_adapters=4, max_rank=8, max_context_tokens=16 * total_pages,
+    )  # fmt: skip
+
+
 @dataclass
 class RunnerClient:
     """A runner's end of its stream, told by the test what to say."""
@@ -96,8 +104,7 @@ class RunnerClient:
     id: common_pb2.RunnerId = field(default_factory=lambda: common_pb2.RunnerId(uuid="a", incarnation="1"))
 
     async def hello(self, total_pages: int = 4) -> supervisor_pb2.Registered:
-        hello = supervisor_pb2.RunnerHello(runner=self.id, pool="ns/pool", total_pages=total_pages, address="h:1")
-        await self.call.write(supervisor_pb2.RunnerToSupervisor(hello=hello))
+        await self.call.write(supervisor_pb2.RunnerToSupervisor(hello=hello_of(self.id, total_pages=total_pages)))
         return (await self.read()).registered
 
     async def state(self, *names: str, free: int = 0, paused: tuple[str, ...] = (), **fields) -> None:

@@ -13,6 +13,7 @@ from tests.integration.supervisor.conftest import RunnerClient, World
 from weft.wire.channels import channel
 from weft.wire.serving import server_credentials
 from weft.wire.tls import Tls
+from weft.wire.v1 import common_pb2
 from weft.wire.v1.supervisor_pb2_grpc import SupervisorStub, add_SupervisorServicer_to_server
 
 
@@ -23,11 +24,12 @@ class Secured:
         self._at, self._authority, self._folder = at, authority, folder
         self.opened: list[grpc.aio.Channel] = []
 
-    def runner(self, *namespaces: str) -> RunnerClient:
+    def runner(self, *namespaces: str, uuid: str = "ns.a") -> RunnerClient:
         names = ("runner", *(f"{namespace}.runner" for namespace in namespaces))
         folder = self._authority.folder(self._folder / "-".join(names), *names)
         self.opened.append(channel(self._at, Tls(folder, "runner"), "supervisor"))
-        return RunnerClient(SupervisorStub(self.opened[-1]).Runner())
+        stub = SupervisorStub(self.opened[-1])
+        return RunnerClient(stub.Runner(), id=common_pb2.RunnerId(uuid=uuid, incarnation="1"))
 
 
 @pytest.fixture
@@ -55,6 +57,15 @@ async def test_a_runner_does_not_pass_for_one_of_another_namespace(secured: Secu
         await runner.hello()
     assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
     assert "for runners of namespace evil, not of pool 'ns/pool'" in str(refused.value.details())
+
+
+@pytest.mark.parametrize("uuid", ["other.a", "a", "nsx.a", "ns"])
+async def test_a_runner_does_not_take_the_uuid_of_another_namespace(secured: Secured, uuid: str) -> None:
+    runner = secured.runner("ns", uuid=uuid)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await runner.hello()
+    assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
+    assert f"uuid '{uuid}' does not begin with 'ns.'" in str(refused.value.details())
 
 
 async def test_a_certificate_that_names_no_namespace_is_for_all_of_them(secured: Secured) -> None:

@@ -15,6 +15,7 @@ import pytest
 from harness.ports import free_addresses, free_port
 from harness.processes import started
 from harness.waiting import PATIENCE_S, soon
+from tests.integration.supervisor.conftest import hello_of
 from weft.wire.channels import Link, Outbox, both_ways, channel
 from weft.wire.v1 import common_pb2, predictor_pb2, scheduler_pb2
 from weft.wire.v1 import supervisor_pb2 as pb
@@ -94,8 +95,8 @@ async def learned(predictor: PredictorStub, outcomes: int) -> None:
 
 async def test_outcomes_survive_kill_nine_reach_the_predictor_and_runners_come_back(tmp_path, scheduler):
     port, predictor_port = free_port(), free_port()
-    hello = pb.RunnerHello(runner=common_pb2.RunnerId(uuid="a", incarnation="1"), pool="ns/pool", total_pages=4)
-    state = pb.RunnerState(sequence=1, free_pages=3, used_pages=1, highest_term=9)
+    hello = hello_of(common_pb2.RunnerId(uuid="a", incarnation="1"))
+    state = pb.RunnerState(sequence=1, free_pages=3, used_pages=1)
     state.sequences.add(request_id="r", admitted=1, reserved_pages=1, used_pages=1)
     with process("weft_predictor", tmp_path / "p", "--listen", f"127.0.0.1:{predictor_port}"):
         async with channel(f"127.0.0.1:{port}") as opened, channel(f"127.0.0.1:{predictor_port}") as to_predictor:
@@ -111,6 +112,7 @@ async def test_outcomes_survive_kill_nine_reach_the_predictor_and_runners_come_b
                 await soon(registered.wait())
                 told = await scheduler.until(lambda m: m.report.runners)
                 assert [s.request_id for s in told.report.runners[0].sequences] == ["r"]
+                scheduler.outbox.put(scheduler_pb2.SchedulerToSupervisor(hello=scheduler_pb2.SchedulerHello(term=9)))
                 created = await AdminStub(opened).CreateKey(pb.CreateKeyRequest(namespace="acme"))
                 await acknowledged(scheduler, "before")
                 first.kill()

@@ -1,5 +1,6 @@
 """Manifests: files and folders in, objects or every problem at once out; YAML bombs stay small."""
 
+import json
 import time
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.quickstart import QUICKSTART
 from weft.api import LoRAAdapter, ServingPool
-from weft.api.manifests import ManifestError, load, load_text, parse_object
+from weft.api.manifests import MAX_PROBLEMS, ManifestError, load, load_text, parse_object
+from weft.api.yaml_documents import MAX_DEPTH
 
 POOL = """
 apiVersion: serving.weft.dev/v1alpha1
@@ -101,7 +104,17 @@ def test_a_document_that_is_no_mapping_is_a_problem(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a: [", "a: b: c", "\t- x", "a: !!python/object/apply:os.system ['true']", "a: !evil x", "*nowhere", "a: \x01"],
+    [
+        "a: [",
+        "a: b: c",
+        "\t- x",
+        "a: !!python/object/apply:os.system ['true']",
+        "a: !evil x",
+        "a: !!binary eA==",
+        "a: !!set {a}",
+        "*nowhere",
+        "a: \x01",
+    ],
 )
 def test_what_is_no_plain_yaml_is_a_problem(text: str) -> None:
     (problem,) = problems(text)
@@ -112,7 +125,10 @@ def test_what_is_no_plain_yaml_is_a_problem(text: str) -> None:
     ("value", "says"),
     [
         ("9" * 6000, "is no int"),
-        ("0x" + "f" * 9000, "beyond 64 bits"),
+        ("0x" + "f" * 9000, "is no int"),
+        ("0x" + "f" * 17, "beyond 64 bits"),
+        ("1" + ":1" * 400_000, "is no int"),
+        (".inf", "no number that JSON has"),
         ("1" + ":1" * 3000 + ".0", "is no float"),
         ("2020-13-45", "is no timestamp: month must be in 1..12"),
         ("2020-01-01T99:00:00Z", "is no timestamp"),
@@ -172,11 +188,19 @@ MERGE_BOMB = "a0: &a0 {x: 1}\n" + "".join(
 )
 
 
+BYTES_BOMB = f"a: &a {'x' * 20_000}\napiVersion: [{','.join(['*a'] * 15_000)}]\n"
+SMALL_BOMB = "".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 4)).replace("*a0", "x")
+MANY_BOMBS = f"---\n{SMALL_BOMB}apiVersion: [{','.join(['*a3'] * 9)}]\n" * 2_000
+UNKNOWN_FIELDS = POOL.replace("spec: {", "spec: {" + "".join(f"field{n}: 1, " for n in range(19_000)))
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         (BOMB, "aliases followed"),
         (MERGE_BOMB, "aliases followed"),
+        (BYTES_BOMB, "characters, aliases followed"),
+        ("- [1, 2, 3]\n" * 400_000, "more than 20000 values"),
         ("a: &a [*a]", "refers to what it is part of"),
         ("[" * 5000, "nested deeper"),
         ("{a: " * 5000, "nested deeper"),
@@ -216,6 +240,113 @@ def test_times_written_by_a_server_are_read_back_from_yaml() -> None:
     text = POOL.replace("{name: tiny}", "{name: tiny, creationTimestamp: 2026-01-02T03:04:05Z}")
     (found,) = load_text(text)
     assert found.to_dict()["metadata"]["creationTimestamp"] == "2026-01-02T03:04:05Z"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (UNKNOWN_FIELDS, "unknown field 'field0'"),
+        (MANY_BOMBS, "in one file"),
+        (f"---\n{SMALL_BOMB}" * 1_000, "there are more problems than these"),
+        (f"---\nkind: {'x' * 1_000_000}\napiVersion: serving.weft.dev/v1alpha1\n" * 16, "unknown kind"),
+    ],
+    ids=["unknown fields", "many bombs", "many problems", "long kinds"],
+)
+def test_many_problems_are_told_in_part_and_soon(text: str, says: str) -> None:
+    started = time.process_time()
+    told = problems(text)
+    assert any(says in problem for problem in told)
+    assert len(told) <= MAX_PROBLEMS + 1
+    assert time.process_time() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("kind: [LoRAAdapter]", "kind: unknown kind"),
+        ("kind: {a: b}", "kind: unknown kind"),
+        ("metadata: {name: tiny, creationTimestamp: 0001-01-01T00:00:00+14:00}", "outside of the calendar"),
+        ("metadata: {name: tiny, ownerReferences: [{a: .nan}]}", "no number that JSON has"),
+    ],
+)
+def test_values_that_no_field_has_are_problems(line: str, says: str) -> None:
+    field = line.partition(":")[0]
+    text = "\n".join(line if old.startswith(f"{field}:") else old for old in POOL.splitlines())
+    assert any(says in problem for problem in problems(text))
+
+
+def test_aliases_do_not_nest_deeper_than_brackets_do() -> None:
+    layers = [f"a{n}: &a{n} {'[' * 30}{f'*a{n - 1}' if n else 'x'}{']' * 30}" for n in range(20)]
+    assert problems("\n".join(layers)) == [f"m.yaml, document 1: nested deeper than {MAX_DEPTH}"]
+
+
+def test_what_cannot_be_opened_is_a_problem(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError) as caught:
+        load([tmp_path / ("x" * 5000), tmp_path / "gone.yaml"])
+    assert all("cannot be read" in problem.message for problem in caught.value.problems)
+
+
+def test_the_line_of_what_is_no_text_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(POOL.encode() + b"# \xff\n")
+    with pytest.raises(ManifestError, match=r"a\.yaml: not UTF-8 text: .*\(line 6\)"):
+        load([tmp_path])
+
+
+EXAMPLES = [path.read_bytes() for path in sorted(QUICKSTART.glob("*.yaml"))]
+PIECES = [
+    b"\x00",
+    b"\xff",
+    b"\xc3",
+    b"&a ",
+    b"*a",
+    b"<<: *a",
+    b"? ",
+    b"!!set ",
+    b"!",
+    b"[",
+    b"{",
+    b"}",
+    b": ",
+    b"- ",
+    b"0x",
+]
+MARKS = [
+    b"---\n",
+    b"...\n",
+    b"%TAG ! x\n",
+    b"|\n",
+    b"'",
+    b'"',
+    b"\t",
+    b"\r",
+    b"\xef\xbb\xbf",
+    b".nan",
+    b"1:1",
+    b"!!binary ",
+]
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    """An example with some of its bytes changed, lost, repeated or added."""
+    data = bytearray(draw(st.sampled_from(EXAMPLES)))
+    for _ in range(draw(st.integers(1, 6))):
+        at = draw(st.integers(0, len(data)))
+        length = draw(st.sampled_from([0, 0, 1, 1, 5, 40]))
+        where = draw(st.integers(0, len(data)))
+        new = draw(st.sampled_from([b"", bytes(data[where : where + 60]), *PIECES, *MARKS]) | st.binary(max_size=3))
+        data[at : at + length] = new
+    return bytes(data)
+
+
+@given(mutated())
+def test_a_changed_example_is_taken_or_refused_by_name(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "mutated.yaml"
+    path.write_bytes(data)
+    try:
+        json.dumps([found.to_dict() for found in load([path])], allow_nan=False)
+    except ManifestError as error:
+        assert all(str(problem).startswith(str(path)) for problem in error.problems)  # noqa: PT017 (either is right)
 
 
 @given(st.text(max_size=60) | st.text("-:{}[]&*!?|>%@`\"' \nab,#", max_size=40))

@@ -1,9 +1,15 @@
 """The blob folder: whole or not there, kept or gone, whoever crashes."""
 
 import contextlib
+import hashlib
+import io
+import mmap
 import os
 import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +17,7 @@ from hypothesis import strategies as st
 
 from weft.artifacts.blobs import BlobStore, check_blobs
 from weft.artifacts.digest import FileEntry, Manifest, build_manifest, digest_of, hex_of
-from weft.artifacts.errors import BadDigest, Reason, Refused, UnknownDigest
+from weft.artifacts.errors import BadDigest, Damaged, Reason, Refused, UnknownDigest
 
 
 @pytest.fixture
@@ -34,6 +40,20 @@ def test_what_is_put_is_found_by_its_digest(store: BlobStore) -> None:
     assert store.put(b"warp") == digest
     assert store.usage() == (1, 4)
     check_blobs(store)
+
+
+def test_blobs_that_go_while_they_are_counted_do_not_count(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for data in (b"a", b"bb", b"ccc"):
+        store.put(data)
+    gone, real = store.path(digest_of(b"bb")), os.scandir
+
+    def listed(folder: Path) -> list[os.DirEntry[str]]:
+        entries = list(real(folder))
+        gone.unlink()
+        return entries
+
+    monkeypatch.setattr(os, "scandir", listed)
+    assert store.usage() == (2, 4)
 
 
 def test_a_missing_blob_and_a_bad_digest_have_their_own_errors(store: BlobStore) -> None:
@@ -90,11 +110,84 @@ def test_an_artifact_is_held_when_every_file_is_there(store: BlobStore) -> None:
 def test_a_damaged_manifest_is_noticed(store: BlobStore) -> None:
     manifest = put_artifact(store, b"a")
     store.path(manifest.digest).write_bytes(manifest.to_bytes().replace(b"f0", b"f9"))
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Damaged) as caught:
         store.manifest(manifest.digest)
     assert caught.value.reason == Reason.DIGEST_MISMATCH
     with pytest.raises(AssertionError):
         check_blobs(store)
+
+
+@st.composite
+def rotten(draw: st.DrawFn) -> tuple[bytes, bytes]:
+    """Some bytes, and what a disk may make of them."""
+    content = draw(st.binary(min_size=1, max_size=3000))
+    at = draw(st.integers(0, len(content) - 1))
+    match draw(st.sampled_from(["flipped", "cut short", "grown"])):
+        case "flipped":
+            return content, content[:at] + bytes([content[at] ^ draw(st.integers(1, 255))]) + content[at + 1 :]
+        case "cut short":
+            return content, content[:at]
+        case _:
+            return content, content + draw(st.binary(min_size=1, max_size=300))
+
+
+@given(pair=rotten())
+def test_any_byte_that_flips_and_any_other_length_is_found(
+    tmp_path_factory: pytest.TempPathFactory, pair: tuple[bytes, bytes]
+) -> None:
+    (content, found), store = pair, BlobStore(tmp_path_factory.mktemp("rotten"))
+    digest = store.put(content)
+    store.verify(digest, len(content))
+    before = store.path(digest).stat()
+    store.path(digest).write_bytes(found)
+    os.utime(store.path(digest), ns=(before.st_atime_ns, before.st_mtime_ns))
+    for look in (
+        lambda: store.verify(digest),
+        lambda: store.verify(digest, len(content)),
+        lambda: store.read(digest, max_bytes=len(content)),
+        lambda: store.manifest(digest),
+    ):
+        with pytest.raises(Damaged, match=r"its content is sha256:|bytes instead of") as caught:
+            look()
+        assert caught.value.digest == digest
+    store.put(content)
+    store.verify(digest, len(content))
+    assert store.read(digest, max_bytes=len(content)) == content
+
+
+def test_of_two_threads_that_verify_one_works_at_a_time(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests, real, both = [store.put(data) for data in (b"a", b"b")], hashlib.file_digest, threading.Barrier(2)
+
+    def met(file: io.BufferedReader, name: str) -> object:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.1)  # broken where the other one is kept out
+            raise AssertionError("both are at work")
+        return real(file, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", met)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(store.verify, digests)) == [None, None]
+
+
+def test_a_blob_that_is_thrown_away_stays_whole_for_who_has_mapped_it(store: BlobStore) -> None:
+    digest = store.put(CONTENT)
+    with store.open(digest) as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        store.discard(digest)
+        store.discard(digest)
+        assert mapped[:] == CONTENT
+    with pytest.raises(UnknownDigest):
+        store.verify(digest)
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="what stands for a bad sector is Linux's")
+def test_a_blob_that_the_disk_cannot_read_back_is_damaged(store: BlobStore) -> None:
+    digest = digest_of(CONTENT)
+    store.path(digest).symlink_to("/proc/self/mem")  # its first byte is an input/output error
+    for look in (lambda: store.verify(digest), lambda: store.read(digest, max_bytes=10)):
+        with pytest.raises(Damaged, match="cannot be read: Input/output error"):
+            look()
+    assert store.put(CONTENT) == digest
+    store.verify(digest, len(CONTENT))
 
 
 def test_retain_keeps_the_listed_with_their_files_and_removes_the_rest(store: BlobStore) -> None:
@@ -118,6 +211,22 @@ def test_a_leased_blob_outlives_retain_until_the_lease_closes(store: BlobStore) 
     assert store.retain([]) == 0
     lease.close()
     assert store.retain([]) == 2
+
+
+def test_the_end_of_a_lease_costs_what_it_named(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Watching(Counter[str]):
+        def items(self) -> Any:
+            raise AssertionError("every lease was looked at")
+
+    monkeypatch.setattr(store, "_leased", Watching())
+    first, second = store.lease(), store.lease()
+    digest = store.put(b"x")
+    first.name(digest)
+    second.name(digest)
+    first.close()
+    assert store.retain([]) == 0
+    second.close()
+    assert store.retain([]) == 1
 
 
 def test_a_blob_that_is_removed_stays_readable_to_who_has_it_open(store: BlobStore) -> None:
@@ -185,6 +294,42 @@ def test_blobs_are_on_disk_before_they_are_visible(store: BlobStore, monkeypatch
     digest = store.put(b"durable")
     assert "partial/tmp-" in synced[0], "the content first"
     assert synced[1] == str(store.path(digest).parent), "then the folder that names it"
+
+
+def test_several_blobs_are_visible_with_one_sync_of_their_folder(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())))
+    with contextlib.ExitStack() as stack:
+        writers = [stack.enter_context(store.writer()) for _ in range(3)]
+        for number, writer in enumerate(writers):
+            writer.write(bytes([number]))
+        store.publish_all(writers)
+    assert all(store.has(digest_of(bytes([number]))) for number in range(3))
+    assert ["partial/tmp-" in path for path in synced] == [True, True, True, False]
+
+
+def test_blobs_are_counted_when_some_have_come_or_gone(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    scans: list[Any] = []
+    real = os.scandir
+
+    def counting(path: Any) -> Any:
+        scans.append(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", counting)
+    first, second = store.put(b"one"), store.put(b"three")
+    assert [store.usage() for _ in range(3)] == [(2, 8)] * 3
+    assert len(scans) == 1
+    store.discard(first)
+    assert [store.usage() for _ in range(3)] == [(1, 5)] * 3
+    store.retain([])
+    assert not store.has(second)
+    assert [store.usage() for _ in range(3)] == [(0, 0)] * 3
+    store.put(b"x")
+    assert store.usage() == (1, 1)
+    assert len([path for path in scans if str(path).endswith("sha256")]) <= 5  # `retain` lists them, too
 
 
 CONTENT = bytes(range(256)) * 40

@@ -1,7 +1,8 @@
 """Downloads against a real HTTP server that breaks in every way a server can."""
 
+import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -238,3 +239,90 @@ def test_a_bad_digest_is_never_asked_for(server: Server, store: BlobStore) -> No
     with pytest.raises(BadDigest):
         take(server, "sha256:../../secret", store)
     assert server.seen == []
+
+
+# ---------------------------------------------------------------- what is here and damaged
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "flipped": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+    "cut short": lambda data: data[: len(data) // 2],
+    "empty": lambda _: b"",
+    "grown": lambda data: data + b"\0",
+}
+
+
+def asked(server: Server, since: int) -> list[str]:
+    return [path.rpartition("/")[2] for path, _ in server.seen[since:]]
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("which", ["manifest", "config", "weights"])
+def test_a_damaged_copy_is_thrown_away_named_counted_and_downloaded_again(
+    server: Server, store: BlobStore, caplog: pytest.LogCaptureFixture, which: str, how: str
+) -> None:
+    wanted = server.artifact(config=b'{"r": 8}', weights=BIG)
+    take(server, wanted.digest, store)
+    digest = wanted.digest if which == "manifest" else wanted.file(which).digest
+    path, whole = store.path(digest), store.path(digest).read_bytes()
+    path.write_bytes(DAMAGES[how](whole))
+    before, damaged = len(server.seen), list[int]()
+    with path.open("rb") as in_use, caplog.at_level(logging.ERROR):
+        manifest = fetch(server.url, wanted.digest, store, on_damaged=lambda: damaged.append(1))
+        assert in_use.read() == DAMAGES[how](whole), "it is replaced, not written to: somebody may have it mapped"
+    assert manifest == wanted
+    assert path.read_bytes() == whole
+    assert asked(server, before) == [digest]
+    (record,) = caplog.records
+    fields = vars(record)["kv"]
+    assert (fields["file"], fields["digest"], fields["artifact"]) == (which, digest, wanted.digest)
+    assert "sha256:" in fields["difference"] or "bytes instead of" in fields["difference"]
+    assert damaged == [1]
+    fetch(server.url, wanted.digest, store, on_damaged=lambda: damaged.append(1))
+    assert (asked(server, before), damaged) == ([digest], [1]), "once"
+    assert store.holds(wanted.digest)
+    check_blobs(store)
+
+
+def test_a_damaged_copy_is_never_used_while_the_depot_is_away(server: Server, store: BlobStore) -> None:
+    wanted = server.artifact(config=b"{}", weights=BIG)
+    take(server, wanted.digest, store)
+    path = store.path(wanted.file("weights").digest)
+    path.write_bytes(DAMAGES["flipped"](BIG))
+    damaged: list[int] = []
+    for _ in range(2):
+        server.script = ["503"] * 3
+        with pytest.raises(Unavailable):
+            fetch(
+                server.url, wanted.digest, store, limits=Limits(tries=3), pause=lambda _: None,
+                on_damaged=lambda: damaged.append(1),
+            )  # fmt: skip
+        assert not path.exists()
+        assert not store.has(wanted.digest), "a manifest says that all of it is here"
+    assert damaged == [1]
+    assert take(server, wanted.digest, store)[0] == wanted
+    check_blobs(store)
+
+
+def test_a_beginning_that_is_damaged_costs_a_download_from_the_start(server: Server, store: BlobStore) -> None:
+    wanted = server.artifact(weights=BIG)
+    store.part(digest_of(BIG)).write_bytes(b"?" + BIG[1 : len(BIG) // 2])
+    manifest, pauses = take(server, wanted.digest, store)
+    assert store.file(manifest, "weights").read_bytes() == BIG
+    assert [wanted for _, wanted in server.seen[1:]] == [f"bytes={len(BIG) // 2}-", None]
+    assert len(pauses) == 1
+
+
+def test_a_file_that_is_whole_but_was_never_published_is_verified_too(server: Server, store: BlobStore) -> None:
+    wanted = server.artifact(weights=BIG)
+    store.part(digest_of(BIG)).write_bytes(DAMAGES["flipped"](BIG))
+    take(server, wanted.digest, store)
+    check_blobs(store)
+
+
+def test_who_is_told_to_stop_verifies_no_further(server: Server, store: BlobStore) -> None:
+    wanted = server.artifact(weights=BIG)
+    take(server, wanted.digest, store)
+    with pytest.raises(Stopped):
+        fetch(server.url, wanted.digest, store, stopping=lambda: True)
+    assert store.holds(wanted.digest)

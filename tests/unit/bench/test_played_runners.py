@@ -106,7 +106,7 @@ def test_a_hello_says_what_the_pods_flags_say() -> None:
     hello = hello_of(pod(), "10.244.0.1")
     assert (hello.address, hello.base_digest) == ("10.244.0.1:7400", "sha256:aa")
     assert (hello.total_pages, hello.max_context_tokens, hello.max_adapters) == (64, 1024, 4)
-    assert hello.runner.uuid == "uid-runner-1"
+    assert hello.runner.uuid == f"{hello.pool.partition('/')[0]}.uid-runner-1"
     assert hello.runner.incarnation != hello_of(pod(), "10.244.0.1").runner.incarnation
 
 

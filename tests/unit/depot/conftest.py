@@ -48,7 +48,8 @@ class Bench:
         request = ResolveRequest.model_validate({name: value for name, value in body.items() if value is not None})
         self.verdicts = []
         with self.store.lease() as lease:
-            return self.resolver.resolve(request, lease, self.verdicts.append, tick)
+            self.resolved = self.resolver.resolve(request, lease, self.verdicts.append, tick)
+            return self.resolved.digest
 
     def base(self) -> Digest:
         return self.resolve("file:models/tiny", "model")

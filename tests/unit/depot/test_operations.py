@@ -1,11 +1,13 @@
 """The book of operations: bounded, every operation ends once, equal requests share."""
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from weft_depot.core.operations import Operations
+from weft_depot.core.operations import Operation, Operations
 
 
 def test_an_operation_goes_its_way_and_keeps_its_verdict() -> None:
@@ -52,6 +54,24 @@ def test_old_and_surplus_ones_are_forgotten_oldest_first() -> None:
     assert book.forget(11.9) == []
     assert book.forget(12.0) == ["2"]
     assert book.find("3") is not None
+
+
+def test_forgetting_looks_at_what_goes_and_at_one_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    book = Operations(keep_s=10)
+    for number in range(100):
+        book.start(str(number), str(number), 0.0)
+        book.failed(str(number), "R", "", float(number))
+    looked: list[str] = []
+
+    class Watching(dict[str, Operation]):
+        def values(self) -> Any:
+            for operation in super().values():
+                looked.append(operation.id)
+                yield operation
+
+    monkeypatch.setattr(book, "_finished", Watching(book._finished))  # pyright: ignore[reportPrivateUsage]
+    assert book.forget(12.0) == ["0", "1", "2"]
+    assert looked == ["0", "1", "2", "3"]
 
 
 def test_the_same_operation_does_not_end_twice() -> None:

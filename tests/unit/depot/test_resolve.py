@@ -289,6 +289,16 @@ def test_a_remembered_source_whose_blobs_are_gone_is_read_again(bench: Bench) ->
     assert bench.store.holds(digest)
 
 
+def test_a_remembered_source_whose_manifest_is_damaged_is_read_again(bench: Bench) -> None:
+    bench.at_rest()
+    digest = bench.resolve("file:adapters/upper")
+    whole = bench.store.path(digest).read_bytes()
+    for damaged in (whole[:-1], whole.replace(b"adapter", b"adaptes", 1)):
+        bench.store.path(digest).write_bytes(damaged)
+        assert bench.resolve("file:adapters/upper") == digest
+        bench.check()
+
+
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"kind": "model"}', b"\xff"])
 def test_a_damaged_memory_costs_a_reading_and_no_more(bench: Bench, damage: bytes) -> None:
     bench.at_rest()

@@ -1,5 +1,6 @@
 """The HTTP side on a real application: resolve to blob, bad bodies, ranges, retain and its leases, stopping."""
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from harness.waiting import PATIENCE_S
+from harness.waiting import PATIENCE_S, soon
 from tests.unit.artifacts.making import write_adapter
 from tests.unit.depot.conftest import Bench
 from weft.artifacts.digest import digest_of
+from weft.telemetry.invariants import VIOLATIONS
+from weft_depot import metrics, service
 from weft_depot.core.lanes import Room
 from weft_depot.core.operations import Operations
 from weft_depot.server import build_app
@@ -85,6 +88,42 @@ async def test_a_model_and_an_adapter_are_resolved_and_served(served: Served) ->
         assert digest_of((await served.http.get(f"/v1/blobs/sha256:{entry['sha256']}")).content).endswith(
             entry["sha256"]
         )
+
+
+async def test_a_resolved_source_is_asked_for_by_its_watch(served: Served) -> None:
+    served.bench.at_rest()
+    found = await served.resolve({**ADAPTER, "base": await served.base()})
+    asked = {"watches": [found["watch"], "other"]}
+    assert (await served.http.post("/v1/changed", json=asked)).json() == {"changed": ["other"]}
+    (served.bench.root / "adapters" / "upper" / "adapter_config.json").touch()
+    assert (await served.http.post("/v1/changed", json=asked)).json() == {"changed": ["other", found["watch"]]}
+
+
+async def test_a_host_that_stands_still_says_nothing_and_is_looked_at_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "LOOK_S", 0.01)
+    served.bench.at_rest()
+    found = await served.resolve(MODEL)
+    begun, looks = threading.Event(), list[list[str]]()
+
+    def stuck(watches: list[str]) -> list[str]:
+        looks.append(watches)
+        begun.set()
+        served.release.wait(PATIENCE_S)
+        return watches
+
+    monkeypatch.setattr(served.bench.resolver.watched, "changed", stuck)
+    served.release.clear()
+    for _ in range(3):
+        assert (await served.http.post("/v1/changed", json={"watches": [found["watch"]]})).json() == {"changed": []}
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+    assert looks == [[found["watch"]]]
+    monkeypatch.setattr(service, "LOOK_S", PATIENCE_S)
+    served.release.set()
+    assert (await served.http.post("/v1/changed", json={"watches": [found["watch"]]})).json() == {
+        "changed": [found["watch"]]
+    }
 
 
 async def test_who_waits_has_the_answer_of_a_known_source_in_one_request(served: Served) -> None:
@@ -328,6 +367,76 @@ async def test_a_body_that_is_too_large_is_not_gathered(served: Served, monkeypa
 
     response = await served.http.post("/v1/resolve", content=endless(), headers=JSON)
     assert response.status_code == 400
+
+
+async def rounds(depot: Depot, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Housekeeping goes round so often; raises what ends it."""
+    done, sweep = asyncio.Semaphore(0), depot.store.sweep
+    loop = asyncio.get_running_loop()
+
+    def swept(before: float) -> int:
+        loop.call_soon_threadsafe(done.release)
+        return sweep(before)
+
+    monkeypatch.setattr("weft_depot.service.FORGET_EVERY_S", 0.0)
+    monkeypatch.setattr(depot.store, "sweep", swept)
+    running = asyncio.create_task(depot.run())
+    try:
+        for _ in range(count + 1):  # the next one has begun: that one is over
+            turn = asyncio.create_task(done.acquire())
+            await asyncio.wait([turn, running], timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                turn.cancel()
+                running.result()
+            assert turn.done()
+    finally:
+        running.cancel()
+
+
+async def test_housekeeping_survives_the_disks_trouble_and_says_so(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> tuple[int, int]:
+        raise OSError(5, "Input/output error")
+
+    before = metrics.HOUSEKEEPING_FAILURES._value.get()
+    with monkeypatch.context() as patch:
+        patch.setattr(served.depot.store, "usage", broken)
+        await rounds(served.depot, 3, patch)
+    assert metrics.HOUSEKEEPING_FAILURES._value.get() >= before + 3
+    assert "Input/output error" in str([record.__dict__.get("kv") for record in caplog.records])
+    served.depot.store.put(b"weft")
+    await rounds(served.depot, 1, monkeypatch)
+    assert metrics.BLOBS._value.get() == 1
+
+
+async def test_housekeeping_counts_a_broken_account_and_goes_on(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def check_lanes() -> None:
+        raise AssertionError("too many run")
+
+    violations = VIOLATIONS.labels("check_lanes")
+    before = violations._value.get()
+    monkeypatch.setattr(served.depot._lanes, "check_lanes", check_lanes)
+    await rounds(served.depot, 2, monkeypatch)
+    assert violations._value.get() >= before + 2
+    assert "an invariant does not hold" in caplog.text
+
+
+async def test_a_bug_in_housekeeping_is_told_to_whoever_runs_the_depot(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lost() -> None:
+        raise KeyError("a lease")
+
+    told = asyncio.Event()
+    monkeypatch.setattr(served.depot, "forget", lost)
+    app = build_app(served.depot, on_failure=told.set)
+    async with app.router.lifespan_context(app):
+        await soon(told.wait())
+    assert "housekeeping has ended" in caplog.text
+    assert "a lease" in caplog.text
 
 
 async def test_stopping_in_the_middle_of_a_resolve_leaves_nothing_half_done(served: Served) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -416,3 +417,18 @@ def test_every_started_epoch_is_stopped_broken_or_finished_whatever_ends_the_req
     failed = [e.epoch for e in world.effects if isinstance(e, Failed)]
     assert len(failed) == len(set(failed)), "an epoch fails once"
     assert sum(isinstance(effect, Finish) for effect in world.effects) == 1
+
+
+def test_the_numerics_class_is_that_of_the_latest_tokens() -> None:
+    one, seen = stream(), list[str]()
+    for event in (
+        replace(assigned(1), numerics_class="a"),
+        step(1, 0, "x"),
+        Preempted(Epoch(1, 1)),
+        replace(assigned(2, RUNNERS[1]), numerics_class="b"),
+        step(2, 1, "y"),
+        replace(assigned(3), numerics_class="a"),
+    ):
+        one.handle(event, 0.0)
+        seen.append(one.numerics_class)
+    assert seen == ["", "a", "a", "a", "b", "b"]

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 
 import pytest
@@ -42,6 +42,8 @@ class FakeDepot:
         self.contents = {"file:base": fetched_base(), "file:upper": good("a"), "file:lower": good("c")}
         self.down = False
         self.asked: list[str] = []
+        self.looked: asyncio.Queue[set[str]] = asyncio.Queue()
+        self.edited: set[str] = set()  # watches
         self.kept: asyncio.Queue[frozenset[str]] = asyncio.Queue()
         self.refuse_lists = 0
         self.at_once = self.most_at_once = 0
@@ -60,6 +62,18 @@ class FakeDepot:
             raise DepotUnavailable("connection refused")
         on_step(Answer("Validated", None, {"rank": 8}))
         return self.contents.get(request.uri, failed("SourceNotFound"))
+
+    async def changed(self, watches: Collection[str]) -> frozenset[str]:
+        self.looked.put_nowait(set(watches))
+        return frozenset(self.edited.intersection(watches))
+
+    async def until_looked(self, watches: set[str]) -> None:
+        """Wait until it is asked about exactly these, from now on."""
+        while not self.looked.empty():
+            self.looked.get_nowait()
+        async with asyncio.timeout(PATIENCE_S):
+            while await self.looked.get() != watches:
+                pass
 
     async def retain(self, digests: frozenset[str]) -> None:
         if self.refuse_lists:

@@ -137,6 +137,8 @@ async def test_lists_objects_and_deletes(api: Served) -> None:
         ("GET", "/v1/logs/a%2Fb", None, 404, "NotFound"),
         ("POST", "/v1/apply", b" " * ((1 << 20) + 1), 400, "BadRequest"),
         ("POST", "/v1/apply", {"kind": "Pod"}, 422, "Invalid"),
+        ("POST", "/v1/apply", {"kind": "List", "items": [1]}, 400, "BadRequest"),
+        ("POST", "/v1/delete", ADAPTER, 400, "BadRequest"),
         ("GET", "/v1/watch?resourceVersion=zero", None, 400, "BadRequest"),
         ("GET", "/v1/watch?resourceVersion=0", None, 410, "Expired"),
     ],
@@ -171,6 +173,7 @@ async def test_a_watch_streams_changes_as_they_happen(api: Served) -> None:
 async def test_a_log_is_read_from_its_end_and_followed(api: Served) -> None:
     api.log.write(b"one\ntwo\nthree\n")
     assert (await api.call("GET", "/v1/logs/gateway?tail=2"))[1] == "two\nthree\n"
+    assert (await api.call("GET", "/v1/logs/gateway"))[1] == "one\ntwo\nthree\n"
     ready = threading.Event()
     following = asyncio.create_task(api.lines("/v1/logs/gateway?tail=1&follow=1", 2, ready))
     await asyncio.to_thread(ready.wait)
@@ -180,3 +183,17 @@ async def test_a_log_is_read_from_its_end_and_followed(api: Served) -> None:
 
 async def test_the_stack_describes_itself(api: Served) -> None:
     assert await api.call("GET", "/v1/stack") == (200, {"pid": 1})
+
+
+async def test_a_list_is_applied_and_deleted_one_by_one_and_answered_in_order(api: Served) -> None:
+    wrong = {**ADAPTER, "spec": {}}
+    other = {**ADAPTER, "metadata": {"name": "lower", "namespace": "acme"}}
+    status, answer = await api.call("POST", "/v1/apply", {"kind": "List", "items": [ADAPTER, wrong, other, ADAPTER]})
+    assert status == 200
+    results = [item.get("result") or item["error"]["reason"] for item in answer["items"]]
+    assert results == ["created", "Invalid", "created", "unchanged"]
+    gone = {"kind": "List", "items": [other, other, {"kind": "Pod", "metadata": {}}, ADAPTER]}
+    _, answer = await api.call("POST", "/v1/delete", gone)
+    results = [item.get("result") or item["error"]["reason"] for item in answer["items"]]
+    assert results == ["deleted", "NotFound", "BadRequest", "deleted"]
+    assert api.store.objects() == []

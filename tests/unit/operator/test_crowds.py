@@ -1,13 +1,15 @@
 """What one tenant makes the operator do with thousands of objects: work that grows with them, not with their square."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object
 from weft_operator import judge
-from weft_operator.judge import refuse_adapter
-from weft_operator.observe import Desired, check_indexes
+from weft_operator.capacity import Bounds
+from weft_operator.judge import pool_facts, refuse_adapter
+from weft_operator.observe import Desired, Observed, check_indexes
 from weft_operator.resources import Adapter, parse_adapter, parse_pool
 from weft_operator.rules import review
 
@@ -73,3 +75,32 @@ def test_adapters_that_wait_for_a_pool_concern_nobody_but_themselves(spec: dict[
     first = desired.adapters[adapter_ref("a0")]
     assert desired.drop(first.meta.ref) == {first.meta.ref, pool.meta.ref, *desired.adapters}
     check_indexes(desired)
+
+
+def ready(adapter: Adapter, *, status: str = "True") -> Adapter:
+    return replace(adapter, status={"conditions": [{"type": "Ready", "status": status}]})
+
+
+def test_a_pool_counts_its_crowd_without_looking_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    desired, pool = Desired(), parse_pool(stored(pool_object()))
+    desired.add(pool)
+    for number, adapter in enumerate(crowd()):
+        desired.add(ready(adapter) if number % 4 else adapter)
+    check_indexes(desired)
+    monkeypatch.setattr(desired, "adapters_of", None)
+    facts = pool_facts(pool, desired, Observed(), Bounds(1, 1), 1, 0.0)
+    assert (facts.adapters_total, facts.adapters_ready) == (MANY, MANY * 3 // 4)
+
+
+def test_a_status_concerns_the_pool_when_the_adapter_becomes_ready_or_not() -> None:
+    desired, pool = Desired(), parse_pool(stored(pool_object()))
+    desired.add(pool)
+    adapter = crowd()[0]
+    desired.add(adapter)
+    assert desired.put(ready(adapter, status="False")) == {adapter.meta.ref}
+    assert desired.put(ready(adapter)) == {adapter.meta.ref, pool.meta.ref}
+    more = replace(ready(adapter), status={**ready(adapter).status, "readyRunners": 2})
+    assert desired.put(more) == {adapter.meta.ref}
+    assert desired.put(adapter) == {adapter.meta.ref, pool.meta.ref}
+    check_indexes(desired)
+    assert desired.counts(pool.meta.ref) == (1, 0)

@@ -42,6 +42,7 @@ async def depot(*answers: Any, post: Any = None) -> AsyncIterator[tuple[DepotCli
     routes = [
         Route("/v1/resolve", on_post, methods=["POST"]),
         Route("/v1/retain", on_post, methods=["POST"]),
+        Route("/v1/changed", on_post, methods=["POST"]),
         Route("/v1/operations/op1", on_get),
     ]
     with socket.socket() as sock:
@@ -162,3 +163,15 @@ async def test_the_list_to_keep_is_sorted_and_complete() -> None:
     async with depot(post=JSONResponse({})) as (client, bodies):
         await client.retain(frozenset({"b", "a"}))
     assert bodies == [{"digests": ["a", "b"]}]
+
+
+async def test_what_has_changed_is_asked_in_one_question() -> None:
+    async with depot(post=JSONResponse({"changed": ["b"]})) as (client, bodies):
+        assert await client.changed({"b", "a"}) == {"b"}
+    assert bodies == [{"watches": ["a", "b"]}]
+
+
+async def test_what_is_no_list_of_changes_is_no_answer() -> None:
+    async with depot(post=JSONResponse({})) as (client, _):
+        with pytest.raises(DepotUnavailable, match="no list of changes"):
+            await client.changed({"a"})

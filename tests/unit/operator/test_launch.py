@@ -43,6 +43,14 @@ def test_a_runner_is_told_how_its_pool_splits_the_model(parallelism: dict[str, i
     assert (settings.tensor_parallel, settings.pipeline_parallel) == tuple(parallelism.values())
 
 
+def test_a_runner_is_told_the_name_that_its_base_is_served_under():
+    pool = pool_of()
+    flags = launch_flags(launch(pool, BASE))
+    settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | flags).items()])
+    assert settings.model_name == pool.model_name
+    assert pool.model_name != str(pool.meta.ref)
+
+
 def test_another_token_time_is_another_launch():
     """Runners are replaced when it changes: they chunk by it, and have measured their best batch against it."""
     assert launch(pool_of(tokenTimeMs=45), BASE) != launch(pool_of(tokenTimeMs=46), BASE)

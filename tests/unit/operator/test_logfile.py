@@ -24,7 +24,9 @@ def test_a_tail_reaches_into_the_old_file(tmp_path: Path) -> None:
     log = LogFile(tmp_path / "c.log", limit_bytes=10)
     log.write(b"one\ntwo\n")
     log.write(b"three\n")
-    assert log.tail(10) == ["one", "two", "three"]
+    assert log.tail(10) == log.tail(None) == ["one", "two", "three"]
+    assert log.tail(2) == ["two", "three"]
+    assert log.tail(0) == []
     log.close()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,10 @@ from harness.waiting import PATIENCE_S
 from tests.unit.operator.controlling import FakeDepot, operator
 from tests.unit.operator.planning import adapter_object, adapter_ref, digest, failed, good, pool_object, pool_ref
 from weft_operator import depot_work, reconcile
+from weft_operator.depot_work import DepotWork
 from weft_operator.local.objects import ObjectStore
+from weft_operator.observe import Desired, Observed
+from weft_operator.plan import Policy
 
 
 async def test_objects_become_ready() -> None:
@@ -97,6 +101,52 @@ async def test_the_depot_is_told_what_to_keep_when_something_has_drained(monkeyp
         assert kept >= {digest("b"), digest("d"), digest("e")}
         assert digest("a") not in kept
         assert op.depot.refuse_lists == 0
+
+
+async def test_what_drains_one_after_the_other_is_dropped_with_a_few_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(depot_work, "PAUSE_S", 0.2)
+    depot, observed, now = FakeDepot(), Observed(), time.time()
+    observed.retention.told = frozenset()
+    for number in range(200):
+        observed.retention.left(digest("a") + str(number), now, number / 1000)
+    policy = Policy(longest_drain_s=0.0)
+    work = DepotWork(depot, Desired(), observed, policy=policy, clock=time.time, mark=lambda _: None)
+    keeping, lists = asyncio.create_task(work.keep()), 0
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while observed.retention.until:
+                await depot.kept.get()
+                lists += 1
+    finally:
+        keeping.cancel()
+    assert lists <= 5
+
+
+async def test_watched_sources_are_asked_about_together_and_planned_when_they_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reconcile, "RESYNC_S", 3600.0)
+    async with operator() as op:
+        op.depot.contents["file:base"] = replace(op.depot.contents["file:base"], watch="base")
+        op.depot.contents |= {f"file:a{number}": replace(good("a"), watch=f"a{number}") for number in range(10)}
+        op.store.apply(pool_object())
+        for number in range(10):
+            op.store.apply(adapter_object(f"a{number}"))
+        for number in range(10):
+            await op.until(adapter_ref(f"a{number}"), "Ready", "True", "Published")
+        all_of_them = {"base", *(f"a{number}" for number in range(10))}
+        await op.depot.until_looked(all_of_them)
+        op.depot.asked.clear()
+        reconciles = op.meter.reconciles["LoRAAdapter"]
+        for _ in range(3):
+            await op.depot.until_looked(all_of_them)
+        assert op.depot.asked == []
+        assert op.meter.reconciles["LoRAAdapter"] == reconciles
+        op.depot.contents["file:a7"] = replace(good("d"), watch="a7, edited")
+        op.depot.edited = {"a7"}
+        await op.until_digest(adapter_ref("a7"), digest("d"))
+        assert op.depot.asked == ["file:a7"]
+        await op.depot.until_looked(all_of_them - {"a7"} | {"a7, edited"})
 
 
 async def test_resolutions_are_bounded() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import grpc.aio
+import pytest
 
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.planning import adapter_ref, digest, pool_ref
@@ -14,6 +15,7 @@ from weft.wire.channels import Outbox, both_ways
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from weft.wire.v1.supervisor_pb2 import AdapterState
+from weft_operator import registry_client
 from weft_operator.actions import PublishAdapter, PublishPool, WithdrawAdapter, WithdrawPool
 from weft_operator.observe import AdapterEntry, AdapterReport, PoolEntry, PoolLoad, PoolReport
 from weft_operator.registry_client import RegistryClient
@@ -109,6 +111,24 @@ async def test_changes_of_one_turn_are_one_message_and_versions_grow() -> None:
         client.tell(WithdrawPool(pool_ref()))
         third = await scheduler.next()
         assert (list(third.removed_pools), list(third.removed_adapter_uids)) == (["default/base"], ["u1"])
+
+
+async def test_the_first_change_leaves_at_once_and_a_crowd_behind_it_is_one_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry_client, "GATHER_S", 3600.0)
+    async with connected() as (client, scheduler, _):
+        await scheduler.next()
+        client.tell(PublishPool(pool_ref(), POOL))
+        assert (await scheduler.next()).pools
+        monkeypatch.setattr(registry_client, "GATHER_S", 0.5)
+        for number in range(100):
+            client.tell(PublishAdapter(adapter_ref(f"a{number}"), entry(f"u{number}")))
+            await asyncio.sleep(0)
+        told = messages = 0
+        while told < 100:
+            told, messages = told + len((await scheduler.next()).adapters), messages + 1
+        assert messages < 10
 
 
 async def test_of_one_adapter_only_the_last_word_of_a_turn_is_told() -> None:

@@ -133,6 +133,13 @@ def test_a_pool_of_a_namespace_that_is_not_served_is_told_and_takes_no_name() ->
     assert review(served, None, desired).objections == (), "the pool that is not served holds no name"
 
 
+def test_the_adapters_that_an_objection_names_come_by_name() -> None:
+    there = base(), *(lora(f"a{i}", baseModel=f"model-{i}") for i in range(8))
+    (objection,) = reviewed(Wish("renamed", there, base(model={"name": "other", "uri": "file:m"}))).objections
+    assert "LoRAAdapters tenant/a0, tenant/a1" in objection.message
+    assert "says 'model-0'" in objection.message
+
+
 NAMES = st.sampled_from(["a", "b", "c"])
 WISHES = st.one_of(
     st.builds(

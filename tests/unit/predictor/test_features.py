@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_predictor.core.features import MAX_CHARS, features
+from weft_predictor.core.features import MAX_CHARS, feature_rows, features
 
 DIM = 1 << 17
 
@@ -27,6 +27,15 @@ def test_the_hash_is_the_same_in_every_process_and_release():
     assert (
         hashlib.sha256(text.encode()).hexdigest() == "50764b797c850ef1967e856251a4e61ad8dce3faccc2f06c31c5d2d4cb5e93d9"
     )
+
+
+@given(st.lists(st.tuples(st.text(max_size=100), st.integers(0, 10_000)), min_size=1, max_size=20))
+def test_the_features_of_a_batch_are_to_the_bit_those_of_its_prompts(prompts):
+    rows = feature_rows(prompts, DIM)
+    for number, prompt in enumerate(prompts):
+        mine, alone = rows.row == number, features(*prompt, DIM)
+        assert rows.index[mine].tolist() == alone.index.tolist()
+        assert rows.value[mine].tolist() == alone.value.tolist()
 
 
 def test_text_beyond_the_bound_changes_nothing():

@@ -1,11 +1,14 @@
 import math
 from dataclasses import replace
+from random import Random
 from statistics import mean
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.predictor.conftest import World
+from weft_predictor.core.features import feature_rows
 from weft_predictor.core.predictor import LengthPredictor, Observed, Query, bucket
 
 DIM = 1 << 14
@@ -120,6 +123,33 @@ def test_scale_multiplies_every_prediction(world):
     plain, tenfold = predict(model, query), predict(model, query, scale=10.0)
     assert tenfold.p50_tokens == pytest.approx(10 * plain.p50_tokens, abs=10)
     assert tenfold.p90_tokens == pytest.approx(10 * plain.p90_tokens, abs=10)
+
+
+@settings(max_examples=settings.default.max_examples // 2)
+@given(st.integers(0, 1_000), st.lists(st.tuples(st.text(max_size=60), st.integers(0, 2**32 - 1)), max_size=40))
+def test_a_batch_is_answered_to_the_bit_as_its_prompts_are_one_by_one(seed, others):
+    here = World(Random(seed))
+    model = cold()
+    for outcome in here.answers(30):
+        model.observe(outcome)
+    queries = [here.query() for _ in range(20)] + [Query(text, "acme/plain", tokens) for text, tokens in others]
+    here.rng.shuffle(queries)
+    prompts = [(query.prompt_text, query.prompt_tokens) for query in queries]
+    centres = model.ridge.predict_rows(feature_rows(prompts, DIM))
+    alone = [model.ridge.predict_rows(feature_rows([prompt], DIM))[0] for prompt in prompts]
+    assert centres.tolist() == alone
+    assert model.predict_batch(queries, max_context_tokens=2_048) == [predict(model, query) for query in queries]
+
+
+def test_a_long_batch_is_computed_in_parts_and_answered_whole(world, monkeypatch):
+    here = world(9)
+    model = taught(here, 100)
+    queries = [here.query() for _ in range(50)]
+    whole = model.predict_batch(queries, max_context_tokens=2_048)
+    for chars in (1, 100, 1_000):
+        monkeypatch.setattr("weft_predictor.core.predictor.PART_CHARS", chars)
+        assert model.predict_batch(queries, max_context_tokens=2_048) == whole
+    assert model.predict_batch([], max_context_tokens=2_048) == []
 
 
 @given(st.text(max_size=200), st.integers(0, 2**32 - 1), st.floats(0.001, 1_000))

@@ -21,7 +21,9 @@ from weft_predictor.state import load
 
 @pytest.fixture
 async def server():
-    return PredictorServer(LengthPredictor.cold("ridge-test", dim=1 << 14), max_context_tokens=1_000)
+    server = PredictorServer(LengthPredictor.cold("ridge-test", dim=1 << 14), max_context_tokens=1_000)
+    yield server
+    server.close()
 
 
 @pytest.fixture
@@ -99,6 +101,36 @@ async def test_a_batch_over_the_bound_is_refused(stub):
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await ask(stub, *map(str, range(MAX_ITEMS + 1)))
     assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_the_loop_goes_on_while_the_model_works_and_others_wait_their_turn(stub, server, monkeypatch):
+    begun, go_on, threads = threading.Event(), threading.Event(), set()
+    really = server.model.predict_batch
+
+    def held(*what, **options):
+        threads.add(threading.current_thread().name)
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        return really(*what, **options)
+
+    monkeypatch.setattr(server.model, "predict_batch", held)
+    first = asyncio.create_task(ask(stub, "first"))
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+    taught, second = asyncio.create_task(tell(stub, outcome("o"))), asyncio.create_task(ask(stub, "second"))
+    with pytest.raises(grpc.aio.AioRpcError):  # answered by the loop alone
+        await ask(stub, *map(str, range(MAX_ITEMS + 1)))
+    go_on.set()
+    assert (await first).model_version == "ridge-test+0"
+    assert await taught == ["o"]
+    assert [item.request_id for item in (await second).items] == ["second"]
+    assert threads == {"inference_0"}
+
+
+async def test_calls_beyond_the_bound_are_refused(stub, monkeypatch):
+    monkeypatch.setattr("weft_predictor.server.MAX_CALLS", 0)
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await ask(stub, "x")
+    assert refusal.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_the_scale_stands_in_the_version(server):

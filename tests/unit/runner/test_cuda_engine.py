@@ -122,7 +122,7 @@ def test_who_leaves_while_a_step_is_in_flight_is_not_heard_of_again_and_the_othe
         driver.post(leaving := driver.request("leaves", [8, 8], 9, "a", sampling=GREEDY))
         while len(driver.answer("leaves")) < 3:
             driver.beat()
-        driver.post(Stop("leaves", leaving.epoch))
+        driver.post(Stop("leaves", leaving.epoch, leaving.owner))
         driver.post(driver.request("comes", [6, 2], 4, "a", sampling=GREEDY))
         driver.finish()
         check_pool(driver.pool)

@@ -24,7 +24,7 @@ def test_a_stop_frees_the_pages_within_one_iteration(drive):
     driver.post(request, other)
     driver.beat(2)
     reserved = driver.pool.pages.reserved_by("other")
-    driver.post(Stop("r", request.epoch), TellState())
+    driver.post(Stop("r", request.epoch, request.owner), TellState())
     driver.beat()
     assert driver.pool.pages.reserved_pages == reserved
     assert driver.iterations[-1].state.free_pages == 64 - reserved
@@ -257,7 +257,7 @@ def test_a_sampled_answer_is_continued_by_a_replay_and_does_not_depend_on_its_ba
     while len(crowd.answer("r")) < 8:
         crowd.beat()
     request = crowd.pool.sequences["r"].request
-    crowd.post(Stop("r", request.epoch))
+    crowd.post(Stop("r", request.epoch, request.owner))
     crowd.post(
         crowd.request("r", [5, 6, 7], 20, "a", sampling=sampling, emitted=tuple(crowd.answer("r")), epoch=Epoch(2, 1))
     )

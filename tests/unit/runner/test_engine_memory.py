@@ -4,6 +4,7 @@ import mmap
 import queue
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from weft_runner.core.events import Desired, EndReason, Fetch, Load, NoRoom, Tie
 from weft_runner.core.request_pool import check_pool
 from weft_runner.core.sequence import Sampling
 from weft_runner.engine import SetDesired
+from weft_runner.errors import ArtifactUnreachable
 from weft_runner.memory.adapter_pool import AdapterPool
 from weft_runner.memory.adapter_store import KeepsTensors
 from weft_runner.memory.loads import Fetched, Loaded, Sized
@@ -235,6 +237,32 @@ def test_without_a_tier_an_adapter_is_built_from_its_mapped_file_and_nothing_els
     assert all(is_mapped(t, world.root / "a" / "adapter_model.safetensors") for t in store.given[0].values())
     assert store.threads == {"adapter-builder_0"}
     assert not orders.pool._host
+
+
+@pytest.mark.parametrize("slow", [4, 100])
+def test_a_download_waits_for_no_other(world, slow):
+    go_on, held = threading.Event(), threading.Semaphore(0)
+
+    def adapter(digest: str) -> Any:
+        if digest != "a":
+            held.release()
+            assert go_on.wait(PATIENCE_S)
+            raise ArtifactUnreachable("the depot does not answer")
+        return world.adapter(digest)
+
+    world.write_adapter("a")
+    orders = Orders(Store(), SimpleNamespace(adapter=adapter))
+    try:
+        orders.pool.carry_out(Load(f"slow {i}", i) for i in range(slow))
+        for _ in range(slow):
+            assert held.acquire(timeout=PATIENCE_S)
+        assert orders(Load("a", slow)).digest == "a"
+        go_on.set()
+        failed = [orders.reports.get(timeout=PATIENCE_S) for _ in range(slow)]
+        assert {one.digest for one in failed} == {f"slow {i}" for i in range(slow)}
+    finally:
+        go_on.set()
+        orders.pool.close()
 
 
 def test_with_tier_host_it_is_built_from_its_copy_in_memory(orders, world):

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry
 
 import weft_runner.process as process
 import weft_runner.report as report
@@ -127,6 +127,21 @@ def raising(*_: Any, **__: Any) -> Any:
 async def test_a_dead_engine_lets_go_of_streams_and_lease_at_once(settings_of, monkeypatch):
     monkeypatch.setattr(RequestPool, "account", raising)
     assert await exit_code_after(settings_of, some_start) == 1
+
+
+async def test_books_that_do_not_balance_end_the_process_and_are_counted(settings_of, monkeypatch):
+    def check_pages(*_: Any) -> None:
+        raise AssertionError("3 free + 2 held are not 6 pages")
+
+    counted = ("weft_invariant_violations_total", {"check": "check_pages"})
+    before = REGISTRY.get_sample_value(*counted) or 0.0
+
+    def fail(supervisor: Supervisor, outbox: Any) -> None:
+        monkeypatch.setattr("weft_runner.engine.check_pool", check_pages)
+        supervisor.order()  # the next beat has no batch
+
+    assert await exit_code_after(settings_of, fail) == 1
+    assert REGISTRY.get_sample_value(*counted) == before + 1
 
 
 async def test_a_dead_reporter_ends_the_process(settings_of, monkeypatch):

@@ -160,7 +160,8 @@ class MemoryMachine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from("vwxyz"))
     def stop(self, key: str) -> None:
-        self.pool.stop(key, Epoch(1, self.counter))
+        if key in self.pool.sequences:
+            self.pool.stop(key, Epoch(1, self.counter), self.pool.sequences[key].request.owner)
         self.live.pop(key, None)
         self.hear()
 
@@ -270,7 +271,7 @@ def test_adapters_and_sequences_do_not_starve_each_other(wants, pinned):
             device.load()
         if pool.state().overruns and pool.state().free_pages == 0 and len(pool.sequences) > 1:
             newest = max(pool.sequences.values(), key=lambda s: s.admitted)
-            pool.stop(newest.key, newest.request.epoch)
+            pool.stop(newest.key, newest.request.epoch, newest.request.owner)
         for event in pool.take_events():
             assert not isinstance(event, Ended)
             if isinstance(event, Tokens):

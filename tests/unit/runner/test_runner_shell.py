@@ -89,9 +89,18 @@ def test_a_small_model_runs_on_one_thread_and_a_large_one_on_the_quota(small_con
 
 
 def test_the_uuid_stays_and_the_incarnation_changes(tmp_path):
-    first, second = read_identity(tmp_path), read_identity(tmp_path)
+    first, second = read_identity(tmp_path, "acme/p"), read_identity(tmp_path, "acme/p")
     assert first.uuid == second.uuid
+    assert first.uuid.startswith("acme."), "a supervisor takes it from that namespace's certificates only"
     assert first.incarnation != second.incarnation
+
+
+@pytest.mark.parametrize("content", [b"", b"no uuid\n", b"\xff\xfe", b"5b0e8a52-3a0f-4d7e"])
+def test_a_damaged_uuid_is_drawn_anew_and_stays(content, tmp_path):
+    first = read_identity(tmp_path, "acme/p")
+    (tmp_path / "uuid").write_bytes(content)
+    second, third = read_identity(tmp_path, "acme/p"), read_identity(tmp_path, "acme/p")
+    assert first.uuid != second.uuid == third.uuid
 
 
 # ---- wire
@@ -142,7 +151,7 @@ def test_a_state_becomes_a_report_that_balances(drive, world):
         driver.beat()
     runner = common_pb2.RunnerId(uuid="u", incarnation="i")
     report = state_to(driver.pool.state(), runner=runner, sequence=8)
-    assert (report.id, report.sequence, report.desired_version, report.highest_term) == (runner, 8, 4, 6)
+    assert (report.id, report.sequence, report.desired_version) == (runner, 8, 4)
     (sequence,), (adapter,) = report.sequences, report.adapters
     assert report.free_pages + sequence.reserved_pages == 64
     assert (sequence.gateway_id, sequence.tokens, sequence.used_pages) == ("gw", 6, 2)
@@ -171,6 +180,27 @@ def test_an_adapter_comes_from_the_depot_once_and_leaves_the_disk_when_it_is_no_
     source.retain(frozenset([two]))
     assert source.on_disk([one, two]) == {two}
     assert set(source.base()) == {"config.json", "model.safetensors"}, "the base stays"
+
+
+def test_a_damaged_file_of_base_or_adapter_is_fetched_again_before_anything_maps_it(world, depot, tmp_path):
+    base, digest = depot.publish("model", world.base), depot.publish("adapter", world.write_adapter("a"))
+    damaged = []
+    blobs = tmp_path / "blobs"
+    source = DepotSource(depot.url, blobs, base, lambda: False, on_damaged=lambda: damaged.append(1))
+
+    def files() -> dict[str, bytes]:
+        adapter = source.adapter(digest)
+        found = {**source.base(), "adapter": adapter.tensors}
+        assert adapter.scales.scale_of("model.layers.0.self_attn.q_proj") == 2.0
+        return {name: path.read_bytes() for name, path in found.items()}
+
+    whole = files()
+    for count, path in enumerate(sorted((blobs / "sha256").iterdir()), 1):
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] if count % 2 else content[:-1] + bytes([content[-1] ^ 64]))
+        assert files() == whole
+        assert len(damaged) == count, path
+    assert len(damaged) == 6, "two manifests of two files each"
 
 
 def test_a_short_outage_of_the_depot_is_waited_out_and_a_long_one_is_unreachable(world, depot, tmp_path):

@@ -137,7 +137,7 @@ def test_an_answer_with_penalties_and_log_probabilities_is_continued_by_a_replay
     moved.post(moved.request("r", [5, 6, 7], 20, sampling=sampling))
     while len(moved.answer("r")) < cut:
         moved.beat()
-    moved.post(Stop("r", moved.pool.sequences["r"].request.epoch))
+    moved.post(Stop("r", moved.pool.sequences["r"].request.epoch, 1))
     emitted = tuple(moved.answer("r"))
     moved.post(moved.request("r", [5, 6, 7], 20, sampling=sampling, emitted=emitted, epoch=Epoch(2, 1)))
     moved.finish()

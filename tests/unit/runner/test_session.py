@@ -2,11 +2,13 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import grpc.aio
+import pytest
 from prometheus_client import CollectorRegistry
 
 from harness.waiting import PATIENCE_S
@@ -18,10 +20,12 @@ from weft_runner.identity import Identity
 from weft_runner.metrics import Metrics
 from weft_runner.server import RunnerServer
 
+Open = Callable[[str], Awaitable[tuple[Outbox[GatewayToRunner], Any]]]
+
 
 @asynccontextmanager
-async def session_with(driver: Any) -> AsyncIterator[tuple[Outbox[GatewayToRunner], Any]]:
-    """A gateway's outbox and its call, on a server over this driver's engine."""
+async def session_with(driver: Any) -> AsyncIterator[tuple[Outbox[GatewayToRunner], Any, Open]]:
+    """A gateway's outbox and its call, on a server over this driver's engine, and what opens another's."""
     loop = asyncio.get_running_loop()
     runner = RunnerServer(driver.engine, Identity("u", "i"), Metrics(CollectorRegistry(), "m"))
     driver.engine._on_iteration = lambda iteration: loop.call_soon_threadsafe(runner.deliver, iteration)
@@ -31,12 +35,17 @@ async def session_with(driver: Any) -> AsyncIterator[tuple[Outbox[GatewayToRunne
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     thread.start()
-    outbox: Outbox[GatewayToRunner] = Outbox()
-    outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway_id="g", incarnation="i")))
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(PATIENCE_S):
-        call = runner_pb2_grpc.RunnerStub(channel).Session(aiter(outbox))
+
+    async def opened(gateway_id: str) -> tuple[Outbox[GatewayToRunner], Any]:
+        outbox: Outbox[GatewayToRunner] = Outbox()
+        outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway_id=gateway_id, incarnation="i")))
+        call: Any = runner_pb2_grpc.RunnerStub(channel).Session(aiter(outbox))
         assert (await call.read()).WhichOneof("message") == "ready"
-        yield outbox, call
+        return outbox, call
+
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(PATIENCE_S):
+        outbox, call = await opened("g")
+        yield outbox, call, opened
         call.cancel()
     await server.stop(0)
     assert await asyncio.to_thread(thread.stop, PATIENCE_S)
@@ -75,13 +84,13 @@ async def test_a_stop_frees_the_pages_within_one_iteration_while_others_run_on(d
         assert pool.iterations < 8 or posted.wait(PATIENCE_S), "the engine must not finish before the Stop is there"
         return run(step)
 
-    def stopping(request_id: str, epoch: Any) -> None:
+    def stopping(request_id: str, epoch: Any, owner: int) -> None:
         before = pool.pages.free_pages
-        stop(request_id, epoch)
+        stop(request_id, epoch, owner)
         freed_at.append((pool.iterations, pool.pages.free_pages - before))
 
     driver.engine.post, driver.engine.executor.run, pool.stop = posting, running, stopping
-    async with session_with(driver) as (outbox, call):
+    async with session_with(driver) as (outbox, call, _):
         outbox.put(start("gone", 1, 100))
         outbox.put(start("stays", 2, 120))
         seen: dict[str, int] = {}
@@ -99,3 +108,51 @@ async def test_a_stop_frees_the_pages_within_one_iteration_while_others_run_on(d
     assert freed == 26, "ceil((2 + 100) / 4) pages"
     assert seen["stays"] == 120
     assert seen["gone"] < 100
+
+
+async def test_a_gateways_lies_cost_its_own_session_and_no_other(drive):
+    driver = drive()
+    async with session_with(driver) as (outbox, call, opened):
+        outbox.put(start("mine", 1, 100))
+        assert (await call.read()).step.sequences[0].request_id == "mine"
+        theirs, their_call = await opened("h")
+        epoch = common_pb2.Epoch(term=1, counter=2**60)
+        theirs.put(GatewayToRunner(stop=runner_pb2.Stop(request_id="mine", epoch=epoch)))
+        theirs.put(start("mine", 2**60, 5))
+        refused = (await their_call.read()).ended
+        assert (refused.request_id, refused.reason) == ("mine", runner_pb2.Ended.INTERNAL)
+        for bad in (start("", 3, 5), start("r", 3, 5)):
+            bad.start.epoch.term = 2**64 - 1
+            liar, call_of_liar = await opened("h")
+            liar.put(bad)
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await call_of_liar.read()
+            assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        their_call.cancel()
+        seen = 1
+        while seen < 100:
+            sequences = (await call.read()).step.sequences
+            assert [s.request_id for s in sequences] == ["mine"]
+            seen += sum(len(s.tokens) for s in sequences)
+
+
+async def test_a_gateway_that_posts_more_than_the_engine_takes_loses_its_stream(drive, monkeypatch):
+    monkeypatch.setattr("weft_runner.server.MAX_BACKLOG", 10)
+    driver, begun, go_on = drive(), threading.Event(), threading.Event()
+    run = driver.engine.executor.run
+
+    def held(step: Any) -> Any:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        return run(step)
+
+    driver.engine.executor.run = held
+    async with session_with(driver) as (outbox, call, _):
+        outbox.put(start("runs", 1, 4))
+        assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+        for number in range(11):
+            outbox.put(start(f"r{number}", number + 2, 4))
+        assert await call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED, await call.details()
+        assert driver.engine.backlog <= 10 + 1, "and that the stream is over"
+        go_on.set()
+    assert not driver.pool.sequences, "what it had posted is cancelled"

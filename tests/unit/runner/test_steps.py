@@ -67,7 +67,7 @@ def test_every_step_of_any_trace_is_what_building_it_anew_gives(drive, world, se
             driver.post(driver.request(f"r{made}", tokens, drawn.randint(1, 30), adapter, reservation_tokens=4))
         stuck = sequences and all(s.phase is Phase.PAUSED for s in sequences.values())
         if stuck or (sequences and drawn.random() < 0.05):
-            driver.post(Stop(drawn.choice(sorted(sequences)), Epoch(9, 9)))
+            driver.post(Stop(drawn.choice(sorted(sequences)), Epoch(9, 9), 1))
         driver.beat()
     assert len({id(step) for step in executor.steps}) < len(executor.steps), "some ran more than once"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_scheduler.core.capacity import Bounds, Hold, PoolLoad, Unit, asked_runners, demand_runners
+from weft_scheduler.core.capacity import MOST_RUNNERS, Bounds, Hold, PoolLoad, Unit, asked_runners, demand_runners
 
 UNIT = Unit(sequences=4, kv_tokens=1600, slots=2, tokens_per_s=50.0)
 WORK_S = 30.0
@@ -28,6 +28,13 @@ CASES: dict[str, tuple[dict[str, int], int, int]] = {
     "no slot is short while nobody waits": ({"running": 2, "busy_slots": 2}, 1, 1),
     "more work than is done in time": ({"running": 1, "queued": 1, "waiting_tokens": 9000}, 7, 7),
 }
+
+
+@pytest.mark.parametrize("tokens_per_s", [5e-324, 1e-12])
+def test_runners_that_compute_next_to_nothing_ask_for_a_number_that_can_be_sent(tokens_per_s: float) -> None:
+    load = PoolLoad(running=1, queued=1, waiting_tokens=2**40)
+    asked = asked_runners(load, Unit(4, 1600, 2, tokens_per_s), WORK_S)
+    assert asked == demand_runners(load, Unit(4, 1600, 2, tokens_per_s), WORK_S) == MOST_RUNNERS
 
 
 @pytest.mark.parametrize("name", CASES)

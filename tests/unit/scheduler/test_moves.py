@@ -108,6 +108,30 @@ def test_the_runner_is_avoided_for_a_bounded_time(desk: Any, picked: Picked, rea
     assert again.runner.uuid == "a"
 
 
+def test_a_killed_runner_whose_lease_lives_on_does_not_use_up_a_requests_moves(desk: Any, picked: Picked) -> None:
+    desk.start()
+    desk.runner("a")
+    first = desk.place("r")
+    desk.handle(Started("g", "r", first.epoch))
+    for pause_s in (3.0, 6.0, 12.0, 24.0, 48.0, 60.0, 60.0):
+        assert not picked(desk.failed("r", FailReason.SESSION_LOST, 1), Assign)
+        assert not picked(desk.wait(pause_s - 0.1), Assign)
+        (again,) = picked(desk.wait(0.2), Assign)
+    desk.handle(Started("g", "r", again.epoch))  # it was the network
+    desk.failed("r", FailReason.SESSION_LOST, 2)
+    assert picked(desk.wait(3.1), Assign)
+
+
+def test_the_requests_of_a_lost_session_count_as_one_loss(desk: Any, picked: Picked) -> None:
+    desk.start()
+    desk.runner("a")
+    for name in "rs":
+        desk.place(name)
+    for name in "rs":
+        desk.failed(name, FailReason.SESSION_LOST, 1)
+    assert len(picked(desk.wait(3.1), Assign)) == 2
+
+
 def test_one_gateways_lost_session_does_not_take_the_runner_from_the_others(desk: Any, picked: Picked) -> None:
     desk.start()
     desk.gateway("g2")

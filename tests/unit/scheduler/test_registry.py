@@ -296,7 +296,7 @@ def test_a_tier_reaches_the_runners_and_two_of_one_content_get_the_higher(
 
 def test_a_list_of_an_earlier_process_with_a_higher_number_is_not_taken_for_this_one(desk: Any, picked: Picked) -> None:
     desk.start("sha256:1", settle=False)
-    desk.runner("a", highest_term=7, desired_version=7 << 32)
+    desk.runner("a", desired_version=7 << 32)
     statuses = picked(desk.wait(1.0), AdapterStatus)
     assert statuses[-1].ready_runners == 0
     desk.runner("a", desired_version=desk.core.state.pools[POOL].desired.list.version)

@@ -31,17 +31,14 @@ def running(desk: Any, request_id: str, epoch: Epoch, **fields: Any) -> list[Any
     return desk.submit(request_id, **values)
 
 
-@pytest.mark.parametrize(
-    ("stored", "supervisor", "runner", "expected"),
-    [(1, 0, 0, 1), (1, 1, 0, 2), (1, 7, 0, 8), (1, 0, 7, 8), (1, 0, 1, 2), (5, 3, 4, 5)],
-)
-def test_the_term_is_above_everything_anybody_has_seen(
-    new_desk: Any, picked: Picked, stored: int, supervisor: int, runner: int, expected: int
+@pytest.mark.parametrize(("stored", "supervisor", "expected"), [(1, 0, 1), (1, 1, 2), (1, 7, 8), (5, 3, 5)])
+def test_the_term_is_above_everything_a_supervisor_has_stored(
+    new_desk: Any, picked: Picked, stored: int, supervisor: int, expected: int
 ) -> None:
     desk = new_desk(term=stored)
     desk.registry()
     desk.gateway()
-    effects = desk.supervisor(supervisor) + desk.runner("a", highest_term=runner)
+    effects = desk.supervisor(supervisor) + desk.runner("a")
     raised = [e.term for e in picked(effects, RaiseTerm)]
     assert (raised[-1] if raised else stored) == expected
     assert [e.term for e in picked(effects, TellTerm)][-1] == expected
@@ -53,9 +50,15 @@ def test_a_term_is_raised_before_the_first_order_under_it(new_desk: Any) -> None
     desk.registry()
     desk.gateway()
     desk.submit("r")
-    desk.supervisor()
-    kinds = [type(e) for e in desk.runner("a", highest_term=9)]
+    kinds = [type(e) for e in desk.supervisor(9) + desk.runner("a")]
     assert kinds.index(RaiseTerm) < kinds.index(TellTerm) < kinds.index(Assign)
+
+
+def test_no_word_of_a_runner_raises_the_term(desk: Any, picked: Picked) -> None:
+    desk.start()
+    effects = desk.runner("a", view("nobody's", Epoch(2**31, 2**64 - 1)), desired_version=2**64 - 1, free=98)
+    assert not picked(effects + desk.wait(5.0), RaiseTerm)
+    assert desk.place("r").epoch == Epoch(1, 1)
 
 
 def test_our_own_term_seen_again_is_no_reason_to_raise_it(desk: Any, picked: Picked) -> None:
@@ -63,7 +66,7 @@ def test_our_own_term_seen_again_is_no_reason_to_raise_it(desk: Any, picked: Pic
     desk.runner("a")
     desk.place("r")
     desk.handle(SupervisorDown("s"))
-    effects = desk.supervisor(1) + desk.runner("a", desk.view("r"), highest_term=1, free=98)
+    effects = desk.supervisor(1) + desk.runner("a", desk.view("r"), free=98)
     assert not picked(effects, RaiseTerm)
 
 

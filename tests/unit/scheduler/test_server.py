@@ -20,7 +20,7 @@ from weft.wire.v1 import supervisor_pb2 as spb
 from weft_scheduler.core.values import Config
 from weft_scheduler.metrics import Metrics
 from weft_scheduler.server import Server
-from weft_scheduler.term import TermFile
+from weft_scheduler.term import TERM_EPOCH_S, TermFile
 
 R = cpb.RunnerId(uuid="u", incarnation="i")
 CONFIG = Config(status_s=0.01, first_table_s=0.01, assign_s=600.0, absent_s=600.0)  # nothing runs out by itself
@@ -96,7 +96,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
 
 async def serving(data_dir: Path, config: Config) -> AsyncIterator[Stack]:
     stop, registry = asyncio.Event(), CollectorRegistry()
-    terms = TermFile(data_dir)
+    terms = TermFile(data_dir, clock=lambda: TERM_EPOCH_S)
     server = Server(config, terms, stop, metrics=Metrics(registry))
     grpc_server = grpc.aio.server()
     server.register(grpc_server)
@@ -112,12 +112,14 @@ async def serving(data_dir: Path, config: Config) -> AsyncIterator[Stack]:
         server.close()
 
 
-def report(*running: spb.SequenceState, sequence: int = 1, free: int = 100) -> pb.SupervisorToScheduler:
+def report(
+    *running: spb.SequenceState, sequence: int = 1, free: int = 100, runner: cpb.RunnerId = R
+) -> pb.SupervisorToScheduler:
     hello = spb.RunnerHello(
-        runner=R, address="h:1", pool="n/p", page_tokens=16, total_pages=100, max_sequences=8, max_adapters=4,
+        runner=runner, address="h:1", pool="n/p", page_tokens=16, total_pages=100, max_sequences=8, max_adapters=4,
         max_rank=64, max_context_tokens=1600,
     )  # fmt: skip
-    state = spb.RunnerState(id=R, runner=hello, sequence=sequence, free_pages=free, sequences=running, ready=True)
+    state = spb.RunnerState(id=runner, runner=hello, sequence=sequence, free_pages=free, sequences=running, ready=True)
     return pb.SupervisorToScheduler(report=pb.ClusterReport(runners=[state]))
 
 
@@ -176,9 +178,7 @@ async def test_a_lost_lease_is_told_and_the_failed_places_again(stack: Stack) ->
     await supervisor.say(pb.SupervisorToScheduler(report=pb.ClusterReport(lost=[R])))
     assert (await gateway.hear("runner_gone")).runner == R
     newer = cpb.RunnerId(uuid="u", incarnation="j")
-    back = report()
-    back.report.runners[0].id.CopyFrom(newer)
-    await supervisor.say(back)
+    await supervisor.say(report(runner=newer))
     failed = pb.Failed(request_id="r", epoch=first.epoch, reason=pb.Failed.SESSION_LOST, emitted_tokens=7)
     await gateway.say(pb.GatewayToScheduler(failed=failed))
     second = await gateway.hear("assign")
@@ -192,8 +192,7 @@ async def test_an_assign_that_nobody_acknowledges_expires_by_the_clock(
     async for stack in new_stack(tmp_path, replace(CONFIG, assign_s=0.2)):
         await stack.registry_stream()
         supervisor, gateway, both = await stack.supervisor(), await stack.gateway(), report()
-        both.report.runners.add().CopyFrom(both.report.runners[0])
-        both.report.runners[1].id.uuid = "elsewhere"
+        both.MergeFrom(report(runner=cpb.RunnerId(uuid="elsewhere", incarnation="i")))
         await supervisor.say(both)
         for _ in both.report.runners:
             await supervisor.hear("orders")
@@ -316,6 +315,19 @@ async def test_gateways_with_outcomes_that_found_no_room_are_called_again(
         assert (await supervisor.hear("outcome")).request_id == "r1"
 
 
+async def test_a_full_ledger_is_told_to_a_supervisor_on_one_stream(stack: Stack) -> None:
+    """And what has to be told beside it finds room."""
+    record = cpb.Outcome().SerializeToString()
+    for number in range(CONFIG.max_outcomes):
+        assert stack.server.core.context.outcomes.keep(f"r{number}", "g", record)
+    await stack.registry_stream()
+    supervisor = await stack.supervisor()
+    await supervisor.hear("hello")
+    for _ in range(CONFIG.max_outcomes):
+        await supervisor.hear("outcome")
+    supervisor.cancel()
+
+
 @pytest.fixture
 def new_stack() -> Callable[..., Any]:
     return serving
@@ -342,7 +354,7 @@ async def test_a_registry_under_a_lower_term_is_ended_and_what_it_says_does_not_
 async def test_an_empty_data_directory_under_load_gives_no_order_below_what_anybody_has_seen(
     stack: Stack, tmp_path: Path
 ) -> None:
-    """Gateways, supervisor and runners live on from term 7; this scheduler has just been scheduled elsewhere."""
+    """Gateways, supervisor and runners live on from term 7; this scheduler's clock is wrong, too."""
     registry = await stack.registry_stream()
     gateway, seen = await stack.gateway(complete=False), cpb.Epoch(term=7, counter=12)
     for n in range(20):
@@ -356,12 +368,12 @@ async def test_an_empty_data_directory_under_load_gives_no_order_below_what_anyb
     await gateway.say(running, pb.GatewayToScheduler(hello=pb.GatewayHello(gateway_id="g", resubmit_complete=True)))
     supervisor = await stack.supervisor()
     told = report(spb.SequenceState(request_id="running", epoch=seen, adapter_digest="sha256:1", reservation_tokens=30))
-    told.report.runners[0].highest_term, told.report.runners[0].desired_version = 9, 9 << 32
+    told.report.runners[0].desired_version = 7 << 32
     await supervisor.say(told)
     order = await supervisor.hear("orders")
-    assert order.order.desired_version > 9 << 32, "or the runner would be taken to know the list"
+    assert order.order.desired_version > 7 << 32, "or the runner would be taken to know the list"
     for _ in range(7):  # 8 sequences in a runner
         assign = await gateway.hear("assign")
-        assert assign.epoch.term > 9
+        assert assign.epoch.term > 7
         assert int((tmp_path / "term").read_text()) >= assign.epoch.term
     await registry.hear("pool")

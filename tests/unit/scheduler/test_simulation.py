@@ -63,6 +63,7 @@ class Live:
     runner: RunnerId | None = None
     reservation: int = 0
     moves: int = 0
+    numerics_class: str = ""  # of the runner of the latest tokens
 
 
 @dataclass
@@ -105,9 +106,17 @@ class Runner:
     def report(self) -> RunnerReport:
         self.reports += 1
         views = tuple(SequenceView(s.live_id, s.epoch, s.digest, s.reservation) for s in self.sequences.values())
-        terms = [e.term for e in self.highest.values()]
         spec = RunnerSpec(
-            f"host:{self.id.uuid}", POOL, PAGE, PAGES, BATCH, SLOTS, 64, PAGE * PAGES, best_batch=self.best
+            f"host:{self.id.uuid}",
+            POOL,
+            PAGE,
+            PAGES,
+            BATCH,
+            SLOTS,
+            64,
+            PAGE * PAGES,
+            best_batch=self.best,
+            numerics_class=class_of(self.id),
         )
         return RunnerReport(
             self.id,
@@ -117,9 +126,12 @@ class Runner:
             views,
             owed_pages=sum(1 for s in self.sequences.values() if s.paused),
             ready=self.known,
-            highest_term=max(terms, default=0),
             desired_version=self.desired_version,
         )
+
+
+def class_of(runner: RunnerId) -> str:
+    return f"class-{ord(runner.uuid[-1]) % 2}"
 
 
 def pages(tokens: int) -> int:
@@ -132,7 +144,7 @@ class World:
     def __init__(self, seed: int = 0, runners: int = 3, gateways: int = 2) -> None:
         self.random = random.Random(seed)
         self.now = 1000.0
-        self.term = 0
+        self.term = self.stored_term = 0
         self.numbers = 0
         self.adapters = dict(ADAPTERS)
         self.gateways: dict[str, dict[str, Live]] = {f"g{i}": {} for i in range(gateways)}
@@ -181,6 +193,8 @@ class World:
             case ef.RaiseTerm(term=term):
                 assert term > self.term
                 self.term = term
+            case ef.TellTerm(term=term):
+                self.stored_term = max(self.stored_term, term)
             case ef.Assign() | ef.Preempt() | ef.Reject() | ef.TellGone() | ef.AckOutcomes() if (
                 effect.gateway in self.up
             ):
@@ -221,8 +235,7 @@ class World:
     def connect_supervisor(self) -> None:
         self.supervisor_up = True
         self.to_core["s"], self.to_core[">s"] = deque(), deque()
-        terms = [r.highest_term for r in self.leases.values()]
-        self.feed(ev.SupervisorUp("s", max(terms, default=0)))
+        self.feed(ev.SupervisorUp("s", self.stored_term))
         self.to_core["s"].append(ev.KeysTold("s", (KeyRoute("h", "acme", "k"),)))
         self.to_core["s"].append(ev.ClusterReport("s", tuple(self.leases.values())))
         self.unsent.clear()
@@ -285,7 +298,7 @@ class World:
             gateway, live.id, POOL, "acme", "m", live.digest, live.prompt, live.max_tokens,
             emitted_tokens=len(live.tokens), p90_tokens=live.p90, waited_s=self.now - live.arrived,
             epoch=live.epoch if running else NEVER, runner=live.runner, moves=live.moves,
-            reservation_tokens=live.reservation if running else 0,
+            reservation_tokens=live.reservation if running else 0, numerics_class=live.numerics_class,
         )  # fmt: skip
 
     def say(self, gateway: str, event: ev.Event) -> None:
@@ -351,6 +364,7 @@ class World:
             if not live.tokens and tokens:
                 self.say(gateway, ev.Started(gateway, live.id, epoch))
             live.tokens += tokens
+            live.numerics_class = class_of(key[1]) if tokens else live.numerics_class
         if finished:
             self.end(gateway, live, "outcome")
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from weft.identities import MAX_TERM
+from weft.wire.errors import PeerError
 from weft.wire.v1 import common_pb2 as cpb
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1 import supervisor_pb2 as spb
@@ -28,7 +30,6 @@ from weft_scheduler.core.values import (
     SequenceView,
     Tier,
 )
-from weft_scheduler.errors import MessageInvalid
 
 EPOCH, R = cpb.Epoch(term=3, counter=4), cpb.RunnerId(uuid="u", incarnation="i")
 SUBMIT = pb.Submit(
@@ -78,7 +79,7 @@ def test_every_reason_of_a_refusal_has_a_number() -> None:
     ],
 )
 def test_what_is_not_in_the_contract_is_refused(message: pb.GatewayToScheduler) -> None:
-    with pytest.raises(MessageInvalid):
+    with pytest.raises(PeerError):
         wire.gateway_event("g", message)
 
 
@@ -108,7 +109,6 @@ STATE = spb.RunnerState(
     overruns=[spb.Overrun(request_id="r", wanted_pages=2), spb.Overrun(request_id="q", wanted_pages=3)],
     draining=True,
     ready=True,
-    highest_term=3,
     desired_version=11,
     tokens=5000,
 )  # fmt: skip
@@ -121,16 +121,49 @@ def test_a_cluster_report_arrives_whole() -> None:
     spec = RunnerSpec("h:1", "n/p", 16, 99, 8, 4, 64, 512, "pod-1", 6)
     views = (SequenceView("r", Epoch(3, 4), "d", 40),)
     adapters = (AdapterView("d", True), AdapterView("e", False, "torn"), AdapterView("g", False, loading=True))
-    report = RunnerReport(RunnerId("u", "i"), spec, 7, 30, views, adapters, 5, True, True, 3, 11, 5000)
+    report = RunnerReport(RunnerId("u", "i"), spec, 7, 30, views, adapters, 5, True, True, 11, 5000)
     wanted = PreemptDecision(RunnerId("u", "i"), "r", Epoch(3, 4), "q", 80)
     assert event == ev.ClusterReport("s", (report,), (RunnerId("u", "i"),), (wanted,))
 
 
-def test_a_runner_without_an_id_or_a_page_size_is_refused() -> None:
-    with pytest.raises(MessageInvalid):
-        wire.runner_report(spb.RunnerState())
-    with pytest.raises(MessageInvalid):
-        wire.runner_report(spb.RunnerState(id=R, runner=spb.RunnerHello(pool="n/p", address="h:1")))
+def changed(**fields: Any) -> spb.RunnerState:
+    """STATE with other fields; repeated ones are added."""
+    state = spb.RunnerState()
+    state.CopyFrom(STATE)
+    state.MergeFrom(spb.RunnerState(**fields))
+    return state
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        spb.RunnerState(),
+        spb.RunnerState(id=R, runner=spb.RunnerHello(runner=R, pool="n/p", address="h:1")),
+        changed(id=cpb.RunnerId(uuid="another")),
+        changed(free_pages=100),
+        changed(sequences=[STATE.sequences[0]]),
+    ],
+    ids=["empty", "no capacity", "two runners", "more free than there is", "a sequence twice"],
+)
+def test_a_bad_state_costs_its_runner_the_report_and_the_others_nothing(state: spb.RunnerState) -> None:
+    with pytest.raises(PeerError):
+        wire.runner_report(state)
+    message = pb.ClusterReport(runners=[state, STATE], lost=[R])
+    event = wire.cluster_event("s", pb.SupervisorToScheduler(report=message))
+    assert isinstance(event, ev.ClusterReport)
+    assert event.runners == (wire.runner_report(STATE),)
+    assert event.lost == (RunnerId("u", "i"),)
+
+
+def test_an_error_that_objects_would_show_is_cut() -> None:
+    report = wire.runner_report(changed(adapters=[spb.AdapterState(digest="h", error="e" * 100_000)]))
+    assert report.adapters[-1].error == "e" * 1000
+
+
+def test_an_epoch_above_all_terms_is_refused() -> None:
+    started = pb.Started(request_id="r", epoch=cpb.Epoch(term=MAX_TERM, counter=1))
+    with pytest.raises(PeerError, match="term"):
+        wire.gateway_event("g", pb.GatewayToScheduler(started=started))
 
 
 def test_unset_bounds_and_policies_of_a_pool_are_the_schemas_defaults() -> None:
@@ -166,7 +199,7 @@ def test_a_registry_message_arrives_whole() -> None:
 @pytest.mark.parametrize("tier", [spb.AdapterState.DEVICE, 17])
 def test_a_tier_that_cannot_be_asked_for_is_refused(tier: Any) -> None:
     adapter = pb.AdapterDesired(uid="u", tier=tier)
-    with pytest.raises(MessageInvalid, match="tier"):
+    with pytest.raises(PeerError, match="tier"):
         wire.registry_event(pb.RegistryToScheduler(adapters=[adapter]))
 
 

@@ -148,13 +148,17 @@ def test_a_runner_that_the_scheduler_believes_in_and_nobody_has_met_is_lost_afte
     assert told.lost == (A1,)
 
 
-def test_the_highest_term_is_persisted_once_whoever_tells_it():
+def test_the_highest_term_of_schedulers_is_persisted_once():
     supervisor = Supervisor(CONFIG, highest_term=3)
     assert supervisor.handle(TermSeen(3), 0.0) == []
     assert supervisor.handle(TermSeen(5), 0.0) == [PersistTerm(5)]
-    supervisor.handle(up(), 0.0)
-    assert PersistTerm(7) in supervisor.handle(report(A1, 1, free=4, highest_term=7), 0.0)
-    assert supervisor.highest_term == 7
+    assert supervisor.handle(TermSeen(4), 0.0) == []
+    assert supervisor.highest_term == 5
+
+
+def test_sums_of_counters_that_lie_still_fit_the_wire():
+    supervisor = machine(up(), up(B1), report(A1, 1, free=4, doublings=2**64 - 1), report(B1, 1, free=4, doublings=9))
+    assert supervisor.counters().doublings == 2**64 - 1
 
 
 def test_counters_are_summed_across_incarnations_and_count_a_returning_one_once():

@@ -1,16 +1,19 @@
 """Logs and probes: what a person and a collector read."""
 
+import contextlib
 import json
 import logging
+import socket
+import threading
 import urllib.error
 import urllib.request
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from harness.waiting import PATIENCE_S
+from harness.waiting import PATIENCE_S, wait_until
 from weft.telemetry.logs import JsonFormatter, TextFormatter, configure, kv
-from weft.telemetry.probes import Probes
+from weft.telemetry.probes import MAX_CONNECTIONS, Probes
 
 
 def record(**fields: object) -> logging.LogRecord:
@@ -85,6 +88,41 @@ def test_probes_tell_health_readiness_and_metrics() -> None:
         assert get(probes.port, "/other")[0] == 404
     finally:
         probes.close()
+
+
+def test_idle_connections_keep_no_probe_out_and_only_some_stay_open() -> None:
+    probes = Probes("127.0.0.1:0", lambda: None)
+    probes.start()
+    try:
+        with contextlib.ExitStack() as open_ones:
+            idle = [_connect(probes.port, open_ones) for _ in range(3 * MAX_CONNECTIONS)]
+            assert get(probes.port, "/healthz") == (200, "ok\n")
+            for eldest in idle[: 2 * MAX_CONNECTIONS]:
+                assert eldest.recv(1) == b"", "closed to make room"
+            wait_until(lambda: _probe_threads() <= MAX_CONNECTIONS, "the threads of closed connections end")
+    finally:
+        probes.close()
+
+
+def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.telemetry.probes.IDLE_S", 0.05)
+    probes = Probes("127.0.0.1:0", lambda: None)
+    probes.start()
+    try:
+        with contextlib.ExitStack() as open_ones:
+            silent, half = (_connect(probes.port, open_ones) for _ in range(2))
+            half.sendall(b"GET /heal")
+            assert (silent.recv(1), half.recv(1)) == (b"", b"")
+    finally:
+        probes.close()
+
+
+def _connect(port: int, open_ones: contextlib.ExitStack) -> socket.socket:
+    return open_ones.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
+
+
+def _probe_threads() -> int:
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
 def test_a_loop_that_stands_still_is_unhealthy() -> None:

@@ -4,13 +4,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import grpc.aio
 import pytest
+from annotated_types import Le
+from prometheus_client import REGISTRY
 
 from harness.ports import free_port
 from harness.waiting import soon
 from weft.wire.channels import Link, Outbox, both_ways, channel
+from weft.wire.errors import PeerError, peer_errors
 from weft.wire.v1 import runner_pb2, runner_pb2_grpc
+from weft_gateway.outcomes import MAX_UNACKED
+from weft_gateway.settings import Settings
 
 
 def start(request_id: str) -> runner_pb2.GatewayToRunner:
@@ -53,7 +59,8 @@ async def serve_peer(peer: Peer, port: int = 0) -> tuple[grpc.aio.Server, int]:
 class Client:
     """A link with its events as queues."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, hello_messages: int = 1) -> None:
+        self.hello_messages = hello_messages
         self.channel = channel(f"127.0.0.1:{port}")
         self.got: asyncio.Queue[str] = asyncio.Queue()
         self.ups: asyncio.Queue[str] = asyncio.Queue()
@@ -62,17 +69,22 @@ class Client:
             "test",
             runner_pb2_grpc.RunnerStub(self.channel).Session,
             hello=self._hello,
-            on_message=lambda m: self.got.put_nowait(m.no_room.request_id),
+            on_message=self._take,
             on_up=lambda: self.ups.put_nowait("up"),
             on_down=lambda reason: self.ups.put_nowait(f"down: {reason}"),
         )
         self.task = asyncio.create_task(self.link.run())
 
+    def _take(self, message: runner_pb2.RunnerToGateway) -> None:
+        if message.no_room.request_id == "bad":
+            raise PeerError("no such word")
+        self.got.put_nowait(message.no_room.request_id)
+
     def _hello(self) -> list[runner_pb2.GatewayToRunner]:
         self.hellos += 1
         if self.hellos == 4:
             self.told_four_times.set()
-        return [start(f"hello{self.hellos}")]
+        return [start(f"hello{self.hellos}")] * self.hello_messages
 
     async def close(self) -> None:
         self.link.close()
@@ -96,6 +108,23 @@ async def test_the_hello_comes_first_and_messages_keep_their_order(peer: tuple[P
     for i in range(50):
         assert client.link.send(start(str(i)))
     assert [await server.heard.get() for _ in range(51)] == ["hello1", *map(str, range(50))]
+
+
+async def test_the_longest_hello_that_settings_allow_is_told_whole_and_leaves_the_outbox_its_room() -> None:
+    """A gateway's: every request in flight, every outcome that is not stored, a beginning and an end."""
+    (most,) = (limit.le for limit in Settings.model_fields["max_in_flight"].metadata if isinstance(limit, Le))
+    length = int(most) + MAX_UNACKED + 2
+    server = Peer()
+    grpc_server, port = await serve_peer(server)
+    client = Client(port, hello_messages=length)
+    assert await soon(client.ups.get()) == "up"
+    sent = [client.link.send(start(str(i))) for i in range(100)]
+    heard = [await soon(server.heard.get()) for _ in range(length + 100)]
+    assert all(sent)
+    assert heard == ["hello1"] * length + [str(i) for i in range(100)]
+    assert client.ups.empty(), "one connection carried it all"
+    await client.close()
+    await grpc_server.stop(0)
 
 
 async def test_a_server_may_speak_first_and_ends_when_the_client_closes(peer: tuple[Peer, Client]) -> None:
@@ -178,5 +207,56 @@ async def test_why_a_link_does_not_come_up_is_logged_once_for_each_reason(
     assert told[0].levelname == "WARNING"
     grpc_server, _ = await serve_peer(server, port)
     assert await soon(client.ups.get()) == "up"
+    await client.close()
+    await grpc_server.stop(0)
+
+
+async def test_a_message_outside_the_contract_ends_the_connection_and_not_the_link(peer: tuple[Peer, Client]) -> None:
+    server, client = peer
+    assert server.outbox is not None
+    for word in ("good", "bad", "not taken"):
+        server.outbox.put(runner_pb2.RunnerToGateway(no_room=runner_pb2.NoRoom(request_id=word)))
+    assert await soon(client.got.get()) == "good"
+    assert await soon(client.ups.get()) == "down: it broke the contract: no such word"
+    assert await soon(client.ups.get()) == "up"
+    assert client.got.empty()
+    assert not client.task.done()
+
+
+class Strict(Peer):
+    """As every server of Weft answers."""
+
+    async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[runner_pb2.RunnerToGateway]:  # noqa: N802
+        async with peer_errors("gateway", context):
+            async for message in super().Session(request_iterator, context):
+                yield message
+
+    def _on_message(self, message: runner_pb2.GatewayToRunner) -> None:
+        if message.start.request_id == "bad":
+            raise PeerError("no such word" + "!" * 10_000)
+        super()._on_message(message)
+
+
+async def test_a_server_tells_a_peer_why_its_stream_ends_and_keeps_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = Strict()
+    grpc_server, port = await serve_peer(server)
+    client = Client(port)
+    assert await soon(client.ups.get()) == "up"
+    labels = {"peer": "gateway", "code": "INVALID_ARGUMENT"}
+    before = REGISTRY.get_sample_value("weft_peer_errors_total", labels) or 0.0
+    for words in (start("bad").SerializeToString(), b"\xff\xff\xff no message"):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as opened:
+            call: Any = opened.stream_stream("/weft.v1.Runner/Session", None, None)(iter([words]))
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await soon(call.read())
+        assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert str(ended.value.details()).startswith(("no such word!", "bytes that are no message"))
+    assert REGISTRY.get_sample_value("weft_peer_errors_total", labels) == before + 2
+    assert [r.getMessage() for r in caplog.records].count("peer refused") == 2
+    client.link.send(start("still here"))
+    while await soon(server.heard.get()) != "still here":
+        pass
     await client.close()
     await grpc_server.stop(0)

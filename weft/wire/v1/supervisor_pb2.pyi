@@ -59,7 +59,7 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class RunnerState(_message.Message):
-    __slots__ = ("runner", "sequence", "free_pages", "used_pages", "sequences", "adapters", "overruns", "draining", "ready", "highest_term", "iterations", "forwards", "grown_pages", "doublings", "desired_version", "id", "tokens", "adapter_pages", "prefix_reused_tokens")
+    __slots__ = ("runner", "sequence", "free_pages", "used_pages", "sequences", "adapters", "overruns", "draining", "ready", "iterations", "forwards", "grown_pages", "doublings", "desired_version", "id", "tokens", "adapter_pages", "prefix_reused_tokens")
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -69,7 +69,6 @@ class RunnerState(_message.Message):
     OVERRUNS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
-    HIGHEST_TERM_FIELD_NUMBER: _ClassVar[int]
     ITERATIONS_FIELD_NUMBER: _ClassVar[int]
     FORWARDS_FIELD_NUMBER: _ClassVar[int]
     GROWN_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -88,7 +87,6 @@ class RunnerState(_message.Message):
     overruns: _containers.RepeatedCompositeFieldContainer[Overrun]
     draining: bool
     ready: bool
-    highest_term: int
     iterations: int
     forwards: int
     grown_pages: int
@@ -98,7 +96,7 @@ class RunnerState(_message.Message):
     tokens: int
     adapter_pages: int
     prefix_reused_tokens: int
-    def __init__(self, runner: _Optional[_Union[RunnerHello, _Mapping]] = ..., sequence: _Optional[int] = ..., free_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceState, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., overruns: _Optional[_Iterable[_Union[Overrun, _Mapping]]] = ..., draining: _Optional[bool] = ..., ready: _Optional[bool] = ..., highest_term: _Optional[int] = ..., iterations: _Optional[int] = ..., forwards: _Optional[int] = ..., grown_pages: _Optional[int] = ..., doublings: _Optional[int] = ..., desired_version: _Optional[int] = ..., id: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., tokens: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., prefix_reused_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, runner: _Optional[_Union[RunnerHello, _Mapping]] = ..., sequence: _Optional[int] = ..., free_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceState, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., overruns: _Optional[_Iterable[_Union[Overrun, _Mapping]]] = ..., draining: _Optional[bool] = ..., ready: _Optional[bool] = ..., iterations: _Optional[int] = ..., forwards: _Optional[int] = ..., grown_pages: _Optional[int] = ..., doublings: _Optional[int] = ..., desired_version: _Optional[int] = ..., id: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., tokens: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., prefix_reused_tokens: _Optional[int] = ...) -> None: ...
 
 class SequenceState(_message.Message):
     __slots__ = ("request_id", "epoch", "gateway_id", "adapter_digest", "reserved_pages", "used_pages", "tokens", "admitted", "reservation_tokens")

@@ -22,6 +22,7 @@ class Operation:
     changed_at: float
     verdict: dict[str, Any] | None = None
     digest: str | None = None
+    watch: str | None = None  # by which its source's state may be asked for
     reason: str | None = None
     message: str | None = None
 
@@ -61,20 +62,19 @@ class Operations:
     def validated(self, operation_id: str, verdict: dict[str, Any], now: float) -> Operation:
         return self._change(operation_id, "Validated", now, verdict=verdict)
 
-    def fetched(self, operation_id: str, digest: str, now: float) -> Operation:
-        return self._change(operation_id, "Fetched", now, digest=digest)
+    def fetched(self, operation_id: str, digest: str, now: float, watch: str | None = None) -> Operation:
+        return self._change(operation_id, "Fetched", now, digest=digest, watch=watch)
 
     def failed(self, operation_id: str, reason: str, message: str, now: float) -> Operation:
         return self._change(operation_id, "Failed", now, reason=reason, message=message)
 
     def forget(self, now: float) -> list[str]:
         """Drop finished operations that are too old or too many; returns their ids."""
-        excess = len(self._finished) - self._max_finished
-        gone = [
-            operation.id
-            for number, operation in enumerate(self._finished.values())
-            if number < excess or now - operation.changed_at >= self._keep_s
-        ]
+        gone: list[str] = []
+        for operation in self._finished.values():  # the oldest first: who is kept ends the search
+            if len(self._finished) - len(gone) <= self._max_finished and now - operation.changed_at < self._keep_s:
+                break
+            gone.append(operation.id)
         for operation_id in gone:
             del self._finished[operation_id]
         return gone

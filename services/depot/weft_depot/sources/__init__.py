@@ -15,6 +15,8 @@ from weft_depot.credentials import Secret
 
 MAX_URI_CHARS = 2048
 Wants = Callable[[str], bool]
+Identity = tuple[int, int, int, int, int]  # device, inode, size, mtime_ns, ctime_ns
+Marks = tuple[tuple[str, Identity], ...]  # paths of this machine, and what they led to
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,11 @@ class Snapshot(Files, Protocol):
     @property
     def signature(self) -> str | None:
         """Equal signatures mean equal contents; None where the source cannot promise that now."""
+        ...
+
+    @property
+    def marks(self) -> Marks | None:
+        """While all of these are as they were, so is the source; None where looking at it takes more than that."""
         ...
 
     @property

@@ -18,13 +18,11 @@ from typing import BinaryIO
 from weft.artifacts.digest import is_file_name
 from weft.artifacts.errors import Reason, Refused
 from weft.printable import quoted
-from weft_depot.sources import Wants
+from weft_depot.sources import Identity, Marks, Wants
 
 MAX_ENTRIES = 10_000
 # A file changed this shortly before it was looked at may change again under the same time stamp.
 RACY_NS = 2_000_000_000
-
-Identity = tuple[int, int, int, int, int]  # device, inode, size, mtime_ns, ctime_ns
 
 
 class Root:
@@ -40,7 +38,8 @@ class Root:
         folder = self._resolve(path)
         fd = self._walk(folder, os.O_DIRECTORY)
         try:
-            yield FolderSnapshot(self, folder, _list(fd, uri, wants), self._wall_ns())
+            place = (str(self._root / path), identity_of(os.fstat(fd)))
+            yield FolderSnapshot(self, folder, place, _list(fd, uri, wants), self._wall_ns())
         finally:
             os.close(fd)
 
@@ -92,8 +91,9 @@ class FolderSnapshot:
 
     promised: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, root: Root, folder: Path, names: list[str], taken_ns: int) -> None:
-        self._root, self._folder, self._names, self._taken_ns = root, folder, names, taken_ns
+    def __init__(self, root: Root, folder: Path, place: tuple[str, Identity], names: list[str], taken_ns: int) -> None:
+        """`place`: the folder by the path that was asked for, which may have links in it, and what it was."""
+        self._root, self._folder, self._place, self._names, self._taken_ns = root, folder, place, names, taken_ns
         self._identities = self._look()
         self._read: dict[str, Identity] = {}
 
@@ -104,9 +104,17 @@ class FolderSnapshot:
     @property
     def signature(self) -> str | None:
         """Size, times and inode of every file; None while one of them is too young to tell two edits apart."""
-        if any(max(identity[3:]) > self._taken_ns - RACY_NS for identity in self._identities.values()):
+        if any(map(self._is_young, self._identities.values())):
             return None
         return hashlib.sha256(repr(sorted(self._identities.items())).encode()).hexdigest()
+
+    @property
+    def marks(self) -> Marks | None:
+        """The folder and its files, looked at through every link on the way."""
+        if self.signature is None or self._is_young(self._place[1]):
+            return None
+        files = ((f"{self._place[0]}/{name}", identity) for name, identity in self._identities.items())
+        return (self._place, *files)
 
     def open(self, name: str) -> BinaryIO:
         file = self._root.file(self._folder, name)
@@ -121,6 +129,9 @@ class FolderSnapshot:
             return self._look() == self._identities
         except Refused:  # a file went away
             return False
+
+    def _is_young(self, identity: Identity) -> bool:
+        return max(identity[3:]) > self._taken_ns - RACY_NS
 
     def _look(self) -> dict[str, Identity]:
         found: dict[str, Identity] = {}
@@ -147,7 +158,11 @@ def _list(fd: int, uri: str, wants: Wants) -> list[str]:
 
 
 def _identity(file: BinaryIO) -> Identity:
-    status = os.fstat(file.fileno())
+    return identity_of(os.fstat(file.fileno()))
+
+
+def identity_of(status: os.stat_result) -> Identity:
+    """What tells one state of a file or folder from another."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 

@@ -68,6 +68,8 @@ class HfSource:
 class HubSnapshot:
     """Files of one commit, which never change."""
 
+    marks = None
+
     def __init__(self, hub: Hub, network: Network, repo: Repo, sha: str, files: Mapping[str, HubFile]) -> None:
         self._hub, self._network, self._repo, self._files = hub, network, repo, files
         self.sha = sha

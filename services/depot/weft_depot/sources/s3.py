@@ -135,6 +135,7 @@ class Bucket:
 class BucketSnapshot:
     """Objects as one listing told of them."""
 
+    marks = None
     promised: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, bucket: Bucket, wants: Wants) -> None:

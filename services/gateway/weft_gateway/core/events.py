@@ -83,6 +83,7 @@ class Assigned:
     runner: RunnerId
     address: str
     reservation_tokens: int
+    numerics_class: str = ""  # of that runner
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ class Stream:
         self.start_tokens = 0  # emitted when the present epoch began
         self.served = served  # a scheduler and a ready runner are there
         self.finish: Finish | None = None
+        self._class_before = ""  # numerics class of the tokens of earlier epochs
         self._detokeniser, self._stops = Detokeniser(bytes_of), StopMatcher(stops)
         self._held_logprobs = HeldLogprobs(bytes_of) if logprobs else None
         self._admitted = False  # the present epoch has produced something
@@ -90,6 +91,13 @@ class Stream:
     def moves(self) -> int:
         """Assignments beyond the first, for the outcome. `maxMoves` bounds `counted_moves`."""
         return max(0, self.assignments - 1)
+
+    @property
+    def numerics_class(self) -> str:
+        """Of the runner that computed the latest tokens; none before the first."""
+        if self.running and len(self.tokens) > self.start_tokens:
+            return self.running.numerics_class
+        return self._class_before
 
     @property
     def doublings(self) -> int:
@@ -142,6 +150,7 @@ class Stream:
         if self.running:
             effects.append(Stop(self.running.epoch, self.running.runner))
             self.counted_moves += 1
+        self._class_before = self.numerics_class
         self.running, self.highest, self._admitted = event, event.epoch, False
         self.assignments, self.start_tokens = self.assignments + 1, len(self.tokens)
         self._close_doublings()
@@ -165,6 +174,7 @@ class Stream:
         if not self.running or epoch != self.running.epoch:
             return []
         stops = [Stop(epoch, self.running.runner)] if stop else []
+        self._class_before = self.numerics_class
         self.running, self._queues = None, reason in UNCOUNTED
         self.counted_moves += not self._queues
         return [*stops, Failed(epoch, reason, len(self.tokens), free_pages, detail)]

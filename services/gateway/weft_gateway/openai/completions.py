@@ -20,7 +20,7 @@ async def completions(gateway: Gateway, request: Request) -> Response:
     with gateway.preparing() as preparing:
         asked = await read(gateway, request, CompletionRequest, preparing)
         params, prompt = asked.params, asked.params.prompt
-        model = gateway.tokenizers.of(asked.pool)
+        model = await gateway.tokenizer(asked.pool)
         text = prompt if isinstance(prompt, str) else model.decode(prompt[-MAX_PROMPT_CHARS:])
         prepared = await prepare(gateway, request, asked, encode=partial(_encode, prompt), text=text)
         choices = await gateway.serving.submit(prepared)

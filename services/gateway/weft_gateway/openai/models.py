@@ -14,13 +14,13 @@ from weft_gateway.routes import Pool, Route
 
 async def list_models(gateway: Gateway, request: Request) -> Response:
     """Bases and adapters, an adapter with its base as `parent`."""
-    table, caller = table_and_caller(gateway, request)
+    table, caller = await table_and_caller(gateway, request)
     return _json({"object": "list", "data": [_model(*found) for found in table.visible(caller)]})
 
 
 async def one_model(gateway: Gateway, request: Request) -> Response:
     """One model; its id may hold slashes."""
-    table, caller = table_and_caller(gateway, request)
+    table, caller = await table_and_caller(gateway, request)
     name = request.path_params["model"]
     found = table.find(name, caller)
     if found is None:

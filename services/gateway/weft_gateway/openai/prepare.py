@@ -11,11 +11,11 @@ from starlette.requests import ClientDisconnect, Request
 
 from weft_gateway.errors import (
     BadRequest,
+    BodyTimeout,
     Internal,
     ModelNotFound,
     ParameterError,
     TooLarge,
-    Unavailable,
     UnsupportedMediaType,
 )
 from weft_gateway.gateway import Gateway, Preparing
@@ -35,11 +35,9 @@ T = TypeVar("T", bound=Common)
 Encode = Callable[[ModelText, int], list[int]]  # within a context of so many tokens
 
 
-def table_and_caller(gateway: Gateway, request: Request) -> tuple[RouteTable, Caller]:
-    """The route table and who asks. Raises Unavailable, Unauthorized."""
-    table = gateway.serving.table
-    if table is None:
-        raise Unavailable("The scheduler has not told any route yet.", code="no_scheduler", retry_after_ms=1000)
+async def table_and_caller(gateway: Gateway, request: Request) -> tuple[RouteTable, Caller]:
+    """The route table and who asks. Raises Unavailable, Overloaded, Unauthorized."""
+    table = await gateway.route_table()
     return table, caller_of(request.headers.get("authorization"), table, auth=gateway.settings.auth)
 
 
@@ -57,7 +55,7 @@ class Asked(Generic[T]):
 async def read(gateway: Gateway, request: Request, kind: type[T], preparing: Preparing) -> Asked[T]:
     """Who asks for what. Raises ApiError: everything but the prompt is checked."""
     arrived = gateway.serving.clock()
-    table, caller = table_and_caller(gateway, request)
+    table, caller = await table_and_caller(gateway, request)
     gateway.check_admission()
     _check_json(request)
     body = await _body(request, gateway.settings.max_body_bytes)
@@ -75,7 +73,7 @@ async def prepare(
 ) -> tuple[Prepared, ...]:
     """Tokenise and check the lengths; one value a choice. `text` is what the predictor sees."""
     params, pool = asked.params, asked.pool
-    model = gateway.tokenizers.of(pool)
+    model = await gateway.tokenizer(pool)
     tokens = await _encoded(model, encode, pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS)
     sampling = _sampling(params, model)
     limit = _max_tokens(params.limit, len(tokens), pool.max_context_tokens, gateway.settings.default_max_tokens)
@@ -183,7 +181,7 @@ def _check_json(request: Request) -> None:
 
 
 async def _body(request: Request, limit: int) -> bytes:
-    """The whole body within bounds of size and time. Raises TooLarge, BadRequest (408)."""
+    """The whole body within bounds of size and time. Raises TooLarge, BodyTimeout, BadRequest."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise TooLarge(f"The body is larger than {limit} bytes.")
@@ -195,7 +193,7 @@ async def _body(request: Request, limit: int) -> bytes:
                 if len(body) > limit:
                     raise TooLarge(f"The body is larger than {limit} bytes.")
     except TimeoutError as error:
-        raise BadRequest(f"The body did not arrive within {BODY_SECONDS:g} s.", code="timeout", status=408) from error
+        raise BodyTimeout(f"The body did not arrive within {BODY_SECONDS:g} s.") from error
     except ClientDisconnect as error:
         raise BadRequest("The client went away.", code="client_gone", status=499) from error
     return bytes(body)

@@ -13,6 +13,7 @@ from weft_runner.core.adapter import Adapter
 from weft_runner.core.events import Action, Unload
 from weft_runner.core.pages import PageBook
 
+MOST_SLOTS = 256  # of any runner
 KV_SHARE = 4  # an adapter leaves a page in so many to sequences, or it is refused
 
 

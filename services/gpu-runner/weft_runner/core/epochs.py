@@ -15,7 +15,6 @@ class EpochBook:
     def __init__(self, limit: int = 65_536) -> None:
         self._limit = limit
         self._seen: OrderedDict[str, Epoch] = OrderedDict()
-        self.highest_term = 0
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -27,7 +26,6 @@ class EpochBook:
 
     def see(self, request_id: str, epoch: Epoch) -> None:
         """Remember an epoch; a lower one than known changes nothing."""
-        self.highest_term = max(self.highest_term, epoch.term)
         if not self.is_stale(request_id, epoch):
             self._seen[request_id] = epoch
         self._seen.move_to_end(request_id)

@@ -181,7 +181,6 @@ class PoolState:
     overruns: tuple[OverrunView, ...]
     draining: bool
     not_ready: str
-    highest_term: int
     iterations: int
     forwards: int
     grown_pages: int

@@ -53,18 +53,22 @@ class RequestPool:
         """Admit a sequence, or say why not. An epoch that is not above the highest seen is ignored."""
         if self.epochs.is_stale(request.request_id, request.epoch):
             return
+        held = self.sequences.get(request.request_id)
+        if held is not None and held.request.gateway_id != request.gateway_id:
+            self._events.append(ended(request, EndReason.INTERNAL, "another gateway's request has this id"))
+            return
         self.epochs.see(request.request_id, request.epoch)
-        if request.request_id in self.sequences:
-            self._remove(self.sequences[request.request_id])  # one owner a request: the highest epoch
+        if held is not None:
+            self._remove(held)  # one owner a request: the highest epoch
         if (answer := self._start(request)) is not None:
             self._events.append(answer)
 
-    def stop(self, request_id: str, epoch: Epoch) -> None:
-        """Cancel an epoch: its pages are free before the next iteration."""
+    def stop(self, request_id: str, epoch: Epoch, owner: int) -> None:
+        """Cancel an epoch: its pages are free before the next iteration. Only the session that started it may."""
         sequence = self.sequences.get(request_id)
-        if sequence is not None and sequence.request.epoch <= epoch:
+        if sequence is not None and sequence.request.owner == owner and sequence.request.epoch <= epoch:
             self._remove(sequence)
-        self.epochs.see(request_id, epoch)
+            self.epochs.see(request_id, epoch)
 
     def owner_lost(self, owner: int) -> None:
         """A session is over: cancel what it held."""
@@ -203,7 +207,6 @@ class RequestPool:
             ),
             draining=self.draining,
             not_ready=not_ready(residency),
-            highest_term=self.epochs.highest_term,
             iterations=self.iterations,
             forwards=self.forwards,
             grown_pages=self.reservations.grown_pages,

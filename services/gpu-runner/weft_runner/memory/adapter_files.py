@@ -39,7 +39,8 @@ class Source(Protocol):
 def map_tensors(path: Path) -> dict[str, torch.Tensor]:
     """All tensors of a safetensors file as views of its mapping, which lives as long as one of them. AdapterInvalid.
 
-    A file may be unlinked meanwhile, as the blob store does; blobs are never written to again.
+    A file may be unlinked meanwhile, as the blob store does; blobs are never written to again, and the source has
+    compared the whole file with its digest, its length included.
     """
     try:
         with safe_open(str(path), framework="pt", device="cpu") as file:

@@ -1,7 +1,7 @@
 """Adapters in device slots, and the threads that bring them there while the batch runs on.
 
-Punica (section 5.2): loading is asynchronous, the request joins at the next step. A few threads fetch, since a slow
-download must not hold up the next adapter; one thread, the builder, owns the host copies, reads and converts. The
+Punica (section 5.2): loading is asynchronous, the request joins at the next step. Each download has a thread, since a
+slow one must not hold up the next adapter; one thread, the builder, owns the host copies, reads and converts. The
 engine's thread puts a loaded adapter into its slot between two iterations, so a step never sees a change.
 """
 
@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from weft_runner.core.device import MOST_SLOTS
 from weft_runner.core.events import Action, DropHost, Fetch, Load, Retain, Unload
 from weft_runner.core.keeping import FETCHES
 from weft_runner.errors import AdapterInvalid, RunnerError
@@ -32,7 +33,9 @@ from weft_runner.memory.loads import (
 )
 
 log = logging.getLogger(__name__)
-DOWNLOADS = 4  # at a time, of what requests wait for
+# What is downloaded for a request has a slot already: with a thread for each slot that a runner may have, none waits
+# for another's download, nor for the pauses between another's tries. Threads are made when they are needed.
+DOWNLOADS = MOST_SLOTS
 
 
 class AdapterPool:

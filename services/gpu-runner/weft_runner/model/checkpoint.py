@@ -2,6 +2,9 @@
 
 Each tensor is a view of the mapped file, in the dtype it is stored in: no second copy in memory. Whoever has read one
 may let its pages go (`release`), so that loading a model never needs much more than the model itself.
+
+`depot.DepotSource` has compared each file with its SHA-256 before. A file that the disk changes under a process that
+has mapped it is not noticed before the next start; one that is cut short there ends the process (SIGBUS).
 """
 
 import json

@@ -1,11 +1,14 @@
 """A prompt as a sparse vector: hashed word 1-2-grams and character 3-4-grams, plus the prompt's size class.
 
 The hash is our own and the same in every process and release (Python's `hash` of a string changes with each start).
-All grams of one kind are hashed in a handful of numpy calls over the whole text, so the cost grows slowly with length.
+All grams of one kind are hashed in a handful of numpy calls over all prompts of a batch, so the cost grows slowly with
+their number and length.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log2
 from zlib import crc32
 
 import numpy as np
@@ -14,6 +17,7 @@ from numpy.typing import NDArray
 MAX_CHARS = 4_096  # the gateway cuts there too; cost is bounded whatever comes
 Index = NDArray[np.int64]
 Value = NDArray[np.float64]
+Codes = tuple[NDArray[np.uint64], Index]  # one after the other, and which prompt each belongs to
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 # Odd multipliers of a polynomial hash modulo 2^64, one starting value per kind of gram so that kinds do not collide.
@@ -29,58 +33,94 @@ class Features:
     value: Value
 
 
+@dataclass(frozen=True, slots=True)
+class FeatureRows:
+    """The features of some prompts, one after the other. `row` [k]: which prompt; `index`, `value` [k] as above."""
+
+    row: Index
+    index: Index
+    value: Value
+
+
 def features(text: str, prompt_tokens: int, dim: int) -> Features:
     """Features of a prompt. `dim` is a power of two. Each block of grams has Euclidean norm 1 before hashing."""
+    rows = feature_rows([(text, prompt_tokens)], dim)
+    return Features(rows.index, rows.value)
+
+
+def feature_rows(prompts: Sequence[tuple[str, int]], dim: int) -> FeatureRows:
+    """Features of some prompts (text, tokens) at once: as many numpy calls as for one.
+
+    A row's bits do not depend on the others: every sum of it is taken in the order of its own entries.
+    """
     assert dim & (dim - 1) == 0, f"dim {dim} is not a power of two"
-    text = " ".join(text[:MAX_CHARS].lower().split())
-    words, chars = _word_hashes(text), _char_codes(text)
+    texts = [" ".join(text[:MAX_CHARS].lower().split()) for text, _ in prompts]
+    words, chars = _word_hashes(texts), _char_codes(texts)
     blocks = (
-        words * _BASE + _WORD_1,
-        (words[:-1] * _BASE + words[1:]) * _BASE + _WORD_2,
-        _grams(chars, 3) + _CHAR_3,
-        _grams(chars, 4) + _CHAR_4,
-        _size_classes(prompt_tokens, len(text)),
+        _keys(_grams(*words, 1), _BASE, _WORD_1),
+        _keys(_grams(*words, 2), _BASE, _WORD_2),
+        _keys(_grams(*chars, 3), np.uint64(1), _CHAR_3),
+        _keys(_grams(*chars, 4), np.uint64(1), _CHAR_4),
+        _keys(_size_classes([tokens for _, tokens in prompts], texts), _BASE, _SIZE),
     )
-    return _merge([_block(keys, dim) for keys in blocks])
+    return _merge(*_weigh(blocks, dim), len(texts), dim)
 
 
-def _word_hashes(text: str) -> NDArray[np.uint64]:
-    return np.array([crc32(word.encode()) for word in _WORD.findall(text)], dtype=np.uint64)
+def _word_hashes(texts: Sequence[str]) -> Codes:
+    words = [[crc32(word.encode()) for word in _WORD.findall(text)] for text in texts]
+    hashes = np.array([code for row in words for code in row], dtype=np.uint64)
+    return hashes, _row_of([len(row) for row in words])
 
 
-def _char_codes(text: str) -> NDArray[np.uint64]:
-    padded = f" {text} "  # the edges of the text are features as well
-    return np.frombuffer(padded.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.uint64)
+def _char_codes(texts: Sequence[str]) -> Codes:
+    padded = [f" {text} " for text in texts]  # the edges of the text are features as well
+    codes = np.frombuffer("".join(padded).encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.uint64)
+    return codes, _row_of([len(text) for text in padded])
 
 
-def _grams(codes: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
+def _row_of(lengths: Sequence[int]) -> Index:
+    return np.repeat(np.arange(len(lengths)), lengths)
+
+
+def _grams(codes: NDArray[np.uint64], row: Index, n: int) -> Codes:
     count = max(len(codes) - n + 1, 0)
     keys = np.zeros(count, dtype=np.uint64)
     for i in range(n):
         keys = keys * _BASE + codes[i : i + count]
-    return keys
+    inside = row[:count] == row[n - 1 : n - 1 + count]  # no gram reaches into the next prompt
+    return keys[inside], row[:count][inside]
 
 
-def _size_classes(prompt_tokens: int, chars: int) -> NDArray[np.uint64]:
-    """Two indicators: prompt tokens and characters, in steps of a factor 2^(1/2)."""
-    classes = [int(2 * np.log2(1 + prompt_tokens)), 1_000 + int(2 * np.log2(1 + chars))]
-    return np.array(classes, dtype=np.uint64) * _BASE + _SIZE
+def _size_classes(tokens: Sequence[int], texts: Sequence[str]) -> Codes:
+    """Two indicators a prompt: its tokens and its characters, in steps of a factor 2^(1/2)."""
+    classes = [int(2 * log2(1 + n)) for n in tokens] + [1_000 + int(2 * log2(1 + len(text))) for text in texts]
+    return np.array(classes, dtype=np.uint64), np.tile(np.arange(len(texts)), 2)
 
 
-def _block(keys: NDArray[np.uint64], dim: int) -> tuple[Index, Value]:
-    """Distinct columns of a block with sublinear counts (1 + log n), normalised to length 1."""
+def _keys(codes: Codes, factor: np.uint64, start: np.uint64) -> Codes:
+    return codes[0] * factor + start, codes[1]
+
+
+def _weigh(blocks: Sequence[Codes], dim: int) -> tuple[Index, Value]:
+    """Distinct columns of each block of each row with sublinear counts (1 + log n), each block of length 1.
+
+    Returns places (row * dim + column) and values.
+    """
+    keys = np.concatenate([keys for keys, _ in blocks])
+    block = np.concatenate([row * len(blocks) + number for number, (_, row) in enumerate(blocks)])
     mixed = keys ^ (keys >> np.uint64(31))
     mixed = mixed * np.uint64(0xBF58476D1CE4E5B9)
     mixed ^= mixed >> np.uint64(27)
-    index, counts = np.unique((mixed >> np.uint64(8)) & np.uint64(dim - 1), return_counts=True)
+    column = ((mixed >> np.uint64(8)) & np.uint64(dim - 1)).astype(np.int64)
+    places, counts = np.unique(block * dim + column, return_counts=True)
+    block, column = places // dim, places % dim
     value: Value = 1.0 + np.log(counts.astype(np.float64))
-    norm = float(np.sqrt(value @ value))
-    return index.astype(np.int64), value / (norm or 1.0)
+    norm = np.sqrt(np.bincount(block, weights=value * value))
+    return block // len(blocks) * dim + column, value / norm[block]
 
 
-def _merge(blocks: list[tuple[Index, Value]]) -> Features:
-    index = np.concatenate([np.zeros(1, dtype=np.int64), *(i for i, _ in blocks)])
-    value = np.concatenate([np.ones(1), *(v for _, v in blocks)])
-    unique, inverse = np.unique(index, return_inverse=True)
-    summed: Value = np.bincount(inverse, weights=value).astype(np.float64, copy=False)
-    return Features(unique, summed)
+def _merge(places: Index, value: Value, rows: int, dim: int) -> FeatureRows:
+    """Blocks that share a column of a row are added up, and each row gets its constant."""
+    unique, inverse = np.unique(np.concatenate([np.arange(rows) * dim, places]), return_inverse=True)
+    summed = np.bincount(inverse, weights=np.concatenate([np.ones(rows), value]))
+    return FeatureRows(unique // dim, unique % dim, summed.astype(np.float64, copy=False))

@@ -10,10 +10,11 @@ honest. Not thread-safe: one owner.
 
 import math
 from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from weft_predictor.core.conformal import Groups
-from weft_predictor.core.features import Features, features
+from weft_predictor.core.features import MAX_CHARS, Features, feature_rows, features
 from weft_predictor.core.offsets import Offsets
 from weft_predictor.core.ridge import Ridge
 from weft_predictor.core.spread import Spread
@@ -25,6 +26,7 @@ COLD_SPREAD = 0.8  # p90 of a cold model: 128 * e^(0.8 * 1.6) = 465 tokens
 MAX_LOG_TOKENS = math.log(1e6)
 BUCKETS = 10  # S3, section 3: ten equal buckets over the maximum length
 COVERAGE_WINDOW = 1_000
+PART_CHARS = 4_096  # of a batch that is computed at once: more leaves the cache, and is slower
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +91,23 @@ class LengthPredictor:
 
     def predict(self, query: Query, *, max_context_tokens: int, scale: float = 1.0) -> Predicted:
         """The quantiles of a prompt's answer. `scale` multiplies them (experiments)."""
-        centre = self._centre(self._features(query), query.adapter)
-        p50, p90 = (_tokens(self.quantile_at(centre, query.adapter, level), scale) for level in (0.5, None))
-        return Predicted(p50, max(p50, p90), bucket(p50, max_context_tokens))
+        return self.predict_batch((query,), max_context_tokens=max_context_tokens, scale=scale)[0]
+
+    def predict_batch(
+        self, queries: Sequence[Query], *, max_context_tokens: int, scale: float = 1.0
+    ) -> list[Predicted]:
+        """The same for several prompts; what one is told does not depend on the others.
+
+        On a Zen 4 core 22 us each where they have 40 characters (150 us alone), 54 us with 185 (190 us).
+        """
+        found: list[Predicted] = []
+        for part in _parts(queries):
+            xs = feature_rows([(query.prompt_text, query.prompt_tokens) for query in part], len(self.ridge.weight))
+            for query, shared in zip(part, self.ridge.predict_rows(xs).tolist(), strict=True):
+                centre = self._centre(shared, query.adapter)
+                p50, p90 = (_tokens(self.quantile_at(centre, query.adapter, level), scale) for level in (0.5, None))
+                found.append(Predicted(p50, max(p50, p90), bucket(p50, max_context_tokens)))
+        return found
 
     def quantile_at(self, centre: float, adapter: str, level: float | None) -> float:
         """Log tokens below which `level` of the answers end; None: the calibrated bound."""
@@ -101,8 +117,9 @@ class LengthPredictor:
 
     def observe(self, outcome: Observed) -> Learned:
         """Learn one outcome. A censored one counts as a lower bound, never as a short answer."""
-        x, adapter = self._features(outcome.query), outcome.query.adapter
-        centre = self._centre(x, adapter)
+        query, adapter = outcome.query, outcome.query.adapter
+        x = features(query.prompt_text, query.prompt_tokens, len(self.ridge.weight))
+        centre = self._centre(self.ridge.predict(x), adapter)
         scale = self.spread.of(centre)
         score = (math.log(max(outcome.tokens, 1)) - centre) / scale
         if outcome.censored:
@@ -123,11 +140,21 @@ class LengthPredictor:
         self.learned += 1
         return Learned(covered)
 
-    def _features(self, query: Query) -> Features:
-        return features(query.prompt_text, query.prompt_tokens, len(self.ridge.weight))
+    def _centre(self, shared: float, adapter: str) -> float:
+        return min(max(shared + self.offsets.of(adapter), 0.0), MAX_LOG_TOKENS)
 
-    def _centre(self, x: Features, adapter: str) -> float:
-        return min(max(self.ridge.predict(x) + self.offsets.of(adapter), 0.0), MAX_LOG_TOKENS)
+
+def _parts(queries: Iterable[Query]) -> Iterator[list[Query]]:
+    """Some at a time."""
+    part, chars = list[Query](), 0
+    for query in queries:
+        part.append(query)
+        chars += min(len(query.prompt_text), MAX_CHARS)
+        if chars >= PART_CHARS:
+            yield part
+            part, chars = [], 0
+    if part:
+        yield part
 
 
 def bucket(tokens: int, max_context_tokens: int) -> int:

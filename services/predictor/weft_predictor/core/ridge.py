@@ -8,7 +8,7 @@ Alpaca prompts: R2(log) 0.57 in one pass at 10 us an outcome, against 0.59 for t
 import numpy as np
 from numpy.typing import NDArray
 
-from weft_predictor.core.features import Features
+from weft_predictor.core.features import FeatureRows, Features
 
 Weights = NDArray[np.float32]
 RIDGE = 3.0  # flat optimum between 2 and 4 on held-out Alpaca, batch and online alike
@@ -31,6 +31,11 @@ class Ridge:
     def predict(self, x: Features) -> float:
         """The expected target of one row."""
         return self.base + float(self.weight[x.index] @ x.value)
+
+    def predict_rows(self, xs: FeatureRows) -> NDArray[np.float64]:
+        """The same of several rows [n], each the same to the bit whatever the others are."""
+        summed = np.bincount(xs.row, self.weight[xs.index] * xs.value)
+        return self.base + summed.astype(np.float64, copy=False)
 
     def learn(self, x: Features, target: float) -> None:
         """One step towards `target`: the Kalman update with the covariance kept diagonal."""

@@ -12,6 +12,7 @@ class Kind(Enum):
     RESUBMIT = "resubmit"  # gateway: still re-submitting
     ABSENT = "absent"  # runner uuid: no supervisor reports it
     RETIRE = "retire"  # pool: a retired digest's time
+    CLASS = "class"  # request: it need not wait for a runner of its numerics class any longer
     RETRY = "retry"  # request: it need not avoid a runner any longer
     FORGIVE = "forgive"  # gateway: its requests need not avoid a runner any longer
     SETTLED = "settled"  # the cluster has had the time to report itself

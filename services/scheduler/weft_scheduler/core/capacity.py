@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 IN_HAND = 0.5  # of a runner: lightly loaded is under half
 ROUNDING = 1e-9
+MOST_RUNNERS = 1_000_000  # a pool whose runners compute next to nothing asks for no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def _pressure(load: PoolLoad, unit: Unit | None, work_s: float) -> float:
 
 
 def _ceil(runners: float) -> int:
-    return math.ceil(runners - ROUNDING)
+    return math.ceil(min(runners, MOST_RUNNERS) - ROUNDING)
 
 
 class Hold:

@@ -85,7 +85,7 @@ def absorb(ctx: Context, supervisor: str, state: RunnerReport) -> None:
         ctx.emit(Ignored("report", state.runner.uuid, "older than the last one"))
         return
     if not runner.confirmed or runner.supervisor != supervisor:
-        _confirm(ctx, runner, supervisor, state)
+        _confirm(ctx, runner, supervisor)
     _measure(ctx, runner, state)
     errors = runner.errors
     for request_id in room.include(runner, state):
@@ -141,7 +141,7 @@ def serves(state: RunnerReport, desired: Desired) -> bool:
     failed = {a.digest for a in state.adapters if a.error}
     settled = failed | {a.digest for a in state.adapters if a.on_device}
     coming = {a.digest for a in state.adapters if a.loading} - failed
-    known = 0 < desired.list.version <= state.desired_version
+    known = 0 < desired.list.version == state.desired_version
     return known and bool(failed) and all(_settled(a, settled, coming) for a in desired.list.adapters)
 
 
@@ -172,11 +172,8 @@ def _present(ctx: Context, state: RunnerReport) -> Runner | None:
     return runner
 
 
-def _confirm(ctx: Context, runner: Runner, supervisor: str, state: RunnerReport) -> None:
+def _confirm(ctx: Context, runner: Runner, supervisor: str) -> None:
     """Its first full report on this stream: from here on it can be placed on."""
-    ctx.heed_term(state.highest_term)
-    for sequence in state.sequences:
-        ctx.heed(sequence.epoch)
     ctx.alarms.clear(Alarm(Kind.ABSENT, runner.id.uuid))
     runner.supervisor, runner.told_version = supervisor, 0
     if runner.report is None:
@@ -194,6 +191,7 @@ def _reserve_adopted(ctx: Context, runner: Runner) -> None:
     assert runner.spec is not None
     for request_id in sorted(runner.owned):
         request = ctx.state.requests[request_id]
+        request.assigned_class = runner.spec.numerics_class
         pages = room.pages_of(room.room_tokens(request), runner.spec.page_tokens)
         room.reserve(runner, request_id, Pending(request.epoch, pages, request.digest))
 
@@ -213,7 +211,8 @@ def _readiness(ctx: Context, pool: Pool, runner: Runner) -> None:
     state = runner.report
     assert state is not None
     runner.serving = runner.serving or serves(state, pool.desired)
-    version = state.desired_version if runner.confirmed and state.ready and not state.draining else None
+    known = state.desired_version if state.desired_version <= pool.desired.list.version else 0  # of another process
+    version = known if runner.confirmed and state.ready and not state.draining else None
     if version == runner.ready_version:
         return
     shelf = pool.shelves.shelf(runner.shape)

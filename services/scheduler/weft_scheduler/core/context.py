@@ -67,13 +67,16 @@ class Context:
         self.state.counter += 1
         return Epoch(self.state.term, self.state.counter)
 
+    # What raises the term: the file, what supervisors have stored of it, gateways' epochs. Never what runners say: who
+    # chooses what runs in one could use the terms up. All that runs there is known to its gateway.
+
     def heed_term(self, term: int) -> None:
-        """Stay above a term somebody has seen. Our own is foreign too while we have given no epoch under it."""
+        """Stay above a term a supervisor has stored. Our own is foreign too while we have given no epoch under it."""
         if term > self.state.term or (term == self.state.term and not self.state.counter):
             self._raise_above(term)
 
     def heed(self, epoch: Epoch) -> None:
-        """Stay above an epoch somebody runs under."""
+        """Stay above an epoch that a gateway has."""
         if epoch > (self.state.term, self.state.counter):
             self._raise_above(epoch.term)
 

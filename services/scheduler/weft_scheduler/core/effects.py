@@ -23,6 +23,7 @@ class Assign:
     runner: RunnerId
     address: str
     reservation_tokens: int
+    numerics_class: str = ""  # of that runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,17 @@ class Requeued:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """For logs and metrics: a request that has tokens goes on at that runner, of the same numerics class or another."""
+
+    request_id: str
+    pool: str
+    runner: RunnerId
+    from_class: str
+    to_class: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ignored:
     """For logs and metrics: an event that changes nothing any more."""
 
@@ -191,6 +203,7 @@ Effect = (
     | AdapterStatus
     | Queued
     | Requeued
+    | Resumed
     | Ignored
     | RunnerEnded
 )

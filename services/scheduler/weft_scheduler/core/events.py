@@ -49,6 +49,7 @@ class Submit:
     moves: int = 0  # counted ones: without NO_ROOM and PREEMPTED
     reservation_tokens: int = 0  # under that epoch, from its start on
     start_emitted_tokens: int = 0  # emitted when that epoch began
+    numerics_class: str = ""  # of the runner that computed the latest of the emitted tokens
 
 
 class FailReason(Enum):

@@ -1,6 +1,6 @@
 """What always holds between two events. Each `check_*` raises AssertionError with what it found; all are O(state).
 
-Used by tests, the simulator and idle loops; nothing here changes anything.
+Used by tests, simulations and the idle service; nothing here changes anything.
 """
 
 from collections import Counter
@@ -12,6 +12,15 @@ from weft_scheduler.core.ranking import Key
 from weft_scheduler.core.shelves import Shape
 from weft_scheduler.core.state import OWNED, Phase, Pool, Runner, State
 from weft_scheduler.core.totals import Share
+
+# Violated, a request may run twice or nowhere: what this machine knows of requests cannot be trusted.
+OWNERSHIP = frozenset({"check_one_place", "check_nothing_lost", "check_epochs"})
+
+
+def size(state: State) -> int:
+    """What checking costs is linear in it: requests, adapters, runners and the sequences that these have reported."""
+    runners = sum(1 + len(runner.included) for runner in state.runners.values())
+    return len(state.requests) + len(state.adapter_pool) + runners
 
 
 def check_all(ctx: Context) -> None:
@@ -134,6 +143,8 @@ def _check_totals(pool: Pool, runners: list[Runner]) -> None:
     assert [r.share for r in runners] == [room.share_of(pool, r) for r in runners], pool.name
     assert pool.totals.runners == len(shares), pool.name
     assert pool.totals.sum == Share(*map(sum, zip(*shares, strict=True))), pool.name
+    takers = Counter(r.shape for r in runners if r.share is not None and not r.cordoned)
+    assert dict(pool.takers) == dict(takers), (pool.name, pool.takers, takers)
     cordoned = {r.id.uuid for r in runners if r.cordoned}
     assert cordoned == {*pool.victims} & pool.runners, (pool.name, cordoned, pool.victims)
 

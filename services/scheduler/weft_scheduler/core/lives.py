@@ -9,7 +9,10 @@ from weft_scheduler.core.state import OWNED, Phase, Request
 
 def enqueue(ctx: Context, request: Request) -> None:
     """Let it wait in its pool's queue, in its place by age."""
-    request.phase = Phase.WAITING
+    request.enter(Phase.WAITING)
+    if request.numerics_class and not request.same_class_until:
+        request.same_class_until = ctx.now + ctx.config.same_class_s
+        ctx.alarms.set(Alarm(Kind.CLASS, request.id), request.same_class_until)
     ctx.state.pool(request.pool).enqueue(request, room.room_tokens(request))
     ctx.look_at(request.pool)
 
@@ -28,7 +31,7 @@ def vacate(ctx: Context, request: Request) -> None:
 
 def leave(ctx: Context, request: Request) -> None:
     """Its epoch is ending: await the gateway's Failed, which knows the exact number of emitted tokens."""
-    request.phase = Phase.LEAVING
+    request.enter(Phase.LEAVING)
     ctx.alarms.set(Alarm(Kind.ASSIGN, request.id), ctx.now + ctx.config.assign_s)
 
 
@@ -40,6 +43,7 @@ def forget(ctx: Context, request: Request) -> None:
     if request.phase in OWNED:
         vacate(ctx, request)
     ctx.alarms.clear(Alarm(Kind.RETRY, request.id))
+    ctx.alarms.clear(Alarm(Kind.CLASS, request.id))
     pool.live[request.digest] -= 1
     if not pool.live[request.digest]:
         del pool.live[request.digest]

@@ -12,11 +12,12 @@ from weft_scheduler.core.effects import Ignored, Preempt, RejectReason, Requeued
 from weft_scheduler.core.events import Failed, FailReason
 from weft_scheduler.core.lives import enqueue, leave, reject, vacate
 from weft_scheduler.core.shelves import Shape
-from weft_scheduler.core.state import OWNED, Phase, Pool, Request, Runner
+from weft_scheduler.core.state import OWNED, Gateway, Phase, Pool, Request, Runner
 from weft_scheduler.core.values import PreemptDecision, RunnerId
 
 UNCOUNTED = frozenset({FailReason.NO_ROOM, FailReason.PREEMPTED})  # the system's own doing
 DEFAULT_MAX_MOVES = 8
+MAX_AVOID_S = 60.0
 LOAD_RETRY_FACTOR = 10  # a failed load is retried on the same runner after this many `avoid_s`
 
 
@@ -32,6 +33,8 @@ def failed(ctx: Context, event: Failed) -> None:
         return
     runner_id = request.runner
     assert runner_id is not None
+    if request.emitted_tokens > request.start_emitted_tokens:
+        _keep_class(request)
     vacate(ctx, request)
     request.no_rooms = request.no_rooms + 1 if event.reason is FailReason.NO_ROOM else 0
     _keep_off(ctx, request, runner_id, event)
@@ -48,6 +51,8 @@ def overdue(ctx: Context, request: Request) -> None:
     expired = request.phase is Phase.ASSIGNED
     if expired:
         keep_off_for(ctx, request, request.runner, ctx.config.avoid_s)
+    else:
+        _keep_class(request)  # its gateway may have tokens that were not told here
     vacate(ctx, request)
     _again(ctx, request, "expired" if expired else "silent", counted=expired)
 
@@ -67,6 +72,8 @@ def preempt(ctx: Context, decision: PreemptDecision) -> None:
 def abandon(ctx: Context, runner: Runner) -> None:
     """An incarnation is over: tell the gateways, await their Failed."""
     ctx.to_gateways(lambda gateway: TellGone(gateway, runner.id))
+    for gateway in ctx.state.gateways.values():
+        gateway.lost_sessions.pop(runner.id, None)
     for request_id in sorted(runner.owned):
         leave(ctx, ctx.state.requests[request_id])
 
@@ -87,8 +94,13 @@ def forgive(ctx: Context, gateway_id: str) -> None:
     """A gateway's avoidance of a runner has ended."""
     gateway = ctx.state.gateways[gateway_id]
     _rearm(ctx, Alarm(Kind.FORGIVE, gateway_id), gateway.avoid)
-    for pool in {ctx.state.requests[r].pool for r in gateway.requests}:
+    for pool in sorted({ctx.state.requests[r].pool for r in gateway.requests}):
         ctx.look_at(pool)
+
+
+def _keep_class(request: Request) -> None:
+    """Its latest tokens are of the class of the runner that it leaves."""
+    request.numerics_class = request.assigned_class or request.numerics_class
 
 
 def _rearm(ctx: Context, alarm: Alarm, avoid: dict[RunnerId, float]) -> None:
@@ -102,9 +114,7 @@ def _keep_off(ctx: Context, request: Request, runner_id: RunnerId, event: Failed
     config = ctx.config
     match event.reason:
         case FailReason.SESSION_LOST:
-            # of this gateway only: a gateway with a broken network must not take the fleet from the others
-            ctx.state.gateways[request.gateway].avoid[runner_id] = ctx.now + config.avoid_s
-            ctx.alarms.set_earlier(Alarm(Kind.FORGIVE, request.gateway), ctx.now + config.avoid_s)
+            _keep_gateway_off(ctx, ctx.state.gateways[request.gateway], runner_id)
         case FailReason.NO_ROOM:
             # the runner's book was right and ours was late; a report is on its way
             pause_s = config.no_room_s * 2 ** min(request.no_rooms - 1, 16)
@@ -118,11 +128,26 @@ def _keep_off(ctx: Context, request: Request, runner_id: RunnerId, event: Failed
             pass
 
 
+def _keep_gateway_off(ctx: Context, gateway: Gateway, runner_id: RunnerId) -> None:
+    """A lost session: of this gateway only, as a broken network must not take the fleet from the others.
+
+    Twice as long each time until the runner starts a request of this gateway: a runner that was killed counts as ready
+    until its lease runs out, and requests must not spend all their moves on it.
+    """
+    if ctx.state.runner(runner_id) is None or runner_id in avoided(gateway.avoid, ctx.now):
+        return  # gone, or another request of the same session
+    lost_before = gateway.lost_sessions.get(runner_id, 0)
+    gateway.lost_sessions[runner_id] = min(lost_before + 1, 16)
+    until = ctx.now + min(ctx.config.avoid_s * 2**lost_before, MAX_AVOID_S)
+    gateway.avoid[runner_id] = until
+    ctx.alarms.set_earlier(Alarm(Kind.FORGIVE, gateway.id), until)
+
+
 def _again(ctx: Context, request: Request, reason: str, *, counted: bool) -> None:
     """Back to the queue with its age, or the end of it."""
     pool = ctx.state.pool(request.pool)
     request.moves += counted
-    request.phase = Phase.HELD  # in no place: whatever happens next puts it into one
+    request.enter(Phase.HELD)  # in no place: whatever happens next puts it into one
     if counted and request.moves > (pool.spec.max_moves if pool.spec else DEFAULT_MAX_MOVES):
         reject(ctx, request, RejectReason.TOO_MANY_MOVES, f"{request.moves} moves, the last for {reason}")
     elif _nowhere_loads(ctx, pool, request):

@@ -124,6 +124,8 @@ def started(ctx: Context, event: Started) -> None:
     request = _of(ctx, event.gateway, event.request_id)
     if request is None or request.epoch != event.epoch or request.phase is not Phase.ASSIGNED:
         return
+    if request.runner is not None:
+        ctx.state.gateways[event.gateway].lost_sessions.pop(request.runner, None)
     request.no_rooms = 0
     acknowledge(ctx, request)
 
@@ -131,7 +133,8 @@ def started(ctx: Context, event: Started) -> None:
 def acknowledge(ctx: Context, request: Request) -> None:
     """Started, or in a report."""
     if request.phase is Phase.ASSIGNED:
-        request.phase = Phase.RUNNING
+        request.enter(Phase.RUNNING)
+        request.same_class_until = 0.0
         ctx.alarms.clear(Alarm(Kind.ASSIGN, request.id))
 
 
@@ -209,6 +212,7 @@ def _request(ctx: Context, event: Submit, newcomer: bool) -> Request:
         cover_tokens=event.start_emitted_tokens + event.reservation_tokens if event.reservation_tokens else 0,
         start_emitted_tokens=event.start_emitted_tokens,
         epoch=event.epoch,
+        numerics_class=event.numerics_class,
         admitted_before=not newcomer,
     )
 
@@ -228,7 +232,7 @@ def _adopt(ctx: Context, pool: Pool, request: Request, runner_id: RunnerId) -> N
     admission.own(ctx, pool, request, runner)
     produced = request.emitted_tokens > request.start_emitted_tokens
     acknowledged = produced or runner.included.get(request.id) == request.epoch
-    request.phase = Phase.RUNNING if acknowledged else Phase.ASSIGNED
+    request.enter(Phase.RUNNING if acknowledged else Phase.ASSIGNED)
     if not acknowledged:
         ctx.alarms.set(Alarm(Kind.ASSIGN, request.id), ctx.now + ctx.config.assign_s)
 

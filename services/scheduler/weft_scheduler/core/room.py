@@ -140,6 +140,7 @@ def forget(pool: Pool, runner: Runner) -> None:
     """It is gone: its share too, and it cannot be told to go any more."""
     pool.totals.replace(runner.share, None)
     runner.share = None
+    _count_taker(pool, runner)
     if runner.id.uuid in pool.victims:
         pool.victims.remove(runner.id.uuid)
 
@@ -149,6 +150,16 @@ def _count_share(pool: Pool, runner: Runner) -> None:
     if share != runner.share:
         pool.totals.replace(runner.share, share)
         runner.share = share
+    _count_taker(pool, runner)
+
+
+def _count_taker(pool: Pool, runner: Runner) -> None:
+    takes_more = runner.share is not None and not runner.cordoned
+    if takes_more != runner.takes_more:
+        runner.takes_more = takes_more
+        pool.takers[runner.shape] += 1 if takes_more else -1
+        if not pool.takers[runner.shape]:
+            del pool.takers[runner.shape]
 
 
 def _covers(included: Epoch | None, epoch: Epoch) -> bool:

@@ -87,6 +87,8 @@ class Scheduler:
                 moves.overdue(ctx, state.requests[alarm.name])
             case Kind.RETRY:
                 moves.retry(ctx, state.requests[alarm.name])
+            case Kind.CLASS:
+                ctx.look_at(state.requests[alarm.name].pool)
             case Kind.FORGIVE:
                 moves.forgive(ctx, alarm.name)
             case Kind.RESUBMIT:

@@ -1,9 +1,9 @@
 """A pool's runners that could take something now, in placement order, by what admission depends on.
 
-A shape is what a runner can hold at all (rank, context). Within a shape a runner is either *open* (a device slot is
-free or unused: it admits any adapter) or *full* (every slot is busy: it admits the adapters that run there, and the
-base). So a decision asks, per shape, two rankings: O(log runners). Moving a runner costs O(log) per ranking it is in:
-one if open, one per busy slot if full.
+A shape is what a runner can hold at all (rank, context) and its numerics class. Within a shape a runner is either
+*open* (a device slot is free or unused: it admits any adapter) or *full* (every slot is busy: it admits the adapters
+that run there, and the base). So a decision asks, per shape, two rankings: O(log runners). Moving a runner costs O(log)
+per ranking it is in: one if open, one per busy slot if full.
 """
 
 from collections.abc import Container, Iterable
@@ -14,13 +14,16 @@ from weft_scheduler.core.values import BASE
 
 
 class Shape(NamedTuple):
-    """What a runner can hold at all."""
+    """What a runner can hold at all, and who computes as it does."""
 
     max_rank: int
     max_context_tokens: int
+    numerics_class: str = ""
 
-    def takes(self, rank: int, context_tokens: int) -> bool:
-        return rank <= self.max_rank and context_tokens <= self.max_context_tokens
+    def takes(self, rank: int, context_tokens: int, numerics_class: str = "") -> bool:
+        """Whether such a request could run there. No class: any will do."""
+        fits = rank <= self.max_rank and context_tokens <= self.max_context_tokens
+        return fits and numerics_class in ("", self.numerics_class)
 
 
 class Place(NamedTuple):
@@ -82,9 +85,9 @@ class Shelves:
         if shelf is not None and not shelf.members:
             del self.by_shape[shape]
 
-    def taking(self, rank: int, context_tokens: int) -> list[Shape]:
+    def taking(self, rank: int, context_tokens: int, numerics_class: str = "") -> list[Shape]:
         """The shapes that could ever take such a request."""
-        return [shape for shape in self.by_shape if shape.takes(rank, context_tokens)]
+        return [shape for shape in self.by_shape if shape.takes(rank, context_tokens, numerics_class)]
 
     def has_room(self, closed: Container[Shape] = ()) -> bool:
         """Whether any runner of the other shapes could take anything at all."""

@@ -41,6 +41,15 @@ class Phase(Enum):
     LEAVING = "leaving"  # told to leave, or its runner is gone: the gateway's Failed is awaited
 
 
+# Which phase may follow; a request that ends is forgotten in any of them.
+NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
+    Phase.HELD: frozenset({Phase.WAITING, Phase.ASSIGNED, Phase.RUNNING, Phase.LEAVING}),  # the last three: adopted
+    Phase.WAITING: frozenset({Phase.ASSIGNED}),
+    Phase.ASSIGNED: frozenset({Phase.RUNNING, Phase.LEAVING, Phase.HELD}),
+    Phase.RUNNING: frozenset({Phase.LEAVING, Phase.HELD}),
+    Phase.LEAVING: frozenset({Phase.LEAVING, Phase.HELD}),  # again: the runner of a victim is lost
+}
+
 MAX_ENDED = 20_000  # replaced incarnations remembered, twice the fleet this is made for
 OWNED = frozenset({Phase.ASSIGNED, Phase.RUNNING, Phase.LEAVING})
 
@@ -63,15 +72,28 @@ class Request:
     moves: int = 0
     cover_tokens: int = 0
     start_emitted_tokens: int = 0  # emitted when the present epoch was assigned
-    phase: Phase = Phase.HELD
     epoch: Epoch = NEVER  # the highest it was assigned under
     runner: RunnerId | None = None
     waiting_tokens: int = 0  # as its pool counts it, while it waits
     passes: int = 0  # later requests admitted on its runners while it waited
+    numerics_class: str = ""  # of the runner that computed its latest tokens; none before the first
+    assigned_class: str = ""  # of the runner of its present epoch
+    same_class_until: float = 0.0  # from then on any class will do; 0: it has not waited since it ran
     no_rooms: int = 0  # NoRoom answers in a row
     avoid: dict[RunnerId, float] = field(default_factory=dict[RunnerId, float])
     load_failures: dict[RunnerId, str] = field(default_factory=dict[RunnerId, str])
     admitted_before: bool = False  # was accepted once: never answered QUEUE_FULL
+    _phase: Phase = field(default=Phase.HELD, init=False)
+
+    @property
+    def phase(self) -> Phase:
+        """Where it is."""
+        return self._phase
+
+    def enter(self, phase: Phase) -> None:
+        """The next phase. AssertionError where the present one does not lead there."""
+        assert phase in NEXT_PHASES[self._phase], (self.id, self._phase, phase)
+        self._phase = phase
 
     @property
     def order(self) -> tuple[float, int]:
@@ -92,6 +114,7 @@ class Gateway:
     complete: bool = False  # has re-submitted all it holds
     requests: set[str] = field(default_factory=set[str])
     avoid: dict[RunnerId, float] = field(default_factory=dict[RunnerId, float])
+    lost_sessions: dict[RunnerId, int] = field(default_factory=dict[RunnerId, int])  # in a row
     has_routes: int = 0  # version last sent
 
 
@@ -127,6 +150,7 @@ class Runner:
         "shelved",
         "spec",
         "supervisor",
+        "takes_more",
         "told_version",
     )
 
@@ -149,6 +173,7 @@ class Runner:
         self.priority = int.from_bytes(blake2b(runner_id.uuid.encode(), digest_size=8).digest(), "big")
         self.shelved: tuple[Shape, Key, tuple[str, ...] | None] | None = None
         self.share: Share | None = None  # what it adds to its pool's totals, from its first report on until it drains
+        self.takes_more = False  # counted in its pool's `takers`
         self.ready_version: int | None = None  # the desired version it is Ready with
         self.told_version = 0
 
@@ -156,7 +181,7 @@ class Runner:
     def shape(self) -> Shape:
         """What it can hold at all. Only of a runner with a spec."""
         assert self.spec is not None
-        return Shape(self.spec.max_rank, self.spec.max_context_tokens)
+        return Shape(self.spec.max_rank, self.spec.max_context_tokens, self.spec.numerics_class)
 
 
 class Pool:
@@ -179,6 +204,7 @@ class Pool:
         self.rate, self.pace = Rate(), Pace()
         self.runners: set[str] = set()
         self.shelves, self.totals = Shelves(), Totals()
+        self.takers: Counter[Shape] = Counter()  # runners that take something new now or soon: neither drain nor go
         self.unit: Unit | None = None  # the mean runner, the last known while there is none
         self.hold = Hold()
         self.wanted_runners = 0
@@ -223,6 +249,10 @@ class Pool:
     def drain_s(self, config: Config) -> float:
         """How long streams of a replaced or deleted digest may run on."""
         return (self.spec.drain_s if self.spec else 0.0) or config.drain_s
+
+    def has_taker(self, rank: int, context_tokens: int, numerics_class: str) -> bool:
+        """Whether a runner of that class takes such a request now or soon."""
+        return any(shape.takes(rank, context_tokens, numerics_class) for shape in self.takers)
 
     @property
     def in_use(self) -> bool:

@@ -32,6 +32,7 @@ class RunnerSpec:
     max_context_tokens: int
     name: str = ""  # what people and the operator call it
     best_batch: int = 0  # beyond it more sequences gain nothing, or are too slow; 0: not measured
+    numerics_class: str = ""  # runners of one class compute the same tokens (docs/numerics.md)
 
     @property
     def good_sequences(self) -> int:
@@ -72,7 +73,6 @@ class RunnerReport:
     owed_pages: int = 0
     draining: bool = False
     ready: bool = True
-    highest_term: int = 0
     desired_version: int = 0
     tokens: int = 0  # computed since the start of the incarnation
 
@@ -200,6 +200,7 @@ class Config:
     avoid_s: float = 3.0  # a gateway's requests keep off a runner whose session it lost
     drain_s: float = 300.0  # streams of a replaced or deleted digest may run on this long
     absent_s: float = 10.0  # a runner no supervisor reports is gone after this long
+    same_class_s: float = 5.0  # a request with tokens waits this long for a runner of their numerics class
     no_room_s: float = 0.1  # first pause between a request and a runner that said NoRoom; doubles up to assign_s
     first_table_s: float = 2.0  # the first route table waits this long for the API keys
     status_s: float = 0.2  # statuses to the registry are gathered this long

@@ -1,4 +1,4 @@
-"""protobuf <-> core types. What a peer may not send is MessageInvalid; the core trusts what comes out of here."""
+"""protobuf <-> core types. What a peer may not send is PeerError; the core trusts what comes out of here."""
 
 from weft_scheduler.wire.cluster import cluster_event, runner_report, to_supervisor
 from weft_scheduler.wire.gateway import gateway_event, to_gateway

@@ -1,7 +1,10 @@
 """What supervisors say and hear."""
 
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
+from weft.wire.bounds import check_hello, check_state
+from weft.wire.errors import PeerError, refused
 from weft.wire.v1 import common_pb2 as cpb
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1 import supervisor_pb2 as spb
@@ -16,12 +19,13 @@ from weft_scheduler.core.values import (
     RunnerSpec,
     SequenceView,
 )
-from weft_scheduler.errors import MessageInvalid
 from weft_scheduler.wire.shared import TIERS, epoch_of, runner_id_of, to_runner_id
+
+MAX_ERROR = 1_000  # characters: it goes into objects' statuses
 
 
 def cluster_event(supervisor: str, message: pb.SupervisorToScheduler) -> ev.ClusterEvent:
-    """What a supervisor said after its hello. Raises MessageInvalid."""
+    """What a supervisor said after its hello. Raises PeerError."""
     match message.WhichOneof("message"):
         case "report":
             return _report(supervisor, message.report)
@@ -31,13 +35,13 @@ def cluster_event(supervisor: str, message: pb.SupervisorToScheduler) -> ev.Clus
             keys = (KeyRoute(k.key_hash, k.namespace, k.key_id) for k in message.keys.keys)
             return ev.KeysTold(supervisor, tuple(sorted(keys, key=lambda k: k.key_hash)))
         case other:
-            raise MessageInvalid(f"a supervisor may not send {other} here")
+            raise PeerError(f"a supervisor may not send {other} here")
 
 
 def _report(supervisor: str, m: pb.ClusterReport) -> ev.ClusterReport:
     return ev.ClusterReport(
         supervisor=supervisor,
-        runners=tuple(runner_report(r) for r in m.runners),
+        runners=tuple(_runner_reports(m.runners)),
         lost=tuple(runner_id_of(r) for r in m.lost),
         preempts=tuple(
             PreemptDecision(
@@ -48,36 +52,44 @@ def _report(supervisor: str, m: pb.ClusterReport) -> ev.ClusterReport:
     )
 
 
+def _runner_reports(states: Iterable[spb.RunnerState]) -> Iterator[RunnerReport]:
+    """Supervisors refuse bad states: one that got past them costs its runner the report, not the others theirs."""
+    for state in states:
+        try:
+            yield runner_report(state)
+        except PeerError as error:
+            refused("runner", error)
+
+
 def runner_report(m: spb.RunnerState) -> RunnerReport:
-    """A runner's whole state. Raises MessageInvalid."""
-    if not m.id.uuid:
-        raise MessageInvalid("a runner state without an id")
+    """A runner's whole state, with what it said of itself. Raises PeerError."""
+    check_hello(m.runner)
+    check_state(m, m.runner)
+    if m.id != m.runner.runner:
+        raise PeerError(f"a state of runner {m.id.uuid} with the hello of {m.runner.runner.uuid}")
     device = spb.AdapterState.DEVICE
     return RunnerReport(
         runner=runner_id_of(m.id),
-        spec=_runner_spec(m.runner) if m.HasField("runner") else None,
+        spec=_runner_spec(m.runner),
         sequence=m.sequence,
         free_pages=m.free_pages,
         sequences=tuple(
             SequenceView(s.request_id, epoch_of(s.epoch), s.adapter_digest, s.reservation_tokens) for s in m.sequences
         ),
         adapters=tuple(
-            AdapterView(a.digest, a.tier == device, a.error, a.loading)
+            AdapterView(a.digest, a.tier == device, a.error[:MAX_ERROR], a.loading)
             for a in m.adapters
             if a.error or a.loading or a.tier == device
         ),
         owed_pages=sum(o.wanted_pages for o in m.overruns),
         draining=m.draining,
         ready=m.ready,
-        highest_term=m.highest_term,
         desired_version=m.desired_version,
         tokens=m.tokens,
     )
 
 
 def _runner_spec(m: spb.RunnerHello) -> RunnerSpec:
-    if not (m.page_tokens and m.pool and m.address):
-        raise MessageInvalid(f"runner {m.runner.uuid}: page_tokens, pool and address are needed")
     return RunnerSpec(
         address=m.address,
         pool=m.pool,
@@ -89,6 +101,7 @@ def _runner_spec(m: spb.RunnerHello) -> RunnerSpec:
         max_context_tokens=m.max_context_tokens,
         name=m.name,
         best_batch=m.best_batch,
+        numerics_class=m.numerics_class,
     )
 
 

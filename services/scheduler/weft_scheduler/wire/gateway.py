@@ -2,12 +2,12 @@
 
 from functools import lru_cache
 
+from weft.wire.errors import PeerError
 from weft.wire.v1 import common_pb2 as cpb
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft_scheduler.core import effects as ef
 from weft_scheduler.core import events as ev
 from weft_scheduler.core.values import RouteTable
-from weft_scheduler.errors import MessageInvalid
 from weft_scheduler.wire.shared import epoch_of, named, runner_id_of, to_epoch, to_runner_id
 
 FAIL_REASONS = {
@@ -29,7 +29,7 @@ REJECT_REASONS = {
 
 
 def gateway_event(gateway: str, message: pb.GatewayToScheduler) -> ev.GatewayEvent:
-    """What a gateway said after its hello. Raises MessageInvalid."""
+    """What a gateway said after its hello. Raises PeerError."""
     match message.WhichOneof("message"):
         case "submit":
             return _submit(gateway, message.submit)
@@ -42,12 +42,12 @@ def gateway_event(gateway: str, message: pb.GatewayToScheduler) -> ev.GatewayEve
         case "started":
             return ev.Started(gateway, named(message.started.request_id), epoch_of(message.started.epoch))
         case other:
-            raise MessageInvalid(f"a gateway may not send {other} here")
+            raise PeerError(f"a gateway may not send {other} here")
 
 
 def _submit(gateway: str, m: pb.Submit) -> ev.Submit:
     if not m.max_tokens:
-        raise MessageInvalid(f"submit {m.request_id}: max_tokens is 0")
+        raise PeerError(f"submit {m.request_id}: max_tokens is 0")
     running = m.HasField("runner") and bool(m.runner.uuid)
     return ev.Submit(
         gateway=gateway,
@@ -67,12 +67,13 @@ def _submit(gateway: str, m: pb.Submit) -> ev.Submit:
         moves=m.moves,
         reservation_tokens=m.reservation_tokens,
         start_emitted_tokens=m.start_emitted_tokens,
+        numerics_class=m.numerics_class,
     )
 
 
 def _failed(gateway: str, m: pb.Failed) -> ev.Failed:
     if m.reason not in FAIL_REASONS:
-        raise MessageInvalid(f"failed {m.request_id}: reason {m.reason} is unknown")
+        raise PeerError(f"failed {m.request_id}: reason {m.reason} is unknown")
     return ev.Failed(
         gateway, named(m.request_id), epoch_of(m.epoch), FAIL_REASONS[m.reason], m.emitted_tokens, m.detail
     )
@@ -117,6 +118,7 @@ def _assign(effect: ef.Assign) -> pb.Assign:
         runner=to_runner_id(effect.runner),
         address=effect.address,
         reservation_tokens=effect.reservation_tokens,
+        numerics_class=effect.numerics_class,
     )
 
 

@@ -1,5 +1,7 @@
 """Epochs, runner ids and names, both ways."""
 
+from weft.wire.bounds import check_epoch
+from weft.wire.errors import PeerError
 from weft.wire.v1 import common_pb2 as cpb
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1 import supervisor_pb2 as spb
@@ -8,10 +10,11 @@ from weft_scheduler.core.values import (
     RunnerId,
     Tier,
 )
-from weft_scheduler.errors import MessageInvalid
 
 
 def epoch_of(m: cpb.Epoch) -> Epoch:
+    """Raises PeerError."""
+    check_epoch(m)
     return Epoch(m.term, m.counter)
 
 
@@ -38,14 +41,14 @@ _TIERS_IN = {number: tier for tier, number in TIERS.items()}
 
 
 def tier_of(m: pb.AdapterDesired) -> Tier:
-    """The least tier that every Ready runner should hold it in. Raises MessageInvalid."""
+    """The least tier that every Ready runner should hold it in. Raises PeerError."""
     tier = _TIERS_IN.get(m.tier)
     if tier is None or tier is Tier.DEVICE:
-        raise MessageInvalid(f"adapter {m.uid}: tier {m.tier} is none that can be asked for (the device is `pinned`)")
+        raise PeerError(f"adapter {m.uid}: tier {m.tier} is none that can be asked for (the device is `pinned`)")
     return tier
 
 
 def named(name: str) -> str:
     if not name:
-        raise MessageInvalid("a message without the id of what it speaks of")
+        raise PeerError("a message without the id of what it speaks of")
     return name

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from weft_supervisor.core.events import Report, RunnerId
 
+MOST = 2**64 - 1  # of a sum on the wire
 MAX_COUNTED = 10_000  # incarnations kept apart, so that one that comes back counts once
 
 
@@ -37,4 +38,5 @@ class Tally:
     def sums(self) -> tuple[int, int]:
         """Pages grown in place, reservations doubled."""
         latest = self._latest.values()
-        return self._folded[0] + sum(g for g, _ in latest), self._folded[1] + sum(d for _, d in latest)
+        grown, doubled = self._folded[0] + sum(g for g, _ in latest), self._folded[1] + sum(d for _, d in latest)
+        return min(grown, MOST), min(doubled, MOST)

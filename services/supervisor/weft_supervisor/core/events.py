@@ -42,7 +42,6 @@ class Report:
     overruns: tuple[Overrun, ...] = ()
     ready: bool = False
     draining: bool = False
-    highest_term: int = 0
     grown_pages: int = 0
     doublings: int = 0
     adapter_pages: int = 0

@@ -152,7 +152,6 @@ class Supervisor:
         before = runner.report
         if before is not None and report.sequence <= before.sequence and not runner.retells:
             return  # told before
-        yield from self._term(report.highest_term)
         if broken := memory.fault(report, runner.total_pages):
             yield Note("page book does not balance", report.runner, (("fault", broken),))
         runner.report, runner.retells = report, False

@@ -26,6 +26,7 @@ class Ask:
     context_tokens: int
     avoid: Container[str] = ()
     skip_limit: int = 64
+    numerics_class: str = ""  # of the runner; none: any will do
 
 
 class Placement(Protocol):
@@ -40,7 +41,7 @@ class Punica:
     def place(self, shelves: Shelves, ask: Ask, closed: Container[Shape]) -> Key | None:
         found: Key | None = None
         for shape, shelf in shelves.by_shape.items():
-            if shape in closed or not shape.takes(ask.rank, ask.context_tokens):
+            if shape in closed or not shape.takes(ask.rank, ask.context_tokens, ask.numerics_class):
                 continue
             key = shelf.best(ask.digest, ask.room_tokens, ask.avoid, ask.skip_limit)
             if key is not None and (found is None or key > found):

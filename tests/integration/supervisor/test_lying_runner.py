@@ -1,0 +1,199 @@
+"""A runner that lies, with a real certificate of its own namespace: whatever it says ends its own stream at most.
+
+Scheduler, supervisor, gateway and the runner of another namespace are processes as they ship, under mutual TLS.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from harness.certificates import Authority
+from harness.fleet import POOL, ROLES, Fleet
+from harness.quickstart import sure_cases
+from harness.waiting import soon
+from tests.integration.supervisor.conftest import hello_of
+from weft.identities import MAX_TERM
+from weft.wire import bounds
+from weft.wire.channels import channel
+from weft.wire.tls import Tls
+from weft.wire.v1 import common_pb2
+from weft.wire.v1.supervisor_pb2 import (
+    AdapterState,
+    Overrun,
+    RunnerHello,
+    RunnerState,
+    RunnerToSupervisor,
+    SequenceState,
+    SupervisorToRunner,
+)
+
+EVIL = "evil/pool"
+MOST = 2**64 - 1
+INVALID, DENIED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED
+OLD_HIGHEST_TERM = b"\x50" + b"\xff" * 9 + b"\x01"  # field 10 of a RunnerState, 2**64 - 1
+
+
+class Liar:
+    """Streams to the supervisor under the certificate of namespace `evil`."""
+
+    def __init__(self, fleet: Fleet, tls: Tls) -> None:
+        self._opened = channel(fleet.at["supervisor"], tls, "supervisor")
+        self._incarnations = itertools.count()
+
+    def hello(self, *, uuid: str = "evil.u", **fields: Any) -> RunnerHello:
+        said = hello_of(common_pb2.RunnerId(uuid=uuid, incarnation=f"i{next(self._incarnations)}"), pool=EVIL)
+        said.MergeFrom(RunnerHello(**fields))
+        for name in [name for name, value in fields.items() if not value]:
+            said.ClearField(name)  # pyright: ignore[reportArgumentType]
+        return said
+
+    @contextlib.asynccontextmanager
+    async def stream(self) -> AsyncIterator[Any]:
+        """Bytes, so that anything can be said."""
+        call: Any = self._opened.stream_stream(
+            "/weft.v1.Supervisor/Runner", lambda message: message, SupervisorToRunner.FromString
+        )()
+        yield call
+        call.cancel()
+
+    async def refused(self, code: grpc.StatusCode, *messages: RunnerToSupervisor | bytes) -> None:
+        """The last message ends the stream with that status, and a reason."""
+        async with self.stream() as call:
+            for message in messages:
+                await call.write(message if isinstance(message, bytes) else message.SerializeToString())
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await _hears(call, "the end")
+        assert ended.value.code() is code, (messages, ended.value.details())
+        assert ended.value.details()
+
+    async def persists(self, *messages: RunnerToSupervisor) -> None:
+        """Says all of it without waiting for an answer, until it is refused or the scheduler has heard of it."""
+        async with self.stream() as call:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                for message in messages:
+                    await call.write(message.SerializeToString())
+                await _hears(call, "order")
+
+    async def close(self) -> None:
+        await self._opened.close(None)
+
+
+def said(hello: RunnerHello) -> RunnerToSupervisor:
+    return RunnerToSupervisor(hello=hello)
+
+
+def state(**fields: Any) -> RunnerToSupervisor:
+    return RunnerToSupervisor(state=RunnerState(**{"sequence": 1, "free_pages": 4, "ready": True} | fields))
+
+
+def sequence(request_id: str, term: int = MAX_TERM - 1, **fields: Any) -> SequenceState:
+    return SequenceState(request_id=request_id, epoch=common_pb2.Epoch(term=term, counter=MOST), **fields)
+
+
+HUGE = 2**32 - 1
+BAD_STATES = {
+    "more free pages than there are": state(free_pages=HUGE),
+    "more used pages than there are": state(used_pages=HUGE),
+    "a term above all": state(sequences=[sequence("r", term=MOST)]),
+    "a sequence twice": state(sequences=[sequence("r"), sequence("r")]),
+    "a sequence without a name": state(sequences=[sequence("")]),
+    "a crowd": state(sequences=[sequence(f"r{i}") for i in range(1000)]),
+    "garbage": b"\xff\xff\xff\xff garbage",
+    "garbage in a state": b"\x12\x04\xff\xff\xff\xff",
+    "a second hello": said(hello_of(common_pb2.RunnerId(uuid="evil.v", incarnation="i"), pool=EVIL)),
+}
+# Allowed, and lies all the same: they are its own, whatever they are.
+OWN_LIES = {
+    "no end of work": [state(tokens=1), state(sequence=2, tokens=MOST), state(sequence=3)],
+    "the last report for ever": [state(sequence=MOST, desired_version=MOST, grown_pages=MOST, doublings=MOST)],
+    "full of what nobody sent": [
+        state(
+            free_pages=0,
+            used_pages=4,
+            adapter_pages=4,
+            sequences=[sequence(f"r{i}", admitted=MOST, reserved_pages=HUGE, reservation_tokens=HUGE) for i in "ab"],
+            overruns=[
+                Overrun(
+                    request_id="ra",
+                    epoch=common_pb2.Epoch(term=MAX_TERM - 1, counter=MOST),
+                    wanted_pages=HUGE,
+                    reservation_tokens=HUGE,
+                )
+            ],
+            adapters=[AdapterState(digest="sha256:x", error="e" * 100_000, bytes=MOST, rank=HUGE, running=HUGE)],
+        )
+    ],
+    "a term as it was told once": [RunnerToSupervisor(state=RunnerState.FromString(OLD_HIGHEST_TERM))],
+}
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    authority = Authority()
+    tls = authority.folders(tmp_path / "tls", ROLES)
+    authority.folder(tls["runner"], "runner", "weft-system.runner")
+    authority.folder(tmp_path / "evil", "runner", "evil.runner")
+    with Fleet(tmp_path, tls).running() as fleet:
+        fleet.control_plane()
+        yield fleet
+
+
+async def lie(fleet: Fleet, liar: Liar) -> None:
+    """Everything once, each lie on a stream of its own."""
+    victim = "weft-system." + (fleet.folder / "data" / "runner" / "uuid").read_text().strip()
+    for name, most in bounds.CAPACITIES.items():
+        for value in (0, most + 1, HUGE):
+            await liar.refused(INVALID, said(liar.hello(**{name: value})))
+            await liar.persists(said(liar.hello(**{name: value})), state(free_pages=0))
+    await liar.refused(INVALID, state())
+    await liar.refused(INVALID, said(liar.hello(address="h" * 1000)))
+    await liar.refused(DENIED, said(liar.hello(uuid=victim)))
+    await liar.refused(DENIED, said(liar.hello(uuid=victim, pool=POOL)))
+    await liar.refused(DENIED, said(liar.hello(pool=POOL)))
+    for bad in BAD_STATES.values():
+        await liar.refused(INVALID, said(liar.hello()), state(), bad)
+    for words in OWN_LIES.values():
+        async with liar.stream() as call:
+            for message in (said(liar.hello()), *words):
+                await call.write(message.SerializeToString())
+            await _hears(call, "order")  # the scheduler has taken its state in
+
+
+async def _hears(call: Any, kind: str) -> None:
+    while (await soon(call.read())).WhichOneof("message") != kind:
+        pass
+
+
+async def test_a_lying_runner_ends_nothing_but_its_own_streams(fleet: Fleet) -> None:
+    adapters = await fleet.resolved()
+    fleet.runner("runner")
+    liar, term = Liar(fleet, Tls(fleet.folder / "evil", "runner")), fleet.folder / "data" / "scheduler" / "term"
+    cases = sure_cases(("acme/upper",), 12, seed=7)
+    async with fleet.registry(adapters, others=(EVIL,)) as registry:
+        await registry.until_ready(1)
+        await fleet.ready("gateway")
+        before = {name: process.pid for name, process in fleet.processes.items()}, term.read_text()
+        answers, lies = asyncio.gather(*map(fleet.completion, cases)), asyncio.create_task(lie(fleet, liar))
+        assert await answers == [case.expect for case in cases]
+        await lies
+        assert registry.pools[POOL].ready_runners == 1
+        assert ({name: process.pid for name, process in fleet.processes.items()}, term.read_text()) == before
+        fleet.check()
+        fleet.kill("scheduler")  # the next one starts from what the liar has left
+        fleet.start_again("scheduler")
+        registry.pools.clear()
+        await registry.until_ready(1)
+        assert int(term.read_text()) <= int(before[1]) + 2
+        await fleet.ready("gateway")
+        assert await fleet.completion(cases[0]) == cases[0].expect
+    await liar.close()
+    log = fleet.log("scheduler").read_text()
+    assert "fatal" not in log
+    assert not [line for line in log.splitlines() if "runner ended" in line and "weft-system." in line]

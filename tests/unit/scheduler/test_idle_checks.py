@@ -1,0 +1,82 @@
+"""An idle scheduler checks its state: wrong accounts are reported, doubt about who owns a request ends the process."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from harness.waiting import soon
+from weft.telemetry.invariants import InvariantViolated
+from weft_scheduler import server as shell
+from weft_scheduler.core import events as ev
+from weft_scheduler.core.values import Config, PoolSpec
+from weft_scheduler.metrics import Metrics
+from weft_scheduler.server import Server
+from weft_scheduler.term import TermFile
+
+POOL = "acme/p"
+
+
+def violations(check: str) -> float:
+    return REGISTRY.get_sample_value("weft_invariant_violations_total", {"check": check}) or 0.0
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    """With one request that waits. Looks at its gauges, and at its state, only when a test does."""
+    made = Server(Config(), TermFile(tmp_path), asyncio.Event(), metrics=Metrics(CollectorRegistry()))
+    made.feed(ev.RegistryChange(True, (PoolSpec(POOL, "sha256:base", "base"),)))
+    made.feed(ev.GatewayUp("g"))
+    made.feed(ev.ResubmitComplete("g"))
+    made.feed(ev.Submit("g", "r", POOL, "acme", "base", "", 16, 100))
+    yield made
+    made.close()
+
+
+def look(server: Server) -> None:
+    server._observe()  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_wrong_accounts_are_reported_once_and_it_goes_on(server: Server) -> None:
+    before = violations("check_counts")
+    server.core.state.pools[POOL].running = 7
+    for _ in range(3):
+        look(server)
+    assert violations("check_counts") == before + 1
+    assert server.failure is None
+    server.feed(ev.GatewayUp("other"))
+    for _ in range(3):
+        look(server)
+    assert violations("check_counts") == before + 2
+
+
+async def test_doubt_about_who_owns_a_request_ends_the_process(server: Server) -> None:
+    stop = server._stop  # pyright: ignore[reportPrivateUsage]
+    server.core.state.gateways["g"].requests.clear()
+    for _ in range(2):
+        look(server)
+    assert stop.is_set()
+    assert isinstance(server.failure, InvariantViolated)
+    assert str(server.failure) == "check_nothing_lost"
+
+
+async def test_a_busy_scheduler_and_a_large_state_are_not_checked(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = violations("check_counts")
+    server.core.state.pools[POOL].running = 7
+    for _ in range(3):
+        server.feed(ev.Cancel("g", "nobody"))
+        look(server)
+    monkeypatch.setattr(shell, "MAX_CHECKED", 0)
+    look(server)
+    assert violations("check_counts") == before
+
+
+async def test_the_service_looks_by_itself(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "GAUGES_S", 0.001)
+    server.core.state.gateways["g"].requests.clear()
+    look(server)
+    await soon(server._stop.wait())  # pyright: ignore[reportPrivateUsage]

@@ -1,0 +1,44 @@
+"""A request's phases follow one another as the table says, and in no other way."""
+
+from itertools import product
+
+import pytest
+
+from weft_scheduler.core.state import NEXT_PHASES, OWNED, Phase, Request
+
+WAY = {
+    Phase.HELD: (),
+    Phase.WAITING: (Phase.WAITING,),
+    Phase.ASSIGNED: (Phase.ASSIGNED,),
+    Phase.RUNNING: (Phase.ASSIGNED, Phase.RUNNING),
+    Phase.LEAVING: (Phase.ASSIGNED, Phase.LEAVING),
+}
+
+
+def request_in(phase: Phase) -> Request:
+    request = Request("r", "g", "acme/p", "acme", "", 16, 100, 0, 16, 0.0, 1)
+    for step in WAY[phase]:
+        request.enter(step)
+    return request
+
+
+@pytest.mark.parametrize(("before", "after"), [*product(Phase, Phase)])
+def test_a_phase_follows_only_where_the_table_allows_it(before: Phase, after: Phase) -> None:
+    request = request_in(before)
+    if after in NEXT_PHASES[before]:
+        request.enter(after)
+        assert request.phase is after
+    else:
+        with pytest.raises(AssertionError):
+            request.enter(after)
+        assert request.phase is before
+
+
+def test_who_waits_is_owned_next_and_who_is_owned_never_waits_without_being_taken_from_its_runner() -> None:
+    assert NEXT_PHASES[Phase.WAITING] == {Phase.ASSIGNED}
+    assert not any(Phase.WAITING in NEXT_PHASES[phase] for phase in OWNED)
+
+
+def test_a_phase_is_entered_and_not_written() -> None:
+    with pytest.raises(AttributeError):
+        request_in(Phase.HELD).phase = Phase.RUNNING  # type: ignore[misc]

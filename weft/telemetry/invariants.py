@@ -1,0 +1,70 @@
+"""Invariants of a running service: `check_*` functions raise AssertionError; here a violation is logged and counted.
+
+Every service reports the same way. What follows from a violation is the service's to decide: it ends where its own
+state cannot be trusted (docs/architecture.md).
+"""
+
+import logging
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec
+
+from prometheus_client import Counter
+
+from weft.telemetry.logs import kv
+
+MAX_DETAIL_CHARS = 2000  # a detail may be a whole table
+P = ParamSpec("P")
+VIOLATIONS = Counter("weft_invariant_violations_total", "Invariants found violated, by the failed check", ["check"])
+log = logging.getLogger(__name__)
+
+
+class InvariantViolated(RuntimeError):
+    """A service's own state cannot be trusted any more: the process ends."""
+
+
+def violation(check: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> str | None:
+    """Run a check: None if it passes, else the name of the innermost `check_*` function that failed, reported.
+
+    A check that cannot even read the state (KeyError and the like) has failed too.
+    """
+    try:
+        check(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 (it is reported)
+        return report(error)
+    return None
+
+
+def holds(check: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> bool:
+    """Run a check; one that fails is reported, and the caller goes on."""
+    return violation(check, *args, **kwargs) is None
+
+
+def report(error: Exception) -> str:
+    """Log and count a violation. Returns the name of the innermost `check_*` function in its traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    name = next((frame.name for frame in reversed(frames) if frame.name.startswith("check_")), "other")
+    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    failed = (frames[-1].line or "") if frames else ""
+    about = kv(check=name, where=where, failed=failed, detail=f"{type(error).__name__}: {error}"[:MAX_DETAIL_CHARS])
+    log.error("an invariant does not hold", extra=about)
+    VIOLATIONS.labels(name).inc()
+    return name
+
+
+class IdleCheck:
+    """When to check: once after each activity, at the first look that finds none since the look before."""
+
+    def __init__(self) -> None:
+        self._active = self._unchecked = False
+
+    def active(self) -> None:
+        """Something happened that may have changed the state."""
+        self._active = True
+
+    def due(self) -> bool:
+        """A look, at a fixed period."""
+        due = self._unchecked and not self._active
+        self._active, self._unchecked = False, self._active
+        return due
