@@ -47,8 +47,9 @@ class Suite(NamedTuple):
 
 REPORT = tools.cache() / "test-cluster.xml"
 
-PAIRED = ("--numprocesses=2", "--dist=worksteal")
-FILES = ("--numprocesses=2", "--dist=loadfile")
+TWO = ("--numprocesses=2", "--max-worker-restart=0")  # xdist waits for ever for the files of a worker that crashed
+PAIRED = (*TWO, "--dist=worksteal")
+FILES = (*TWO, "--dist=loadfile")
 
 SUITES = (
     Suite("unit", ("tests/unit", *FILES), 219),
