@@ -33,7 +33,7 @@ NAMES = {
 }
 AUDIT_S = 0.5
 LEASE_S = 20.0  # a replica that waits looks at the Lease six times meanwhile
-PLANNED = 8  # reconciles: each object at least once, and what was refused again
+AGAIN = 4  # reconciles beyond one of each object: of what was refused
 
 
 @dataclass(frozen=True)
@@ -110,13 +110,12 @@ def again(stage: Stage) -> None:
         stage.wait_for("servingpool", pool, "Progressing", "False")
 
 
-def planned(replica: Replica, times: int = PLANNED) -> None:
-    """It leads, and has planned so often."""
-    until(lambda: replica.leads and replica.metric("weft_operator_audits_total") >= 2, "it leads, and lists")
-    if not replica.metric("weft_operator_objects"):
+def planned(replica: Replica) -> None:
+    """It leads, has listed several times and has planned every object, what was refused more than once."""
+    until(lambda: replica.leads and replica.metric("weft_operator_audits_total") >= 4, "it leads, and lists")
+    if not (objects := replica.metric("weft_operator_objects")):
         return  # it believes that there is nothing
-    goal = replica.metric("weft_operator_reconciles_total") + times
-    until(lambda: replica.metric("weft_operator_reconciles_total") >= goal, f"{times} reconciles")
+    until(lambda: replica.metric("weft_operator_reconciles_total") >= objects + AGAIN, "it plans")
 
 
 def accepted(stage: Stage, mark: int) -> list[str]:
@@ -200,9 +199,7 @@ def test_a_replica_whose_watches_fell_silent_knows_all_once_it_leads(history: Hi
         known = second.metric("weft_operator_objects")
         assert known < first.metric("weft_operator_objects")
         assert first.stop() == 0
-        until(
-            lambda: second.leads and second.metric("weft_operator_reconciles_total") >= PLANNED, "it leads, and plans"
-        )
+        until(lambda: second.leads and second.metric("weft_operator_reconciles_total") >= known, "it leads, and plans")
         assert second.metric("weft_operator_objects") == known + 1
         assert stage.writes(mark) == []
         assert state(stage) == wanted
