@@ -30,7 +30,7 @@ from harness.progress import VARIABLE
 
 ROOT = Path(__file__).parents[1]
 BOUND_S = 3600  # of a whole run: no working machine comes near it
-ELSEWHERE = "two busy cores of an AMD EPYC (Zen 4)"
+ELSEWHERE = "two cores of an AMD EPYC (Zen 4)"
 LOG_LINES = 150
 BEAT_S = 1.0
 LINE_S = 60.0  # how often a line is printed where none can be written over
@@ -52,18 +52,18 @@ PAIRED = (*TWO, "--dist=worksteal")
 FILES = (*TWO, "--dist=loadfile")
 
 SUITES = (
-    Suite("unit", ("tests/unit", *FILES), 219),
-    Suite("kernels", ("tests/kernels", *PAIRED), 66),
-    Suite("oracle", ("tests/oracle", *FILES), 97),
-    Suite("integration", ("tests/integration", *FILES), 307),
-    Suite("e2e", ("tests/e2e", *FILES), 332),
+    Suite("unit", ("tests/unit", *FILES), 100),
+    Suite("kernels", ("tests/kernels", *PAIRED), 65),
+    Suite("oracle", ("tests/oracle", *FILES), 74),
+    Suite("integration", ("tests/integration", *FILES), 174),
+    Suite("e2e", ("tests/e2e", *FILES), 179),
 )
 LONG = ("-m", "long or hypothesis", *PAIRED)
 GROUPS: Mapping[str, Sequence[Suite]] = {
     "test": SUITES,
     "long": (Suite("long", (*(f"tests/{s.name}" for s in SUITES), *LONG), 0, {"WEFT_TEST_EXAMPLES": "1000"}),),
-    "operator": (Suite("operator", ("tests/operator", *FILES), 960),),
-    "cluster": (Suite("cluster", ("tests/cluster", f"--junitxml={REPORT}"), 1080),),
+    "operator": (Suite("operator", ("tests/operator", *FILES), 260),),
+    "cluster": (Suite("cluster", ("tests/cluster", f"--junitxml={REPORT}"), 244),),
 }
 
 
