@@ -62,7 +62,7 @@ LONG = ("-m", "long or hypothesis", *PAIRED)
 GROUPS: Mapping[str, Sequence[Suite]] = {
     "test": SUITES,
     "long": (Suite("long", (*(f"tests/{s.name}" for s in SUITES), *LONG), 0, {"WEFT_TEST_EXAMPLES": "1000"}),),
-    "operator": (Suite("operator", ("tests/operator", *FILES), 260),),
+    "operator": (Suite("operator", ("tests/operator", *FILES), 306),),
     "cluster": (Suite("cluster", ("tests/cluster", f"--junitxml={REPORT}"), 244),),
 }
 
