@@ -16,7 +16,7 @@ import time
 import urllib.request
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
-from random import Random
+from random import SystemRandom
 from typing import Any
 
 from kubernetes.aio.client import ApiClient, ApiException, CoreV1Api, CustomObjectsApi
@@ -175,7 +175,7 @@ class Stage:
 
     def __init__(self, namespace: str, kubeconfig: Path, folder: Path, exits: contextlib.ExitStack) -> None:
         self._namespace, self._kubeconfig, self._folder, self._exits = namespace, kubeconfig, folder, exits
-        self._ports, self._starts = PortSource(Random()), 0
+        self._ports, self._starts = PortSource(SystemRandom()), 0
         self._sources = folder / "sources"
         for name in ("model", "adapters"):
             shutil.copytree(quickstart() / name, self._sources / name)

@@ -59,9 +59,10 @@ class DepotClient:
     async def changed(self, watches: Collection[str]) -> frozenset[str]:
         """Those of these watches whose source is not what it was. Raises DepotUnavailable."""
         answer = await self._json("POST", "/v1/changed", json={"watches": sorted(watches)})
-        if not isinstance(answer.get("changed"), list):
+        found = answer.get("changed")
+        if not isinstance(found, list) or not all(isinstance(watch, str) for watch in found):
             raise DepotFailed(f"the depot answered with what is no list of changes: {quoted(answer, 200)}")
-        return frozenset(answer["changed"])
+        return frozenset(found)
 
     async def _json(self, method: str, path: str, **kwargs: Any) -> dict[str, Any]:
         try:

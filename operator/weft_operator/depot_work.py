@@ -77,10 +77,10 @@ class DepotWork:
                 await asyncio.sleep(PAUSE_S)
                 continue
             for uid, watch in watches.items():
-                known = resolutions.get(uid)
-                if watch in gone and known is not None and known.answer.watch == watch:
+                known, ref = resolutions.get(uid), self._desired.by_uid.get(uid)  # either may be gone by now
+                if watch in gone and known is not None and ref is not None and known.answer.watch == watch:
                     resolutions[uid] = changed(known)
-                    self._mark([self._desired.by_uid[uid]])
+                    self._mark([ref])
 
     async def keep(self) -> None:
         """Tell the depot what to keep whenever something has drained. Until cancelled."""

@@ -5,16 +5,16 @@ predictor are gRPC servers in the test's event loop; the depot is an HTTP server
 """
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from harness.loopback import LoopbackServer
 from harness.waiting import PATIENCE_S
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import FileEntry, build_manifest, hex_of
@@ -30,7 +30,7 @@ from weft.wire.v1 import (
 )
 
 
-class FakeDepot:
+class FakeDepot(LoopbackServer):
     """Blobs by digest over HTTP, from a real blob folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -52,18 +52,12 @@ class FakeDepot:
             def log_message(self, *args: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        super().__init__(Handler)
 
     def add_model(self, files: dict[str, bytes]) -> str:
         entries = [FileEntry(n, hex_of(self.blobs.put(data)), len(data)) for n, data in files.items()]
         manifest = build_manifest("model", entries)
         return self.blobs.put(manifest.to_bytes())
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):

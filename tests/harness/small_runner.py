@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from harness.loopback import LoopbackServer
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.artifacts.digest import FileEntry, build_manifest
 from weft_runner.core.iteration import Limits
@@ -138,16 +139,12 @@ def serving_depot() -> Iterator[Depot]:
         def log_message(self, *args: object) -> None:
             del args
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    depot.url = f"http://127.0.0.1:{server.server_address[1]}"
+    server = LoopbackServer(Handler)
+    depot.url = server.url
     try:
         yield depot
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        server.close()
 
 
 @pytest.fixture

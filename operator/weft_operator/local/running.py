@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from random import Random
+from random import SystemRandom
 from typing import Any
 
 from weft.process import owned
@@ -36,7 +36,7 @@ async def running(options: Options, objects: Iterable[Object], progress: Progres
         for obj in objects:
             store.apply(admit(obj, store.find))
         options = replace(options, file_root=settle_file_root(options.data_dir, options.file_root))
-        ports = PortSource(Random())  # noqa: S311 (no secret)
+        ports = PortSource(SystemRandom())
         stack = Stack(options, choose_addresses(options, ports), store, ports)
         stack.listen(progress)
         exits.enter_context(logging_to(stack.open_log(CONTROLLER), options.log_level))

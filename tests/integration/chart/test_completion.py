@@ -3,15 +3,15 @@
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
 
 from harness import chart
+from harness.loopback import LoopbackServer
 
 PROGRAM = chart.CHART / "files" / "completion.py"
 MODELS = {"data": [{"id": "acme/upper"}, {"id": "other"}]}
@@ -42,15 +42,11 @@ def gateway(answers: dict[str, tuple[int, Any]]) -> Generator[tuple[str, list[An
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the standard library's name)
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
+    server = LoopbackServer(Handler)
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        yield server.url, asked
     finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        server.close()
 
 
 def run(url: str, **environment: str) -> "subprocess.CompletedProcess[str]":

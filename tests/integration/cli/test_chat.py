@@ -7,12 +7,13 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
 
 import weft_cli.chat
+from harness.loopback import LoopbackServer
 from harness.terminal import CTRL_C, CTRL_D, Terminal
 from harness.waiting import PATIENCE_S
 from weft_cli.chat import INTERRUPTED, Model, Session, _client
@@ -32,7 +33,7 @@ RAW = {  # what comes after the letters, as bytes
 }
 
 
-class Gateway:
+class Gateway(LoopbackServer):
     """Answers in upper case, a letter an event. What goes wrong is the model's name."""
 
     def __init__(self) -> None:
@@ -86,13 +87,7 @@ class Gateway:
             def log_message(self, *args: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(Handler)
 
 
 @pytest.fixture

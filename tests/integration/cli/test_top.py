@@ -1,13 +1,13 @@
 """`weft top`, the command, against a real Admin service and a real HTTP server."""
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import orjson
 import pytest
 
+from harness.loopback import LoopbackServer
 from harness.terminal import CTRL_C, Terminal
 from weft_cli.main import INTERRUPTED, main
 
@@ -15,7 +15,7 @@ UPPER = "sha256:" + "a" * 64
 PARTS = {"in_flight": 3, "held": 1, "pools": [], "models": []}
 
 
-class Gateway:
+class Gateway(LoopbackServer):
     """Answers /status with `status`; hears the keys."""
 
     def __init__(self) -> None:
@@ -37,13 +37,7 @@ class Gateway:
             def log_message(self, *args: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(Handler)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from harness.gateway_peers import FakeDepot, FakePredictor, FakeRunner, FakeScheduler, grpc_server, runner_server
 from harness.quick import quick_disk  # noqa: F401 (a fixture)
 from harness.waiting import PATIENCE_S, soon  # noqa: F401 (of all that is here)
+from weft.wire.http_server import QuietServer
 from weft.wire.v1 import (
     common_pb2,
     predictor_pb2_grpc,
@@ -69,16 +70,8 @@ def train_tokenizer() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-class Server(uvicorn.Server):
-    """uvicorn's, without its pauses of a tenth of a second, three of them at every end."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.leave = asyncio.Event()
-
-    async def main_loop(self) -> None:
-        await self.on_tick(0)
-        await self.leave.wait()
+class Server(QuietServer):
+    """Without uvicorn's pauses of a tenth of a second, three of them at every end."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
@@ -221,7 +214,7 @@ async def serving(world: World, settings: Settings) -> AsyncIterator[World]:
             await until(lambda: server.started)
             yield world
         finally:
-            server.leave.set()
+            server.should_exit = True
             await http
 
 

@@ -3,11 +3,12 @@
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
+from harness.loopback import LoopbackServer
 from weft.artifacts.blobs import BlobStore, check_blobs
 from weft.artifacts.digest import FileEntry, Manifest, build_manifest, digest_of, hex_of
 from weft.artifacts.errors import BadDigest, Reason, Refused, Unavailable, UnknownDigest
@@ -16,22 +17,14 @@ from weft.artifacts.fetch import Limits, Stopped, fetch
 BIG = bytes(range(256)) * 400
 
 
-class Server:
+class Server(LoopbackServer):
     """Serves blobs; `script` says what to do with the next requests, one word each (then all is well)."""
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
         self.script: list[str] = []
         self.seen: list[tuple[str, str | None]] = []
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
+        super().__init__(_handler(self))
 
     def put(self, data: bytes) -> str:
         digest = digest_of(data)

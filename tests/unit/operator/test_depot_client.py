@@ -171,7 +171,8 @@ async def test_what_has_changed_is_asked_in_one_question() -> None:
     assert bodies == [{"watches": ["a", "b"]}]
 
 
-async def test_what_is_no_list_of_changes_is_no_answer() -> None:
-    async with depot(post=JSONResponse({})) as (client, _):
+@pytest.mark.parametrize("answer", [{}, {"changed": "a"}, {"changed": [{}]}])
+async def test_what_is_no_list_of_changes_is_no_answer(answer: dict[str, Any]) -> None:
+    async with depot(post=JSONResponse(answer)) as (client, _):
         with pytest.raises(DepotUnavailable, match="no list of changes"):
             await client.changed({"a"})

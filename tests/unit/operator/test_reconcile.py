@@ -14,6 +14,7 @@ from weft_operator.depot_work import DepotWork
 from weft_operator.local.objects import ObjectStore
 from weft_operator.observe import Desired, Observed
 from weft_operator.plan import Policy
+from weft_operator.resolution import Request, Resolution
 
 
 async def test_objects_become_ready() -> None:
@@ -147,6 +148,25 @@ async def test_watched_sources_are_asked_about_together_and_planned_when_they_ch
         await op.until_digest(adapter_ref("a7"), digest("d"))
         assert op.depot.asked == ["file:a7"]
         await op.depot.until_looked(all_of_them - {"a7"} | {"a7, edited"})
+
+
+async def test_an_object_that_leaves_while_its_source_is_asked_about_does_not_end_the_questions() -> None:
+    """Its resolution stays until its deletion has been planned."""
+    depot, observed = FakeDepot(), Observed()
+    request = Request("adapter", "file:a", revision=None, digest=None, namespace="acme")
+    observed.resolutions["uid"] = Resolution(request, replace(good("a"), watch="a"))
+    depot.edited = {"a"}
+    work = DepotWork(
+        depot, Desired(), observed, policy=Policy(resolve_period_s=0.01), clock=time.time, mark=lambda _: None
+    )
+    watching = asyncio.create_task(work.watch())
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(3):
+                assert await depot.looked.get() == {"a"}
+        assert not watching.done()
+    finally:
+        watching.cancel()
 
 
 async def test_resolutions_are_bounded() -> None:

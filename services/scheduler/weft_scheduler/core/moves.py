@@ -17,7 +17,7 @@ from weft_scheduler.core.values import PreemptDecision, RunnerId
 
 UNCOUNTED = frozenset({FailReason.NO_ROOM, FailReason.PREEMPTED})  # the system's own doing
 DEFAULT_MAX_MOVES = 8
-MAX_AVOID_S = 60.0
+MAX_AVOID_S = 60.0  # of a runner whose sessions are lost again and again
 LOAD_RETRY_FACTOR = 10  # a failed load is retried on the same runner after this many `avoid_s`
 
 
@@ -137,8 +137,9 @@ def _keep_gateway_off(ctx: Context, gateway: Gateway, runner_id: RunnerId) -> No
     if ctx.state.runner(runner_id) is None or runner_id in avoided(gateway.avoid, ctx.now):
         return  # gone, or another request of the same session
     lost_before = gateway.lost_sessions.get(runner_id, 0)
-    gateway.lost_sessions[runner_id] = min(lost_before + 1, 16)
-    until = ctx.now + min(ctx.config.avoid_s * 2**lost_before, MAX_AVOID_S)
+    gateway.lost_sessions[runner_id] = min(lost_before + 1, 16)  # a float takes no more than 2**1023
+    first_s = ctx.config.avoid_s
+    until = ctx.now + min(first_s * 2**lost_before, max(first_s, MAX_AVOID_S))
     gateway.avoid[runner_id] = until
     ctx.alarms.set_earlier(Alarm(Kind.FORGIVE, gateway.id), until)
 
