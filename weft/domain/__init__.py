@@ -1,0 +1,1 @@
+"""What every process of Weft speaks about: values and the machine contract. Standard library only."""

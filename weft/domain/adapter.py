@@ -1,0 +1,74 @@
+"""Adapters: where one is, where it has to be, and what the registry declares."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Tier(IntEnum):
+    """The nearest place that has an adapter, or has to have it at least; the nearer to the device, the higher."""
+
+    UNSPECIFIED = 0
+    REMOTE = 1
+    DISK = 2
+    HOST = 3
+    DEVICE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSpec:
+    """An adapter as the registry declares it; without a digest it is not routed."""
+
+    uid: str
+    namespace: str
+    name: str
+    model_name: str
+    pool: str
+    digest: str
+    rank: int
+    bytes: int = 0
+    pinned: bool = False
+    created_unix_s: int = 0
+    tier: Tier = Tier.UNSPECIFIED  # the least that a Ready runner holds it in; UNSPECIFIED and REMOTE: on demand
+
+    @property
+    def held(self) -> bool:
+        """Whether every Ready runner of its pool holds it; the others load it when a request names it."""
+        return self.pinned or self.tier in (Tier.DISK, Tier.HOST)
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredAdapter:
+    """An adapter that a Ready runner holds: pinned ones in a device slot, others at their tier or nearer."""
+
+    digest: str
+    rank: int
+    bytes: int
+    pinned: bool
+    tier: Tier = Tier.UNSPECIFIED
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredChange:
+    """What a runner holds, as a whole (`full`) or as what changed since the version before.
+
+    `removed` digests leave every tier after their last sequence, whether they were held or loaded on demand.
+    """
+
+    version: int
+    full: bool
+    adapters: tuple[DesiredAdapter, ...] = ()
+    removed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterState:
+    """An adapter on a runner. `shortfall`: why it is held on a lower tier than desired; it serves all the same."""
+
+    digest: str
+    tier: Tier
+    running: int = 0  # sequences that use it or wait for it
+    bytes: int = 0
+    rank: int = 0
+    loading: bool = False
+    error: str = ""  # why the last load failed
+    shortfall: str = ""

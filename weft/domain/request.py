@@ -1,0 +1,335 @@
+"""A request, and the messages about it. Times are seconds unless a name says otherwise.
+
+gateway --Submit, Failed, Cancel, Started, OutcomeReport--> scheduler --Assign, Preempt, Reject, OutcomeAck--> gateway
+gateway --Start, Stop--> runner --Step, NoCapacity, Ended--> gateway
+scheduler --OutcomeReport--> supervisor --OutcomeAck--> scheduler
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from weft.domain.ids import BASE, NEVER, Epoch, RunnerId
+
+
+class FinishReason(Enum):
+    """How a request ended: exactly one for each request. A runner gives EOS and LENGTH, a gateway all of them."""
+
+    EOS = "eos"
+    LENGTH = "length"
+    STOP = "stop"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class FailReason(Enum):
+    """Why an epoch is over without an outcome."""
+
+    SESSION_LOST = "session_lost"
+    NO_CAPACITY = "no_capacity"
+    PREEMPTED = "preempted"
+    DRAINED = "drained"
+    LOAD_FAILED = "load_failed"
+    RUNNER_ERROR = "runner_error"
+
+
+class EndReason(Enum):
+    """Why a runner ends a sequence before its time."""
+
+    DRAINED = "drained"
+    LOAD_FAILED = "load_failed"
+    INTERNAL = "internal"
+    UNKNOWN_ADAPTER = "unknown_adapter"  # the depot does not have the digest
+
+
+class RejectReason(Enum):
+    """Why the scheduler ends a request."""
+
+    QUEUE_FULL = "queue_full"
+    TOO_LARGE = "too_large"
+    UNKNOWN_POOL = "unknown_pool"
+    TOO_MANY_MIGRATIONS = "too_many_migrations"
+    ADAPTER_FAILED = "adapter_failed"
+    UNKNOWN_ADAPTER = "unknown_adapter"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are sampled: greedy at temperature 0, else from (seed, choice, absolute position) and the logits.
+
+    `choice`: index among the `n` of the client's request. `logit_bias`: (token, bias), each token once.
+    `top_logprobs`: alternatives reported for each token; None: no log probabilities at all.
+    """
+
+    seed: int = 0
+    choice: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    ignore_eos: bool = False
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int | None = None
+
+
+class TokenLogprob(NamedTuple):
+    """Natural logarithms of the probabilities that the model gave at one position: log softmax of its raw logits.
+
+    `top`: the most likely (token, logarithm), the likeliest first, the lower id first among equals.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+# ---------------------------------------------------------------- gateway and runner
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHello:
+    """First message of a gateway's session: `incarnation` is the one that the scheduler named."""
+
+    gateway: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run an epoch of a request. `emitted`: tokens of the answer so far, prefilled with the prompt, never sent again.
+
+    `reservation_tokens` counts output tokens beyond prompt + emitted. `rank` and `adapter_bytes` describe an adapter
+    that the runner may not know; 0: not known. Prefix pages are shared among requests of one `cache_salt` only.
+    """
+
+    request_id: str
+    epoch: Epoch
+    prompt: tuple[int, ...]
+    emitted: tuple[int, ...]
+    max_tokens: int  # of the whole answer, emitted ones included
+    reservation_tokens: int
+    adapter: str = BASE
+    rank: int = 0
+    adapter_bytes: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
+    cache_salt: str = ""
+    client_request_id: str = ""  # for logs
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Cancel an epoch. It counts only from the session that started the epoch."""
+
+    request_id: str
+    epoch: Epoch
+
+
+class SequenceTokens(NamedTuple):
+    """What a step produced for one sequence. `position`: index of the first token in the answer.
+
+    `logprobs`: one for each token where the request asked for them. `doublings`: of the reservation so far.
+    """
+
+    request_id: str
+    epoch: Epoch
+    position: int
+    tokens: Sequence[int]
+    finish: FinishReason | None = None
+    doublings: int = 0
+    logprobs: Sequence[TokenLogprob] = ()
+
+
+class Step(NamedTuple):
+    """Everything that one iteration of a runner produced for one gateway."""
+
+    iteration: int
+    sequences: Sequence[SequenceTokens]
+
+
+@dataclass(frozen=True, slots=True)
+class NoCapacity:
+    """The runner did not admit the epoch. `reason`: "pages", "sequences" or "context"."""
+
+    request_id: str
+    epoch: Epoch
+    free_pages: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The runner gives a sequence up after `emitted_tokens` of its answer."""
+
+    request_id: str
+    epoch: Epoch
+    reason: EndReason
+    detail: str = ""
+    emitted_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The runner ends every sequence of this gateway with Ended(DRAINED)."""
+
+
+# ---------------------------------------------------------------- gateway and scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayHello:
+    """First message of a gateway's stream."""
+
+    gateway: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResubmitComplete:
+    """The gateway has submitted again everything that it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A request, new or submitted again on a new stream. `epoch` and `runner`: where it runs, if it does.
+
+    `p50_tokens`, `p90_tokens`: predicted output; 0: no prediction. `reservation_tokens` and `start_emitted_tokens`
+    describe the present epoch from its start on. `numerics_class`: of the runner that computed the latest token.
+    """
+
+    request_id: str
+    pool: str
+    namespace: str
+    model_name: str
+    adapter: str
+    prompt_tokens: int
+    max_tokens: int
+    emitted_tokens: int = 0
+    p50_tokens: int = 0
+    p90_tokens: int = 0
+    waited_s: float = 0.0  # a duration: it keeps the request's age across streams and schedulers
+    epoch: Epoch = NEVER
+    runner: RunnerId | None = None
+    migrations: int = 0  # epochs that ended so far, without NO_CAPACITY and PREEMPTED
+    reservation_tokens: int = 0
+    start_emitted_tokens: int = 0
+    numerics_class: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An epoch is over without an outcome, with `emitted_tokens` streamed: place the request again."""
+
+    request_id: str
+    epoch: Epoch
+    reason: FailReason
+    emitted_tokens: int = 0
+    free_pages: int = 0  # with NO_CAPACITY, for information
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The request's client is gone."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The runner admitted this epoch: its first token arrived."""
+
+    request_id: str
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Run (request, epoch) at that runner. Above the present epoch it is a migration: Stop there, Start here at once.
+
+    Punica, section 5.3. `decode`: the runner that computes the tokens after the first one, where that is another
+    (Splitwise, section 4.2); None: `runner` computes all of them.
+    """
+
+    request_id: str
+    epoch: Epoch
+    runner: RunnerId
+    address: str
+    reservation_tokens: int
+    numerics_class: str = ""
+    rank: int = 0  # of the adapter, and its size: for the Start
+    adapter_bytes: int = 0
+    decode: RunnerId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """Stop this epoch at its runner, answer Failed(PREEMPTED), hold the stream until the next Assign."""
+
+    request_id: str
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The request is over."""
+
+    request_id: str
+    reason: RejectReason
+    message: str = ""
+    retry_after_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerGone:
+    """The lease of that runner ran out: every session to that incarnation is over."""
+
+    runner: RunnerId
+
+
+# ---------------------------------------------------------------- outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The one terminal record of a request, written by its gateway, keyed by request id.
+
+    `censored`: the real length is only known to be >= `completion_tokens`.
+    """
+
+    request_id: str
+    pool: str
+    namespace: str  # of the caller; "" when keys are off
+    model_name: str
+    adapter: str
+    prompt_tokens: int
+    completion_tokens: int  # streamed and billed
+    finish: FinishReason
+    finished_unix_ms: int
+    error: str = ""
+    censored: bool = False
+    predicted_p50_tokens: int = 0
+    predicted_p90_tokens: int = 0
+    model_version: str = ""  # of the predictor
+    ttft_ms: int = 0
+    total_ms: int = 0
+    migrations: int = 0
+    doublings: int = 0
+    choice: int = 0  # of the client's request; the first one stands for request and prompt in usage
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeReport:
+    """An outcome on its way to the store. The scheduler learns from the fields and passes `record` on unread."""
+
+    request_id: str
+    pool: str
+    adapter: str
+    completion_tokens: int
+    censored: bool
+    record: bytes  # an encoded Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeAck:
+    """These outcomes are in the store: the sender may forget them."""
+
+    request_ids: tuple[str, ...]

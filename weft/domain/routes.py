@@ -1,0 +1,175 @@
+"""Desired state between registry, scheduler and gateways: pools, adapters, route table and statuses."""
+
+from dataclasses import dataclass, field
+
+from weft.domain.adapter import AdapterSpec
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """A pool as the registry declares it. 0 for a duration: the receiver's own default."""
+
+    name: str  # "namespace/name"
+    base_digest: str = ""
+    base_model_name: str = ""
+    shared_all: bool = False  # namespaces that may use the pool's base: all, or those listed
+    shared_namespaces: tuple[str, ...] = ()
+    max_queue: int = 1000
+    max_migrations: int = 8
+    placement: str = "punica"
+    queue: str = "fcfs"
+    reservation: str = "calibrated"
+    created_unix_s: int = 0
+    min_runners: int = 0
+    max_runners: int = 0  # 0: no bound is known
+    idle_s: float = 0.0  # idle runners beyond those that are needed are released after this long
+    hold_s: int = 0  # for the route table
+    drain_s: float = 0.0  # streams of a replaced or deleted digest run on this long
+    max_context_tokens: int = 0  # what its runners will have; 0: not known
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryHello:
+    """First message of a registry's stream. `term`: of the operator's leadership; 0 where there is only one."""
+
+    term: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryChange:
+    """Desired state: a complete snapshot, or what changed since."""
+
+    snapshot: bool
+    pools: tuple[PoolSpec, ...] = ()
+    adapters: tuple[AdapterSpec, ...] = ()
+    removed_pools: tuple[str, ...] = ()
+    removed_adapters: tuple[str, ...] = ()  # uids
+    term: int = 0
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """From the scheduler to the registry, when it changed."""
+
+    pool: str
+    ready_runners: int
+    wanted_runners: int  # within the pool's bounds
+    running: int
+    queued: int
+    victims: tuple[str, ...] = ()  # names of the runners that should go, the first one first
+    max_runners: int = 0  # of the PoolSpec that this answers
+    total_pages: int = 0
+    reserved_pages: int = 0
+    demand_runners: int = 0  # what running and waiting requests would fill, whatever the bounds
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterStatus:
+    """From the scheduler to the registry, when it changed."""
+
+    uid: str
+    digest: str
+    routed: bool
+    ready_runners: int
+    load_errors: tuple[str, ...] = ()  # "runner: reason"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A served name and what answers to it."""
+
+    model_name: str
+    namespace: str  # the adapter's; the pool's for a base model
+    pool: str
+    adapter: str  # digest; "" for the base
+    rank: int = 0
+    uid: str = ""
+    created_unix_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRoute:
+    """What a gateway knows of a pool. `max_context_tokens` 0: no runner has ever reported it."""
+
+    pool: str
+    base_digest: str
+    base_model_name: str
+    max_context_tokens: int = 0
+    ready_runners: int = 0
+    shared_all: bool = False
+    shared_namespaces: tuple[str, ...] = ()
+    hold_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRoute:
+    """The hash of an API key and the namespace it authenticates."""
+
+    key_hash: str  # hex SHA-256
+    namespace: str
+    key_id: str  # public prefix, for logs
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """All API keys."""
+
+    keys: tuple[KeyRoute, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The route table (`full`), or what changed between `base_version` and `version`.
+
+    Entries replace those of the same name. Versions grow across restarts too: the scheduler's term is in their upper
+    32 bits. A gateway whose version is not `base_version` answers ResyncRoutes.
+    """
+
+    version: int
+    full: bool
+    base_version: int = 0
+    routes: tuple[Route, ...] = ()
+    removed_models: tuple[str, ...] = ()
+    pools: tuple[PoolRoute, ...] = ()
+    removed_pools: tuple[str, ...] = ()
+    keys: tuple[KeyRoute, ...] = ()
+    removed_keys: tuple[str, ...] = ()  # hashes
+    keys_known: bool = False  # False until a supervisor has sent its keys
+
+
+@dataclass(frozen=True, slots=True)
+class ResyncRoutes:
+    """Send the full route table."""
+
+
+class RoutesGap(Exception):
+    """A change of the route table does not follow the table that is there."""
+
+
+@dataclass(slots=True)
+class RouteBook:
+    """The route table as its changes gave it. Applying a change costs what the change carries."""
+
+    version: int = 0
+    keys_known: bool = False
+    routes: dict[str, Route] = field(default_factory=dict[str, Route])
+    pools: dict[str, PoolRoute] = field(default_factory=dict[str, PoolRoute])
+    keys: dict[str, KeyRoute] = field(default_factory=dict[str, KeyRoute])
+
+    def apply(self, change: Routes) -> None:
+        """Raises RoutesGap, which leaves the book as it was."""
+        if change.full:
+            self.routes, self.pools, self.keys = {}, {}, {}
+        elif change.base_version != self.version:
+            raise RoutesGap(f"a change from version {change.base_version} on, at version {self.version}")
+        self.version, self.keys_known = change.version, change.keys_known
+        for name in change.removed_models:
+            self.routes.pop(name, None)
+        for pool in change.removed_pools:
+            self.pools.pop(pool, None)
+        for key_hash in change.removed_keys:
+            self.keys.pop(key_hash, None)
+        self.routes.update((route.model_name, route) for route in change.routes)
+        self.pools.update((pool.pool, pool) for pool in change.pools)
+        self.keys.update((key.key_hash, key) for key in change.keys)

@@ -1,0 +1,237 @@
+"""A runner: its specification, and its state as reports that carry what changed."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from weft.domain.adapter import AdapterState, DesiredChange
+from weft.domain.ids import Epoch, RunnerId
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSpec:
+    """What does not change while a runner lives: its hello."""
+
+    runner: RunnerId
+    address: str
+    pool: str
+    page_tokens: int
+    total_pages: int
+    max_sequences: int
+    max_adapters: int  # device slots
+    max_rank: int
+    max_context_tokens: int  # min(model, total_pages * page_tokens)
+    base_digest: str = ""
+    name: str = ""  # what people and the operator call it: its pod, or its component
+    numerics_class: str = ""  # runners of one class compute the same tokens (docs/numerics.md)
+    best_batch: int = 0  # sequences beyond which throughput gains < 5 % or the token time is exceeded; 0: not measured
+    step_ms_1: float = 0.0  # an iteration of one sequence
+    step_ms_best: float = 0.0  # an iteration of best_batch sequences
+    prefill_tokens_per_s: float = 0.0
+
+    @property
+    def good_sequences(self) -> int:
+        """The batch that it runs well, of the `max_sequences` that it takes."""
+        return min(self.best_batch or self.max_sequences, self.max_sequences)
+
+
+class SequenceState(NamedTuple):
+    """A sequence on a runner. `admitted`: the newest has the highest number.
+
+    `reserved_pages`: a page that several sequences read counts for the one that has held it longest.
+    """
+
+    request_id: str
+    epoch: Epoch
+    gateway: str
+    adapter: str
+    reserved_pages: int
+    reservation_tokens: int  # output tokens from this epoch's start on
+    admitted: int
+
+
+class Overrun(NamedTuple):
+    """A sequence paused at its page boundary for want of a page; `reservation_tokens` is doubled already."""
+
+    request_id: str
+    epoch: Epoch
+    wanted_pages: int  # beyond those that it has
+    reservation_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerFigures:
+    """The part of a runner's state that every report carries whole. Counters start with the incarnation."""
+
+    free_pages: int = 0  # in no reservation, or of an adapter that no sequence uses: what a newcomer can count on
+    used_pages: int = 0  # hold tokens
+    adapter_pages: int = 0  # of adapters in use, pinned or being loaded, or kept free for those that wait
+    draining: bool = False
+    ready: bool = True
+    desired_version: int = 0  # of the last DesiredChange that was applied
+    iterations: int = 0
+    forwards: int = 0
+    grown_pages: int = 0  # reservations grown in place
+    doublings: int = 0
+    tokens: int = 0  # computed, of prompts and of answers
+    prefix_reused_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerReport:
+    """A runner's whole state (`full`), or what changed since the report `version - 1` of the same incarnation.
+
+    Pages: free + reserved + adapter pages = total. `sequences` and `adapters` replace those of their ids, after `ended`
+    and `removed_adapters` have gone. `overruns` are always all of them. `progress`: tokens in KV of each sequence, in
+    the order in which the sequences entered the book; empty: not reported this time.
+    """
+
+    version: int
+    full: bool
+    figures: RunnerFigures = field(default_factory=RunnerFigures)
+    sequences: Sequence[SequenceState] = ()
+    ended: Sequence[str] = ()  # request ids
+    adapters: Sequence[AdapterState] = ()
+    removed_adapters: Sequence[str] = ()  # digests that are on no tier but the depot's, and idle
+    overruns: Sequence[Overrun] = ()
+    progress: Sequence[int] = ()
+
+
+class ReportGap(Exception):
+    """A report does not follow the one before it: its sender has to send a full one."""
+
+
+class RunnerBook:
+    """A runner's state as its reports gave it: every receiver of reports keeps one.
+
+    Applying a report costs what the report carries.
+    """
+
+    def __init__(self) -> None:
+        self.version: int | None = None  # of the last report; None: no full one so far
+        self.figures = RunnerFigures(ready=False)
+        self.sequences: dict[str, SequenceState] = {}
+        self.adapters: dict[str, AdapterState] = {}
+        self.overruns: Sequence[Overrun] = ()
+        self.progress: Sequence[int] = ()
+
+    def apply(self, report: RunnerReport) -> None:
+        """Raises ReportGap, which leaves the book as it was."""
+        if report.full:
+            self.sequences, self.adapters, self.progress = {}, {}, ()
+        elif self.version is None or report.version != self.version + 1:
+            raise ReportGap(f"report {report.version} after {self.version}")
+        self.version, self.figures, self.overruns = report.version, report.figures, report.overruns
+        for request_id in report.ended:
+            self.sequences.pop(request_id, None)
+        for sequence in report.sequences:
+            self.sequences[sequence.request_id] = sequence
+        for digest in report.removed_adapters:
+            self.adapters.pop(digest, None)
+        for adapter in report.adapters:
+            self.adapters[adapter.digest] = adapter
+        self.progress = report.progress or self.progress
+
+    def full(self) -> RunnerReport:
+        """The whole state as one report."""
+        assert self.version is not None, "a book without a report"
+        return RunnerReport(
+            version=self.version,
+            full=True,
+            figures=self.figures,
+            sequences=tuple(self.sequences.values()),
+            adapters=tuple(self.adapters.values()),
+            overruns=self.overruns,
+            progress=self.progress,
+        )
+
+
+# ---------------------------------------------------------------- runner and supervisor
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The supervisor's answer to a runner's hello."""
+
+    lease_ms: int  # a runner silent this long is gone
+    report_ms: int  # the least time between two reports
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Renews a lease while nothing changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOrder:
+    """From the scheduler, by way of the supervisor."""
+
+    desired: DesiredChange | None = None
+    drain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resync:
+    """Send a full report. `runner`: of which one, where the receiver is a supervisor."""
+
+    runner: RunnerId | None = None
+
+
+# ---------------------------------------------------------------- supervisor and scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorHello:
+    """First message of a supervisor's stream. `highest_term`: that a scheduler has announced, in the store."""
+
+    supervisor: str
+    highest_term: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerHello:
+    """First message of a scheduler to a supervisor, which persists the term as the highest seen."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedRunner:
+    """One report of one runner. `spec`: with every full report."""
+
+    runner: RunnerId
+    report: RunnerReport
+    spec: RunnerSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptDecision:
+    """The supervisor's answer to an overrun without free pages: this sequence leaves its runner (S3, section 3.3)."""
+
+    runner: RunnerId
+    request_id: str  # the victim: the newest sequence of that runner
+    epoch: Epoch
+    for_request_id: str  # the overrunner that the pages go to; it may be the victim itself
+    reservation_tokens: int  # of the victim from now on
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReport:
+    """Merged: at most one each report_ms, at once for overruns and lost runners. Reports of a runner are in order."""
+
+    reports: tuple[ReportedRunner, ...] = ()
+    lost: tuple[RunnerId, ...] = ()  # leases that ran out
+    preempts: tuple[PreemptDecision, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedRunner:
+    """The scheduler's order for one runner."""
+
+    runner: RunnerId
+    order: RunnerOrder
+
+
+def reserved_pages(sequences: Iterable[SequenceState]) -> int:
+    """Pages that sequences have reserved."""
+    return sum(sequence.reserved_pages for sequence in sequences)
