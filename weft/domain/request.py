@@ -95,6 +95,13 @@ class SessionHello:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionReady:
+    """The runner's answer to a session's hello."""
+
+    runner: RunnerId
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """Run an epoch of a request. `emitted`: tokens of the answer so far, prefilled with the prompt, never sent again.
 

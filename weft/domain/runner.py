@@ -1,7 +1,7 @@
 """A runner: its specification, and its state as reports that carry what changed."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.domain.adapter import AdapterState, DesiredChange
@@ -59,8 +59,7 @@ class Overrun(NamedTuple):
     reservation_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerFigures:
+class RunnerFigures(NamedTuple):
     """The part of a runner's state that every report carries whole. Counters start with the incarnation."""
 
     free_pages: int = 0  # in no reservation, or of an adapter that no sequence uses: what a newcomer can count on
@@ -77,8 +76,7 @@ class RunnerFigures:
     prefix_reused_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerReport:
+class RunnerReport(NamedTuple):
     """A runner's whole state (`full`), or what changed since the report `version - 1` of the same incarnation.
 
     Pages: free + reserved + adapter pages = total. `sequences` and `adapters` replace those of their ids, after `ended`
@@ -88,7 +86,7 @@ class RunnerReport:
 
     version: int
     full: bool
-    figures: RunnerFigures = field(default_factory=RunnerFigures)
+    figures: RunnerFigures = RunnerFigures()
     sequences: Sequence[SequenceState] = ()
     ended: Sequence[str] = ()  # request ids
     adapters: Sequence[AdapterState] = ()
@@ -101,36 +99,56 @@ class ReportGap(Exception):
     """A report does not follow the one before it: its sender has to send a full one."""
 
 
+class ReportInvalid(Exception):
+    """A report contradicts its runner's specification: nothing of that runner can be trusted."""
+
+
 class RunnerBook:
     """A runner's state as its reports gave it: every receiver of reports keeps one.
 
     Applying a report costs what the report carries.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spec: RunnerSpec) -> None:
+        self.spec = spec
         self.version: int | None = None  # of the last report; None: no full one so far
         self.figures = RunnerFigures(ready=False)
         self.sequences: dict[str, SequenceState] = {}
         self.adapters: dict[str, AdapterState] = {}
         self.overruns: Sequence[Overrun] = ()
         self.progress: Sequence[int] = ()
+        self.reserved_pages = 0  # by all sequences
 
     def apply(self, report: RunnerReport) -> None:
-        """Raises ReportGap, which leaves the book as it was."""
+        """Raises ReportGap, which leaves the book as it was, and ReportInvalid, after which the book is of no use."""
         if report.full:
-            self.sequences, self.adapters, self.progress = {}, {}, ()
+            self.sequences, self.adapters, self.progress, self.reserved_pages = {}, {}, (), 0
         elif self.version is None or report.version != self.version + 1:
             raise ReportGap(f"report {report.version} after {self.version}")
         self.version, self.figures, self.overruns = report.version, report.figures, report.overruns
         for request_id in report.ended:
-            self.sequences.pop(request_id, None)
+            if (ended := self.sequences.pop(request_id, None)) is not None:
+                self.reserved_pages -= ended.reserved_pages
         for sequence in report.sequences:
+            before = self.sequences.get(sequence.request_id)
+            self.reserved_pages += sequence.reserved_pages - (before.reserved_pages if before else 0)
             self.sequences[sequence.request_id] = sequence
         for digest in report.removed_adapters:
             self.adapters.pop(digest, None)
         for adapter in report.adapters:
             self.adapters[adapter.digest] = adapter
         self.progress = report.progress or self.progress
+        if fault := self._fault():
+            raise ReportInvalid(f"runner {self.spec.runner.uuid!r}: {fault}")
+
+    def _fault(self) -> str | None:
+        figures, spec = self.figures, self.spec
+        most = max(figures.free_pages, figures.used_pages, figures.adapter_pages)
+        if most > spec.total_pages:
+            return f"{most} pages, of {spec.total_pages} pages in all"
+        if len(self.sequences) > spec.max_sequences:
+            return f"{len(self.sequences)} sequences are more than max_sequences {spec.max_sequences}"
+        return None
 
     def full(self) -> RunnerReport:
         """The whole state as one report."""
@@ -195,8 +213,7 @@ class SchedulerHello:
     term: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedRunner:
+class ReportedRunner(NamedTuple):
     """One report of one runner. `spec`: with every full report."""
 
     runner: RunnerId
@@ -230,8 +247,3 @@ class OrderedRunner:
 
     runner: RunnerId
     order: RunnerOrder
-
-
-def reserved_pages(sequences: Iterable[SequenceState]) -> int:
-    """Pages that sequences have reserved."""
-    return sum(sequence.reserved_pages for sequence in sequences)

@@ -10,20 +10,26 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GatewayToScheduler(_message.Message):
-    __slots__ = ("hello", "submit", "failed", "cancel", "outcome", "started")
+    __slots__ = ("hello", "submit", "failed", "cancel", "outcome", "started", "outcome_report", "resubmit_complete", "resync_routes")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_REPORT_FIELD_NUMBER: _ClassVar[int]
+    RESUBMIT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    RESYNC_ROUTES_FIELD_NUMBER: _ClassVar[int]
     hello: GatewayHello
     submit: Submit
     failed: Failed
     cancel: Cancel
     outcome: _common_pb2.Outcome
     started: Started
-    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., outcome: _Optional[_Union[_common_pb2.Outcome, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ...) -> None: ...
+    outcome_report: OutcomeReport
+    resubmit_complete: ResubmitComplete
+    resync_routes: ResyncRoutes
+    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., outcome: _Optional[_Union[_common_pb2.Outcome, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resubmit_complete: _Optional[_Union[ResubmitComplete, _Mapping]] = ..., resync_routes: _Optional[_Union[ResyncRoutes, _Mapping]] = ...) -> None: ...
 
 class GatewayHello(_message.Message):
     __slots__ = ("gateway_id", "resubmit_complete")
@@ -32,6 +38,30 @@ class GatewayHello(_message.Message):
     gateway_id: str
     resubmit_complete: bool
     def __init__(self, gateway_id: _Optional[str] = ..., resubmit_complete: _Optional[bool] = ...) -> None: ...
+
+class ResubmitComplete(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResyncRoutes(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OutcomeReport(_message.Message):
+    __slots__ = ("request_id", "pool", "adapter_digest", "completion_tokens", "censored", "record")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CENSORED_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    pool: str
+    adapter_digest: str
+    completion_tokens: int
+    censored: bool
+    record: bytes
+    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., censored: _Optional[bool] = ..., record: _Optional[bytes] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("request_id", "pool", "namespace", "model_name", "adapter_digest", "prompt_tokens", "emitted_tokens", "max_tokens", "p50_tokens", "p90_tokens", "waited_ms", "epoch", "runner", "moves", "reservation_tokens", "start_emitted_tokens", "numerics_class")
@@ -134,20 +164,26 @@ class SchedulerToGateway(_message.Message):
     def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., outcome_ack: _Optional[_Union[OutcomeAck, _Mapping]] = ..., runner_gone: _Optional[_Union[RunnerGone, _Mapping]] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("request_id", "epoch", "runner", "address", "reservation_tokens", "numerics_class")
+    __slots__ = ("request_id", "epoch", "runner", "address", "reservation_tokens", "numerics_class", "adapter_rank", "adapter_bytes", "decode_runner")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_CLASS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_RANK_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DECODE_RUNNER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: _common_pb2.Epoch
     runner: _common_pb2.RunnerId
     address: str
     reservation_tokens: int
     numerics_class: str
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., reservation_tokens: _Optional[int] = ..., numerics_class: _Optional[str] = ...) -> None: ...
+    adapter_rank: int
+    adapter_bytes: int
+    decode_runner: _common_pb2.RunnerId
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., reservation_tokens: _Optional[int] = ..., numerics_class: _Optional[str] = ..., adapter_rank: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., decode_runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ...) -> None: ...
 
 class Preempt(_message.Message):
     __slots__ = ("request_id", "epoch")
@@ -198,18 +234,28 @@ class OutcomeAck(_message.Message):
     def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Routes(_message.Message):
-    __slots__ = ("version", "routes", "pools", "keys", "keys_known")
+    __slots__ = ("version", "routes", "pools", "keys", "keys_known", "full", "base_version", "removed_models", "removed_pools", "removed_keys")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     KEYS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    FULL_FIELD_NUMBER: _ClassVar[int]
+    BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_MODELS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_POOLS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_KEYS_FIELD_NUMBER: _ClassVar[int]
     version: int
     routes: _containers.RepeatedCompositeFieldContainer[Route]
     pools: _containers.RepeatedCompositeFieldContainer[PoolRoute]
     keys: _containers.RepeatedCompositeFieldContainer[KeyRoute]
     keys_known: bool
-    def __init__(self, version: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[PoolRoute, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[KeyRoute, _Mapping]]] = ..., keys_known: _Optional[bool] = ...) -> None: ...
+    full: bool
+    base_version: int
+    removed_models: _containers.RepeatedScalarFieldContainer[str]
+    removed_pools: _containers.RepeatedScalarFieldContainer[str]
+    removed_keys: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[PoolRoute, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[KeyRoute, _Mapping]]] = ..., keys_known: _Optional[bool] = ..., full: _Optional[bool] = ..., base_version: _Optional[int] = ..., removed_models: _Optional[_Iterable[str]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_keys: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Route(_message.Message):
     __slots__ = ("model_name", "namespace", "pool", "adapter_digest", "rank", "uid", "created_unix_s")
@@ -280,14 +326,16 @@ class SupervisorHello(_message.Message):
     def __init__(self, supervisor_id: _Optional[str] = ..., highest_term: _Optional[int] = ...) -> None: ...
 
 class ClusterReport(_message.Message):
-    __slots__ = ("runners", "lost", "preempts")
+    __slots__ = ("runners", "lost", "preempts", "reports")
     RUNNERS_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     PREEMPTS_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
     runners: _containers.RepeatedCompositeFieldContainer[_supervisor_pb2.RunnerState]
     lost: _containers.RepeatedCompositeFieldContainer[_common_pb2.RunnerId]
     preempts: _containers.RepeatedCompositeFieldContainer[PreemptDecision]
-    def __init__(self, runners: _Optional[_Iterable[_Union[_supervisor_pb2.RunnerState, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[_common_pb2.RunnerId, _Mapping]]] = ..., preempts: _Optional[_Iterable[_Union[PreemptDecision, _Mapping]]] = ...) -> None: ...
+    reports: _containers.RepeatedCompositeFieldContainer[_supervisor_pb2.ReportedRunner]
+    def __init__(self, runners: _Optional[_Iterable[_Union[_supervisor_pb2.RunnerState, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[_common_pb2.RunnerId, _Mapping]]] = ..., preempts: _Optional[_Iterable[_Union[PreemptDecision, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[_supervisor_pb2.ReportedRunner, _Mapping]]] = ...) -> None: ...
 
 class PreemptDecision(_message.Message):
     __slots__ = ("runner", "request_id", "epoch", "for_request_id", "reservation_tokens")
@@ -310,14 +358,18 @@ class Keys(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[_Union[KeyRoute, _Mapping]]] = ...) -> None: ...
 
 class SchedulerToSupervisor(_message.Message):
-    __slots__ = ("hello", "orders", "outcome")
+    __slots__ = ("hello", "orders", "outcome", "outcome_report", "resync")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ORDERS_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_REPORT_FIELD_NUMBER: _ClassVar[int]
+    RESYNC_FIELD_NUMBER: _ClassVar[int]
     hello: SchedulerHello
     orders: RunnerOrders
     outcome: _common_pb2.Outcome
-    def __init__(self, hello: _Optional[_Union[SchedulerHello, _Mapping]] = ..., orders: _Optional[_Union[RunnerOrders, _Mapping]] = ..., outcome: _Optional[_Union[_common_pb2.Outcome, _Mapping]] = ...) -> None: ...
+    outcome_report: OutcomeReport
+    resync: _supervisor_pb2.Resync
+    def __init__(self, hello: _Optional[_Union[SchedulerHello, _Mapping]] = ..., orders: _Optional[_Union[RunnerOrders, _Mapping]] = ..., outcome: _Optional[_Union[_common_pb2.Outcome, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resync: _Optional[_Union[_supervisor_pb2.Resync, _Mapping]] = ...) -> None: ...
 
 class SchedulerHello(_message.Message):
     __slots__ = ("term",)

@@ -9,14 +9,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RunnerToSupervisor(_message.Message):
-    __slots__ = ("hello", "state", "heartbeat")
+    __slots__ = ("hello", "state", "heartbeat", "report")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     hello: RunnerHello
     state: RunnerState
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[RunnerHello, _Mapping]] = ..., state: _Optional[_Union[RunnerState, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    report: RunnerReport
+    def __init__(self, hello: _Optional[_Union[RunnerHello, _Mapping]] = ..., state: _Optional[_Union[RunnerState, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[RunnerReport, _Mapping]] = ...) -> None: ...
 
 class RunnerHello(_message.Message):
     __slots__ = ("runner", "address", "pool", "base_digest", "numerics_class", "page_tokens", "total_pages", "max_sequences", "max_adapters", "max_rank", "max_context_tokens", "name", "best_batch", "step_ms_1", "step_ms_best", "prefill_tokens_per_s")
@@ -98,6 +100,66 @@ class RunnerState(_message.Message):
     prefix_reused_tokens: int
     def __init__(self, runner: _Optional[_Union[RunnerHello, _Mapping]] = ..., sequence: _Optional[int] = ..., free_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceState, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., overruns: _Optional[_Iterable[_Union[Overrun, _Mapping]]] = ..., draining: _Optional[bool] = ..., ready: _Optional[bool] = ..., iterations: _Optional[int] = ..., forwards: _Optional[int] = ..., grown_pages: _Optional[int] = ..., doublings: _Optional[int] = ..., desired_version: _Optional[int] = ..., id: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., tokens: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., prefix_reused_tokens: _Optional[int] = ...) -> None: ...
 
+class RunnerReport(_message.Message):
+    __slots__ = ("version", "full", "free_pages", "used_pages", "adapter_pages", "draining", "ready", "desired_version", "iterations", "forwards", "grown_pages", "doublings", "tokens", "prefix_reused_tokens", "sequences", "ended", "adapters", "removed_adapters", "overruns", "progress")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FULL_FIELD_NUMBER: _ClassVar[int]
+    FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    USED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_PAGES_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    DESIRED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    FORWARDS_FIELD_NUMBER: _ClassVar[int]
+    GROWN_PAGES_FIELD_NUMBER: _ClassVar[int]
+    DOUBLINGS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    OVERRUNS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    full: bool
+    free_pages: int
+    used_pages: int
+    adapter_pages: int
+    draining: bool
+    ready: bool
+    desired_version: int
+    iterations: int
+    forwards: int
+    grown_pages: int
+    doublings: int
+    tokens: int
+    prefix_reused_tokens: int
+    sequences: _containers.RepeatedCompositeFieldContainer[SequenceState]
+    ended: _containers.RepeatedScalarFieldContainer[str]
+    adapters: _containers.RepeatedCompositeFieldContainer[AdapterState]
+    removed_adapters: _containers.RepeatedScalarFieldContainer[str]
+    overruns: _containers.RepeatedCompositeFieldContainer[Overrun]
+    progress: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[int] = ..., full: _Optional[bool] = ..., free_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., draining: _Optional[bool] = ..., ready: _Optional[bool] = ..., desired_version: _Optional[int] = ..., iterations: _Optional[int] = ..., forwards: _Optional[int] = ..., grown_pages: _Optional[int] = ..., doublings: _Optional[int] = ..., tokens: _Optional[int] = ..., prefix_reused_tokens: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceState, _Mapping]]] = ..., ended: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., removed_adapters: _Optional[_Iterable[str]] = ..., overruns: _Optional[_Iterable[_Union[Overrun, _Mapping]]] = ..., progress: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReportedRunner(_message.Message):
+    __slots__ = ("runner", "report", "spec")
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    runner: _common_pb2.RunnerId
+    report: RunnerReport
+    spec: RunnerHello
+    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., report: _Optional[_Union[RunnerReport, _Mapping]] = ..., spec: _Optional[_Union[RunnerHello, _Mapping]] = ...) -> None: ...
+
+class Resync(_message.Message):
+    __slots__ = ("runner",)
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    runner: _common_pb2.RunnerId
+    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ...) -> None: ...
+
 class SequenceState(_message.Message):
     __slots__ = ("request_id", "epoch", "gateway_id", "adapter_digest", "reserved_pages", "used_pages", "tokens", "admitted", "reservation_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -165,12 +227,14 @@ class Overrun(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., wanted_pages: _Optional[int] = ..., reservation_tokens: _Optional[int] = ...) -> None: ...
 
 class SupervisorToRunner(_message.Message):
-    __slots__ = ("registered", "order")
+    __slots__ = ("registered", "order", "resync")
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    RESYNC_FIELD_NUMBER: _ClassVar[int]
     registered: Registered
     order: RunnerOrder
-    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., order: _Optional[_Union[RunnerOrder, _Mapping]] = ...) -> None: ...
+    resync: Resync
+    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., order: _Optional[_Union[RunnerOrder, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ...) -> None: ...
 
 class Registered(_message.Message):
     __slots__ = ("lease_ms", "report_ms")
@@ -181,16 +245,30 @@ class Registered(_message.Message):
     def __init__(self, lease_ms: _Optional[int] = ..., report_ms: _Optional[int] = ...) -> None: ...
 
 class RunnerOrder(_message.Message):
-    __slots__ = ("drain", "has_desired", "desired_version", "desired")
+    __slots__ = ("drain", "has_desired", "desired_version", "desired", "change")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     HAS_DESIRED_FIELD_NUMBER: _ClassVar[int]
     DESIRED_VERSION_FIELD_NUMBER: _ClassVar[int]
     DESIRED_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
     drain: bool
     has_desired: bool
     desired_version: int
     desired: _containers.RepeatedCompositeFieldContainer[DesiredAdapter]
-    def __init__(self, drain: _Optional[bool] = ..., has_desired: _Optional[bool] = ..., desired_version: _Optional[int] = ..., desired: _Optional[_Iterable[_Union[DesiredAdapter, _Mapping]]] = ...) -> None: ...
+    change: DesiredChange
+    def __init__(self, drain: _Optional[bool] = ..., has_desired: _Optional[bool] = ..., desired_version: _Optional[int] = ..., desired: _Optional[_Iterable[_Union[DesiredAdapter, _Mapping]]] = ..., change: _Optional[_Union[DesiredChange, _Mapping]] = ...) -> None: ...
+
+class DesiredChange(_message.Message):
+    __slots__ = ("version", "full", "adapters", "removed")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FULL_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    full: bool
+    adapters: _containers.RepeatedCompositeFieldContainer[DesiredAdapter]
+    removed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., full: _Optional[bool] = ..., adapters: _Optional[_Iterable[_Union[DesiredAdapter, _Mapping]]] = ..., removed: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DesiredAdapter(_message.Message):
     __slots__ = ("digest", "rank", "bytes", "pinned", "tier")
@@ -263,13 +341,15 @@ class ListRunnersRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListRunnersResponse(_message.Message):
-    __slots__ = ("runners", "grows", "preempts", "doublings")
+    __slots__ = ("runners", "grows", "preempts", "doublings", "reported")
     RUNNERS_FIELD_NUMBER: _ClassVar[int]
     GROWS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTS_FIELD_NUMBER: _ClassVar[int]
     DOUBLINGS_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_FIELD_NUMBER: _ClassVar[int]
     runners: _containers.RepeatedCompositeFieldContainer[RunnerState]
     grows: int
     preempts: int
     doublings: int
-    def __init__(self, runners: _Optional[_Iterable[_Union[RunnerState, _Mapping]]] = ..., grows: _Optional[int] = ..., preempts: _Optional[int] = ..., doublings: _Optional[int] = ...) -> None: ...
+    reported: _containers.RepeatedCompositeFieldContainer[ReportedRunner]
+    def __init__(self, runners: _Optional[_Iterable[_Union[RunnerState, _Mapping]]] = ..., grows: _Optional[int] = ..., preempts: _Optional[int] = ..., doublings: _Optional[int] = ..., reported: _Optional[_Iterable[_Union[ReportedRunner, _Mapping]]] = ...) -> None: ...

@@ -1,0 +1,170 @@
+"""Registry (the operator, or the controller of `weft up`) <-> scheduler."""
+
+from weft.domain.adapter import AdapterSpec, Tier
+from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus, RegistryChange
+from weft.wire.codec.cluster import TIER, TIERS
+from weft.wire.codec.direction import Direction, Entry
+from weft.wire.codec.values import MAX_DETAIL, MAX_MODEL, MAX_RANK, MAX_TOKENS, named, number, text, texts
+from weft.wire.errors import PeerError
+from weft.wire.v1 import scheduler_pb2 as pb
+
+MAX_RUNNERS = 1 << 20
+MAX_SECONDS = 1 << 31
+
+
+def fill_registry_change(change: RegistryChange, m: pb.RegistryToScheduler) -> None:
+    m.version, m.snapshot, m.term = change.version, change.snapshot, change.term
+    m.removed_pools.extend(change.removed_pools)
+    m.removed_adapter_uids.extend(change.removed_adapters)
+    for pool in change.pools:
+        m.pools.add(
+            pool=pool.name,
+            base_digest=pool.base_digest,
+            base_model_name=pool.base_model_name,
+            shared_all=pool.shared_all,
+            shared_namespaces=pool.shared_namespaces,
+            max_queue=pool.max_queue,
+            max_moves=pool.max_migrations,
+            placement=pool.placement,
+            queue=pool.queue,
+            reservation=pool.reservation,
+            created_unix_s=pool.created_unix_s,
+            min_runners=pool.min_runners,
+            drain_s=round(pool.drain_s),
+            max_runners=pool.max_runners,
+            idle_s=round(pool.idle_s),
+            hold_s=pool.hold_s,
+            max_context_tokens=pool.max_context_tokens,
+        )
+    for adapter in change.adapters:
+        m.adapters.add(
+            uid=adapter.uid,
+            namespace=adapter.namespace,
+            name=adapter.name,
+            model_name=adapter.model_name,
+            pool=adapter.pool,
+            digest=adapter.digest,
+            rank=adapter.rank,
+            bytes=adapter.bytes,
+            pinned=adapter.pinned,
+            created_unix_s=adapter.created_unix_s,
+            tier=TIER[adapter.tier],
+        )
+
+
+def registry_change(m: pb.RegistryToScheduler) -> RegistryChange:
+    """Raises PeerError."""
+    return RegistryChange(
+        snapshot=m.snapshot,
+        pools=tuple([_pool(pool) for pool in m.pools]),
+        adapters=tuple([_adapter(adapter) for adapter in m.adapters]),
+        removed_pools=texts(m.removed_pools, "a pool's name"),
+        removed_adapters=texts(m.removed_adapter_uids, "an adapter's uid"),
+        term=m.term,
+        version=m.version,
+    )
+
+
+def _pool(m: pb.PoolDesired) -> PoolSpec:
+    """Unset bounds and policies are the schema's defaults."""
+    name = named(m.pool, "a pool's name")
+    return PoolSpec(
+        name=name,
+        base_digest=text(m.base_digest, f"pool {name}: base_digest"),
+        base_model_name=text(m.base_model_name, f"pool {name}: base_model_name", MAX_MODEL),
+        shared_all=m.shared_all,
+        shared_namespaces=texts(m.shared_namespaces, f"pool {name}: a namespace"),
+        max_queue=m.max_queue or 1000,
+        max_migrations=m.max_moves or 8,
+        placement=text(m.placement, f"pool {name}: placement") or "punica",
+        queue=text(m.queue, f"pool {name}: queue") or "fcfs",
+        reservation=text(m.reservation, f"pool {name}: reservation") or "calibrated",
+        created_unix_s=m.created_unix_s,
+        min_runners=number(m.min_runners, f"pool {name}: min_runners", MAX_RUNNERS),
+        max_runners=number(m.max_runners, f"pool {name}: max_runners", MAX_RUNNERS),
+        idle_s=float(number(m.idle_s, f"pool {name}: idle_s", MAX_SECONDS)),
+        hold_s=number(m.hold_s, f"pool {name}: hold_s", MAX_SECONDS),
+        drain_s=float(number(m.drain_s, f"pool {name}: drain_s", MAX_SECONDS)),
+        max_context_tokens=number(m.max_context_tokens, f"pool {name}: max_context_tokens", MAX_TOKENS),
+    )
+
+
+def _adapter(m: pb.AdapterDesired) -> AdapterSpec:
+    uid = named(m.uid, "an adapter's uid")
+    tier = TIERS.get(m.tier)
+    if tier is None or tier is Tier.DEVICE:
+        raise PeerError(f"adapter {uid}: tier {m.tier} cannot be required (the device's is `pinned`)")
+    return AdapterSpec(
+        uid=uid,
+        namespace=text(m.namespace, f"adapter {uid}: namespace"),
+        name=text(m.name, f"adapter {uid}: name"),
+        model_name=text(m.model_name, f"adapter {uid}: model_name", MAX_MODEL),
+        pool=text(m.pool, f"adapter {uid}: pool"),
+        digest=text(m.digest, f"adapter {uid}: digest"),
+        rank=number(m.rank, f"adapter {uid}: rank", MAX_RANK),
+        bytes=m.bytes,
+        pinned=m.pinned,
+        created_unix_s=m.created_unix_s,
+        tier=tier,
+    )
+
+
+def _fill_pool_status(status: PoolStatus, m: pb.PoolStatus) -> None:
+    m.pool, m.ready_runners, m.wanted_runners = status.pool, status.ready_runners, status.wanted_runners
+    m.running, m.queued, m.max_runners = status.running, status.queued, status.max_runners
+    m.victims.extend(status.victims)
+    m.total_pages, m.reserved_pages, m.demand_runners = status.total_pages, status.reserved_pages, status.demand_runners
+
+
+def _pool_status(m: pb.PoolStatus) -> PoolStatus:
+    return PoolStatus(
+        pool=named(m.pool, "a pool's name"),
+        ready_runners=m.ready_runners,
+        wanted_runners=m.wanted_runners,
+        running=m.running,
+        queued=m.queued,
+        victims=texts(m.victims, "a runner's name"),
+        max_runners=m.max_runners,
+        total_pages=m.total_pages,
+        reserved_pages=m.reserved_pages,
+        demand_runners=m.demand_runners,
+    )
+
+
+def _fill_adapter_status(status: AdapterStatus, m: pb.AdapterStatus) -> None:
+    m.uid, m.digest, m.routed, m.ready_runners = status.uid, status.digest, status.routed, status.ready_runners
+    m.load_errors.extend(status.load_errors)
+
+
+def _adapter_status(m: pb.AdapterStatus) -> AdapterStatus:
+    return AdapterStatus(
+        uid=named(m.uid, "an adapter's uid"),
+        digest=text(m.digest, "a digest"),
+        routed=m.routed,
+        ready_runners=m.ready_runners,
+        load_errors=tuple([error[: 2 * MAX_DETAIL] for error in m.load_errors]),
+    )
+
+
+class RegistryDirection:
+    """The registry sends one kind of message, without an envelope."""
+
+    envelope = pb.RegistryToScheduler
+
+    def encode(self, message: RegistryChange) -> pb.RegistryToScheduler:
+        envelope = pb.RegistryToScheduler()
+        fill_registry_change(message, envelope)
+        return envelope
+
+    def decode(self, envelope: pb.RegistryToScheduler) -> RegistryChange:
+        """Raises PeerError."""
+        return registry_change(envelope)
+
+
+REGISTRY_TO_SCHEDULER = RegistryDirection()
+SCHEDULER_TO_REGISTRY: Direction[pb.SchedulerToRegistry, PoolStatus | AdapterStatus] = Direction(
+    pb.SchedulerToRegistry,
+    "scheduler",
+    Entry("pool", PoolStatus, _fill_pool_status, _pool_status),
+    Entry("adapter", AdapterStatus, _fill_adapter_status, _adapter_status),
+)

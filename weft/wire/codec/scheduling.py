@@ -1,0 +1,390 @@
+"""Gateway <-> scheduler: one stream for each gateway. And the record of an outcome."""
+
+from google.protobuf.message import DecodeError
+
+from weft.domain.request import (
+    Assign,
+    Cancel,
+    Failed,
+    FailReason,
+    GatewayHello,
+    Outcome,
+    OutcomeAck,
+    OutcomeReport,
+    Preempt,
+    Reject,
+    RejectReason,
+    ResubmitComplete,
+    RunnerGone,
+    Started,
+    Submit,
+)
+from weft.domain.routes import KeyRoute, PoolRoute, ResyncRoutes, Route, Routes
+from weft.wire.codec.direction import Direction, Entry
+from weft.wire.codec.session import FINISH, FINISHED
+from weft.wire.codec.values import (
+    MAX_DETAIL,
+    MAX_MODEL,
+    MAX_PAGES,
+    MAX_RANK,
+    MAX_TOKENS,
+    enum,
+    epoch,
+    fill_epoch,
+    fill_runner_id,
+    inverted,
+    named,
+    number,
+    runner_id,
+    text,
+    texts,
+)
+from weft.wire.errors import PeerError
+from weft.wire.v1 import common_pb2
+from weft.wire.v1 import scheduler_pb2 as pb
+
+MAX_WAITED_MS = 1 << 40  # 35 years
+MAX_RECORD = 64 << 10  # bytes of an outcome
+MAX_MIGRATIONS = 1 << 16
+
+_FAILED = {
+    FailReason.SESSION_LOST: pb.Failed.SESSION_LOST,
+    FailReason.NO_CAPACITY: pb.Failed.NO_ROOM,
+    FailReason.PREEMPTED: pb.Failed.PREEMPTED,
+    FailReason.DRAINED: pb.Failed.DRAINED,
+    FailReason.LOAD_FAILED: pb.Failed.LOAD_FAILED,
+    FailReason.RUNNER_ERROR: pb.Failed.RUNNER_ERROR,
+}
+_FAIL_REASONS = inverted(_FAILED)
+_REJECTED = {
+    RejectReason.QUEUE_FULL: pb.Reject.QUEUE_FULL,
+    RejectReason.TOO_LARGE: pb.Reject.TOO_LARGE,
+    RejectReason.UNKNOWN_POOL: pb.Reject.UNKNOWN_POOL,
+    RejectReason.TOO_MANY_MIGRATIONS: pb.Reject.TOO_MANY_MOVES,
+    RejectReason.ADAPTER_FAILED: pb.Reject.ADAPTER_FAILED,
+    RejectReason.UNKNOWN_ADAPTER: pb.Reject.UNKNOWN_ADAPTER,
+}
+_REJECT_REASONS = inverted(_REJECTED)
+
+
+def _fill_hello(hello: GatewayHello, m: pb.GatewayHello) -> None:
+    m.gateway_id = hello.gateway
+
+
+def _hello(m: pb.GatewayHello) -> GatewayHello:
+    return GatewayHello(named(m.gateway_id, "a gateway's id"))
+
+
+def _fill_submit(submit: Submit, m: pb.Submit) -> None:
+    m.request_id, m.pool, m.namespace, m.model_name = (
+        submit.request_id,
+        submit.pool,
+        submit.namespace,
+        submit.model_name,
+    )
+    m.adapter_digest = submit.adapter
+    m.prompt_tokens, m.emitted_tokens, m.max_tokens = submit.prompt_tokens, submit.emitted_tokens, submit.max_tokens
+    m.p50_tokens, m.p90_tokens = submit.p50_tokens, submit.p90_tokens
+    m.waited_ms = round(1000 * submit.waited_s)
+    m.moves, m.numerics_class = submit.migrations, submit.numerics_class
+    if submit.runner is not None:
+        fill_epoch(submit.epoch, m.epoch)
+        fill_runner_id(submit.runner, m.runner)
+        m.reservation_tokens, m.start_emitted_tokens = submit.reservation_tokens, submit.start_emitted_tokens
+
+
+def _submit(m: pb.Submit) -> Submit:
+    return Submit(
+        request_id=named(m.request_id, "a request id"),
+        pool=text(m.pool, "a pool's name"),
+        namespace=text(m.namespace, "a namespace"),
+        model_name=text(m.model_name, "a model's name", MAX_MODEL),
+        adapter=text(m.adapter_digest, "an adapter's digest"),
+        prompt_tokens=number(m.prompt_tokens, "prompt_tokens", MAX_TOKENS),
+        max_tokens=number(m.max_tokens, "max_tokens", MAX_TOKENS, least=1),
+        emitted_tokens=number(m.emitted_tokens, "emitted_tokens", MAX_TOKENS),
+        p50_tokens=number(m.p50_tokens, "p50_tokens", MAX_TOKENS),
+        p90_tokens=number(m.p90_tokens, "p90_tokens", MAX_TOKENS),
+        waited_s=number(m.waited_ms, "waited_ms", MAX_WAITED_MS) / 1000,
+        epoch=epoch(m.epoch),
+        runner=runner_id(m.runner) if m.HasField("runner") and m.runner.uuid else None,
+        migrations=number(m.moves, "migrations", MAX_MIGRATIONS),
+        reservation_tokens=number(m.reservation_tokens, "reservation_tokens", MAX_TOKENS),
+        start_emitted_tokens=number(m.start_emitted_tokens, "start_emitted_tokens", MAX_TOKENS),
+        numerics_class=text(m.numerics_class, "a numerics class", MAX_DETAIL),
+    )
+
+
+def _fill_failed(failed: Failed, m: pb.Failed) -> None:
+    m.request_id, m.reason = failed.request_id, _FAILED[failed.reason]
+    fill_epoch(failed.epoch, m.epoch)
+    m.emitted_tokens, m.free_pages, m.detail = failed.emitted_tokens, failed.free_pages, failed.detail[:MAX_DETAIL]
+
+
+def _failed(m: pb.Failed) -> Failed:
+    return Failed(
+        named(m.request_id, "a request id"),
+        epoch(m.epoch),
+        enum(_FAIL_REASONS, m.reason, "the reason of a failure"),
+        number(m.emitted_tokens, "emitted_tokens", MAX_TOKENS),
+        number(m.free_pages, "free_pages", MAX_PAGES),
+        m.detail[:MAX_DETAIL],
+    )
+
+
+def _fill_cancel(cancel: Cancel, m: pb.Cancel) -> None:
+    m.request_id = cancel.request_id
+
+
+def _cancel(m: pb.Cancel) -> Cancel:
+    return Cancel(named(m.request_id, "a request id"))
+
+
+def _fill_started(started: Started, m: pb.Started) -> None:
+    m.request_id = started.request_id
+    fill_epoch(started.epoch, m.epoch)
+
+
+def _started(m: pb.Started) -> Started:
+    return Started(named(m.request_id, "a request id"), epoch(m.epoch))
+
+
+def fill_outcome_report(report: OutcomeReport, m: pb.OutcomeReport) -> None:
+    m.request_id, m.pool, m.adapter_digest = report.request_id, report.pool, report.adapter
+    m.completion_tokens, m.censored, m.record = report.completion_tokens, report.censored, report.record
+
+
+def outcome_report(m: pb.OutcomeReport) -> OutcomeReport:
+    """Raises PeerError."""
+    number(len(m.record), "the size of an outcome", MAX_RECORD, least=1)
+    return OutcomeReport(
+        named(m.request_id, "a request id"),
+        text(m.pool, "a pool's name"),
+        text(m.adapter_digest, "an adapter's digest"),
+        number(m.completion_tokens, "completion_tokens", MAX_TOKENS),
+        m.censored,
+        m.record,
+    )
+
+
+def fill_outcome_ack(ack: OutcomeAck, m: pb.OutcomeAck) -> None:
+    m.request_ids.extend(ack.request_ids)
+
+
+def outcome_ack(m: pb.OutcomeAck) -> OutcomeAck:
+    """Raises PeerError."""
+    return OutcomeAck(texts(m.request_ids, "a request id"))
+
+
+def outcome_bytes(outcome: Outcome) -> bytes:
+    """The record of an outcome."""
+    return common_pb2.Outcome(
+        request_id=outcome.request_id,
+        pool=outcome.pool,
+        namespace=outcome.namespace,
+        model_name=outcome.model_name,
+        adapter_digest=outcome.adapter,
+        prompt_tokens=outcome.prompt_tokens,
+        completion_tokens=outcome.completion_tokens,
+        finish_reason=FINISH[outcome.finish],
+        error=outcome.error,
+        censored=outcome.censored,
+        predicted_p50_tokens=outcome.predicted_p50_tokens,
+        predicted_p90_tokens=outcome.predicted_p90_tokens,
+        model_version=outcome.model_version,
+        ttft_ms=outcome.ttft_ms,
+        total_ms=outcome.total_ms,
+        moves=outcome.migrations,
+        doublings=outcome.doublings,
+        finished_unix_ms=outcome.finished_unix_ms,
+        choice=outcome.choice,
+    ).SerializeToString()
+
+
+def outcome_from_bytes(record: bytes) -> Outcome:
+    """Raises PeerError."""
+    try:
+        m = common_pb2.Outcome.FromString(record)
+    except DecodeError as error:
+        raise PeerError(f"the record of an outcome is none: {error}") from error
+    return Outcome(
+        request_id=named(m.request_id, "a request id"),
+        pool=text(m.pool, "a pool's name"),
+        namespace=text(m.namespace, "a namespace"),
+        model_name=text(m.model_name, "a model's name", MAX_MODEL),
+        adapter=text(m.adapter_digest, "an adapter's digest"),
+        prompt_tokens=number(m.prompt_tokens, "prompt_tokens", MAX_TOKENS),
+        completion_tokens=number(m.completion_tokens, "completion_tokens", MAX_TOKENS),
+        finish=enum(FINISHED, m.finish_reason, "a finish reason"),
+        finished_unix_ms=number(m.finished_unix_ms, "finished_unix_ms", 1 << 62),
+        error=text(m.error, "an error's name"),
+        censored=m.censored,
+        predicted_p50_tokens=number(m.predicted_p50_tokens, "predicted_p50_tokens", MAX_TOKENS),
+        predicted_p90_tokens=number(m.predicted_p90_tokens, "predicted_p90_tokens", MAX_TOKENS),
+        model_version=text(m.model_version, "a predictor's version"),
+        ttft_ms=number(m.ttft_ms, "ttft_ms", 1 << 31),
+        total_ms=number(m.total_ms, "total_ms", 1 << 31),
+        migrations=number(m.moves, "migrations", MAX_MIGRATIONS),
+        doublings=number(m.doublings, "doublings", MAX_MIGRATIONS),
+        choice=number(m.choice, "choice", 1 << 16),
+    )
+
+
+def _fill_assign(assign: Assign, m: pb.Assign) -> None:
+    m.request_id, m.address, m.reservation_tokens = assign.request_id, assign.address, assign.reservation_tokens
+    fill_epoch(assign.epoch, m.epoch)
+    fill_runner_id(assign.runner, m.runner)
+    m.numerics_class, m.adapter_rank, m.adapter_bytes = assign.numerics_class, assign.rank, assign.adapter_bytes
+    if assign.decode is not None:
+        fill_runner_id(assign.decode, m.decode_runner)
+
+
+def _assign(m: pb.Assign) -> Assign:
+    return Assign(
+        request_id=named(m.request_id, "a request id"),
+        epoch=epoch(m.epoch),
+        runner=runner_id(m.runner),
+        address=named(m.address, "a runner's address"),
+        reservation_tokens=number(m.reservation_tokens, "reservation_tokens", MAX_TOKENS),
+        numerics_class=text(m.numerics_class, "a numerics class", MAX_DETAIL),
+        rank=number(m.adapter_rank, "an adapter's rank", MAX_RANK),
+        adapter_bytes=m.adapter_bytes,
+        decode=runner_id(m.decode_runner) if m.HasField("decode_runner") else None,
+    )
+
+
+def _fill_preempt(preempt: Preempt, m: pb.Preempt) -> None:
+    m.request_id = preempt.request_id
+    fill_epoch(preempt.epoch, m.epoch)
+
+
+def _preempt(m: pb.Preempt) -> Preempt:
+    return Preempt(named(m.request_id, "a request id"), epoch(m.epoch))
+
+
+def _fill_reject(reject: Reject, m: pb.Reject) -> None:
+    m.request_id, m.reason, m.message = reject.request_id, _REJECTED[reject.reason], reject.message[:MAX_DETAIL]
+    m.retry_after_ms = reject.retry_after_ms
+
+
+def _reject(m: pb.Reject) -> Reject:
+    return Reject(
+        named(m.request_id, "a request id"),
+        enum(_REJECT_REASONS, m.reason, "the reason of a rejection"),
+        m.message[:MAX_DETAIL],
+        m.retry_after_ms,
+    )
+
+
+def _fill_gone(gone: RunnerGone, m: pb.RunnerGone) -> None:
+    fill_runner_id(gone.runner, m.runner)
+
+
+def _gone(m: pb.RunnerGone) -> RunnerGone:
+    return RunnerGone(runner_id(m.runner))
+
+
+def fill_routes(routes: Routes, m: pb.Routes) -> None:
+    m.version, m.full, m.base_version, m.keys_known = (
+        routes.version,
+        routes.full,
+        routes.base_version,
+        routes.keys_known,
+    )
+    m.removed_models.extend(routes.removed_models)
+    m.removed_pools.extend(routes.removed_pools)
+    m.removed_keys.extend(routes.removed_keys)
+    for route in routes.routes:
+        m.routes.add(
+            model_name=route.model_name,
+            namespace=route.namespace,
+            pool=route.pool,
+            adapter_digest=route.adapter,
+            rank=route.rank,
+            uid=route.uid,
+            created_unix_s=route.created_unix_s,
+        )
+    for pool in routes.pools:
+        m.pools.add(
+            pool=pool.pool,
+            base_digest=pool.base_digest,
+            base_model_name=pool.base_model_name,
+            max_context_tokens=pool.max_context_tokens,
+            ready_runners=pool.ready_runners,
+            shared_all=pool.shared_all,
+            shared_namespaces=pool.shared_namespaces,
+            hold_s=pool.hold_s,
+        )
+    for key in routes.keys:
+        fill_key(key, m.keys.add())
+
+
+def _routes(m: pb.Routes) -> Routes:
+    """The scheduler is trusted with the lengths of its names: the registry bounded them."""
+    return Routes(
+        version=m.version,
+        full=m.full,
+        base_version=m.base_version,
+        routes=tuple(
+            [
+                Route(r.model_name, r.namespace, r.pool, r.adapter_digest, r.rank, r.uid, r.created_unix_s)
+                for r in m.routes
+            ]
+        ),
+        removed_models=tuple(m.removed_models),
+        pools=tuple(
+            [
+                PoolRoute(
+                    p.pool,
+                    p.base_digest,
+                    p.base_model_name,
+                    p.max_context_tokens,
+                    p.ready_runners,
+                    p.shared_all,
+                    tuple(p.shared_namespaces),
+                    p.hold_s,
+                )
+                for p in m.pools
+            ]
+        ),
+        removed_pools=tuple(m.removed_pools),
+        keys=tuple([KeyRoute(k.key_hash, k.namespace, k.key_id) for k in m.keys]),
+        removed_keys=tuple(m.removed_keys),
+        keys_known=m.keys_known,
+    )
+
+
+def fill_key(key: KeyRoute, m: pb.KeyRoute) -> None:
+    m.key_hash, m.namespace, m.key_id = key.key_hash, key.namespace, key.key_id
+
+
+def key(m: pb.KeyRoute) -> KeyRoute:
+    """Raises PeerError."""
+    return KeyRoute(named(m.key_hash, "a key's hash"), text(m.namespace, "a namespace"), text(m.key_id, "a key's id"))
+
+
+GatewayMessage = GatewayHello | ResubmitComplete | Submit | Failed | Cancel | Started | OutcomeReport | ResyncRoutes
+SchedulerMessage = Assign | Preempt | Reject | Routes | OutcomeAck | RunnerGone
+
+GATEWAY_TO_SCHEDULER: Direction[pb.GatewayToScheduler, GatewayMessage] = Direction(
+    pb.GatewayToScheduler,
+    "gateway",
+    Entry("hello", GatewayHello, _fill_hello, _hello),
+    Entry("resubmit_complete", ResubmitComplete),
+    Entry("submit", Submit, _fill_submit, _submit),
+    Entry("failed", Failed, _fill_failed, _failed),
+    Entry("cancel", Cancel, _fill_cancel, _cancel),
+    Entry("started", Started, _fill_started, _started),
+    Entry("outcome_report", OutcomeReport, fill_outcome_report, outcome_report),
+    Entry("resync_routes", ResyncRoutes),
+)
+SCHEDULER_TO_GATEWAY: Direction[pb.SchedulerToGateway, SchedulerMessage] = Direction(
+    pb.SchedulerToGateway,
+    "scheduler",
+    Entry("assign", Assign, _fill_assign, _assign),
+    Entry("preempt", Preempt, _fill_preempt, _preempt),
+    Entry("reject", Reject, _fill_reject, _reject),
+    Entry("routes", Routes, fill_routes, _routes),
+    Entry("outcome_ack", OutcomeAck, fill_outcome_ack, outcome_ack),
+    Entry("runner_gone", RunnerGone, _fill_gone, _gone),
+)
