@@ -15,10 +15,10 @@ from weft.telemetry.logs import kv
 from weft.wire.http_server import QuietServer
 from weft.wire.serving import stop_on_signals
 from weft.wire.tls import load_tls
-from weft_gateway.app import build_app
-from weft_gateway.bounded_http import BoundedHttp
-from weft_gateway.gateway import Gateway
 from weft_gateway.settings import Settings
+from weft_gateway.shell.app import build_app
+from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.bounded_http import BoundedHttp
 
 CLOSE_SECONDS = 5  # for clients that read the last bytes of an answer slowly
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def run(settings: Settings, listener: socket.socket) -> int:
     """Serve on a bound socket until a signal, then drain."""
     stop = stop_on_signals()
-    gateway = Gateway(settings, tls=load_tls(settings.tls_dir, "gateway"))
+    gateway = AppState(settings, tls=load_tls(settings.tls_dir, "gateway"))
     server = _Server(_config(gateway))
     async with gateway.running() as serving:
         http = asyncio.create_task(server.serve(sockets=[listener]), name="http")
@@ -64,7 +64,7 @@ class _Server(QuietServer):
         yield
 
 
-def _config(gateway: Gateway) -> uvicorn.Config:
+def _config(gateway: AppState) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(gateway),
         loop="uvloop",

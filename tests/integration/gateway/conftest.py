@@ -31,11 +31,11 @@ from weft.wire.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
-from weft_gateway.app import build_app
-from weft_gateway.bounded_http import BoundedHttp
-from weft_gateway.gateway import Gateway
-from weft_gateway.serve import check_serving
 from weft_gateway.settings import Settings
+from weft_gateway.shell.app import build_app
+from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.bounded_http import BoundedHttp
+from weft_gateway.shell.request_manager import check_serving
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}</s>{% endfor %}<|assistant|>"
 ANSWER = "Grüße, dear reader \N{SLIGHTLY SMILING FACE}!"
@@ -100,7 +100,7 @@ class World:
     base_digest: str
     scheduler_address: str = ""
     predictor_address: str = ""
-    gateway: Gateway = field(default=None)  # type: ignore[assignment]
+    gateway: AppState = field(default=None)  # type: ignore[assignment]
     url: str = ""
     server: Server = field(default=None)  # type: ignore[assignment]
     pool: httpx2.AsyncClient = field(default=None)  # type: ignore[assignment]
@@ -204,7 +204,7 @@ async def parts(depot: FakeDepot, tokenizer: tokenizers.Tokenizer) -> AsyncItera
 async def serving(world: World, settings: Settings) -> AsyncIterator[World]:
     """The real gateway on a real socket, in this event loop."""
     listener = socket.create_server(("127.0.0.1", 0))
-    gateway = Gateway(settings, registry=CollectorRegistry())
+    gateway = AppState(settings, registry=CollectorRegistry())
     config = uvicorn.Config(build_app(gateway), lifespan="off", log_config=None, http=BoundedHttp, ws="none")
     server = world.server = Server(config)
     world.gateway, world.url = gateway, f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -222,5 +222,5 @@ async def serving(world: World, settings: Settings) -> AsyncIterator[World]:
 async def world(parts: World, tmp_path: Path) -> AsyncIterator[World]:
     """Fakes and a ready gateway without keys."""
     async with serving(parts, parts.settings(tmp_path)):
-        await until(lambda: parts.gateway.unready() is None)
+        await until(lambda: parts.gateway.not_ready_reason() is None)
         yield parts

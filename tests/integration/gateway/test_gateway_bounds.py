@@ -11,7 +11,7 @@ import httpx2
 import orjson
 import pytest
 
-from weft_gateway import bounded_http
+from weft_gateway.shell import bounded_http
 
 from .conftest import ANSWER, PATIENCE_S, TEMPLATE, World, serving, soon, until
 from .test_gateway_refusals import CHAT, TEXT, refused, with_keys
@@ -32,7 +32,7 @@ async def turn_beside_threads(monkeypatch: pytest.MonkeyPatch, turns: list[int])
         finally:
             turns.append(turned - began)
 
-    monkeypatch.setattr("weft_gateway.openai.prepare.asyncio.to_thread", counted)
+    monkeypatch.setattr("weft_gateway.openai.validation.asyncio.to_thread", counted)
     while True:
         await asyncio.sleep(0)
         turned += 1
@@ -60,7 +60,7 @@ async def test_the_loop_goes_on_beside_a_large_request(
 ) -> None:
     wide_context(parts)
     async with serving(parts, parts.settings(tmp_path)) as world, httpx2.AsyncClient(timeout=PATIENCE_S) as http:
-        await until(lambda: world.gateway.unready() is None)
+        await until(lambda: world.gateway.not_ready_reason() is None)
         turns: list[int] = []
         turning = asyncio.create_task(turn_beside_threads(monkeypatch, turns))
         response = await http.post(f"{world.url}{path}", json=body)
@@ -75,7 +75,7 @@ async def test_what_cannot_fit_is_refused_by_prompt_and_context_without_encoding
     world: World, monkeypatch: pytest.MonkeyPatch, prompt: Any
 ) -> None:
     encoded: list[Any] = []
-    monkeypatch.setattr("weft_gateway.model_text._encode", lambda *args, **_: encoded.append(args) or [[5]])
+    monkeypatch.setattr("weft_gateway.shell.tokenizer._encode", lambda *args, **_: encoded.append(args) or [[5]])
     async with world.http() as http:
         error = refused(await http.post("/v1/completions", json=TEXT | {"prompt": prompt}), 400, LENGTH)
         assert str(len(prompt)) in error["message"]
@@ -235,7 +235,7 @@ async def test_a_body_that_is_not_declared_as_json_is_a_415_that_says_what_to_se
 async def test_with_keys_metrics_name_only_what_the_caller_may_use(parts: World, tmp_path: Path) -> None:
     parts.scheduler.routes = with_keys(parts)
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
-        await until(lambda: world.gateway.unready() is None)
+        await until(lambda: world.gateway.not_ready_reason() is None)
         for name, model in (("acme", "acme/upper"), ("rival", "rival/secret")):
             await world.client(api_key=f"key-of-{name}").completions.create(model=model, prompt="hello")
         await world.settled()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from weft_gateway import serve
+from weft_gateway.shell import request_manager
 
 from .conftest import until
 
@@ -21,7 +21,7 @@ async def test_a_violation_is_reported_at_every_look_and_ends_nothing(
         raise AssertionError("a live request has an outcome")
 
     before = violations()
-    monkeypatch.setattr(serve, "check_serving", check_broken)
+    monkeypatch.setattr(request_manager, "check_serving", check_broken)
     await until(lambda: violations() >= before + 2)
     answer = await world.client().completions.create(model="tiny", prompt="w", max_tokens=5)
     assert answer.choices[0].text

@@ -28,8 +28,8 @@ async def test_the_first_requests_wait_for_the_route_table(parts: World, tmp_pat
         asked = asyncio.create_task(http.post("/v1/completions", json=TEXT))
         listed = asyncio.create_task(http.get("/v1/models"))
         await until(lambda: world.gateway.serving.preparing == 1 and world.gateway.serving.scheduler.up)
-        unready = await http.get("/readyz")
-        assert (unready.status_code, unready.text) == (503, "no route table from the scheduler yet\n")
+        not_ready_reason = await http.get("/readyz")
+        assert (not_ready_reason.status_code, not_ready_reason.text) == (503, "no route table from the scheduler yet\n")
         world.scheduler.tell_routes(routes)
         assert (await soon(asked)).json()["choices"][0]["text"] == ANSWER
         assert (await soon(listed)).json()["data"][0]["id"] == "tiny"
@@ -60,7 +60,7 @@ async def test_requestsheld_for_a_tokenizer_that_does_not_come_leave_room_for_th
 ) -> None:
     parts.scheduler.routes = with_broken_pool(parts)
     async with serving(parts, parts.settings(tmp_path, max_in_flight=8)) as world, world.http() as http:
-        await until(lambda: world.gateway.unready() is None)
+        await until(lambda: world.gateway.not_ready_reason() is None)
         held = [asyncio.create_task(http.post("/v1/completions", json=TEXT | {"model": "broken"})) for _ in range(2)]
         await until(lambda: world.gateway.held_for[ABSENT] == 2)
         error = refused(await http.post("/v1/completions", json=TEXT | {"model": "broken"}), 503, "model_not_ready")

@@ -10,7 +10,7 @@ import pytest
 from weft.artifacts.blobs import BlobStore, check_blobs
 from weft.artifacts.digest import FileEntry, build_manifest, digest_of, hex_of
 from weft.artifacts.errors import Reason, Unavailable
-from weft_gateway.depot import fetch_text_files
+from weft_gateway.shell.depot_client import fetch_text_files
 
 TOKENIZER = json.dumps({"model": {"vocab": {"a": 0}}}).encode()
 MANIFEST = build_manifest("model", [FileEntry("tokenizer.json", hex_of(digest_of(TOKENIZER)), len(TOKENIZER))])

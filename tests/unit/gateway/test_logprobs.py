@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from weft.identities import Epoch, RunnerId
-from weft_gateway.core.events import Assigned, Emit, FinishReason, StepTokens, TokenLogprob, Told
+from weft_gateway.core.events import Assigned, Emit, FinishReason, StepTokens, TokenLogprob, TokenLogprobOut
 from weft_gateway.core.stream import Stream
 
 RUNNER = RunnerId("a", "1")
@@ -43,7 +43,7 @@ def starts(tokens: Sequence[bytes]) -> list[int]:
     return found
 
 
-def told_in(emits: Sequence[Emit]) -> list[Told]:
+def told_in(emits: Sequence[Emit]) -> list[TokenLogprobOut]:
     return [told for emit in emits for told in emit.told]
 
 

@@ -6,7 +6,7 @@ import pytest
 from weft.wire.v1.common_pb2 import Outcome
 from weft_gateway.core.events import Failure
 from weft_gateway.errors import ApiError, Overloaded, from_failure
-from weft_gateway.outcomes import Outcomes
+from weft_gateway.shell.outcomes import Outcomes
 
 
 def kept(limit: int, count: int) -> tuple[Outcomes, list[str]]:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.wire.v1 import scheduler_pb2 as pb
+from weft_gateway.core.routes import ANY_NAMESPACE, Principal, table_of
 from weft_gateway.errors import Unauthorized, Unavailable
-from weft_gateway.routes import EVERYBODY, Caller, table_of
-from weft_gateway.tenants import caller_of
+from weft_gateway.shell.auth import authenticate
 
 names = st.sampled_from(["a", "b", "c"])
 
@@ -32,7 +32,7 @@ def tables(draw: st.DrawFn) -> pb.Routes:
 
 @given(tables(), names)
 def test_a_caller_sees_its_own_adapters_and_the_bases_it_may_use_and_nothing_else(message: pb.Routes, who: str) -> None:
-    seen = {route.model_name for route, _ in table_of(message).visible(Caller(who))}
+    seen = {route.model_name for route, _ in table_of(message).visible(Principal(who))}
     pools = {pool.pool: pool for pool in message.pools}
     for route in message.routes:
         pool = pools[route.pool]
@@ -44,8 +44,8 @@ def test_a_caller_sees_its_own_adapters_and_the_bases_it_may_use_and_nothing_els
 @given(tables(), names)
 def test_what_is_found_is_what_is_listed(message: pb.Routes, who: str) -> None:
     table = table_of(message)
-    listed = {route.model_name for route, _ in table.visible(Caller(who))}
-    assert {name for name in table.models if table.find(name, Caller(who))} == listed
+    listed = {route.model_name for route, _ in table.visible(Principal(who))}
+    assert {name for name in table.models if table.find(name, Principal(who))} == listed
 
 
 def test_without_keys_everybody_sees_everything_bases_first() -> None:
@@ -54,23 +54,23 @@ def test_without_keys_everybody_sees_everything_bases_first() -> None:
         pb.Route(model_name="zbase", namespace="z", pool="z/p"),
     ]
     table = table_of(pb.Routes(routes=routes, pools=[pb.PoolRoute(pool="z/p")]))
-    assert [route.model_name for route, _ in table.visible(EVERYBODY)] == ["zbase", "a/x"]
+    assert [route.model_name for route, _ in table.visible(ANY_NAMESPACE)] == ["zbase", "a/x"]
 
 
 def test_a_route_without_its_pool_is_not_served() -> None:
     table = table_of(pb.Routes(routes=[pb.Route(model_name="a/x", pool="gone/p")]))
-    assert table.find("a/x", EVERYBODY) is None
+    assert table.find("a/x", ANY_NAMESPACE) is None
 
 
 def test_a_key_is_looked_up_by_its_hash() -> None:
     key_hash = hashlib.sha256("geheim-ü".encode()).hexdigest()
     table = table_of(pb.Routes(keys=[pb.KeyRoute(key_hash=key_hash, namespace="a", key_id="wk_1")], keys_known=True))
-    assert caller_of("Bearer geheim-ü", table, auth=True) == Caller("a", "wk_1")
-    assert caller_of(None, table, auth=False) == EVERYBODY
+    assert authenticate("Bearer geheim-ü", table, auth=True) == Principal("a", "wk_1")
+    assert authenticate(None, table, auth=False) == ANY_NAMESPACE
     with pytest.raises(Unauthorized):
-        caller_of(f"Bearer {key_hash}", table, auth=True)
+        authenticate(f"Bearer {key_hash}", table, auth=True)
 
 
 def test_before_the_keys_are_known_nobody_is_refused_for_good() -> None:
     with pytest.raises(Unavailable):
-        caller_of("Bearer x", table_of(pb.Routes()), auth=True)
+        authenticate("Bearer x", table_of(pb.Routes()), auth=True)

@@ -16,6 +16,7 @@ from weft_gateway.core.events import (
     Effect,
     Emit,
     Epoch,
+    EpochEnded,
     Event,
     Failed,
     FailedReason,
@@ -23,10 +24,9 @@ from weft_gateway.core.events import (
     Finish,
     FinishReason,
     HoldExpired,
-    PoolServed,
+    PoolAvailability,
     Preempted,
     Rejected,
-    RunnerGaveUp,
     RunnerId,
     RunnerLost,
     Start,
@@ -34,7 +34,7 @@ from weft_gateway.core.events import (
     StepTokens,
     Stop,
     TokenLogprob,
-    Told,
+    TokenLogprobOut,
 )
 from weft_gateway.core.stream import Stream, check_stream
 
@@ -68,7 +68,7 @@ def likely(positions: range) -> list[TokenLogprob]:
     return [TokenLogprob(-float(position), ((position, -0.5),)) for position in positions]
 
 
-def told_of(effects: Sequence[Effect]) -> list[Told]:
+def told_of(effects: Sequence[Effect]) -> list[TokenLogprobOut]:
     return [told for effect in effects if isinstance(effect, Emit) for told in effect.told]
 
 
@@ -118,8 +118,8 @@ def test_a_lower_epoch_never_takes_over_not_even_after_the_higher_one_broke() ->
     [
         (Preempted(Epoch(1, 1)), FailedReason.PREEMPTED, True),
         (RunnerLost(RUNNERS[0], "broke"), FailedReason.SESSION_LOST, False),
-        (RunnerGaveUp(Epoch(1, 1), FailedReason.NO_ROOM, "pages", 3), FailedReason.NO_ROOM, False),
-        (RunnerGaveUp(Epoch(1, 1), FailedReason.DRAINED), FailedReason.DRAINED, False),
+        (EpochEnded(Epoch(1, 1), FailedReason.NO_ROOM, "pages", 3), FailedReason.NO_ROOM, False),
+        (EpochEnded(Epoch(1, 1), FailedReason.DRAINED), FailedReason.DRAINED, False),
         (step(1, 7, "gap"), FailedReason.RUNNER_ERROR, True),
     ],
 )
@@ -211,7 +211,7 @@ def test_the_hold_does_not_run_while_a_runner_has_the_request() -> None:
 def test_assignments_that_come_to_nothing_do_not_prolong_the_hold() -> None:
     one = stream(hold_s=30.0)
     one.handle(assigned(1), 10.0)
-    one.handle(RunnerGaveUp(Epoch(1, 1), FailedReason.NO_ROOM), 11.0)
+    one.handle(EpochEnded(Epoch(1, 1), FailedReason.NO_ROOM), 11.0)
     assert one.hold_deadline == 31.0  # 10 s are used up
     one.handle(assigned(2), 21.0)
     one.handle(RunnerLost(RUNNERS[0]), 100.0)
@@ -227,44 +227,44 @@ def test_a_request_that_ran_may_be_held_for_the_full_time_again() -> None:
 
 
 QUEUED = [
-    RunnerGaveUp(Epoch(1, 1), FailedReason.NO_ROOM),
-    RunnerGaveUp(Epoch(1, 1), FailedReason.PREEMPTED),
+    EpochEnded(Epoch(1, 1), FailedReason.NO_ROOM),
+    EpochEnded(Epoch(1, 1), FailedReason.PREEMPTED),
     Preempted(Epoch(1, 1)),
 ]
-BROKEN = [RunnerLost(RUNNERS[0]), *(RunnerGaveUp(Epoch(1, 1), reason) for reason in FAULTS)]
+BROKEN = [RunnerLost(RUNNERS[0]), *(EpochEnded(Epoch(1, 1), reason) for reason in FAULTS)]
 
 
 @pytest.mark.parametrize("event", QUEUED)
 def test_the_hold_of_a_stream_that_queues_counts_only_while_its_pool_is_not_served(event: Event) -> None:
     one = stream(hold_s=30.0)
-    run(one, PoolServed(True), assigned(1), step(1, 0, "a"), event)
+    run(one, PoolAvailability(True), assigned(1), step(1, 0, "a"), event)
     assert one.hold_deadline is None
     assert run(one, HoldExpired(GONE), now=1000.0) == []
-    run(one, PoolServed(False), now=1000.0)
+    run(one, PoolAvailability(False), now=1000.0)
     assert one.hold_deadline == 1030.0
-    run(one, PoolServed(True), now=1010.0)
+    run(one, PoolAvailability(True), now=1010.0)
     assert one.hold_deadline is None
-    run(one, PoolServed(False), now=2000.0)
+    run(one, PoolAvailability(False), now=2000.0)
     assert one.hold_deadline == 2020.0  # 10 s are used up
 
 
 @pytest.mark.parametrize("event", BROKEN)
 def test_the_hold_of_a_stream_that_lost_its_runner_runs_though_its_pool_is_said_to_be_served(event: Event) -> None:
     one = stream(hold_s=30.0)
-    run(one, PoolServed(True), assigned(1), step(1, 0, "a"), event)
+    run(one, PoolAvailability(True), assigned(1), step(1, 0, "a"), event)
     assert one.hold_deadline == 30.0
 
 
 def test_a_new_request_may_queue_as_long_as_its_pool_is_served() -> None:
     one = Stream(max_tokens=9, bytes_of=letter, hold_s=30.0, now=0.0, served=True)
     assert one.hold_deadline is None
-    run(one, PoolServed(False), now=50.0)
+    run(one, PoolAvailability(False), now=50.0)
     assert one.hold_deadline == 80.0
 
 
 def test_a_preempted_stream_survives_a_queue_of_any_length() -> None:
     one = stream(hold_s=30.0)
-    run(one, PoolServed(True))
+    run(one, PoolAvailability(True))
     for counter in range(1, 20):
         now = counter * 100.0
         run(one, assigned(counter), step(counter, counter - 1, "a"), Preempted(Epoch(1, counter)), now=now)
@@ -275,7 +275,7 @@ def test_a_preempted_stream_survives_a_queue_of_any_length() -> None:
 def test_only_what_the_system_did_not_do_itself_is_a_counted_move() -> None:
     one = stream()
     for counter, reason in enumerate(FailedReason, 1):
-        run(one, assigned(counter), RunnerGaveUp(Epoch(1, counter), reason))
+        run(one, assigned(counter), EpochEnded(Epoch(1, counter), reason))
     assert (one.moves, one.counted_moves) == (len(FailedReason) - 1, len(FAULTS))
     run(one, assigned(50), assigned(51))
     assert one.counted_moves == len(FAULTS) + 1, "moved without a Failed: the Assign had expired"
@@ -357,7 +357,7 @@ class Disturbed:
             case 2:
                 self.tell(RunnerLost(self.random.choice(RUNNERS)))
             case 3 if running:
-                self.tell(RunnerGaveUp(running.epoch, self.random.choice(list(FailedReason))))
+                self.tell(EpochEnded(running.epoch, self.random.choice(list(FailedReason))))
             case 4 if self.past:
                 self.tell(self.random.choice(self.past))  # late or repeated
             case 5 if self.runs:
@@ -365,7 +365,7 @@ class Disturbed:
             case 6 if running:
                 self.runs[running.epoch] += 1  # a lost step: the next one leaves a gap
             case 7:
-                self.tell(PoolServed(self.random.random() < 0.5))
+                self.tell(PoolAvailability(self.random.random() < 0.5))
             case _:
                 self.tell(HoldExpired(GONE))
 

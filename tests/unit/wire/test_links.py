@@ -15,8 +15,8 @@ from harness.waiting import soon
 from weft.wire.channels import Link, Outbox, both_ways, channel
 from weft.wire.errors import PeerError, peer_errors
 from weft.wire.v1 import runner_pb2, runner_pb2_grpc
-from weft_gateway.outcomes import MAX_UNACKED
 from weft_gateway.settings import Settings
+from weft_gateway.shell.outcomes import MAX_UNACKED
 
 
 def start(request_id: str) -> runner_pb2.GatewayToRunner:

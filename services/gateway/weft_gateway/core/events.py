@@ -46,7 +46,7 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TokenLogprobOut:
     """A token of the answer with its log probability, for the client.
 
     `start` counts the characters of the answer before its own; a token inside a character starts with that character.
@@ -102,7 +102,7 @@ class RunnerLost:
 
 
 @dataclass(frozen=True, slots=True)
-class RunnerGaveUp:
+class EpochEnded:
     """The runner answered NoRoom or Ended for this epoch."""
 
     epoch: Epoch
@@ -119,7 +119,7 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolServed:
+class PoolAvailability:
     """The shell's word: whether the scheduler is there and the request's pool has a ready runner."""
 
     served: bool
@@ -149,9 +149,9 @@ Event = (
     | Assigned
     | Preempted
     | RunnerLost
-    | RunnerGaveUp
+    | EpochEnded
     | Rejected
-    | PoolServed
+    | PoolAvailability
     | HoldExpired
     | ClientGone
     | Aborted
@@ -208,7 +208,7 @@ class Emit:
     """Text for the client, and the tokens that are told with it; one of the two may be empty."""
 
     text: str
-    told: tuple[Told, ...] = ()
+    told: tuple[TokenLogprobOut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft_gateway.core.detokenise import BytesOf
-from weft_gateway.core.events import TokenLogprob, Told
+from weft_gateway.core.events import TokenLogprob, TokenLogprobOut
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    told: Told
+    told: TokenLogprobOut
     end: int  # characters of the answer up to and with the token's last one
 
 
@@ -33,14 +33,14 @@ class HeldLogprobs:
         """A token that completed `chars` characters and leaves these bytes of a begun one behind, if any."""
         start = self._decoded + self._closes(token)
         self._decoded, self._begun = self._decoded + chars, begun
-        self._held.append(_Held(Told(token, logprob, start), self._decoded + bool(begun)))
+        self._held.append(_Held(TokenLogprobOut(token, logprob, start), self._decoded + bool(begun)))
 
-    def release(self, chars: int) -> tuple[Told, ...]:
+    def release(self, chars: int) -> tuple[TokenLogprobOut, ...]:
         """So many more characters are told: the tokens that are whole now."""
         self._released += chars
         return self._while(lambda held: held.end <= self._released)
 
-    def cut(self) -> tuple[Told, ...]:
+    def cut(self) -> tuple[TokenLogprobOut, ...]:
         """A stop string ends the text here: the token that it cuts, if there is one. What follows is never told."""
         return self._while(lambda held: held.told.start < self._released)
 
@@ -52,8 +52,8 @@ class HeldLogprobs:
             return bool(self._begun)
         return False
 
-    def _while(self, due: Callable[[_Held], bool]) -> tuple[Told, ...]:
-        told: list[Told] = []
+    def _while(self, due: Callable[[_Held], bool]) -> tuple[TokenLogprobOut, ...]:
+        told: list[TokenLogprobOut] = []
         while self._held and due(self._held[0]):
             told.append(self._held.popleft().told)
         return tuple(told)

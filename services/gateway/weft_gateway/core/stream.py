@@ -25,6 +25,7 @@ from weft_gateway.core.events import (
     Effect,
     Emit,
     Epoch,
+    EpochEnded,
     Event,
     Failed,
     FailedReason,
@@ -32,10 +33,9 @@ from weft_gateway.core.events import (
     Finish,
     FinishReason,
     HoldExpired,
-    PoolServed,
+    PoolAvailability,
     Preempted,
     Rejected,
-    RunnerGaveUp,
     RunnerLost,
     Start,
     Started,
@@ -127,9 +127,9 @@ class Stream:
                 return self._broken(epoch, FailedReason.PREEMPTED, stop=True)
             case RunnerLost(runner, detail):
                 return self._lost(detail) if self.running and self.running.runner == runner else []
-            case RunnerGaveUp(epoch, reason, detail, free_pages):
+            case EpochEnded(epoch, reason, detail, free_pages):
                 return self._broken(epoch, reason, detail=detail, free_pages=free_pages)
-            case PoolServed(served):
+            case PoolAvailability(served):
                 self.served = served
                 return []
             case HoldExpired(failure):

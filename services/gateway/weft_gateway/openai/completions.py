@@ -6,16 +6,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft_gateway.errors import ParameterError
-from weft_gateway.gateway import Gateway
-from weft_gateway.live import MAX_PROMPT_CHARS
-from weft_gateway.model_text import ModelText, TooLong
-from weft_gateway.openai.answer import Answer
-from weft_gateway.openai.prepare import envelope_of, prepare, read
+from weft_gateway.openai.response_format import CompletionEncoder
 from weft_gateway.openai.schema import CompletionRequest
-from weft_gateway.openai.shapes import CompletionShape
+from weft_gateway.openai.streaming_completion import StreamingCompletion
+from weft_gateway.openai.validation import prepare, read, response_meta
+from weft_gateway.shell.active_request import MAX_PROMPT_CHARS
+from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.tokenizer import ModelTokenizer, TooLong
 
 
-async def completions(gateway: Gateway, request: Request) -> Response:
+async def completions(gateway: AppState, request: Request) -> Response:
     """A completion of one prompt."""
     with gateway.preparing() as preparing:
         asked = await read(gateway, request, CompletionRequest, preparing)
@@ -24,10 +24,12 @@ async def completions(gateway: Gateway, request: Request) -> Response:
         text = prompt if isinstance(prompt, str) else model.decode(prompt[-MAX_PROMPT_CHARS:])
         prepared = await prepare(gateway, request, asked, encode=partial(_encode, prompt), text=text)
         choices = await gateway.serving.submit(prepared)
-    return Answer(gateway.serving, choices, CompletionShape(envelope_of(request, asked, prepared)), params)
+    return StreamingCompletion(
+        gateway.serving, choices, CompletionEncoder(response_meta(request, asked, prepared)), params
+    )
 
 
-def _encode(prompt: str | list[int], model: ModelText, context_tokens: int) -> list[int]:
+def _encode(prompt: str | list[int], model: ModelTokenizer, context_tokens: int) -> list[int]:
     if isinstance(prompt, str):
         return model.encode(prompt, context_tokens)
     if len(prompt) > context_tokens:

@@ -6,19 +6,19 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft_gateway.core.routes import Pool, Route
 from weft_gateway.errors import ModelNotFound
-from weft_gateway.gateway import Gateway
-from weft_gateway.openai.prepare import table_and_caller
-from weft_gateway.routes import Pool, Route
+from weft_gateway.openai.validation import table_and_caller
+from weft_gateway.shell.app_state import AppState
 
 
-async def list_models(gateway: Gateway, request: Request) -> Response:
+async def list_models(gateway: AppState, request: Request) -> Response:
     """Bases and adapters, an adapter with its base as `parent`."""
     table, caller = await table_and_caller(gateway, request)
     return _json({"object": "list", "data": [_model(*found) for found in table.visible(caller)]})
 
 
-async def one_model(gateway: Gateway, request: Request) -> Response:
+async def one_model(gateway: AppState, request: Request) -> Response:
     """One model; its id may hold slashes."""
     table, caller = await table_and_caller(gateway, request)
     name = request.path_params["model"]

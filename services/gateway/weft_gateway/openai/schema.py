@@ -12,8 +12,8 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from weft_gateway.core.stops import MAX_STOP_CHARS, MAX_STOPS
 from weft_gateway.errors import BadRequest, ParameterError
-from weft_gateway.ids import MAX_CHOICES
 from weft_gateway.openai.unsupported import advice
+from weft_gateway.shell.request_ids import MAX_CHOICES
 
 ROLES = ("system", "user", "assistant")
 MAX_MESSAGES = 4096

@@ -9,8 +9,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from weft_gateway.live import LiveRequest
-    from weft_gateway.serve import Serving
+    from weft_gateway.shell.active_request import LiveRequest
+    from weft_gateway.shell.request_manager import Serving
 
 SECONDS_TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60)
 SECONDS_PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)

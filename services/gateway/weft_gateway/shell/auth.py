@@ -2,20 +2,20 @@
 
 import hashlib
 
+from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteTable
 from weft_gateway.errors import Unauthorized, Unavailable
-from weft_gateway.routes import EVERYBODY, Caller, RouteTable
 
 MAX_KEY_CHARS = 512
 
 
-def caller_of(authorization: str | None, table: RouteTable, *, auth: bool) -> Caller:
+def authenticate(authorization: str | None, table: RouteTable, *, auth: bool) -> Principal:
     """The namespace behind an Authorization header.
 
     Looking up a hash leaks no timing about the key: an attacker cannot steer SHA-256 towards a stored value.
     Raises Unauthorized, or Unavailable while the keys are not known yet.
     """
     if not auth:
-        return EVERYBODY
+        return ANY_NAMESPACE
     key = _bearer(authorization)
     if not table.keys_known:
         raise Unavailable("The API keys are not known to this gateway yet.", code="keys_not_known", retry_after_ms=1000)

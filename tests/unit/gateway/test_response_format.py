@@ -8,9 +8,9 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from weft_gateway.core.events import Emit, FinishReason, TokenLogprob, Told
+from weft_gateway.core.events import Emit, FinishReason, TokenLogprob, TokenLogprobOut
 from weft_gateway.openai.logprobs import LEAST
-from weft_gateway.openai.shapes import ChatShape, CompletionShape, Envelope, Shape, Usage
+from weft_gateway.openai.response_format import ChatEncoder, CompletionEncoder, ResponseEncoder, ResponseMeta, Usage
 
 USAGE = Usage(3, 5)
 
@@ -27,19 +27,19 @@ class Words:
         return "</s>" if token == 0 else None if self.bytes_of(token) else f"token_id:{token}"
 
 
-def about(n: int = 1, alternatives: int | None = None) -> Envelope:
-    return Envelope("r1", "m", 7, n, include_usage=False, alternatives=alternatives, words=Words())
+def about(n: int = 1, alternatives: int | None = None) -> ResponseMeta:
+    return ResponseMeta("r1", "m", 7, n, include_usage=False, alternatives=alternatives, words=Words())
 
 
-def told(token: int, top: Sequence[tuple[int, float]] = (), start: int = 0) -> Told:
-    return Told(token, TokenLogprob(-0.5, tuple(top)), start)
+def told(token: int, top: Sequence[tuple[int, float]] = (), start: int = 0) -> TokenLogprobOut:
+    return TokenLogprobOut(token, TokenLogprob(-0.5, tuple(top)), start)
 
 
 def events(data: bytes) -> list[Any]:
     return [orjson.loads(event.removeprefix(b"data: ")) for event in data.split(b"\n\n") if event]
 
 
-@pytest.mark.parametrize("make", [ChatShape, CompletionShape])
+@pytest.mark.parametrize("make", [ChatEncoder, CompletionEncoder])
 def test_a_chunk_is_the_same_by_template_and_made_whole(make: type[Any]) -> None:
     text = 'quote " hole \x00text\x00 \N{SLIGHTLY SMILING FACE}'
     plain, with_logprobs = make(about(3)), make(about(3, alternatives=0))
@@ -53,7 +53,7 @@ def test_a_chunk_is_the_same_by_template_and_made_whole(make: type[Any]) -> None
 
 
 def test_a_chat_of_several_choices_is_a_chat_to_the_client() -> None:
-    shape: Shape = ChatShape(about(2))
+    shape: ResponseEncoder = ChatEncoder(about(2))
     body = shape.whole([(Emit("a"), FinishReason.EOS), (Emit("b"), FinishReason.LENGTH)], USAGE)
     chat = ChatCompletion.model_validate_json(body)
     assert [(c.index, c.message.content, c.finish_reason) for c in chat.choices] == [
@@ -68,7 +68,7 @@ def test_a_chat_of_several_choices_is_a_chat_to_the_client() -> None:
 
 def test_parts_of_characters_special_and_unknown_tokens_are_told_by_name() -> None:
     said = Emit("hié", tuple(told(token) for token in (1, 2, 3, 4, 0, 9)))
-    body = ChatShape(about(alternatives=0)).whole([(said, FinishReason.EOS)], USAGE)
+    body = ChatEncoder(about(alternatives=0)).whole([(said, FinishReason.EOS)], USAGE)
     logprobs = ChatCompletion.model_validate_json(body).choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
@@ -80,17 +80,17 @@ def test_parts_of_characters_special_and_unknown_tokens_are_told_by_name() -> No
         ("</s>", None),
         ("token_id:9", None),
     ]
-    (event,) = events(CompletionShape(about(alternatives=0)).chunk(0, said))
+    (event,) = events(CompletionEncoder(about(alternatives=0)).chunk(0, said))
     names = ["hi", "bytes:\\xc3", "bytes:\\xa9", "bytes: \\xf0\\x9f", "</s>", "token_id:9"]
     assert event["choices"][0]["logprobs"]["tokens"] == names
 
 
 def test_alternatives_are_as_many_as_asked_for_and_a_completion_adds_the_chosen_one() -> None:
     said = Emit("hi", (told(1, [(0, -0.1), (2, -0.2), (3, -0.3)], start=4),))
-    (chat,) = events(ChatShape(about(alternatives=2)).chunk(0, said))
+    (chat,) = events(ChatEncoder(about(alternatives=2)).chunk(0, said))
     entry = chat["choices"][0]["logprobs"]["content"][0]
     assert [(one["token"], one["logprob"]) for one in entry["top_logprobs"]] == [("</s>", -0.1), ("\\xc3", -0.2)]
-    body = CompletionShape(about(alternatives=2)).whole([(said, FinishReason.STOP)], USAGE)
+    body = CompletionEncoder(about(alternatives=2)).whole([(said, FinishReason.STOP)], USAGE)
     logprobs = Completion.model_validate_json(body).choices[0].logprobs
     assert logprobs is not None
     assert logprobs.top_logprobs == [{"</s>": -0.1, "bytes:\\xc3": -0.2, "hi": -0.5}]
@@ -99,7 +99,7 @@ def test_alternatives_are_as_many_as_asked_for_and_a_completion_adds_the_chosen_
 
 @pytest.mark.parametrize("value", [float("-inf"), float("nan"), -1e30])
 def test_what_json_cannot_say_is_said_as_openai_does(value: float) -> None:
-    said = Emit("hi", (Told(1, TokenLogprob(value, ((1, value),)), 0),))
-    (event,) = events(ChatShape(about(alternatives=1)).chunk(0, said))
+    said = Emit("hi", (TokenLogprobOut(1, TokenLogprob(value, ((1, value),)), 0),))
+    (event,) = events(ChatEncoder(about(alternatives=1)).chunk(0, said))
     entry = event["choices"][0]["logprobs"]["content"][0]
     assert (entry["logprob"], entry["top_logprobs"][0]["logprob"]) == (LEAST, LEAST)

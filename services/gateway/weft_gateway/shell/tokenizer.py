@@ -15,7 +15,8 @@ from typing import Any
 
 import tokenizers
 
-from weft_gateway.chat_template import (
+from weft_gateway.core.detokenise import decoding_of, token_bytes
+from weft_gateway.shell.chat_template import (
     ChatTemplate,
     Message,
     RenderedTooLong,
@@ -23,8 +24,7 @@ from weft_gateway.chat_template import (
     special_tokens_of,
     template_source,
 )
-from weft_gateway.control import MARK, Spellings, TooManySpellings
-from weft_gateway.core.detokenise import decoding_of, token_bytes
+from weft_gateway.shell.special_tokens import MARK, SpecialTokenEscaper, TooManySpecialTokens
 
 UNKNOWN_CONTEXT_TOKENS = 1 << 20  # while no runner has told a pool's context: only a bound
 MIN_PIECE_CHARS = 16  # a vocabulary of short pieces may still fold or drop runs of spaces
@@ -44,7 +44,7 @@ class TokenizerPanic(ValueError):
     """The tokenizer library gave up on these files or this text: a bug of it, or files made to find one."""
 
 
-class ModelText:
+class ModelTokenizer:
     """Tokenizer and chat template of one base model. Safe to use from several threads."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
@@ -61,7 +61,7 @@ class ModelText:
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {id_: token.content for id_, token in added.items() if token.special}
-        self._control = Spellings(t.content for t in added.values() if _is_control(t))
+        self._control = SpecialTokenEscaper(t.content for t in added.values() if _is_control(t))
         self._bytes: dict[int, bytes] = dict.fromkeys(self._special, b"")
         self._template = _template(files)
 
@@ -85,7 +85,7 @@ class ModelText:
             rendered = self._template.render(safe, self.max_chars(context_tokens))
         except RenderedTooLong as error:
             raise TooLong(f"{error}, for a context of {context_tokens} tokens") from error
-        except (TemplateRefused, TooManySpellings) as error:
+        except (TemplateRefused, TooManySpecialTokens) as error:
             raise NotEncodable(str(error)) from error
         return self._encode_rendered(rendered, {mark: text for text, mark in hidden.items()})
 

@@ -17,16 +17,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.telemetry.logs import kv
 from weft_gateway.errors import ApiError, BadRequest, Internal, Unauthorized
-from weft_gateway.gateway import Gateway
-from weft_gateway.ids import RequestIds, ids_of
-from weft_gateway.metrics import exposition
 from weft_gateway.openai.chat import chat_completions
 from weft_gateway.openai.completions import completions
 from weft_gateway.openai.models import list_models, one_model
 from weft_gateway.openai.schema import ChatRequest, CompletionRequest
-from weft_gateway.status import status_of, visible_labels
+from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.metrics import exposition
+from weft_gateway.shell.request_ids import RequestIds, ids_of
+from weft_gateway.shell.status import status_of, visible_labels
 
-Endpoint = Callable[[Gateway, Request], Awaitable[Response]]
+Endpoint = Callable[[AppState, Request], Awaitable[Response]]
 log = logging.getLogger(__name__)
 _PAGE_HEADERS = {
     "content-security-policy": (
@@ -38,7 +38,7 @@ _PAGE_HEADERS = {
 _NAMES = {404: "not_found", 405: "method_not_allowed", 403: "permission_denied"}
 
 
-def build_app(gateway: Gateway) -> FastAPI:
+def build_app(gateway: AppState) -> FastAPI:
     """The application around one gateway."""
     app = FastAPI(title="Weft", docs_url=None, redoc_url=None, description="OpenAI API for LoRA adapters")
     post, get = ["POST"], ["GET"]
@@ -54,14 +54,14 @@ def build_app(gateway: Gateway) -> FastAPI:
     for kind, handler in ((ApiError, _on_api_error), (HTTPException, _on_http_error), (Exception, _on_bug)):
         app.add_exception_handler(kind, partial(handler, gateway))
     app.add_middleware(RequestIds)
-    app.add_middleware(ClosesWhileDraining, gateway=gateway)
+    app.add_middleware(DrainMiddleware, gateway=gateway)
     return app
 
 
-class ClosesWhileDraining:
+class DrainMiddleware:
     """Pure ASGI: once the process stops, every answer asks the client to come back on another connection."""
 
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+    def __init__(self, app: ASGIApp, gateway: AppState) -> None:
         self._app, self._gateway = app, gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,7 +75,7 @@ class ClosesWhileDraining:
 
 def _route(
     app: FastAPI,
-    gateway: Gateway,
+    gateway: AppState,
     path: str,
     endpoint: Endpoint,
     methods: list[str],
@@ -110,7 +110,7 @@ def _inlined(body: type[BaseModel]) -> dict[str, Any]:
 # ---------------------------------------------------------------- errors
 
 
-async def _on_api_error(gateway: Gateway, request: Request, error: Exception) -> Response:
+async def _on_api_error(gateway: AppState, request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     _count(gateway, request, error.status)
     about = {"param": error.param and error.param[:128], "model": getattr(request.state, "model", None)}
@@ -120,7 +120,7 @@ async def _on_api_error(gateway: Gateway, request: Request, error: Exception) ->
     return Response(error.body(), error.status, error.headers())
 
 
-async def _on_http_error(gateway: Gateway, request: Request, error: Exception) -> Response:
+async def _on_http_error(gateway: AppState, request: Request, error: Exception) -> Response:
     """What the framework itself refuses: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     text = f"{request.method} {request.url.path[:256]}: {error.detail}."
@@ -131,7 +131,7 @@ async def _on_http_error(gateway: Gateway, request: Request, error: Exception) -
     return response
 
 
-async def _on_bug(gateway: Gateway, request: Request, error: Exception) -> Response:
+async def _on_bug(gateway: AppState, request: Request, error: Exception) -> Response:
     _count(gateway, request, Internal.status)
     request_id = ids_of(request.scope).request_id
     log.error("request failed inside the gateway", exc_info=error, extra=kv(request_id=request_id))
@@ -139,7 +139,7 @@ async def _on_bug(gateway: Gateway, request: Request, error: Exception) -> Respo
     return Response(internal.body(), internal.status, internal.headers())
 
 
-def _count(gateway: Gateway, request: Request, status: int) -> None:
+def _count(gateway: AppState, request: Request, status: int) -> None:
     """A request that was refused; "-" stands for all names that are no model."""
     gateway.serving.metrics.count_request(getattr(request.state, "model", None), status)
 
@@ -147,24 +147,24 @@ def _count(gateway: Gateway, request: Request, status: int) -> None:
 # ---------------------------------------------------------------- health and status
 
 
-async def _healthz(_gateway: Gateway, _request: Request) -> Response:
+async def _healthz(_gateway: AppState, _request: Request) -> Response:
     """Alive: the loop that answers is the one that serves."""
     return Response("ok\n", media_type="text/plain")
 
 
-async def _readyz(gateway: Gateway, _request: Request) -> Response:
+async def _readyz(gateway: AppState, _request: Request) -> Response:
     """Ready: a route table is there, and a tokenizer if one is to come. What is still missing is waited for."""
-    reason = gateway.unready()
+    reason = gateway.not_ready_reason()
     return Response(f"{reason or 'ok'}\n", 503 if reason else 200, media_type="text/plain")
 
 
-async def _metrics(gateway: Gateway, request: Request) -> Response:
+async def _metrics(gateway: AppState, request: Request) -> Response:
     """Prometheus metrics, of models and pools only those that the caller may see."""
     shown = visible_labels(gateway, request.headers.get("authorization"))
     return Response(exposition(gateway.registry, shown), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-async def _status(gateway: Gateway, request: Request) -> Response:
+async def _status(gateway: AppState, request: Request) -> Response:
     """Pools, models and requests now, as far as the caller may see them."""
     try:
         value = status_of(gateway, request.headers.get("authorization"))
@@ -173,7 +173,7 @@ async def _status(gateway: Gateway, request: Request) -> Response:
     return Response(orjson.dumps(value), media_type="application/json", headers={"cache-control": "no-cache"})
 
 
-async def _page(_gateway: Gateway, _request: Request) -> Response:
+async def _page(_gateway: AppState, _request: Request) -> Response:
     """The status page."""
-    page = files("weft_gateway").joinpath("status.html").read_bytes()
+    page = files("weft_gateway").joinpath("shell", "status.html").read_bytes()
     return Response(page, media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from weft.telemetry.logs import kv
-from weft_gateway.clients import Predicted
 from weft_gateway.core.events import Emit, Failure, Finish, FinishReason
+from weft_gateway.core.routes import Route
 from weft_gateway.core.stream import Stream
-from weft_gateway.model_text import ModelText
-from weft_gateway.routes import Route
+from weft_gateway.shell.clients import Predicted
+from weft_gateway.shell.tokenizer import ModelTokenizer
 
 MAX_PROMPT_CHARS = 4096  # of a prompt that the predictor sees
 
@@ -45,7 +45,7 @@ class Prepared:
     max_tokens: int
     stops: tuple[str, ...]
     sampling: Sampling
-    model_text: ModelText
+    model_text: ModelTokenizer
     arrived: float  # on the shell's clock
 
 

@@ -11,25 +11,25 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from weft.telemetry.logs import kv
 from weft.wire.tls import Tls
 from weft_gateway.core.events import Failure
+from weft_gateway.core.routes import Pool, RouteTable
 from weft_gateway.errors import Unavailable
-from weft_gateway.model_text import ModelText
-from weft_gateway.routes import Pool, RouteTable
-from weft_gateway.serve import Serving
 from weft_gateway.settings import Settings
-from weft_gateway.tokenizers import Tokenizers
+from weft_gateway.shell.request_manager import Serving
+from weft_gateway.shell.tokenizer import ModelTokenizer
+from weft_gateway.shell.tokenizer_cache import TokenizerCache
 
 ACK_SECONDS = 1.0  # for outcomes to be stored before the process leaves
 HELD_SHARE = 4  # at most a quarter of all requests is held for one tokenizer: a broken one leaves room for the others
 log = logging.getLogger(__name__)
 
 
-class Gateway:
+class AppState:
     """What every handler uses. Create it inside the event loop that runs it."""
 
     def __init__(self, settings: Settings, *, registry: CollectorRegistry = REGISTRY, tls: Tls | None = None) -> None:
         self.settings, self.registry = settings, registry
         self.serving = Serving(settings, registry=registry, tls=tls)
-        self.tokenizers = Tokenizers(
+        self.tokenizers = TokenizerCache(
             settings.depot,
             settings.data_dir / "blobs",
             tls,
@@ -40,7 +40,7 @@ class Gateway:
         self._changed = asyncio.Event()  # set, and replaced, when something comes that requests are held for
         self.held_for: Counter[str] = Counter()  # requests by the digest whose tokenizer they wait for
 
-    def unready(self) -> str | None:
+    def not_ready_reason(self) -> str | None:
         """Why requests should go to another gateway, if there is one; None when they can be served here."""
         if self.serving.draining:
             return "draining"
@@ -65,7 +65,7 @@ class Gateway:
             raise Unavailable("The scheduler has not told any route yet.", code="no_scheduler", retry_after_ms=1000)
         return self.serving.table
 
-    async def tokenizer(self, pool: Pool) -> ModelText:
+    async def tokenizer(self, pool: Pool) -> ModelTokenizer:
         """The tokenizer of a pool; while it may still come the request is held. Raises Unavailable."""
         digest = pool.base_digest
         if self.tokenizers.may_come(digest) and self.held_for[digest] * HELD_SHARE < self.settings.max_in_flight:
@@ -132,7 +132,7 @@ class Gateway:
 class Preparing:
     """What one request counts for until it is submitted."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: AppState) -> None:
         self._gateway, self._choices = gateway, 0
 
     def admit(self, choices: int) -> None:

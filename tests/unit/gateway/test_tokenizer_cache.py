@@ -9,8 +9,8 @@ from harness.waiting import soon
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import Digest, FileEntry, Manifest, build_manifest, digest_of, hex_of
 from weft.wire.v1 import scheduler_pb2 as pb
-from weft_gateway.routes import RouteTable, table_of
-from weft_gateway.tokenizers import Tokenizers
+from weft_gateway.core.routes import RouteTable, table_of
+from weft_gateway.shell.tokenizer_cache import TokenizerCache
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -38,7 +38,7 @@ def names(*manifests: Manifest) -> set[str]:
 @pytest.fixture
 async def tidied(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
     """A table to a gateway's tokenizers; returns when the disk is as it says."""
-    tokenizers = Tokenizers(NOBODY, tmp_path)
+    tokenizers = TokenizerCache(NOBODY, tmp_path)
 
     async def want(*bases: Digest | str) -> None:
         tokenizers.want(table(*bases))
@@ -72,7 +72,7 @@ async def test_what_an_earlier_life_left_goes_with_the_first_table(tmp_path: Pat
 async def test_tables_that_come_meanwhile_are_followed_to_the_last(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     models = [put_model(store, b"%d" % i) for i in range(3)]
-    tokenizers = Tokenizers(NOBODY, tmp_path)
+    tokenizers = TokenizerCache(NOBODY, tmp_path)
     for model in models:  # no await in between: the first removal has not begun
         tokenizers.want(table(model.digest))
     assert tokenizers._tidying is not None

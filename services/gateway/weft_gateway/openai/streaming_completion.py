@@ -16,10 +16,10 @@ from starlette.types import Receive, Scope, Send
 
 from weft_gateway.core.events import Emit, FinishReason
 from weft_gateway.errors import ApiError, Internal, from_failure
-from weft_gateway.live import Choices
+from weft_gateway.openai.response_format import DONE, PING, ResponseEncoder, Usage, error_event
 from weft_gateway.openai.schema import Common
-from weft_gateway.openai.shapes import DONE, PING, Shape, Usage, error_event
-from weft_gateway.serve import Serving
+from weft_gateway.shell.active_request import Choices
+from weft_gateway.shell.request_manager import Serving
 
 THREAD_TOLD = 256  # tokens with log probabilities that are written in the loop, at most: some ms
 _SSE_HEADERS = [
@@ -29,10 +29,10 @@ _SSE_HEADERS = [
 ]
 
 
-class Answer(Response):
+class StreamingCompletion(Response):
     """Sends what the choices of a request produce. Owns them: whatever ends this response ends them all."""
 
-    def __init__(self, serving: Serving, choices: Choices, shape: Shape, params: Common) -> None:
+    def __init__(self, serving: Serving, choices: Choices, shape: ResponseEncoder, params: Common) -> None:
         super().__init__()
         self._serving, self._choices, self._shape = serving, choices, shape
         self._stream, self._include_usage = params.stream, params.include_usage

@@ -19,21 +19,19 @@ from weft.telemetry.logs import kv
 from weft.wire.errors import PeerError
 from weft.wire.tls import Tls
 from weft.wire.v1 import runner_pb2, scheduler_pb2
-from weft_gateway import wire
-from weft_gateway.clients import FromScheduler, Predicted, PredictorClient, SchedulerClient, ToScheduler
 from weft_gateway.core.events import (
     Aborted,
     Cancel,
     ClientGone,
     Effect,
     Emit,
+    EpochEnded,
     Event,
     Failed,
     Failure,
     Finish,
     HoldExpired,
-    PoolServed,
-    RunnerGaveUp,
+    PoolAvailability,
     RunnerId,
     RunnerLost,
     Start,
@@ -41,15 +39,17 @@ from weft_gateway.core.events import (
     StepTokens,
     Stop,
 )
+from weft_gateway.core.routes import RouteTable, table_of
 from weft_gateway.core.stream import Stream, check_stream
 from weft_gateway.errors import Overloaded, ParameterError
-from weft_gateway.live import Choices, LiveRequest, Prepared
-from weft_gateway.messages import outcome_of, predict_item_of, start_of, submit_of
-from weft_gateway.metrics import Metrics
-from weft_gateway.outcomes import Outcomes
-from weft_gateway.routes import RouteTable, table_of
-from weft_gateway.sessions import FromRunner, RunnerSessions, ToRunner
 from weft_gateway.settings import Settings
+from weft_gateway.shell import wire
+from weft_gateway.shell.active_request import Choices, LiveRequest, Prepared
+from weft_gateway.shell.clients import FromScheduler, Predicted, PredictorClient, SchedulerClient, ToScheduler
+from weft_gateway.shell.messages import outcome_of, predict_item_of, start_of, submit_of
+from weft_gateway.shell.metrics import Metrics
+from weft_gateway.shell.outcomes import Outcomes
+from weft_gateway.shell.runner_sessions import FromRunner, RunnerSessions, ToRunner
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ class Serving:
 
     def _tell_served(self) -> None:
         for live in list(self.live.values()):
-            self._to(live.request_id, PoolServed(self._serves(live.prepared.route.pool)))
+            self._to(live.request_id, PoolAvailability(self._serves(live.prepared.route.pool)))
 
     def _on_runner(self, runner: RunnerId, message: FromRunner) -> None:
         """A message of a session; a step carries every sequence of this gateway there. Raises PeerError."""
@@ -238,7 +238,7 @@ class Serving:
             case _:
                 log.warning("unknown message of a runner")
 
-    def _from(self, runner: RunnerId, request_id: str, event: StepTokens | RunnerGaveUp) -> None:
+    def _from(self, runner: RunnerId, request_id: str, event: StepTokens | EpochEnded) -> None:
         """An epoch is spoken for by the runner that it was assigned to, and by nobody else. Raises PeerError."""
         live = self.live.get(request_id)
         if live is None:

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 
 import orjson
 
-from weft_gateway.core.events import Emit, FinishReason, Told
-from weft_gateway.openai.logprobs import Vocabulary, chat_logprobs, completion_logprobs
+from weft_gateway.core.events import Emit, FinishReason, TokenLogprobOut
+from weft_gateway.openai.logprobs import TokenNames, chat_logprobs, completion_logprobs
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 _REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _HOLE = "\u0000text\u0000"
-Form = Callable[[Sequence[Told], int, Vocabulary], dict[str, Any]]
+Form = Callable[[Sequence[TokenLogprobOut], int, TokenNames], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope:
+class ResponseMeta:
     """What every chunk of one answer says, and how its choices look."""
 
     request_id: str
@@ -46,10 +46,10 @@ class Envelope:
     n: int = 1
     include_usage: bool = False
     alternatives: int | None = None  # told beside each token; None: no log probabilities
-    words: Vocabulary = field(kw_only=True)  # spells tokens
+    words: TokenNames = field(kw_only=True)  # spells tokens
 
 
-class Shape(Protocol):
+class ResponseEncoder(Protocol):
     """One request's way to say things. `first` opens a stream and may be empty; `index` is that of a choice."""
 
     def first(self) -> bytes: ...
@@ -63,7 +63,7 @@ class _Chunks:
     """The chunks of one stream: constant bytes around a text, but for those with log probabilities."""
 
     def __init__(
-        self, head: dict[str, Any], about: Envelope, choice: Callable[[int, str, Any], dict[str, Any]]
+        self, head: dict[str, Any], about: ResponseMeta, choice: Callable[[int, str, Any], dict[str, Any]]
     ) -> None:
         self._head, self._choice = head, choice
         self._nothing: dict[str, Any] = {"usage": None} if about.include_usage else {}
@@ -81,10 +81,10 @@ class _Chunks:
         return b"data: " + orjson.dumps({**self._head, "choices": choices, **said}) + b"\n\n"
 
 
-class ChatShape:
+class ChatEncoder:
     """`chat.completion` and `chat.completion.chunk`."""
 
-    def __init__(self, about: Envelope) -> None:
+    def __init__(self, about: ResponseMeta) -> None:
         self._about = about
         self._head = _head(f"chatcmpl-{about.request_id}", "chat.completion", about)
         chunk = {**self._head, "object": "chat.completion.chunk"}
@@ -116,10 +116,10 @@ class ChatShape:
         return _logprobs(chat_logprobs, said, self._about)
 
 
-class CompletionShape:
+class CompletionEncoder:
     """`text_completion`, whole or in chunks."""
 
-    def __init__(self, about: Envelope) -> None:
+    def __init__(self, about: ResponseMeta) -> None:
         self._about = about
         self._head = _head(f"cmpl-{about.request_id}", "text_completion", about)
         self._chunks = _Chunks(self._head, about, _text)
@@ -152,7 +152,7 @@ def error_event(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n"
 
 
-def _head(id_: str, kind: str, about: Envelope) -> dict[str, Any]:
+def _head(id_: str, kind: str, about: ResponseMeta) -> dict[str, Any]:
     return {"id": id_, "object": kind, "created": about.created, "model": about.model}
 
 
@@ -164,7 +164,7 @@ def _text(index: int, text: str, logprobs: Any = None, reason: str | None = None
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _logprobs(form: Form, said: Emit, about: Envelope) -> dict[str, Any] | None:
+def _logprobs(form: Form, said: Emit, about: ResponseMeta) -> dict[str, Any] | None:
     if about.alternatives is None:
         return None
     return form(said.told, about.alternatives, about.words)

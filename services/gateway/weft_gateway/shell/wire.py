@@ -7,13 +7,13 @@ from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2
 from weft_gateway.core.events import (
     Assigned,
     Epoch,
+    EpochEnded,
     Failed,
     FailedReason,
     Failure,
     FinishReason,
     Preempted,
     Rejected,
-    RunnerGaveUp,
     RunnerId,
     StepTokens,
     TokenLogprob,
@@ -110,15 +110,15 @@ def _logprobs_in(messages: Sequence[runner_pb2.TokenLogprob]) -> Sequence[TokenL
     return [TokenLogprob(one.logprob, tuple(zip(one.top_tokens, one.top_logprobs, strict=True))) for one in messages]
 
 
-def no_room_in(message: runner_pb2.NoRoom) -> RunnerGaveUp:
+def no_room_in(message: runner_pb2.NoRoom) -> EpochEnded:
     detail = message.reason[:MAX_DETAIL]
-    return RunnerGaveUp(epoch_in(message.epoch), FailedReason.NO_ROOM, detail, message.free_pages)
+    return EpochEnded(epoch_in(message.epoch), FailedReason.NO_ROOM, detail, message.free_pages)
 
 
-def ended_in(message: runner_pb2.Ended) -> RunnerGaveUp:
+def ended_in(message: runner_pb2.Ended) -> EpochEnded:
     reason = _ENDED_IN.get(message.reason, FailedReason.RUNNER_ERROR)
     detail = message.detail[:MAX_DETAIL] or f"reason {message.reason}"
-    return RunnerGaveUp(epoch_in(message.epoch), reason, detail)
+    return EpochEnded(epoch_in(message.epoch), reason, detail)
 
 
 def failed_out(request_id: str, failed: Failed) -> scheduler_pb2.GatewayToScheduler:

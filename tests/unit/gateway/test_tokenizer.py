@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from weft_gateway.core.detokenise import UnsupportedDecoder
-from weft_gateway.model_text import ModelText, NotEncodable, TokenizerPanic, TooLong
+from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
 
 SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}</s>{% endfor %}<|assistant|>"
@@ -38,14 +38,14 @@ def build(normalizer: Any = None) -> tokenizers.Tokenizer:
 TOKENIZER = build()
 
 
-def text_of(tokenizer: tokenizers.Tokenizer = TOKENIZER, **files: bytes | None) -> ModelText:
+def text_of(tokenizer: tokenizers.Tokenizer = TOKENIZER, **files: bytes | None) -> ModelTokenizer:
     named = {
         "tokenizer.json": tokenizer.to_str().encode(),
         "tokenizer_config.json": CONFIG,
         "chat_template.jinja": TEMPLATE.encode(),
     }
     changes = {name.replace("__", "."): data for name, data in files.items()}
-    return ModelText({name: data for name, data in (named | changes).items() if data is not None})
+    return ModelTokenizer({name: data for name, data in (named | changes).items() if data is not None})
 
 
 TEXT = text_of()
@@ -130,7 +130,7 @@ def test_a_model_without_a_template_names_the_other_endpoint() -> None:
 def test_a_template_that_refuses_or_misbehaves_is_the_requests_error(
     template: bytes, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft_gateway.chat_template.MAX_STEPS", 20_000)
+    monkeypatch.setattr("weft_gateway.shell.chat_template.MAX_STEPS", 20_000)
     with pytest.raises(NotEncodable, match=says):
         text_of(chat_template__jinja=template).encode_chat(user("hello"))
 

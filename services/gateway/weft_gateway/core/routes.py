@@ -40,14 +40,14 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Principal:
     """Who asks: a namespace, and the public prefix of the key. `namespace` None sees everything (keys are off)."""
 
     namespace: str | None
     key_id: str = ""
 
 
-EVERYBODY = Caller(None)
+ANY_NAMESPACE = Principal(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class RouteTable:
     version: int
     models: Mapping[str, Route]
     pools: Mapping[str, Pool]
-    keys: Mapping[str, Caller] = field(default_factory=dict[str, Caller])  # by hex SHA-256 of the key
+    keys: Mapping[str, Principal] = field(default_factory=dict[str, Principal])  # by hex SHA-256 of the key
     keys_known: bool = False
 
-    def find(self, model: str, caller: Caller) -> tuple[Route, Pool] | None:
+    def find(self, model: str, caller: Principal) -> tuple[Route, Pool] | None:
         """The route of a name, if this caller may see it."""
         route = self.models.get(model)
         pool = self.pools.get(route.pool) if route else None
@@ -68,7 +68,7 @@ class RouteTable:
             return None
         return route, pool
 
-    def visible(self, caller: Caller) -> Iterator[tuple[Route, Pool]]:
+    def visible(self, caller: Principal) -> Iterator[tuple[Route, Pool]]:
         """Everything this caller may use, bases first, then by name."""
         for name in sorted(self.models, key=lambda name: (not self.models[name].is_base, name)):
             if found := self.find(name, caller):
@@ -81,12 +81,12 @@ def table_of(message: pb.Routes) -> RouteTable:
         version=message.version,
         models={route.model_name: _route(route) for route in message.routes},
         pools={pool.pool: _pool(pool) for pool in message.pools},
-        keys={key.key_hash: Caller(key.namespace, key.key_id) for key in message.keys},
+        keys={key.key_hash: Principal(key.namespace, key.key_id) for key in message.keys},
         keys_known=message.keys_known,
     )
 
 
-def _visible(route: Route, pool: Pool, caller: Caller) -> bool:
+def _visible(route: Route, pool: Pool, caller: Principal) -> bool:
     if caller.namespace is None:
         return True
     return pool.serves(caller.namespace) if route.is_base else route.namespace == caller.namespace

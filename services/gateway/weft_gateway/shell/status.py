@@ -3,17 +3,17 @@
 from collections import Counter
 from typing import Any
 
+from weft_gateway.core.routes import Principal
 from weft_gateway.errors import Unauthorized, Unavailable
-from weft_gateway.gateway import Gateway
-from weft_gateway.routes import Caller
-from weft_gateway.tenants import caller_of
+from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.auth import authenticate
 
 
-def status_of(gateway: Gateway, authorization: str | None) -> dict[str, Any]:
+def status_of(gateway: AppState, authorization: str | None) -> dict[str, Any]:
     """Totals, then the caller's pools and models. With keys on and none given: totals only."""
     serving, table = gateway.serving, gateway.serving.table
     totals: dict[str, Any] = {
-        "ready": gateway.unready() or "ok",
+        "ready": gateway.not_ready_reason() or "ok",
         "in_flight": serving.in_flight,
         "held": serving.held,
         "scheduler": serving.scheduler.up,
@@ -25,13 +25,13 @@ def status_of(gateway: Gateway, authorization: str | None) -> dict[str, Any]:
     if table is None:
         return totals
     try:
-        caller = caller_of(authorization, table, auth=gateway.settings.auth)
+        caller = authenticate(authorization, table, auth=gateway.settings.auth)
     except (Unauthorized, Unavailable):
         return totals | {"key_needed": True}
     return totals | _visible(gateway, caller)
 
 
-def visible_labels(gateway: Gateway, authorization: str | None) -> frozenset[str] | None:
+def visible_labels(gateway: AppState, authorization: str | None) -> frozenset[str] | None:
     """Names of models and pools that the caller's metrics may hold; None: every one, since no keys are asked for."""
     if not gateway.settings.auth:
         return None
@@ -39,13 +39,13 @@ def visible_labels(gateway: Gateway, authorization: str | None) -> frozenset[str
     if table is None:
         return frozenset()
     try:
-        caller = caller_of(authorization, table, auth=True)
+        caller = authenticate(authorization, table, auth=True)
     except (Unauthorized, Unavailable):
         return frozenset()
     return frozenset(name for route, pool in table.visible(caller) for name in (route.model_name, pool.name))
 
 
-def _visible(gateway: Gateway, caller: Caller) -> dict[str, Any]:
+def _visible(gateway: AppState, caller: Principal) -> dict[str, Any]:
     assert gateway.serving.table
     running = Counter(live.prepared.route.model_name for live in gateway.serving.live.values())
     held = Counter(live.prepared.route.pool for live in gateway.serving.live.values() if not live.stream.running)

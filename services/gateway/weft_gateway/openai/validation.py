@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from weft_gateway.core.routes import Pool, Principal, Route, RouteTable
 from weft_gateway.errors import (
     BadRequest,
     BodyTimeout,
@@ -18,27 +19,26 @@ from weft_gateway.errors import (
     TooLarge,
     UnsupportedMediaType,
 )
-from weft_gateway.gateway import Gateway, Preparing
-from weft_gateway.ids import ids_of
-from weft_gateway.live import MAX_PROMPT_CHARS, Prepared, Sampling
-from weft_gateway.model_text import UNKNOWN_CONTEXT_TOKENS, ModelText, NotEncodable, TokenizerPanic, TooLong
+from weft_gateway.openai.response_format import ResponseMeta
 from weft_gateway.openai.schema import Common, parse
-from weft_gateway.openai.shapes import Envelope
-from weft_gateway.routes import Caller, Pool, Route, RouteTable
-from weft_gateway.tenants import caller_of
+from weft_gateway.shell.active_request import MAX_PROMPT_CHARS, Prepared, Sampling
+from weft_gateway.shell.app_state import AppState, Preparing
+from weft_gateway.shell.auth import authenticate
+from weft_gateway.shell.request_ids import ids_of
+from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
 
 THREAD_BYTES = 20_000  # a body this long is parsed in a thread: the loop goes on streaming
 MAX_TOLD = 1 << 19  # log probabilities of one answer: some 60 MB while it is held
 JSON = "application/json"
 BODY_SECONDS = 30.0  # for a client to send its body
 T = TypeVar("T", bound=Common)
-Encode = Callable[[ModelText, int], list[int]]  # within a context of so many tokens
+Encode = Callable[[ModelTokenizer, int], list[int]]  # within a context of so many tokens
 
 
-async def table_and_caller(gateway: Gateway, request: Request) -> tuple[RouteTable, Caller]:
+async def table_and_caller(gateway: AppState, request: Request) -> tuple[RouteTable, Principal]:
     """The route table and who asks. Raises Unavailable, Overloaded, Unauthorized."""
     table = await gateway.route_table()
-    return table, caller_of(request.headers.get("authorization"), table, auth=gateway.settings.auth)
+    return table, authenticate(request.headers.get("authorization"), table, auth=gateway.settings.auth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class Asked(Generic[T]):
     params: T
     route: Route
     pool: Pool
-    caller: Caller
+    caller: Principal
     arrived: float
 
 
-async def read(gateway: Gateway, request: Request, kind: type[T], preparing: Preparing) -> Asked[T]:
+async def read(gateway: AppState, request: Request, kind: type[T], preparing: Preparing) -> Asked[T]:
     """Who asks for what. Raises ApiError: everything but the prompt is checked."""
     arrived = gateway.serving.clock()
     table, caller = await table_and_caller(gateway, request)
@@ -69,7 +69,7 @@ async def read(gateway: Gateway, request: Request, kind: type[T], preparing: Pre
 
 
 async def prepare(
-    gateway: Gateway, request: Request, asked: Asked[T], *, encode: Encode, text: str
+    gateway: AppState, request: Request, asked: Asked[T], *, encode: Encode, text: str
 ) -> tuple[Prepared, ...]:
     """Tokenise and check the lengths; one value a choice. `text` is what the predictor sees."""
     params, pool = asked.params, asked.pool
@@ -99,9 +99,9 @@ async def prepare(
     )
 
 
-def envelope_of(request: Request, asked: Asked[T], prepared: Sequence[Prepared]) -> Envelope:
+def response_meta(request: Request, asked: Asked[T], prepared: Sequence[Prepared]) -> ResponseMeta:
     """What every chunk of the answer says."""
-    return Envelope(
+    return ResponseMeta(
         request_id=ids_of(request.scope).request_id,
         model=asked.params.model,
         created=int(time.time()),
@@ -112,7 +112,7 @@ def envelope_of(request: Request, asked: Asked[T], prepared: Sequence[Prepared])
     )
 
 
-async def _encoded(model: ModelText, encode: Encode, context_tokens: int) -> list[int]:
+async def _encoded(model: ModelTokenizer, encode: Encode, context_tokens: int) -> list[int]:
     """In a thread: the tokenizer lets go of the interpreter and the template is foreign code."""
     try:
         tokens = await asyncio.to_thread(encode, model, context_tokens)
@@ -149,7 +149,7 @@ def _check_told(params: Common, max_tokens: int) -> None:
         raise ParameterError(f"{text} Ask for fewer choices, tokens or alternatives.", param="logprobs")
 
 
-def _sampling(params: Common, model: ModelText) -> Sampling:
+def _sampling(params: Common, model: ModelTokenizer) -> Sampling:
     """Raises ParameterError for a bias of a token that the model does not have."""
     beyond = [token for token, _ in params.logit_bias if token >= model.vocab_size]
     if beyond:

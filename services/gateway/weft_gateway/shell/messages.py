@@ -3,11 +3,11 @@
 import time
 
 from weft.wire.v1 import common_pb2, predictor_pb2, runner_pb2, scheduler_pb2
-from weft_gateway import wire
-from weft_gateway.clients import ToScheduler
 from weft_gateway.core.events import Finish, FinishReason, Start
-from weft_gateway.live import LiveRequest, Prepared, Sampling
-from weft_gateway.sessions import ToRunner
+from weft_gateway.shell import wire
+from weft_gateway.shell.active_request import LiveRequest, Prepared, Sampling
+from weft_gateway.shell.clients import ToScheduler
+from weft_gateway.shell.runner_sessions import ToRunner
 
 
 def submit_of(live: LiveRequest, now: float) -> ToScheduler:

@@ -1,4 +1,4 @@
-"""Spellings of control tokens in a text, hidden behind marks and counted.
+"""SpecialTokenEscaper of control tokens in a text, hidden behind marks and counted.
 
 One search for each spelling, the longest first: as many short calls. A regex of them all is one call that keeps the
 interpreter, and with it the event loop, for seconds on a long text.
@@ -13,11 +13,11 @@ _FIRST_MARK, _LAST_MARK = 0x100000, 0x10FFFD
 MARK = re.compile(f"([{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}])")
 
 
-class TooManySpellings(ValueError):
+class TooManySpecialTokens(ValueError):
     """More different things to hide than there are marks."""
 
 
-class Spellings:
+class SpecialTokenEscaper:
     """The spellings of one tokenizer's control tokens."""
 
     def __init__(self, contents: Iterable[str]) -> None:
@@ -43,5 +43,5 @@ class Spellings:
 
 def _mark_of(spelling: str, hidden: dict[str, str]) -> str:
     if spelling not in hidden and len(hidden) > _LAST_MARK - _FIRST_MARK:
-        raise TooManySpellings("too many different control characters")
+        raise TooManySpecialTokens("too many different control characters")
     return hidden.setdefault(spelling, chr(_FIRST_MARK + len(hidden)))

@@ -19,15 +19,15 @@ from weft.artifacts.errors import ArtifactError, Unavailable, UnknownDigest
 from weft.telemetry.logs import kv
 from weft.wire.tls import Tls
 from weft_gateway import errors
-from weft_gateway.depot import fetch_text_files
-from weft_gateway.model_text import ModelText
-from weft_gateway.routes import Pool, RouteTable
+from weft_gateway.core.routes import Pool, RouteTable
+from weft_gateway.shell.depot_client import fetch_text_files
+from weft_gateway.shell.tokenizer import ModelTokenizer
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.2, 10.0
 log = logging.getLogger(__name__)
 
 
-class Tokenizers:
+class TokenizerCache:
     """Base digest -> tokenizer. One event loop owns it.
 
     `on_settled`: a load is over, one way or the other. `on_damaged`: a cached file was not what its digest says.
@@ -47,7 +47,7 @@ class Tokenizers:
         self._blobs = BlobStore(folder)
         self._blobs.clean()
         self._on_settled, self._on_damaged = on_settled, on_damaged
-        self._texts: dict[str, ModelText] = {}
+        self._texts: dict[str, ModelTokenizer] = {}
         self._problems: dict[str, str] = {}  # why a load has failed so far
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._wanted: set[str] | None = None
@@ -71,7 +71,7 @@ class Tokenizers:
             self._texts.pop(digest, None)
             self._problems.pop(digest, None)
 
-    def of(self, pool: Pool) -> ModelText:
+    def of(self, pool: Pool) -> ModelTokenizer:
         """The tokenizer of a pool. Raises errors.Unavailable when it is not there (yet), with the reason."""
         if text := self._texts.get(pool.base_digest):
             return text
@@ -128,7 +128,7 @@ class Tokenizers:
         """One try; True when another would change nothing."""
         try:
             files = await fetch_text_files(self._depot, digest, self._blobs, self._on_damaged)
-            self._texts[digest] = await asyncio.to_thread(ModelText, files)
+            self._texts[digest] = await asyncio.to_thread(ModelTokenizer, files)
         except (ArtifactError, OSError) as error:
             self._failed(digest, error)
             return not isinstance(error, Unavailable | UnknownDigest | OSError)

@@ -1,0 +1,1 @@
+"""What touches the outside: HTTP, gRPC streams, tokenizer threads, metrics and logs around the machine of `core`."""
