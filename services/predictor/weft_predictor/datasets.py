@@ -74,16 +74,16 @@ def _records(path: Path, file: TextIO) -> Iterator[dict[str, Any]]:
 
 
 def _rows(records: Iterable[dict[str, Any]], columns: Columns, path: Path) -> Iterator[Row]:
-    chosen: Columns | None = None
+    found: Columns | None = None
     for number, record in enumerate(records, 1):
-        chosen = chosen or _choose(record, columns, path)
+        found = found or _find_columns(record, columns, path)
         try:
-            yield _row(record, chosen)
+            yield _row(record, found)
         except (KeyError, TypeError, ValueError) as error:
             raise BadData(f"{path}, row {number}: {type(error).__name__}: {error}") from error
 
 
-def _choose(record: dict[str, Any], columns: Columns, path: Path) -> Columns:
+def _find_columns(record: dict[str, Any], columns: Columns, path: Path) -> Columns:
     return Columns(
         _column(record, columns.prompt, PROMPT_COLUMNS, path, "--prompt-column"),
         _column(record, columns.length, LENGTH_COLUMNS, path, "--length-column"),

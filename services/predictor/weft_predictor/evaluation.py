@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from weft_predictor.core.predictor import TARGET, Predicted, bucket
+from weft_predictor.core.length_model import Predicted, bucket
+from weft_predictor.core.predictor import TARGET
 
 Tokens = NDArray[np.int64]
 
@@ -44,7 +45,7 @@ class Report:
 
 
 def evaluate(predicted: Sequence[Predicted], used: Tokens, known: Tokens, *, max_context_tokens: int) -> Report:
-    """Compare predictions with the tokens really `used` [n]; `known` [m]: the lengths a constant may be chosen from."""
+    """Compare predictions with the tokens really `used` [n]; `known` [m]: the lengths that a constant is made of."""
     p50 = np.array([p.p50_tokens for p in predicted], dtype=np.int64)
     p90 = np.array([p.p90_tokens for p in predicted], dtype=np.int64)
     real = np.array([bucket(int(n), max_context_tokens) for n in used])

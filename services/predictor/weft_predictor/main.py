@@ -15,12 +15,11 @@ from weft.telemetry.probes import Probes
 from weft.wire.serving import serve, stop_on_signals
 from weft.wire.tls import load_tls
 from weft.wire.v1.predictor_pb2_grpc import add_PredictorServicer_to_server
+from weft_predictor.checkpoint import Checkpointer, load
 from weft_predictor.core.predictor import LengthPredictor
 from weft_predictor.errors import CorruptModel
-from weft_predictor.saver import Saver
 from weft_predictor.server import PredictorServer
 from weft_predictor.settings import Settings
-from weft_predictor.state import load
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 def first_model(path: Path, trained: Path | None) -> LengthPredictor:
     """The saved model, else the trained one, else a cold one.
 
-    A damaged saved model is set aside under a name that the log tells; a trained one that was asked for and cannot be
+    A damaged saved model is set aside under a name that is logged; a trained one that was asked for and cannot be
     read is an error (CorruptModel, FileNotFoundError).
     """
     try:
@@ -66,11 +65,11 @@ async def _run(settings: Settings) -> None:
     server = PredictorServer(
         first_model(path, settings.model), max_context_tokens=settings.max_context_tokens, scale=settings.scale
     )
-    saver = Saver(server, path, outcomes=settings.save_outcomes, seconds=settings.save_seconds)
+    checkpointer = Checkpointer(server, path, outcomes=settings.save_outcomes, seconds=settings.save_seconds)
     log.info("model ready", extra=kv(version=server.version))
     probes = Probes(settings.probes, lambda: "draining" if stop.is_set() else None)
     probes.start()
-    saving = asyncio.create_task(saver.run())
+    saving = asyncio.create_task(checkpointer.run())
 
     async def drain() -> None:
         server.close_streams()
@@ -82,7 +81,7 @@ async def _run(settings: Settings) -> None:
     try:
         await serve(register, listen=settings.listen, names=names, stop=stop, probes=probes, drain=drain, tls=tls)
     finally:
-        saver.close()
+        checkpointer.close()
         await saving
         server.close()
         probes.close()

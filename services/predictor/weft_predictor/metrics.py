@@ -10,7 +10,8 @@ PREDICT_SECONDS = Histogram(
 )
 OUTCOMES = Counter(
     "weft_predictor_outcomes_total",
-    "Outcomes received: learned, a lower bound that taught nothing (censored), a repeat (duplicate)",
+    "Outcomes received: learned; partial (features gone: taught offset and calibration); without effect: censored "
+    "(a low lower bound), unknown (neither features nor a prediction of this model), duplicate",
     ["result"],
 )
 COVERAGE = Gauge(

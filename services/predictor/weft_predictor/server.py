@@ -1,11 +1,10 @@
-"""The gRPC shell: Predict, Observe, and the model's file.
+"""The gRPC shell: Predict and Observe.
 
-The model belongs to one thread, the inference thread: what predicts, learns or copies it waits there for its turn,
-while the event loop goes on.
+One thread, the inference thread, owns the model: predictions, outcomes and copies queue for that thread, while the
+event loop goes on.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,24 +14,23 @@ import grpc
 import grpc.aio
 
 from weft.wire.channels import Outbox, both_ways
+from weft.wire.errors import PeerError, peer_errors
 from weft.wire.v1 import predictor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorServicer
 from weft_predictor import metrics, wire
-from weft_predictor.core.predictor import LengthPredictor
+from weft_predictor.core.length_model import LengthModel
 
 T = TypeVar("T")
 MAX_ITEMS = 1_024
 MAX_CALLS = 256  # Predict calls that wait or run; a gateway has one at a time
-MAX_SEEN = 20_000  # request ids remembered: an outcome that is told again does not teach twice
 
 
 class PredictorServer(PredictorServicer):
     """Answers from one model and teaches it. One event loop, and the inference thread."""
 
-    def __init__(self, model: LengthPredictor, *, max_context_tokens: int, scale: float = 1.0) -> None:
+    def __init__(self, model: LengthModel, *, max_context_tokens: int, scale: float = 1.0) -> None:
         self.model = model
         self._max_context_tokens, self._scale = max_context_tokens, scale
-        self._seen: OrderedDict[str, None] = OrderedDict()
         self._streams: set[Outbox[pb.ObserveAck]] = set()
         self._inference = ThreadPoolExecutor(1, thread_name_prefix="inference")
         self._calls = 0
@@ -40,11 +38,11 @@ class PredictorServer(PredictorServicer):
 
     @property
     def version(self) -> str:
-        """What produced an answer: the model, and the scale where there is one."""
-        return self.model.version if self._scale == 1.0 else f"{self.model.version}x{self._scale:g}"
+        """The model's version, and the scale where there is one."""
+        return self.model.version + wire.scale_suffix(self._scale)
 
     async def in_turn(self, work: Callable[[], T]) -> T:
-        """Something with the model, in its thread, after what waits there already."""
+        """Run `work` in the inference thread, after what waits there already."""
         return await asyncio.get_running_loop().run_in_executor(self._inference, work)
 
     async def Predict(  # noqa: N802 (the contract's name)
@@ -71,8 +69,9 @@ class PredictorServer(PredictorServicer):
 
         self._streams.add(outbox)
         try:
-            async for ack in both_ways(self._learned(request_iterator), context, outbox, acknowledge):
-                yield ack
+            async with peer_errors("supervisor", context):
+                async for ack in both_ways(self._learned(request_iterator), context, outbox, acknowledge):
+                    yield ack
         finally:
             self._streams.discard(outbox)
 
@@ -82,12 +81,14 @@ class PredictorServer(PredictorServicer):
             outbox.close()
 
     def close(self) -> None:
-        """Nobody comes any more: the inference thread ends after what waits there."""
+        """After the last call: the inference thread ends after what waits there."""
         self._inference.shutdown()
 
     async def _learned(self, requests: AsyncIterator[pb.ObserveRequest]) -> AsyncIterator[pb.ObserveAck]:
-        """The acknowledgement of each message, learned; the next one is read after it."""
+        """The acknowledgement of each message, once it is learned; the next message is read after that."""
         async for message in requests:
+            if len(message.outcomes) > wire.MAX_OUTCOMES:
+                raise PeerError(f"{len(message.outcomes)} outcomes in one message, at most {wire.MAX_OUTCOMES}")
             await self.in_turn(partial(self._observe, message))
             self.learned_some.set()
             yield pb.ObserveAck(request_ids=[outcome.request_id for outcome in message.outcomes])
@@ -106,16 +107,8 @@ class PredictorServer(PredictorServicer):
         return pb.PredictResponse(items=items, model_version=self.version)
 
     def _observe(self, message: pb.ObserveRequest) -> None:
-        for outcome in message.outcomes:
-            metrics.OUTCOMES.labels(self._learn(wire.observed(outcome), outcome.request_id)).inc()
+        for outcome in [wire.observed(outcome, self._scale) for outcome in message.outcomes]:
+            metrics.OUTCOMES.labels(self.model.observe(outcome).lesson).inc()
         if self.model.coverage is not None:
             metrics.COVERAGE.set(self.model.coverage)
-        metrics.ADAPTERS.set(len(self.model.offsets))
-
-    def _learn(self, observed: wire.Observed, request_id: str) -> str:
-        if request_id in self._seen:
-            return "duplicate"
-        self._seen[request_id] = None
-        if len(self._seen) > MAX_SEEN:
-            self._seen.popitem(last=False)
-        return "censored" if self.model.observe(observed).covered is None else "learned"
+        metrics.ADAPTERS.set(self.model.adapters)

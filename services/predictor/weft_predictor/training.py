@@ -14,17 +14,18 @@ from typing import TextIO, TypeVar
 
 import numpy as np
 
-from weft_predictor.core.conformal import Groups
+from weft_predictor.checkpoint import load, save
+from weft_predictor.core.batch_fit import fit_ridge
+from weft_predictor.core.conformal import ConformalCalibrators
 from weft_predictor.core.features import Features, features
-from weft_predictor.core.fitting import fit_ridge
+from weft_predictor.core.length_model import Predicted, Query
 from weft_predictor.core.offsets import Offsets, shrunk_median
-from weft_predictor.core.predictor import COLD_SPREAD, DIM, TARGET, LengthPredictor, Predicted, Query
+from weft_predictor.core.predictor import COLD_SCALE, DIM, TARGET, LengthPredictor
+from weft_predictor.core.residual_scale import ResidualScale
 from weft_predictor.core.ridge import Ridge
-from weft_predictor.core.spread import Spread
 from weft_predictor.datasets import Columns, Row, read
 from weft_predictor.errors import BadData, CorruptModel
 from weft_predictor.evaluation import Report, evaluate
-from weft_predictor.state import load, save, to_arrays
 
 MIN_ROWS = 50
 BACKFITS = 2  # rounds of: ridge without the offsets, offsets without the ridge
@@ -76,16 +77,16 @@ def train(parts: Split, *, progress: TextIO | None = None, dim: int = DIM) -> Le
     xs = [_features(row, dim) for row in _bar("fit", parts.fit, progress)]
     ridge, offsets = _backfit(xs, parts.fit, dim)
     family = f"ridge-{sha256(ridge.weight.tobytes()).hexdigest()[:8]}"
-    model = LengthPredictor(family, ridge, offsets, Spread.cold(COLD_SPREAD), Groups(target=TARGET))
+    model = LengthPredictor(family, ridge, offsets, ResidualScale.cold(COLD_SCALE), ConformalCalibrators(target=TARGET))
     xs = [_features(row, dim) for row in _bar("calibrate", parts.calibrate, progress)]
     _calibrate(model, xs, parts.calibrate)
-    for group in (model.groups.pooled, *model.groups.by_adapter.values()):
+    for group in (model.calibrators.pooled, *model.calibrators.by_adapter.values()):
         group.level = TARGET  # rows in no order have no drift to follow: plain split conformal
     return model
 
 
 def measure(model: LengthPredictor, parts: Split, max_context_tokens: int) -> Report:
-    """Figures of a model, which learns nothing meanwhile, on the part kept for that."""
+    """Figures of a model on the part kept for that. The model does not learn from it."""
     used = np.array([row.tokens for row in parts.measure], dtype=np.int64)
     known = np.array([row.tokens for row in parts.fit], dtype=np.int64)
     return evaluate(
@@ -94,12 +95,12 @@ def measure(model: LengthPredictor, parts: Split, max_context_tokens: int) -> Re
 
 
 def promote(model: LengthPredictor, report: Report, parts: Split, out: Path, max_context_tokens: int) -> str:
-    """Write the model unless the one that is there is at least as good on the same held-out rows. Says what it did."""
+    """Write the model unless the one that is there is at least as good on the same held-out rows. Returns which."""
     if out.exists():
         present = measure(load(out), parts, max_context_tokens)
         if present.pinball <= report.pinball:
             return f"kept {out}: its q90 loss is {present.pinball:.2f} tokens, the new model's {report.pinball:.2f}"
-    save(out, to_arrays(model))
+    save(out, model.save())
     return f"wrote {out}: {model.version}"
 
 
@@ -136,16 +137,16 @@ def _backfit(xs: Sequence[Features], rows: Sequence[Row], dim: int) -> tuple[Rid
 
 
 def _calibrate(model: LengthPredictor, xs: Sequence[Features], rows: Sequence[Row]) -> None:
-    """Offsets first, then the spread around them, then the scores in units of that spread: each on a settled base."""
+    """Offsets first, then the scale of the residuals around them, then the scores in units of that scale."""
     target = [float(np.log(row.tokens)) for row in rows]
     shared = [model.ridge.predict(x) for x in xs]
     for row, real, base in zip(rows, target, shared, strict=True):
         model.offsets.learn(row.adapter, real - base)
     centres = [base + model.offsets.of(row.adapter) for row, base in zip(rows, shared, strict=True)]
     for real, centre in zip(target, centres, strict=True):
-        model.spread.learn(centre, real - centre)
+        model.residual_scale.learn(centre, real - centre)
     for row, real, centre in zip(rows, target, centres, strict=True):
-        model.groups.learn(row.adapter, (real - centre) / model.spread.of(centre))
+        model.calibrators.learn(row.adapter, (real - centre) / model.residual_scale.of(centre))
 
 
 def _predict(model: LengthPredictor, rows: Sequence[Row], max_context_tokens: int) -> list[Predicted]:

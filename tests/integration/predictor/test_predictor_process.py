@@ -31,12 +31,11 @@ async def ask(stub: PredictorStub) -> pb.PredictResponse:
 
 
 async def teach(stub: PredictorStub, *names: str) -> None:
+    items = [pb.PredictItem(request_id=name, prompt_text="hello there", adapter="acme/upper") for name in names]
+    await stub.Predict(pb.PredictRequest(items=items))
     call = stub.Observe()
-    told = [
-        common_pb2.Outcome(request_id=n, prompt_text="hello there", model_name="acme/upper", completion_tokens=10)
-        for n in names
-    ]
-    await call.write(pb.ObserveRequest(outcomes=told))
+    outcomes = [common_pb2.Outcome(request_id=n, model_name="acme/upper", completion_tokens=10) for n in names]
+    await call.write(pb.ObserveRequest(outcomes=outcomes))
     assert list((await call.read()).request_ids) == list(names)
 
 
@@ -99,6 +98,6 @@ def test_wrong_settings_are_all_listed(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--scale", "-1", "--save-outcomes", "none"])
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert "--scale '-1': " in told
-    assert "--save-outcomes 'none': " in told
+    listed = capsys.readouterr().err
+    assert "--scale '-1': " in listed
+    assert "--save-outcomes 'none': " in listed

@@ -72,7 +72,6 @@ def outcome(request_id: str) -> common_pb2.Outcome:
         request_id=request_id,
         namespace="acme",
         model_name="acme/upper",
-        prompt_text="hello there",
         completion_tokens=10,
         finish_reason=common_pb2.FINISH_REASON_EOS,
         finished_unix_ms=1_700_000_000_000,
@@ -84,8 +83,15 @@ async def acknowledged(scheduler: Scheduler, request_id: str) -> None:
     await scheduler.until(lambda m: request_id in m.outcome_ack.request_ids)
 
 
+async def predicted(predictor: PredictorStub, *request_ids: str) -> None:
+    items = [
+        predictor_pb2.PredictItem(request_id=r, prompt_text="hello there", adapter="acme/upper") for r in request_ids
+    ]
+    await predictor.Predict(predictor_pb2.PredictRequest(items=items), wait_for_ready=True)
+
+
 async def learned(predictor: PredictorStub, outcomes: int) -> None:
-    """Ask until the model's version says that it has learned so many outcomes."""
+    """Poll until the model has learned so many outcomes, by its version."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             answer = await predictor.Predict(predictor_pb2.PredictRequest(), wait_for_ready=True)
@@ -114,6 +120,7 @@ async def test_outcomes_survive_kill_nine_reach_the_predictor_and_runners_come_b
                 assert [s.request_id for s in told.report.runners[0].sequences] == ["r"]
                 scheduler.outbox.put(scheduler_pb2.SchedulerToSupervisor(hello=scheduler_pb2.SchedulerHello(term=9)))
                 created = await AdminStub(opened).CreateKey(pb.CreateKeyRequest(namespace="acme"))
+                await predicted(PredictorStub(to_predictor), "before", "after")
                 await acknowledged(scheduler, "before")
                 first.kill()
             with supervisor(tmp_path / "s", port, scheduler, predictor_port) as second:

@@ -5,17 +5,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft_predictor.core.conformal import OWN_SCORES, PRIOR_SCORES, WINDOW, Group, Groups, check_group
+from weft_predictor.core.conformal import (
+    OWN_SCORES,
+    PRIOR_SCORES,
+    WINDOW,
+    ConformalCalibrator,
+    ConformalCalibrators,
+    check_calibrator,
+)
 
 score = st.floats(-20, 20)
 
 
 @given(st.lists(score, max_size=60), st.floats(0.5, 1.0))
 def test_the_window_and_its_sorted_view_agree_and_the_quantile_is_one_of_the_scores(scores, level):
-    group = Group()
+    group = ConformalCalibrator()
     for value in scores:
         group.learn(value)
-        check_group(group)
+        check_calibrator(group)
     assert len(group) == len(scores)
     held = group.scores()
     bound = group.quantile(level)
@@ -24,11 +31,11 @@ def test_the_window_and_its_sorted_view_agree_and_the_quantile_is_one_of_the_sco
 
 
 def test_every_real_score_replaces_a_made_up_one_and_the_window_is_bounded():
-    group = Group()
+    group = ConformalCalibrator()
     for i in range(WINDOW + 300):
         group.learn(float(i))
         assert len(group.scores()) == min(max(len(PRIOR_SCORES), i + 1), WINDOW)
-    check_group(group)
+    check_calibrator(group)
     assert group.scores()[0] == 300.0
 
 
@@ -37,7 +44,7 @@ laws = st.sampled_from([lambda r: r.gauss(0, 1), lambda r: r.expovariate(1.0), l
 
 @given(seed=st.integers(0, 10_000), before=laws, after=laws, shift=st.floats(-4, 4), stretch=st.floats(0.25, 4))
 def test_coverage_returns_to_90_within_3_percent_after_any_drift(seed, before, after, shift, stretch):
-    rng, group = Random(seed), Group()
+    rng, group = Random(seed), ConformalCalibrator()
     for _ in range(1_500):
         group.learn(before(rng))
     covered = [group.learn(shift + stretch * after(rng)) for _ in range(1_300)]
@@ -47,13 +54,13 @@ def test_coverage_returns_to_90_within_3_percent_after_any_drift(seed, before, a
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=settings.default.max_examples // 2)
 def test_without_drift_coverage_is_90_percent_from_the_start(seed):
-    rng, group = Random(seed), Group()
+    rng, group = Random(seed), ConformalCalibrator()
     covered = [group.learn(rng.lognormvariate(0, 1)) for _ in range(2_000)]
     assert sum(covered) / 2_000 == pytest.approx(0.9, abs=0.02)
 
 
 def test_an_adapter_answers_for_itself_once_it_has_scores_enough():
-    groups, rng = Groups(), Random(1)
+    groups, rng = ConformalCalibrators(), Random(1)
     for i in range(OWN_SCORES):
         assert groups.of("odd") is groups.pooled
         groups.learn("odd", 10 + rng.random())
@@ -63,8 +70,8 @@ def test_an_adapter_answers_for_itself_once_it_has_scores_enough():
     assert groups.of("never seen") is groups.pooled
 
 
-def test_groups_are_bounded_and_the_oldest_goes():
-    groups = Groups(max_groups=2)
+def test_calibrators_are_bounded_and_the_oldest_is_dropped():
+    groups = ConformalCalibrators(max_adapters=2)
     for adapter in ("a", "b", "a", "c"):
         groups.learn(adapter, 1.0)
     assert list(groups.by_adapter) == ["a", "c"]
@@ -72,8 +79,8 @@ def test_groups_are_bounded_and_the_oldest_goes():
 
 @given(st.lists(score, min_size=20, max_size=100), score)
 def test_a_censored_score_is_replaced_by_a_known_one_above_it(scores, bound):
-    group = Group(scores, prior=0)
-    drawn = group.draw_above(bound)
+    group = ConformalCalibrator(scores, prior=0)
+    drawn = group.impute_censored(bound)
     below = sum(value <= bound for value in scores)
     if drawn is None:
         assert below < 0.05 * len(scores)
@@ -85,7 +92,7 @@ def test_a_censored_score_is_replaced_by_a_known_one_above_it(scores, bound):
 
 
 def test_the_drawn_scores_are_spread_evenly_over_those_above_the_bound():
-    group = Group([float(i) for i in range(100)], prior=0)
-    drawn = sorted(group.draw_above(49.5) or 0.0 for _ in range(500))
+    group = ConformalCalibrator([float(i) for i in range(100)], prior=0)
+    drawn = sorted(group.impute_censored(49.5) or 0.0 for _ in range(500))
     for quantile in (0.25, 0.5, 0.75):
         assert bisect_left(drawn, 50 + 50 * quantile) / 500 == pytest.approx(quantile, abs=0.03)

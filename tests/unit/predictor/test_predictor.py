@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.predictor.conftest import World
+from tests.unit.predictor.conftest import Answer, World, query_of, teach
+from weft_predictor.core.feature_cache import FeatureCache
 from weft_predictor.core.features import feature_rows
-from weft_predictor.core.predictor import LengthPredictor, Observed, Query, bucket
+from weft_predictor.core.length_model import Observed, Query, bucket
+from weft_predictor.core.predictor import LengthPredictor
 
 DIM = 1 << 14
 
@@ -25,7 +27,7 @@ def predict(model: LengthPredictor, query: Query, **options):
 def taught(world, count: int, **options) -> LengthPredictor:
     model = cold()
     for outcome in world.answers(count, **options):
-        model.observe(outcome)
+        teach(model, outcome)
     return model
 
 
@@ -39,7 +41,7 @@ def coverage(model: LengthPredictor, outcomes) -> float:
     hits = []
     for outcome in outcomes:
         hits.append(outcome.tokens <= predict(model, outcome.query).p90_tokens)
-        model.observe(outcome)
+        teach(model, outcome)
     return sum(hits) / len(hits)
 
 
@@ -84,9 +86,9 @@ def test_censored_answers_do_not_teach_that_answers_are_short(world):
     whole, cut, naive = cold(), cold(), cold()
     for i, outcome in enumerate(here.answers(1_500, adapter="acme/plain")):
         short = replace(outcome, tokens=min(outcome.tokens, 64), censored=outcome.tokens > 64)
-        whole.observe(outcome)
-        cut.observe(short if i % 2 else outcome)
-        naive.observe(replace(short, censored=False) if i % 2 else outcome)
+        teach(whole, outcome)
+        teach(cut, short if i % 2 else outcome)
+        teach(naive, replace(short, censored=False) if i % 2 else outcome)
     errors = [bias(model, here, "acme/plain", "essay") for model in (whole, cut, naive)]
     assert errors[0] == pytest.approx(0.0, abs=0.2)
     assert errors[1] == pytest.approx(errors[0], abs=0.2)
@@ -96,7 +98,7 @@ def test_censored_answers_do_not_teach_that_answers_are_short(world):
 def test_answers_that_are_always_cut_off_push_the_prediction_up_to_the_limit_and_not_away(world):
     model, query = cold(), Query("list something", "acme/plain", 3)
     for _ in range(500):
-        model.observe(Observed(query, 1_000, censored=True))
+        teach(model, Answer(query_of("list something", "acme/plain", 3), 1_000, censored=True))
     assert 900 <= predict(model, query).p50_tokens <= 20_000
 
 
@@ -104,7 +106,8 @@ def test_a_client_that_left_after_one_token_teaches_nothing():
     model, query = cold(), Query("list something", "acme/plain", 3)
     before = predict(model, query)
     for _ in range(100):
-        assert model.observe(Observed(query, 1, censored=True)).covered is None
+        answer = Answer(query_of("list something", "acme/plain", 3), 1, censored=True)
+        assert teach(model, answer).lesson == "censored"
     assert predict(model, query) == before
     assert model.version == "ridge-test+0"
 
@@ -113,7 +116,7 @@ def test_the_version_changes_when_the_model_does(world):
     model, versions = cold(), set()
     for outcome in world(6).answers(5):
         versions.add(model.version)
-        model.observe(outcome)
+        teach(model, outcome)
     assert versions == {f"ridge-test+{i}" for i in range(5)}
 
 
@@ -131,7 +134,7 @@ def test_a_batch_is_answered_to_the_bit_as_its_prompts_are_one_by_one(seed, othe
     here = World(Random(seed))
     model = cold()
     for outcome in here.answers(30):
-        model.observe(outcome)
+        teach(model, outcome)
     queries = [here.query() for _ in range(20)] + [Query(text, "acme/plain", tokens) for text, tokens in others]
     here.rng.shuffle(queries)
     prompts = [(query.prompt_text, query.prompt_tokens) for query in queries]
@@ -168,6 +171,83 @@ def test_a_bucket_is_a_tenth_of_the_maximum(tokens, maximum):
 def test_no_sequence_of_outcomes_breaks_the_numbers(outcomes):
     model, query = cold(), Query("x", "a")
     for tokens, censored in outcomes:
-        model.observe(Observed(query, tokens, censored))
+        teach(model, Answer(query_of("x", "a"), tokens, censored))
     answer = predict(model, query)
     assert 1 <= answer.p50_tokens <= answer.p90_tokens < 2**32
+
+
+def gone(model: LengthPredictor, answer: Answer, **fields) -> Observed:
+    """The outcome of a request whose features the model does not have: predicted before a restart, or long ago."""
+    predicted = model.predict(replace(answer.query, request_id=""), max_context_tokens=2_048)
+    scheduled = {"predicted_p50_tokens": predicted.p50_tokens, "model_version": model.version} | fields
+    return Observed(answer.query.request_id, answer.query.adapter, answer.tokens, answer.censored, **scheduled)
+
+
+def test_an_outcome_without_features_teaches_offset_and_calibration_and_not_the_ridge(world):
+    here = world(10)
+    model = taught(here, 800)
+    weight, version = model.ridge.weight.copy(), model.version
+    answers = here.answers(800, adapter="acme/plain", drift=4.0)
+    hits = [model.observe(gone(model, answer)) for answer in answers]
+    assert {result.lesson for result in hits} == {"partial"}
+    assert model.offsets.of("acme/plain") - model.offsets.of("acme/brief") > math.log(4.0)
+    assert mean(result.covered for result in hits[300:]) == pytest.approx(0.9, abs=0.04)
+    assert (model.ridge.weight == weight).all()
+    assert model.version != version
+
+
+def test_an_adapter_whose_answers_change_is_followed_without_features(world):
+    here = world(11)
+    model = taught(here, 1_200)
+    for answer in here.answers(300, adapter="globex/chatty", drift=0.5):
+        model.observe(gone(model, answer))
+    for task in ("name", "list", "explain", "essay"):
+        assert bias(model, here, "globex/chatty", task) == pytest.approx(math.log(0.5), abs=0.4), task
+        assert abs(bias(model, here, "acme/brief", task)) < 0.4, task
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"predicted_p50_tokens": 0}, *({"model_version": version} for version in ("", "other+7", "ridge-test+7x10"))],
+)
+def test_an_outcome_without_features_and_without_a_prediction_of_this_model_teaches_nothing(world, fields):
+    here = world(12)
+    model = taught(here, 200)
+    before = model.save()
+    for answer in here.answers(20):
+        assert model.observe(gone(model, answer, **fields)).lesson == "unknown"
+    assert all((array == before[name]).all() for name, array in model.save().items())
+
+
+def test_the_choices_of_a_request_share_the_features_of_its_prompt(world):
+    model, query = cold(), query_of("list something", "acme/plain", 3)
+    predict(model, replace(query, request_id="req-1/0"))
+    lessons = [model.observe(Observed(f"req-1/{choice}", "acme/plain", 20)).lesson for choice in (2, 0, 1)]
+    assert lessons == ["learned"] * 3
+    assert model.observe(Observed("req-1", "acme/plain", 20)).lesson == "learned"
+    assert model.observe(Observed("req-1/3", "acme/plain", 20)).lesson == "unknown", "the whole request has ended"
+
+
+def test_features_are_kept_until_the_outcome_and_no_longer_and_within_their_bound(world):
+    here, model = world(13), cold()
+    queries = [here.query() for _ in range(300)]
+    model.predict_batch(queries, max_context_tokens=2_048)
+    assert len(model.features) == 300
+    for query in queries[:100]:
+        model.observe(Observed(query.request_id, query.adapter, 20))
+    assert len(model.features) == 200
+    size_bytes = model.features.size_bytes
+    model.features = FeatureCache(size_bytes // 2)
+    model.predict_batch(queries, max_context_tokens=2_048)
+    assert size_bytes // 4 < model.features.size_bytes <= size_bytes // 2
+    lessons = [model.observe(Observed(query.request_id, query.adapter, 20)).lesson for query in queries[100:]]
+    assert lessons[0] == "unknown", "the oldest are dropped"
+    assert lessons[-1] == "learned"
+    assert model.features.size_bytes == 0
+
+
+def test_an_outcome_that_arrives_again_teaches_once(world):
+    model, answer = cold(), next(world(14).answers(1))
+    assert teach(model, answer).lesson == "learned"
+    assert teach(model, answer).lesson == "duplicate"
+    assert model.learned == 1

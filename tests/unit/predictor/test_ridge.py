@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft_predictor.core.batch_fit import fit_ridge
 from weft_predictor.core.features import Features, features
-from weft_predictor.core.fitting import fit_ridge
 from weft_predictor.core.ridge import RIDGE, VARIANCE_FLOOR, Ridge
 
 DIM = 64

@@ -6,17 +6,17 @@ import threading
 import grpc
 import grpc.aio
 import pytest
+from prometheus_client import REGISTRY
 
 from harness.waiting import PATIENCE_S, soon
 from weft.wire.channels import channel
 from weft.wire.v1 import common_pb2
 from weft.wire.v1 import predictor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub, add_PredictorServicer_to_server
-from weft_predictor import saver as saver_module
+from weft_predictor import checkpoint, metrics, wire
+from weft_predictor.checkpoint import Checkpointer, load
 from weft_predictor.core.predictor import LengthPredictor
-from weft_predictor.saver import Saver
 from weft_predictor.server import MAX_ITEMS, PredictorServer
-from weft_predictor.state import load
 
 
 @pytest.fixture
@@ -33,12 +33,14 @@ async def stub(server):
     port = grpc_server.add_insecure_port("127.0.0.1:0")
     await grpc_server.start()
     async with channel(f"127.0.0.1:{port}") as opened:
-        yield PredictorStub(opened)
+        stub = PredictorStub(opened)
+        stub.address = f"127.0.0.1:{port}"
+        yield stub
     await grpc_server.stop(0)
 
 
-class WatchedSaver(Saver):
-    """Tells when a model has been written."""
+class WatchedCheckpointer(Checkpointer):
+    """Sets an event when a model has been written."""
 
     def __init__(self, *args, **options) -> None:
         super().__init__(*args, **options)
@@ -51,7 +53,7 @@ class WatchedSaver(Saver):
 
 
 def outcome(request_id: str, tokens: int = 10, **fields) -> common_pb2.Outcome:
-    fields = {"prompt_text": "hello there", "model_name": "acme/upper", "completion_tokens": tokens} | fields
+    fields = {"model_name": "acme/upper", "completion_tokens": tokens} | fields
     return common_pb2.Outcome(request_id=request_id, **fields)
 
 
@@ -60,7 +62,13 @@ async def ask(stub, *request_ids: str) -> pb.PredictResponse:
     return await stub.Predict(pb.PredictRequest(items=items))
 
 
-async def tell(stub, *outcomes: common_pb2.Outcome) -> list[str]:
+async def teach(stub, *outcomes: common_pb2.Outcome) -> list[str]:
+    """Each request is predicted, answered and observed."""
+    await ask(stub, *(outcome.request_id for outcome in outcomes))
+    return await observe(stub, *outcomes)
+
+
+async def observe(stub, *outcomes: common_pb2.Outcome) -> list[str]:
     call = stub.Observe()
     await call.write(pb.ObserveRequest(outcomes=outcomes))
     ack = await call.read()
@@ -78,22 +86,67 @@ async def test_a_batch_is_answered_in_its_order(stub):
 
 async def test_outcomes_are_acknowledged_one_by_one_and_change_the_answer_and_the_version(stub):
     before = await ask(stub, "x")
-    assert await tell(stub, *(outcome(str(i)) for i in range(30))) == [str(i) for i in range(30)]
+    assert await teach(stub, *(outcome(str(i)) for i in range(30))) == [str(i) for i in range(30)]
     after = await ask(stub, "x")
     assert after.items[0].p50_tokens < before.items[0].p50_tokens
     assert after.model_version == "ridge-test+30"
 
 
-async def test_an_outcome_told_twice_teaches_once_and_is_acknowledged_twice(stub, server):
+async def test_an_outcome_sent_twice_teaches_once_and_is_acknowledged_twice(stub, server):
     for _ in range(2):
-        assert await tell(stub, outcome("same")) == ["same"]
+        assert await teach(stub, outcome("same")) == ["same"]
     assert server.model.learned == 1
+
+
+async def test_an_outcome_needs_no_prompt_and_each_is_counted_by_what_it_taught(stub, server):
+    def counted() -> dict[str, float]:
+        lessons = ("learned", "partial", "unknown", "duplicate", "censored")
+        return {lesson: metrics.OUTCOMES.labels(lesson)._value.get() for lesson in lessons}
+
+    before, version = counted(), server.version
+    await teach(stub, outcome("known"))
+    scheduled = {"predicted_p50_tokens": 128, "predicted_p90_tokens": 465}
+    await observe(stub, outcome("known"), outcome("dropped", 90, model_version=version, **scheduled))
+    await observe(stub, outcome("never predicted"), outcome("of another model", model_version="x+1", **scheduled))
+    gained = {lesson: value - before[lesson] for lesson, value in counted().items()}
+    assert gained == {"learned": 1, "duplicate": 1, "partial": 1, "unknown": 2, "censored": 0}
+
+
+async def test_an_outcome_of_a_scaled_prediction_is_measured_against_the_plain_one(server):
+    version = server.version
+    scaled = wire.observed(outcome("r", predicted_p50_tokens=1_280, model_version=f"{version}x10"), 10)
+    assert (scaled.predicted_p50_tokens, scaled.model_version) == (128, version)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\xff\xff no message",
+        pb.ObserveRequest(outcomes=[outcome("")]),
+        pb.ObserveRequest(outcomes=[outcome("x" * 129)]),
+        pb.ObserveRequest(outcomes=[outcome("ok"), outcome("r", model_name="m" * 513)]),
+        pb.ObserveRequest(outcomes=[outcome("r")] * 1_025),
+    ],
+)
+async def test_a_peer_that_breaks_the_contract_loses_its_stream_and_teaches_nothing(stub, server, message):
+    raw = message if isinstance(message, bytes) else message.SerializeToString()
+    labels = {"peer": "supervisor", "code": "INVALID_ARGUMENT"}
+    before = REGISTRY.get_sample_value("weft_peer_errors_total", labels) or 0.0
+    async with channel(stub.address) as opened:
+        call = opened.stream_stream("/weft.v1.Predictor/Observe", lambda raw: raw, pb.ObserveAck.FromString)()
+        await call.write(raw)
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await call.read()
+    assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert REGISTRY.get_sample_value("weft_peer_errors_total", labels) == before + 1
+    assert server.model.learned == 0
+    assert await teach(stub, outcome("next")) == ["next"], "the process and its other streams go on"
 
 
 @pytest.mark.parametrize("reason", ["LENGTH", "CANCELLED", "FAILED"])
 async def test_an_answer_that_was_cut_off_is_a_lower_bound_also_without_the_flag(stub, server, reason):
     cut = common_pb2.FinishReason.Value(f"FINISH_REASON_{reason}")
-    await tell(stub, *(outcome(str(i), 1, finish_reason=cut) for i in range(20)))
+    await teach(stub, *(outcome(str(i), 1, finish_reason=cut) for i in range(20)))
     assert server.model.learned == 0
 
 
@@ -116,7 +169,7 @@ async def test_the_loop_goes_on_while_the_model_works_and_others_wait_their_turn
     monkeypatch.setattr(server.model, "predict_batch", held)
     first = asyncio.create_task(ask(stub, "first"))
     assert await asyncio.to_thread(begun.wait, PATIENCE_S)
-    taught, second = asyncio.create_task(tell(stub, outcome("o"))), asyncio.create_task(ask(stub, "second"))
+    taught, second = asyncio.create_task(observe(stub, outcome("o"))), asyncio.create_task(ask(stub, "second"))
     with pytest.raises(grpc.aio.AioRpcError):  # answered by the loop alone
         await ask(stub, *map(str, range(MAX_ITEMS + 1)))
     go_on.set()
@@ -140,52 +193,52 @@ async def test_the_scale_stands_in_the_version(server):
 
 async def test_the_model_is_saved_after_enough_outcomes_and_at_the_end(stub, server, tmp_path):
     path = tmp_path / "model.npz"
-    saver = WatchedSaver(server, path, outcomes=5, seconds=3_600)
-    running = asyncio.create_task(saver.run())
-    await tell(stub, *(outcome(str(i)) for i in range(5)))
-    await soon(saver.saved.wait())
+    checkpointer = WatchedCheckpointer(server, path, outcomes=5, seconds=3_600)
+    running = asyncio.create_task(checkpointer.run())
+    await teach(stub, *(outcome(str(i)) for i in range(5)))
+    await soon(checkpointer.saved.wait())
     assert load(path).learned == 5
-    await tell(stub, outcome("last"))
-    saver.close()
+    await teach(stub, outcome("last"))
+    checkpointer.close()
     await running
     assert load(path).learned == 6
 
 
 async def test_what_is_learned_while_the_last_save_runs_is_saved_too(stub, server, tmp_path, monkeypatch):
     path, begun, go_on = tmp_path / "model.npz", threading.Event(), threading.Event()
-    write = saver_module.save
+    write = checkpoint.save
 
     def held(*what) -> None:
         begun.set()
         assert go_on.wait(PATIENCE_S)
         write(*what)
 
-    monkeypatch.setattr(saver_module, "save", held)
-    saver = Saver(server, path, outcomes=1, seconds=3_600)
-    running = asyncio.create_task(saver.run())
-    await tell(stub, outcome("first"))
+    monkeypatch.setattr(checkpoint, "save", held)
+    checkpointer = Checkpointer(server, path, outcomes=1, seconds=3_600)
+    running = asyncio.create_task(checkpointer.run())
+    await teach(stub, outcome("first"))
     assert await asyncio.to_thread(begun.wait, PATIENCE_S)
-    await tell(stub, outcome("meanwhile"))
-    saver.close()
+    await teach(stub, outcome("meanwhile"))
+    checkpointer.close()
     go_on.set()
     await running
     assert load(path).learned == 2
 
 
 async def test_the_model_is_saved_after_a_while_also_with_few_outcomes(stub, server, tmp_path):
-    saver = WatchedSaver(server, tmp_path / "model.npz", outcomes=1_000, seconds=0.01)
-    running = asyncio.create_task(saver.run())
-    await tell(stub, outcome("only"))
-    await soon(saver.saved.wait())
-    saver.close()
+    checkpointer = WatchedCheckpointer(server, tmp_path / "model.npz", outcomes=1_000, seconds=0.01)
+    running = asyncio.create_task(checkpointer.run())
+    await teach(stub, outcome("only"))
+    await soon(checkpointer.saved.wait())
+    checkpointer.close()
     await running
     assert load(tmp_path / "model.npz").learned == 1
 
 
 async def test_a_model_that_cannot_be_saved_is_logged_and_service_goes_on(stub, server, tmp_path, caplog):
     (tmp_path / "model.npz").mkdir()
-    saver = Saver(server, tmp_path / "model.npz", outcomes=1, seconds=3_600)
-    await tell(stub, outcome("one"))
-    await saver.save()
+    checkpointer = Checkpointer(server, tmp_path / "model.npz", outcomes=1, seconds=3_600)
+    await teach(stub, outcome("one"))
+    await checkpointer.save()
     assert "model not saved" in caplog.text
     assert len((await ask(stub, "x")).items) == 1

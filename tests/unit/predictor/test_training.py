@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from weft_predictor import training
-from weft_predictor.core.predictor import Predicted
+from weft_predictor.checkpoint import load
+from weft_predictor.core.length_model import Predicted
 from weft_predictor.datasets import Columns, read
 from weft_predictor.errors import BadData
 from weft_predictor.evaluation import best_constant, evaluate, packing
-from weft_predictor.state import load
 
 
 @pytest.fixture

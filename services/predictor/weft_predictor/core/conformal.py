@@ -1,31 +1,33 @@
-"""Split conformal quantiles of prediction errors, with adaptive steps, per adapter group.
+"""Split conformal quantiles of prediction errors, with adaptive steps, per adapter.
 
-A group keeps its ~1,000 latest scores (error over its expected size). The q-quantile of the scores bounds the next
+A calibrator keeps its ~1,000 latest scores (error over its expected size). The q-quantile of the scores bounds the next
 error with probability q if nothing drifts (Vovk et al. 2005; split conformal); when something does, the level
 itself is moved after every outcome: level += step * (q - covered) (adaptive conformal inference, Gibbs and Candes
 2021), which bounds the coverage error over T outcomes by about 1 / (step * T) whatever the data do.
 
-A censored outcome tells only that its score is above a bound. It is replaced by one of the known scores above that
-bound (the self-consistency of the product-limit estimate, Efron 1967), picked by a golden-ratio sequence:
-deterministic, and evenly spread. Taking the bound itself for the score would teach that answers are short.
+Of a censored outcome only a lower bound of its score is known. A known score above that bound stands in for it (the
+self-consistency of the product-limit estimate, Efron 1967), picked by a golden-ratio sequence: deterministic, and
+evenly spread. Taking the bound itself for the score would teach that answers are short.
 """
 
 import math
 from bisect import bisect_right, insort
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
 from statistics import NormalDist
+
+from weft.domain.lru import LruDict
 
 WINDOW = 1_000
 STEP = 0.02
 OWN_SCORES = 100  # an adapter with fewer is answered by the pooled group
-MAX_GROUPS = 1_000
+MAX_ADAPTERS = 1_000
 UNINFORMATIVE = 0.05  # a censored outcome that passes fewer of the known scores teaches nothing
 PRIOR_SCORES = tuple(1.25 * NormalDist().inv_cdf((i + 0.5) / 20) for i in range(20))  # mean absolute value 1
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
-class Group:
+class ConformalCalibrator:
     """The latest scores of an adapter, or of all of them. `level`: the quantile that covers `target` now."""
 
     def __init__(self, scores: Iterable[float] = PRIOR_SCORES, *, target: float = 0.9, prior: int = 20) -> None:
@@ -60,7 +62,7 @@ class Group:
         self._append(score)
         return covered
 
-    def draw_above(self, bound: float) -> float | None:
+    def impute_censored(self, bound: float) -> float | None:
         """A stand-in for a censored score: a known one above `bound`, else `bound`. None: it teaches nothing."""
         below = bisect_right(self._sorted, bound)
         if below < UNINFORMATIVE * len(self._sorted):
@@ -78,36 +80,30 @@ class Group:
             self._sorted.pop(bisect_right(self._sorted, self._scores.popleft()) - 1)
 
 
-class Groups:
-    """One group per adapter once it has scores enough, and the pooled one for all others. Bounded, oldest out."""
+class ConformalCalibrators:
+    """One per adapter once it has scores enough, and the pooled one for all others. Bounded: the oldest are dropped."""
 
-    def __init__(self, *, target: float = 0.9, max_groups: int = MAX_GROUPS) -> None:
-        self.pooled = Group(target=target)
-        self.by_adapter: OrderedDict[str, Group] = OrderedDict()
-        self._target, self._max_groups = target, max_groups
+    def __init__(self, *, target: float = 0.9, max_adapters: int = MAX_ADAPTERS) -> None:
+        self.pooled = ConformalCalibrator(target=target)
+        self.by_adapter: LruDict[str, ConformalCalibrator] = LruDict(max_adapters)
+        self._target = target
 
-    def of(self, adapter: str) -> Group:
-        """The group that answers for an adapter now."""
+    def of(self, adapter: str) -> ConformalCalibrator:
+        """The calibrator that answers for an adapter now."""
         own = self.by_adapter.get(adapter)
         return own if own is not None and len(own) >= OWN_SCORES else self.pooled
 
     def learn(self, adapter: str, score: float) -> bool:
-        """Teach the adapter's group and the pooled one. Returns whether the answering group had covered the score."""
-        answering = self.of(adapter)
-        covered = score <= answering.bound()
+        """Teach the adapter's and the pooled one. Returns whether the one that answers had covered the score."""
+        covered = score <= self.of(adapter).bound()
         self.pooled.learn(score)
-        self._own(adapter).learn(score)
+        self.by_adapter.touch(adapter, lambda: ConformalCalibrator(target=self._target)).learn(score)
         return covered
 
-    def _own(self, adapter: str) -> Group:
-        own = self.by_adapter.setdefault(adapter, Group(target=self._target))
-        self.by_adapter.move_to_end(adapter)
-        if len(self.by_adapter) > self._max_groups:
-            self.by_adapter.popitem(last=False)
-        return own
 
-
-def check_group(group: Group) -> None:
-    """The two views of a group hold the same scores, within the window."""
-    assert sorted(group.scores()) == group._sorted, "the sorted view and the window differ"  # pyright: ignore[reportPrivateUsage]
-    assert 0 <= group.prior <= len(group.scores()) <= max(WINDOW, group.prior), "the window is over its bound"
+def check_calibrator(calibrator: ConformalCalibrator) -> None:
+    """The two views of a calibrator hold the same scores, within the window."""
+    assert sorted(calibrator.scores()) == calibrator._sorted, "the sorted view and the window differ"  # pyright: ignore[reportPrivateUsage]
+    assert 0 <= calibrator.prior <= len(calibrator.scores()) <= max(WINDOW, calibrator.prior), (
+        "the window is over its bound"
+    )

@@ -14,9 +14,11 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_CHARS = 4_096  # the gateway cuts there too; cost is bounded whatever comes
+MAX_CHARS = 4_096  # the gateway cuts there too; the bound of a prompt's cost
 Index = NDArray[np.int64]
 Value = NDArray[np.float64]
+AnyIndex = NDArray[np.int64] | NDArray[np.int32]
+AnyValue = NDArray[np.float64] | NDArray[np.float32]
 Codes = tuple[NDArray[np.uint64], Index]  # one after the other, and which prompt each belongs to
 
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -29,8 +31,8 @@ _WORD_1, _WORD_2, _CHAR_3, _CHAR_4, _SIZE = (np.uint64(k * 0xD6E8FEB86659FD93 % 
 class Features:
     """Sparse vector: sorted unique `index` [k] in [0, dim), `value` [k]. Index 0 is the constant 1."""
 
-    index: Index
-    value: Value
+    index: AnyIndex
+    value: AnyValue
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,151 +1,222 @@
-"""predict(prompt, adapter) -> p50, p90, bucket; observe(outcome). The composition of the other modules.
+"""The default length model: a hashed ridge, adapter offsets, calibrated quantiles.
 
     log length  ~  ridge(prompt)  +  offset(adapter)            = centre
-    error       =  (log length - centre) / spread(centre)       = score
-    p50, p90    =  exp(centre + spread(centre) * quantile of the group's scores)
+    error       =  (log length - centre) / scale(centre)        = score
+    p50, p90    =  exp(centre + scale(centre) * quantile of the adapter's scores)
 
-Every outcome is first scored against the model as it is, then learned (prequential), so the coverage it reports is
-honest. Not thread-safe: one owner.
+An outcome is first scored against the model as it is, then learned (prequential), so the coverage that the model
+reports is honest. An outcome names its request; `FeatureCache` has the features of that request's prompt. Where they
+are gone, the prediction that the request was scheduled with gives its centre back: the adapter's offset and
+calibration learn from it, the ridge does not.
 """
 
+import json
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from weft_predictor.core.conformal import Groups
-from weft_predictor.core.features import MAX_CHARS, Features, feature_rows, features
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.domain.lru import LruDict
+from weft_predictor.core.conformal import WINDOW, ConformalCalibrator, ConformalCalibrators
+from weft_predictor.core.feature_cache import FeatureCache, compact
+from weft_predictor.core.features import MAX_CHARS, Features, feature_rows
+from weft_predictor.core.length_model import Arrays, ObservationResult, Observed, Predicted, Query, bucket
 from weft_predictor.core.offsets import Offsets
+from weft_predictor.core.residual_scale import OCTAVES, ResidualScale
 from weft_predictor.core.ridge import Ridge
-from weft_predictor.core.spread import Spread
+from weft_predictor.errors import CorruptModel
 
 DIM = 1 << 17
 TARGET = 0.9
 COLD_LOG_TOKENS = math.log(128.0)
-COLD_SPREAD = 0.8  # p90 of a cold model: 128 * e^(0.8 * 1.6) = 465 tokens
+COLD_SCALE = 0.8  # p90 of a cold model: 128 * e^(0.8 * 1.6) = 465 tokens
 MAX_LOG_TOKENS = math.log(1e6)
-BUCKETS = 10  # S3, section 3: ten equal buckets over the maximum length
 COVERAGE_WINDOW = 1_000
 PART_CHARS = 4_096  # of a batch that is computed at once: more leaves the cache, and is slower
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """A prompt to predict. `adapter` is the served model name, the base's for the base."""
-
-    prompt_text: str
-    adapter: str
-    prompt_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """Output tokens: the median, the bound that covers 90 %, and S3's bucket (0..9) of the median."""
-
-    p50_tokens: int
-    p90_tokens: int
-    bucket: int
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """A real length. `censored`: the answer would have been at least `tokens` long (a limit, a client that left)."""
-
-    query: Query
-    tokens: int
-    censored: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What observing did. `covered`: p90 held (None: a censored outcome that taught nothing)."""
-
-    covered: bool | None
+MAX_SEEN = 20_000  # request ids of outcomes: an outcome that arrives again does not teach twice
+LAYOUT = 1  # of a checkpoint
 
 
 class LengthPredictor:
-    """The default model: hashed ridge, adapter offsets, calibrated quantiles. See the module's text."""
+    """A LengthModel. Not thread-safe: one owner."""
 
     def __init__(
-        self, family: str, ridge: Ridge, offsets: Offsets, spread: Spread, groups: Groups, learned: int = 0
+        self,
+        family: str,
+        ridge: Ridge,
+        offsets: Offsets,
+        residual_scale: ResidualScale,
+        calibrators: ConformalCalibrators,
+        learned: int = 0,
     ) -> None:
         self.family, self.learned = family, learned
-        self.ridge, self.offsets, self.spread, self.groups = ridge, offsets, spread, groups
+        self.ridge, self.offsets, self.residual_scale = ridge, offsets, residual_scale
+        self.calibrators = calibrators
         self.hits: deque[bool] = deque(maxlen=COVERAGE_WINDOW)
+        self.features = FeatureCache()
+        self._seen: LruDict[str, None] = LruDict(MAX_SEEN)
 
     @classmethod
     def cold(cls, family: str, *, dim: int = DIM) -> "LengthPredictor":
-        """Knows nothing yet: 128 tokens in the median, with a wide margin. `family` names it in `version`."""
-        ridge = Ridge.cold(dim, COLD_LOG_TOKENS)
-        return cls(family, ridge, Offsets(), Spread.cold(COLD_SPREAD), Groups(target=TARGET))
+        """A model without outcomes: 128 tokens in the median, with a wide margin. `family` names it in `version`."""
+        ridge, calibrators = Ridge.cold(dim, COLD_LOG_TOKENS), ConformalCalibrators(target=TARGET)
+        return cls(family, ridge, Offsets(), ResidualScale.cold(COLD_SCALE), calibrators)
 
     @property
     def version(self) -> str:
-        """Changes when the model does: the fit, then how many outcomes were learned since."""
+        """The fit, then how many outcomes were learned since."""
         return f"{self.family}+{self.learned}"
 
     @property
     def coverage(self) -> float | None:
-        """The share of the latest 1,000 outcomes that p90 covered; None before the first."""
         return sum(self.hits) / len(self.hits) if self.hits else None
 
+    @property
+    def adapters(self) -> int:
+        return len(self.offsets)
+
     def predict(self, query: Query, *, max_context_tokens: int, scale: float = 1.0) -> Predicted:
-        """The quantiles of a prompt's answer. `scale` multiplies them (experiments)."""
+        """A batch of one."""
         return self.predict_batch((query,), max_context_tokens=max_context_tokens, scale=scale)[0]
 
     def predict_batch(
         self, queries: Sequence[Query], *, max_context_tokens: int, scale: float = 1.0
     ) -> list[Predicted]:
-        """The same for several prompts; what one is told does not depend on the others.
+        """A prediction does not depend on the others of its batch.
 
         On a Zen 4 core 22 us each where they have 40 characters (150 us alone), 54 us with 185 (190 us).
         """
-        found: list[Predicted] = []
+        predicted: list[Predicted] = []
         for part in _parts(queries):
-            xs = feature_rows([(query.prompt_text, query.prompt_tokens) for query in part], len(self.ridge.weight))
-            for query, shared in zip(part, self.ridge.predict_rows(xs).tolist(), strict=True):
+            rows = feature_rows([(query.prompt_text, query.prompt_tokens) for query in part], len(self.ridge.weight))
+            for query, shared in zip(part, self.ridge.predict_rows(rows).tolist(), strict=True):
                 centre = self._centre(shared, query.adapter)
                 p50, p90 = (_tokens(self.quantile_at(centre, query.adapter, level), scale) for level in (0.5, None))
-                found.append(Predicted(p50, max(p50, p90), bucket(p50, max_context_tokens)))
-        return found
+                predicted.append(Predicted(p50, max(p50, p90), bucket(p50, max_context_tokens)))
+            if any(query.request_id for query in part):
+                for query, x in zip(part, compact(rows, len(part)), strict=True):
+                    if query.request_id:
+                        self.features.put(query.request_id, x)
+        return predicted
 
     def quantile_at(self, centre: float, adapter: str, level: float | None) -> float:
         """Log tokens below which `level` of the answers end; None: the calibrated bound."""
-        group = self.groups.of(adapter)
-        score = group.bound() if level is None else group.quantile(level)
-        return centre + self.spread.of(centre) * score
+        calibrator = self.calibrators.of(adapter)
+        score = calibrator.bound() if level is None else calibrator.quantile(level)
+        return centre + self.residual_scale.of(centre) * score
 
-    def observe(self, outcome: Observed) -> Learned:
-        """Learn one outcome. A censored one counts as a lower bound, never as a short answer."""
-        query, adapter = outcome.query, outcome.query.adapter
-        x = features(query.prompt_text, query.prompt_tokens, len(self.ridge.weight))
-        centre = self._centre(self.ridge.predict(x), adapter)
-        scale = self.spread.of(centre)
-        score = (math.log(max(outcome.tokens, 1)) - centre) / scale
-        if outcome.censored:
-            drawn = self.groups.of(adapter).draw_above(score)
-            if drawn is None:
-                return Learned(None)
-            score = drawn
-        return self._learn(x, adapter, centre, score)
+    def observe(self, outcome: Observed) -> ObservationResult:
+        """Learn an outcome, once. A censored one counts as a lower bound, never as a short answer."""
+        if outcome.request_id in self._seen:
+            return ObservationResult("duplicate")
+        self._seen[outcome.request_id] = None
+        adapter, x = outcome.adapter, self.features.take(outcome.request_id)
+        if x is not None:
+            centre = self._centre(self.ridge.predict(x), adapter)
+        elif outcome.predicted_p50_tokens > 0 and self._is_own(outcome.model_version):
+            centre = self._centre_of_median(math.log(max(outcome.predicted_p50_tokens - 0.5, 0.5)), adapter)
+        else:
+            return ObservationResult("unknown")
+        score = (math.log(max(outcome.tokens, 1)) - centre) / self.residual_scale.of(centre)
+        if outcome.censored and (score := self.calibrators.of(adapter).impute_censored(score)) is None:
+            return ObservationResult("censored")
+        covered = self._learn(x, adapter, centre, score)
+        return ObservationResult("partial" if x is None else "learned", covered)
 
-    def _learn(self, x: Features, adapter: str, centre: float, score: float) -> Learned:
-        residual = score * self.spread.of(centre)
-        covered = self.groups.learn(adapter, score)
-        self.spread.learn(centre, residual)
-        offset, shared = self.offsets.of(adapter), self.ridge.predict(x)
+    def _learn(self, x: Features | None, adapter: str, centre: float, score: float) -> bool:
+        residual = score * self.residual_scale.of(centre)
+        covered = self.calibrators.learn(adapter, score)
+        offset = self.offsets.of(adapter)
+        shared = centre - offset
+        if x is not None:
+            self.residual_scale.learn(centre, residual)
+            shared = self.ridge.predict(x)
+            self.ridge.learn(x, centre + residual - offset)
         self.offsets.learn(adapter, centre + residual - shared)
-        self.ridge.learn(x, centre + residual - offset)
         self.hits.append(covered)
         self.learned += 1
-        return Learned(covered)
+        return covered
+
+    def _is_own(self, version: str) -> bool:
+        """Whether a version is one of this model, earlier or later. A scaled one (+3x10) is another's."""
+        family, _, learned = version.rpartition("+")
+        return family == self.family and learned.isdigit()
 
     def _centre(self, shared: float, adapter: str) -> float:
         return min(max(shared + self.offsets.of(adapter), 0.0), MAX_LOG_TOKENS)
 
+    def _centre_of_median(self, log_p50: float, adapter: str) -> float:
+        """The centre whose predicted median this was: the fixed point of centre = median - scale(centre) * score.
+
+        The median score is near 0 and the scale changes little within an octave, so a few rounds settle it.
+        """
+        score, centre = self.calibrators.of(adapter).quantile(0.5), log_p50
+        for _ in range(4):
+            centre = min(max(log_p50 - self.residual_scale.of(centre) * score, 0.0), MAX_LOG_TOKENS)
+        return centre
+
+    # ---- the checkpoint: plain arrays
+
+    def save(self) -> Arrays:
+        """`meta` (JSON as bytes: layout, family, learned, adapter names, calibration levels), the ridge's `weight` and
+        `variance` [dim], the residual scale, and the windows of offsets and calibrators as one array each with their
+        lengths.
+        """
+        groups = {"": self.calibrators.pooled, **self.calibrators.by_adapter}
+        offsets = dict(self.offsets.items())
+        meta = {
+            "layout": LAYOUT,
+            "family": self.family,
+            "learned": self.learned,
+            "base": self.ridge.base,
+            "offset_adapters": list(offsets),
+            "groups": [[name, group.level, group.prior, group.draws] for name, group in groups.items()],
+        }
+        return {
+            "meta": np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8),
+            "weight": self.ridge.weight.copy(),
+            "variance": self.ridge.variance.copy(),
+            "spread_scale": self.residual_scale.scale.copy(),
+            "spread_count": self.residual_scale.count.copy(),
+            "hits": np.array(self.hits, dtype=np.bool_),
+            **_pack("offset", offsets.values()),
+            **_pack("group", (group.scores() for group in groups.values())),
+        }
+
+    @classmethod
+    def load(cls, arrays: Arrays) -> "LengthPredictor":
+        """The model of `save`. Raises CorruptModel (or KeyError, ValueError) for anything else."""
+        meta = json.loads(arrays["meta"].tobytes())
+        if meta["layout"] != LAYOUT:
+            raise CorruptModel(f"layout {meta['layout']}, this version reads {LAYOUT}")
+        dim = len(arrays["weight"])
+        if dim & (dim - 1):
+            raise CorruptModel(f"{dim} weights are not a power of two")
+        weight, variance = (_vector(arrays, name, dim).astype(np.float32) for name in ("weight", "variance"))
+        offsets = Offsets()
+        for adapter, window in zip(meta["offset_adapters"], _unpack("offset", arrays), strict=True):
+            offsets.restore(adapter, window)
+        calibrators = ConformalCalibrators(target=TARGET)
+        for (name, level, prior, draws), window in zip(meta["groups"], _unpack("group", arrays), strict=True):
+            if not 0 < len(window) <= WINDOW + prior:
+                raise CorruptModel(f"a group of {len(window)} scores")
+            group = ConformalCalibrator(window, target=TARGET, prior=prior)
+            group.level, group.draws = level, draws
+            if name:
+                calibrators.by_adapter[name] = group
+            else:
+                calibrators.pooled = group
+        scale = ResidualScale(_vector(arrays, "spread_scale", OCTAVES), _vector(arrays, "spread_count", OCTAVES))
+        ridge = Ridge(weight, variance, float(meta["base"]))
+        model = cls(str(meta["family"]), ridge, offsets, scale, calibrators, int(meta["learned"]))
+        model.hits = deque((bool(hit) for hit in arrays["hits"]), maxlen=COVERAGE_WINDOW)
+        return model
+
 
 def _parts(queries: Iterable[Query]) -> Iterator[list[Query]]:
-    """Some at a time."""
     part, chars = list[Query](), 0
     for query in queries:
         part.append(query)
@@ -157,11 +228,26 @@ def _parts(queries: Iterable[Query]) -> Iterator[list[Query]]:
         yield part
 
 
-def bucket(tokens: int, max_context_tokens: int) -> int:
-    """S3's class of a length: which tenth of the maximum it ends in, 0..9."""
-    return min(tokens * BUCKETS // max_context_tokens, BUCKETS - 1)
-
-
 def _tokens(log_tokens: float, scale: float) -> int:
     """Whole tokens, at least 1, rounded up; bounded so that it fits the wire whatever the scale."""
     return max(1, math.ceil(min(math.exp(min(log_tokens, MAX_LOG_TOKENS)) * scale, 2**31 - 1)))
+
+
+def _pack(name: str, windows: Iterable[list[float]]) -> dict[str, NDArray[Any]]:
+    rows = list(windows)
+    flat = np.array([value for row in rows for value in row], dtype=np.float64)
+    return {f"{name}_values": flat, f"{name}_lengths": np.array([len(row) for row in rows], dtype=np.int64)}
+
+
+def _unpack(name: str, arrays: Mapping[str, NDArray[Any]]) -> list[list[float]]:
+    lengths = arrays[f"{name}_lengths"]
+    values = _vector(arrays, f"{name}_values", int(lengths.sum()))
+    ends = np.cumsum(lengths)
+    return [values[end - length : end].tolist() for end, length in zip(ends, lengths, strict=True)]
+
+
+def _vector(arrays: Mapping[str, NDArray[Any]], name: str, length: int) -> NDArray[Any]:
+    vector = arrays[name]
+    if vector.shape != (length,) or not np.isfinite(vector).all():
+        raise CorruptModel(f"{name} is not {length} finite numbers")
+    return vector

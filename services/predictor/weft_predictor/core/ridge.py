@@ -1,4 +1,4 @@
-"""Ridge regression on hashed features, learned outcome by outcome; `fitting.py` makes the same state in one go.
+"""Ridge regression on hashed features, learned outcome by outcome; `batch_fit.py` makes the same state at once.
 
 Recursive least squares with a diagonal covariance (the regression form of AROW; Crammer et al. 2009, Vaits and
 Crammer 2011): each weight carries a variance, so a rare feature learns fast and a common one settles. Measured on 8,283
@@ -25,7 +25,7 @@ class Ridge:
 
     @classmethod
     def cold(cls, dim: int, base: float) -> "Ridge":
-        """Knows nothing: answers `base` to everything."""
+        """The model without outcomes: `base` for every prompt."""
         return cls(np.zeros(dim, dtype=np.float32), np.full(dim, 1.0 / RIDGE, dtype=np.float32), base)
 
     def predict(self, x: Features) -> float:

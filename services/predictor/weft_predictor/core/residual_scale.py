@@ -16,14 +16,14 @@ MEMORY = 2_000.0  # outcomes of an octave that count
 LOG_2 = math.log(2.0)
 
 
-class Spread:
+class ResidualScale:
     """Mean absolute residual by octave. `scale`, `count`: [OCTAVES]."""
 
     def __init__(self, scale: NDArray[np.float64], count: NDArray[np.float64]) -> None:
         self.scale, self.count = scale, count
 
     @classmethod
-    def cold(cls, prior: float) -> "Spread":
+    def cold(cls, prior: float) -> "ResidualScale":
         return cls(np.full(OCTAVES, prior), np.full(OCTAVES, PRIOR_COUNT))
 
     def of(self, log_tokens: float) -> float:

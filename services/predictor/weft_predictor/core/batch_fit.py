@@ -15,7 +15,7 @@ from weft_predictor.core.ridge import RIDGE, VARIANCE_FLOOR, Ridge
 
 
 def fit_ridge(rows: Sequence[Features], target: NDArray[np.float64], dim: int) -> Ridge:
-    """Fit `target` [n]. The variances say what n rows taught, so online learning goes on from here."""
+    """Fit `target` [n]. The variances say what n rows taught, so online learning continues from here."""
     matrix, base = _matrix(rows, dim), float(np.mean(target))
     weight = lsqr(matrix, target - base, damp=RIDGE**0.5, atol=1e-5, btol=1e-5, iter_lim=100)[0]
     mass = np.asarray(matrix.multiply(matrix).sum(axis=0)).ravel()

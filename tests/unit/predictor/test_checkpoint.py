@@ -5,11 +5,12 @@ import zipfile
 import numpy as np
 import pytest
 
-from weft_predictor.core.conformal import check_group
+from tests.unit.predictor.conftest import teach
+from weft_predictor.checkpoint import load, save
+from weft_predictor.core.conformal import check_calibrator
 from weft_predictor.core.predictor import LengthPredictor
 from weft_predictor.errors import CorruptModel
 from weft_predictor.main import first_model
-from weft_predictor.state import from_arrays, load, save, to_arrays
 
 DIM = 1 << 14
 
@@ -18,39 +19,39 @@ DIM = 1 << 14
 def model(world):
     model = LengthPredictor.cold("ridge-test", dim=DIM)
     for outcome in world(1).answers(400):
-        model.observe(outcome)
+        teach(model, outcome)
     return model
 
 
 def test_a_loaded_model_answers_and_learns_exactly_like_the_one_that_was_saved(model, world, tmp_path):
-    save(tmp_path / "model.npz", to_arrays(model))
+    save(tmp_path / "model.npz", model.save())
     again = load(tmp_path / "model.npz")
     assert again.version == model.version
     assert again.coverage == model.coverage
     for outcome in world(2).answers(200):
         answers = [m.predict(outcome.query, max_context_tokens=2_048) for m in (model, again)]
         assert answers[0] == answers[1]
-        assert model.observe(outcome) == again.observe(outcome)
-    check_group(again.groups.pooled)
+        assert teach(model, outcome) == teach(again, outcome)
+    check_calibrator(again.calibrators.pooled)
 
 
 def test_a_snapshot_does_not_change_while_the_model_learns_on(model, world):
-    before = to_arrays(model)
+    before = model.save()
     copies = {name: array.copy() for name, array in before.items()}
     for outcome in world(3).answers(20):
-        model.observe(outcome)
+        teach(model, outcome)
     assert all((before[name] == copies[name]).all() for name in copies)
 
 
 def test_saving_leaves_nothing_but_the_model(model, tmp_path):
     for _ in range(2):
-        save(tmp_path / "sub" / "model.npz", to_arrays(model))
+        save(tmp_path / "sub" / "model.npz", model.save())
     assert [file.name for file in (tmp_path / "sub").iterdir()] == ["model.npz"]
 
 
 def test_a_failed_save_leaves_the_old_model(model, tmp_path):
     path = tmp_path / "model.npz"
-    save(path, to_arrays(model))
+    save(path, model.save())
     before = path.read_bytes()
     with pytest.raises(ValueError, match="allow_pickle"):
         save(path, {"object": np.array([object()])})
@@ -72,7 +73,7 @@ def damage(content: bytes, how: str) -> bytes:
 @pytest.mark.parametrize("how", ["cut off", "empty", "no zip", "a flipped byte"])
 def test_a_damaged_file_is_named_set_aside_and_replaced_by_a_cold_model(how, model, tmp_path, caplog):
     path = tmp_path / "model.npz"
-    save(path, to_arrays(model))
+    save(path, model.save())
     path.write_bytes(damage(path.read_bytes(), how))
     with pytest.raises(CorruptModel, match=r"model\.npz"):
         load(path)
@@ -94,7 +95,7 @@ def test_a_damaged_file_is_named_set_aside_and_replaced_by_a_cold_model(how, mod
 )
 def test_arrays_that_are_no_model_are_refused(change, model):
     with pytest.raises((CorruptModel, ValueError, KeyError)):
-        from_arrays({**to_arrays(model), **change})
+        LengthPredictor.load({**model.save(), **change})
 
 
 def test_nothing_is_ever_unpickled(tmp_path):
@@ -113,7 +114,7 @@ def test_nothing_is_ever_unpickled(tmp_path):
 
 
 def test_a_trained_model_is_the_start_where_none_was_saved(model, tmp_path):
-    save(tmp_path / "trained.npz", to_arrays(model))
+    save(tmp_path / "trained.npz", model.save())
     assert first_model(tmp_path / "model.npz", tmp_path / "trained.npz").version == model.version
     with pytest.raises(FileNotFoundError):
         first_model(tmp_path / "model.npz", tmp_path / "missing.npz")

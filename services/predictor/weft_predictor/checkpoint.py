@@ -1,0 +1,87 @@
+"""The model's file: one .npz of plain arrays (nothing is ever unpickled), replaced atomically."""
+
+import asyncio
+import io
+import logging
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from weft.files import write_atomically
+from weft.telemetry.logs import kv
+from weft_predictor import metrics
+from weft_predictor.core.length_model import Arrays
+from weft_predictor.core.predictor import LengthPredictor
+from weft_predictor.errors import CorruptModel
+from weft_predictor.server import PredictorServer
+
+MAX_FILE_BYTES = 512 << 20
+log = logging.getLogger(__name__)
+
+
+def save(path: Path, arrays: Arrays) -> None:
+    """Write `arrays` to `path`, whole. A crash leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    write_atomically(path, buffer.getbuffer())
+
+
+def load(path: Path) -> LengthPredictor:
+    """Read a model back. Raises FileNotFoundError, CorruptModel."""
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise CorruptModel(f"{path}: larger than {MAX_FILE_BYTES} bytes")
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+            return LengthPredictor.load({name: file[name] for name in file.files})
+    except (ValueError, KeyError, TypeError, EOFError, IndexError, zipfile.BadZipFile) as error:
+        raise CorruptModel(f"{path}: {error}") from error
+
+
+class Checkpointer:
+    """Saves every `outcomes` learned, or `seconds` after something was learned, and when closed."""
+
+    def __init__(self, server: PredictorServer, path: Path, *, outcomes: int, seconds: float) -> None:
+        self._server, self._path, self._outcomes, self._seconds = server, path, outcomes, seconds
+        self._saved = server.model.learned
+        self._closed = False
+
+    async def run(self) -> None:
+        """Until closed; what is unsaved then is saved last."""
+        while not self._closed:
+            await self._server.learned_some.wait()
+            try:
+                async with asyncio.timeout(self._seconds):
+                    while not self._closed and self._server.model.learned - self._saved < self._outcomes:
+                        self._server.learned_some.clear()
+                        await self._server.learned_some.wait()
+            except TimeoutError:
+                self._server.learned_some.clear()
+            await self.save()
+        await self.save()  # the outcomes that were learned during the last save
+
+    def close(self) -> None:
+        """Let `run` save and return."""
+        self._closed = True
+        self._server.learned_some.set()
+
+    async def save(self) -> None:
+        """Save if something was learned since the last time. A failure is logged; the next save tries again."""
+        if (copied := await self._server.in_turn(self._copy)) is None:
+            return
+        learned, arrays = copied
+        try:
+            await asyncio.to_thread(save, self._path, arrays)
+        except OSError as error:
+            metrics.SAVES.labels("failed").inc()
+            log.error("model not saved", extra=kv(path=self._path, error=error))
+            return
+        self._saved = learned
+        metrics.SAVES.labels("saved").inc()
+        log.debug("model saved", extra=kv(path=self._path, learned=learned))
+
+    def _copy(self) -> tuple[int, Arrays] | None:
+        """In the inference thread: the model's arrays, and how much was learned by then."""
+        model = self._server.model
+        return None if model.learned == self._saved else (model.learned, model.save())
