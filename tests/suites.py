@@ -53,6 +53,7 @@ FILES = (*TWO, "--dist=loadfile")
 
 SUITES = (
     Suite("unit", ("tests/unit", *FILES), 100),
+    Suite("sim", ("tests/sim", *PAIRED), 25),
     Suite("kernels", ("tests/kernels", *PAIRED), 65),
     Suite("oracle", ("tests/oracle", *FILES), 74),
     Suite("integration", ("tests/integration", *FILES), 174),

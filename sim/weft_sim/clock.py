@@ -1,0 +1,63 @@
+"""The event queue. What happens first among simultaneous events is written here and nowhere else.
+
+Events are ordered by (time, rank, number): the earliest first; at one time by `Rank`, the smaller first; of one rank
+in the order in which they were scheduled. So a fault strikes before the messages of its moment, a message that arrives
+exactly at a deadline counts as in time, and a client's request meets a system that has finished everything before it.
+"""
+
+import random
+from collections.abc import Callable
+from enum import IntEnum
+from hashlib import blake2b
+from heapq import heappop, heappush
+from typing import Any
+
+
+class Rank(IntEnum):
+    """The order of events of one time."""
+
+    FAULT = 0
+    DELIVERY = 1  # a message, a connection or the end of one
+    WORK = 2  # a core, the model or a disk has finished something
+    DEADLINE = 3
+    ARRIVAL = 4  # a client does something
+    LAW = 5  # a check that looks at the state between two times
+
+
+class Clock:
+    """Virtual time in seconds, and what is due when."""
+
+    def __init__(self, start: float = 1000.0) -> None:
+        self.now = start
+        self.events = 0  # that have happened
+        self._number = 0
+        self._queue: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
+
+    def at(self, time: float, rank: int, action: Callable[..., None], *arguments: Any) -> None:
+        """Call `action(*arguments)` at `time`, or now if that is over. Nothing is cancelled."""
+        self._number += 1
+        heappush(self._queue, (max(time, self.now), rank, self._number, action, arguments))
+
+    def after(self, seconds: float, rank: int, action: Callable[..., None], *arguments: Any) -> None:
+        self.at(self.now + seconds, rank, action, *arguments)
+
+    def run(self, until: float = float("inf"), done: Callable[[], bool] | None = None) -> None:
+        """Let everything due up to `until` happen, or until `done()` after an event, or until nothing is left."""
+        queue = self._queue
+        while queue and queue[0][0] <= until:
+            self.now, _, _, action, arguments = heappop(queue)
+            self.events += 1
+            action(*arguments)
+            if done is not None and done():
+                return
+        if until != float("inf"):
+            self.now = max(self.now, until)
+
+
+def random_of(seed: int, *names: object) -> random.Random:
+    """A random stream of its own for each name, so that one more draw of one part changes no other part.
+
+    The derivation is a hash of the text: `hash()` of a string differs from process to process.
+    """
+    text = "/".join(map(str, (seed, *names)))
+    return random.Random(int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big"))

@@ -1,0 +1,137 @@
+"""What stands in for a model: how long a step takes, and tokens that show whether a sequence was computed exactly.
+
+Time: a step of n decode rows and p prompt tokens takes what the runner's own profile says of it. Tokens: a chain of
+hashes runs through the KV pages. Its value at a position depends on the adapter in the row's *slot*, on every token up
+to there and on what the *pages* hold, so a token is right only if slots, pages, prefixes, positions and the tokens that
+were sent along are; `answer` computes the same without any of them.
+
+The seed of a request also says how long its prompt and its answer are (`seed_of`): the end-of-sequence token comes at
+its place wherever the request is computed.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from weft.domain.runner import RunnerSpec
+
+MASK = (1 << 64) - 1
+PRIME, SECOND = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
+EOS = 0
+VOCABULARY = 94 * 94  # tokens 1..VOCABULARY are pairs of printable characters
+LENGTH_BITS = 20
+LENGTH_MASK = (1 << LENGTH_BITS) - 1
+
+
+def seed_of(draw: int, prompt_tokens: int, output_tokens: int) -> int:
+    """A 64-bit seed: `draw`, and the lengths. Output 0: no end of its own."""
+    assert prompt_tokens <= LENGTH_MASK
+    assert output_tokens <= LENGTH_MASK
+    return ((draw << 2 * LENGTH_BITS) | (prompt_tokens << LENGTH_BITS) | output_tokens) & MASK
+
+
+def bytes_of(token: int) -> bytes:
+    """The text of a token: two characters, none for the end."""
+    first, second = divmod(token - 1, 94)
+    return bytes((33 + first, 33 + second)) if token else b""
+
+
+def text_of(tokens: Iterable[int]) -> str:
+    return b"".join(map(bytes_of, tokens)).decode()
+
+
+def key_of(adapter: str) -> int:
+    """What an adapter does to the chain; 0: the base."""
+    return int.from_bytes(blake2b(adapter.encode(), digest_size=8).digest(), "big") if adapter else 0
+
+
+def extend(chain: int, token: int, key: int) -> int:
+    """The chain's value after one more token."""
+    mixed = ((chain ^ key) + token + 1) * PRIME & MASK
+    return mixed ^ (mixed >> 29)
+
+
+def sample(chain: int, seed: int, choice: int, position: int) -> int:
+    """The token at an absolute position, after the chain before it."""
+    output_tokens = seed & LENGTH_MASK
+    if output_tokens and position - ((seed >> LENGTH_BITS) & LENGTH_MASK) >= output_tokens:
+        return EOS
+    mixed = (chain ^ (seed * SECOND) ^ ((choice + 1) * PRIME) ^ position) * SECOND & MASK
+    return 1 + (mixed >> 40) % VOCABULARY
+
+
+def answer(prompt: Sequence[int], adapter: str, seed: int, choice: int, max_tokens: int) -> list[int]:
+    """The undisturbed answer, without the end-of-sequence token."""
+    key, chain, tokens = key_of(adapter), 0, list[int]()
+    for token in prompt:
+        chain = extend(chain, token, key)
+    while len(tokens) < max_tokens:
+        token = sample(chain, seed, choice, len(prompt) + len(tokens))
+        if token == EOS:
+            break
+        tokens.append(token)
+        chain = extend(chain, token, key)
+    return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """ms of a step: a + b * decode rows + c * prompt tokens. `factor`: of a runner that is slow for a while."""
+
+    base_ms: float
+    row_ms: float
+    prompt_token_ms: float
+
+    @classmethod
+    def of(cls, spec: RunnerSpec) -> "StepTimes":
+        """From what a runner measured of itself at start."""
+        best = max(spec.best_batch, 2)
+        row_ms = max(0.0, (spec.step_ms_best - spec.step_ms_1) / (best - 1))
+        rate = spec.prefill_tokens_per_s
+        return cls(spec.step_ms_1 - row_ms, row_ms, 1e3 / rate if rate else 0.0)
+
+    def seconds(self, decode_rows: int, prompt_tokens: int) -> float:
+        return (self.base_ms + self.row_ms * decode_rows + self.prompt_token_ms * prompt_tokens) / 1e3
+
+
+class Device:
+    """The memory of one runner: pages of chains, slots of adapters. Computing a row reads and writes both."""
+
+    def __init__(self, page_tokens: int) -> None:
+        self.page_tokens = page_tokens
+        self.slots: dict[int, str] = {}  # digest of the adapter in each slot in use
+        self._keys: dict[str, int] = {"": 0}
+        self._pages: dict[int, list[int]] = {}
+
+    def clear(self, pages: Iterable[int]) -> None:
+        """They change hands: what was in them is gone."""
+        for page in pages:
+            self._pages.pop(page, None)
+
+    def load(self, slot: int, adapter: str) -> None:
+        self.slots[slot] = adapter
+        self._keys[adapter] = key_of(adapter)
+
+    def unload(self, slot: int) -> None:
+        self.slots.pop(slot, None)
+
+    def row(self, tokens: Sequence[int], start: int, pages: Sequence[int], adapter: str, seed: int, choice: int) -> int:
+        """Feed `tokens` from position `start` of a sequence with these pages; the token that is sampled after them."""
+        size, memory, key = self.page_tokens, self._pages, self._keys.get(adapter, 1)
+        chain = 0
+        if start:
+            before = memory.get(pages[(start - 1) // size])
+            chain = before[(start - 1) % size] if before is not None else SECOND
+        position = start
+        for token in tokens:
+            chain = extend(chain, token, key)
+            page = pages[position // size]
+            held = memory.get(page)
+            if held is None:
+                held = memory[page] = [SECOND] * size
+            held[position % size] = chain
+            position += 1
+        return sample(chain, seed, choice, position)
+
+
+Profile = Mapping[str, float]

@@ -1,0 +1,51 @@
+"""Hosts: cores that machines and models compete for, and what each event costs.
+
+A machine is served by one thread: its events queue behind each other, and behind those of other machines while all
+cores are busy. A model step takes the cores of its runner; what control-plane events take from them meanwhile delays
+the step by as much, for its threads wait for each other at every layer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from weft.domain.machine import Kind
+
+FREE: Mapping[tuple[Kind, str], float] = {}  # every event costs nothing: for checks of behaviour
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """CPU seconds of an event, by the kind of the machine and the class of the message or event.
+
+    `per_item`: for each sequence of a Step. `default`: for what is not listed.
+    """
+
+    events: Mapping[tuple[Kind, str], float] = field(default_factory=dict[tuple[Kind, str], float])
+    per_item: Mapping[tuple[Kind, str], float] = field(default_factory=dict[tuple[Kind, str], float])
+    default: float = 0.0
+
+    @property
+    def free(self) -> bool:
+        return not (self.events or self.per_item or self.default)
+
+    def of(self, kind: Kind, event: str, items: int = 0) -> float:
+        cost = self.events.get((kind, event), self.default)
+        return cost + items * self.per_item.get((kind, event), 0.0)
+
+
+class Host:
+    """A machine with cores. Bookings are made in the order of time and never overlap on a core."""
+
+    def __init__(self, name: str, cores: int = 1) -> None:
+        self.name, self.cores = name, cores
+        self.busy_s = 0.0  # of all cores, for machines' events
+        self.model_s = 0.0  # of one core, for model steps
+        self._free_at = [0.0] * cores
+
+    def book(self, ready: float, seconds: float) -> float:
+        """The time at which `seconds` of work that is ready at `ready` are done, on the core that is free first."""
+        core = min(range(self.cores), key=self._free_at.__getitem__)
+        end = max(ready, self._free_at[core]) + seconds
+        self._free_at[core] = end
+        self.busy_s += seconds
+        return end

@@ -1,0 +1,223 @@
+"""Streams between processes: every message is bytes of the shipped codec, in order within a stream.
+
+A stream connects two peers and is opened by one of them. Each direction has its own delay, never overtakes itself, and
+knows nothing of other streams: between streams every order is possible. Faults are those of TCP and of hosts: a stream
+breaks and loses what is on the way, and its two ends notice at different times; a partition holds everything back; a
+message comes twice (a sender that repeats itself); a direction is slow for a while.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from weft.domain.machine import Closed, Connected, Kind, Peer, Received
+from weft.wire.errors import PeerError
+from weft_sim.clock import Clock, Rank
+
+CONNECT_S = 0.002  # of a handshake, beside the delays
+
+
+class Codec(Protocol):
+    """Domain messages <-> bytes, by who sends to whom. A message that breaks the contract raises PeerError."""
+
+    def encode(self, sender: Kind, receiver: Kind, message: object) -> bytes: ...
+
+    def decode(self, sender: Kind, receiver: Kind, data: bytes) -> object: ...
+
+
+class Endpoint(Protocol):
+    """A process as the network sees it."""
+
+    @property
+    def host_name(self) -> str: ...
+
+    @property
+    def peer(self) -> Peer: ...
+
+    def post(self, event: Connected | Received | Closed, size: int = 0) -> None: ...
+
+    def opened(self, stream: "Stream", side: int) -> bool:
+        """A handshake has come through; False refuses the stream."""
+        ...
+
+    def ended(self, stream: "Stream", side: int) -> bool:
+        """A stream is over at this end; False where a newer one with that peer took its place."""
+        ...
+
+
+class Stream:
+    """One stream, end 0 opened it. `alive[side]`: that end believes in the stream."""
+
+    __slots__ = ("alive", "broken", "ends", "held", "last", "number", "slow")
+
+    def __init__(self, number: int, ends: tuple[Endpoint, Endpoint]) -> None:
+        self.number, self.ends = number, ends
+        self.alive = [False, False]
+        self.broken = False  # what is on the way is lost
+        self.last = [0.0, 0.0]  # arrival of the latest message to each side
+        self.held: list[tuple[int, Callable[..., None], tuple[object, ...]]] = []  # behind a partition
+        self.slow = [0.0, 0.0]
+
+
+class Network:
+    """All streams. `delay_s`: of a message; `jitter_s`: at most so much more, drawn for each message."""
+
+    def __init__(
+        self, clock: Clock, codec: Codec, chance: random.Random, *, delay_s: float = 0.0002, jitter_s: float = 0.0
+    ) -> None:
+        self.clock, self.codec, self.delay_s, self.jitter_s = clock, codec, delay_s, jitter_s
+        self._chance = chance
+        self.streams: dict[int, Stream] = {}  # that some end believes in, by number
+        self.duplicate = 0.0  # the chance that a message comes twice
+        self.messages = self.bytes = 0
+        self.peer_errors: list[tuple[Peer, str]] = []  # who broke the contract, and how
+        self.on_delivery: Callable[[Peer, Peer, bytes], None] | None = None
+        self.corrupt: Callable[[Peer, Peer, bytes], bytes] | None = None  # a lying peer's bytes
+        self._cut: set[frozenset[str]] = set()
+        self._numbers = 0
+
+    # ---------------------------------------------------------------- what processes use
+
+    def connect(self, client: Endpoint, server: Endpoint, hello: object = None) -> Stream:
+        """Open a stream. Each end gets Connected when the handshake reaches it, the server with the client's hello.
+
+        A server that is not there refuses: the client gets Closed.
+        """
+        self._numbers += 1
+        stream = self.streams[self._numbers] = Stream(self._numbers, (client, server))
+        stream.alive[0] = True
+        data = None if hello is None else self._encode(client, server, hello)
+        self._carry(stream, 1, CONNECT_S, self._accept, data)
+        return stream
+
+    def send(self, stream: Stream, side: int, message: object) -> None:
+        """From end `side` to the other one."""
+        if not stream.alive[side] or stream.broken:
+            return
+        data = self._encode(stream.ends[side], stream.ends[1 - side], message)
+        self._carry(stream, 1 - side, 0.0, self._deliver, data)
+        if self.duplicate and self._chance.random() < self.duplicate:
+            self._carry(stream, 1 - side, 0.0, self._deliver, data)
+
+    def close(self, stream: Stream, side: int, reason: str) -> None:
+        """End `side` ends the stream: the other end hears it after what was sent before."""
+        if stream.alive[side]:
+            stream.alive[side] = False
+            self._carry(stream, 1 - side, 0.0, self._closed, reason)
+
+    # ---------------------------------------------------------------- faults
+
+    def break_stream(self, stream: Stream, reason: str = "broken", notice_s: tuple[float, float] = (0.0, 0.0)) -> None:
+        """Lose what is on the way. Each end that believes in the stream notices after its own time."""
+        stream.broken = True
+        stream.held.clear()
+        for side in (0, 1):
+            self.clock.after(notice_s[side], Rank.DELIVERY, self._noticed, stream, side, reason)
+
+    def partition(self, hosts: tuple[str, str]) -> None:
+        """Nothing gets through between two hosts until `heal`; what is sent waits."""
+        self._cut.add(frozenset(hosts))
+
+    def heal(self, hosts: tuple[str, str]) -> None:
+        self._cut.discard(frozenset(hosts))
+        for stream in list(self.streams.values()):
+            if not self._is_cut(stream):
+                held, stream.held = stream.held, []
+                for side, action, arguments in held:
+                    self._carry(stream, side, 0.0, action, *arguments)
+
+    def of(self, endpoint: Endpoint) -> list[tuple[Stream, int]]:
+        """The streams that a process believes in, and its side of each, in the order of their opening."""
+        return [
+            (stream, side)
+            for stream in self.streams.values()
+            for side in (0, 1)
+            if stream.ends[side] is endpoint and stream.alive[side]
+        ]
+
+    # ---------------------------------------------------------------- how
+
+    def _is_cut(self, stream: Stream) -> bool:
+        return bool(self._cut) and frozenset((stream.ends[0].host_name, stream.ends[1].host_name)) in self._cut
+
+    def _carry(
+        self, stream: Stream, side: int, extra_s: float, action: Callable[..., None], *arguments: object
+    ) -> None:
+        """Bring something to an end of a stream, behind what is on the way there."""
+        if self._cut and self._is_cut(stream):
+            stream.held.append((side, action, arguments))
+            return
+        delay_s = self.delay_s + extra_s + stream.slow[side]
+        if self.jitter_s:
+            delay_s += self.jitter_s * self._chance.random()
+        arrival = max(self.clock.now + delay_s, stream.last[side])
+        stream.last[side] = arrival
+        self.clock.at(arrival, Rank.DELIVERY, action, stream, side, *arguments)
+
+    def _encode(self, sender: Endpoint, receiver: Endpoint, message: object) -> bytes:
+        data = self.codec.encode(sender.peer.kind, receiver.peer.kind, message)
+        return data if self.corrupt is None else self.corrupt(sender.peer, receiver.peer, data)
+
+    def _decode(self, sender: Endpoint, receiver: Endpoint, data: bytes) -> object:
+        """Raises PeerError."""
+        self.messages += 1
+        self.bytes += len(data)
+        if self.on_delivery is not None:
+            self.on_delivery(sender.peer, receiver.peer, data)
+        try:
+            return self.codec.decode(sender.peer.kind, receiver.peer.kind, data)
+        except PeerError as error:
+            self.peer_errors.append((sender.peer, str(error)))
+            raise
+
+    def _accept(self, stream: Stream, side: int, data: bytes | None) -> None:
+        """The handshake at the server, with the client's hello; then the answer at the client."""
+        if stream.broken:
+            return
+        client, server = stream.ends
+        try:
+            hello = None if data is None else self._decode(client, server, data)
+        except PeerError as error:
+            self._carry(stream, 0, 0.0, self._closed, str(error))
+            return
+        stream.alive[side] = True
+        if not server.opened(stream, side):
+            stream.alive[side] = False
+            self._carry(stream, 0, 0.0, self._closed, "refused")
+            return
+        self._carry(stream, 0, 0.0, self._accepted)
+        server.post(Connected(client.peer, hello))
+
+    def _accepted(self, stream: Stream, side: int) -> None:
+        if stream.broken or not stream.alive[side]:
+            return
+        if stream.ends[side].opened(stream, side):
+            stream.ends[side].post(Connected(stream.ends[1 - side].peer))
+
+    def _deliver(self, stream: Stream, side: int, data: bytes) -> None:
+        if stream.broken or not stream.alive[side]:
+            return
+        sender, receiver = stream.ends[1 - side], stream.ends[side]
+        try:
+            message = self._decode(sender, receiver, data)
+        except PeerError as error:
+            self.close(stream, side, str(error))  # the peer broke the contract: its stream ends, and nothing else
+            self._end(stream, side, str(error))
+            return
+        receiver.post(Received(sender.peer, message), len(data))
+
+    def _closed(self, stream: Stream, side: int, reason: str) -> None:
+        if not stream.broken:
+            self._noticed(stream, side, reason)
+
+    def _noticed(self, stream: Stream, side: int, reason: str) -> None:
+        if stream.alive[side]:
+            stream.alive[side] = False
+            self._end(stream, side, reason)
+        if not (stream.alive[0] or stream.alive[1]):
+            self.streams.pop(stream.number, None)
+
+    def _end(self, stream: Stream, side: int, reason: str) -> None:
+        end = stream.ends[side]
+        if end.ended(stream, side):
+            end.post(Closed(stream.ends[1 - side].peer, reason))

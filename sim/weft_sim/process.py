@@ -1,0 +1,234 @@
+"""A process: one machine, what stands around it, its streams, and the thread that serves it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Machine, Peer, Received, Send, Tick
+from weft_sim.clock import Clock, Rank
+from weft_sim.hosts import Costs, Host
+from weft_sim.network import Network, Stream
+
+RECONNECT_S = 0.2  # between attempts of a link, as the shells' first back-off
+SPINS = 1000  # ticks of one machine at one time: more is a deadline that never passes
+
+
+class LawBroken(AssertionError):
+    """Something that must always hold does not."""
+
+
+class Shell(Protocol):
+    """What a process has beside its machine: a disk that outlives it, clients, devices. One class a kind."""
+
+    def start(self, process: "Process") -> Machine[Any, Any]:
+        """A new machine from what is on disk; `process.peer` is set here."""
+        ...
+
+    def perform(self, process: "Process", effect: object) -> None:
+        """An effect that is not for a peer."""
+        ...
+
+    def stopped(self, process: "Process") -> None:
+        """The process is gone, with everything but its disk."""
+        ...
+
+
+class Process:
+    """One process of the deployment. `machine` is None while it is down; `generation` counts its starts."""
+
+    def __init__(
+        self,
+        name: str,
+        kind: Kind,
+        shell: Shell,
+        host: Host,
+        clock: Clock,
+        network: Network,
+        costs: Costs,
+        *,
+        check: bool = True,
+    ) -> None:
+        self.name, self.kind, self.shell, self.host = name, kind, shell, host
+        self.clock, self.network, self.costs, self.checks = clock, network, costs, check
+        self.machine: Machine[Any, Any] | None = None
+        self.generation = 0
+        self.offset_s = 0.0  # of its monotonic clock: a host that was suspended jumps ahead
+        self.peer = Peer(kind, name)
+        self.streams: dict[Peer, tuple[Stream, int]] = {}
+        self.handled = 0
+        self.busy_s = 0.0
+        self.on_event: Callable[[Process, object, float], None] | None = None
+        self.on_effects: Callable[[Process, object, Sequence[Any]], None] | None = None
+        self._links: list[Link] = []
+        self._timer: float | None = None
+        self._ticked = (0.0, 0)
+        self._free_at = 0.0
+        self._resumes: float | None = None
+        self._waiting: list[tuple[object, int]] = []  # while it is paused
+
+    @property
+    def host_name(self) -> str:
+        return self.host.name
+
+    @property
+    def up(self) -> bool:
+        return self.machine is not None
+
+    @property
+    def now(self) -> float:
+        """On its own monotonic clock."""
+        return self.clock.now + self.offset_s
+
+    # ---------------------------------------------------------------- life
+
+    def start(self) -> None:
+        assert self.machine is None, f"{self.name} runs already"
+        self.generation += 1
+        self._timer, self._free_at = None, self.clock.now
+        self.machine = self.shell.start(self)
+        for link in self._links:
+            link.open()
+        self._arm()
+
+    def crash(self, notice_s: float = 0.0) -> None:
+        """kill -9. Peers notice after `notice_s`: at once where a kernel closes the sockets, late where a host dies."""
+        if self.machine is None:
+            return
+        self.machine = None
+        self._waiting.clear()
+        self._resumes = None
+        for stream, side in self.network.of(self):
+            stream.alive[side] = False
+            self.network.break_stream(stream, "connection reset", (notice_s, notice_s))
+        self.streams.clear()
+        self.shell.stopped(self)
+
+    def pause(self, seconds: float) -> None:
+        """SIGSTOP, then SIGCONT: time goes on, nothing is handled."""
+        self._resumes = max(self._resumes or 0.0, self.clock.now + seconds)
+        self.clock.at(self._resumes, Rank.FAULT, self._resume, self.generation)
+
+    def _resume(self, generation: int) -> None:
+        if generation != self.generation or self._resumes is None or self.clock.now < self._resumes:
+            return
+        self._resumes = None
+        waiting, self._waiting = self._waiting, []
+        for event, size in waiting:
+            self.post(event, size)
+        self.post(TICK)
+
+    # ---------------------------------------------------------------- streams
+
+    def link(self, server: "Process", hello: Callable[[], object | None]) -> "Link":
+        """Keep a stream to that process open while this one runs."""
+        link = Link(self, server, hello)
+        self._links.append(link)
+        return link
+
+    def opened(self, stream: Stream, side: int) -> bool:
+        if self.machine is None:
+            return False
+        peer = stream.ends[1 - side].peer
+        older = self.streams.get(peer)
+        self.streams[peer] = (stream, side)
+        if older is not None:
+            self.network.close(*older, "replaced by a newer stream")
+        return True
+
+    def ended(self, stream: Stream, side: int) -> bool:
+        peer = stream.ends[1 - side].peer
+        present = self.streams.get(peer)
+        current = present is None or present[0] is stream
+        if present is not None and current:
+            del self.streams[peer]
+        for link in self._links:
+            if link.stream is stream:
+                link.closed()
+        return current
+
+    # ---------------------------------------------------------------- events
+
+    def post(self, event: object, size: int = 0) -> None:
+        """Something has happened to it: its machine handles it when its thread and a core are free."""
+        if self._resumes is not None:
+            self._waiting.append((event, size))
+            return
+        if self.costs.free:
+            self.handle(event)
+            return
+        name = type(event.message).__name__ if isinstance(event, Received) else type(event).__name__
+        items = len(event.message.sequences) if name == "Step" else 0  # pyright: ignore
+        cost = self.costs.of(self.kind, name, items)
+        self._free_at = self.host.book(max(self.clock.now, self._free_at), cost)
+        self.busy_s += cost
+        self.clock.at(self._free_at, Rank.WORK, self._served, self.generation, event)
+
+    def _served(self, generation: int, event: object) -> None:
+        if generation == self.generation and self.machine is not None:
+            self.handle(event)
+
+    def handle(self, event: object) -> None:
+        """One event through the machine, its effects in their order, the next deadline."""
+        machine = self.machine
+        if machine is None:
+            return
+        self.handled += 1
+        if self.on_event is not None:
+            self.on_event(self, event, self.now)
+        effects = machine.handle(event, self.now)
+        if self.checks:
+            machine.check()
+        if self.on_effects is not None:
+            self.on_effects(self, event, effects)
+        for effect in effects:
+            if type(effect) is Send:
+                if (open_stream := self.streams.get(effect.peer)) is not None:
+                    self.network.send(*open_stream, effect.message)
+            elif type(effect) is Close:
+                if (open_stream := self.streams.pop(effect.peer, None)) is not None:
+                    self.network.close(*open_stream, effect.reason)
+            else:
+                self.shell.perform(self, effect)
+        if self.machine is machine:
+            self._arm()
+
+    def _arm(self) -> None:
+        assert self.machine is not None
+        deadline = self.machine.next_deadline()
+        if deadline is not None and (self._timer is None or deadline < self._timer):
+            self._timer = deadline
+            self.clock.at(deadline - self.offset_s, Rank.DEADLINE, self._tick, self.generation, deadline)
+
+    def _tick(self, generation: int, deadline: float) -> None:
+        if generation != self.generation or self._timer != deadline or self.machine is None:
+            return
+        if self._ticked[0] == self.clock.now:
+            self._ticked = (self.clock.now, self._ticked[1] + 1)
+            if self._ticked[1] > SPINS:
+                raise LawBroken(f"{self.name} has ticked {SPINS} times at {self.clock.now}: its deadline does not pass")
+        else:
+            self._ticked = (self.clock.now, 0)
+        self._timer = None
+        self.post(TICK)
+
+
+class Link:
+    """A stream that a process keeps open to another one, as the shells' links do."""
+
+    def __init__(self, client: Process, server: Process, hello: Callable[[], object | None]) -> None:
+        self._client, self._server, self._hello = client, server, hello
+        self.stream: Stream | None = None
+
+    def open(self) -> None:
+        client = self._client
+        self.stream = client.network.connect(client, self._server, self._hello())
+
+    def closed(self) -> None:
+        self.stream = None
+        self._client.clock.after(RECONNECT_S, Rank.WORK, self._again, self._client.generation)
+
+    def _again(self, generation: int) -> None:
+        if self._client.up and generation == self._client.generation and self.stream is None:
+            self.open()
+
+
+__all__ = ["Closed", "Connected", "LawBroken", "Link", "Process", "Shell", "Tick"]

@@ -1,0 +1,133 @@
+"""Requests over time: from trace files, or drawn as the papers draw them."""
+
+import csv
+import gzip
+import io
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import IO
+
+
+class TraceError(Exception):
+    """A trace file that cannot be read; the text says where and what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request of a trace. `adapter`: index of the adapter it names, -1: the base."""
+
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    adapter: int = -1
+
+
+# The names that public traces give to their columns (Azure 2023 and 2024, Splitwise, Vidur, BurstGPT, our own).
+TIMES = ("arrival_s", "arrival_timestamp", "TIMESTAMP", "timestamp", "Timestamp", "t_s")
+PROMPTS = (
+    "prompt_tokens",
+    "ContextTokens",
+    "prompt_size",
+    "input_length",
+    "num_prefill_tokens",
+    "input_toks",
+    "in_tokens",
+)
+OUTPUTS = (
+    "output_tokens",
+    "GeneratedTokens",
+    "token_size",
+    "output_length",
+    "num_decode_tokens",
+    "output_toks",
+    "out_tokens",
+)
+ADAPTERS = ("adapter", "model", "client")
+
+
+def read(path: Path) -> list[Arrival]:
+    """A trace file: .csv or .jsonl, also gzipped, with the columns of any trace that TIMES ... name. From time 0 on.
+
+    Raises TraceError.
+    """
+    arrivals: list[Arrival] = []
+    names: dict[str, int] = {}
+    start: float | None = None
+    for number, row in enumerate(_rows(path), 2):
+        try:
+            time, prompt, output = (_value(row, columns) for columns in (TIMES, PROMPTS, OUTPUTS))
+            at_s = _seconds(time, milliseconds="hash_ids" in row)
+            start = at_s if start is None else start
+            name = next((str(row[column]) for column in ADAPTERS if row.get(column)), "")
+            adapter = names.setdefault(name, len(names)) if name else -1
+            arrivals.append(Arrival(at_s - start, max(1, int(prompt)), max(1, int(output)), adapter))
+        except (KeyError, ValueError) as error:
+            raise TraceError(f"{path.name}, line {number}: {error}") from None
+    if not arrivals:
+        raise TraceError(f"{path.name} has no requests")
+    return sorted(arrivals, key=lambda arrival: arrival.at_s)
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    try:
+        with _open(path) as lines:
+            if ".jsonl" in path.name:
+                yield from map(json.loads, lines)
+            else:
+                yield from csv.DictReader(lines)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
+        raise TraceError(f"{path.name}: {error}") from None
+
+
+def _open(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return io.TextIOWrapper(gzip.open(path), newline="")
+    return path.open(newline="")
+
+
+def _value(row: dict[str, str], columns: Sequence[str]) -> str:
+    for column in columns:
+        if row.get(column) not in (None, ""):
+            return row[column]
+    raise KeyError(f"no column of {', '.join(columns)}")
+
+
+def _seconds(time: str, *, milliseconds: bool) -> float:
+    try:
+        return float(time) / (1e3 if milliseconds else 1.0)
+    except ValueError:
+        return datetime.fromisoformat(time[:26]).timestamp()
+
+
+# Popularity of adapters as Punica (section 7) draws it: how many of n requests name adapter i.
+POPULARITIES = ("identical", "distinct", "uniform", "skewed")
+
+
+def adapter_draw(popularity: str, adapters: int, chance: random.Random) -> Iterator[int]:
+    """The adapter of each next request; -1 for ever where there is none. Skewed: Zipf with exponent 1.5."""
+    if adapters == 0 or popularity == "identical":
+        while True:
+            yield 0 if adapters else -1
+    if popularity == "distinct":
+        while True:
+            yield from range(adapters)
+    exponent = 1.5 if popularity == "skewed" else 0.0
+    weights = [1 / (i + 1) ** exponent for i in range(adapters)]
+    while True:
+        yield from chance.choices(range(adapters), weights, k=64)
+
+
+def poisson(
+    rate_s: float, count: int, lengths: Sequence[tuple[int, int]], adapters: Iterator[int], chance: random.Random
+) -> list[Arrival]:
+    """`count` arrivals with exponential gaps; (prompt, output) are drawn from `lengths`."""
+    at_s, arrivals = 0.0, list[Arrival]()
+    for _ in range(count):
+        at_s += chance.expovariate(rate_s)
+        prompt, output = chance.choice(lengths)
+        arrivals.append(Arrival(at_s, prompt, output, next(adapters)))
+    return arrivals

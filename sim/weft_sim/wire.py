@@ -1,0 +1,38 @@
+"""The shipped codec as the network uses it: a contract for each pair of kinds."""
+
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from weft.domain.machine import Kind
+from weft.wire import codec
+from weft.wire.errors import PeerError
+
+CONTRACTS: dict[tuple[Kind, Kind], Any] = {
+    (Kind.GATEWAY, Kind.SCHEDULER): codec.GATEWAY_TO_SCHEDULER,
+    (Kind.SCHEDULER, Kind.GATEWAY): codec.SCHEDULER_TO_GATEWAY,
+    (Kind.GATEWAY, Kind.RUNNER): codec.GATEWAY_TO_RUNNER,
+    (Kind.RUNNER, Kind.GATEWAY): codec.RUNNER_TO_GATEWAY,
+    (Kind.RUNNER, Kind.SUPERVISOR): codec.RUNNER_TO_SUPERVISOR,
+    (Kind.SUPERVISOR, Kind.RUNNER): codec.SUPERVISOR_TO_RUNNER,
+    (Kind.SUPERVISOR, Kind.SCHEDULER): codec.SUPERVISOR_TO_SCHEDULER,
+    (Kind.SCHEDULER, Kind.SUPERVISOR): codec.SCHEDULER_TO_SUPERVISOR,
+    (Kind.REGISTRY, Kind.SCHEDULER): codec.REGISTRY_TO_SCHEDULER,
+    (Kind.SCHEDULER, Kind.REGISTRY): codec.SCHEDULER_TO_REGISTRY,
+}
+
+
+class WireCodec:
+    """Domain message -> protobuf bytes -> domain message, as between two processes."""
+
+    def encode(self, sender: Kind, receiver: Kind, message: object) -> bytes:
+        return CONTRACTS[sender, receiver].encode(message).SerializeToString()
+
+    def decode(self, sender: Kind, receiver: Kind, data: bytes) -> object:
+        """Raises PeerError."""
+        direction = CONTRACTS[sender, receiver]
+        try:
+            envelope = direction.envelope.FromString(data)
+        except DecodeError as error:
+            raise PeerError(f"a {sender.value} sent bytes that are no message: {error}") from None
+        return direction.decode(envelope)
