@@ -150,6 +150,7 @@ class RegistryDirection:
     """The registry sends one kind of message, without an envelope."""
 
     envelope = pb.RegistryToScheduler
+    messages = (RegistryChange,)
 
     def encode(self, message: RegistryChange) -> pb.RegistryToScheduler:
         envelope = pb.RegistryToScheduler()

@@ -1,0 +1,115 @@
+"""Books of reports and of routes hold after changes what their sender holds."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.domain.adapter import AdapterState, Tier
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.routes import KeyRoute, PoolRoute, Route, RouteBook, Routes, RoutesGap
+from weft.domain.runner import (
+    ReportGap,
+    ReportInvalid,
+    RunnerBook,
+    RunnerFigures,
+    RunnerReport,
+    RunnerSpec,
+    SequenceState,
+)
+
+SPEC = RunnerSpec(
+    RunnerId("ns.u", "i"), "h:1", "ns/p", page_tokens=16, total_pages=64, max_sequences=4, max_adapters=4, max_rank=8,
+    max_context_tokens=1024,
+)  # fmt: skip
+IDS = ["a", "b", "c"]
+NINE = st.integers(1, 9)
+SEQUENCES = st.lists(
+    st.builds(SequenceState, st.sampled_from(IDS), st.just(Epoch(1, 1)), st.just("g"), st.just(""), NINE, NINE, NINE),
+    unique_by=lambda one: one.request_id,
+)
+ADAPTERS = st.lists(
+    st.builds(AdapterState, st.sampled_from(IDS), st.sampled_from(Tier)), unique_by=lambda one: one.digest
+)
+CHANGES = st.lists(
+    st.tuples(SEQUENCES, st.sets(st.sampled_from(IDS)), ADAPTERS, st.sets(st.sampled_from(IDS))), max_size=8
+)
+
+
+@given(CHANGES)
+def test_a_book_of_changes_equals_the_book_of_the_whole(changes: list[Any]) -> None:
+    book = RunnerBook(SPEC)
+    book.apply(RunnerReport(7, True))
+    sequences: dict[str, SequenceState] = {}
+    adapters: dict[str, AdapterState] = {}
+    for version, (changed, ended, moved, removed) in enumerate(changes, 8):
+        for ids, gone in ((sequences, ended), (adapters, removed)):
+            for one in gone:
+                ids.pop(one, None)
+        sequences |= {one.request_id: one for one in changed}
+        adapters |= {one.digest: one for one in moved}
+        book.apply(RunnerReport(version, False, RunnerFigures(), changed, tuple(ended), moved, tuple(removed)))
+        whole = RunnerBook(SPEC)
+        whole.apply(book.full())
+        for one in (book, whole):
+            assert list(one.sequences.items()) == list(sequences.items())
+            assert one.adapters == adapters
+            assert one.reserved_pages == sum(sequence.reserved_pages for sequence in sequences.values())
+
+
+def test_a_gap_leaves_the_book_as_it_was() -> None:
+    book = RunnerBook(SPEC)
+    with pytest.raises(ReportGap):
+        book.apply(RunnerReport(1, False))
+    book.apply(RunnerReport(5, True, RunnerFigures(tokens=9)))
+    for version in (5, 7):
+        with pytest.raises(ReportGap):
+            book.apply(RunnerReport(version, False))
+    assert (book.version, book.figures.tokens) == (5, 9)
+    book.apply(RunnerReport(3, True))  # a new stream: what counts is the whole state
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        RunnerReport(1, True, RunnerFigures(free_pages=65)),
+        RunnerReport(1, True, RunnerFigures(used_pages=65)),
+        RunnerReport(1, True, RunnerFigures(adapter_pages=65)),
+        RunnerReport(1, True, sequences=[SequenceState(str(n), Epoch(1, 1), "g", "", 1, 1, n) for n in range(5)]),
+    ],
+)
+def test_a_report_beyond_the_specification_is_refused(report: RunnerReport) -> None:
+    with pytest.raises(ReportInvalid, match=r"ns\.u"):
+        RunnerBook(SPEC).apply(report)
+
+
+NAMES = st.lists(st.sampled_from(IDS), unique=True).map(tuple)
+
+
+@given(st.lists(st.tuples(*[NAMES] * 6), max_size=6))
+def test_a_table_of_changes_equals_the_whole_table(changes: list[Any]) -> None:
+    book = RouteBook()
+    book.apply(Routes(1, True))
+    models, pools, keys = set[str](), set[str](), set[str]()
+    for version, (routes, no_models, rows, no_pools, hashes, no_keys) in enumerate(changes, 2):
+        models, pools, keys = (
+            models - set(no_models) | set(routes), pools - set(no_pools) | set(rows), keys - set(no_keys) | set(hashes),
+        )  # fmt: skip
+        book.apply(
+            Routes(
+                version, False, version - 1,
+                tuple(Route(name, "ns", "ns/p", "d") for name in routes), no_models,
+                tuple(PoolRoute(name, "", "") for name in rows), no_pools,
+                tuple(KeyRoute(name, "ns", "id") for name in hashes), no_keys,
+            )
+        )  # fmt: skip
+        assert (set(book.routes), set(book.pools), set(book.keys)) == (models, pools, keys)
+
+
+def test_a_change_of_another_table_is_a_gap() -> None:
+    book = RouteBook()
+    book.apply(Routes(5, True))
+    with pytest.raises(RoutesGap):
+        book.apply(Routes(7, False, base_version=6))
+    assert book.version == 5

@@ -1,0 +1,181 @@
+"""Every message of every direction survives its bytes; hostile bytes cost their sender a PeerError."""
+
+import dataclasses
+import types
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.domain.adapter import Tier
+from weft.domain.ids import MAX_TERM, NEVER, Epoch
+from weft.domain.request import EndReason, FinishReason, Outcome, SequenceTokens, Submit
+from weft.domain.runner import ReportedRunner, RunnerSpec
+from weft.wire import codec
+from weft.wire.codec.cluster import read_report, read_spec
+from weft.wire.errors import PeerError
+from weft.wire.v1 import supervisor_pb2
+
+ONES = st.integers(1, 1000)
+EIGHTHS = st.integers(1, 80).map(lambda eighth: eighth / 8)  # exact in a float of the contract
+BASICS: dict[Any, st.SearchStrategy[Any]] = {
+    str: st.text("abcdefgh/-.é", min_size=1, max_size=8),
+    int: ONES,
+    float: EIGHTHS,
+    bool: st.booleans(),
+    bytes: st.binary(min_size=1, max_size=10),
+    Epoch: st.builds(Epoch, st.integers(0, MAX_TERM - 1), ONES),
+    Tier: st.sampled_from([tier for tier in Tier if tier is not Tier.DEVICE]),
+    FinishReason | None: st.sampled_from([None, FinishReason.EOS, FinishReason.LENGTH]),
+}
+WHOLE_SECONDS = {"idle_s", "drain_s"}
+DIRECTIONS: dict[str, Any] = {name: getattr(codec, name) for name in codec.__all__ if "_TO_" in name}
+
+
+@cache
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Any value of a type of the domain."""
+    if hint in BASICS:
+        return BASICS[hint]
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is types.UnionType:
+        return st.one_of(*(st.none() if arg is type(None) else values_of(arg) for arg in args))
+    if origin is tuple and args[-1] is not Ellipsis:
+        return st.tuples(*map(values_of, args))
+    if origin in (tuple, Sequence):
+        return st.lists(values_of(args[0]), max_size=3, unique_by=_name).map(tuple)
+    if not hasattr(hint, "_fields") and not dataclasses.is_dataclass(hint):
+        return st.sampled_from(list(hint))
+    fields = {name: values_of(field) for name, field in get_type_hints(hint).items()}
+    fields |= {name: ONES.map(float) for name in WHOLE_SECONDS & fields.keys()}
+    return st.builds(hint, **fields).map(_allowed)
+
+
+def _name(value: Any) -> Any:
+    """Elements of one list differ in their names."""
+    return getattr(value, "digest", value)
+
+
+def _allowed(value: Any) -> Any:
+    """The nearest value that its sender may send."""
+    if isinstance(value, RunnerSpec):
+        return dataclasses.replace(value, max_context_tokens=1)
+    if isinstance(value, Submit) and value.runner is None:
+        return dataclasses.replace(value, epoch=NEVER, reservation_tokens=0, start_emitted_tokens=0)
+    if isinstance(value, SequenceTokens):
+        return value._replace(doublings=value.doublings % 64)
+    if isinstance(value, ReportedRunner) and value.spec is not None:
+        return value._replace(spec=dataclasses.replace(value.spec, runner=value.runner))
+    return value
+
+
+def plain(value: Any) -> Any:
+    """With tuples for all sequences."""
+    if isinstance(value, (str, bytes)) or value is None:
+        return value
+    if hasattr(value, "_fields"):
+        return type(value)(*map(plain, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)})
+    return tuple(map(plain, value)) if isinstance(value, Sequence) else value
+
+
+@cache
+def messages_of(direction: Any) -> st.SearchStrategy[Any]:
+    return st.one_of(*map(values_of, direction.messages))
+
+
+@pytest.mark.parametrize("name", DIRECTIONS)
+@given(data=st.data())
+def test_a_message_comes_out_as_it_went_in(name: str, data: st.DataObject) -> None:
+    direction = DIRECTIONS[name]
+    message = data.draw(messages_of(direction))
+    sent = direction.encode(message).SerializeToString()
+    assert plain(direction.decode(direction.envelope.FromString(sent))) == plain(message)
+
+
+@given(outcome=values_of(Outcome), finish=st.sampled_from(FinishReason))
+def test_an_outcome_comes_out_of_its_record(outcome: Outcome, finish: FinishReason) -> None:
+    outcome = dataclasses.replace(outcome, finish=finish)
+    assert codec.outcome_from_bytes(codec.outcome_bytes(outcome)) == outcome
+
+
+@pytest.mark.parametrize("name", DIRECTIONS)
+@given(data=st.data())
+def test_hostile_bytes_are_an_error_of_their_sender(name: str, data: st.DataObject) -> None:
+    """Bytes of a good message with some of them changed: a message of the domain, or the peer's error."""
+    direction = DIRECTIONS[name]
+    sent = bytearray(direction.encode(data.draw(messages_of(direction))).SerializeToString())
+    for _ in range(data.draw(st.integers(1, 4))):
+        if sent:
+            sent[data.draw(st.integers(0, len(sent) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        envelope = direction.envelope.FromString(bytes(sent))
+    except DecodeError:
+        return
+    try:
+        message = direction.decode(envelope)
+    except PeerError:
+        return
+    assert type(message) in direction.messages
+
+
+def test_an_envelope_without_a_known_message_is_an_error() -> None:
+    for name, direction in DIRECTIONS.items():
+        if name != "REGISTRY_TO_SCHEDULER":
+            with pytest.raises(PeerError, match="unknown message"):
+                direction.decode(direction.envelope())
+
+
+SPEC: dict[str, Any] = {
+    "runner": {"uuid": "ns.u", "incarnation": "i"}, "address": "h:1", "pool": "ns/p", "page_tokens": 16,
+    "total_pages": 64, "max_sequences": 2, "max_adapters": 4, "max_rank": 8, "max_context_tokens": 1024,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["page_tokens", "total_pages", "max_sequences", "max_adapters", "max_rank"])
+def test_a_capacity_of_a_runner_is_neither_missing_nor_absurd(name: str) -> None:
+    for value in (0, 2**32 - 1):
+        with pytest.raises(PeerError, match=f"{name} is {value}"):
+            read_spec(supervisor_pb2.RunnerHello(**SPEC | {name: value}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"pool": ""}, "pool is empty"),
+        ({"address": "x" * 321}, "address has 321"),
+        ({"runner": {"uuid": "u"}}, "incarnation is empty"),
+        ({"runner": {"uuid": "u" * 129, "incarnation": "i"}}, "uuid has 129"),
+        ({"max_context_tokens": 1025}, "more than its pages hold"),
+    ],
+)
+def test_a_specification_that_cannot_be(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(PeerError, match=reason):
+        read_spec(supervisor_pb2.RunnerHello(**SPEC | fields))
+
+
+@pytest.mark.parametrize(
+    ("report", "reason"),
+    [
+        ({"sequences": [{"request_id": ""}]}, "request id is empty"),
+        ({"sequences": [{"request_id": "a", "epoch": {"term": MAX_TERM}}]}, "a term is"),
+        ({"sequences": [{"request_id": "a", "reserved_pages": 2**32 - 1}]}, "reserved_pages is"),
+        ({"adapters": [{"digest": ""}]}, "digest is empty"),
+        ({"full": True, "adapters": [{"digest": "d", "error": "x" * (17 << 20)}]}, "more than"),
+    ],
+)
+def test_a_report_that_cannot_be(report: dict[str, Any], reason: str) -> None:
+    with pytest.raises(PeerError, match=reason):
+        read_report(supervisor_pb2.RunnerReport(**report))
+
+
+def test_reasons_are_cut_and_unknown_numbers_have_a_meaning() -> None:
+    ended = codec.RUNNER_TO_GATEWAY.envelope(ended={"request_id": "a", "reason": 99, "detail": "x" * 5_000})
+    message: Any = codec.RUNNER_TO_GATEWAY.decode(ended)
+    assert message.reason is EndReason.INTERNAL
+    assert len(message.detail) == 1_000
