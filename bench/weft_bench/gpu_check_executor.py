@@ -7,9 +7,9 @@ from functools import partial
 
 import torch
 
+from weft.domain.model.config import ModelSpec
 from weft_bench.gpu_check import CheckContext, Checks
 from weft_bench.gpu_check_models import FAMILIES, TINY_FAMILIES, Pair
-from weft_runner.model.spec import ModelSpec
 
 # sequence -> (tokens, adapter); steps: how many tokens of each
 SEQUENCES: dict[str, tuple[int, int | None]] = {

@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from weft.domain.model.config import ModelSpec
 from weft_bench.gpu_check import CheckContext, Checks, assert_same, short
 from weft_bench.gpu_check_models import (
     ADAPTERS,
@@ -24,7 +25,6 @@ from weft_bench.gpu_check_models import (
     host_weights,
 )
 from weft_bench.gpu_models import StepOf, random_tokens, step_of
-from weft_runner.model.spec import ModelSpec
 
 ROWS, TINY_ROWS = 17, 2
 REPLAYS = 3

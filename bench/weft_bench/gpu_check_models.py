@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from weft.domain.model.config import ModelSpec, RopeSpec
 from weft_bench.gpu_check import CheckContext, assert_close, assert_near
 from weft_bench.gpu_models import (
     PROJECTIONS,
@@ -23,7 +24,6 @@ from weft_runner.memory.lora_table import LoraTable
 from weft_runner.model.cuda import CudaExecutor, Sizes
 from weft_runner.model.executor import Executor
 from weft_runner.model.reference import ReferenceExecutor
-from weft_runner.model.spec import ModelSpec, RopeSpec
 from weft_runner.model.weights import LayerWeights, ModelWeights
 
 PAGE_TOKENS, MAX_RANK = 16, 64
@@ -33,7 +33,7 @@ FP32, BF16 = 1e-4, 3e-2
 
 LLAMA = ModelSpec(
     architecture="LlamaForCausalLM", vocab_size=1000, hidden_size=256, intermediate_size=704, layers=3, heads=8,
-    kv_heads=2, head_dim=64, norm_eps=1e-5, max_positions=1024, tied=False, rope=RopeSpec(theta=10_000.0),
+    kv_heads=2, head_dim=64, norm_eps=1e-5, max_positions=1024, tied_embeddings=False, rope=RopeSpec(theta=10_000.0),
     qkv_bias=False, qk_norm=False, windows=(0, 0, 0),
 )  # fmt: skip
 FAMILIES = {
@@ -41,17 +41,19 @@ FAMILIES = {
     "llama, rope llama3": replace(
         LLAMA, rope=RopeSpec(500_000.0, "llama3", 8.0, 1.0, 4.0, original_max_positions=64), heads=4, head_dim=128
     ),
-    "llama, rope linear, tied": replace(LLAMA, rope=RopeSpec(10_000.0, "linear", 2.0), tied=True, head_dim=32),
+    "llama, rope linear, tied": replace(
+        LLAMA, rope=RopeSpec(10_000.0, "linear", 2.0), tied_embeddings=True, head_dim=32
+    ),
     "mistral": replace(LLAMA, architecture="MistralForCausalLM", kv_heads=1, windows=(40, 40, 40)),
     "qwen2": replace(LLAMA, architecture="Qwen2ForCausalLM", qkv_bias=True, kv_heads=8, windows=(0, 23, 0)),
-    "qwen3": replace(LLAMA, architecture="Qwen3ForCausalLM", qk_norm=True, head_dim=128, tied=True),
+    "qwen3": replace(LLAMA, architecture="Qwen3ForCausalLM", qk_norm=True, head_dim=128, tied_embeddings=True),
 }
 TINY = replace(
     LLAMA, vocab_size=64, hidden_size=32, intermediate_size=48, layers=1, heads=2, kv_heads=1, head_dim=16, windows=(0,)
 )
 TINY_FAMILIES = {
     "llama": TINY,
-    "qwen3": replace(TINY, architecture="Qwen3ForCausalLM", qk_norm=True, head_dim=32, tied=True),
+    "qwen3": replace(TINY, architecture="Qwen3ForCausalLM", qk_norm=True, head_dim=32, tied_embeddings=True),
 }
 ADAPTERS: tuple[dict[str, int], ...] = (
     dict.fromkeys(PROJECTIONS, 16),

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from weft.domain.model.config import ModelSpec
 from weft_bench.cpu_shapes import RANK, ranks_of
 from weft_bench.cpu_witness import slots_of
 from weft_bench.errors import WrongAdapter
@@ -31,7 +32,6 @@ from weft_runner.core.sequence import Sampling
 from weft_runner.memory.paged_adapters import PagedAdapter, PagedStore, layout_of
 from weft_runner.model.cuda import CudaExecutor, Sizes
 from weft_runner.model.sampling import Draw
-from weft_runner.model.spec import ModelSpec
 from weft_runner.model.step import Step
 from weft_runner.parallel.shard import Part
 

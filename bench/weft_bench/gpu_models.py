@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from weft.domain.model.config import ModelSpec, RopeSpec
 from weft_bench.roofline import Shape
 from weft_kernels.plan import plan_rows
-from weft_runner.model.spec import ModelSpec, RopeSpec
 from weft_runner.model.step import Step, StepRow, check_step
 from weft_runner.model.weights import LayerWeights, ModelWeights
 
@@ -24,7 +24,7 @@ def spec_of(shape: Shape, context: int) -> ModelSpec:
     return ModelSpec(
         architecture="LlamaForCausalLM", vocab_size=shape.vocab, hidden_size=shape.hidden,
         intermediate_size=shape.inner, layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads,
-        head_dim=shape.hidden // shape.heads, norm_eps=1e-5, max_positions=context, tied=False,
+        head_dim=shape.hidden // shape.heads, norm_eps=1e-5, max_positions=context, tied_embeddings=False,
         rope=RopeSpec(theta=500_000.0), qkv_bias=False, qk_norm=False, windows=(0,) * shape.layers,
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ def random_weights(spec: ModelSpec, numbers: Numbers, *, same_layers: bool = Fal
         embedding=embedding,
         layers=tuple(layers * (spec.layers // len(layers))),
         norm=numbers.norm(spec.hidden_size),
-        head=embedding if spec.tied else numbers.matrix(spec.vocab_size, spec.hidden_size),
+        head=embedding if spec.tied_embeddings else numbers.matrix(spec.vocab_size, spec.hidden_size),
     )
 
 

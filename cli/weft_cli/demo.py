@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx2
 
-from weft.printable import printable
+from weft.domain.text import sanitize
 from weft_cli.errors import CommandError
 from weft_cli.output import say, table
 from weft_cli.sse import BadEvent, Lines, event_of, refusal_of
@@ -125,7 +125,7 @@ def _print_rich(answers: Sequence[Answer]) -> None:
     grid = Table("Model", "Prompt", "Answer", "Right", "ms", box=None, header_style="bold")
     for a in answers:
         right = Text("yes", "green") if a.right else Text("NO", "bold red")
-        said = Text(printable(a.error or a.text))
+        said = Text(sanitize(a.error or a.text))
         grid.add_row(a.question.model, a.question.prompt, said, right, f"{a.total_ms:.0f}")
     console = Console()
     console.print(grid)

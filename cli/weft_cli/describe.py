@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from weft.printable import printable
+from weft.domain.text import sanitize
 from weft_cli.output import NONE, Object, age, dump, short, table
 from weft_cli.runners import Runner
 
@@ -91,7 +91,7 @@ def _conditions(obj: Object, now: float) -> list[str]:
 
 
 def _pairs(facts: Mapping[str, object]) -> list[str]:
-    return [f"{name + ':':<12} {printable(str(value))}" for name, value in facts.items()]
+    return [f"{name + ':':<12} {sanitize(str(value))}" for name, value in facts.items()]
 
 
 def _indent(lines: Iterable[str]) -> list[str]:

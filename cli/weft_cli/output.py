@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from weft.printable import printable
+from weft.domain.text import sanitize
 
 Object = Mapping[str, Any]
 SHORT_DIGEST = 12
@@ -27,7 +27,7 @@ def note(text: str, mark: str = "") -> None:
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int] = ()) -> list[str]:
     """Columns as kubectl sets them: three spaces apart, nothing after the last."""
-    lines = [tuple(headers), *(tuple(map(printable, row)) for row in rows)]
+    lines = [tuple(headers), *(tuple(map(sanitize, row)) for row in rows)]
     wide = [max(len(line[i]) for line in lines) for i in range(len(headers))]
     wide = [max(pair) for pair in zip(wide, widths, strict=True)] if widths else wide
     return ["   ".join(cell.ljust(width) for cell, width in zip(line, wide, strict=True)).rstrip() for line in lines]
@@ -49,7 +49,7 @@ def _dumped(value: Any, form: str, *, as_it_is: bool) -> str:
 
 def _safe(text: str) -> str:
     """What tenants wrote comes to an operator's terminal, where an escape code would be a command."""
-    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+    return "\n".join("\t".join(map(sanitize, line.split("\t"))) for line in text.split("\n"))
 
 
 def adapter_headers(*, wide: bool) -> tuple[str, ...]:

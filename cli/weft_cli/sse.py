@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from weft.printable import quoted
+from weft.domain.text import quoted
 
 
 class BadEvent(ValueError):

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from weft.printable import printable
+from weft.domain.text import sanitize
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft_cli.errors import CommandError
 from weft_cli.output import say, table
@@ -140,11 +140,11 @@ def _print(tables: Tables) -> None:
 
 
 def _drawn(tables: Tables) -> RenderableType:
-    parts: list[RenderableType] = [Text(printable(tables.summary), "bold")]
+    parts: list[RenderableType] = [Text(sanitize(tables.summary), "bold")]
     for headers, rows in _each(tables):
         grid = Table(*headers, box=None, header_style="bold", padding=(0, 3, 0, 0))
         for row in rows:
-            grid.add_row(*(Text(printable(cell)) for cell in row))
+            grid.add_row(*(Text(sanitize(cell)) for cell in row))
         parts += [Text(), grid]
     return Group(*parts, Text(), Text("Ctrl-C ends. Tokens are those of prompts and of answers.", "dim"))
 

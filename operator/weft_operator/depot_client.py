@@ -6,7 +6,7 @@ from typing import Any, get_args
 import httpx2
 
 from weft.api.reasons import Reason
-from weft.printable import printable, quoted
+from weft.domain.text import sanitize, quoted
 from weft.wire.tls import Tls
 from weft_operator.errors import DepotFailed, DepotUnavailable
 from weft_operator.resolution import Answer, Request, State
@@ -74,7 +74,7 @@ class DepotClient:
             return body
         if method == "POST" and (refused := refusal(status, body)):
             return refused
-        said = f"the depot answered {method} {path} with {status}: {printable(response.text[:200])}"
+        said = f"the depot answered {method} {path} with {status}: {sanitize(response.text[:200])}"
         # 404: an operation that it forgot, by a restart; busy: another time; 401, 403: our certificate is not the
         # operator's. None of them says anything about this request.
         raise DepotUnavailable(said) if status in AGAIN_LATER else DepotFailed(said)

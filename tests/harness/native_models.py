@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from weft.domain.model.config import ModelSpec
 from weft_kernels.plan import plan_rows
-from weft_runner.model.spec import ModelSpec, read_spec
+from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.step import Step, StepRow
 
 SCALE = 0.75
@@ -81,7 +82,7 @@ def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
             shapes |= {f"{prefix}.self_attn.{half}_norm.weight": (spec.head_dim,) for half in "qk"}
         shapes |= {f"{prefix}.{norm}_layernorm.weight": (hidden,) for norm in ("input", "post_attention")}
     shapes["model.norm.weight"] = (hidden,)
-    if not spec.tied:
+    if not spec.tied_embeddings:
         shapes["lm_head.weight"] = (spec.vocab_size, hidden)
     return shapes
 

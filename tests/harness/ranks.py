@@ -19,7 +19,7 @@ from weft.artifacts.adapter_config import parse_adapter_config
 from weft_runner import executors
 from weft_runner.executors import Base, make_executor
 from weft_runner.memory.adapter_files import AdapterFiles, map_tensors
-from weft_runner.model.spec import read_spec
+from weft_runner.model.checkpoint import read_spec
 from weft_runner.parallel.adapters import ShardedAdapter
 from weft_runner.parallel.executor import ShardedExecutor, SplitExecutor
 from weft_runner.parallel.group import Group

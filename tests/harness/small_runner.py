@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from harness.loopback import LoopbackServer
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.artifacts.digest import FileEntry, build_manifest
+from weft.domain.model.config import ModelSpec, parse_spec
 from weft_runner.core.iteration import Limits
 from weft_runner.core.request_pool import PoolLimits, RequestPool
 from weft_runner.core.sequence import Epoch, Request, Sampling
@@ -32,7 +33,6 @@ from weft_runner.memory.adapter_pool import AdapterPool
 from weft_runner.memory.kv_cache import KvCache
 from weft_runner.memory.lora_table import LoraTable
 from weft_runner.model.reference import ReferenceExecutor
-from weft_runner.model.spec import ModelSpec, parse_spec
 from weft_runner.model.weights import load_weights
 
 SMALL = {
@@ -71,7 +71,7 @@ def random_tensors(spec: ModelSpec, seed: int) -> dict[str, torch.Tensor]:
         tensors[f"{prefix}.input_layernorm.weight"] = torch.ones(spec.hidden_size)
         tensors[f"{prefix}.post_attention_layernorm.weight"] = torch.ones(spec.hidden_size)
     tensors["model.norm.weight"] = torch.ones(spec.hidden_size)
-    if not spec.tied:
+    if not spec.tied_embeddings:
         tensors["lm_head.weight"] = normal(spec.vocab_size, spec.hidden_size)
     return tensors
 

@@ -7,10 +7,10 @@ import pytest
 
 from tests.unit.artifacts.making import MODEL_CONFIG
 from weft.artifacts.adapter_config import parse_adapter_config
-from weft.artifacts.finite import check_finite
-from weft.artifacts.model_config import parse_model_config
-from weft.artifacts.safetensors_header import Header, read_header
-from weft.artifacts.verify import verify_adapter, verify_model
+from weft.artifacts.verify import check_finite, verify_model
+from weft.domain.model.adapter import check_adapter
+from weft.domain.model.config import parse_model_config
+from weft.domain.model.safetensors import Header, read_header
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 CONFIGS: list[dict[str, Any]] = [
@@ -52,7 +52,7 @@ def test_modules_ranks_and_scales_are_those_of_peft(config: dict[str, Any], tmp_
     shape = parse_model_config((tmp_path / "base" / "config.json").read_bytes())
     verify_model(shape, {"model.safetensors": header_of(tmp_path / "base" / "model.safetensors")}, 1)
     spec = parse_adapter_config((tmp_path / "adapter" / "adapter_config.json").read_bytes())
-    pairs = verify_adapter(spec, header_of(tmp_path / "adapter" / "adapter_model.safetensors"), shape, max_rank=64)
+    pairs = check_adapter(spec, header_of(tmp_path / "adapter" / "adapter_model.safetensors"), shape, max_rank=64)
     layers = {
         name.removeprefix("base_model.model."): module
         for name, module in model.named_modules()
@@ -77,4 +77,4 @@ def test_bases_and_adapters_of_every_family_pass_as_transformers_and_peft_save_t
     for name in model.adapters:
         spec = parse_adapter_config((tmp_path / name / "adapter_config.json").read_bytes())
         header = header_of(tmp_path / name / "adapter_model.safetensors")
-        assert 2 * len(verify_adapter(spec, header, shape, max_rank=64)) == len(header.tensors)
+        assert 2 * len(check_adapter(spec, header, shape, max_rank=64)) == len(header.tensors)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from weft.api.fields import ApiModel, Timestamp
-from weft.printable import printable
+from weft.domain.text import sanitize
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 MAX_MESSAGE_CHARS = 4096
@@ -83,5 +83,5 @@ def set_condition(
 
 def shown(message: str) -> str:
     """A message as it is stored: printable, whoever said it, and at most MAX_MESSAGE_CHARS."""
-    text = printable(message[: MAX_MESSAGE_CHARS + 1])
+    text = sanitize(message[: MAX_MESSAGE_CHARS + 1])
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 3] + "..."

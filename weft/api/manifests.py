@@ -12,7 +12,7 @@ from weft.api.loraadapter import LoRAAdapter
 from weft.api.meta import API_VERSION
 from weft.api.servingpool import ServingPool
 from weft.api.yaml_documents import MAX_DEPTH, BadYaml, documents
-from weft.printable import printable
+from weft.domain.text import sanitize
 
 Object = LoRAAdapter | ServingPool
 KINDS: dict[str, type[LoRAAdapter] | type[ServingPool]] = {"LoRAAdapter": LoRAAdapter, "ServingPool": ServingPool}
@@ -35,7 +35,7 @@ class Problem:
 
     def __str__(self) -> str:
         where = [self.file, f"document {self.document}" if self.document else "", self.object, self.field]
-        return printable(f"{', '.join(part for part in where if part)}: {self.message}")
+        return sanitize(f"{', '.join(part for part in where if part)}: {self.message}")
 
 
 class ManifestError(ValueError):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from weft.printable import quoted
+from weft.domain.text import quoted
 
 MAX_DOCUMENTS = 20_000  # in one text
 MAX_DEPTH = 40

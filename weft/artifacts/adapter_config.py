@@ -1,4 +1,4 @@
-"""PEFT's `adapter_config.json` -> AdapterSpec: which modules, which ranks, which scales. Data only, never executed.
+"""PEFT's `adapter_config.json` -> AdapterConfig: which modules, which ranks, which scales. Data only, never executed.
 
 Selection follows PEFT (`tuners_utils.check_target_module_exists`, `utils.other.get_pattern_key`): a list matches whole
 names or endings after a dot, a text is a regular expression for the whole name; `rank_pattern` and `alpha_pattern`
@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from weft.artifacts.errors import Reason, Refused
 from weft.artifacts.pattern import Budget, Pattern, PatternError
-from weft.artifacts.strict_json import JsonError, JsonObject, is_int, parse_object
-from weft.printable import quoted
+from weft.domain.model.errors import Reason, Refused
+from weft.domain.strict_json import JsonError, JsonObject, is_int, parse_object
+from weft.domain.text import quoted
 
 MAX_CONFIG_BYTES = 1 << 18
 MAX_RANK = 1 << 14
@@ -61,7 +61,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterSpec:
+class AdapterConfig:
     """What an adapter's config says. Module names are the model's own: `model.layers.0.self_attn.q_proj`."""
 
     rank: int
@@ -77,6 +77,11 @@ class AdapterSpec:
     _excluded: Matches = field(default=lambda _: False, repr=False, compare=False)
     _ranks: tuple[tuple[Matches, int], ...] = field(default=(), repr=False, compare=False)
     _alphas: tuple[tuple[Matches, float], ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """The names that target_modules lists; none where it is a pattern."""
+        return () if self.by_pattern else self.target_modules
 
     def selects(self, module: str, layer: int) -> bool:
         """Whether the adapter changes this module. Raises Refused(UnsupportedAdapter) when a pattern takes too long."""
@@ -97,7 +102,7 @@ class AdapterSpec:
         return self.alpha_of(module) / (math.sqrt(rank) if self.rslora else rank)
 
 
-def parse_adapter_config(raw: bytes) -> AdapterSpec:
+def parse_adapter_config(raw: bytes) -> AdapterConfig:
     """Raises Refused: ConfigInvalid, UnsupportedAdapter, RankTooLarge."""
     try:
         config = parse_object(raw, max_bytes=MAX_CONFIG_BYTES)
@@ -108,7 +113,7 @@ def parse_adapter_config(raw: bytes) -> AdapterSpec:
     budget = Budget()
     ranks = _pattern_map(config, "rank_pattern", _rank)
     alphas = _pattern_map(config, "alpha_pattern", _alpha)
-    return AdapterSpec(
+    return AdapterConfig(
         rank=_rank("r", config.get("r")),
         alpha=_alpha("lora_alpha", config.get("lora_alpha")),
         rslora=_flag(config, "use_rslora"),

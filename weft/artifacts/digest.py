@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal, NewType, cast, get_args
 
 from weft.artifacts.errors import BadDigest, Reason, Refused
-from weft.artifacts.strict_json import JsonError, is_int, parse_object
+from weft.domain.strict_json import JsonError, is_int, parse_object
 
 Digest = NewType("Digest", str)  # "sha256:" and 64 lower-case hex digits
 Kind = Literal["adapter", "model"]

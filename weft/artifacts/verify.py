@@ -1,35 +1,32 @@
-"""An adapter against its base, and a base model against its own config: headers only, so it takes milliseconds.
+"""What an accepted adapter or base model is, and that each of its weights is a finite number.
 
-What passes can be served as it is: every module the config selects has A [r, in] and B [out, r] of the rank it
-declares, nothing else is in the file, and every size fits the base.
+Names and shapes are checked on headers alone, in milliseconds (`weft.domain.model`); every weight is read once for NaN
+and infinity: one such number in one row can spoil a whole batch. A number is NaN or infinite exactly when all bits of
+its exponent are set, so weights are compared as integers; that also covers bfloat16, which numpy does not have. (The
+runner checks what it loads with torch, `weft_runner.model.weights`: the depot has no torch.)
 """
 
-import re
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, BinaryIO
 
-from weft.artifacts.adapter_config import AdapterSpec
-from weft.artifacts.errors import Reason, Refused
-from weft.artifacts.finite import check_dtype, dtype_name
-from weft.artifacts.model_config import PROJECTIONS, ModelShape, module_name
-from weft.artifacts.safetensors_header import Header, TensorInfo
-from weft.printable import quoted
+import numpy as np
 
-_LORA_KEY = re.compile(r"base_model\.model\.(.{1,400})\.lora_([AB])\.weight", re.DOTALL)
-_MODULE = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(?:self_attn|mlp)\.([a-z_]{1,40})", re.ASCII)
+from weft.artifacts.adapter_config import AdapterConfig
+from weft.domain.model.adapter import AdaptedModule
+from weft.domain.model.config import ModelSpec
+from weft.domain.model.errors import Reason, Refused
+from weft.domain.model.safetensors import Header, TensorInfo, check_dtype, dtype_name
+from weft.domain.model.tensors import PROJECTIONS, check_model_tensors
 
-
-@dataclass(frozen=True, slots=True)
-class LoraPair:
-    """One adapted module: y += scale * B (A x), A [rank, in], B [out, rank]."""
-
-    module: str
-    layer: int
-    projection: str
-    rank: int
-    scale: float
-    a: TensorInfo
-    b: TensorInfo
+CHUNK_BYTES = 4 << 20
+# safetensors dtype -> (integer of the same width, mask of its exponent)
+_EXPONENTS: dict[str, tuple[Any, int]] = {
+    "F16": (np.dtype("<u2"), 0x7C00),
+    "BF16": (np.dtype("<u2"), 0x7F80),
+    "F32": (np.dtype("<u4"), 0x7F80_0000),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,45 +54,47 @@ class ModelVerdict:
     dtype: str
 
 
-def verify_adapter(spec: AdapterSpec, header: Header, shape: ModelShape, *, max_rank: int) -> tuple[LoraPair, ...]:
-    """The adapter's modules in the order of the model. `shape` is of the base.
-
-    Raises Refused: UnknownModule, UnsupportedAdapter, RankTooLarge, ShapeMismatch, DtypeNotSupported.
-    """
-    found = read_modules(header)
-    selected = {name: (layer, projection) for name, layer, projection in shape.modules() if spec.selects(name, layer)}
-    _check_modules(spec, found, selected, shape)
-    return tuple(
-        _pair(spec, shape, max_rank, (name, *selected[name]), found[name])
-        for name, _, _ in shape.modules()
-        if name in selected
-    )
-
-
-def verdict_of(spec: AdapterSpec, pairs: tuple[LoraPair, ...], size_bytes: int) -> AdapterVerdict:
+def verdict_of(config: AdapterConfig, modules: tuple[AdaptedModule, ...], size_bytes: int) -> AdapterVerdict:
     """The summary of a verified adapter; `size_bytes` is of all its files."""
-    changed = {pair.projection for pair in pairs}
+    changed = {module.projection for module in modules}
     return AdapterVerdict(
-        rank=max(pair.rank for pair in pairs),
-        alpha=spec.alpha,
+        rank=max(module.rank for module in modules),
+        alpha=config.alpha,
         target_modules=tuple(name for name in PROJECTIONS if name in changed),
         size_bytes=size_bytes,
-        dtype=dtype_name({tensor.dtype for pair in pairs for tensor in (pair.a, pair.b)}),
-        base_model=spec.base_model or "",
+        dtype=dtype_name({tensor.dtype for module in modules for tensor in (module.a, module.b)}),
+        base_model=config.base_model or "",
     )
 
 
-def check_base_name(spec: AdapterSpec, accepted: Iterable[str]) -> None:
+def verify_model(spec: ModelSpec, headers: dict[str, Header], size_bytes: int) -> ModelVerdict:
+    """A base model's weights (file name -> header) hold exactly what its config asks for.
+
+    Raises Refused: ShapeMismatch, UnknownModule, HeaderInvalid, DtypeNotSupported.
+    """
+    tensors = check_model_tensors(spec, headers)
+    return ModelVerdict(
+        architecture=spec.architecture,
+        hidden_size=spec.hidden_size,
+        layers=spec.layers,
+        vocab_size=spec.vocab_size,
+        max_context=spec.max_positions,
+        size_bytes=size_bytes,
+        dtype=dtype_name({tensor.dtype for tensor in tensors.values()}),
+    )
+
+
+def check_base_name(config: AdapterConfig, accepted: Iterable[str]) -> None:
     """The last path part of what the adapter was trained on is one of `accepted`. Raises Refused(BaseMismatch).
 
     An adapter whose training did not know its base claims nothing; then shapes alone decide.
     """
     names = {last_part(name) for name in accepted if name}
-    if not spec.base_model or not names or last_part(spec.base_model) in names:
+    if not config.base_model or not names or last_part(config.base_model) in names:
         return
     raise Refused(
         Reason.BASE_MISMATCH,
-        f"the adapter was trained on {spec.base_model[:200]!r}, the pool serves {' / '.join(sorted(names))}; "
+        f"the adapter was trained on {config.base_model[:200]!r}, the pool serves {' / '.join(sorted(names))}; "
         "if they are the same model, set spec.baseModel to the pool's model name",
     )
 
@@ -105,111 +104,35 @@ def last_part(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].rpartition(":")[2]
 
 
-def read_modules(header: Header) -> dict[str, dict[str, TensorInfo]]:
-    """Module name -> its tensors "A" and "B". Raises Refused: UnsupportedAdapter, UnknownModule, DtypeNotSupported."""
-    found: dict[str, dict[str, TensorInfo]] = {}
-    for key, tensor in header.tensors.items():
-        match = _LORA_KEY.fullmatch(key)
-        if not match:
-            raise _strange_tensor(key)
-        check_dtype(tensor)
-        found.setdefault(match[1], {})[match[2]] = tensor
-    if not found:
-        raise Refused(Reason.SHAPE_MISMATCH, "the adapter has no tensors")
-    return found
-
-
-def verify_model(shape: ModelShape, headers: dict[str, Header], size_bytes: int) -> ModelVerdict:
-    """A base model's weights (file name -> header) hold exactly what its config asks for.
-
-    Raises Refused: ShapeMismatch, UnknownModule, HeaderInvalid, DtypeNotSupported.
-    """
-    tensors: dict[str, TensorInfo] = {}
-    for name, header in headers.items():
-        if twice := tensors.keys() & header.tensors.keys():
-            raise Refused(Reason.HEADER_INVALID, f"tensor {min(twice)!r} of {name} is in another file too")
-        tensors |= header.tensors
-    dtypes = _check_tensors(shape, tensors)
-    return ModelVerdict(
-        architecture=shape.architecture,
-        hidden_size=shape.hidden_size,
-        layers=shape.layers,
-        vocab_size=shape.vocab_size,
-        max_context=shape.max_context,
-        size_bytes=size_bytes,
-        dtype=dtype_name(dtypes),
-    )
-
-
-def _check_modules(
-    spec: AdapterSpec, found: dict[str, dict[str, TensorInfo]], selected: dict[str, tuple[int, str]], shape: ModelShape
+def check_finite(
+    file: BinaryIO, header: Header, *, chunk_bytes: int = CHUNK_BYTES, tick: Callable[[], None] = lambda: None
 ) -> None:
-    for name in found.keys() - selected.keys():
-        raise _unselected(name, shape)
-    if missing := sorted(
-        f"{name}.lora_{half}" for name in selected for half in "AB" if half not in found.get(name, {})
-    ):
-        raise Refused(Reason.SHAPE_MISMATCH, f"target_modules asks for {missing[0]}, which is not in the file")
-    for target in () if spec.by_pattern else spec.target_modules:
-        if not any(name == target or name.endswith(f".{target}") for name in selected):
-            raise Refused(Reason.UNKNOWN_MODULE, f"target_modules holds {target[:100]!r}, which the base does not have")
+    """Read every tensor of `file`; `tick` is called before each chunk and may raise to stop.
+
+    Raises Refused: NotFinite (names tensor and index), DtypeNotSupported, OffsetsInvalid when the file ends early.
+    """
+    for tensor in header.tensors.values():
+        check_dtype(tensor)
+        _check_tensor(file, tensor, chunk_bytes, tick)
 
 
-def _pair(
-    spec: AdapterSpec, shape: ModelShape, max_rank: int, where: tuple[str, int, str], tensors: dict[str, TensorInfo]
-) -> LoraPair:
-    name, layer, projection = where
-    a, b, rank = tensors["A"], tensors["B"], spec.rank_of(name)
-    if rank > max_rank:
-        raise Refused(Reason.RANK_TOO_LARGE, f"{name} has rank {rank}, at most {max_rank} is served here")
-    features_in, features_out = shape.projection(projection)
-    _check_shape(a, (rank, features_in))
-    _check_shape(b, (features_out, rank))
-    return LoraPair(name, layer, projection, rank, spec.scale_of(name), a, b)
+def _check_tensor(file: BinaryIO, tensor: TensorInfo, chunk_bytes: int, tick: Callable[[], None]) -> None:
+    dtype, exponent = _EXPONENTS[tensor.dtype]
+    file.seek(tensor.begin)
+    step, done = chunk_bytes // 8 * 8, 0
+    while done < tensor.size_bytes:
+        tick()
+        raw = file.read(min(step, tensor.size_bytes - done))
+        if len(raw) % dtype.itemsize or not raw:
+            raise Refused(Reason.OFFSETS_INVALID, f"the file ends inside tensor {tensor.name!r}")
+        values: Any = np.frombuffer(raw, dtype)
+        bad = (values & exponent) == exponent
+        if bad.any():
+            raise _not_finite(tensor, done // dtype.itemsize + int(bad.argmax()))
+        done += len(raw)
 
 
-def _check_shape(tensor: TensorInfo, shape: tuple[int, ...]) -> None:
-    if tensor.shape != shape:
-        raise Refused(
-            Reason.SHAPE_MISMATCH, f"tensor {tensor.name!r} is {list(tensor.shape)}, it has to be {list(shape)}"
-        )
-
-
-def _unselected(name: str, shape: ModelShape) -> Refused:
-    match = _MODULE.fullmatch(name)
-    if match and match[2] in PROJECTIONS and name == module_name(int(match[1]), match[2]):
-        if int(match[1]) >= shape.layers:
-            return Refused(Reason.UNKNOWN_MODULE, f"{name}: the base has {shape.layers} layers")
-        return Refused(Reason.UNKNOWN_MODULE, f"{name} is in the file and not selected by adapter_config.json")
-    if name.rpartition(".")[2] in ("lm_head", "embed_tokens"):
-        return Refused(
-            Reason.UNSUPPORTED_ADAPTER, f"{quoted(name, 200)}: embeddings and output layers cannot be adapted"
-        )
-    return Refused(Reason.UNKNOWN_MODULE, f"{quoted(name, 200)}: the base has no such linear layer")
-
-
-def _strange_tensor(key: str) -> Refused:
-    """Why a tensor that is no lora_A or lora_B cannot be served."""
-    if "lora_magnitude_vector" in key:
-        return Refused(Reason.UNSUPPORTED_ADAPTER, f"tensor {key[:200]!r}: DoRA cannot be served")
-    if "lora_embedding" in key:
-        return Refused(Reason.UNSUPPORTED_ADAPTER, f"tensor {key[:200]!r}: embeddings cannot be adapted")
-    if "lora_" not in key and key.startswith("base_model.model.") and key.endswith((".weight", ".bias")):
-        return Refused(Reason.UNSUPPORTED_ADAPTER, f"tensor {key[:200]!r}: whole modules and biases cannot be adapted")
-    return Refused(
-        Reason.UNKNOWN_MODULE, f"tensor {key[:200]!r} is no base_model.model.*.lora_A.weight or .lora_B.weight"
-    )
-
-
-def _check_tensors(shape: ModelShape, tensors: dict[str, TensorInfo]) -> set[str]:
-    """Every tensor the config asks for and no other (rotary tables of old files aside); returns the dtypes."""
-    expected = dict(shape.tensors())
-    for name in sorted(tensors.keys() - expected.keys()):
-        if not name.endswith(".rotary_emb.inv_freq") and not (name == "lm_head.weight" and shape.tied_embeddings):
-            raise Refused(Reason.UNKNOWN_MODULE, f"tensor {name[:200]!r} is not part of {shape.architecture}")
-    for name, wanted in expected.items():
-        if name not in tensors:
-            raise Refused(Reason.SHAPE_MISMATCH, f"config.json asks for tensor {name!r}, which is in no file")
-        check_dtype(tensors[name])
-        _check_shape(tensors[name], wanted)
-    return {tensors[name].dtype for name in expected}
+def _not_finite(tensor: TensorInfo, flat: int) -> Refused:
+    assert flat < math.prod(tensor.shape)
+    index = [int(at) for at in np.unravel_index(flat, tensor.shape)] if tensor.shape else []
+    return Refused(Reason.NOT_FINITE, f"tensor {tensor.name!r} is NaN or infinite at {index}")

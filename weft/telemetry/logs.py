@@ -11,7 +11,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from weft.printable import printable
+from weft.domain.text import sanitize
 
 REQUEST_LOGGERS = ("httpx2", "uvicorn.access")  # a line for each request at INFO: only for DEBUG
 
@@ -41,7 +41,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
         pairs = " ".join(f"{k}={_plain(v)}" for k, v in _fields(record).items())
-        line = f"{stamp} {record.levelname:<7} {self._component:<10} {printable(record.getMessage())}  {pairs}".rstrip()
+        line = f"{stamp} {record.levelname:<7} {self._component:<10} {sanitize(record.getMessage())}  {pairs}".rstrip()
         return line + _trace(self, record)
 
 
@@ -80,4 +80,4 @@ def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     if not record.exc_info:
         return ""
     lines = formatter.formatException(record.exc_info).split("\n")
-    return "".join(f"\n{printable(line)}" for line in lines)
+    return "".join(f"\n{sanitize(line)}" for line in lines)

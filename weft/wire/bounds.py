@@ -3,8 +3,8 @@
 What runs in a runner is its pool's owner's choice (SECURITY.md), and its figures are divided by, summed and sent on.
 """
 
+from weft.domain.text import quoted
 from weft.identities import MAX_TERM
-from weft.printable import quoted
 from weft.wire.errors import PeerError
 from weft.wire.v1.common_pb2 import Epoch
 from weft.wire.v1.supervisor_pb2 import RunnerHello, RunnerState

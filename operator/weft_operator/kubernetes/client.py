@@ -15,7 +15,7 @@ import aiohttp
 from kubernetes.aio import config as kube_config
 from kubernetes.aio.client import ApiClient, Configuration
 
-from weft.printable import printable
+from weft.domain.text import sanitize
 from weft.process import CannotStart
 from weft_operator.errors import NoEffect
 from weft_operator.kubernetes.errors import ApiFailed, ApiUnreachable
@@ -133,7 +133,7 @@ def _refusal(what: str, status: int, content: bytes) -> NoEffect | ApiFailed:
         reason, message = str(said.get("reason") or ""), str(said.get("message") or "")
     except (ValueError, AttributeError):
         pass  # not a Status: what it is, is told
-    text = printable(message[:500])
+    text = sanitize(message[:500])
     if status in (404, 409):
         return NoEffect(f"{what}: {text}")
-    return ApiFailed(what, status, printable(reason), text)
+    return ApiFailed(what, status, sanitize(reason), text)

@@ -6,7 +6,7 @@ Why a pod does not run is told in words that stay the same while the reason does
 from collections.abc import Iterator
 from typing import Any
 
-from weft.printable import printable
+from weft.domain.text import sanitize
 from weft_operator.children import GROUP_LABEL, POOL_LABEL
 from weft_operator.kubernetes.kube import DELETION_COST
 from weft_operator.observe import Pod, RunnerState
@@ -81,7 +81,7 @@ def _why(container: Any, reason: str, waiting: Any) -> str:
 
 def _words(text: Any) -> str:
     """The end of what was said counts: that is where errors are."""
-    return printable(" ".join(str(text or "").split())[-LAST_WORDS_MAX:])
+    return sanitize(" ".join(str(text or "").split())[-LAST_WORDS_MAX:])
 
 
 def _cost(text: Any) -> int | None:

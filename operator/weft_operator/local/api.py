@@ -28,8 +28,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from weft.artifacts.strict_json import JsonError, parse_object
-from weft.printable import quoted
+from weft.domain.strict_json import JsonError, parse_object
+from weft.domain.text import quoted
 from weft.wire.http_server import QuietServer
 from weft_operator.errors import ApiError, BadRequest, Expired, NotFound
 from weft_operator.local import socket_file

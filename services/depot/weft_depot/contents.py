@@ -12,25 +12,26 @@ from weft.artifacts.adapter_config import MAX_CONFIG_BYTES as MAX_ADAPTER_CONFIG
 from weft.artifacts.adapter_config import MAX_RANK, parse_adapter_config
 from weft.artifacts.digest import Kind
 from weft.artifacts.errors import Reason, Refused
-from weft.artifacts.finite import check_finite
-from weft.artifacts.model_config import MAX_CONFIG_BYTES as MAX_MODEL_CONFIG_BYTES
-from weft.artifacts.model_config import ModelShape, parse_model_config
-from weft.artifacts.safetensors_header import (
+from weft.artifacts.verify import check_base_name, check_finite, verdict_of, verify_model
+from weft.domain.model.adapter import check_adapter
+from weft.domain.model.config import MAX_CONFIG_BYTES as MAX_MODEL_CONFIG_BYTES
+from weft.domain.model.config import ModelSpec, parse_model_config
+from weft.domain.model.safetensors import (
     MAX_ADAPTER_HEADER_BYTES,
     MAX_MODEL_HEADER_BYTES,
     Header,
     read_header,
 )
-from weft.artifacts.strict_json import JsonError, parse_object
-from weft.artifacts.verify import check_base_name, verdict_of, verify_adapter, verify_model
-from weft.printable import quoted
+from weft.domain.strict_json import JsonError, parse_object
+from weft.domain.text import quoted
 from weft_depot.sources import Files
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MODEL_CONFIG, MODEL_INDEX, TOKENIZER = "config.json", "model.safetensors.index.json", "tokenizer.json"
+GENERATION_CONFIG = "generation_config.json"
 _ADAPTER_FILES = frozenset((ADAPTER_CONFIG, ADAPTER_WEIGHTS))
 _MODEL_FILES = frozenset(
-    (MODEL_CONFIG, MODEL_INDEX, TOKENIZER, "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+    (MODEL_CONFIG, MODEL_INDEX, TOKENIZER, GENERATION_CONFIG, "tokenizer_config.json", "chat_template.jinja")
 ) | {"special_tokens_map.json"}
 SINGLE = "model.safetensors"
 _SECOND_COPY = "consolidated"  # Mistral publishes the same weights once more, in one file under names of its own
@@ -44,7 +45,7 @@ NAMED_MAX = 10  # files that an error names
 class Base:
     """The base model an adapter has to fit, and the names it goes by."""
 
-    shape: ModelShape
+    shape: ModelSpec
     names: tuple[str, ...]
 
 
@@ -102,9 +103,13 @@ def check_weights_finite(files: Files, names: Iterable[str], tick: Callable[[], 
                 check_finite(file, header, tick=tick)
 
 
-def read_shape(files: Files) -> ModelShape:
+def read_shape(files: Files) -> ModelSpec:
     """The shape of a base model. Raises Refused: ConfigInvalid, UnsupportedModel."""
-    return parse_model_config(_text(files, MODEL_CONFIG, MAX_MODEL_CONFIG_BYTES))
+    generation = GENERATION_CONFIG in files.sizes
+    return parse_model_config(
+        _text(files, MODEL_CONFIG, MAX_MODEL_CONFIG_BYTES),
+        _text(files, GENERATION_CONFIG, MAX_MODEL_CONFIG_BYTES) if generation else None,
+    )
 
 
 def _check_adapter(files: Files, base: Base | None, max_rank: int) -> dict[str, Any]:
@@ -113,7 +118,7 @@ def _check_adapter(files: Files, base: Base | None, max_rank: int) -> dict[str, 
     if base is None:
         raise Refused(Reason.BASE_MISMATCH, "an adapter is only taken against a base; the request names none")
     check_base_name(spec, base.names)
-    pairs = verify_adapter(spec, header, base.shape, max_rank=max_rank)
+    pairs = check_adapter(spec, header, base.shape, max_rank=max_rank)
     verdict = verdict_of(spec, pairs, _total(files))
     return {
         "rank": verdict.rank,

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from weft.artifacts.errors import ArtifactError, BadDigest, UnknownDigest
-from weft.printable import quoted
+from weft.domain.text import quoted
 from weft.telemetry.probes import Probes
 from weft.wire.serving import beating
 from weft_depot import metrics

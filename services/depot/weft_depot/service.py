@@ -19,7 +19,7 @@ from typing import NamedTuple
 from weft.artifacts.blobs import BlobStore, Lease
 from weft.artifacts.digest import Digest
 from weft.artifacts.errors import ArtifactError
-from weft.printable import printable
+from weft.domain.text import sanitize
 from weft.telemetry.invariants import holds
 from weft.telemetry.logs import kv
 from weft_depot import metrics
@@ -229,7 +229,7 @@ class Depot:
         except Exception as error:
             log.exception("resolve broke", extra=kv(operation=operation_id, uri=request.uri))
             reason = "SourceUnreachable"
-            message = printable(f"the depot could not finish: {type(error).__name__}: {error}")
+            message = sanitize(f"the depot could not finish: {type(error).__name__}: {error}")
         metrics.RESOLVES.labels(request.kind, reason).inc()
         metrics.RESOLVE_SECONDS.labels(request.kind).observe(time.monotonic() - started)
         tell(lambda: self._finished(operation_id, request, found, reason, message))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from weft.domain.model.config import ModelSpec
 from weft.telemetry.logs import kv
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.core.iteration import Limits
@@ -17,8 +18,8 @@ from weft_runner.engine import Broken, Command, Engine, Iteration
 from weft_runner.executors import Base, make_executor
 from weft_runner.memory.adapter_files import Source
 from weft_runner.memory.adapter_pool import AdapterPool
+from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.executor import Executor
-from weft_runner.model.spec import ModelSpec, read_spec
 from weft_runner.model.weights import Files
 from weft_runner.parallel.executor import SplitExecutor
 from weft_runner.profile import measure_profile

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from weft.domain.model.config import ModelSpec
 from weft.telemetry.logs import kv
 from weft_kernels.cpu.errors import LevelUnusable, NativeUnavailable
 from weft_kernels.cpu.library import load
@@ -27,7 +28,6 @@ from weft_runner.model.executor import Executor
 from weft_runner.model.footprint import check_memory, device_workspace, memory_needed
 from weft_runner.model.packed import why_not
 from weft_runner.model.reference import ReferenceExecutor
-from weft_runner.model.spec import ModelSpec
 from weft_runner.model.weights import Files, load_weights
 from weft_runner.parallel.executor import ShardedExecutor, start_sharded
 from weft_runner.parallel.group import Alone, Group

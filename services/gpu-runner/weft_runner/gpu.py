@@ -14,9 +14,9 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
+from weft.domain.model.config import ModelSpec
 from weft_runner.errors import ExecutorLost
 from weft_runner.memory.available import Available
-from weft_runner.model.spec import ModelSpec
 from weft_runner.parallel.shard import Part
 
 OLDEST = (8, 0)  # Ampere: bf16 in tensor cores, copies to shared memory that do not wait

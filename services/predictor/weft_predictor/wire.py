@@ -1,6 +1,6 @@
 """Protobuf <-> core types. What a peer sends is bounded here; PeerError ends its stream."""
 
-from weft.printable import quoted
+from weft.domain.text import quoted
 from weft.wire.errors import PeerError
 from weft.wire.v1 import common_pb2, predictor_pb2
 from weft_predictor.core.length_model import Observed, Predicted, Query

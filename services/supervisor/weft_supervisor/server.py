@@ -12,8 +12,8 @@ import grpc
 import grpc.aio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from weft.domain.text import quoted
 from weft.identities import MAX_TERM
-from weft.printable import quoted
 from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
 from weft.telemetry.logs import kv
 from weft.wire.bounds import check_hello

@@ -16,7 +16,7 @@ from tests.integration.depot.conftest import Run
 from tests.unit.artifacts.making import MODEL_CONFIG, lora, write_adapter, write_model
 from tests.unit.depot.reading import folder_bytes
 from weft.artifacts.blobs import BlobStore, check_blobs
-from weft.artifacts.model_config import parse_model_config
+from weft.domain.model.config import parse_model_config
 
 TOKEN = "hf_TheTokenOfTeamA"
 WIDE = {"hidden_size": 256, "intermediate_size": 256}

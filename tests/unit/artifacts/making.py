@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.artifacts.model_config import ModelShape, parse_model_config
+from weft.domain.model.config import ModelSpec, parse_model_config
+from weft.domain.model.tensors import linear_modules, model_tensors
 
 MODEL_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -40,7 +41,7 @@ Tensors = dict[str, tuple[str, np.ndarray]]
 WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 
 
-def shape() -> ModelShape:
+def shape() -> ModelSpec:
     return parse_model_config(json.dumps(MODEL_CONFIG).encode())
 
 
@@ -72,14 +73,14 @@ def lora(
     rank: int = 4,
     projections: tuple[str, ...] = ("q_proj", "v_proj"),
     dtype: str = "F32",
-    of: ModelShape | None = None,
+    of: ModelSpec | None = None,
     ranks: dict[str, int] | None = None,
 ) -> Tensors:
     """A adapter's tensors for the tiny model; `ranks` overrides the rank by module name."""
     tensors: Tensors = {}
     random = np.random.default_rng(7)
     model = of or shape()
-    for module, _, projection in model.modules():
+    for module, _, projection in linear_modules(model):
         if projection in projections:
             r = (ranks or {}).get(module, rank)
             features_in, features_out = model.projection(projection)
@@ -97,13 +98,13 @@ def write_adapter(folder: Path, *, config: dict[str, Any] | None = None, tensors
     return folder
 
 
-def weights(model: ModelShape | None = None, *, dtype: str = "F32") -> Tensors:
+def weights(model: ModelSpec | None = None, *, dtype: str = "F32") -> Tensors:
     random = np.random.default_rng(3)
-    return {name: (dtype, random.normal(size=size)) for name, size in (model or shape()).tensors()}
+    return {name: (dtype, random.normal(size=size)) for name, size in model_tensors(model or shape())}
 
 
 def write_model(
-    folder: Path, *, config: dict[str, Any] | None = None, shards: int = 1, of: ModelShape | None = None
+    folder: Path, *, config: dict[str, Any] | None = None, shards: int = 1, of: ModelSpec | None = None
 ) -> Path:
     """A folder as transformers writes it."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.artifacts.making import ADAPTER_CONFIG, shape
-from weft.artifacts.adapter_config import AdapterSpec, parse_adapter_config
+from weft.artifacts.adapter_config import AdapterConfig, parse_adapter_config
 from weft.artifacts.errors import Reason, Refused
+from weft.domain.model.tensors import linear_modules
 
 Q0, Q1 = "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj"
 V0, DOWN1 = "model.layers.0.self_attn.v_proj", "model.layers.1.mlp.down_proj"
 
 
-def parse(**change: Any) -> AdapterSpec:
+def parse(**change: Any) -> AdapterConfig:
     return parse_adapter_config(json.dumps({**ADAPTER_CONFIG, **change}).encode())
 
 
@@ -26,8 +27,8 @@ def refusal(**change: Any) -> Refused:
     return caught.value
 
 
-def selected(spec: AdapterSpec) -> set[str]:
-    return {name for name, layer, _ in shape().modules() if spec.selects(name, layer)}
+def selected(spec: AdapterConfig) -> set[str]:
+    return {name for name, layer, _ in linear_modules(shape()) if spec.selects(name, layer)}
 
 
 def test_a_plain_config_is_read() -> None:
@@ -236,7 +237,7 @@ def test_no_config_makes_the_parser_fail_in_another_way(change: dict[str, Any]) 
     raw = json.dumps({**ADAPTER_CONFIG, **change}).encode()
     try:
         spec = parse_adapter_config(raw)
-        for name, layer, _ in shape().modules():
+        for name, layer, _ in linear_modules(shape()):
             spec.selects(name, layer)
             assert math.isfinite(spec.scale_of(name))
     except Refused:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.unit.artifacts.making import pack
 from weft.artifacts.errors import Reason, Refused
-from weft.artifacts.finite import check_finite
-from weft.artifacts.safetensors_header import read_header
+from weft.artifacts.verify import check_finite
+from weft.domain.model.safetensors import read_header
 
 
 def scan(raw: bytes, *, chunk_bytes: int = 16) -> None:

@@ -12,17 +12,16 @@ from hypothesis import strategies as st
 from tests.unit.artifacts.making import ADAPTER_CONFIG, Tensors, lora, pack, shape, weights
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.artifacts.errors import Reason, Refused
-from weft.artifacts.model_config import PROJECTIONS
-from weft.artifacts.safetensors_header import Header, read_header
 from weft.artifacts.verify import (
-    LoraPair,
     ModelVerdict,
     check_base_name,
     last_part,
     verdict_of,
-    verify_adapter,
     verify_model,
 )
+from weft.domain.model.adapter import AdaptedModule, check_adapter
+from weft.domain.model.safetensors import Header, read_header
+from weft.domain.model.tensors import PROJECTIONS, linear_modules
 
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
 
@@ -32,9 +31,9 @@ def header(tensors: Tensors) -> Header:
     return read_header(io.BytesIO(raw), len(raw))
 
 
-def verify(tensors: Tensors, *, max_rank: int = 64, **config: Any) -> tuple[LoraPair, ...]:
+def verify(tensors: Tensors, *, max_rank: int = 64, **config: Any) -> tuple[AdaptedModule, ...]:
     spec = parse_adapter_config(json.dumps({**ADAPTER_CONFIG, **config}).encode())
-    return verify_adapter(spec, header(tensors), shape(), max_rank=max_rank)
+    return check_adapter(spec, header(tensors), shape(), max_rank=max_rank)
 
 
 def refusal(tensors: Tensors, **config: Any) -> Refused:
@@ -59,7 +58,7 @@ def test_the_verdict_names_the_largest_rank_and_the_widest_dtype() -> None:
     ranks = {"model.layers.1.self_attn.v_proj": 8}
     tensors = lora(ranks=ranks, dtype="BF16") | {f"{Q0}.lora_A.weight": ("F16", np.ones((4, 16)))}
     spec = parse_adapter_config(json.dumps({**ADAPTER_CONFIG, "rank_pattern": ranks}).encode())
-    verdict = verdict_of(spec, verify_adapter(spec, header(tensors), shape(), max_rank=8), 123)
+    verdict = verdict_of(spec, check_adapter(spec, header(tensors), shape(), max_rank=8), 123)
     assert (verdict.rank, verdict.alpha, verdict.size_bytes) == (8, 8.0, 123)
     assert verdict.target_modules == ("q_proj", "v_proj")
     assert verdict.dtype == "float16" or verdict.dtype == "bfloat16"
@@ -185,7 +184,7 @@ def test_last_part_knows_paths_and_uris() -> None:
 @given(
     st.sets(st.sampled_from(PROJECTIONS), min_size=1),
     st.integers(1, 9),
-    st.dictionaries(st.sampled_from([name for name, _, _ in shape().modules()]), st.integers(1, 12), max_size=5),
+    st.dictionaries(st.sampled_from([name for name, _, _ in linear_modules(shape())]), st.integers(1, 12), max_size=5),
     st.sampled_from(["F32", "F16", "BF16"]),
 )
 def test_every_adapter_made_to_its_config_passes(
@@ -194,7 +193,7 @@ def test_every_adapter_made_to_its_config_passes(
     tensors = lora(rank=rank, projections=tuple(projections), ranks=ranks, dtype=dtype)
     pairs = verify(tensors, r=rank, rank_pattern=ranks, target_modules=sorted(projections))
     assert {pair.module: pair.rank for pair in pairs} == {
-        name: ranks.get(name, rank) for name, _, projection in shape().modules() if projection in projections
+        name: ranks.get(name, rank) for name, _, projection in linear_modules(shape()) if projection in projections
     }
 
 

@@ -18,7 +18,7 @@ from tests.unit.depot.conftest import Bench
 from tests.unit.depot.reading import folder_bytes, quick_network
 from weft.artifacts.digest import Digest, digest_of
 from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
-from weft.artifacts.model_config import parse_model_config
+from weft.domain.model.config import parse_model_config
 from weft_depot.core.fresh import Fresh
 from weft_depot.core.lanes import Room
 from weft_depot.core.operations import Operation

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from weft.domain.model.config import ModelSpec, parse_spec
+from weft.domain.model.tensors import model_tensors
 from weft_runner.errors import StoppedAtStart, WeightsInvalid
-from weft_runner.model.checkpoint import INDEX, SINGLE, Checkpoint, expected_tensors, open_checkpoint
-from weft_runner.model.spec import ModelSpec, parse_spec
+from weft_runner.model.checkpoint import INDEX, SINGLE, Checkpoint, open_checkpoint
 from weft_runner.model.weights import check_finite, load_weights
 
 Q0 = "model.layers.0.self_attn.q_proj"
@@ -39,7 +40,7 @@ def spec_of(architecture: str = "Qwen2ForCausalLM", **change: Any) -> ModelSpec:
 
 def tensors_of(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in expected_tensors(spec)}
+    return {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in model_tensors(spec)}
 
 
 def write(folder: Path, tensors: dict[str, torch.Tensor], shards: int = 1) -> dict[str, Path]:
@@ -191,15 +192,15 @@ def refusal(files: dict[str, Path], spec: ModelSpec) -> str:
 
 Change = Callable[[dict[str, torch.Tensor]], Any]
 WRONG: dict[str, tuple[Change, str]] = {
-    "missing": (lambda t: t.pop("model.norm.weight"), "no tensor model.norm.weight"),
-    "missing bias": (lambda t: t.pop(f"{Q0}.bias"), f"no tensor {Q0}.bias"),
+    "missing": (lambda t: t.pop("model.norm.weight"), "config.json asks for model.norm.weight, which is in no file"),
+    "missing bias": (lambda t: t.pop(f"{Q0}.bias"), f"config.json asks for {Q0}.bias"),
     "extra": (lambda t: t.update({"model.extra": torch.ones(2)}), "model.extra is no part of a Qwen2ForCausalLM"),
     "extra bias": (lambda t: t.update({"model.norm.bias": torch.ones(2)}), "model.norm.bias is no part"),
     "layer too many": (lambda t: t.update({"model.layers.3.mlp.up_proj.weight": torch.ones(2)}), "layers.3"),
-    "misshaped": (lambda t: t.update({f"{Q0}.weight": torch.ones(3, 4)}), r"shape \[3, 4\], config.json asks for"),
-    "transposed": (lambda t: t.update({k: t[k].t().contiguous() for k in [f"{Q0}.weight"]}), r"shape \[48, 64\]"),
+    "misshaped": (lambda t: t.update({f"{Q0}.weight": torch.ones(3, 4)}), r"is \[3, 4\], it has to be \[64, 48\]"),
+    "transposed": (lambda t: t.update({k: t[k].t().contiguous() for k in [f"{Q0}.weight"]}), r"is \[48, 64\]"),
     "a buffer": (lambda t: t.update({"model.position_ids": torch.arange(3)}), "model.position_ids is no part"),
-    "float64": (lambda t: t.update({"model.norm.weight": torch.ones(48).double()}), "F64; read are F32, F16, BF16"),
+    "float64": (lambda t: t.update({"model.norm.weight": torch.ones(48).double()}), "F64; served are: F32, F16, BF16"),
     "int8": (lambda t: t.update({f"{Q0}.weight": torch.ones(64, 48, dtype=torch.int8)}), r"quantised.*q_proj.*I8"),
     "fp8": (lambda t: t.update({f"{Q0}.weight": torch.ones(64, 48).to(torch.float8_e4m3fn)}), r"quantised.*F8_E4M3"),
     "gptq": (
@@ -315,7 +316,7 @@ def test_every_chunk_is_looked_at(at):
         check_finite("t", tensor)
 
 
-@pytest.mark.parametrize("name", [n for n, _ in expected_tensors(spec_of()) if "layers.1" in n or "layers" not in n])
+@pytest.mark.parametrize("name", [n for n, _ in model_tensors(spec_of()) if "layers.1" in n or "layers" not in n])
 def test_no_tensor_escapes_the_look(tmp_path, name):
     spec = spec_of()
     tensors = tensors_of(spec)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from harness.waiting import PATIENCE_S
+from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import load
 from weft_kernels.cpu.memory import Memory
@@ -25,7 +26,6 @@ from weft_runner.memory.adapter_store import KeepsTensors
 from weft_runner.memory.loads import Fetched, Loaded, Sized
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu import CpuExecutor
-from weft_runner.model.spec import ModelSpec
 
 GREEDY = Sampling(ignore_eos=True)
 P = 16

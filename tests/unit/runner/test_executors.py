@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_runner import executors
 from weft_runner.errors import ExecutorUnavailable
 from weft_runner.executors import Base, make_executor
 from weft_runner.model.reference import ReferenceExecutor
-from weft_runner.model.spec import ModelSpec
 from weft_runner.settings import Settings, parse_settings
 
 FLAGS = [

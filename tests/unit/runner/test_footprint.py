@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.ranks import settings_of
+from weft.domain.model.config import ModelSpec, parse_spec
+from weft.domain.model.tensors import model_tensors
 from weft_runner.errors import OutOfMemory
 from weft_runner.executors import Base, make_executor
 from weft_runner.memory.available import Available, available_memory
-from weft_runner.model.checkpoint import expected_tensors
 from weft_runner.model.device_step import DeviceStep, graph_shape
 from weft_runner.model.footprint import check_memory, device_workspace, memory_needed, packed_bytes, page_bytes
 from weft_runner.model.graphs import sizes
-from weft_runner.model.spec import ModelSpec, parse_spec
 from weft_runner.settings import parse_settings
 
 GIB = 1 << 30
@@ -42,7 +43,7 @@ def needed(config: dict[str, Any], kind: str, **change: Any):
 
 
 def parameters(spec: ModelSpec) -> int:
-    return sum(math.prod(shape) for _, shape in expected_tensors(spec))
+    return sum(math.prod(shape) for _, shape in model_tensors(spec))
 
 
 def test_a_large_model_takes_what_its_parameters_and_pages_take():
@@ -124,7 +125,7 @@ def test_a_page_holds_keys_and_values_of_every_layer():
 
 @pytest.mark.parametrize("executor", ["auto", "reference"])
 def test_a_runner_that_cannot_hold_its_model_says_so_before_it_opens_a_file(executor):
-    spec = parse_spec(LLAMA_8B | {"num_hidden_layers": 1 << 20})
+    spec = replace(parse_spec(LLAMA_8B), layers=1 << 20)
     settings = parse_settings([*FLAGS, f"--executor={executor}"])
     with pytest.raises(OutOfMemory, match="GiB") as caught:
         make_executor(settings, Base(spec, {}, threads=1, stopping=lambda: False))

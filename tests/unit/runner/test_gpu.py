@@ -4,10 +4,10 @@ import pytest
 import torch
 from triton import knobs
 
+from weft.domain.model.config import parse_spec
 from weft_runner import gpu
 from weft_runner.errors import ExecutorLost
 from weft_runner.gpu import GpuUnavailable, device_errors, find_gpu, why_not
-from weft_runner.model.spec import parse_spec
 from weft_runner.parallel.shard import Part
 
 

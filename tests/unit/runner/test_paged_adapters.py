@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from harness.small_runner import PROJECTIONS, adapter_tensors
+from weft.domain.model.config import parse_spec
 from weft_runner.errors import AdapterInvalid
 from weft_runner.memory import paged_adapters
 from weft_runner.memory.kv_cache import KvCache
 from weft_runner.memory.paged_adapters import PagedStore
-from weft_runner.model.spec import parse_spec
 from weft_runner.parallel.shard import Part
 
 PAGES = 64

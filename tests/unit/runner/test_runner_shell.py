@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from weft.domain.model.config import parse_spec
 from weft.wire.v1 import common_pb2, runner_pb2, supervisor_pb2
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.build import default_threads, pool_limits
@@ -16,7 +17,6 @@ from weft_runner.depot import DepotSource
 from weft_runner.engine import SetDesired
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, StoppedAtStart
 from weft_runner.identity import read_identity
-from weft_runner.model.spec import parse_spec
 from weft_runner.process import fetch_base
 from weft_runner.server import started
 from weft_runner.settings import parse_settings

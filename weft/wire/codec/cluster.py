@@ -24,7 +24,7 @@ from weft.domain.runner import (
     SequenceState,
     SupervisorHello,
 )
-from weft.printable import quoted
+from weft.domain.text import quoted
 from weft.wire.codec.direction import Direction, Entry
 from weft.wire.codec.scheduling import (
     fill_key,

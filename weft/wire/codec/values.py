@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TypeVar
 
 from weft.domain.ids import MAX_TERM, Epoch, RunnerId
-from weft.printable import quoted
+from weft.domain.text import quoted
 from weft.wire.errors import PeerError
 from weft.wire.v1 import common_pb2
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from weft.artifacts.errors import Reason, Refused
-from weft.printable import quoted
+from weft.domain.text import quoted
 
 MAX_VALUE_BYTES = 1 << 14
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)

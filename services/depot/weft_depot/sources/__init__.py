@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
 from weft.artifacts.errors import Reason, Refused
-from weft.printable import quoted
+from weft.domain.text import quoted
 from weft_depot.credentials import Secret
 
 MAX_URI_CHARS = 2048

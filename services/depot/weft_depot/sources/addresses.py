@@ -9,7 +9,7 @@ import socket
 from urllib.parse import SplitResult, urlsplit
 
 from weft.artifacts.errors import Reason, Refused
-from weft.printable import quoted
+from weft.domain.text import quoted
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _METADATA = frozenset(map(ipaddress.ip_address, ("169.254.169.254", "fd00:ec2::254", "100.100.100.200")))

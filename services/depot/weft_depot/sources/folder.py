@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from weft.artifacts.digest import is_file_name
 from weft.artifacts.errors import Reason, Refused
-from weft.printable import quoted
+from weft.domain.text import quoted
 from weft_depot.sources import Identity, Marks, Wants
 
 MAX_ENTRIES = 10_000

@@ -19,7 +19,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from weft.artifacts.digest import MAX_FILE_BYTES, is_file_name
 from weft.artifacts.errors import Reason, Refused, Unavailable
-from weft.printable import quoted
+from weft.domain.text import quoted
 from weft_depot.credentials import Secret
 from weft_depot.sources import Location, Wants, relative_parts
 from weft_depot.sources.hub import Hub, Repo

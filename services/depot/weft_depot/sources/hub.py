@@ -18,8 +18,8 @@ from huggingface_hub import hf_hub_url
 from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers
 
 from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
-from weft.artifacts.strict_json import JsonError, parse_object
-from weft.printable import quoted
+from weft.domain.strict_json import JsonError, parse_object
+from weft.domain.text import quoted
 from weft_depot.sources.addresses import check_address, is_inside, split_url
 from weft_depot.sources.network import Network
 from weft_depot.sources.ranged import Broken, trimmed

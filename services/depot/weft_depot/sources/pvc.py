@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from weft.artifacts.errors import Reason, Refused
-from weft.printable import quoted
+from weft.domain.text import quoted
 from weft_depot.credentials import is_namespace, is_object_name
 from weft_depot.sources import Location, Wants, relative_parts
 from weft_depot.sources.folder import FolderSnapshot, Root

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from weft.artifacts.digest import is_file_name
 from weft.artifacts.errors import Reason, Refused, Unavailable
-from weft.printable import quoted
+from weft.domain.text import quoted
 from weft_depot.sources import Location, Wants, relative_parts
 from weft_depot.sources.network import Network
 from weft_depot.sources.ranged import Broken, open_ranged, trimmed

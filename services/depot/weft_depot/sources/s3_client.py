@@ -19,7 +19,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
-from weft.printable import quoted
+from weft.domain.text import quoted
 from weft_depot.credentials import Secret
 from weft_depot.sources.addresses import check_address, is_inside, split_url
 from weft_depot.sources.network import Network

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from weft.printable import quoted
+from weft.domain.text import quoted
 from weft.telemetry.invariants import holds
 from weft.telemetry.logs import kv
 from weft.wire.errors import PeerError

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 
+from weft.domain.model.errors import Refused
+from weft.domain.model.safetensors import MAX_ADAPTER_HEADER_BYTES, check_dtype
 from weft_runner.errors import AdapterInvalid
+from weft_runner.model.checkpoint import MappedTensor, map_safetensors
 from weft_runner.model.lora import Scales
 
 
@@ -43,10 +45,12 @@ def map_tensors(path: Path) -> dict[str, torch.Tensor]:
     compared the whole file with its digest, its length included.
     """
     try:
-        with safe_open(str(path), framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except SafetensorError as error:  # an OSError is this machine's trouble, not the artifact's
-        raise AdapterInvalid(f"{path.name}: {error}") from error
+        header, file = map_safetensors(path, MAX_ADAPTER_HEADER_BYTES)
+        for info in header.tensors.values():
+            check_dtype(info)
+    except Refused as error:  # an OSError is this machine's trouble, not the artifact's
+        raise AdapterInvalid(f"{path.name}: {error.message}") from error
+    return {name: MappedTensor(file, info).view() for name, info in header.tensors.items()}
 
 
 def copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

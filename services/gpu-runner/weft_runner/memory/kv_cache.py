@@ -6,7 +6,7 @@ and writes go through flat views with indices that are built once a step for lay
 
 import torch
 
-from weft_runner.model.spec import ModelSpec
+from weft.domain.model.config import ModelSpec
 
 
 class KvCache:

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from weft.domain.model.config import ModelSpec
 from weft_kernels.lora import LoraSite
 from weft_runner.memory.adapter_store import DeviceAdapter, KeepsTensors
 from weft_runner.model.lora import SITES, AdapterPairs, AdapterWeights, Scales, adapter_pairs, stack_adapter
-from weft_runner.model.spec import ModelSpec
 from weft_runner.parallel.shard import Part
 
 

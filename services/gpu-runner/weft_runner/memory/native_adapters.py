@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
+from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import Memory
 from weft_kernels.cpu.pool import Pool
 from weft_kernels.cpu.structs import BF16, FP32, LoraSite, LoraSlice
 from weft_runner.memory.adapter_store import DeviceAdapter, KeepsTensors
 from weft_runner.model.lora import SITES, LoraPair, Scales, adapter_pairs
-from weft_runner.model.spec import ModelSpec
 
 N_SITES = len(SITES)
 _STORED = {torch.bfloat16: BF16, torch.float32: FP32}

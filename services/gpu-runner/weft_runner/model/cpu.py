@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import Memory
 from weft_kernels.cpu.sampling import Sampler
@@ -23,7 +24,6 @@ from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.packed import PackedBase
 from weft_runner.model.sampling import Draw, NativeChooser
-from weft_runner.model.spec import ModelSpec
 from weft_runner.model.step import Step
 
 VERSION = "1"

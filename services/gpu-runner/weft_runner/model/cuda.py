@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from weft.domain.model.config import ModelSpec
 from weft_kernels.triton import attention, fused
 from weft_runner.core.choice import Choice, TokenLogprob
 from weft_runner.core.sequence import Sampling
@@ -29,7 +30,6 @@ from weft_runner.model.flight import DeviceFlight, take_off
 from weft_runner.model.graphs import Graphs, Outputs
 from weft_runner.model.rope import cos_sin, inverse_frequencies
 from weft_runner.model.sampling import Draw, logprob
-from weft_runner.model.spec import ModelSpec
 from weft_runner.model.step import Step
 from weft_runner.model.triton_ops import Device, TritonOps
 from weft_runner.model.weights import ModelWeights

@@ -9,10 +9,10 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from weft.domain.model.config import ModelSpec
 from weft_runner.core.choice import Choice
 from weft_runner.memory.adapter_store import AdapterStore
 from weft_runner.model.sampling import Draw
-from weft_runner.model.spec import ModelSpec
 from weft_runner.model.step import Step
 
 LayerDone = Callable[[int], None]  # called with the layer's index when its keys, values and output are complete

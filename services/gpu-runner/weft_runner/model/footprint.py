@@ -7,15 +7,15 @@ pages give way. The reference and the cuda executor have everything in one dtype
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from weft.domain.model.config import ModelSpec
+from weft.domain.model.tensors import PROJECTIONS
 from weft_runner.errors import OutOfMemory
 from weft_runner.memory.available import Available
-from weft_runner.model.spec import ModelSpec
 
 PLAIN = {"reference": 4, "cuda bf16": 2, "cuda fp32": 4}  # kinds that hold everything as plain tensors of one dtype
 MATRIX_BYTES: dict[str, int] = {"bf16": 2, "fp32": 4, "int8": 1, **PLAIN}  # of a number of a base matrix
 KV_BYTES: dict[str, int] = {"bf16": 2, "fp32": 4, "int8": 2, **PLAIN}  # of a key's or a value's number
 PAD_IN, PAD_OUT = 32, 16
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 GIB = 1 << 30
 
 
@@ -62,7 +62,7 @@ def memory_needed(
     model is split over; each has the embedding, and a key-value head that several have is there as often. `stages`:
     processes that it is cut into; the first has the embedding and the last one the head, tied or not.
     """
-    more = ranks - 1 + (stages > 1 and spec.tied)
+    more = ranks - 1 + (stages > 1 and spec.tied_embeddings)
     return Footprint(
         layers=spec.layers * _layer_bytes(spec, kind),
         embedding=_embedding_bytes(spec, kind) + more * spec.vocab_size * spec.hidden_size * MATRIX_BYTES[kind],
@@ -109,7 +109,7 @@ def check_memory(needed: Footprint, available: Available) -> None:
 
 
 def _layer_bytes(spec: ModelSpec, kind: str) -> int:
-    matrices = sum(packed_bytes(n_out, n_in, kind) for n_in, n_out in map(spec.projection, _PROJECTIONS))
+    matrices = sum(packed_bytes(n_out, n_in, kind) for n_in, n_out in map(spec.projection, PROJECTIONS))
     norms = 2 * spec.hidden_size + (2 * spec.head_dim if spec.qk_norm else 0)
     biases = spec.q_size + 2 * spec.kv_size if spec.qkv_bias else 0
     return matrices + 4 * (norms + biases)
@@ -118,7 +118,7 @@ def _layer_bytes(spec: ModelSpec, kind: str) -> int:
 def _embedding_bytes(spec: ModelSpec, kind: str) -> int:
     """The head, and the embedding where it is not the head itself or read from the mapped file."""
     head = packed_bytes(spec.vocab_size, spec.hidden_size, kind)
-    converted = not spec.tied if kind in PLAIN else spec.dtype == "float16"
+    converted = not spec.tied_embeddings if kind in PLAIN else spec.dtype == "float16"
     number = PLAIN.get(kind, 4)
     return head + (spec.vocab_size * spec.hidden_size * number if converted else 0) + 4 * spec.hidden_size
 

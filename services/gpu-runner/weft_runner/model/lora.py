@@ -1,16 +1,17 @@
 """An adapter's tensors as LoRA sites of the model: stacked by input, at their true ranks. Nothing is merged, ever."""
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from weft.domain.model.adapter import LoraTensors, pair_tensors
+from weft.domain.model.config import ModelSpec
+from weft.domain.model.errors import Refused
 from weft_kernels.lora import LoraSite, LoraSlice
 from weft_runner.errors import AdapterInvalid
-from weft_runner.model.spec import ModelSpec
 
 # site -> the projections that read its input, in the order of the stacked base matrix
 SITES: tuple[tuple[str, ...], ...] = (
@@ -21,11 +22,6 @@ SITES: tuple[tuple[str, ...], ...] = (
 )
 QKV, OUT, GATE_UP, DOWN = range(4)
 DTYPES = {torch.float32, torch.float16, torch.bfloat16}
-_KEY = re.compile(
-    r"base_model\.model\.(?P<module>model\.layers\.(?P<layer>0|[1-9]\d{0,3})\.(?:"
-    r"self_attn\.(?P<attention>[qkvo]_proj)|mlp\.(?P<mlp>gate_proj|up_proj|down_proj)))\.lora_(?P<half>[AB])\.weight",
-    re.ASCII,
-)
 
 
 class Scales(Protocol):
@@ -74,12 +70,13 @@ def adapter_pairs(tensors: Mapping[str, torch.Tensor], scales: Scales, spec: Mod
 
     Raises AdapterInvalid: no tensors, unknown or unpaired ones, shapes, ranks, dtypes, scales that are no numbers.
     """
-    pairs = _pairs(tensors, scales, spec)
-    if not pairs:
-        raise AdapterInvalid("the adapter has no tensors")
+    try:
+        found = {(pair.layer, pair.projection): _pair(pair, scales, spec) for pair in pair_tensors(tensors, spec)}
+    except Refused as error:
+        raise AdapterInvalid(error.message) from error
 
     def site(layer: int, names: tuple[str, ...]) -> tuple[LoraPair, ...]:
-        return tuple(pair for name in names if (pair := pairs.get((layer, name))) is not None)
+        return tuple(pair for name in names if (pair := found.get((layer, name))) is not None)
 
     return tuple(tuple(site(layer, names) for names in SITES) for layer in range(spec.layers))
 
@@ -105,31 +102,16 @@ def stack_adapter(pairs: AdapterPairs, spec: ModelSpec, dtype: torch.dtype = tor
     )
 
 
-def _pairs(tensors: Mapping[str, torch.Tensor], scales: Scales, spec: ModelSpec) -> dict[tuple[int, str], LoraPair]:
-    halves: dict[tuple[int, str, str], dict[str, torch.Tensor]] = {}
-    for key, tensor in tensors.items():
-        match = _KEY.fullmatch(key)
-        if match is None or int(match["layer"]) >= spec.layers:
-            raise AdapterInvalid(f"the model has no module for tensor {key[:200]}")
-        place = (int(match["layer"]), match["attention"] or match["mlp"], match["module"])
-        halves.setdefault(place, {})[match["half"]] = tensor
-    return {(layer, name): _pair(module, name, ab, scales, spec) for (layer, name, module), ab in halves.items()}
-
-
-def _pair(module: str, name: str, ab: Mapping[str, torch.Tensor], scales: Scales, spec: ModelSpec) -> LoraPair:
-    if set(ab) != {"A", "B"}:
-        raise AdapterInvalid(f"{module} has no lora_{'B' if 'A' in ab else 'A'}")
-    n_in, n_out = spec.projection(name)
-    a, b = ab["A"], ab["B"]
-    rank = a.shape[0] if a.dim() else 0
-    if a.shape != (rank, n_in) or b.shape != (n_out, rank) or rank < 1:
-        raise AdapterInvalid(f"{module}: A {tuple(a.shape)} and B {tuple(b.shape)} do not fit {n_in} -> {n_out}")
+def _pair(pair: LoraTensors[torch.Tensor], scales: Scales, spec: ModelSpec) -> LoraPair:
+    a, b, module = pair.a, pair.b, pair.module
+    rank = max(1, a.shape[0] if a.dim() else 0)
+    pair.check_shapes(spec, rank)
     if strange := {a.dtype, b.dtype} - DTYPES:
-        raise AdapterInvalid(f"{module} is {strange.pop()}; read are float32, float16 and bfloat16")
+        raise AdapterInvalid(f"{module} is {strange.pop()}; served are float32, float16 and bfloat16")
     scale = scales.scale_of(module)
     if not math.isfinite(scale):
         raise AdapterInvalid(f"{module} has the scale {scale}")
-    return LoraPair(name, a, b, scale, n_in, n_out, rank)
+    return LoraPair(pair.projection, a, b, scale, *spec.projection(pair.projection), rank)
 
 
 def _site(pairs: tuple[LoraPair, ...], names: tuple[str, ...], spec: ModelSpec, dtype: torch.dtype) -> LoraSite | None:

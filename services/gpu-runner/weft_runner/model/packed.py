@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from weft.domain.model.config import ModelSpec
+from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD, NORM
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import Memory
 from weft_kernels.cpu.pool import Pool
 from weft_kernels.cpu.structs import BF16, FP32, INT8, Layer, Matrix, Model
-from weft_runner.model.checkpoint import BIASED, EMBEDDING, HEAD, NORM, Checkpoint
+from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.rope import inverse_frequencies
-from weft_runner.model.spec import ModelSpec
 from weft_runner.model.weights import check_finite
 
 LINE = 64  # bytes
@@ -111,7 +112,7 @@ class PackedBase:
         )  # fmt: skip
 
     def _head(self) -> Matrix:
-        name = EMBEDDING if self._checkpoint.spec.tied else HEAD
+        name = EMBEDDING if self._checkpoint.spec.tied_embeddings else HEAD
         head = self._matrix(name, {name: self._checkpoint.head}, (name,))
         self._checkpoint.release(name)
         return head

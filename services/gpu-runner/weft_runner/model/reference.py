@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 
+from weft.domain.model.config import ModelSpec
 from weft_runner.core.choice import Choice
 from weft_runner.memory.kv_cache import KvCache
 from weft_runner.memory.lora_table import LoraTable
@@ -17,7 +18,6 @@ from weft_runner.model.reference_ops import ReferenceOps
 from weft_runner.model.reference_step import StepMaker
 from weft_runner.model.rope import inverse_frequencies
 from weft_runner.model.sampling import Draw, choose
-from weft_runner.model.spec import ModelSpec
 from weft_runner.model.step import Step
 from weft_runner.model.weights import ModelWeights
 from weft_runner.parallel.group import Alone, Group

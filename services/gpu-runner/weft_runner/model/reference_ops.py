@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 
+from weft.domain.model.config import ModelSpec
 from weft_kernels.lora import LoraSite, add_lora
 from weft_kernels.reference import expand, shrink
 from weft_runner.memory.kv_cache import KvCache
 from weft_runner.memory.lora_table import LoraTable
 from weft_runner.model.reference_step import DecodeRows, PrefillRow, PreparedStep
 from weft_runner.model.rope import rotate
-from weft_runner.model.spec import ModelSpec
 from weft_runner.model.weights import LayerWeights
 from weft_runner.parallel.tensor import TensorParallel
 

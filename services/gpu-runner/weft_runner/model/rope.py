@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from weft_runner.model.spec import ModelSpec, RopeSpec
+from weft.domain.model.config import ModelSpec, RopeSpec
 
 
 def inverse_frequencies(spec: ModelSpec) -> torch.Tensor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 
+from weft.domain.model.config import ModelSpec
 from weft_kernels.triton import fused, lora
 from weft_kernels.triton.lora import Planes
 from weft_kernels.triton.tables import LoraTables
@@ -18,7 +19,6 @@ from weft_runner.memory.kv_cache import KvCache
 from weft_runner.model.attention import Attention
 from weft_runner.model.device_step import DeviceStep
 from weft_runner.model.lora import GATE_UP, QKV, SITES
-from weft_runner.model.spec import ModelSpec
 from weft_runner.model.weights import LayerWeights
 from weft_runner.parallel.shard import Part
 from weft_runner.parallel.tensor import COLUMN_SITES, TensorParallel

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from weft.domain.model.config import ModelSpec
+from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD, NORM
 from weft_runner.errors import WeightsInvalid
-from weft_runner.model.checkpoint import BIASED, EMBEDDING, HEAD, NORM, Checkpoint, Files, open_checkpoint
-from weft_runner.model.spec import ModelSpec
+from weft_runner.model.checkpoint import Checkpoint, Files, open_checkpoint
 from weft_runner.parallel.shard import Part
 
 FINITE_CHUNK = 1 << 18  # numbers; 12.7 GB/s of bf16 on two cores of a Xeon with AMX, 1.1 with torch.isfinite
@@ -67,7 +68,7 @@ def load_weights(
     """
     part, checkpoint = part or Part(spec), open_checkpoint(files, spec, stopping)
     embedding = _converted(EMBEDDING, part.embedding(checkpoint.embedding), dtype, device)
-    shared, head = spec.tied and part.begins, EMBEDDING if spec.tied else HEAD
+    shared, head = spec.tied_embeddings and part.begins, EMBEDDING if spec.tied_embeddings else HEAD
     return ModelWeights(
         embedding=embedding,
         layers=tuple(_stacked(checkpoint, part, layer, dtype, device) for layer in part.layers),

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from weft_runner.model.spec import ModelSpec
+from weft.domain.model.config import ModelSpec
 
 
 class Arrival(Protocol):

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from weft.domain.model.config import ModelSpec
 from weft_runner.core.choice import Choice
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import Executor, LayerDone
 from weft_runner.model.sampling import Draw
-from weft_runner.model.spec import ModelSpec
 from weft_runner.model.step import Step
 from weft_runner.parallel.adapters import StagedStore
 from weft_runner.parallel.commands import Kind, Layers, write_run

@@ -19,8 +19,8 @@ from weft.telemetry.logs import configure
 from weft_runner.errors import RunnerError
 from weft_runner.executors import Base, make_part
 from weft_runner.memory.adapter_store import DeviceAdapter
+from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.executor import Executor
-from weft_runner.model.spec import read_spec
 from weft_runner.model.step import Step
 from weft_runner.parallel.carried import ToldScales, carried
 from weft_runner.parallel.commands import (

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from weft.domain.model.config import ModelSpec
 from weft_runner.errors import ExecutorUnavailable
 from weft_runner.model.checkpoint import LayerTensors
 from weft_runner.model.lora import AdapterPairs, LoraPair
-from weft_runner.model.spec import ModelSpec
 
 ROW = ("o_proj", "down_proj")  # split by inputs
 

@@ -14,9 +14,9 @@ and stage 0 tells each of the others 4 (6 + T + 5 R + 4 G + P) bytes of control,
 adapters in G segments (`parallel.commands.write_run`), before any tensor is there.
 """
 
+from weft.domain.model.config import ModelSpec
+from weft.domain.model.tensors import PROJECTIONS
 from weft_runner.errors import ExecutorUnavailable
-from weft_runner.model.checkpoint import ATTENTION, MLP
-from weft_runner.model.spec import ModelSpec
 from weft_runner.parallel.shard import Part
 
 
@@ -56,5 +56,5 @@ def _last_layers(whole: ModelSpec, stages: int) -> int:
 
 def layer_cost(spec: ModelSpec) -> int:
     """Numbers in a layer's matrices."""
-    sizes = (spec.projection(name) for name in ATTENTION + MLP)
+    sizes = (spec.projection(name) for name in PROJECTIONS)
     return sum(n_in * n_out for n_in, n_out in sizes)

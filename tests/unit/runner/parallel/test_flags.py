@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from harness.ranks import settings_of
+from weft.domain.model.config import parse_spec
 from weft_runner.core.sequence import Sampling
 from weft_runner.engine import Broken
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, OutOfMemory
 from weft_runner.executors import Base, make_executor
 from weft_runner.memory.available import Available
 from weft_runner.model.footprint import memory_needed
-from weft_runner.model.spec import parse_spec
 from weft_runner.settings import read_told, told
 
 

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.domain.model.config import ModelSpec, RopeSpec, parse_spec
 from weft_runner.errors import ExecutorUnavailable
 from weft_runner.memory.adapter_files import map_tensors
 from weft_runner.memory.kv_cache import KvCache
 from weft_runner.memory.lora_table import LoraTable
 from weft_runner.model.lora import SITES, AdapterPairs, LoraPair
-from weft_runner.model.spec import ModelSpec, RopeSpec, parse_spec
 from weft_runner.model.weights import load_weights
 from weft_runner.parallel.shard import ROW, Part, check_divisible
 
@@ -102,7 +102,8 @@ def test_what_ranks_cannot_share_is_refused_by_name(small_config, change, size, 
 
 SPEC = ModelSpec(
     "LlamaForCausalLM", vocab_size=64, hidden_size=16, intermediate_size=24, layers=1, heads=4, kv_heads=2, head_dim=4,
-    norm_eps=1e-6, max_positions=64, tied=True, rope=RopeSpec(10_000.0), qkv_bias=False, qk_norm=False, windows=(0,),
+    norm_eps=1e-6, max_positions=64, tied_embeddings=True, rope=RopeSpec(10_000.0), qkv_bias=False,
+    qk_norm=False, windows=(0,),
 )  # fmt: skip
 Ranks = dict[str, int]
 

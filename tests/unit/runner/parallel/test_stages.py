@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from harness.ranks import settings_of
 from harness.waiting import PATIENCE_S
+from weft.domain.model.config import ModelSpec, RopeSpec, parse_spec
 from weft_kernels.plan import Segment, SegmentPlan
 from weft_runner.core.measured import DecodeTime, PrefillTime, make_profile
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory, WeightsInvalid
@@ -22,7 +23,6 @@ from weft_runner.memory.available import Available
 from weft_runner.memory.kv_cache import KvCache
 from weft_runner.memory.lora_table import LoraTable
 from weft_runner.model.footprint import memory_needed
-from weft_runner.model.spec import ModelSpec, RopeSpec, parse_spec
 from weft_runner.model.step import Step, StepRow
 from weft_runner.model.weights import load_weights
 from weft_runner.parallel.commands import Kind, Layers, Share, read_share, write_ints, write_run, write_share
@@ -35,7 +35,7 @@ from weft_runner.parallel.stages import layer_cost, stage_of
 def spec_of(layers: int, vocab: int = 64) -> ModelSpec:
     return ModelSpec(
         architecture="LlamaForCausalLM", vocab_size=vocab, hidden_size=32, intermediate_size=48, layers=layers,
-        heads=4, kv_heads=2, head_dim=8, norm_eps=1e-6, max_positions=256, tied=False, rope=RopeSpec(1e4),
+        heads=4, kv_heads=2, head_dim=8, norm_eps=1e-6, max_positions=256, tied_embeddings=False, rope=RopeSpec(1e4),
         qkv_bias=False, qk_norm=False, windows=tuple(range(layers)),
     )  # fmt: skip
 
@@ -70,8 +70,8 @@ def test_a_large_head_is_worth_layers():
     """Llama 3.1 8B on four stages: 32 layers of 218 million numbers, a head of 525 million."""
     large = ModelSpec(
         architecture="LlamaForCausalLM", vocab_size=128256, hidden_size=4096, intermediate_size=14336, layers=32,
-        heads=32, kv_heads=8, head_dim=128, norm_eps=1e-5, max_positions=8192, tied=False, rope=RopeSpec(5e5),
-        qkv_bias=False, qk_norm=False, windows=(0,) * 32,
+        heads=32, kv_heads=8, head_dim=128, norm_eps=1e-5, max_positions=8192, tied_embeddings=False,
+        rope=RopeSpec(5e5), qkv_bias=False, qk_norm=False, windows=(0,) * 32,
     )  # fmt: skip
     assert [len(stage_of(large, stage, 4).layers) for stage in range(4)] == [8, 9, 9, 6]
 

@@ -1,7 +1,7 @@
-"""Text from strangers, made safe to show: on a terminal, in a log line, in an error, in a JSON answer."""
+"""Text from outside, made safe to show: on a terminal, in a log line, in an error, in a JSON answer."""
 
 
-def printable(text: str) -> str:
+def sanitize(text: str) -> str:
     """The text with every character that cannot be printed written as its escape: ESC, line ends, half surrogates."""
     if text.isprintable():
         return text

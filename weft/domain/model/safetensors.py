@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import BinaryIO, cast
 
-from weft.artifacts.errors import Reason, Refused
-from weft.artifacts.strict_json import JsonError, JsonObject, is_int, parse_object
+from weft.domain.model.errors import Reason, Refused
+from weft.domain.strict_json import JsonError, JsonObject, is_int, parse_object
 
 MAX_ADAPTER_HEADER_BYTES = 1 << 20  # 7 projections x 126 layers x 2 tensors are about 220 KB
 MAX_MODEL_HEADER_BYTES = 8 << 20
@@ -24,6 +24,7 @@ ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 8,
 }  # fmt: skip
+SERVED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # of weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,18 @@ class Header:
     metadata: dict[str, str]
     data_start: int
     file_bytes: int
+
+
+def check_dtype(tensor: TensorInfo) -> None:
+    """Raises Refused(DtypeNotSupported) unless the tensor is float32, float16 or bfloat16."""
+    if tensor.dtype not in SERVED_DTYPES:
+        served = ", ".join(SERVED_DTYPES)
+        raise Refused(Reason.DTYPE_NOT_SUPPORTED, f"tensor {tensor.name!r} is {tensor.dtype}; served are: {served}")
+
+
+def dtype_name(dtypes: set[str]) -> str:
+    """The widest of some served dtypes, by its long name: what a verdict reports."""
+    return next(name for short, name in SERVED_DTYPES.items() if short in dtypes)
 
 
 def read_header(file: BinaryIO, file_bytes: int, *, max_bytes: int = MAX_ADAPTER_HEADER_BYTES) -> Header:

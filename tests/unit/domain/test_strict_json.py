@@ -2,8 +2,8 @@
 
 import pytest
 
-from weft.artifacts import strict_json
-from weft.artifacts.strict_json import JsonError, parse_object
+from weft.domain import strict_json
+from weft.domain.strict_json import JsonError, parse_object
 
 
 @pytest.mark.parametrize("value", ["[]", "{}", "0"])

@@ -7,10 +7,11 @@ import pytest
 
 from tests.unit.artifacts.making import MODEL_CONFIG, shape
 from weft.artifacts.errors import Reason, Refused
-from weft.artifacts.model_config import ModelShape, parse_model_config
+from weft.domain.model.config import ModelSpec, parse_model_config
+from weft.domain.model.tensors import linear_modules, model_tensors
 
 
-def parse(**change: Any) -> ModelShape:
+def parse(**change: Any) -> ModelSpec:
     config = {name: value for name, value in {**MODEL_CONFIG, **change}.items() if value != "absent"}
     return parse_model_config(json.dumps(config).encode())
 
@@ -23,8 +24,8 @@ def test_a_llama_config_gives_every_linear_layer_its_features() -> None:
     assert model.projection("o_proj") == (16, 16)
     assert model.projection("gate_proj") == model.projection("up_proj") == (16, 24)
     assert model.projection("down_proj") == (24, 16)
-    assert len(list(model.modules())) == 2 * 7
-    names = dict(model.tensors())
+    assert len(list(linear_modules(model))) == 2 * 7
+    names = dict(model_tensors(model))
     assert names["model.layers.1.mlp.down_proj.weight"] == (16, 24)
     assert len(names) == 1 + 2 * 9 + 2
 
@@ -32,7 +33,7 @@ def test_a_llama_config_gives_every_linear_layer_its_features() -> None:
 @pytest.mark.parametrize("kind", ["default", "linear", "llama3"])
 def test_the_rotary_forms_of_both_generations_are_read(kind: str) -> None:
     old = parse(rope_scaling={"type": kind, "factor": 8.0})
-    assert old == parse(rope_parameters={"rope_type": kind, "rope_theta": 5e5, "factor": 8.0}, rope_theta="absent")
+    assert old == parse(rope_parameters={"rope_type": kind, "rope_theta": 10000.0, "factor": 8.0}, rope_theta="absent")
 
 
 def test_defaults_follow_the_family() -> None:
@@ -41,7 +42,7 @@ def test_defaults_follow_the_family() -> None:
     assert parse(head_dim=8).projection("q_proj") == (16, 32)
     assert parse(head_dim=8).projection("o_proj") == (32, 16)
     assert parse(architectures="absent").architecture == "LlamaForCausalLM"
-    assert "lm_head.weight" not in dict(parse(tie_word_embeddings=True).tensors())
+    assert "lm_head.weight" not in dict(model_tensors(parse(tie_word_embeddings=True)))
 
 
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
@@ -52,8 +53,8 @@ KINDS = ["full_attention", "sliding_attention"]
 
 @pytest.mark.parametrize("family", [MISTRAL, QWEN2, QWEN3], ids=lambda family: family["model_type"])
 def test_each_family_has_its_own_tensors(family: dict[str, Any]) -> None:
-    plain = dict(shape().tensors())
-    names = dict(parse(**family, num_key_value_heads=2, head_dim=4).tensors())
+    plain = dict(model_tensors(shape()))
+    names = dict(model_tensors(parse(**family, num_key_value_heads=2, head_dim=4)))
     block = "model.layers.1.self_attn"
     added = {
         "mistral": {},
@@ -170,6 +171,7 @@ def test_what_is_not_served_is_refused_by_name(field: str, value: object) -> Non
         ("tie_word_embeddings", 1),
         ("head_dim", 3),
         ("max_position_embeddings", None),
+        ("eos_token_id", "</s>"),
     ],
 )
 def test_sizes_that_do_not_add_up_are_invalid(field: str, value: object) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.artifacts.making import pack, safetensors
 from weft.artifacts.errors import Reason, Refused
-from weft.artifacts.safetensors_header import Header, check_cover, read_header
+from weft.domain.model.safetensors import Header, check_cover, read_header
 
 
 def read(raw: bytes, **limits: int) -> Header:

@@ -1,0 +1,308 @@
+"""`config.json` of a base model -> ModelSpec: what an executor computes. Llama, Mistral, Qwen2 and Qwen3.
+
+The depot, which accepts models and adapters, and the runner, which computes them, both read a configuration here.
+transformers 5 writes `rope_parameters`; earlier versions wrote `rope_theta` and `rope_scaling`; both are read. Absent
+fields mean what they mean in transformers' configuration class of the family. Sizes are bounded so that arithmetic on
+them means something. An option that would be computed otherwise than in transformers is refused by name: serving
+something else is worse than not serving.
+"""
+
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, cast
+
+from weft.domain.model.errors import Reason, Refused
+from weft.domain.model.safetensors import SERVED_DTYPES
+from weft.domain.strict_json import JsonError, JsonObject, is_int, parse_object
+from weft.domain.text import quoted
+
+MAX_CONFIG_BYTES = 1 << 20
+ROPE_TYPES = ("default", "linear", "llama3")
+FULL, SLIDING = "full_attention", "sliding_attention"
+DEFAULT_WINDOW, DEFAULT_FIRST_WINDOWED = 4096, 28  # MistralConfig, Qwen2Config, Qwen3Config
+
+_ROPE_NUMBERS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+class Windows(Enum):
+    """Which layers attend to a window only."""
+
+    NONE = "none"
+    ALL = "all"  # `sliding_window` counts for every layer (Mistral 7B, arXiv 2310.06825, section 2)
+    BY_LAYER = "by layer"  # `layer_types`, or all from layer `max_window_layers` on, where `use_sliding_window` is true
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One architecture. `kv_heads`, `head_dim`: where config.json has none (None: as many as heads, H / heads)."""
+
+    architecture: str
+    model_type: str
+    windows: Windows
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    kv_heads: int | None = None
+    head_dim: int | None = None
+
+
+FAMILIES = (
+    Family("LlamaForCausalLM", "llama", Windows.NONE),
+    Family("MistralForCausalLM", "mistral", Windows.ALL, kv_heads=8),
+    Family("Qwen2ForCausalLM", "qwen2", Windows.BY_LAYER, qkv_bias=True, kv_heads=32),
+    Family("Qwen3ForCausalLM", "qwen3", Windows.BY_LAYER, qk_norm=True, kv_heads=32, head_dim=128),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary embedding. `factor` for linear and llama3; the last three for llama3 alone."""
+
+    theta: float
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_positions: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Sizes of a decoder-only model: L layers, hidden H, `heads` x `head_dim` queries, N = `kv_heads`, vocabulary V.
+
+    `qkv_bias`: q, k and v have a bias; `qk_norm`: each head of q and k is normalised before it is rotated.
+    `windows`: for each layer the tokens that a token attends to, itself included; 0: all.
+    `dtype`: the dtype of the stored weights as config.json names it; "" where it names none.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    max_positions: int
+    tied_embeddings: bool
+    rope: RopeSpec
+    qkv_bias: bool
+    qk_norm: bool
+    windows: tuple[int, ...]
+    eos: frozenset[int] = frozenset()
+    dtype: str = ""
+
+    @property
+    def sliding_window(self) -> int:
+        """The window of the layers that have one; 0: none has."""
+        return max(self.windows)
+
+    @property
+    def q_size(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    def projection(self, name: str) -> tuple[int, int]:
+        """(in, out) features of one of the seven projections."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        match name:
+            case "q_proj":
+                return hidden, self.q_size
+            case "k_proj" | "v_proj":
+                return hidden, self.kv_size
+            case "o_proj":
+                return self.q_size, hidden
+            case "gate_proj" | "up_proj":
+                return hidden, inner
+            case "down_proj":
+                return inner, hidden
+            case _:
+                raise KeyError(name)
+
+
+def parse_model_config(raw: bytes, raw_generation: bytes | None = None) -> ModelSpec:
+    """config.json and generation_config.json as files -> ModelSpec. Raises Refused: ConfigInvalid, UnsupportedModel."""
+    config = _object("config.json", raw)
+    return parse_spec(config, None if raw_generation is None else _object("generation_config.json", raw_generation))
+
+
+def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> ModelSpec:
+    """The same from parsed objects. Raises Refused: ConfigInvalid, UnsupportedModel."""
+    family = _family(config)
+    _check_options(config)
+    hidden, heads = _size(config, "hidden_size", 1 << 17), _size(config, "num_attention_heads", 1 << 12)
+    kv_heads = _size(config, "num_key_value_heads", 1 << 12, null=heads, absent=family.kv_heads)
+    head_dim = _size(config, "head_dim", 1 << 12, null=hidden // heads, absent=family.head_dim)
+    divided = config.get("head_dim") is None and family.head_dim is None
+    if heads % kv_heads or head_dim % 2 or (divided and hidden % heads):
+        raise _invalid(f"{heads} heads, {kv_heads} key-value heads of {head_dim} do not share {hidden} features evenly")
+    layers = _size(config, "num_hidden_layers", 1 << 10)
+    max_positions = _size(config, "max_position_embeddings", 1 << 24)
+    dtype: object = config.get("dtype") or config.get("torch_dtype")  # transformers 5, earlier versions
+    return ModelSpec(
+        architecture=family.architecture,
+        vocab_size=_size(config, "vocab_size", 1 << 22),
+        hidden_size=hidden,
+        intermediate_size=_size(config, "intermediate_size", 1 << 19),
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        norm_eps=_positive(config, "rms_norm_eps", 1e-6),
+        max_positions=max_positions,
+        tied_embeddings=_flag(config, "tie_word_embeddings"),
+        rope=_rope(config, max_positions),
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
+        windows=_windows(config, family, layers),
+        eos=_eos(config, generation or {}),
+        dtype=dtype if isinstance(dtype, str) and dtype in SERVED_DTYPES.values() else "",
+    )
+
+
+def _object(name: str, raw: bytes) -> JsonObject:
+    try:
+        return parse_object(raw, max_bytes=MAX_CONFIG_BYTES)
+    except JsonError as error:
+        raise Refused(Reason.CONFIG_INVALID, f"{name}: {error}") from error
+
+
+def _family(config: JsonObject) -> Family:
+    """By `architectures`, or by `model_type` where there is none."""
+    names = config.get("architectures")
+    for family in FAMILIES:
+        if names == [family.architecture] or (names is None and config.get("model_type") == family.model_type):
+            return family
+    served = ", ".join(family.architecture for family in FAMILIES)
+    raise _unsupported(f"architectures is {quoted(names)}; served are: {served}")
+
+
+def _check_options(config: JsonObject) -> None:
+    for name in ("attention_bias", "mlp_bias"):
+        if _flag(config, name):
+            raise _unsupported(f"{name} is true; only models without these biases are served")
+    if config.get("quantization_config") is not None:
+        raise _unsupported("quantization_config is set; only float32, float16 and bfloat16 weights are served")
+    if config.get("hidden_act", "silu") != "silu":
+        raise _unsupported(f"hidden_act is {quoted(config['hidden_act'])}; only silu is served")
+    if config.get("auto_map") is not None:
+        raise _unsupported("auto_map is set; code that comes with a model is never run")
+    if config.get("partial_rotary_factor") not in (None, 1):
+        raise _unsupported("partial_rotary_factor is set; only whole heads are rotated")
+
+
+def _windows(config: JsonObject, family: Family, layers: int) -> tuple[int, ...]:
+    """How many tokens each layer attends to, itself included; 0: all of them."""
+    by_layer, first = family.windows is Windows.BY_LAYER, 0
+    used = _flag(config, "use_sliding_window") if by_layer else family.windows is Windows.ALL
+    window = 0
+    if used and config.get("sliding_window", DEFAULT_WINDOW) is not None:
+        window = _size(config, "sliding_window", 1 << 30, absent=DEFAULT_WINDOW)
+    if by_layer:
+        first = _integer(config, "max_window_layers", 0, 1 << 30, null=DEFAULT_FIRST_WINDOWED)
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return tuple(window if layer >= first else 0 for layer in range(layers))
+    if not isinstance(kinds, list) or len(cast("list[object]", kinds)) != layers:
+        raise _invalid(f"layer_types is no list of {layers} names")
+    for kind in cast("list[object]", kinds):
+        if kind not in (FULL, SLIDING):
+            raise _unsupported(f"layer_types holds {quoted(kind)}; served are: {FULL}, {SLIDING}")
+        if kind == SLIDING and not window:
+            raise _unsupported(f"layer_types holds {SLIDING}, and no sliding_window is in use")
+        if kind == FULL and window and not by_layer:
+            raise _unsupported(f"layer_types holds {FULL}, and every layer of {family.architecture} has the window")
+    return tuple(window if kind == SLIDING else 0 for kind in cast("list[str]", kinds))
+
+
+def _rope(config: JsonObject, max_positions: int) -> RopeSpec:
+    """`rope_scaling` wins over `rope_parameters`, as in transformers; the one that does not count is checked, too."""
+    for name in ("rope_parameters", "rope_scaling"):
+        if config.get(name) is not None:
+            _check_rope(name, config[name])
+    rope: JsonObject = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    original = "original_max_position_embeddings"  # beside the scaling it counts before the one within
+    return RopeSpec(
+        theta=_positive(rope, "rope_theta", _positive(config, "rope_theta", 10_000.0)),
+        kind=_rope_type(rope),
+        factor=_positive(rope, "factor", 1.0),
+        low_freq_factor=_positive(rope, "low_freq_factor", 1.0),
+        high_freq_factor=_positive(rope, "high_freq_factor", 4.0),
+        original_max_positions=int(_positive(config, original, _positive(rope, original, max_positions))),
+    )
+
+
+def _rope_type(rope: JsonObject) -> str:
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
+def _check_rope(name: str, rope: Any) -> None:
+    if not isinstance(rope, dict):
+        raise _invalid(f"{name} is no object")
+    fields = cast("JsonObject", rope)
+    if any(isinstance(value, dict) for value in fields.values()):
+        raise _unsupported(f"{name} differs from layer to layer; only one for all layers is served")
+    kind = _rope_type(fields)
+    if kind not in ROPE_TYPES:
+        raise _unsupported(f"{name} has the type {quoted(kind)}; served are: {', '.join(ROPE_TYPES)}")
+    if fields.get("partial_rotary_factor") not in (None, 1):
+        raise _unsupported(f"{name} has a partial_rotary_factor; only whole heads are rotated")
+    if kind != "default" and fields.get("factor") is None:
+        raise _invalid(f"{name} is of the type {kind} and has no factor")
+    for number in _ROPE_NUMBERS:
+        _positive(fields, number, 1.0)
+    low, high = _positive(fields, "low_freq_factor", 1.0), _positive(fields, "high_freq_factor", 4.0)
+    if kind == "llama3" and low >= high:
+        raise _invalid(f"{name}: low_freq_factor is not below high_freq_factor")
+
+
+def _eos(config: JsonObject, generation: JsonObject) -> frozenset[int]:
+    """One id or a list; generation_config.json wins, as in transformers."""
+    value = generation.get("eos_token_id", config.get("eos_token_id"))
+    ids = cast("list[object]", value) if isinstance(value, list) else [] if value is None else [value]
+    if not all(is_int(token) for token in ids):
+        raise _invalid(f"eos_token_id is {quoted(value)}, not an integer or a list of integers")
+    return frozenset(cast("list[int]", ids))
+
+
+def _positive(fields: JsonObject, name: str, default: float) -> float:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
+        raise _invalid(f"{name} is {quoted(value)}, not a number above 0")
+    return float(value)
+
+
+def _size(config: JsonObject, name: str, most: int, null: int | None = None, *, absent: int | None = None) -> int:
+    """`null`: what an explicit null stands for; `absent`: what a missing field does, where that is something else."""
+    if name not in config and absent is not None:
+        return absent
+    return _integer(config, name, 1, most, null=null)
+
+
+def _integer(config: JsonObject, name: str, least: int, most: int, *, null: int | None) -> int:
+    value = config.get(name)
+    value = null if value is None else value
+    if not isinstance(value, int) or not is_int(value) or not least <= value <= most:
+        raise _invalid(f"{name} is {quoted(value)}, not an integer from {least} to {most}")
+    return value
+
+
+def _flag(config: JsonObject, name: str) -> bool:
+    value = config.get(name, False)
+    if not isinstance(value, bool):
+        raise _invalid(f"{name} is {quoted(value)}, not true or false")
+    return value
+
+
+def _invalid(what: str) -> Refused:
+    return Refused(Reason.CONFIG_INVALID, f"config.json: {what}")
+
+
+def _unsupported(what: str) -> Refused:
+    return Refused(Reason.UNSUPPORTED_MODEL, f"config.json: {what}")
