@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from weft_operator.observe import AdapterEntry, Child, ChildKey, Launch, PoolEntry
+from weft.domain.routes import PoolSpec
+from weft_operator.observe import AdapterEntry, Child, ChildKey, Launch
 from weft_operator.resolution import Request
 from weft_operator.resources import Object, Ref
 
@@ -22,7 +23,7 @@ class PublishPool:
     """Tell the scheduler of a pool, in place of what it was told before."""
 
     ref: Ref
-    entry: PoolEntry
+    entry: PoolSpec
 
 
 @dataclass(frozen=True, slots=True)

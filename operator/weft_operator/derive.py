@@ -2,26 +2,27 @@
 
 from typing import Any
 
+from weft.domain.routes import PoolSpec
 from weft_operator.children import selector
 from weft_operator.conditions import adapter_conditions, merged, pool_conditions, ready_runners, timestamp
 from weft_operator.judge import AdapterFacts, PoolFacts
-from weft_operator.observe import AdapterEntry, PoolEntry
+from weft_operator.observe import AdapterEntry
 
 
-def pool_entry(facts: PoolFacts) -> PoolEntry | None:
+def pool_entry(facts: PoolFacts) -> PoolSpec | None:
     """What the scheduler should know of this pool; None: nothing."""
     if facts.serving is None:
         return None
     pool = facts.pool
     own, scaling = pool.meta.ref.namespace, pool.autoscaling
-    return PoolEntry(
-        pool=str(pool.meta.ref),
+    return PoolSpec(
+        name=str(pool.meta.ref),
         base_digest=facts.serving.digest,
         base_model_name=pool.model_name,
         shared_all=pool.allowed == "All",
         shared_namespaces=tuple(sorted({own, *(pool.allowed_names if pool.allowed == "List" else ())})),
         max_queue=pool.max_queue,
-        max_moves=pool.max_moves,
+        max_migrations=pool.max_moves,
         placement=pool.placement,
         queue=pool.queue,
         reservation=pool.reservation,
@@ -29,7 +30,7 @@ def pool_entry(facts: PoolFacts) -> PoolEntry | None:
         min_runners=facts.bounds.min,
         max_runners=facts.bounds.max,
         idle_s=scaling.idle_s if scaling else 0.0,
-        hold_s=scaling.wake_s if scaling else 0.0,
+        hold_s=round(scaling.wake_s) if scaling else 0,
         drain_s=pool.drain_s,
         max_context_tokens=max_context_tokens(facts),
     )

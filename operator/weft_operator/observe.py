@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
+from weft.domain.routes import PoolSpec
 from weft_operator.resolution import Resolution
 from weft_operator.resources import Adapter, Object, Pool, Ref, Tier, holds
 from weft_operator.retention import Retention
@@ -98,31 +99,8 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolEntry:
-    """A pool as the scheduler is told of it (`PoolDesired`)."""
-
-    pool: str
-    base_digest: str
-    base_model_name: str
-    shared_all: bool
-    shared_namespaces: tuple[str, ...]
-    max_queue: int
-    max_moves: int
-    placement: str
-    queue: str
-    reservation: str
-    created_unix_s: int
-    min_runners: int
-    drain_s: float
-    max_runners: int = 0
-    idle_s: float = 0.0
-    hold_s: float = 0.0
-    max_context_tokens: int = 0  # 0: not known
-
-
-@dataclass(frozen=True, slots=True)
 class AdapterEntry:
-    """An adapter as the scheduler is told of it (`AdapterDesired`)."""
+    """An adapter as the registry declares it, and how long its streams may outlive it."""
 
     uid: str
     namespace: str
@@ -156,7 +134,7 @@ class PoolReport:
     ready_runners: int
     wanted_runners: int = 0
     victims: tuple[str, ...] = ()  # names of runners that should go, the first one first
-    max_runners: int = 0  # of the PoolEntry that this answers
+    max_runners: int = 0  # of the PoolSpec that this answers
     load: PoolLoad = field(default=PoolLoad(), compare=False)
 
 
@@ -280,7 +258,7 @@ class Observed:
     runners: dict[Ref, dict[int, RunnerProcess]] = field(default_factory=dict)  # by pool and index
     children: dict[Ref, dict[ChildKey, Object]] = field(default_factory=dict)  # by pool; live objects as read
     pods: dict[Ref, dict[str, Pod]] = field(default_factory=dict)  # by pool and name
-    pools: dict[Ref, PoolEntry] = field(default_factory=dict)  # as published
+    pools: dict[Ref, PoolSpec] = field(default_factory=dict)  # as published
     adapters: dict[Ref, AdapterEntry] = field(default_factory=dict)  # as published
     pool_reports: dict[str, PoolReport] = field(default_factory=dict)  # by "namespace/name"
     adapter_reports: dict[str, AdapterReport] = field(default_factory=dict)  # by uid

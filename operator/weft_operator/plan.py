@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
+from weft.domain.routes import PoolSpec
 from weft_operator import capacity
 from weft_operator.actions import (
     Action,
@@ -37,7 +38,7 @@ from weft_operator.fleet import (
     present_runners,
 )
 from weft_operator.judge import AdapterFacts, PoolFacts, adapter_facts, pool_facts
-from weft_operator.observe import AdapterEntry, Desired, Observed, PoolEntry
+from weft_operator.observe import AdapterEntry, Desired, Observed
 from weft_operator.resolution import Request, Resolution
 from weft_operator.resources import FINALIZER, Adapter, Object, Pool, Ref
 from weft_operator.site import Site
@@ -143,14 +144,14 @@ def _plan_pool(pool: Pool, desired: Desired, observed: Observed, now: float, pol
     ]
 
 
-def _publish_pool(ref: Ref, entry: PoolEntry | None, observed: Observed) -> list[Action]:
+def _publish_pool(ref: Ref, entry: PoolSpec | None, observed: Observed) -> list[Action]:
     published = observed.pools.get(ref)
     if entry == published:
         return []
     return [PublishPool(ref, entry)] if entry else [WithdrawPool(ref)]
 
 
-def _runners(facts: PoolFacts, entry: PoolEntry | None, observed: Observed, now: float, policy: Policy) -> list[Action]:
+def _runners(facts: PoolFacts, entry: PoolSpec | None, observed: Observed, now: float, policy: Policy) -> list[Action]:
     """Runners follow the base's digest; a pool that is refused or has no base keeps none.
 
     While it is not known yet what the base is, those that are there stay: this process may have just started.

@@ -12,22 +12,19 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+from weft.domain.adapter import AdapterSpec, Tier
+from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus, RegistryChange
 from weft.wire.channels import Link, channel
+from weft.wire.codec import REGISTRY_TO_SCHEDULER, SCHEDULER_TO_REGISTRY
 from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
-from weft.wire.v1.supervisor_pb2 import AdapterState
 from weft_operator.actions import PublishAdapter, PublishPool, WithdrawAdapter, WithdrawPool
-from weft_operator.observe import AdapterEntry, AdapterReport, PoolEntry, PoolLoad, PoolReport
-from weft_operator.resources import Ref, Tier
+from weft_operator.observe import AdapterEntry, AdapterReport, PoolLoad, PoolReport
+from weft_operator.resources import Ref
 
 Told = PublishPool | WithdrawPool | PublishAdapter | WithdrawAdapter
 GATHER_S, GATHER_ENTRY_S = 0.1, 0.0002  # between two messages: at least, and for each entry of the table
-TIERS: dict[Tier, AdapterState.Tier] = {
-    "Remote": AdapterState.REMOTE,
-    "Disk": AdapterState.DISK,
-    "Host": AdapterState.HOST,
-}
 
 
 class RegistryClient:
@@ -46,7 +43,7 @@ class RegistryClient:
         self.term = term
         self._channel = channel(address, tls, "scheduler")
         self._on_pool, self._on_adapter = on_pool, on_adapter
-        self._table: dict[tuple[str, str], PoolEntry | AdapterEntry] = {}  # ("pool", name) or ("adapter", uid)
+        self._table: dict[tuple[str, str], PoolSpec | AdapterEntry] = {}  # ("pool", name) or ("adapter", uid)
         self._uids: dict[Ref, str] = {}
         self._unloading: set[str] = set()  # told to go, and the scheduler has not said yet that they are gone
         self._changed: set[tuple[str, str]] = set()
@@ -95,7 +92,7 @@ class RegistryClient:
                     self._unloading.add(uid)
                 self._set(uid, None, "adapter")
 
-    def _set(self, name: str, entry: PoolEntry | AdapterEntry | None, kind: Literal["pool", "adapter"]) -> None:
+    def _set(self, name: str, entry: PoolSpec | AdapterEntry | None, kind: Literal["pool", "adapter"]) -> None:
         if entry is None:
             self._table.pop((kind, name), None)
         else:
@@ -117,57 +114,40 @@ class RegistryClient:
 
     def _message(self, keys: set[tuple[str, str]], *, snapshot: bool = False) -> pb.RegistryToScheduler:
         """The state of these keys now. What is not in the table any more is told as removed."""
-        message = pb.RegistryToScheduler(version=next(self._versions), snapshot=snapshot, term=self.term)
-        if snapshot:
-            message.removed_adapter_uids.extend(sorted(self._unloading))
+        pools: list[PoolSpec] = []
+        adapters: list[AdapterSpec] = []
+        removed: dict[str, list[str]] = {"pool": [], "adapter": sorted(self._unloading) if snapshot else []}
         for kind, name in sorted(keys):
             match self._table.get((kind, name)):
-                case PoolEntry() as entry:
-                    message.pools.append(pool_message(entry))
+                case PoolSpec() as entry:
+                    pools.append(entry)
                 case AdapterEntry() as entry:
-                    message.adapters.append(adapter_message(entry))
-                case None if kind == "pool":
-                    message.removed_pools.append(name)
+                    adapters.append(adapter_spec(entry))
                 case None:
-                    message.removed_adapter_uids.append(name)
-        return message
+                    removed[kind].append(name)
+        change = RegistryChange(
+            snapshot=snapshot,
+            pools=tuple(pools),
+            adapters=tuple(adapters),
+            removed_pools=tuple(removed["pool"]),
+            removed_adapters=tuple(removed["adapter"]),
+            term=self.term,
+            version=next(self._versions),
+        )
+        return REGISTRY_TO_SCHEDULER.encode(change)
 
     def _heard(self, message: pb.SchedulerToRegistry) -> None:
-        match message.WhichOneof("message"):
-            case "pool":
-                self._on_pool(message.pool.pool, pool_report(message.pool))
-            case "adapter":
-                if not message.adapter.routed and message.adapter.ready_runners == 0:
-                    self._unloading.discard(message.adapter.uid)
-                self._on_adapter(message.adapter.uid, adapter_report(message.adapter))
-            case _:
-                return
+        match SCHEDULER_TO_REGISTRY.decode(message):
+            case PoolStatus() as status:
+                self._on_pool(status.pool, pool_report(status))
+            case AdapterStatus() as status:
+                if not status.routed and status.ready_runners == 0:
+                    self._unloading.discard(status.uid)
+                self._on_adapter(status.uid, adapter_report(status))
 
 
-def pool_message(entry: PoolEntry) -> pb.PoolDesired:
-    return pb.PoolDesired(
-        pool=entry.pool,
-        base_digest=entry.base_digest,
-        base_model_name=entry.base_model_name,
-        shared_all=entry.shared_all,
-        shared_namespaces=entry.shared_namespaces,
-        max_queue=entry.max_queue,
-        max_moves=entry.max_moves,
-        placement=entry.placement,
-        queue=entry.queue,
-        reservation=entry.reservation,
-        created_unix_s=entry.created_unix_s,
-        min_runners=entry.min_runners,
-        drain_s=round(entry.drain_s),
-        max_runners=entry.max_runners,
-        idle_s=round(entry.idle_s),
-        hold_s=round(entry.hold_s),
-        max_context_tokens=entry.max_context_tokens,
-    )
-
-
-def adapter_message(entry: AdapterEntry) -> pb.AdapterDesired:
-    return pb.AdapterDesired(
+def adapter_spec(entry: AdapterEntry) -> AdapterSpec:
+    return AdapterSpec(
         uid=entry.uid,
         namespace=entry.namespace,
         name=entry.name,
@@ -178,15 +158,15 @@ def adapter_message(entry: AdapterEntry) -> pb.AdapterDesired:
         bytes=entry.size_bytes,
         pinned=entry.pinned,
         created_unix_s=entry.created_unix_s,
-        tier=TIERS[entry.tier],
+        tier=Tier[entry.tier.upper()],
     )
 
 
-def pool_report(status: pb.PoolStatus) -> PoolReport:
+def pool_report(status: PoolStatus) -> PoolReport:
     return PoolReport(
         ready_runners=status.ready_runners,
         wanted_runners=status.wanted_runners,
-        victims=tuple(status.victims),
+        victims=status.victims,
         max_runners=status.max_runners,
         load=PoolLoad(
             running=status.running,
@@ -198,5 +178,5 @@ def pool_report(status: pb.PoolStatus) -> PoolReport:
     )
 
 
-def adapter_report(status: pb.AdapterStatus) -> AdapterReport:
+def adapter_report(status: AdapterStatus) -> AdapterReport:
     return AdapterReport(status.digest, status.routed, status.ready_runners, tuple(sorted(status.load_errors)))

@@ -6,7 +6,9 @@ stream: desired state, and the term that fences it, are the leader's.
 
 from collections.abc import Iterable
 
+from weft.domain.routes import PoolStatus
 from weft.wire.channels import Link, channel
+from weft.wire.codec import SCHEDULER_TO_REGISTRY
 from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
@@ -44,13 +46,12 @@ class DemandWatch:
             await self._channel.close(None)
 
     def _heard(self, message: pb.SchedulerToRegistry) -> None:
-        if message.WhichOneof("message") != "pool":
-            return
-        pool = message.pool
-        self._pools[pool.pool] = Demand(
-            demand_runners=pool.demand_runners,
-            queued=pool.queued,
-            running=pool.running,
-            total_pages=pool.total_pages,
-            reserved_pages=pool.reserved_pages,
-        )
+        status = SCHEDULER_TO_REGISTRY.decode(message)
+        if isinstance(status, PoolStatus):
+            self._pools[status.pool] = Demand(
+                demand_runners=status.demand_runners,
+                queued=status.queued,
+                running=status.running,
+                total_pages=status.total_pages,
+                reserved_pages=status.reserved_pages,
+            )

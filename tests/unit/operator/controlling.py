@@ -103,7 +103,7 @@ class FakeRegistry:
         elif isinstance(action, WithdrawAdapter):
             del self.names[action.ref]
         elif isinstance(action, PublishPool):
-            asyncio.get_running_loop().call_soon(self._controller().on_pool_report, action.entry.pool, PoolReport(1))
+            asyncio.get_running_loop().call_soon(self._controller().on_pool_report, action.entry.name, PoolReport(1))
 
     def _controller(self) -> Controller:
         assert self.controller is not None

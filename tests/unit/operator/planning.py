@@ -7,6 +7,7 @@ backend starts what it was ordered to. Every step is explicit, so a test may sto
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from weft.domain.routes import PoolSpec
 from weft_operator.actions import (
     Action,
     Announce,
@@ -28,7 +29,6 @@ from weft_operator.observe import (
     AdapterReport,
     Desired,
     Observed,
-    PoolEntry,
     PoolReport,
     RunnerProcess,
     check_indexes,
@@ -115,7 +115,7 @@ class World:
     policy: Policy = field(default_factory=Policy)
     desired: Desired = field(default_factory=Desired)
     observed: Observed = field(default_factory=Observed)
-    routed_pools: dict[Ref, PoolEntry] = field(default_factory=dict)
+    routed_pools: dict[Ref, PoolSpec] = field(default_factory=dict)
     routed: dict[str, AdapterEntry] = field(default_factory=dict)  # by uid
     kept: frozenset[str] | None = None
     asked: list[Request] = field(default_factory=list)

@@ -11,17 +11,18 @@ import pytest
 
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.planning import adapter_ref, digest, pool_ref
+from weft.domain.routes import PoolSpec
 from weft.wire.channels import Outbox, both_ways
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from weft.wire.v1.supervisor_pb2 import AdapterState
 from weft_operator import registry_client
 from weft_operator.actions import PublishAdapter, PublishPool, WithdrawAdapter, WithdrawPool
-from weft_operator.observe import AdapterEntry, AdapterReport, PoolEntry, PoolLoad, PoolReport
+from weft_operator.observe import AdapterEntry, AdapterReport, PoolLoad, PoolReport
 from weft_operator.registry_client import RegistryClient
 
-POOL = PoolEntry(
-    "default/base", digest("b"), "base", True, ("default",), 10, 8, "punica", "fcfs", "calibrated", 5, 1, 60.0
+POOL = PoolSpec(
+    "default/base", digest("b"), "base", True, ("default",), 10, 8, "punica", "fcfs", "calibrated", 5, 1, drain_s=60.0
 )
 
 
@@ -179,7 +180,7 @@ async def test_the_schedulers_word_comes_back() -> None:
 async def test_bounds_tiers_and_the_term_are_told() -> None:
     async with connected(term=7) as (client, scheduler, _):
         first = await scheduler.next()
-        client.tell(PublishPool(pool_ref(), replace(POOL, min_runners=0, max_runners=4, idle_s=60.0, hold_s=300.0)))
+        client.tell(PublishPool(pool_ref(), replace(POOL, min_runners=0, max_runners=4, idle_s=60.0, hold_s=300)))
         client.tell(PublishAdapter(adapter_ref("upper"), replace(entry("u1"), tier="Host")))
         change = await scheduler.next()
         assert (first.term, change.term) == (7, 7)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.controlling import FakeBackend, FakeDepot, FakeRegistry, Operator, operator
 from tests.unit.operator.planning import adapter_object, adapter_ref, digest, good, pool_object, pool_ref
+from weft.domain.routes import PoolSpec
 from weft_operator import reconcile
 from weft_operator.local.objects import ObjectStore
-from weft_operator.observe import AdapterReport, ChildKey, Pod, PoolEntry, PoolLoad, PoolReport
+from weft_operator.observe import AdapterReport, ChildKey, Pod, PoolLoad, PoolReport
 from weft_operator.plan import Policy
 from weft_operator.reconcile import Controller
 from weft_operator.resources import FINALIZER
@@ -21,7 +22,7 @@ from weft_operator.resources import FINALIZER
 KEY = ChildKey("Deployment", "default", "base-runners")
 
 
-TOLD = PoolEntry("default/base", "d", "base", True, (), 9, 8, "punica", "fcfs", "calibrated", 0, 1, 60.0)
+TOLD = PoolSpec("default/base", "d", "base", True, (), 9, 8, "punica", "fcfs", "calibrated", 0, 1, drain_s=60.0)
 
 
 def with_version(obj: Any, version: object) -> Any:
