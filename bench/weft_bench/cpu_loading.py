@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
+from weft.domain.adapter import DesiredAdapter, DesiredChange
 from weft_bench.cpu_context import Context
 from weft_bench.cpu_decode import PROMPT_TOKENS, Decoded, Model, base, decode
 from weft_bench.cpu_engine import Sizes, Subject
 from weft_bench.cpu_slots import MIB
 from weft_bench.lines import Line
 from weft_bench.path import percentile
-from weft_runner.core.events import Desired
-from weft_runner.engine import SetDesired
 
 ROWS, SLOTS = 8, 4  # pinned adapters may hold all slots but one: an engine has one more
 QUIET, LOADING = "nothing loads", "adapters load"
@@ -31,6 +30,7 @@ class Stream:
     subject: Subject
     wanted: int = 0
     version: int = 0
+    held: tuple[str, ...] = ()
     seated: int = 0
     n_bytes: int = 0
 
@@ -39,7 +39,7 @@ class Stream:
         self._count()
         if self.seated == self.wanted:
             numbers = range(self.wanted, self.wanted + SLOTS)
-            self._desire(tuple(Desired(self._digest(number), pinned=True) for number in numbers))
+            self._desire(tuple(DesiredAdapter(self._digest(number), 0, 0, pinned=True) for number in numbers))
             self.wanted += SLOTS
 
     def dry(self) -> None:
@@ -59,9 +59,10 @@ class Stream:
         self._count()
         return done, self.n_bytes - before, wall_s
 
-    def _desire(self, adapters: tuple[Desired, ...]) -> None:
+    def _desire(self, adapters: tuple[DesiredAdapter, ...]) -> None:
         self.version += 1
-        self.subject.engine.post(SetDesired(self.version, adapters))
+        removed, self.held = self.held, tuple(adapter.digest for adapter in adapters)
+        self.subject.engine.post(DesiredChange(self.version, full=True, adapters=adapters, removed=removed))
 
     def _count(self) -> None:
         self.seated += len(self.subject.witness.loads)

@@ -17,15 +17,16 @@ from dataclasses import dataclass
 
 import torch
 
+from weft.domain.adapter import DesiredChange
 from weft_runner.core.choice import Choice
-from weft_runner.core.events import Desired, Event, PoolState
+from weft_runner.core.events import Event, PoolState
 from weft_runner.core.iteration import Batch, Row
 from weft_runner.core.request_pool import RequestPool, check_pool
 from weft_runner.core.sequence import Epoch, Request
 from weft_runner.errors import ExecutorLost
 from weft_runner.flights import NOTHING, Flights, InFlight, Pipeline, draws_of
 from weft_runner.memory.adapter_pool import AdapterPool
-from weft_runner.memory.loads import Fetched, FetchFailed, FromAdapters, Loaded, LoadFailed, OnDisk, Sized
+from weft_runner.memory.loads import Fetched, FetchFailed, FromAdapters, Loaded, LoadFailed, OnDisk
 from weft_runner.model.executor import Executor, LooksAhead, Pipelined
 from weft_runner.steps import Prepared, Steps
 
@@ -47,14 +48,6 @@ class OwnerLost:
     """A session is over."""
 
     owner: int
-
-
-@dataclass(frozen=True, slots=True)
-class SetDesired:
-    """The complete list of adapters to know."""
-
-    version: int
-    adapters: tuple[Desired, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +76,7 @@ class Broken:
     error: ExecutorLost
 
 
-Command = Request | Stop | OwnerLost | SetDesired | Drain | TellState | Shutdown | Broken | FromAdapters
+Command = Request | Stop | OwnerLost | DesiredChange | Drain | TellState | Shutdown | Broken | FromAdapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +155,7 @@ class Engine:
     def _order_adapters(self) -> None:
         """What the books decided about adapters. Steps that may still touch the pages that these get come first."""
         self.executor.lend_pages(self.pool.take_lent_pages())
-        self.adapters.carry_out(self.pool.residency.take_actions())
+        self.adapters.carry_out(self.pool.adapters.take_actions())
 
     def _check(self) -> None:
         if self.pool.pages.total_pages <= CHECKED_PAGES:
@@ -187,8 +180,8 @@ class Engine:
                 pool.stop(request_id, epoch, owner)
             case OwnerLost(owner):
                 pool.owner_lost(owner)
-            case SetDesired(version, adapters):
-                pool.set_desired(version, list(adapters))
+            case DesiredChange():
+                pool.apply(command)
             case Drain(on):
                 pool.drain(on=on)
                 self._tell_state = True
@@ -202,16 +195,14 @@ class Engine:
                 raise error
             case Loaded():
                 self._put(command)
-            case Sized(digest, _, n_bytes, host_bytes):
-                pool.sized(digest, n_bytes=n_bytes, host_bytes=host_bytes)
-            case LoadFailed(digest, _, reason, detail, hopeless):
-                pool.load_failed(digest, reason, detail, hopeless=hopeless)
-            case Fetched(digest, host_bytes):
-                pool.fetched(digest, host_bytes=host_bytes)
-            case FetchFailed(digest, detail, hopeless):
-                pool.fetch_failed(digest, detail, hopeless=hopeless)
+            case LoadFailed(digest, reason, detail, permanent):
+                pool.load_failed(digest, reason, detail, permanent=permanent)
+            case Fetched(digest, n_bytes, host_bytes):
+                pool.fetched(digest, n_bytes=n_bytes, host_bytes=host_bytes)
+            case FetchFailed(digest, reason, detail, permanent):
+                pool.fetch_failed(digest, reason, detail, permanent=permanent)
             case OnDisk(digests):
-                pool.residency.on_disk(digests)
+                pool.adapters.on_found_on_disk(digests)
 
     def _put(self, loaded: Loaded) -> None:
         self.adapters.put(loaded)
@@ -220,7 +211,7 @@ class Engine:
             rank=loaded.adapter.rank,
             n_bytes=loaded.adapter.n_bytes,
             host_bytes=loaded.host_bytes,
-            cost=loaded.seconds,
+            load_cost=loaded.seconds,
         )
 
     # ---- run

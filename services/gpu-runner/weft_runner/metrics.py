@@ -2,7 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from weft_runner.core.events import Ended, NoRoom, PoolState, Tier, Tokens
+from weft.domain.adapter import Tier
+from weft_runner.core.events import Ended, NoRoom, PoolState, Tokens
 from weft_runner.core.measured import Profile
 from weft_runner.engine import Iteration
 

@@ -9,11 +9,12 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 
+from weft.domain.adapter import DesiredChange
 from weft.wire.channels import Link, Opener
 from weft.wire.v1 import supervisor_pb2
 from weft.wire.v1.supervisor_pb2 import RunnerToSupervisor, SupervisorToRunner
 from weft_runner.core.events import PoolState
-from weft_runner.engine import Engine, SetDesired, TellState
+from weft_runner.engine import Engine, TellState
 from weft_runner.wire import desired_of, state_to
 
 STALL_S = 60.0
@@ -41,6 +42,7 @@ class Reporter:
         self._number = 0
         self._sent_at = self._retried_at = clock()
         self._ordered_drain = False
+        self._listed: set[str] = set()  # digests of the last complete list
 
     async def run(self) -> None:
         """Until `close`. An exception in any part ends it with that exception (in a group)."""
@@ -91,7 +93,11 @@ class Reporter:
 
     def _follow(self, order: supervisor_pb2.RunnerOrder) -> None:
         if order.has_desired:
-            self._engine.post(SetDesired(order.desired_version, desired_of(order)))
+            adapters = desired_of(order)
+            listed = {adapter.digest for adapter in adapters}
+            removed = tuple(sorted(self._listed - listed))
+            self._listed = listed
+            self._engine.post(DesiredChange(order.desired_version, full=True, adapters=adapters, removed=removed))
             self._changed.set()
         if order.drain != self._ordered_drain:
             self._ordered_drain = order.drain

@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.process import split_address
 from weft_kernels.cpu.threads import cpu_quota
-from weft_runner.core.device import MOST_SLOTS
+from weft_runner.core.adapter_slots import MOST_SLOTS
 
 EXECUTORS = ("auto", "cuda", "cpu", "reference")
 SPLIT_EXECUTORS = ("cuda", "reference")  # the torch executors, which can compute a part of a model

@@ -59,6 +59,6 @@ class Steps:
         return Prepared(rows, sequences, step, sampled)
 
     def _plan(self, rows: tuple[Row, ...], n_tokens: int) -> SegmentPlan:
-        slots, ranks = self._pool.residency, self._ranks
+        slots, ranks = self._pool.adapters, self._ranks
         segments = [(s.start, s.end, slots.slot_of(s.adapter)) for s in adapter_segments(rows)]
         return SegmentPlan(n_tokens, tuple(Segment(start, end, slot, ranks[slot]) for start, end, slot in segments))

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 
+from weft.domain.adapter import DesiredAdapter, Tier
 from weft.wire.bounds import check_epoch
 from weft.wire.errors import PeerError
 from weft.wire.v1 import common_pb2, runner_pb2, supervisor_pb2
 from weft_runner.core.choice import TokenLogprob
-from weft_runner.core.events import Desired, Ended, EndReason, NoRoom, PoolState, Tier, Tokens
+from weft_runner.core.events import Ended, EndReason, NoRoom, PoolState, Tokens
 from weft_runner.core.sequence import Epoch, Finish, Request, Sampling
 
 _FINISH = {
@@ -116,7 +117,7 @@ def refusal_to(event: NoRoom | Ended) -> runner_pb2.RunnerToGateway:
     )
 
 
-def desired_of(order: supervisor_pb2.RunnerOrder) -> tuple[Desired, ...]:
+def desired_of(order: supervisor_pb2.RunnerOrder) -> tuple[DesiredAdapter, ...]:
     """What to know, and where to hold it. A tier that this runner does not know is fetched on demand.
 
     Raises PeerError.
@@ -124,7 +125,9 @@ def desired_of(order: supervisor_pb2.RunnerOrder) -> tuple[Desired, ...]:
     digests = {d.digest for d in order.desired}
     if "" in digests or len(digests) < len(order.desired):
         raise PeerError("a list of desired adapters names each digest once")
-    return tuple(Desired(d.digest, d.rank, d.bytes, d.pinned, _LEAST.get(d.tier, Tier.REMOTE)) for d in order.desired)
+    return tuple(
+        DesiredAdapter(d.digest, d.rank, d.bytes, d.pinned, _LEAST.get(d.tier, Tier.REMOTE)) for d in order.desired
+    )
 
 
 def state_to(state: PoolState, *, runner: common_pb2.RunnerId, sequence: int) -> supervisor_pb2.RunnerState:
@@ -152,8 +155,8 @@ def state_to(state: PoolState, *, runner: common_pb2.RunnerId, sequence: int) ->
             supervisor_pb2.AdapterState(
                 digest=a.digest,
                 tier=_TIER[a.tier],
-                running=a.running + a.waiting,
-                bytes=a.n_bytes,
+                running=a.running,
+                bytes=a.bytes,
                 loading=a.loading,
                 error=a.error[:_MAX_DETAIL],
                 rank=a.rank,

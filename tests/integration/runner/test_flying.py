@@ -260,7 +260,7 @@ class Play:
 
     def step(self) -> None:
         pool = self.driver.pool
-        if pool.paused() and not pool.runnable and not flying(self.driver) and not pool.residency.device.loading:
+        if pool.paused() and not pool.runnable and not flying(self.driver) and not pool.adapters.loading:
             self.move()
         if pool.sequences or not self.driver.engine._commands.empty() or flying(self.driver):
             self.driver.beat()

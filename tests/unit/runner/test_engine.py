@@ -7,11 +7,13 @@ import threading
 import pytest
 import torch
 
+from harness.desired import desired, whole
 from harness.waiting import PATIENCE_S
-from weft_runner.core.events import Desired, Ended, EndReason, Load, NoRoom, Retain, Tier, Tokens
+from weft.domain.adapter import Tier
+from weft_runner.core.events import Ended, EndReason, Fetch, Load, NoRoom, Retain, Tokens
 from weft_runner.core.request_pool import check_pool
 from weft_runner.core.sequence import Epoch, Finish, Phase, Sampling
-from weft_runner.engine import Drain, EngineThread, OwnerLost, SetDesired, Stop, TellState
+from weft_runner.engine import Drain, EngineThread, OwnerLost, Stop, TellState
 from weft_runner.errors import ArtifactUnreachable
 
 GREEDY = Sampling(ignore_eos=True)
@@ -133,6 +135,28 @@ def test_a_slow_download_does_not_hold_up_the_next_adapter(drive, world):
     driver.finish()
 
 
+def test_slow_downloads_hold_no_slot(drive, world):
+    world.write_adapter("slow")
+    world.write_adapter("fast", seed=2)
+
+    class Uneven(GatedSource):
+        def adapter(self, digest):
+            return super().adapter("slow") if digest != "fast" else self.world.adapter(digest)
+
+    source = Uneven(world)
+    driver = drive(source, max_adapters=2)
+    for i in range(4):
+        driver.post(driver.request(f"waits {i}", [3, 4], 3, f"slow {i}", sampling=GREEDY))
+    driver.post(driver.request("runs", [3, 4], 3, "fast", sampling=GREEDY))
+    while "runs" in driver.pool.sequences or not driver.events:
+        driver.beat()
+    assert len(driver.answer("runs")) == 3
+    assert len(driver.pool.sequences) == 4
+    source.gate.set()
+    driver.finish()
+    assert all(len(driver.answer(f"waits {i}")) == 3 for i in range(4))
+
+
 def test_what_is_being_fetched_stays_on_disk_whatever_an_older_retain_says(drive, world):
     world.write_adapter("new")
     kept: queue.SimpleQueue[frozenset[str]] = queue.SimpleQueue()
@@ -143,7 +167,7 @@ def test_what_is_being_fetched_stays_on_disk_whatever_an_older_retain_says(drive
 
     source = Recording(world)
     driver = drive(source)
-    driver.engine.adapters.carry_out([Load("new", 0), Retain(frozenset(["old"]))])
+    driver.engine.adapters.carry_out([Fetch("new"), Retain(frozenset(["old"]))])
     assert kept.get(timeout=PATIENCE_S) == {"old", "new"}
     source.gate.set()
 
@@ -290,7 +314,7 @@ def test_a_hundred_adapters_over_eight_slots_are_all_served(drive, world):
     asked = [*names, *rng.choices(names, [1 / (i + 1) for i in range(len(names))], k=100)]
     rng.shuffle(asked)
     driver = drive(max_adapters=8, total_pages=128, host_bytes=1 << 16)
-    driver.post(SetDesired(1, tuple(Desired(name, pinned=name == "a0") for name in names)))
+    driver.post(whole(*(desired(name, pinned=name == "a0") for name in names)))
     prompts = {f"r{i}": [rng.randrange(61) for _ in range(rng.randint(1, 9))] for i in range(len(asked))}
     left = [driver.request(f"r{i}", prompts[f"r{i}"], 4, name, sampling=GREEDY) for i, name in enumerate(asked)]
     beats = 0
@@ -305,10 +329,10 @@ def test_a_hundred_adapters_over_eight_slots_are_all_served(drive, world):
     assert all(len(driver.answer(f"r{i}")) == 4 for i in range(len(asked)))
     assert driver.pool.forwards == driver.pool.iterations
     assert driver.pool.pages.free_pages == 128
-    residency = driver.pool.residency
-    assert len(residency.in_slots()) == 8
-    assert residency.host.held_bytes <= 1 << 16
-    assert residency.tier_of(residency.adapters["a0"]) is Tier.DEVICE, "pinned"
+    manager = driver.pool.adapters
+    assert len(manager.slots.by_slot) == 8
+    assert manager.host.held_bytes <= 1 << 16
+    assert manager.adapters["a0"].nearest_tier is Tier.DEVICE, "pinned"
     fresh = drive(max_adapters=8)
     for i in rng.sample(range(len(asked)), 12):  # eviction and reloading have not mixed any weights up
         fresh.post(fresh.request(f"r{i}", prompts[f"r{i}"], 4, asked[i], sampling=GREEDY))
@@ -347,11 +371,11 @@ def test_a_bug_in_the_engine_is_told_and_ends_its_thread(drive):
 def test_load_orders_reach_the_loader_even_when_nothing_runs(drive, world):
     world.write_adapter("a")
     driver = drive()
-    driver.post(SetDesired(1, (Desired("a", pinned=True),)))
+    driver.post(whole(desired("a", pinned=True)))
     while driver.pool.state().not_ready:
         driver.beat()
-    assert driver.pool.residency.tier_of(driver.pool.residency.adapters["a"]) is Tier.DEVICE
-    assert not any(isinstance(a, Load) for a in driver.pool.residency.take_actions())
+    assert driver.pool.adapters.adapters["a"].nearest_tier is Tier.DEVICE
+    assert not any(isinstance(a, Load) for a in driver.pool.adapters.take_actions())
     assert not any(isinstance(e, Tokens) for e in driver.events)
 
 
@@ -369,12 +393,12 @@ def test_a_pinned_adapter_that_failed_is_tried_again_when_asked(drive, world, fa
             return self.world.adapter(digest)
 
     driver = drive(Flaky(world))
-    driver.post(SetDesired(1, (Desired("a", pinned=True),)))
+    driver.post(whole(desired("a", pinned=True)))
     for tries in range(1, fails + 1):
-        while driver.engine.adapters._source.tries < tries or driver.pool.residency.in_slots():
+        while driver.engine.adapters._source.tries < tries or driver.pool.adapters.queue:
             driver.beat()
         assert "pinned" in driver.pool.state().not_ready
-        assert driver.pool.residency.adapters["a"].error == "no answer", "it is not tried again by itself"
+        assert driver.pool.adapters.adapters["a"].error == "no answer", "it is not tried again by itself"
         driver.post(TellState(retry=True))
     while driver.pool.state().not_ready:
         driver.beat()

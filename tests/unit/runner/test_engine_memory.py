@@ -10,20 +10,21 @@ from typing import Any
 import pytest
 import torch
 
+from harness.desired import desired, whole
 from harness.waiting import PATIENCE_S
+from weft.domain.adapter import Tier
 from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import load
 from weft_kernels.cpu.memory import Memory
 from weft_runner.core.admission import PoolLimits
-from weft_runner.core.events import Desired, EndReason, Fetch, Load, NoRoom, Tier
+from weft_runner.core.events import EndReason, Fetch, Load, NoRoom
 from weft_runner.core.request_pool import check_pool
 from weft_runner.core.sequence import Sampling
-from weft_runner.engine import SetDesired
 from weft_runner.errors import ArtifactUnreachable
 from weft_runner.memory.adapter_pool import AdapterPool
 from weft_runner.memory.adapter_store import KeepsTensors
-from weft_runner.memory.loads import Fetched, Loaded, Sized
+from weft_runner.memory.loads import Fetched, Loaded
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu import CpuExecutor
 
@@ -113,7 +114,7 @@ def test_an_unused_adapter_gives_way_to_tokens_and_comes_again(driver_of):
     driver = driver_of(total_pages=64)
     ask(driver, "first", [5], "a")
     driver.finish()
-    n_bytes = driver.pool.residency.adapters["a"].n_bytes
+    n_bytes = driver.pool.adapters.adapters["a"].n_bytes
     small = driver_of(total_pages=8, page_bytes=n_bytes // 3 + 1, max_context_tokens=8 * P)
     ask(small, "a", [5], "a")
     small.finish()
@@ -144,14 +145,14 @@ def test_an_adapter_that_is_larger_than_the_device_is_refused_by_name_and_its_pa
     assert driver.pool.state().free_pages == 8
 
 
-def test_a_list_that_is_wrong_about_a_size_costs_a_second_load_and_nothing_else(driver_of):
+def test_a_wrong_announced_size_changes_nothing(driver_of):
     right = driver_of(total_pages=32)
     ask(right, "r", [5], "a")
     right.finish()
-    for told in (1, 10**9):
-        n_bytes = right.pool.residency.adapters["a"].n_bytes
+    for announced in (1, 10**9):
+        n_bytes = right.pool.adapters.adapters["a"].n_bytes
         driver = driver_of(total_pages=12, page_bytes=n_bytes // 6 - 1)
-        driver.post(SetDesired(1, (Desired("a", n_bytes=told),)))
+        driver.post(whole(desired("a", n_bytes=announced)))
         ask(driver, "r", [5], "a")
         driver.finish()
         assert driver.answer("r") == right.answer("r")
@@ -160,12 +161,19 @@ def test_a_list_that_is_wrong_about_a_size_costs_a_second_load_and_nothing_else(
 
 def test_a_request_without_room_beside_what_an_adapter_waits_for_is_told_so(drive, world):
     world.write_adapter("a")
-    driver = drive(total_pages=12, page_bytes=1 << 10)
-    driver.post(SetDesired(1, (Desired("a", n_bytes=5 << 10),)))
+    sized = drive(total_pages=64)
+    ask(sized, "r", [5], "a")
+    sized.finish()
+    driver = drive(total_pages=12, page_bytes=sized.pool.adapters.adapters["a"].n_bytes // 5 + 1)
+    driver.post(whole(desired("a", tier=Tier.DISK)))
+    while driver.pool.state().not_ready:
+        driver.beat()
+    driver.post(driver.request("runs", [5] * 4, 16, sampling=GREEDY))
     driver.post(driver.request("waits", [5] * 4, 12, "a"))
-    driver.post(driver.request("newcomer", [5] * 4, 16))
+    driver.post(driver.request("newcomer", [5] * 4, 4))
     driver.beat()
-    assert driver.events[0] == NoRoom(1, "newcomer", driver.events[0].epoch, 3, "pages")
+    assert driver.pool.pages.free_pages == 3, "enough for it, and the adapter waits for them"
+    assert driver.events[0] == NoRoom(1, "newcomer", driver.events[0].epoch, 0, "pages")
     driver.finish()
 
 
@@ -253,10 +261,11 @@ def test_a_download_waits_for_no_other(world, slow):
     world.write_adapter("a")
     orders = Orders(Store(), SimpleNamespace(adapter=adapter))
     try:
-        orders.pool.carry_out(Load(f"slow {i}", i) for i in range(slow))
+        orders.pool.carry_out(Fetch(f"slow {i}", urgent=True) for i in range(slow))
         for _ in range(slow):
             assert held.acquire(timeout=PATIENCE_S)
-        assert orders(Load("a", slow)).digest == "a"
+        assert orders(Fetch("a", urgent=True)).digest == "a"
+        assert orders(Load("a", 0)).digest == "a"
         go_on.set()
         failed = [orders.reports.get(timeout=PATIENCE_S) for _ in range(slow)]
         assert {one.digest for one in failed} == {f"slow {i}" for i in range(slow)}
@@ -274,34 +283,38 @@ def test_with_tier_host_it_is_built_from_its_copy_in_memory(orders, world):
     assert not any(is_mapped(t, path) for t in loaded.adapter.given[0].values())
 
 
-def test_a_size_that_nobody_knows_is_told_before_anything_is_built(orders):
-    sized = orders(Load("a", 0, only_size=True))
-    assert isinstance(sized, Sized)
+def test_what_an_adapter_takes_in_pages_is_known_before_anything_is_built(orders):
+    assert orders(Fetch("a", urgent=True)).n_bytes is None
+    fetched = orders(Fetch("a", urgent=True, measure=True))
     assert not orders.pool._host
-    loaded = orders(Load("a", 0, to_host=False))
-    assert sized.n_bytes == loaded.adapter.n_bytes
+    loaded = orders(Load("a", 0, to_host=False, pages=(7, 8)))
+    assert fetched.n_bytes == loaded.adapter.n_bytes == 4
     assert len(loaded.adapter.given) == 1
 
 
-def test_an_adapter_that_lives_in_pages_is_built_into_as_many_as_it_takes(orders):
-    orders.pool._store.page_bytes = 3  # and it takes 4 bytes
-    for pages in ((), (7,), (7, 8, 9)):
-        sized = orders(Load("a", 0, pages=pages))
-        assert isinstance(sized, Sized)
-        assert sized.n_bytes == 4
-    assert isinstance(orders(Load("a", 0, pages=(7, 8))), Loaded)
+def test_a_load_right_after_its_fetch_asks_the_source_only_once(world):
+    asked = []
+    world.write_adapter("a")
+    source = SimpleNamespace(adapter=lambda digest: asked.append(digest) or world.adapter(digest))
+    orders = Orders(Store(), source)
+    try:
+        orders(Fetch("a", urgent=True))
+        assert isinstance(orders(Load("a", 0)), Loaded)
+        assert asked == ["a"]
+    finally:
+        orders.pool.close()
 
 
 def test_an_adapter_of_tier_host_stays_in_host_memory_though_copies_are_not_kept(drive, world):
     world.write_adapter("a")
     driver = drive(keep_copies=False)
-    driver.post(SetDesired(1, (Desired("a", tier=Tier.HOST),)))
-    while not driver.pool.residency.host.held_bytes:
+    driver.post(whole(desired("a", tier=Tier.HOST)))
+    while not driver.pool.adapters.host.held_bytes:
         driver.beat()
     driver.post(driver.request("r", [5], 3, "a", sampling=GREEDY))
     driver.finish()
-    assert "a" in driver.pool.residency.host
-    assert driver.pool.residency.tier_of(driver.pool.residency.adapters["a"]) is Tier.DEVICE
+    assert "a" in driver.pool.adapters.host.held
+    assert driver.pool.adapters.adapters["a"].nearest_tier is Tier.DEVICE
 
 
 def test_discarded_memory_reads_as_zeros_and_its_neighbours_stay():

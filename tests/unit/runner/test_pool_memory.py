@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from harness.desired import desired, whole
+from weft.domain.adapter import DesiredAdapter
 from weft_runner.core.choice import Choice
-from weft_runner.core.events import Desired, Ended, EndReason, Load, NoRoom, Tokens, Unload
+from weft_runner.core.events import Ended, EndReason, Fetch, Load, NoRoom, Tokens, Unload
 from weft_runner.core.iteration import Limits
 from weft_runner.core.request_pool import PoolLimits, RequestPool, check_pool
 from weft_runner.core.sequence import Epoch, Finish, Request
@@ -54,7 +56,7 @@ class Device:
     def __init__(self, limits: PoolLimits = LIMITS) -> None:
         self.pool = RequestPool(limits)
         self.places: dict[int, list[tuple | None]] = {page: [None] * P for page in range(limits.total_pages)}
-        self.loading: list[Load] = []
+        self.loading: list[Load | Fetch] = []
         self.in_slots: dict[int, str] = {}
 
     def written(self, key: str, position: int) -> tuple:
@@ -86,8 +88,10 @@ class Device:
         self.carry_out()
 
     def carry_out(self) -> None:
-        for action in self.pool.residency.take_actions():
+        for action in self.pool.adapters.take_actions():
             match action:
+                case Fetch():
+                    self.loading.append(action)
                 case Load(digest):
                     self.loading.append(action)
                     assert digest not in self.in_slots.values()
@@ -100,13 +104,16 @@ class Device:
 
     def load(self, index: int = 0, fails: EndReason | None = None) -> None:
         order = self.loading.pop(index)
-        if fails is not None:
+        if isinstance(order, Fetch):
+            if fails is None:
+                self.pool.fetched(order.digest, n_bytes=SIZES[order.digest] if order.measure else None, host_bytes=None)
+            else:
+                self.pool.fetch_failed(order.digest, fails, "broken")
+        elif fails is not None:
             self.pool.load_failed(order.digest, fails, "broken")
-        elif order.only_size:
-            self.pool.sized(order.digest, n_bytes=50, host_bytes=None)
         else:
             self.in_slots[order.slot] = order.digest
-            self.pool.loaded(order.digest, rank=1, n_bytes=SIZES[order.digest], host_bytes=None, cost=1.0)
+            self.pool.loaded(order.digest, rank=1, n_bytes=SIZES[order.digest], host_bytes=None, load_cost=1.0)
         self.carry_out()
 
     def check(self) -> None:
@@ -121,7 +128,7 @@ class Device:
 
 
 DESIRED = st.builds(
-    Desired, st.sampled_from([d for d in SIZES if d]), n_bytes=st.sampled_from(TOLD), pinned=st.booleans()
+    desired, st.sampled_from([d for d in SIZES if d]), n_bytes=st.sampled_from(TOLD), pinned=st.booleans()
 )
 TEXTS = st.sampled_from([(1,) * 4, (1,) * 9, (1,) * 13 + (2,), (1,) * 13 + (3, 3, 3, 3), (2,) * 30, (1,) * 38])
 
@@ -180,8 +187,9 @@ class MemoryMachine(RuleBasedStateMachine):
         self.hear()
 
     @rule(wanted=st.lists(DESIRED, unique_by=lambda d: d.digest))
-    def desire(self, wanted: list[Desired]) -> None:
-        self.pool.set_desired(self.pool.desired_version + 1, wanted)
+    def desire(self, wanted: list[DesiredAdapter]) -> None:
+        removed = [d for d in SIZES if d and d not in {item.digest for item in wanted}]
+        self.pool.apply(whole(*wanted, removed=removed))
         self.hear()
 
     @rule()
@@ -210,7 +218,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.device.check()
         assert {key: s.request.epoch for key, s in self.pool.sequences.items()} == self.live, "each ends once"
         assert set(self.device.in_slots.values()) == {
-            a.digest for a in self.pool.residency.in_slots().values() if a.resident
+            a.digest for a in self.pool.adapters.slots.by_slot.values() if a.resident
         }
 
     @invariant()
@@ -248,7 +256,7 @@ def test_adapters_and_sequences_do_not_starve_each_other(wants, pinned):
     """All at once: whoever is told NoRoom asks again, the newest leaves where the supervisor would name it."""
     device = Device(replace(LIMITS, max_context_tokens=48))
     pool = device.pool
-    pool.set_desired(1, [Desired(digest, n_bytes=told, pinned=True) for digest, told in pinned])
+    pool.apply(whole(*(desired(digest, n_bytes=announced, pinned=True) for digest, announced in pinned)))
     todo, answers, counter = dict(enumerate(wants)), {str(i): [] for i in range(len(wants))}, 0
     for turn in range(3000):
         for i, (adapter, prompt, max_tokens, reservation, salt) in todo.items():

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from harness.desired import desired, whole
+from weft.domain.adapter import DesiredChange
 from weft_runner.core.choice import Choice
 from weft_runner.core.epochs import EpochBook
-from weft_runner.core.events import Desired, Ended, EndReason, Load, NoRoom, Tokens
+from weft_runner.core.events import Ended, EndReason, Fetch, Load, NoRoom, Tokens
 from weft_runner.core.growth import first_reservation_pages, next_growth
 from weft_runner.core.iteration import Batch, Limits
 from weft_runner.core.request_pool import PoolLimits, RequestPool, check_pool
@@ -44,6 +46,12 @@ def step(pool: RequestPool, token: int = 5) -> None:
         pool.account(batch, {row.key: Choice(token) for row in batch.rows if row.samples}, {})
 
 
+def bring(pool: RequestPool, digest: str) -> None:
+    """Its file arrives, then it is loaded."""
+    pool.fetched(digest, n_bytes=None, host_bytes=None)
+    pool.loaded(digest, rank=1, n_bytes=1, host_bytes=1, load_cost=1.0)
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Two gateways, five requests, three adapters; a model that answers anything; loads that may fail."""
 
@@ -52,11 +60,11 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = RequestPool(LIMITS)
-        self.pool.set_desired(1, [Desired("a"), Desired("b", pinned=True)])
+        self.pool.apply(whole(desired("a"), desired("b", pinned=True)))
         self.counter = 0
         self.live: dict[str, tuple[Epoch, int]] = {}  # request -> epoch, owner
         self.answers: dict[tuple[str, Epoch], list[int]] = {}
-        self.loads: list[str] = []
+        self.transfers: list[Load | Fetch] = []
         self.draining = False
         self.flying: list[tuple[Batch, list[Sequence]]] = []
 
@@ -112,19 +120,25 @@ class PoolMachine(RuleBasedStateMachine):
         self.hear()
         assert not (on and self.live), "every sequence was given back"
 
-    @precondition(lambda self: self.loads)
+    @precondition(lambda self: self.transfers)
     @rule(fails=st.sampled_from([None, None, EndReason.LOAD_FAILED, EndReason.UNKNOWN_ADAPTER]))
-    def load(self, fails: EndReason | None) -> None:
-        digest = self.loads.pop(0)
-        if fails is None:
-            self.pool.loaded(digest, rank=1, n_bytes=1, host_bytes=1, cost=1.0)
-        else:
-            self.pool.load_failed(digest, fails, "broken")
+    def transfer(self, fails: EndReason | None) -> None:
+        match self.transfers.pop(0), fails:
+            case Load(digest), None:
+                self.pool.loaded(digest, rank=1, n_bytes=1, host_bytes=1, load_cost=1.0)
+            case Load(digest), reason:
+                self.pool.load_failed(digest, reason, "broken")
+            case Fetch(digest), None:
+                self.pool.fetched(digest, n_bytes=None, host_bytes=None)
+            case Fetch(digest), reason:
+                self.pool.fetch_failed(digest, reason, "broken")
         self.hear()
 
     @rule(wanted=st.sets(st.sampled_from("abc")))
     def desire(self, wanted: set[str]) -> None:
-        self.pool.set_desired(self.pool.desired_version + 1, [Desired(d) for d in sorted(wanted)])
+        version = (self.pool.adapters.desired_version or 0) + 1
+        removed = {*"abc"} - wanted
+        self.pool.apply(whole(*map(desired, sorted(wanted)), removed=sorted(removed), version=version))
         self.hear()
 
     @precondition(lambda self: self.batches == 1)
@@ -166,7 +180,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert not (failing.keys() & self.pool.sequences.keys())
 
     def hear(self) -> None:
-        self.loads.extend(a.digest for a in self.pool.residency.take_actions() if isinstance(a, Load))
+        self.transfers.extend(a for a in self.pool.adapters.take_actions() if isinstance(a, Load | Fetch))
         for event in self.pool.take_events():
             key = event.request_id
             if isinstance(event, Tokens):
@@ -478,7 +492,7 @@ def test_a_sequence_waits_for_its_adapter_with_its_pages_while_the_others_run():
     step(pool)
     assert {e.request_id for e in pool.take_events()} == {"runs"}
     assert pool.pages.reserved_by("waits") == 2
-    pool.loaded("a", rank=1, n_bytes=1, host_bytes=1, cost=1.0)
+    bring(pool, "a")
     step(pool)
     assert {e.request_id for e in pool.take_events()} == {"runs", "waits"}
 
@@ -502,21 +516,21 @@ class Unscanned(dict):
 
 def test_neither_a_sequence_nor_a_report_costs_more_with_the_number_of_adapters_known():
     pool = RequestPool(LIMITS)
-    pool.set_desired(1, [Desired(f"a{i}", pinned=i == 0) for i in range(1000)])
-    adapters = pool.residency.adapters
-    pool.residency.known.adapters = Unscanned(adapters)
-    pool.loaded("a0", rank=1, n_bytes=1, host_bytes=1, cost=1.0)
+    pool.apply(whole(*(desired(f"a{i}", pinned=i == 0) for i in range(1000))))
+    adapters = pool.adapters.adapters
+    pool.adapters.adapters = Unscanned(adapters)
+    bring(pool, "a0")
     pool.start(make_request("r", 1, prompt=2, max_tokens=2, adapter="a7"))
     pool.start(make_request("bad", 2, prompt=2, max_tokens=2, adapter="a9"))
-    pool.loaded("a7", rank=1, n_bytes=1, host_bytes=1, cost=1.0)
+    bring(pool, "a7")
     step(pool)
     step(pool)
-    pool.load_failed("a9", EndReason.LOAD_FAILED, "torn")
+    pool.fetch_failed("a9", EndReason.LOAD_FAILED, "torn")
+    pool.adapters.adapters = adapters
     state = pool.state()
     assert {(a.digest, a.error) for a in state.adapters} == {("a0", ""), ("a7", ""), ("a9", "torn")}
     assert state.adapters_known == 1000
-    pool.residency.known.adapters = adapters
-    pool.set_desired(2, [Desired("a1")])
+    pool.apply(DesiredChange(2, full=False, removed=("a0", "a7", "a9")))
     assert not pool.state().adapters, "what is forgotten is listed no more"
     check_pool(pool)
 
@@ -525,7 +539,7 @@ def test_a_load_that_fails_ends_only_those_who_waited_for_it():
     pool = RequestPool(LIMITS)
     for i, adapter in enumerate(("a", "b", "a")):
         pool.start(make_request(f"r{i}", i + 1, prompt=2, max_tokens=4, adapter=adapter))
-    pool.load_failed("a", EndReason.UNKNOWN_ADAPTER, "the depot does not hold it")
+    pool.fetch_failed("a", EndReason.UNKNOWN_ADAPTER, "the depot does not hold it")
     assert {(e.request_id, e.reason) for e in pool.take_events() if isinstance(e, Ended)} == {
         ("r0", EndReason.UNKNOWN_ADAPTER),
         ("r2", EndReason.UNKNOWN_ADAPTER),
@@ -537,9 +551,9 @@ def test_a_load_that_fails_ends_only_those_who_waited_for_it():
 def test_ready_is_told_only_with_desired_known_and_pinned_resident():
     pool = RequestPool(LIMITS)
     assert "not known" in pool.state().not_ready
-    pool.set_desired(7, [Desired("a", pinned=True), Desired("b")])
+    pool.apply(whole(desired("a", pinned=True), desired("b"), version=7))
     assert "pinned" in pool.state().not_ready
-    pool.loaded("a", rank=1, n_bytes=1, host_bytes=1, cost=1.0)
+    bring(pool, "a")
     assert pool.state().not_ready == ""
     assert pool.state().desired_version == 7
 

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from harness.desired import whole
+from weft.domain.adapter import Tier
 from weft.domain.model.config import parse_spec
 from weft.wire.v1 import common_pb2, runner_pb2, supervisor_pb2
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.build import default_threads, pool_limits
-from weft_runner.core.events import Ended, EndReason, NoRoom, Tier, Tokens
+from weft_runner.core.events import Ended, EndReason, NoRoom, Tokens
 from weft_runner.core.iteration import Limits
 from weft_runner.core.sequence import Epoch, Finish, Sampling
 from weft_runner.depot import DepotSource
-from weft_runner.engine import SetDesired
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, StoppedAtStart
 from weft_runner.identity import read_identity
 from weft_runner.process import fetch_base
@@ -145,7 +146,7 @@ def test_a_state_becomes_a_report_that_balances(drive, world):
     order = supervisor_pb2.RunnerOrder(
         has_desired=True, desired_version=4, desired=[supervisor_pb2.DesiredAdapter(digest="a", rank=3, bytes=9)]
     )
-    driver.post(SetDesired(order.desired_version, desired_of(order)))
+    driver.post(whole(*desired_of(order), version=order.desired_version))
     driver.post(driver.request("r", [3, 4], 50, "a", gateway_id="gw", epoch=Epoch(6, 1)))
     while driver.pool.iterations < 5:
         driver.beat()

@@ -1,37 +1,133 @@
-"""What the runner's books say of one adapter."""
+"""One adapter as the runner knows it: the state on its way to a device slot, its copies, and who uses it.
+
+    ABSENT --> FETCHING --> ON_DISK --> LOADING --> RESIDENT <--> DRAINING
+       ^----------+            ^-----------------------+-------------+
+
+Two facts are apart from each other: the state, and whether host memory holds a copy (`HostCopy`). A resident adapter
+may have a copy, one on disk may have none. A slot and pages belong to an adapter from LOADING on, never before its file
+is on disk. Every transition is asserted.
+"""
 
 from dataclasses import dataclass
+from enum import Enum
 
-from weft_runner.core.events import Tier
+from weft.domain.adapter import AdapterState, Tier
+
+
+class State(Enum):
+    """Where an adapter is on its way to a device slot."""
+
+    ABSENT = "absent"  # in the depot, as far as is known
+    FETCHING = "fetching"  # on its way to the disk, or on disk and compared with its digest and measured
+    ON_DISK = "on disk"
+    LOADING = "loading"  # read and converted for the slot and the pages that it holds
+    RESIDENT = "resident"  # in its slot: a sequence joins at once
+    DRAINING = "draining"  # in its slot until its last sequence ends: a new sequence queues
+
+
+class HostCopy(Enum):
+    """Whether host memory holds a copy."""
+
+    NONE = "none"
+    COPYING = "copying"  # a fetch or a load makes it
+    HELD = "held"
+
+
+TRANSITIONS = {
+    State.ABSENT: {State.FETCHING, State.ON_DISK},  # ON_DISK: found there
+    State.FETCHING: {State.ON_DISK, State.ABSENT},
+    State.ON_DISK: {State.FETCHING, State.LOADING},  # FETCHING: its size on the device is not known yet
+    State.LOADING: {State.RESIDENT, State.ABSENT},  # ABSENT: it failed, so that the file is in doubt
+    State.RESIDENT: {State.DRAINING, State.ON_DISK},
+    State.DRAINING: {State.RESIDENT, State.ON_DISK},
+}
+COPY_TRANSITIONS = {
+    HostCopy.NONE: {HostCopy.COPYING},
+    HostCopy.COPYING: {HostCopy.HELD, HostCopy.NONE},
+    HostCopy.HELD: {HostCopy.NONE},
+}
 
 
 @dataclass(slots=True, eq=False)
 class Adapter:
-    """One digest that the runner knows. `slot` is set while loading and while on the device."""
+    """One digest. One owner: the adapter manager. `slot` is set from LOADING to DRAINING."""
 
     digest: str
     rank: int = 0
-    n_bytes: int = 0  # on the device; before its first load what the list said, 0 where nobody knows
-    sized: bool = False  # n_bytes is what it really takes
-    host_bytes: int = 0  # of its copy in host memory, as far as one was ever read
+    n_bytes: int = 0  # on the device; announced until `size_known`, 0: not even announced
+    size_known: bool = False
+    host_bytes: int = 0  # of the latest copy in host memory
     desired: bool = False
-    protected: bool = False
-    tier: Tier = Tier.REMOTE  # the least it is to be held in
+    tier: Tier = Tier.REMOTE  # the lowest tier that has to hold it
+    protected: bool = False  # pinned, and within what pinned adapters may hold
+    state: State = State.ABSENT
+    copy: HostCopy = HostCopy.NONE
     slot: int | None = None
-    loading: bool = False
-    fetching: bool = False  # on its way to its tier
-    spoiled: bool = False  # the host copy that a load or a fetch will tell of has been dropped meanwhile
-    on_disk: bool = False
-    running: int = 0
-    waiting: int = 0
-    passed: int = 0
-    cost: float = 0.0
-    value: float = 0.0
+    running: int = 0  # sequences that have joined
+    waiting: int = 0  # sequences that have not
+    overtaken: int = 0  # how often a sequence of another adapter joined while this one was ready for a slot
+    load_cost: float = 0.0
+    value: float = 0.0  # to keep it in its slot, see `adapter_slots.py`
     error: str = ""
-    hopeless: bool = False  # the error is the artifact's: nobody waits for it any more
-    shortfall: str = ""  # why it is held below its tier
-    unpinned: str = ""  # why it is pinned and not protected
+    permanent_failure: bool = False  # the artifact is wrong: another attempt does not help
+    degraded_reason: str = ""  # why a lower tier than desired holds it
+    unpinned_reason: str = ""  # why it is desired pinned and not protected
 
     @property
     def resident(self) -> bool:
-        return self.slot is not None and not self.loading
+        return self.state in (State.RESIDENT, State.DRAINING)
+
+    @property
+    def on_disk(self) -> bool:
+        return self.state not in (State.ABSENT, State.FETCHING)
+
+    @property
+    def in_transfer(self) -> bool:
+        """A fetch, a copy or a load is under way."""
+        return self.state in (State.FETCHING, State.LOADING) or self.copy is HostCopy.COPYING
+
+    @property
+    def nearest_tier(self) -> Tier:
+        """The tier nearest to the device that holds it."""
+        if self.resident:
+            return Tier.DEVICE
+        if self.copy is HostCopy.HELD:
+            return Tier.HOST
+        return Tier.DISK if self.on_disk else Tier.REMOTE
+
+    @property
+    def reported(self) -> bool:
+        """Whether a report lists it: otherwise it is idle, on disk or in the depot."""
+        reasons = self.error or self.degraded_reason or self.unpinned_reason
+        return bool(
+            self.slot is not None or self.copy is not HostCopy.NONE or self.in_transfer or self.waiting or reasons
+        )
+
+    def report(self) -> AdapterState:
+        return AdapterState(
+            self.digest,
+            self.nearest_tier,
+            running=self.running + self.waiting,
+            bytes=self.n_bytes,
+            rank=self.rank,
+            loading=self.in_transfer,
+            error=self.error,
+            shortfall=self.degraded_reason or self.unpinned_reason,
+        )
+
+    def advance(self, state: State) -> None:
+        assert state in TRANSITIONS[self.state], (self.digest, self.state, state)
+        self.state = state
+
+    def advance_copy(self, copy: HostCopy) -> None:
+        assert copy in COPY_TRANSITIONS[self.copy], (self.digest, self.copy, copy)
+        self.copy = copy
+
+
+def check_adapter(adapter: Adapter) -> None:
+    """What holds of any adapter, whatever has happened."""
+    assert (adapter.slot is not None) == (adapter.resident or adapter.state is State.LOADING), adapter
+    assert adapter.running >= 0, adapter
+    assert adapter.waiting >= 0, adapter
+    assert adapter.running == 0 or adapter.resident, adapter
+    assert adapter.desired or not adapter.degraded_reason, adapter

@@ -1,9 +1,10 @@
 """What the request pool tells gateways (Tokens, NoRoom, Ended), the adapter pool (Load ...) and reports (PoolState)."""
 
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import NamedTuple
 
+from weft.domain.adapter import AdapterState
 from weft_runner.core.choice import TokenLogprob
 from weft_runner.core.sequence import Epoch, Finish
 
@@ -15,15 +16,6 @@ class EndReason(Enum):
     LOAD_FAILED = "load_failed"
     INTERNAL = "internal"
     UNKNOWN_ADAPTER = "unknown_adapter"
-
-
-class Tier(IntEnum):
-    """Where an adapter is, the nearest place that has it."""
-
-    REMOTE = 1
-    DISK = 2
-    HOST = 3
-    DEVICE = 4
 
 
 class Tokens(NamedTuple):
@@ -72,15 +64,13 @@ Event = Tokens | NoRoom | Ended
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Bring an adapter to a device slot, in the background.
+    """Read an adapter that is on disk and convert it for a device slot, in the background.
 
-    `only_size`: its pages cannot be set aside before its size is known, so bring it to disk and tell that. `to_host`:
-    keep a copy in host memory. `pages`: those that were set aside for it.
+    `to_host`: keep a copy in host memory. `pages`: those that were allocated for it, exactly what it takes.
     """
 
     digest: str
     slot: int
-    only_size: bool = False
     to_host: bool = True
     pages: tuple[int, ...] = ()
 
@@ -108,24 +98,18 @@ class Retain:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Bring an adapter to disk, and into host memory if asked, in the background."""
+    """Bring an adapter to disk, and into host memory if asked, in the background.
+
+    `urgent`: a sequence waits for it. `measure`: report what it takes on the device.
+    """
 
     digest: str
-    to_host: bool
+    to_host: bool = False
+    urgent: bool = False
+    measure: bool = False
 
 
 Action = Load | Unload | DropHost | Retain | Fetch
-
-
-@dataclass(frozen=True, slots=True)
-class Desired:
-    """An adapter the runner should know; before it is ready it has pinned ones in a slot, others at their tier."""
-
-    digest: str
-    rank: int = 0
-    n_bytes: int = 0
-    pinned: bool = False
-    tier: Tier = Tier.REMOTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,19 +124,6 @@ class SequenceView:
     admitted: int
     reservation_tokens: int
     waiting: bool
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterView:
-    digest: str
-    tier: Tier
-    running: int
-    waiting: int
-    n_bytes: int
-    rank: int
-    loading: bool
-    error: str
-    shortfall: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +147,7 @@ class PoolState:
     used_pages: int
     total_pages: int
     sequences: tuple[SequenceView, ...]
-    adapters: tuple[AdapterView, ...]
+    adapters: tuple[AdapterState, ...]
     adapters_known: int
     overruns: tuple[OverrunView, ...]
     draining: bool

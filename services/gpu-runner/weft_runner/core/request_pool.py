@@ -1,25 +1,26 @@
 """Every sequence of the runner, its pages and its adapter: ORCA's request pool, pure.
 
 Commands come in between iterations (`start`, `stop`, ...), `choose` says what runs next, `account` takes what the model
-chose. What has to be told leaves through `take_events` and `residency.take_actions`.
+chose. What has to be told leaves through `take_events` and `adapters.take_actions`.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from weft.domain.adapter import DesiredChange
+from weft_runner.core.adapter_manager import AdapterManager, check_adapters
 from weft_runner.core.admission import PoolLimits, ended, first_pages, no_room, refusal
 from weft_runner.core.choice import Choice
 from weft_runner.core.chooser import Chooser
 from weft_runner.core.epochs import EpochBook
-from weft_runner.core.events import Desired, Ended, EndReason, Event, PoolState, Tokens
+from weft_runner.core.events import Ended, EndReason, Event, PoolState, Tokens
 from weft_runner.core.iteration import Batch, Candidate, Row
 from weft_runner.core.pace import GUESS, StepModel
 from weft_runner.core.pages import PageBook, check_pages
 from weft_runner.core.reservations import Reservations
-from weft_runner.core.residency import Residency, check_slots
 from weft_runner.core.reuse import Reuse
 from weft_runner.core.sequence import RUNNING, Epoch, Finish, Phase, Request, Sequence, check_sequence
-from weft_runner.core.views import adapter_view, not_ready, overrun_view, sequence_view
+from weft_runner.core.views import overrun_view, sequence_view
 
 
 class RequestPool:
@@ -30,7 +31,7 @@ class RequestPool:
         self.chooser = Chooser(limits.batch, model)
         self.pages = PageBook(limits.total_pages, limits.page_tokens)
         self.reuse = Reuse(self.pages)
-        self.residency = Residency(
+        self.adapters = AdapterManager(
             limits.max_adapters,
             starvation=limits.starvation,
             host_bytes=limits.host_bytes,
@@ -38,12 +39,12 @@ class RequestPool:
             pages=self.pages,
             page_bytes=limits.page_bytes,
         )
-        self.reservations = Reservations(self.pages, self.residency.device)
+        self.reservations = Reservations(self.pages, self.adapters.slots)
         self.epochs = EpochBook()
         self.sequences: dict[str, Sequence] = {}
         self.draining = False
         self.urgent = False
-        self.iterations = self.forwards = self.desired_version = self.tokens = 0
+        self.iterations = self.forwards = self.tokens = 0
         self._events: list[Event] = []
         self._admissions = self._launches = 0
 
@@ -75,14 +76,13 @@ class RequestPool:
         for sequence in [s for s in self.sequences.values() if s.request.owner == owner]:
             self._remove(sequence)
 
-    def set_desired(self, version: int, desired: list[Desired]) -> None:
-        self.desired_version = version
-        self.residency.set_desired(desired)
+    def apply(self, change: DesiredChange) -> None:
+        self.adapters.apply(change)
         self._settle()
 
     def retry(self) -> None:
         """Bring what is desired here and could not be brought."""
-        self.residency.retry()
+        self.adapters.retry()
 
     def drain(self, *, on: bool) -> None:
         """Give every sequence back; refuse new ones until drained is taken back."""
@@ -90,32 +90,30 @@ class RequestPool:
         for sequence in list(self.sequences.values()) if on else []:
             self._end(sequence, EndReason.DRAINED, "the runner is draining")
 
-    def sized(self, digest: str, *, n_bytes: int, host_bytes: int | None) -> None:
-        """It is on disk, and it is known what it takes; one that is too large ends those who waited for it."""
-        fault = self.residency.sized(digest, n_bytes=n_bytes, host_bytes=host_bytes)
+    def fetched(self, digest: str, *, n_bytes: int | None, host_bytes: int | None) -> None:
+        """Its file is on disk. An adapter that is too large for this runner ends the sequences that wait for it."""
+        fault = self.adapters.on_fetched(digest, n_bytes=n_bytes, host_bytes=host_bytes)
         if fault:
             self._end_all_of(digest, EndReason.LOAD_FAILED, fault)
         self._settle()
+        self.urgent = self.urgent or bool(fault) or self.adapters.prefetcher.idle
 
-    def loaded(self, digest: str, *, rank: int, n_bytes: int, host_bytes: int | None, cost: float) -> None:
-        """It is in its slot. One that is too large for this runner leaves again, and those who waited for it end."""
-        fault = self.residency.loaded(digest, rank=rank, n_bytes=n_bytes, host_bytes=host_bytes, cost=cost)
-        if fault:
-            self._end_all_of(digest, EndReason.LOAD_FAILED, fault)
-        self._settle()
-        self.urgent = True
-
-    def fetched(self, digest: str, *, host_bytes: int | None) -> None:
-        self.residency.fetched(digest, host_bytes=host_bytes)
-        self.urgent = self.urgent or self.residency.keeper.idle
-
-    def fetch_failed(self, digest: str, detail: str, *, hopeless: bool) -> None:
-        self.residency.fetch_failed(digest, detail, hopeless=hopeless)
-        self.urgent = True
-
-    def load_failed(self, digest: str, reason: EndReason, detail: str, *, hopeless: bool = False) -> None:
+    def fetch_failed(self, digest: str, reason: EndReason, detail: str, *, permanent: bool = False) -> None:
         """End the sequences that waited for it; the others do not notice."""
-        self.residency.failed(digest, detail, hopeless=hopeless)
+        if self.adapters.on_fetch_failed(digest, detail, permanent=permanent):
+            self._end_all_of(digest, reason, detail)
+        self._settle()
+        self.urgent = True
+
+    def loaded(self, digest: str, *, rank: int, n_bytes: int, host_bytes: int | None, load_cost: float) -> None:
+        """It is in its slot."""
+        self.adapters.on_loaded(digest, rank=rank, n_bytes=n_bytes, host_bytes=host_bytes, load_cost=load_cost)
+        self._settle()
+        self.urgent = True
+
+    def load_failed(self, digest: str, reason: EndReason, detail: str, *, permanent: bool = False) -> None:
+        """As `fetch_failed`."""
+        self.adapters.on_load_failed(digest, detail, permanent=permanent)
         self._end_all_of(digest, reason, detail)
         self._settle()
         self.urgent = True
@@ -139,7 +137,7 @@ class RequestPool:
         self._settle()
         for sequence in list(self._here(Phase.DECODE)):
             if self.pages.is_full(sequence.key) and not self.reservations.grow(sequence):
-                self.urgent = self.residency.owing = True
+                self.urgent = self.adapters.page_debt = True
         self._unstick()
         decoding, again = self._decoding(batches, left), batches == 1 and not self.reservations.paused
         return self.chooser.choose(
@@ -193,25 +191,25 @@ class RequestPool:
         return self.pages.take_lent()
 
     def state(self) -> PoolState:
-        pages, residency = self.pages, self.residency
-        free_pages = max(0, residency.free_pages())
+        pages, adapters = self.pages, self.adapters
+        free_pages = max(0, adapters.free_pages())
         return PoolState(
             free_pages=free_pages,
             used_pages=pages.used_pages,
             total_pages=pages.total_pages,
             sequences=tuple(sequence_view(s, pages) for s in self.sequences.values()),
-            adapters=tuple(adapter_view(a, residency.tier_of(a)) for a in residency.listed()),
-            adapters_known=len(residency.adapters),
+            adapters=tuple(a.report() for a in adapters.adapters.values() if a.reported),
+            adapters_known=len(adapters.adapters),
             overruns=tuple(
                 overrun_view(self.sequences[key], wanted) for key, wanted in self.reservations.paused.items()
             ),
             draining=self.draining,
-            not_ready=not_ready(residency),
+            not_ready=adapters.not_ready_reason(),
             iterations=self.iterations,
             forwards=self.forwards,
             grown_pages=self.reservations.grown_pages,
             doublings=self.reservations.doublings,
-            desired_version=self.desired_version,
+            desired_version=self.adapters.desired_version or 0,
             tokens=self.tokens,
             adapter_pages=pages.total_pages - free_pages - pages.reserved_pages,
             prefix_reused_tokens=self.reuse.tokens,
@@ -223,11 +221,11 @@ class RequestPool:
         """Admit it, or why not."""
         if self.draining:
             return ended(request, EndReason.DRAINED, "the runner is draining")
-        residency, limits = self.residency, self.limits
-        if fault := residency.too_large(request.adapter):
+        adapters, limits = self.adapters, self.limits
+        if fault := adapters.infeasible_reason(request.adapter):
             return ended(request, EndReason.LOAD_FAILED, fault)
-        context = limits.context_beside(residency.pages_beside(request.adapter, surely=True))
-        free_pages = residency.free_pages(request.adapter, last=not self.sequences)
+        context = limits.context_beside(adapters.pages_beside(request.adapter, announced=False))
+        free_pages = adapters.free_pages(request.adapter, alone=not self.sequences)
         if (answer := refusal(request, limits, context, free_pages)) is not None:
             return answer
         if len(self.sequences) >= limits.max_sequences:
@@ -235,7 +233,7 @@ class RequestPool:
         chain = self.reuse.chain(request)
         shared = self.reuse.found(chain, [*request.prompt, *request.emitted])
         n_pages = first_pages(
-            request, limits, limits.context_beside(residency.pages_beside(request.adapter, surely=False))
+            request, limits, limits.context_beside(adapters.pages_beside(request.adapter, announced=True))
         )
         if n_pages - len(shared) > free_pages - (self.pages.free_pages - self.pages.free_beside(shared)):
             return no_room(request, free_pages, "pages")
@@ -249,14 +247,14 @@ class RequestPool:
         self.chooser.changed()
         request, first = sequence.request, not self.sequences
         wanted = self.pages.free_pages - self.pages.free_beside(shared) + n_pages - len(shared)
-        gave = self.residency.device.give_way(wanted, request.adapter, last=first)
+        gave = self.adapters.slots.evict_for(wanted, request.adapter, pinned_too=first)
         pages = self.pages.reserve(sequence.key, n_pages, shared)
         assert gave, "room was checked"
         assert pages is not None, "room was made"
         self.reservations.granted(pages[len(shared) :])
         self.sequences[sequence.key] = sequence
         self.reuse.begin(sequence, shared)
-        if not request.adapter or self.residency.enter(request.adapter):
+        if not request.adapter or self.adapters.acquire(request.adapter):
             self._join(sequence)
         else:
             self.urgent = True  # with nothing else to run, no iteration would tell of this admission while it waits
@@ -270,23 +268,25 @@ class RequestPool:
     def _settle(self) -> None:
         """Pages or slots may have come free: paused sequences first, then adapters and those who wait for them."""
         self.reservations.serve_paused(self.sequences)
-        self.residency.owing = bool(self.reservations.paused)
-        self.residency.settle()
-        for digest in self.residency.take_joinable():
+        self.adapters.page_debt = bool(self.reservations.paused)
+        self.adapters.reconcile()
+        for digest in self.adapters.take_ready():
             for sequence in self.sequences.values():
                 if sequence.request.adapter == digest and sequence.phase is Phase.WAITING:
                     self._join(sequence)
 
     def _unstick(self) -> None:
-        """Nobody runs and nothing is on its way: pinned adapters give way, then the newest of those who wait."""
-        while self.sequences and not self._anybody_runs and not self.residency.device.loading:
+        """No sequence runs and no adapter loads: pinned adapters are evicted, then the newest waiting sequence ends."""
+        while self.sequences and not self._anybody_runs and not self.adapters.slots.loading:
             if self.reservations.paused:
-                if not self.residency.device.give_way(1, last=True):
+                if not self.adapters.slots.evict_for(1, pinned_too=True):
                     return  # the supervisor names a victim
-            elif not self.residency.force():
+            elif not self.adapters.force_evict_pinned():
+                if self.adapters.loading:
+                    return
                 newest = max(self.sequences.values(), key=lambda s: s.admitted)
                 self._remove(newest)
-                self._events.append(no_room(newest.request, self.residency.free_pages(), "pages"))
+                self._events.append(no_room(newest.request, self.adapters.free_pages(), "pages"))
             self._settle()
 
     def _remove(self, sequence: Sequence, *, forget: bool = False) -> None:
@@ -298,7 +298,7 @@ class RequestPool:
         self.reservations.paused.pop(sequence.key, None)
         self.pages.release(sequence.key, forget=forget)
         if sequence.request.adapter:
-            self.residency.leave(sequence.request.adapter, joined=joined)
+            self.adapters.release(sequence.request.adapter, joined=joined)
         self._settle()
         self.urgent = True
 
@@ -372,7 +372,7 @@ def _candidate(sequence: Sequence) -> Candidate:
 def check_pool(pool: RequestPool) -> None:
     """Every book balances and agrees with the sequences. Cheap enough for an idle loop."""
     check_pages(pool.pages)
-    check_slots(pool.residency)
+    check_adapters(pool.adapters)
     assert pool.pages.holders() == set(pool.sequences)
     for sequence in pool.sequences.values():
         check_sequence(sequence)
@@ -381,9 +381,9 @@ def check_pool(pool: RequestPool) -> None:
         assert sequence.named_pages * pool.pages.page_tokens <= sequence.in_kv, sequence.key
     mine = Counter(s.request.adapter for s in pool.sequences.values())
     waiting = Counter(s.request.adapter for s in pool.sequences.values() if s.phase is Phase.WAITING)
-    for digest, adapter in pool.residency.adapters.items():
+    for digest, adapter in pool.adapters.adapters.items():
         assert adapter.waiting == waiting[digest], digest
         assert adapter.running == mine[digest] - waiting[digest], digest
     if pool.paused():
         assert pool.pages.free_pages == 0, "a free page while a sequence waits for one"
-        assert pool.residency.device.give_back_pages() == 0, "an unused adapter while a sequence waits for a page"
+        assert pool.adapters.slots.evictable_pages() == 0, "an unused adapter while a sequence waits for a page"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from weft_runner.core.device import Device
+from weft_runner.core.adapter_slots import AdapterSlots
 from weft_runner.core.growth import next_growth
 from weft_runner.core.pages import PageBook
 from weft_runner.core.sequence import Sequence
@@ -11,8 +11,8 @@ from weft_runner.core.sequence import Sequence
 class Reservations:
     """One owner: the request pool. `paused`: sequence -> pages wanted, the longest paused first."""
 
-    def __init__(self, pages: PageBook, device: Device) -> None:
-        self._pages, self._device = pages, device
+    def __init__(self, pages: PageBook, slots: AdapterSlots) -> None:
+        self._pages, self._slots = pages, slots
         self.paused: dict[str, int] = {}
         self.grown_pages = self.doublings = 0
         self._granted: list[int] = []
@@ -47,9 +47,9 @@ class Reservations:
             sequences[key].resume()
 
     def _grant(self, key: str, wanted_pages: int) -> bool:
-        """As many pages as are free; with none, an adapter that nobody uses gives way."""
+        """As many pages as are free; with none, an unused adapter is evicted."""
         if not self._pages.free_pages:
-            self._device.give_way(1)
+            self._slots.evict_for(1)
         pages = self._pages.grow(key, wanted_pages)
         self._granted.extend(pages)
         self.grown_pages += len(pages)

@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from weft_runner.core.device import MOST_SLOTS
+from weft_runner.core.adapter_slots import MOST_SLOTS
 from weft_runner.core.events import Action, DropHost, Fetch, Load, Retain, Unload
-from weft_runner.core.keeping import FETCHES
+from weft_runner.core.host_cache import PREFETCHES
 from weft_runner.errors import AdapterInvalid, RunnerError
 from weft_runner.memory.adapter_files import AdapterFiles, Source, map_tensors
 from weft_runner.memory.adapter_store import AdapterStore, DeviceAdapter, HostAdapter, Tensors
@@ -27,15 +27,15 @@ from weft_runner.memory.loads import (
     LoadFailed,
     OnDisk,
     Report,
-    Sized,
     failure,
-    is_hopeless,
+    is_permanent,
 )
 
 log = logging.getLogger(__name__)
-# What is downloaded for a request has a slot already: with a thread for each slot that a runner may have, none waits
-# for another's download, nor for the pauses between another's tries. Threads are made when they are needed.
-DOWNLOADS = MOST_SLOTS
+# A download that a sequence waits for has a thread of its own, up to this number: a slow one, and the pauses between
+# its tries, delay no other adapter. Threads are made when they are needed.
+DOWNLOADS = 256
+VERIFIED_S = 10.0  # a load this soon after the fetch does not compare the file with its digest again
 
 
 class AdapterPool:
@@ -49,7 +49,9 @@ class AdapterPool:
         self._wanted: Counter[str] = Counter()  # being brought here: they stay on disk, whatever an older Retain says
         self._lock = threading.Lock()  # of `_wanted`: downloads end in threads of their own
         self._downloads = ThreadPoolExecutor(DOWNLOADS, thread_name_prefix="adapter-download")
-        self._fetches = ThreadPoolExecutor(FETCHES, thread_name_prefix="adapter-fetch")
+        self._prefetches = ThreadPoolExecutor(PREFETCHES, thread_name_prefix="adapter-prefetch")
+        self._reads = ThreadPoolExecutor(MOST_SLOTS, thread_name_prefix="adapter-read")  # each has a slot
+        self._fetched: dict[str, tuple[AdapterFiles, float, float]] = {}  # for a sequence; when, and seconds
         # One thread of torch's too: its workers spin after each operator, on cores that the running step needs.
         self._builder = ThreadPoolExecutor(
             1, thread_name_prefix="adapter-builder", initializer=torch.set_num_threads, initargs=(1,)
@@ -84,23 +86,27 @@ class AdapterPool:
         """No further loads; those in flight are waited for."""
         self._closed = True
         self._downloads.shutdown(wait=True, cancel_futures=True)
-        self._fetches.shutdown(wait=True, cancel_futures=True)
+        self._prefetches.shutdown(wait=True, cancel_futures=True)
+        self._reads.shutdown(wait=True, cancel_futures=True)
         self._builder.shutdown(wait=True, cancel_futures=True)
 
     def _clear(self, slot: int) -> None:
         self._store.clear(slot)
         self._ranks.pop(slot, None)
 
-    # ---- the builder's thread, but for `_download` and `_fetch`
+    # ---- the builder's thread, but for `_read_for` and `_fetch`
 
     def _load(self, load: Load) -> None:
         self._want(load.digest)
+        files, fetched_at, fetch_s = self._fetched.pop(load.digest, (None, 0.0, 0.0))
         if load.digest in self._host:
             self._build(load)
+        elif files is not None and time.monotonic() - fetched_at < VERIFIED_S:
+            self._build(load, files, fetch_s)
         elif not self._closed:
-            self._downloads.submit(self._download, load)
+            self._reads.submit(self._read_for, load)
 
-    def _download(self, load: Load) -> None:
+    def _read_for(self, load: Load) -> None:
         started = time.perf_counter()
         try:
             files = self._source.adapter(load.digest)
@@ -112,29 +118,16 @@ class AdapterPool:
     def _build(self, load: Load, files: AdapterFiles | None = None, fetch_s: float = 0.0) -> None:
         since = time.perf_counter() - fetch_s
         try:
-            source = self._source_of(load, files)
-            needed = self._needed(load, source)
-            if needed is None:
-                result = self._built(load, source.build(load.pages), since)
-            else:
-                result = Sized(load.digest, load.slot, needed, self._host_bytes(load.digest))
+            result = self._built(load, self._source_of(load, files).build(load.pages), since)
         except Exception as error:  # noqa: BLE001 (as above)
             self._fail(load, error)
         else:
             self._done_with(load.digest)
             self._report(result)
 
-    def _needed(self, load: Load, source: HostAdapter) -> int | None:
-        """Its size, where that has to be known first; None: what was set aside, for what was told, is what it takes."""
-        page_bytes = self._store.page_bytes
-        if not load.only_size and not page_bytes:
-            return None
-        needed = source.needs()
-        return needed if load.only_size or -(-needed // page_bytes) != len(load.pages) else None
-
     def _source_of(self, load: Load, files: AdapterFiles | None) -> HostAdapter:
         """Its host copy, made now if it is to have one; else views of its file."""
-        if files is not None and (load.only_size or not load.to_host):
+        if files is not None and not load.to_host:
             return Tensors(self._store, map_tensors(files.tensors), files.scales)
         if files is not None:
             self._read(load.digest, files)
@@ -150,35 +143,42 @@ class AdapterPool:
 
     def _fail(self, load: Load, error: Exception) -> None:
         self._complain(load.digest, error)
-        self._report(LoadFailed(load.digest, load.slot, *failure(error), hopeless=is_hopeless(error)))
+        self._report(LoadFailed(load.digest, *failure(error), permanent=is_permanent(error)))
 
     def _begin_fetch(self, fetch: Fetch) -> None:
         self._want(fetch.digest)
         if not self._closed:
-            self._fetches.submit(self._fetch, fetch)
+            (self._downloads if fetch.urgent else self._prefetches).submit(self._fetch, fetch)
 
     def _fetch(self, fetch: Fetch) -> None:
+        started = time.perf_counter()
         try:
             files = self._source.adapter(fetch.digest)
         except Exception as error:  # noqa: BLE001 (our own mistake must not leave the runner waiting for ever)
             self._fetch_failed(fetch, error)
         else:
-            self._builder.submit(self._end_fetch, fetch, files)
+            self._builder.submit(self._end_fetch, fetch, files, time.perf_counter() - started)
 
-    def _end_fetch(self, fetch: Fetch, files: AdapterFiles) -> None:
+    def _end_fetch(self, fetch: Fetch, files: AdapterFiles, seconds: float) -> None:
         try:
             if fetch.to_host:
                 self._read(fetch.digest, files)
                 self._host[fetch.digest].complete()
+            n_bytes = self._needed(files) if fetch.measure else None
         except Exception as error:  # noqa: BLE001 (as above)
             self._fetch_failed(fetch, error)
         else:
+            if fetch.urgent:
+                self._fetched[fetch.digest] = files, time.monotonic(), seconds
             self._done_with(fetch.digest)
-            self._report(Fetched(fetch.digest, self._host_bytes(fetch.digest) if fetch.to_host else None))
+            self._report(Fetched(fetch.digest, n_bytes, self._host_bytes(fetch.digest) if fetch.to_host else None))
+
+    def _needed(self, files: AdapterFiles) -> int:
+        return self._store.needs(map_tensors(files.tensors), files.scales)
 
     def _fetch_failed(self, fetch: Fetch, error: Exception) -> None:
         self._complain(fetch.digest, error)
-        self._report(FetchFailed(fetch.digest, failure(error)[1], is_hopeless(error)))
+        self._report(FetchFailed(fetch.digest, *failure(error), permanent=is_permanent(error)))
 
     def _read(self, digest: str, files: AdapterFiles) -> None:
         """Into host memory, unless it is there."""
@@ -205,6 +205,7 @@ class AdapterPool:
         self._host.pop(digest, None)
 
     def _retain(self, digests: frozenset[str]) -> None:
+        self._fetched = {digest: fetched for digest, fetched in self._fetched.items() if digest in digests}
         try:
             with self._lock:
                 kept = digests | self._wanted.keys()

@@ -1,4 +1,4 @@
-"""What the loader tells the engine: an adapter is ready, or on disk, or cannot be brought here and why."""
+"""Results of the adapter pool's work for the engine: an adapter is loaded, or on disk, or cannot be brought and why."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,41 +20,35 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
-    """On disk, and on the device it takes exactly so many bytes: room can be made for it. `host_bytes` as in Loaded."""
-
-    digest: str
-    slot: int
-    n_bytes: int
-    host_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """`hopeless`: the artifact is wrong, so that trying again does not help."""
+    """`permanent`: the artifact is wrong, so that trying again does not help."""
 
     digest: str
-    slot: int
     reason: EndReason
     detail: str
-    hopeless: bool
+    permanent: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """On disk, and in host memory with so many bytes (None: not there)."""
+    """On disk; `n_bytes`: what it takes on the device, exactly (None: the store does not live in pages).
+
+    `host_bytes`: of its copy in host memory (None: none was asked for).
+    """
 
     digest: str
+    n_bytes: int | None
     host_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """As LoadFailed, of what nobody waits for."""
+    """As LoadFailed."""
 
     digest: str
+    reason: EndReason
     detail: str
-    hopeless: bool
+    permanent: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +56,11 @@ class OnDisk:
     digests: frozenset[str]
 
 
-FromAdapters = Loaded | Sized | LoadFailed | Fetched | FetchFailed | OnDisk
+FromAdapters = Loaded | LoadFailed | Fetched | FetchFailed | OnDisk
 Report = Callable[[FromAdapters], None]
 
 
-def is_hopeless(error: Exception) -> bool:
+def is_permanent(error: Exception) -> bool:
     """By its digest an artifact is what it is: one that is wrong stays wrong. One that the depot lacks may come."""
     return isinstance(error, AdapterInvalid)
 

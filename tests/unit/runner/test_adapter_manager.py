@@ -9,13 +9,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from weft_runner.core.events import Desired, DropHost, Fetch, Load, Retain, Tier, Unload
+from harness.desired import desired, whole
+from weft.domain.adapter import DesiredAdapter, DesiredChange, Tier
+from weft_runner.core.adapter import HostCopy, State
+from weft_runner.core.adapter_manager import AdapterManager, check_adapters
+from weft_runner.core.events import DropHost, Fetch, Load, Retain, Unload
 from weft_runner.core.pages import PageBook
-from weft_runner.core.residency import Residency, check_slots
 
 DIGESTS = st.sampled_from([f"a{i}" for i in range(7)])
 DESIRED = st.builds(  # sizes that are not known, true, too small, larger than all there is
-    Desired,
+    desired,
     DIGESTS,
     n_bytes=st.sampled_from([0, 50, 20, 500]),
     pinned=st.booleans(),
@@ -24,20 +27,21 @@ DESIRED = st.builds(  # sizes that are not known, true, too small, larger than a
 
 
 class Harness:
-    """A residency book with the adapter pool it orders: what is in a slot, on its way, in host memory."""
+    """A manager with the adapter pool that executes its actions: what is in a slot, on its way, in host memory."""
 
     HOST_BYTES = 50  # of a copy
     SIZES: ClassVar = {
         f"a{i}": n for i, n in enumerate((1, 10, 25, 40, 60, 75, 95))
-    }  # on the device, whatever the list says
+    }  # on the device, whatever is announced
 
     def __init__(self, **settings: Any) -> None:
-        self.book = Residency(**settings)
+        self.book = AdapterManager(**settings)
         self.device: dict[int, str] = {}
         self.loading: list[Load] = []
         self.fetching: list[Fetch] = []
         self.from_host: set[int] = set()  # slots that are loaded from a copy that was there
         self.host: set[str] = set()
+        self.disk: set[str] = set()
         self.joined: list[tuple[str, int]] = []
         self.waiting: list[tuple[str, int]] = []
         self.numbers = itertools.count()
@@ -45,7 +49,9 @@ class Harness:
 
     def enter(self, digest: str) -> int:
         number = next(self.numbers)
-        if self.book.enter(digest):
+        if self.book.infeasible_reason(digest):  # the request pool refuses it
+            return number
+        if self.book.acquire(digest):
             self.joined.append((digest, number))
             self.served.add(number)
         else:
@@ -55,54 +61,62 @@ class Harness:
 
     def leave(self, index: int) -> None:
         digest, _ = self.joined.pop(index)
-        self.book.leave(digest, joined=True)
+        self.book.release(digest, joined=True)
         self.settle()
 
     def cancel(self, index: int) -> None:
         digest, _ = self.waiting.pop(index)
-        self.book.leave(digest, joined=False)
+        self.book.release(digest, joined=False)
         self.settle()
 
-    def load(self, index: int = 0, *, fails: bool = False, hopeless: bool = False) -> None:
+    def load(self, index: int = 0, *, fails: bool = False, permanent: bool = False) -> None:
         order = self.loading.pop(index)
-        if order.slot not in self.from_host and order.to_host and not order.only_size:
+        if order.slot not in self.from_host and order.to_host:
             self.host.add(order.digest)  # it may have been read before it failed
         self.from_host.discard(order.slot)
         host_bytes = self.HOST_BYTES if order.digest in self.host else None
         if fails:
-            self.book.failed(order.digest, "broken", hopeless=hopeless)
+            self.book.on_load_failed(order.digest, "broken", permanent=permanent)
             self.give_up(order.digest)
-        elif order.only_size:
-            self.book.sized(order.digest, n_bytes=self.HOST_BYTES, host_bytes=host_bytes)
         else:
             self.device[order.slot] = order.digest
             size = self.SIZES.get(order.digest, 100)
-            if self.book.loaded(order.digest, rank=4, n_bytes=size, host_bytes=host_bytes, cost=1.0):
-                assert size == 95, "only what is larger than the device"
-                self.give_up(order.digest)
+            self.book.on_loaded(order.digest, rank=4, n_bytes=size, host_bytes=host_bytes, load_cost=1.0)
         self.settle()
 
     def give_up(self, digest: str) -> None:
         for item in [w for w in self.waiting if w[0] == digest]:
             self.waiting.remove(item)
-            self.book.leave(digest, joined=False)
+            self.book.release(digest, joined=False)
 
-    def fetch(self, index: int = 0, *, fails: bool = False, hopeless: bool = False) -> None:
+    def fetch(self, index: int = 0, *, fails: bool = False, permanent: bool = False) -> None:
         order = self.fetching.pop(index)
+        size = self.SIZES.get(order.digest, 100) if order.measure else None
         if fails:
-            self.book.fetch_failed(order.digest, "out of reach", hopeless=hopeless)
-        elif order.to_host:
+            if self.book.on_fetch_failed(order.digest, "out of reach", permanent=permanent):
+                self.give_up(order.digest)
+            self.settle()
+            return
+        self.disk.add(order.digest)
+        if order.to_host:
             self.host.add(order.digest)
-            self.book.fetched(order.digest, host_bytes=self.HOST_BYTES)
-        else:
-            self.book.fetched(order.digest, host_bytes=None)
+        host_bytes = self.HOST_BYTES if order.to_host else None
+        if self.book.on_fetched(order.digest, n_bytes=size, host_bytes=host_bytes):
+            assert self.SIZES[order.digest] == 95, "only what is larger than the device"
+            self.give_up(order.digest)
         self.settle()
+
+    def bring(self, digest: str = "") -> None:
+        """Let everything that is on its way arrive."""
+        while self.fetching or self.loading:
+            self.fetch() if self.fetching else self.load()
 
     def settle(self) -> None:
         for action in self.book.take_actions():
             match action:
                 case Load():
                     assert action.slot not in self.device, "a slot is emptied before it is given away"
+                    assert action.digest in self.disk, "a slot and pages are for what is on disk"
                     self.loading.append(action)
                     self.from_host |= {action.slot} if action.digest in self.host else set()
                 case Unload(slot):
@@ -115,25 +129,25 @@ class Harness:
                     self.fetching.append(action)
                 case Retain(digests):
                     assert {digest for digest, _ in (*self.joined, *self.waiting)} <= digests
-        for digest in self.book.take_joinable():
+                    self.disk &= digests
+        for digest in self.book.take_ready():
             mine = [w for w in self.waiting if w[0] == digest]
             self.waiting = [w for w in self.waiting if w[0] != digest]
             self.joined.extend(mine)
             self.served.update(number for _, number in mine)
-        check_slots(self.book)
-        extra = self.host ^ set(self.book.host)
+        check_adapters(self.book)
+        extra = self.host ^ set(self.book.host.held)
         assert extra <= {order.digest for order in self.loading} & self.host, "the books say what is in host memory"
         for order in self.loading:
-            need = self.book.device.need(self.book.adapters[order.digest])
-            assert self.book.device.pages.lent_to(order.digest) >= (0 if order.only_size else min(need, 1))
-        assert set(self.device.values()) == {a.digest for a in self.book.in_slots().values() if a.resident}
+            assert len(order.pages) == self.book.slots.need(self.book.adapters[order.digest])
+        assert set(self.device.values()) == {a.digest for a in self.book.slots.by_slot.values() if a.resident}
         assert {d for d, _ in self.joined} <= set(self.device.values())
         for digest, adapter in self.book.adapters.items():
             assert adapter.running == sum(d == digest for d, _ in self.joined)
             assert adapter.waiting == sum(d == digest for d, _ in self.waiting)
 
 
-class ResidencyMachine(RuleBasedStateMachine):
+class ManagerMachine(RuleBasedStateMachine):
     """Sequences come, go and are cancelled; loads end well or badly; the desired list changes."""
 
     def __init__(self) -> None:
@@ -155,42 +169,48 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.h.cancel(pick.randrange(len(self.h.waiting)))
 
     @precondition(lambda self: self.h.loading)
-    @rule(fails=st.booleans(), hopeless=st.booleans())
-    def load(self, fails: bool, hopeless: bool) -> None:
-        self.h.load(fails=fails, hopeless=hopeless)
+    @rule(fails=st.booleans(), permanent=st.booleans())
+    def load(self, fails: bool, permanent: bool) -> None:
+        self.h.load(fails=fails, permanent=permanent)
 
     @precondition(lambda self: self.h.fetching)
-    @rule(pick=st.randoms(use_true_random=False), fails=st.booleans(), hopeless=st.booleans())
-    def fetch(self, pick: random.Random, fails: bool, hopeless: bool) -> None:
-        self.h.fetch(pick.randrange(len(self.h.fetching)), fails=fails, hopeless=hopeless)
+    @rule(pick=st.randoms(use_true_random=False), fails=st.booleans(), permanent=st.booleans())
+    def fetch(self, pick: random.Random, fails: bool, permanent: bool) -> None:
+        self.h.fetch(pick.randrange(len(self.h.fetching)), fails=fails, permanent=permanent)
 
     @rule()
     def retry(self) -> None:
         self.h.book.retry()
         self.h.settle()
 
-    @rule(wanted=st.lists(DESIRED, max_size=6, unique_by=lambda d: d.digest))
-    def desire(self, wanted: list[Desired]) -> None:
-        self.h.book.set_desired(wanted)
+    @rule(
+        wanted=st.lists(DESIRED, max_size=6, unique_by=lambda d: d.digest), removed=st.sets(DIGESTS), full=st.booleans()
+    )
+    def desire(self, wanted: list[DesiredAdapter], removed: set[str], full: bool) -> None:
+        before = {digest for digest, adapter in self.h.book.adapters.items() if adapter.desired}
+        self.h.book.apply(DesiredChange(1, full, tuple(wanted), tuple(sorted(removed))))
         self.h.settle()
+        named = {d.digest for d in wanted}
+        now = {digest for digest, adapter in self.h.book.adapters.items() if adapter.desired}
+        assert now == named if full else now == (before - removed) | named
         coming = {order.digest for order in (*self.h.loading, *self.h.fetching)}
         live = {d for d, _ in (*self.h.joined, *self.h.waiting)} | coming
-        assert set(self.h.book.adapters) <= {d.digest for d in wanted} | live, "the rest is forgotten"
+        assert not (removed - named - live) & set(self.h.book.adapters), "removed, and in no use: forgotten"
 
     @invariant()
     def what_is_not_missing_is_held_at_its_tier_or_says_why_not(self) -> None:
         book = self.h.book
-        waited_for = {*book.keeper.missing()}
+        waited_for = {*book.prefetcher.missing()}
         for adapter in book.adapters.values():
-            if adapter.tier > Tier.REMOTE and adapter.digest not in waited_for and not adapter.hopeless:
-                least = Tier.DISK if adapter.shortfall else adapter.tier
-                assert adapter.digest in book.host or least is Tier.DISK
-                assert book.tier_of(adapter) >= least
+            if adapter.tier > Tier.REMOTE and adapter.digest not in waited_for and not adapter.permanent_failure:
+                least = Tier.DISK if adapter.degraded_reason else adapter.tier
+                assert adapter.copy is HostCopy.HELD or least is Tier.DISK
+                assert adapter.nearest_tier >= least
 
     @invariant()
     def a_free_slot_is_never_left_while_somebody_waits_for_one(self) -> None:
-        if len(self.h.book.in_slots()) < 3:
-            assert not self.h.book.queue
+        if len(self.h.book.slots.by_slot) < 3:
+            assert all(adapter.in_transfer for adapter in self.h.book.queue.values())
 
     def teardown(self) -> None:
         """Whatever happened: once loads succeed and sequences end, everybody who waits is served."""
@@ -202,7 +222,7 @@ class ResidencyMachine(RuleBasedStateMachine):
             elif self.h.joined:
                 self.h.leave(0)
             elif self.h.waiting:
-                assert self.h.book.force(), "pinned adapters give way where nothing else can go on"
+                assert self.h.book.force_evict_pinned(), "pinned adapters are evicted where nothing else can run"
                 self.h.settle()
             else:
                 break
@@ -210,16 +230,15 @@ class ResidencyMachine(RuleBasedStateMachine):
         assert not self.h.loading
         self.h.book.retry()
         self.h.settle()
-        while self.h.loading or self.h.fetching:
-            self.h.load() if self.h.loading else self.h.fetch()
-        assert not self.h.book.keeper.missing(), "nobody waits for a tier for ever"
+        self.h.bring()
+        assert not self.h.book.prefetcher.missing(), "nothing waits for a tier for ever"
 
 
-ResidencyMachine.TestCase.settings = settings(stateful_step_count=40)
-test_slots_and_references_balance_under_any_commands = ResidencyMachine.TestCase
+ManagerMachine.TestCase.settings = settings(stateful_step_count=40)
+test_slots_and_references_balance_under_any_commands = ManagerMachine.TestCase
 
 
-class PagedMachine(ResidencyMachine):
+class PagedMachine(ManagerMachine):
     """The same where adapters hold pages, and sequences take and give back some of them as they like."""
 
     def __init__(self) -> None:
@@ -230,29 +249,30 @@ class PagedMachine(ResidencyMachine):
     @rule(n_pages=st.integers(1, 12))
     def sequences_take(self, n_pages: int) -> None:
         free = self.h.book.free_pages()
-        if not self.pages.holders() and self.h.book.device.give_way(n_pages):
+        if not self.pages.holders() and self.h.book.slots.evict_for(n_pages):
             assert self.pages.reserve("kv", n_pages) is not None, "room was made"
-            assert n_pages <= free + self.h.book.waited_pages()
+            assert n_pages <= free + self.h.book.queued_pages()
         self.h.settle()
 
     @precondition(lambda self: self.pages.holders())
     @rule()
     def sequences_give_back(self) -> None:
         self.pages.release("kv")
-        self.h.book.settle()
+        self.h.book.reconcile()
         self.h.settle()
 
     @invariant()
     def a_free_slot_is_never_left_while_somebody_waits_for_one(self) -> None:
         book = self.h.book
-        if book.queue and len(book.in_slots()) < 3:
-            need = book.device.need(book.adapters[book.queue[0]])
-            assert need > self.pages.free_pages + book.device.give_back_pages(), "it waits for pages, then"
+        ready = [a for a in book.queue.values() if not a.in_transfer]
+        if ready and len(book.slots.by_slot) < 3:
+            need = book.slots.need(ready[0])
+            assert need > self.pages.free_pages + book.slots.evictable_pages(), "it waits for pages, then"
 
     @invariant()
     def pinned_ones_leave_pages_for_sequences(self) -> None:
-        device = self.h.book.device
-        assert sum(device.need(a) for a in self.h.book.adapters.values() if a.protected) <= device.most_pages
+        slots = self.h.book.slots
+        assert sum(slots.need(a) for a in self.h.book.adapters.values() if a.protected) <= slots.most_pages
 
     def teardown(self) -> None:
         if self.pages.holders():
@@ -268,13 +288,12 @@ def test_a_cold_adapter_is_not_starved_by_adapters_that_never_fall_idle():
     h = Harness(slots=2, starvation=5)
     for digest in ("hot1", "hot2"):
         h.enter(digest)
-        h.load()
+        h.bring()
     cold = h.enter("cold")
     for turn in range(40):  # each hot adapter always has a sequence: a newcomer arrives before the last one leaves
         h.enter(f"hot{turn % 2 + 1}")
         h.leave(0)
-        if h.loading:
-            h.load()
+        h.bring()
         if cold in h.served:
             break
     assert cold in h.served
@@ -285,7 +304,7 @@ def test_without_ageing_the_same_adapter_would_wait_for_ever():
     h = Harness(slots=2, starvation=10**9)
     for digest in ("hot1", "hot2"):
         h.enter(digest)
-        h.load()
+        h.bring()
     cold = h.enter("cold")
     h.enter("hot1")
     h.enter("hot2")
@@ -298,8 +317,9 @@ def test_without_ageing_the_same_adapter_would_wait_for_ever():
 def test_newcomers_of_a_closed_adapter_join_again_when_the_waiting_one_goes_away():
     h = Harness(slots=1, starvation=1)
     h.enter("hot")
-    h.load()
+    h.bring()
     h.enter("cold")
+    h.fetch()
     h.enter("hot")
     late = h.enter("hot")
     assert late not in h.served
@@ -308,94 +328,120 @@ def test_newcomers_of_a_closed_adapter_join_again_when_the_waiting_one_goes_away
 
 
 def test_the_least_valuable_unused_adapter_goes_first():
-    book = Residency(2, starvation=9)
-    for digest, cost in (("dear", 10.0), ("cheap", 1.0)):
-        book.enter(digest)
-        book.loaded(digest, rank=1, n_bytes=1, host_bytes=1, cost=cost)
-        book.leave(digest, joined=True)
-    book.enter("new")
-    assert {a.digest for a in book.in_slots().values()} == {"dear", "new"}
+    book = AdapterManager(2, starvation=9)
+    use(book, "dear", load_cost=10.0)
+    use(book, "cheap")
+    book.take_actions()
+    use(book, "new")
+    assert {a.digest for a in book.slots.by_slot.values()} == {"dear", "new"}
     assert Unload(1) in book.take_actions()
-    book.loaded("new", rank=1, n_bytes=1, host_bytes=1, cost=1.0)
-    book.leave("new", joined=True)
     for turn in range(12):  # the clock rises with what is evicted: nothing stays for ever
-        book.enter(f"next{turn}")
-        book.loaded(f"next{turn}", rank=1, n_bytes=1, host_bytes=1, cost=1.0)
-        book.leave(f"next{turn}", joined=True)
-    assert "dear" not in {a.digest for a in book.in_slots().values()}
+        use(book, f"next{turn}")
+    assert "dear" not in {a.digest for a in book.slots.by_slot.values()}
 
 
 def test_pinned_adapters_load_unasked_stay_and_leave_one_slot_for_the_others():
     h = Harness(slots=3, starvation=2)
-    h.book.set_desired([Desired(f"p{i}", pinned=True) for i in range(4)])
+    h.book.apply(whole(*(desired(f"p{i}", pinned=True) for i in range(4))))
     h.settle()
-    assert [order.digest for order in h.loading] == ["p0", "p1"]
+    assert [order.digest for order in h.fetching] == ["p0", "p1"]
     assert h.book.missing_pinned() == ["p0", "p1"]
-    h.load()
-    h.load()
+    h.bring()
     assert not h.book.missing_pinned()
     for turn in range(5):
         number = h.enter(f"other{turn}")
-        h.load()
+        h.bring()
         assert number in h.served
         h.leave(0)
     assert {"p0", "p1"} <= set(h.device.values())
 
 
-def test_a_digest_that_is_no_longer_desired_leaves_every_tier_after_its_last_sequence():
+def test_a_digest_that_is_removed_leaves_every_tier_after_its_last_sequence():
     h = Harness(slots=2)
-    h.book.set_desired([Desired("a"), Desired("b")])
-    h.enter("a")
-    h.load()
-    h.book.set_desired([Desired("b")])
+    h.book.apply(whole(desired("b")))
     h.settle()
-    assert h.book.tier_of(h.book.adapters["a"]) is Tier.DEVICE, "a running stream finishes on it"
+    h.enter("a")
+    h.bring()
+    h.book.apply(DesiredChange(2, full=False, removed=("a",)))
+    h.settle()
+    assert h.book.adapters["a"].nearest_tier is Tier.DEVICE, "a running stream finishes on it"
     h.leave(0)
     assert set(h.book.adapters) == {"b"}
     assert not h.device
     assert not h.host
+    assert not h.disk
+
+
+def test_what_a_sequence_named_stays_on_disk_without_being_desired(monkeypatch):
+    monkeypatch.setattr("weft_runner.core.adapter_manager.MOST_ON_DEMAND", 16)
+    h = Harness(slots=2, keep_copies=False)
+    h.book.apply(whole())
+    h.settle()
+    for i in range(40):
+        h.enter(f"d{i}")
+        h.bring()
+        h.leave(0)
+        h.book.apply(DesiredChange(2 + i, full=i % 2 == 0))
+        h.settle()
+        assert h.book.adapters[f"d{i}"].state is State.RESIDENT
+        assert len(h.disk) <= 16, "the least recently used are forgotten beyond a bound"
+    assert {f"d{i}" for i in range(30, 40)} <= h.disk
 
 
 def test_tiers_fall_from_device_to_host_to_disk():
-    book = Residency(1, host_bytes=10)
+    book = AdapterManager(1, host_bytes=10)
     for digest in ("a", "b"):
-        book.enter(digest)
-        book.loaded(digest, rank=1, n_bytes=1, host_bytes=6, cost=1.0)
-        book.leave(digest, joined=True)
-    assert book.tier_of(book.adapters["b"]) is Tier.DEVICE
-    assert book.tier_of(book.adapters["a"]) is Tier.DISK, "two copies are above the host budget"
-    book.enter("c")
-    assert book.tier_of(book.adapters["b"]) is Tier.HOST
-    assert book.tier_of(book.adapters["c"]) is Tier.REMOTE
+        use(book, digest, host_bytes=6)
+    assert book.adapters["b"].nearest_tier is Tier.DEVICE
+    assert book.adapters["a"].nearest_tier is Tier.DISK, "two copies are above the host budget"
+    book.acquire("c")
+    assert book.adapters["c"].nearest_tier is Tier.REMOTE
+    assert book.adapters["b"].nearest_tier is Tier.DEVICE, "its slot is not needed before c is on disk"
+    book.on_fetched("c", n_bytes=None, host_bytes=None)
+    assert book.adapters["b"].nearest_tier is Tier.HOST
+    assert book.adapters["c"].state is State.LOADING
 
 
-@pytest.mark.parametrize("digest", ["known", "unknown"])
-def test_a_failed_load_leaves_the_slot_free_and_the_error_told(digest):
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("where", ["fetch", "load"])
+def test_a_failure_leaves_the_slot_free_and_is_reported(held, where):
     h = Harness(slots=1)
-    if digest == "known":
-        h.book.set_desired([Desired("known")])
-    h.enter(digest)
-    h.load(fails=True)
-    assert not h.book.in_slots()
+    h.book.apply(whole(*[desired("a")] * held))
+    h.settle()
+    h.enter("a")
+    if where == "load":
+        h.fetch()
+        h.load(fails=True)
+    else:
+        h.fetch(fails=True)
+    assert not h.book.slots.by_slot
     assert not h.waiting
     number = h.enter("good")
-    h.load()
+    h.bring()
     assert number in h.served
-    if digest == "known":
-        assert h.book.adapters["known"].error == "broken"
+    error = "broken" if where == "load" else "out of reach"
+    assert (h.book.adapters["a"].reported, h.book.adapters["a"].report().error) == (True, error)
 
 
-def test_an_adapter_that_is_larger_than_was_told_does_not_give_way_to_itself():
-    pages = PageBook(4, 16)
-    book = Residency(2, pages=pages, page_bytes=10)
-    book.set_desired([Desired("other", n_bytes=20, pinned=True)])
-    book.loaded("other", rank=1, n_bytes=20, host_bytes=None, cost=1.0)
-    book.set_desired([Desired("other", n_bytes=20), Desired("larger", n_bytes=10)])
-    assert not book.enter("larger")
-    assert pages.reserve("sequence", 1) is not None
-    book.leave("larger", joined=False)
-    assert pages.free_pages == 0
-    assert book.loaded("larger", rank=1, n_bytes=30, host_bytes=None, cost=1.0) == ""
-    assert [adapter.digest for adapter in book.in_slots().values()] == ["larger"]
-    assert pages.lent_to("larger") == 3
-    check_slots(book)
+def test_slow_downloads_hold_neither_slots_nor_pages():
+    pages = PageBook(12, 1)
+    h = Harness(slots=2, pages=pages, page_bytes=10)
+    for i in range(3, 6):
+        h.enter(f"a{i}")
+    assert len(h.fetching) == 3
+    assert pages.free_pages == 12 == h.book.free_pages()
+    last = h.enter("a1")
+    h.fetch(3)
+    h.load()
+    assert last in h.served, "it came last, and its file was here first"
+    assert [order.digest for order in h.fetching] == ["a3", "a4", "a5"]
+
+
+def use(book: AdapterManager, digest: str, *, host_bytes: int = 1, load_cost: float = 1.0) -> None:
+    """One sequence of that adapter comes, runs and goes."""
+    if not book.acquire(digest):
+        if book.adapters[digest].state is State.FETCHING:
+            book.on_fetched(digest, n_bytes=None, host_bytes=None)
+        book.on_loaded(digest, rank=1, n_bytes=1, host_bytes=host_bytes, load_cost=load_cost)
+    book.release(digest, joined=True)
+    check_adapters(book)
