@@ -1,26 +1,28 @@
 """Runner pods without containers: Ready by a patch of their status, and each plays a runner to a real supervisor.
 
-The pods are the real objects, made by the cluster's Deployment controller. What a played runner says is what a real one
-without any requests says: its hello, a heartbeat, and that it knows each list of adapters that it is told.
+The pods are the real objects, made by the cluster's Deployment controller. A played runner sends what a real one
+without any requests sends: its specification, reports and heartbeats; it has every adapter that it has to hold at once.
 """
 
 import asyncio
 import itertools
-import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 from kubernetes.aio.client import ApiException
 
+from weft.domain.ids import RunnerId
+from weft.domain.runner import Heartbeat, Registered, Resync, RunnerFigures, RunnerOrder, RunnerReport, RunnerSpec
 from weft.wire.channels import Link, channel
-from weft.wire.v1 import common_pb2 as common
+from weft.wire.codec import RUNNER_TO_SUPERVISOR, SUPERVISOR_TO_RUNNER
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import SupervisorStub
 from weft_bench.following import Object
 
+RunnerLink = Link[pb.RunnerToSupervisor, pb.SupervisorToRunner]
 HEARTBEATS_A_LEASE = 4
 NOT_FOUND = 404
 
@@ -31,8 +33,6 @@ class PlayedRunners:
     def __init__(self, core: Any, supervisor: str, tasks: asyncio.TaskGroup) -> None:
         self._core, self._supervisor, self._tasks = core, supervisor, tasks
         self._playing: dict[str, asyncio.Task[None]] = {}
-        self._runners: dict[str, Runner] = {}
-        self._told = asyncio.Event()  # a runner was told a list
         self._addresses = (f"10.244.{n // 250}.{n % 250 + 1}" for n in itertools.count())
 
     def hear(self, pod: Object, gone: bool) -> None:
@@ -44,13 +44,6 @@ class PlayedRunners:
         elif uid not in self._playing:
             self._playing[uid] = self._tasks.create_task(self._live(pod, next(self._addresses)))
 
-    async def until_known(self, digest: str) -> float:
-        """When (`time.perf_counter`) every runner has been told of that digest."""
-        while not all(digest in runner.digests for runner in self._runners.values()):
-            self._told.clear()
-            await self._told.wait()
-        return time.perf_counter()
-
     def close(self) -> None:
         """All of them leave."""
         for task in self._playing.values():
@@ -58,12 +51,7 @@ class PlayedRunners:
 
     async def _live(self, pod: Object, address: str) -> None:
         await self._become_ready(pod, address)
-        uid = pod["metadata"]["uid"]
-        runner = self._runners[uid] = Runner(hello_of(pod, address), self._supervisor, self._told.set)
-        try:
-            await runner.run()
-        finally:
-            del self._runners[uid]
+        await PlayedRunner(spec_of(pod, address), self._supervisor).run()
 
     async def _become_ready(self, pod: Object, address: str) -> None:
         metadata = pod["metadata"]
@@ -74,75 +62,71 @@ class PlayedRunners:
                 raise
 
 
-class Runner:
-    """One runner that nobody asks for tokens. `on_told` hears that it was told a list of adapters."""
+class PlayedRunner:
+    """One runner without requests."""
 
-    def __init__(self, hello: pb.RunnerHello, supervisor: str, on_told: Callable[[], None]) -> None:
-        self.digests: frozenset[str] = frozenset()
-        self._hello, self._supervisor, self._on_told = hello, supervisor, on_told
-        self._reports, self._desired_version = 0, 0
+    def __init__(self, spec: RunnerSpec, supervisor: str) -> None:
+        self.spec, self._supervisor = spec, supervisor
+        self._version, self._desired_version = 0, 0
         self._heartbeat_s = 0.5
 
     async def run(self) -> None:
         """Until cancelled."""
         opened = channel(self._supervisor)
-        link: Link[pb.RunnerToSupervisor, pb.SupervisorToRunner] = Link(
-            f"played runner {self._hello.name}",
+        link: RunnerLink = Link(
+            f"played runner {self.spec.name}",
             SupervisorStub(opened).Runner,
-            hello=lambda: [pb.RunnerToSupervisor(hello=self._hello), self._state()],
-            on_message=lambda message: self._hear(link, message),
+            hello=lambda: [RUNNER_TO_SUPERVISOR.encode(self.spec), self._report()],
+            on_message=lambda message: self._receive(link, message),
         )
-        beats = asyncio.create_task(self._beat(link))
+        heartbeats = asyncio.create_task(self._heartbeat(link))
         try:
             await link.run()
         finally:
-            beats.cancel()
+            heartbeats.cancel()
             with suppress(asyncio.CancelledError):
-                await beats
+                await heartbeats
             link.close()
             await opened.close(None)
 
-    def _hear(self, link: Link[pb.RunnerToSupervisor, pb.SupervisorToRunner], message: pb.SupervisorToRunner) -> None:
-        match message.WhichOneof("message"):
-            case "registered":
-                self._heartbeat_s = message.registered.lease_ms / 1000 / HEARTBEATS_A_LEASE
-            case "order" if message.order.has_desired:
-                self._desired_version = message.order.desired_version
-                self.digests = frozenset(adapter.digest for adapter in message.order.desired)
-                link.send(self._state())
-                self._on_told()
+    def _receive(self, link: RunnerLink, message: pb.SupervisorToRunner) -> None:
+        match SUPERVISOR_TO_RUNNER.decode(message):
+            case Registered(lease_ms=lease_ms):
+                self._heartbeat_s = lease_ms / 1000 / HEARTBEATS_A_LEASE
+            case RunnerOrder(desired=desired) if desired is not None:
+                self._desired_version = desired.version
+                link.send(self._report())
+            case Resync():
+                link.send(self._report())
             case _:
                 pass
 
-    async def _beat(self, link: Link[pb.RunnerToSupervisor, pb.SupervisorToRunner]) -> None:
+    async def _heartbeat(self, link: RunnerLink) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            link.send(pb.RunnerToSupervisor(heartbeat=pb.Heartbeat()))
+            link.send(RUNNER_TO_SUPERVISOR.encode(Heartbeat()))
 
-    def _state(self) -> pb.RunnerToSupervisor:
-        self._reports += 1
-        state = pb.RunnerState(
-            runner=self._hello,
-            id=self._hello.runner,
-            sequence=self._reports,
-            free_pages=self._hello.total_pages,
-            ready=True,
-            desired_version=self._desired_version,
-        )
-        return pb.RunnerToSupervisor(state=state)
+    def _report(self) -> pb.RunnerToSupervisor:
+        self._version += 1
+        figures = RunnerFigures(free_pages=self.spec.total_pages, desired_version=self._desired_version)
+        return RUNNER_TO_SUPERVISOR.encode(RunnerReport(self._version, True, figures))
 
 
-def hello_of(pod: Object, address: str) -> pb.RunnerHello:
-    """What the runner in this pod says of itself: what its flags say."""
-    words: list[str] = pod["spec"]["containers"][0]["args"]
-    flags = {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
-    pages, page_tokens = int(flags["kv-pages"]), int(flags["page-tokens"])
-    namespace = flags["pool"].partition("/")[0]
-    return pb.RunnerHello(
-        runner=common.RunnerId(uuid=f"{namespace}.{pod['metadata']['uid']}", incarnation=uuid.uuid4().hex),
+def flags_of(pod: Object) -> Mapping[str, str]:
+    """The runner's flags from its arguments."""
+    words: list[str] = pod["spec"]["containers"][0].get("args", [])
+    return {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def spec_of(pod: Object, address: str) -> RunnerSpec:
+    """The specification of the runner in this pod, from its flags."""
+    flags = flags_of(pod)
+    pages, page_tokens, pool = int(flags["kv-pages"]), int(flags["page-tokens"]), flags["pool"]
+    return RunnerSpec(
+        runner=RunnerId(f"{pool.partition('/')[0]}.{pod['metadata']['uid']}", uuid.uuid4().hex),
         name=pod["metadata"]["name"],
         address=f"{address}:7400",
-        pool=flags["pool"],
+        pool=pool,
         base_digest=flags["base-digest"],
         numerics_class="played",
         page_tokens=page_tokens,

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ from harness.crowd import SLOW
 from harness.ports import free_addresses
 from harness.quickstart import QUICKSTART, Case
 from harness.waiting import PATIENCE_S, eventually
+from weft.domain.adapter import AdapterSpec
+from weft.domain.routes import PoolSpec, PoolStatus, RegistryChange
 from weft.wire.channels import Link, channel
+from weft.wire.codec import REGISTRY_TO_SCHEDULER, SCHEDULER_TO_REGISTRY
 from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
@@ -250,7 +254,7 @@ class Registry:
     def __init__(self, fleet: Fleet, adapters: Mapping[str, str], runners: int, others: Sequence[str]) -> None:
         self._fleet, self._adapters, self._runners, self._others = fleet, adapters, runners, others
         self._versions = itertools.count(time.time_ns() // 1_000_000)
-        self.pools: dict[str, scheduler_pb2.PoolStatus] = {}
+        self.pools: dict[str, PoolStatus] = {}
         self.channel = channel(fleet.at["scheduler"], fleet.identity("operator"), "scheduler")
         self.link: Link[Any, Any] = Link(
             "registry", SchedulerStub(self.channel).Registry, hello=lambda: [self._snapshot()], on_message=self._hear
@@ -264,32 +268,20 @@ class Registry:
         await eventually(are_ready)
 
     def _snapshot(self) -> scheduler_pb2.RegistryToScheduler:
-        message = scheduler_pb2.RegistryToScheduler(version=next(self._versions), snapshot=True)
-        message.pools.add(
-            pool=POOL,
-            base_digest=self._fleet.base_digest,
-            base_model_name="weft-quickstart",
-            shared_all=True,
-            max_queue=1000,
-            max_moves=8,
-            placement="punica",
-            queue="fcfs",
-            reservation="calibrated",
-            min_runners=self._runners,
-            max_runners=self._runners,
-        )
-        for pool in self._others:
-            message.pools.add(pool=pool, base_digest=self._fleet.base_digest, base_model_name=pool, max_runners=9)
-        for name, digest in self._adapters.items():
-            namespace, _, short = name.partition("/")
-            message.adapters.add(
-                uid=name, namespace=namespace, name=short, model_name=name, pool=POOL, digest=digest, rank=16, bytes=1
-            )
-        return message
+        served = PoolSpec(POOL, self._fleet.base_digest, "weft-quickstart", shared_all=True)
+        pools = [replace(served, min_runners=self._runners, max_runners=self._runners)]
+        pools += [PoolSpec(name, self._fleet.base_digest, name, max_runners=9) for name in self._others]
+        adapters = [
+            AdapterSpec(name, *name.split("/", 1), name, POOL, digest, rank=16, bytes=1)
+            for name, digest in self._adapters.items()
+        ]
+        version = next(self._versions)
+        return REGISTRY_TO_SCHEDULER.encode(RegistryChange(True, tuple(pools), tuple(adapters), version=version))
 
     def _hear(self, message: scheduler_pb2.SchedulerToRegistry) -> None:
-        if message.WhichOneof("message") == "pool":
-            self.pools[message.pool.pool] = message.pool
+        status = SCHEDULER_TO_REGISTRY.decode(message)
+        if isinstance(status, PoolStatus):
+            self.pools[status.pool] = status
 
 
 async def _resolve(http: httpx2.AsyncClient, **body: Any) -> str:

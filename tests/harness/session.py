@@ -1,41 +1,44 @@
-"""A gateway's session to one runner, spoken by a test: what this very runner answers, whoever else there is."""
+"""A gateway's session to one runner, opened by a test: what this very runner answers, whoever else there is."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 from harness.quickstart import Case, tokenizer
 from harness.waiting import PATIENCE_S
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.request import Ended, NoCapacity, SessionHello, Start, Step
 from weft.wire.channels import channel
+from weft.wire.codec import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
 from weft.wire.tls import Tls
-from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc
+from weft.wire.v1 import runner_pb2, runner_pb2_grpc
 
 
-async def answer_of(runner: common_pb2.RunnerId, address: str, tls: Tls, case: Case, digest: str, epoch: int) -> str:
+async def answer_of(runner: RunnerId, address: str, tls: Tls, case: Case, digest: str, epoch: int) -> str:
     """The greedy answer of that runner to a case, with the adapter of this digest ("" for the base)."""
-    start = runner_pb2.Start(
+    start = Start(
         request_id=f"test-{case.model}-{epoch}",
-        epoch=common_pb2.Epoch(term=1, counter=epoch),
-        adapter_digest=digest,
-        prompt_tokens=tokenizer().encode(case.prompt).ids,
+        epoch=Epoch(1, epoch),
+        prompt=tuple(tokenizer().encode(case.prompt).ids),
+        emitted=(),
         max_tokens=256,
         reservation_tokens=64,
-        sampling=runner_pb2.Sampling(top_p=1.0),
+        adapter=digest,
     )
     over = asyncio.Event()
 
-    async def said() -> AsyncIterator[runner_pb2.GatewayToRunner]:
-        hello = runner_pb2.SessionHello(gateway_id="test", incarnation=runner.incarnation)
-        yield runner_pb2.GatewayToRunner(hello=hello)
-        yield runner_pb2.GatewayToRunner(start=start)
+    async def requests() -> AsyncIterator[runner_pb2.GatewayToRunner]:
+        yield GATEWAY_TO_RUNNER.encode(SessionHello("test", runner.incarnation))
+        yield GATEWAY_TO_RUNNER.encode(start)
         await over.wait()
 
     tokens: list[int] = []
     async with asyncio.timeout(PATIENCE_S), channel(address, tls, "runner") as opened:
-        async for message in runner_pb2_grpc.RunnerStub(opened).Session(said()):
-            assert message.WhichOneof("message") not in ("no_room", "ended"), message
-            for sequence in message.step.sequences:
+        async for envelope in runner_pb2_grpc.RunnerStub(opened).Session(requests()):
+            message = RUNNER_TO_GATEWAY.decode(envelope)
+            assert not isinstance(message, NoCapacity | Ended), message
+            for sequence in message.sequences if isinstance(message, Step) else ():
                 tokens += sequence.tokens
-                if sequence.finish_reason:
+                if sequence.finish:
                     over.set()
                     return tokenizer().decode(tokens)
     raise AssertionError("the runner ended the session")

@@ -4,9 +4,8 @@
         kubelet.crash("quickstart-runners")   # from now on pods of that name's beginning end again and again
 
 What is faked is the container alone. Pods are the real objects, made by the real Deployment controller, their status is
-written as a kubelet writes it, and the runner that a pod plays speaks the real protocol to a real supervisor: it says
-what its arguments say, knows each adapter it is told of, and leaves when its pod is deleted. Everything runs on a loop
-in a thread of its own.
+written as a kubelet writes it, and the runner that a pod plays speaks the real protocol to a real supervisor
+(`weft_bench.played_runners`) until its pod is deleted. Everything runs on a loop in a thread of its own.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ import uuid
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -27,12 +26,11 @@ from kubernetes.aio import watch
 from kubernetes.aio.client import ApiClient, ApiException, Configuration, CoordinationV1Api, CoreV1Api
 
 from harness.waiting import PATIENCE_S
-from weft.wire.channels import Link, channel
-from weft.wire.v1 import common_pb2, supervisor_pb2
-from weft.wire.v1.supervisor_pb2_grpc import SupervisorStub
+from weft.domain.ids import RunnerId
+from weft.domain.runner import RunnerSpec
+from weft_bench.played_runners import PlayedRunner, spec_of
 
 SELECTOR = "app.kubernetes.io/component=runner"
-HEARTBEAT_S = 0.3
 NODE_LEASE_S = 10.0
 NODE = "fake-node"
 
@@ -41,12 +39,8 @@ NODE = "fake-node"
 class Played:
     """A pod that runs: the runner that it plays and the task that plays it."""
 
-    name: str
-    hello: supervisor_pb2.RunnerHello
+    spec: RunnerSpec
     task: asyncio.Task[None]
-    sequences: dict[str, supervisor_pb2.SequenceState] = field(default_factory=dict)
-    desired_version: int = 0
-    number: int = 0
 
 
 class FakeKubelet:
@@ -192,20 +186,19 @@ class FakeKubelet:
             self._crashed[name] = pod
             await self._status(name, _crashed(pod, address))
             return
-        hello = _hello(pod, address)
-        played = Played(name, hello, asyncio.create_task(self._until_cancelled()))
-        self.runners[name] = played
-        if self._supervisor is not None:
-            played.task.cancel()
-            played.task = asyncio.create_task(self._play(played))
+        spec = spec_of(pod, address)
+        self.runners[name] = Played(spec, asyncio.create_task(self._play(spec)))
         await self._status(name, _running(pod, address))
 
     async def _start_again(self, beginning: str) -> None:
         for name in [name for name in self._crashed if name.startswith(beginning)]:
             await self._start(self._crashed.pop(name))
 
-    async def _until_cancelled(self) -> None:
-        await asyncio.Event().wait()
+    async def _play(self, spec: RunnerSpec) -> None:
+        if self._supervisor is None:
+            await asyncio.Event().wait()
+        else:
+            await PlayedRunner(spec, self._supervisor).run()
 
     async def _end(self, pod: dict[str, Any]) -> None:
         name = pod["metadata"]["name"]
@@ -223,81 +216,8 @@ class FakeKubelet:
     async def _restart(self, pod: str) -> None:
         played = self.runners[pod]
         played.task.cancel()
-        played.hello.runner.incarnation = uuid.uuid4().hex
-        played.sequences.clear()
-        played.task = asyncio.create_task(self._play(played))
-
-    # ------------------------------------------------------------------------------------------- the runner's part
-
-    async def _play(self, played: Played) -> None:
-        """A runner: its hello, its state, its heartbeats; each list of adapters it is told is known at once."""
-        assert self._supervisor is not None
-        opened = channel(self._supervisor)
-        link: Link[supervisor_pb2.RunnerToSupervisor, supervisor_pb2.SupervisorToRunner] = Link(
-            f"fake runner {played.name}",
-            SupervisorStub(opened).Runner,
-            hello=lambda: [supervisor_pb2.RunnerToSupervisor(hello=played.hello), _state(played)],
-            on_message=lambda message: self._ordered(played, link, message),
-        )
-        beats = asyncio.create_task(self._beat(link))
-        try:
-            await link.run()
-        finally:
-            beats.cancel()
-            link.close()
-            await opened.close(None)
-
-    def _ordered(self, played: Played, link: Link[Any, Any], message: supervisor_pb2.SupervisorToRunner) -> None:
-        if message.WhichOneof("message") == "order" and message.order.has_desired:
-            played.desired_version = message.order.desired_version
-            link.send(_state(played))
-
-    async def _beat(self, link: Link[Any, Any]) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            link.send(supervisor_pb2.RunnerToSupervisor(heartbeat=supervisor_pb2.Heartbeat()))
-
-
-def flags_of(pod: dict[str, Any]) -> dict[str, str]:
-    """The runner's flags from its arguments; the downward API's `$(NAME)` filled in where a kubelet would."""
-    words: list[str] = pod["spec"]["containers"][0].get("args", [])
-    pairs = zip(words[::2], words[1::2], strict=True)
-    return {flag.removeprefix("--"): value for flag, value in pairs}
-
-
-def _hello(pod: dict[str, Any], address: str) -> supervisor_pb2.RunnerHello:
-    flags = flags_of(pod)
-    pages, page_tokens = int(flags.get("kv-pages", 64)), int(flags.get("page-tokens", 16))
-    namespace = flags.get("pool", "").partition("/")[0]
-    return supervisor_pb2.RunnerHello(
-        runner=common_pb2.RunnerId(uuid=f"{namespace}.{pod['metadata']['uid']}", incarnation=uuid.uuid4().hex),
-        name=pod["metadata"]["name"],
-        address=f"{address}:7400",
-        pool=flags.get("pool", ""),
-        base_digest=flags.get("base-digest", ""),
-        numerics_class="fake",
-        page_tokens=page_tokens,
-        total_pages=pages,
-        max_sequences=int(flags.get("max-sequences", 8)),
-        max_adapters=int(flags.get("max-adapters", 8)),
-        max_rank=int(flags.get("max-rank", 64)),
-        max_context_tokens=pages * page_tokens,
-    )
-
-
-def _state(played: Played) -> supervisor_pb2.RunnerToSupervisor:
-    played.number += 1
-    sequences = list(played.sequences.values())
-    state = supervisor_pb2.RunnerState(
-        runner=played.hello,
-        id=played.hello.runner,
-        sequence=played.number,
-        free_pages=played.hello.total_pages - sum(sequence.reserved_pages for sequence in sequences),
-        sequences=sequences,
-        ready=True,
-        desired_version=played.desired_version,
-    )
-    return supervisor_pb2.RunnerToSupervisor(state=state)
+        played.spec = replace(played.spec, runner=RunnerId(played.spec.runner.uuid, uuid.uuid4().hex))
+        played.task = asyncio.create_task(self._play(played.spec))
 
 
 def _running(pod: dict[str, Any], address: str) -> dict[str, Any]:

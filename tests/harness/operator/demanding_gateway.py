@@ -10,7 +10,10 @@ from types import TracebackType
 from typing import Self
 
 from harness.waiting import PATIENCE_S
+from weft.domain.ids import BASE
+from weft.domain.request import Cancel, GatewayHello, Reject, ResubmitComplete, Submit
 from weft.wire.channels import Link, channel
+from weft.wire.codec import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
 
@@ -20,7 +23,7 @@ class DemandingGateway:
 
     def __init__(self, scheduler: str, pool: str, model: str, namespace: str) -> None:
         self._scheduler, self._pool, self._model, self._namespace = scheduler, pool, model, namespace
-        self._held: dict[str, pb.Submit] = {}
+        self._held: dict[str, Submit] = {}
         self._numbers = itertools.count()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="gateway", daemon=True)
         self._up = threading.Event()
@@ -54,32 +57,35 @@ class DemandingGateway:
         await opened.close(None)
 
     def _hello(self) -> list[pb.GatewayToScheduler]:
-        hello = pb.GatewayHello(gateway_id="demanding", resubmit_complete=True)
-        submits = [pb.GatewayToScheduler(submit=submit) for submit in self._held.values()]
-        return [pb.GatewayToScheduler(hello=hello), *submits]
+        messages = [GatewayHello("demanding"), *self._held.values(), ResubmitComplete()]
+        return [GATEWAY_TO_SCHEDULER.encode(message) for message in messages]
 
     def _hold(self, count: int) -> None:
         while len(self._held) < count:
             self._submit()
         while len(self._held) > count:
             request_id, _ = self._held.popitem()
-            self._link.send(pb.GatewayToScheduler(cancel=pb.Cancel(request_id=request_id)))
+            self._link.send(GATEWAY_TO_SCHEDULER.encode(Cancel(request_id)))
 
     def _submit(self) -> None:
-        request_id = f"r{next(self._numbers)}"
-        submit = self._held[request_id] = pb.Submit(
-            request_id=request_id,
+        submit = Submit(
+            request_id=f"r{next(self._numbers)}",
             pool=self._pool,
             namespace=self._namespace,
             model_name=self._model,
+            adapter=BASE,
             prompt_tokens=16,
             max_tokens=64,
             p50_tokens=48,
             p90_tokens=64,
         )
-        self._link.send(pb.GatewayToScheduler(submit=submit))
+        self._held[submit.request_id] = submit
+        self._link.send(GATEWAY_TO_SCHEDULER.encode(submit))
 
     def _heard(self, message: pb.SchedulerToGateway) -> None:
-        """A request that is given up is asked for anew: the demand stays what it is."""
-        if message.WhichOneof("message") == "reject" and self._held.pop(message.reject.request_id, None):
-            self._loop.call_later(0.1, self._submit)
+        """A rejected request is submitted again: the demand stays what it is."""
+        match SCHEDULER_TO_GATEWAY.decode(message):
+            case Reject(request_id=request_id) if self._held.pop(request_id, None):
+                self._loop.call_later(0.1, self._submit)
+            case _:
+                pass

@@ -10,7 +10,7 @@ import pytest
 from harness.waiting import PATIENCE_S
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import SupervisorServicer, add_SupervisorServicer_to_server
-from weft_bench.played_runners import PlayedRunners, hello_of, ready_status
+from weft_bench.played_runners import PlayedRunners, ready_status, spec_of
 
 FLAGS = {
     "pool": "ours/base",
@@ -41,8 +41,8 @@ class Supervisor(SupervisorServicer):
     async def Runner(self, request_iterator: AsyncIterator[pb.RunnerToSupervisor], context: Any) -> Any:  # noqa: N802
         try:
             yield pb.SupervisorToRunner(registered=pb.Registered(lease_ms=40, report_ms=50))
-            desired = [pb.DesiredAdapter(digest="sha256:bb", rank=4)]
-            yield pb.SupervisorToRunner(order=pb.RunnerOrder(has_desired=True, desired_version=7, desired=desired))
+            yield pb.SupervisorToRunner(order={"change": {"version": 7, "full": True}})
+            yield pb.SupervisorToRunner(resync={})
             async for message in request_iterator:
                 self.heard.put_nowait(message)
         finally:
@@ -70,7 +70,7 @@ async def supervisor() -> AsyncIterator[tuple[Supervisor, str]]:
     await server.stop(None)
 
 
-async def test_a_pod_becomes_ready_and_its_runner_knows_what_it_is_told(supervisor: tuple[Supervisor, str]) -> None:
+async def test_a_pod_becomes_ready_and_its_runner_reports(supervisor: tuple[Supervisor, str]) -> None:
     played, pods = supervisor[0], Pods()
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
         runners = PlayedRunners(pods, supervisor[1], tasks)
@@ -79,11 +79,11 @@ async def test_a_pod_becomes_ready_and_its_runner_knows_what_it_is_told(supervis
         assert await pods.ready.get() == ("ours", "runner-1")
         hello, state = await played.heard.get(), await played.heard.get()
         assert (hello.hello.name, hello.hello.pool) == ("runner-1", "ours/base")
-        assert (state.state.ready, state.state.free_pages, state.state.desired_version) == (True, 64, 0)
-        while (message := await played.heard.get()).WhichOneof("message") != "state":
-            pass
-        assert message.state.desired_version == 7
-        await runners.until_known("sha256:bb")
+        assert (state.report.full, state.report.ready, state.report.free_pages) == (True, True, 64)
+        for version in (2, 3):  # after the order, after the resync
+            while (message := await played.heard.get()).WhichOneof("message") != "report":
+                pass
+            assert (message.report.version, message.report.full, message.report.desired_version) == (version, True, 7)
         while (await played.heard.get()).WhichOneof("message") != "heartbeat":
             pass
         runners.hear(pod(), True)
@@ -103,11 +103,11 @@ async def test_pods_that_leave_are_not_begun(supervisor: tuple[Supervisor, str])
 
 
 def test_a_hello_says_what_the_pods_flags_say() -> None:
-    hello = hello_of(pod(), "10.244.0.1")
+    hello = spec_of(pod(), "10.244.0.1")
     assert (hello.address, hello.base_digest) == ("10.244.0.1:7400", "sha256:aa")
     assert (hello.total_pages, hello.max_context_tokens, hello.max_adapters) == (64, 1024, 4)
     assert hello.runner.uuid == f"{hello.pool.partition('/')[0]}.uid-runner-1"
-    assert hello.runner.incarnation != hello_of(pod(), "10.244.0.1").runner.incarnation
+    assert hello.runner.incarnation != spec_of(pod(), "10.244.0.1").runner.incarnation
 
 
 def test_a_ready_status_has_an_address() -> None:
