@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from weft.artifacts.pattern import Budget, Pattern, PatternError
+from weft.artifacts.pattern import Budget, PatternError, compile_pattern
 from weft.domain.model.errors import Reason, Refused
 from weft.domain.strict_json import JsonError, JsonObject, is_int, parse_object
 from weft.domain.text import quoted
@@ -84,17 +84,17 @@ class AdapterConfig:
         return () if self.by_pattern else self.target_modules
 
     def selects(self, module: str, layer: int) -> bool:
-        """Whether the adapter changes this module. Raises Refused(UnsupportedAdapter) when a pattern takes too long."""
+        """Whether the adapter changes this module."""
         if self.layers is not None and layer not in self.layers:
             return False
-        return _bounded(lambda: self._targets(module) and not self._excluded(module))
+        return self._targets(module) and not self._excluded(module)
 
     def rank_of(self, module: str) -> int:
         """The rank of this module's A [r, in] and B [out, r]."""
-        return _bounded(lambda: next((rank for matches, rank in self._ranks if matches(module)), self.rank))
+        return next((rank for matches, rank in self._ranks if matches(module)), self.rank)
 
     def alpha_of(self, module: str) -> float:
-        return _bounded(lambda: next((alpha for matches, alpha in self._alphas if matches(module)), self.alpha))
+        return next((alpha for matches, alpha in self._alphas if matches(module)), self.alpha)
 
     def scale_of(self, module: str) -> float:
         """What B (A x) is multiplied by."""
@@ -233,7 +233,7 @@ def _names(names: tuple[str, ...]) -> Matches:
 
 def _pattern(name: str, text: str, budget: Budget) -> Matches:
     try:
-        return Pattern(text, budget).matches
+        return compile_pattern(text, budget)
     except PatternError as error:
         raise _unsupported(f"{name}: {error}") from error
 
@@ -245,13 +245,6 @@ def _ending(name: str, key: str, budget: Budget) -> Matches:
         plain = re.compile(whole, re.ASCII)
         return lambda module: plain.fullmatch(module) is not None
     return _pattern(name, whole, budget)
-
-
-def _bounded(ask: Callable[[], T]) -> T:
-    try:
-        return ask()
-    except PatternError as error:
-        raise _unsupported(str(error)) from error
 
 
 def _invalid(what: str) -> Refused:
