@@ -11,8 +11,8 @@ from typing import Self
 
 from weft_bench.errors import EngineRefused
 from weft_bench.playing import Ask, Folders, Life, Played, Player
-from weft_runner.build import Built, build_engine
 from weft_runner.engine import Engine, Iteration
+from weft_runner.engine_factory import Built, build_engine
 from weft_runner.errors import RunnerError
 from weft_runner.settings import Settings, parse_settings
 

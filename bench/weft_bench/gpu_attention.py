@@ -10,7 +10,7 @@ from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_placed import Deck
 from weft_bench.gpu_plan import attention_name
 from weft_kernels.triton.attention import DecodeScratch, attend_decode
-from weft_runner.model.attention import LONG_SPLITS, attention_splits
+from weft_runner.model.cuda.attention import LONG_SPLITS, attention_splits
 
 PAGE_TOKENS = 16
 GIGA = 1e9

@@ -8,7 +8,7 @@ import torch
 
 from weft_bench.gpu_device import Gpu
 from weft_kernels.plan import plan_rows
-from weft_runner.model.device_step import DeviceStep, Shape, shape_of, tiles_of
+from weft_runner.model.cuda.step import DeviceStep, Shape, shape_of, tiles_of
 from weft_runner.model.step import Step, StepRow
 
 Check = tuple[str, Callable[[], None]]

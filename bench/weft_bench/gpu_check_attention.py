@@ -10,9 +10,9 @@ import torch
 from weft_bench.gpu_attention import splits_of
 from weft_bench.gpu_check import CheckContext, Checks, Differs, Rows, assert_near, short
 from weft_kernels.triton.attention import DecodeScratch, attend_decode, attend_prefill, prefill_block
-from weft_runner.model import flashinfer
-from weft_runner.model.attention import MOST_SPLITS
-from weft_runner.model.flashinfer import FlashInfer
+from weft_runner.model.cuda import flashinfer
+from weft_runner.model.cuda.attention import MOST_SPLITS
+from weft_runner.model.cuda.flashinfer import FlashInfer
 
 PAGE_TOKENS, LAYERS = 16, 2
 # of a row's length: keys' weights are rounded to the dtype before they meet the values

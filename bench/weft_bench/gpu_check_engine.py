@@ -22,7 +22,7 @@ from weft_runner.core.events import Tokens
 from weft_runner.core.iteration import Limits
 from weft_runner.core.request_pool import PoolLimits
 from weft_runner.engine import Engine, Iteration
-from weft_runner.memory.adapter_files import map_tensors
+from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.executor import Executor
 from weft_runner.model.weights import ModelWeights
 

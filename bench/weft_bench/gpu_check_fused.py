@@ -12,7 +12,7 @@ from weft_bench.gpu_check_adapters import Loaded, Slots
 from weft_kernels.triton.fused import add_norm, embed, rope_write, silu_mul
 from weft_kernels.triton.lora import Pending
 from weft_kernels.triton.tables import Layout, SiteShape
-from weft_runner.model.cuda import DECODE_CHUNK, PROMPT_CHUNK
+from weft_runner.model.cuda.executor import DECODE_CHUNK, PROMPT_CHUNK
 
 PAGE_TOKENS, LAYERS, MAX_RANK = 16, 2, 64
 POSITIONS = 4096

@@ -10,7 +10,7 @@ from weft.domain.model.config import ModelSpec
 from weft_bench.gpu_check import CheckContext, Checks, Differs, assert_same, short
 from weft_bench.gpu_check_models import LLAMA, PAGE_TOKENS, TINY, HostAdapter, Pair
 from weft_bench.gpu_models import StepOf, step_of
-from weft_runner.memory.adapter_store import DeviceAdapter
+from weft_runner.model.adapter_store import DeviceAdapter
 from weft_runner.model.step import Step
 
 ROWS, TINY_ROWS = 8, 2

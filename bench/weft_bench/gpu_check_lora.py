@@ -11,7 +11,7 @@ from weft_kernels.plan import plan_rows
 from weft_kernels.triton.chunks import chunk_table
 from weft_kernels.triton.lora import Chunked, expand
 from weft_kernels.triton.tables import Layout, SiteShape
-from weft_runner.model.cuda import DECODE_CHUNK, PROMPT_CHUNK
+from weft_runner.model.cuda.executor import DECODE_CHUNK, PROMPT_CHUNK
 
 WHOLE = Layout(2, (SiteShape(1024, (1024, 256, 256)), SiteShape(704, (1040,))), max_rank=128)
 TINY = Layout(1, (SiteShape(80, (48, 16, 16)), SiteShape(48, (80,))), max_rank=40)

@@ -19,11 +19,11 @@ from weft_bench.gpu_models import (
     step_of,
 )
 from weft_bench.gpu_placed import Deck
-from weft_runner.memory.kv_cache import KvCache
-from weft_runner.memory.lora_table import LoraTable
-from weft_runner.model.cuda import CudaExecutor, Sizes
+from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.executor import Executor
-from weft_runner.model.reference import ReferenceExecutor
+from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.weights import LayerWeights, ModelWeights
 
 PAGE_TOKENS, MAX_RANK = 16, 64

@@ -9,7 +9,7 @@ import torch
 
 from weft_bench.gpu_check import CheckContext, Checks, Differs
 from weft_runner.core.sequence import Sampling
-from weft_runner.model.device_chooser import DeviceChooser
+from weft_runner.model.cuda.gpu_sampler import DeviceChooser
 from weft_runner.model.sampling import Draw, choose
 
 VOCABULARIES, TINY_VOCABULARIES = (257, 32000, 128256, 151936), (100,)

@@ -17,7 +17,7 @@ from weft_bench.gpu_messages import share_of
 from weft_bench.gpu_operator import made
 from weft_bench.roofline import Shape
 from weft_kernels.triton.lora import chunk_bucket
-from weft_runner.model.cuda import DECODE_CHUNK, PROMPT_CHUNK
+from weft_runner.model.cuda.executor import DECODE_CHUNK, PROMPT_CHUNK
 
 LONG_PROMPT = 192  # in chunks of prompts, three of them
 

@@ -29,11 +29,11 @@ from weft_bench.gpu_plan import ADDED, BANDWIDTH, BEYOND_BYTES, FLOOR, STARTED, 
 from weft_bench.gpu_timing import MANY, Times
 from weft_bench.roofline import Shape, Work, adapter_work, decode_work
 from weft_runner.core.sequence import Sampling
-from weft_runner.memory.paged_adapters import PagedAdapter, PagedStore, layout_of
-from weft_runner.model.cuda import CudaExecutor, Sizes
+from weft_runner.model.cuda.adapters import PagedAdapter, PagedStore, layout_of
+from weft_runner.model.cuda.executor import CudaExecutor, Sizes
+from weft_runner.model.partition import Part
 from weft_runner.model.sampling import Draw
 from weft_runner.model.step import Step
-from weft_runner.parallel.shard import Part
 
 PAGE_TOKENS = 16
 # Of `TritonOps`: a layer's, an attention's join, adapters' in a layer; embedding, last norm, head, choice, outputs.

@@ -11,8 +11,8 @@ from weft_bench.errors import BenchFailed
 from weft_bench.lines import Origin
 from weft_bench.machine import machine as host_machine
 from weft_bench.machine import versions
-from weft_runner import gpu
-from weft_runner.model.cuda import INTERPRETED_SMS
+from weft_runner.model.cuda import device as gpu
+from weft_runner.model.cuda.executor import INTERPRETED_SMS
 
 SMI_TIMEOUT_S = 20
 UNKNOWN = "unknown"

@@ -19,11 +19,11 @@ from weft_runner.core.iteration import Limits
 from weft_runner.core.request_pool import PoolLimits, RequestPool
 from weft_runner.engine import Command, Engine, Iteration
 from weft_runner.memory.adapter_pool import AdapterPool
-from weft_runner.memory.paged_adapters import layout_of
-from weft_runner.model.cuda import CudaExecutor
-from weft_runner.model.cuda import Sizes as ExecutorSizes
+from weft_runner.model.cuda.adapters import layout_of
+from weft_runner.model.cuda.executor import CudaExecutor
+from weft_runner.model.cuda.executor import Sizes as ExecutorSizes
 from weft_runner.model.executor import Executor
-from weft_runner.parallel.shard import Part
+from weft_runner.model.partition import Part
 
 PAGE_TOKENS = 16
 WARM_TOKENS = 256  # of the largest step that kernels are compiled for at start: few prompts here are longer

@@ -15,9 +15,9 @@ from weft_bench.gpu_context import Context
 from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_plan import LIBRARY, LIBRARY_RATIO, attention_name, prompt_name
 from weft_kernels.triton.attention import prefill_block
-from weft_runner.model import flashinfer
-from weft_runner.model.attention import TritonAttention
-from weft_runner.model.flashinfer import FlashInfer
+from weft_runner.model.cuda import flashinfer
+from weft_runner.model.cuda.attention import TritonAttention
+from weft_runner.model.cuda.flashinfer import FlashInfer
 
 log = logging.getLogger(__name__)
 PAGE_TOKENS, A_CASE_S = 16, 3.0

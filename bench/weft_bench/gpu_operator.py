@@ -22,7 +22,7 @@ from weft_kernels.plan import plan_rows
 from weft_kernels.triton.chunks import chunk_table
 from weft_kernels.triton.lora import Chunked, Planes, expand, shrink
 from weft_kernels.triton.tables import Entry, Layout, LoraTables, SiteShape, SiteTables
-from weft_runner.model.cuda import DECODE_CHUNK
+from weft_runner.model.cuda.executor import DECODE_CHUNK
 
 PAGE = 1 << 20  # numbers: a KV page of 16 tokens of an 8B model
 LARGEST_ERROR = 0.03  # of bf16 sums in another order, relative to the largest value

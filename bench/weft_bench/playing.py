@@ -18,7 +18,7 @@ from weft_runner.core.events import Ended, NoRoom, Tokens
 from weft_runner.core.sequence import Epoch, Finish, Request, Sampling
 from weft_runner.engine import Engine, Iteration, OwnerLost
 from weft_runner.errors import ArtifactUnknown
-from weft_runner.memory.adapter_files import AdapterFiles
+from weft_runner.model.adapter_store import AdapterFiles
 
 OWNER = 0  # the session that all requests belong to
 

@@ -22,14 +22,14 @@ from weft.artifacts.adapter_config import parse_adapter_config
 from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.library import load as load_library
 from weft_kernels.plan import plan_rows
-from weft_runner.memory.adapter_files import map_tensors
-from weft_runner.memory.kv_cache import KvCache
-from weft_runner.memory.lora_table import LoraTable
+from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
-from weft_runner.model.cpu import CpuExecutor
-from weft_runner.model.cuda import CudaExecutor, Sizes
+from weft_runner.model.cpu.executor import CpuExecutor
+from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.executor import Executor
-from weft_runner.model.reference import ReferenceExecutor
+from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.step import Step, StepRow, check_step
 from weft_runner.model.weights import load_weights
 

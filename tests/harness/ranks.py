@@ -18,11 +18,11 @@ from harness.waiting import PATIENCE_S
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft_runner import executors
 from weft_runner.executors import Base, make_executor
-from weft_runner.memory.adapter_files import AdapterFiles, map_tensors
+from weft_runner.model.adapter_store import AdapterFiles, map_tensors
 from weft_runner.model.checkpoint import read_spec
+from weft_runner.model.tensor_parallel import Group
 from weft_runner.parallel.adapters import ShardedAdapter
 from weft_runner.parallel.executor import ShardedExecutor, SplitExecutor
-from weft_runner.parallel.group import Group
 from weft_runner.parallel.pipeline import PipelinedExecutor
 from weft_runner.settings import Settings, parse_settings
 

@@ -28,11 +28,11 @@ from weft_runner.core.request_pool import PoolLimits, RequestPool
 from weft_runner.core.sequence import Epoch, Request, Sampling
 from weft_runner.engine import Engine, Iteration
 from weft_runner.errors import ArtifactUnknown
-from weft_runner.memory.adapter_files import AdapterFiles
 from weft_runner.memory.adapter_pool import AdapterPool
-from weft_runner.memory.kv_cache import KvCache
-from weft_runner.memory.lora_table import LoraTable
-from weft_runner.model.reference import ReferenceExecutor
+from weft_runner.model.adapter_store import AdapterFiles
+from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.weights import load_weights
 
 SMALL = {

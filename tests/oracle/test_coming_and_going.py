@@ -13,7 +13,7 @@ from harness.ranks import adapter_files, load, split
 from weft_kernels.plan import SegmentPlan, plan_rows
 from weft_runner.core.sequence import Sampling
 from weft_runner.errors import AdapterInvalid, ExecutorLost
-from weft_runner.memory.adapter_files import map_tensors
+from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.step import Step, StepRow
 from weft_runner.parallel.executor import ShardedExecutor
 

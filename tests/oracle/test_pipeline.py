@@ -108,7 +108,7 @@ def step_of(names: list[str], slots: dict[str, int], ranks: dict[int, int]) -> S
 
 @pytest.mark.parametrize("names", [["", "", ""], ["a0", "a3", "", "a2"], ["a3"] * 5])
 def test_stage_0_sends_the_residual_stream_and_nothing_else_whatever_the_adapters(cut, names):
-    """4 T H bytes, see `parallel.stages`."""
+    """4 T H bytes, see `model.partition`."""
     slots = {name: slot for slot, name in enumerate(dict.fromkeys(names)) if name}
     ranks = {slot: load(cut.stages, slot, cut.model.folder / name).site_rank for name, slot in slots.items()}
     before = cut.stages.sent_bytes

@@ -9,11 +9,11 @@ import pytest
 from harness.random_models import FAMILIES, OracleModel, Rows, reference_executor, write_adapter, write_base
 from harness.ranks import load, split, tcp_sent_bytes
 from weft_kernels.plan import SegmentPlan, plan_rows
-from weft_runner.memory.adapter_files import map_tensors
+from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.lora import SITES
 from weft_runner.model.step import Step, StepRow
+from weft_runner.model.tensor_parallel import COLUMN_SITES
 from weft_runner.parallel.executor import ShardedExecutor
-from weft_runner.parallel.tensor import COLUMN_SITES
 
 PAGES, PAGE_TOKENS, ANSWER = 64, 16, 8
 LOGIT_TOLERANCE = 5e-4  # as between any executor and the oracle (test_families)
@@ -108,7 +108,7 @@ def widths(pair: Pair, adapters: set[str]) -> list[list[int]]:
 
 
 def bytes_of_a_step(pair: Pair, tokens: int, adapters: set[str], ranks: int = 2) -> int:
-    """The formula of `parallel.tensor`, of rank 0, in fp32."""
+    """The formula of `model.tensor_parallel`, of rank 0, in fp32."""
     total = pair.model.spec.layers * 2 * (2 * (ranks - 1) * tokens * pair.model.spec.hidden_size * 4 // ranks)
     for row in widths(pair, adapters):
         for site, width in enumerate(row):

@@ -1,4 +1,4 @@
-"""Weights by digest: the depot behind `memory.adapter_files.Source`, and the base model's files.
+"""Weights by digest: the depot behind `model.adapter_store.Source`, and the base model's files.
 
 What is cached is compared with its SHA-256 whenever it is asked for, before anything maps it; what is damaged is
 fetched again while those who need it wait, within PATIENCE.
@@ -17,7 +17,7 @@ from weft.artifacts.fetch import Limits, Stopped, fetch
 from weft.telemetry.logs import kv
 from weft.wire.tls import Tls
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, RunnerError
-from weft_runner.memory.adapter_files import AdapterFiles
+from weft_runner.model.adapter_store import AdapterFiles
 from weft_runner.model.weights import Files
 
 log = logging.getLogger(__name__)

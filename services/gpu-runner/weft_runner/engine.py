@@ -26,7 +26,7 @@ from weft_runner.core.sequence import Epoch, Request
 from weft_runner.errors import ExecutorLost
 from weft_runner.flights import NOTHING, Flights, InFlight, Pipeline, draws_of
 from weft_runner.memory.adapter_pool import AdapterPool
-from weft_runner.memory.loads import Fetched, FetchFailed, FromAdapters, Loaded, LoadFailed, OnDisk
+from weft_runner.memory.load_results import Fetched, FetchFailed, FromAdapters, Loaded, LoadFailed, OnDisk
 from weft_runner.model.executor import Executor, LooksAhead, Pipelined
 from weft_runner.steps import Prepared, Steps
 

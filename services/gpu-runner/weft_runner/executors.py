@@ -15,25 +15,23 @@ from weft.domain.model.config import ModelSpec
 from weft.telemetry.logs import kv
 from weft_kernels.cpu.errors import LevelUnusable, NativeUnavailable
 from weft_kernels.cpu.library import load
-from weft_runner import gpu
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory
-from weft_runner.gpu import Gpu, GpuUnavailable, find_gpu
-from weft_runner.memory.available import available_memory
-from weft_runner.memory.kv_cache import KvCache
-from weft_runner.memory.lora_table import LoraTable
-from weft_runner.model import flashinfer
 from weft_runner.model.checkpoint import open_checkpoint
-from weft_runner.model.cpu import CpuExecutor
+from weft_runner.model.cpu.executor import CpuExecutor
+from weft_runner.model.cpu.packed_weights import why_not
+from weft_runner.model.cuda import flashinfer
+from weft_runner.model.cuda.device import DTYPES, Gpu, GpuUnavailable, find_gpu
+from weft_runner.model.cuda.device import why_not as why_not_cuda
 from weft_runner.model.executor import Executor
-from weft_runner.model.footprint import check_memory, device_workspace, memory_needed
-from weft_runner.model.packed import why_not
-from weft_runner.model.reference import ReferenceExecutor
+from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.memory_estimate import available_memory, check_memory, device_workspace, memory_needed
+from weft_runner.model.partition import Part, check_divisible, stage_of
+from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.reference.executor import ReferenceExecutor
+from weft_runner.model.tensor_parallel import Alone, Group
 from weft_runner.model.weights import Files, load_weights
 from weft_runner.parallel.executor import ShardedExecutor, start_sharded
-from weft_runner.parallel.group import Alone, Group
 from weft_runner.parallel.pipeline import PipelinedExecutor, start_pipelined
-from weft_runner.parallel.shard import Part, check_divisible
-from weft_runner.parallel.stages import stage_of
 from weft_runner.settings import CPU_PAGE, Settings, told
 
 log = logging.getLogger(__name__)
@@ -106,13 +104,13 @@ def _check_gpus(settings: Settings, how: str, parts: Sequence[Part]) -> str:
 
 def _check_gpu(settings: Settings, found: Gpu, part: Part) -> None:
     """Raises GpuUnavailable, OutOfMemory."""
-    reason = gpu.why_not(part, settings.dtype, settings.page_tokens, settings.max_rank)
+    reason = why_not_cuda(part, settings.dtype, settings.page_tokens, settings.max_rank)
     library = settings.attention == "flashinfer"
     if library:
         reason = reason or flashinfer.why_not(part.local.head_dim, settings.dtype, real=found.is_real)
     if reason:
         raise GpuUnavailable(reason)
-    from weft_runner.model.graphs import sizes  # not where torch comes without Triton
+    from weft_runner.model.cuda.cuda_graphs import sizes  # not where torch comes without Triton
 
     kind, pages, context = f"cuda {settings.dtype}", settings.kv_pages, _context(settings, part.whole)
     beside = device_workspace(
@@ -125,9 +123,9 @@ def _check_gpu(settings: Settings, found: Gpu, part: Part) -> None:
 
 
 def _cuda_part(settings: Settings, base: Base, found: Gpu, part: Part, group: Group) -> Executor:
-    from weft_runner.model.cuda import CudaExecutor, Sizes  # not where torch comes without Triton
+    from weft_runner.model.cuda.executor import CudaExecutor, Sizes  # not where torch comes without Triton
 
-    dtype = gpu.DTYPES[settings.dtype]
+    dtype = DTYPES[settings.dtype]
     weights = load_weights(base.files, base.spec, dtype, base.stopping, part=part, device=found.device)
     sizes = Sizes(
         pages=settings.kv_pages,
@@ -179,7 +177,7 @@ def _reference(settings: Settings, base: Base) -> Executor:
 
 
 def make_part(settings: Settings, base: Base, group: Group) -> Executor:
-    """A rank's part of the torch executor that `--executor` names; alone, all of it. See `parallel.shard`.
+    """A rank's part of the torch executor that `--executor` names; alone, all of it. See `model.partition`.
 
     Raises WeightsInvalid, StoppedAtStart.
     """

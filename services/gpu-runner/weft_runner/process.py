@@ -15,9 +15,9 @@ from weft.wire.serving import beating, serve, stop_on_signals
 from weft.wire.tls import Tls
 from weft.wire.v1 import common_pb2, supervisor_pb2, supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
-from weft_runner.build import Built, build_engine
 from weft_runner.depot import DepotSource
 from weft_runner.engine import EngineThread, Iteration
+from weft_runner.engine_factory import Built, build_engine
 from weft_runner.errors import ArtifactUnreachable, StoppedAtStart
 from weft_runner.identity import Identity, read_identity
 from weft_runner.metrics import Metrics

@@ -22,7 +22,7 @@ from weft_runner.core.iteration import Limits
 from weft_runner.core.request_pool import check_pool
 from weft_runner.core.sequence import Epoch, Finish, Phase, Sampling
 from weft_runner.engine import Drain, Stop
-from weft_runner.memory.adapter_files import map_tensors
+from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.step import Step, StepRow
 from weft_runner.parallel.pipeline import PipelinedExecutor
 
@@ -302,7 +302,7 @@ def test_whatever_comes_and_goes_each_request_gets_the_tokens_that_it_gets_alone
 
 def test_stages_are_ended_whatever_is_in_flight(stages, monkeypatch):
     """Last of this module, since nothing flies afterwards. One that is stopped does not end by itself."""
-    monkeypatch.setattr("weft_runner.parallel.followers.END_S", 0.05)
+    monkeypatch.setattr("weft_runner.parallel.worker_group.END_S", 0.05)
     step, followers = Step([1, 2, 3], (StepRow(0, 3, 0, (0,), True),), SegmentPlan(3, ())), stages.followers
     os.kill(followers[-1], signal.SIGSTOP)
     flights = [stages.launch(step, []) for _ in range(2)]

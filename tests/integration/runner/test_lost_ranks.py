@@ -65,7 +65,7 @@ def descriptors() -> int:
 
 
 def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "weft_runner.parallel.follower" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "weft_runner.worker" in child.cmdline()]
 
 
 def gone(pid: int) -> bool:
@@ -113,7 +113,7 @@ def engine_on(executor: Any, drive: Any) -> Iterator[Any]:
 @pytest.fixture
 def killed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is stopped does not end by itself, however long one waits for that."""
-    monkeypatch.setattr("weft_runner.parallel.followers.END_S", 0.05)
+    monkeypatch.setattr("weft_runner.parallel.worker_group.END_S", 0.05)
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -159,8 +159,8 @@ def test_a_stage_that_hangs_is_waited_for_so_long_and_then_killed(files):
 
 PATIENT = f"""
 import sys
-from weft_runner.parallel import start
-start.PATIENCE_S = {NEVER_S}
+from weft_runner.parallel import worker_group
+worker_group.PATIENCE_S = {NEVER_S}
 from weft_runner.main import main
 sys.exit(main())
 """

@@ -33,7 +33,7 @@ from weft_bench.gpu_plan import CASES, Plan
 from weft_bench.gpu_textgen import lengths
 from weft_bench.gpu_worker import ran, side_of
 from weft_kernels.triton.lora import chunk_bucket
-from weft_runner.model import flashinfer
+from weft_runner.model.cuda import flashinfer
 
 PLAN = Plan(TINY, "tiny", "tiny")
 

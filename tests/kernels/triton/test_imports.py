@@ -17,7 +17,7 @@ ABSENT = (
     "transformers",
     "peft",
 )
-MODULES = ("weft_bench.gpu", "weft_runner.engine", "weft_runner.model.cuda")
+MODULES = ("weft_bench.gpu", "weft_runner.engine", "weft_runner.model.cuda.executor")
 SHOW = f"import sys, {', '.join(MODULES)}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
 
 

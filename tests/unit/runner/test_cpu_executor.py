@@ -21,13 +21,13 @@ from harness.native_models import Scales, adapter_tensors, make_step, write_mode
 from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
-from weft_runner.memory.kv_cache import KvCache
-from weft_runner.memory.lora_table import LoraTable
 from weft_runner.model.checkpoint import Files, open_checkpoint, read_spec
-from weft_runner.model.cpu import CpuExecutor
+from weft_runner.model.cpu.executor import CpuExecutor
+from weft_runner.model.cpu.packed_weights import why_not
 from weft_runner.model.executor import Executor
-from weft_runner.model.packed import why_not
-from weft_runner.model.reference import ReferenceExecutor
+from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.weights import ModelWeights, load_weights
 
 try:

@@ -16,7 +16,7 @@ from weft_runner.core.iteration import Limits
 from weft_runner.core.request_pool import PoolLimits, check_pool
 from weft_runner.core.sequence import Finish, Sampling
 from weft_runner.engine import Stop
-from weft_runner.model.cuda import CudaExecutor, Sizes
+from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.weights import load_weights
 
 GREEDY = Sampling(ignore_eos=True)

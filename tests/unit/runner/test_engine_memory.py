@@ -23,10 +23,10 @@ from weft_runner.core.request_pool import check_pool
 from weft_runner.core.sequence import Sampling
 from weft_runner.errors import ArtifactUnreachable
 from weft_runner.memory.adapter_pool import AdapterPool
-from weft_runner.memory.adapter_store import KeepsTensors
-from weft_runner.memory.loads import Fetched, Loaded
+from weft_runner.memory.load_results import Fetched, Loaded
+from weft_runner.model.adapter_store import KeepsTensors
 from weft_runner.model.checkpoint import open_checkpoint
-from weft_runner.model.cpu import CpuExecutor
+from weft_runner.model.cpu.executor import CpuExecutor
 
 GREEDY = Sampling(ignore_eos=True)
 P = 16

@@ -10,7 +10,7 @@ from weft_kernels.cpu.errors import NativeUnavailable
 from weft_runner import executors
 from weft_runner.errors import ExecutorUnavailable
 from weft_runner.executors import Base, make_executor
-from weft_runner.model.reference import ReferenceExecutor
+from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.settings import Settings, parse_settings
 
 FLAGS = [
@@ -78,7 +78,7 @@ def test_without_a_library_the_reference_serves_and_the_log_says_why_and_what_it
 @pytest.mark.parametrize("how", [["--executor=auto"], ["--executor=cuda"], ["--pipeline-parallel=2"]])
 def test_who_names_an_attention_of_gpus_is_not_served_by_a_cpu(base, how, monkeypatch):
     """Under the interpreter our kernels would run, and FlashInfer does not. What else the model lacks is not asked."""
-    monkeypatch.setattr(executors.gpu, "why_not", lambda *_: "")
+    monkeypatch.setattr(executors, "why_not_cuda", lambda *_: "")
     with pytest.raises(ExecutorUnavailable, match="--attention flashinfer needs a GPU"):
         make_executor(settings("--attention=flashinfer", *how), base)
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from harness import played_flashinfer
 from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import ExecutorUnavailable
-from weft_runner.model import flashinfer
-from weft_runner.model.flashinfer import FlashInfer, page_table, why_not
+from weft_runner.model.cuda import flashinfer
+from weft_runner.model.cuda.flashinfer import FlashInfer, page_table, why_not
 from weft_runner.model.step import Step, StepRow
 
 INSTALLED = importlib.util.find_spec("flashinfer") is not None

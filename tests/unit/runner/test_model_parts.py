@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from weft.domain.model.config import RopeSpec, parse_spec
 from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import AdapterInvalid, WeightsInvalid
-from weft_runner.memory.adapter_files import map_tensors
-from weft_runner.memory.kv_cache import KvCache
-from weft_runner.memory.lora_table import LoraTable
+from weft_runner.model.adapter_store import map_tensors
+from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.lora import SITES, adapter_pairs, build_adapter
-from weft_runner.model.reference import ReferenceExecutor
+from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.step import Step, StepRow, check_step
 from weft_runner.model.weights import load_weights
 

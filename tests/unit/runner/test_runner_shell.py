@@ -11,11 +11,11 @@ from weft.domain.adapter import Tier
 from weft.domain.model.config import parse_spec
 from weft.wire.v1 import common_pb2, runner_pb2, supervisor_pb2
 from weft_kernels.cpu.threads import cpu_quota
-from weft_runner.build import default_threads, pool_limits
 from weft_runner.core.events import Ended, EndReason, NoRoom, Tokens
 from weft_runner.core.iteration import Limits
 from weft_runner.core.sequence import Epoch, Finish, Sampling
 from weft_runner.depot import DepotSource
+from weft_runner.engine_factory import default_threads, pool_limits
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, StoppedAtStart
 from weft_runner.identity import read_identity
 from weft_runner.process import fetch_base

@@ -18,9 +18,7 @@ from weft_runner.core.adapter_slots import MOST_SLOTS
 from weft_runner.core.events import Action, DropHost, Fetch, Load, Retain, Unload
 from weft_runner.core.host_cache import PREFETCHES
 from weft_runner.errors import AdapterInvalid, RunnerError
-from weft_runner.memory.adapter_files import AdapterFiles, Source, map_tensors
-from weft_runner.memory.adapter_store import AdapterStore, DeviceAdapter, HostAdapter, Tensors
-from weft_runner.memory.loads import (
+from weft_runner.memory.load_results import (
     Fetched,
     FetchFailed,
     Loaded,
@@ -29,6 +27,15 @@ from weft_runner.memory.loads import (
     Report,
     failure,
     is_permanent,
+)
+from weft_runner.model.adapter_store import (
+    AdapterFiles,
+    AdapterStore,
+    DeviceAdapter,
+    HostAdapter,
+    Source,
+    Tensors,
+    map_tensors,
 )
 
 log = logging.getLogger(__name__)

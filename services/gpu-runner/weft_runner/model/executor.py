@@ -11,7 +11,7 @@ import torch
 
 from weft.domain.model.config import ModelSpec
 from weft_runner.core.choice import Choice
-from weft_runner.memory.adapter_store import AdapterStore
+from weft_runner.model.adapter_store import AdapterStore
 from weft_runner.model.sampling import Draw
 from weft_runner.model.step import Step
 

@@ -49,7 +49,7 @@ class AdapterWeights:
 class LoraPair:
     """One adapted projection, y += scale * B (A x), in the dtype the adapter is stored in.
 
-    With tensor parallelism what one device has of it (`parallel.shard`): `a` may have some of the r rows alone.
+    With tensor parallelism what one device has of it (`model.partition`): `a` may have some of the r rows alone.
     """
 
     projection: str

@@ -12,7 +12,7 @@ from weft.domain.model.config import ModelSpec
 from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD, NORM
 from weft_runner.errors import WeightsInvalid
 from weft_runner.model.checkpoint import Checkpoint, Files, open_checkpoint
-from weft_runner.parallel.shard import Part
+from weft_runner.model.partition import Part
 
 FINITE_CHUNK = 1 << 18  # numbers; 12.7 GB/s of bf16 on two cores of a Xeon with AMX, 1.1 with torch.isfinite
 # dtype -> integer of the same width, all bits but the sign, the exponent's bits: all of these set is NaN or infinite

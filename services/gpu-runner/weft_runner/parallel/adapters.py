@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from weft_runner.memory.adapter_store import AdapterStore, DeviceAdapter, KeepsTensors
+from weft_runner.model.adapter_store import AdapterStore, DeviceAdapter, KeepsTensors
 from weft_runner.model.lora import Scales
-from weft_runner.parallel.carried import NotedScales, carry
 from weft_runner.parallel.commands import Kind, Share, read_share, write_ints, write_json
-from weft_runner.parallel.followers import Followers
+from weft_runner.parallel.shared_tensors import NotedScales, carry
+from weft_runner.parallel.worker_group import Followers
 
 
 @dataclass(frozen=True, eq=False)

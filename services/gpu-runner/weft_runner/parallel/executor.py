@@ -15,10 +15,10 @@ from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import Executor, LayerDone
 from weft_runner.model.sampling import Draw
 from weft_runner.model.step import Step
+from weft_runner.model.tensor_parallel import Group
 from weft_runner.parallel.adapters import ShardedStore
 from weft_runner.parallel.commands import Kind, Layers, write_again, write_ints, write_run
-from weft_runner.parallel.group import Group
-from weft_runner.parallel.start import PATIENCE_S, Ranks, start_ranks
+from weft_runner.parallel.worker_group import PATIENCE_S, Ranks, start_ranks
 
 
 class SplitExecutor:
@@ -79,7 +79,7 @@ class SplitExecutor:
 
 
 class ShardedExecutor(SplitExecutor):
-    """See `model.executor.Executor`: every rank has a part of each layer (`parallel.tensor`)."""
+    """See `model.executor.Executor`: every rank has a part of each layer (`model.tensor_parallel`)."""
 
     def __init__(self, whole: ModelSpec, ranks: Ranks) -> None:
         super().__init__(whole, ranks, ShardedStore(ranks.own.adapters, ranks.followers))
@@ -88,7 +88,7 @@ class ShardedExecutor(SplitExecutor):
 
     @property
     def sent_bytes(self) -> int:
-        """By rank 0 to the others, for the arithmetic alone (`parallel.tensor`)."""
+        """By rank 0 to the others, for the arithmetic alone (`model.tensor_parallel`)."""
         return self._group.sent_bytes
 
     def run(

@@ -1,7 +1,7 @@
 """One executor of several stages: the first in the runner's process, the others in its children (ORCA, section 4.1).
 
 A step is told to all stages at once, before any of them has computed anything of it; tensors follow from stage to stage
-(`parallel.line`). While a stage works on one step the one before it works on the next: `depth` of them are in flight.
+(`parallel.pipeline_channel`). While a stage works on one step the one before it works on the next: `depth` of them are in flight.
 Each stage does what it is told in one order, steps and pages and adapters alike. So a page that changes hands, or a
 slot that is emptied, while steps are in flight is changed on every stage after those steps and before the next.
 """
@@ -18,12 +18,12 @@ from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import Executor, LayerDone
 from weft_runner.model.sampling import Draw
 from weft_runner.model.step import Step
+from weft_runner.model.tensor_parallel import Group
 from weft_runner.parallel.adapters import StagedStore
 from weft_runner.parallel.commands import Kind, Layers, write_run
 from weft_runner.parallel.executor import SplitExecutor
-from weft_runner.parallel.group import Group
-from weft_runner.parallel.line import Arrival, Line
-from weft_runner.parallel.start import PATIENCE_S, Ranks, start_ranks
+from weft_runner.parallel.pipeline_channel import Arrival, Line
+from weft_runner.parallel.worker_group import PATIENCE_S, Ranks, start_ranks
 
 Choose = Callable[[torch.Tensor, Sequence[Draw]], list[Choice | None]]
 
@@ -54,7 +54,7 @@ class PipelinedExecutor(SplitExecutor):
 
     @property
     def sent_bytes(self) -> int:
-        """Of tensors by stage 0 (`parallel.stages`)."""
+        """Of tensors by stage 0 (`model.partition`)."""
         return self._line.sent_bytes
 
     def launch(self, step: Step, draws: Sequence[Draw]) -> StagedFlight:

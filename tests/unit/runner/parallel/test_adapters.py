@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from weft_runner.errors import AdapterInvalid, ExecutorLost
-from weft_runner.memory.adapter_store import KeepsTensors
+from weft_runner.model.adapter_store import KeepsTensors
 from weft_runner.parallel.adapters import ShardedStore
 from weft_runner.parallel.commands import Kind, read_ints, read_json
 

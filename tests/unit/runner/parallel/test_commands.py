@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from weft_kernels.plan import plan_rows
 from weft_runner.model.step import Step, StepRow, check_step
-from weft_runner.parallel.carried import NotedScales, ToldScales, carried, carry
 from weft_runner.parallel.commands import Layers, read_again, read_ints, read_run, write_again, write_ints, write_run
+from weft_runner.parallel.shared_tensors import NotedScales, ToldScales, carried, carry
 
 rows_of_a_step = st.lists(
     st.tuples(st.integers(1, 9), st.integers(0, 100), st.sampled_from((None, 0, 1, 7)), st.booleans()), min_size=1

@@ -11,8 +11,7 @@ from weft_runner.core.sequence import Sampling
 from weft_runner.engine import Broken
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, OutOfMemory
 from weft_runner.executors import Base, make_executor
-from weft_runner.memory.available import Available
-from weft_runner.model.footprint import memory_needed
+from weft_runner.model.memory_estimate import Available, memory_needed
 from weft_runner.settings import read_told, told
 
 

@@ -18,18 +18,17 @@ from weft_kernels.plan import Segment, SegmentPlan
 from weft_runner.core.measured import DecodeTime, PrefillTime, make_profile
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory, WeightsInvalid
 from weft_runner.executors import Base, make_executor
-from weft_runner.memory.adapter_files import map_tensors
-from weft_runner.memory.available import Available
-from weft_runner.memory.kv_cache import KvCache
-from weft_runner.memory.lora_table import LoraTable
-from weft_runner.model.footprint import memory_needed
+from weft_runner.model.adapter_store import map_tensors
+from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.memory_estimate import Available, memory_needed
+from weft_runner.model.partition import layer_cost, stage_of
+from weft_runner.model.reference.adapters import LoraTable
 from weft_runner.model.step import Step, StepRow
 from weft_runner.model.weights import load_weights
 from weft_runner.parallel.commands import Kind, Layers, Share, read_share, write_ints, write_run, write_share
-from weft_runner.parallel.frames import Frame
-from weft_runner.parallel.line import Line
-from weft_runner.parallel.rank import Rank, StageWork
-from weft_runner.parallel.stages import layer_cost, stage_of
+from weft_runner.parallel.ipc import Frame
+from weft_runner.parallel.pipeline_channel import Line
+from weft_runner.worker.loop import Rank, StageWork
 
 
 def spec_of(layers: int, vocab: int = 64) -> ModelSpec:
@@ -169,7 +168,7 @@ STEP = Step(
 
 
 def test_bytes_on_the_wire_are_those_of_the_formula():
-    """Of `parallel.stages`: T = 5, S = 2, R = 3, G = 1, P = 5."""
+    """Of `model.partition`: T = 5, S = 2, R = 3, G = 1, P = 5."""
     spec, size = spec_of(6), 3
     lines = [Line(Peers(rank, size), spec) for rank in range(size)]
     for line in lines[:-1]:

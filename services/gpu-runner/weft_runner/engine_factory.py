@@ -1,0 +1,123 @@
+"""Settings and a base model on disk -> an engine."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from weft.domain.model.config import ModelSpec
+from weft.telemetry.logs import kv
+from weft_kernels.cpu.threads import cpu_quota
+from weft_runner.core.iteration import Limits
+from weft_runner.core.measured import Profile
+from weft_runner.core.pace import GUESS
+from weft_runner.core.request_pool import PoolLimits, RequestPool
+from weft_runner.engine import Broken, Command, Engine, Iteration
+from weft_runner.executors import Base, make_executor
+from weft_runner.memory.adapter_pool import AdapterPool
+from weft_runner.model.adapter_store import Source
+from weft_runner.model.checkpoint import read_spec
+from weft_runner.model.executor import Executor
+from weft_runner.model.weights import Files
+from weft_runner.parallel.executor import SplitExecutor
+from weft_runner.profile import measure_profile
+from weft_runner.settings import Settings
+
+log = logging.getLogger(__name__)
+WEIGHTS_OF_A_THREAD = 1 << 18  # of a layer: half a MiB in bf16, some 20 us of reading
+MOST_TORCH_THREADS = 4  # of the reference executor's operators: they do not gain from more
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An engine that is not running yet, and what it was made of."""
+
+    engine: Engine
+    limits: PoolLimits
+    numerics_class: str
+    threads: int
+    torch_threads: int  # of torch's operators on the engine's thread
+    profile: Profile | None  # None: --profile off
+    close: Callable[[], None]  # once the engine has ended: nothing else is left running
+
+
+def build_engine(
+    settings: Settings,
+    files: Files,
+    source: Source,
+    on_iteration: Callable[[Iteration], None],
+    stopping: Callable[[], bool] = lambda: False,
+) -> Built:
+    """Load the base, make its engine, and time it.
+
+    Raises ModelUnsupported, WeightsInvalid, ExecutorUnavailable, StoppedAtStart.
+    """
+    started = time.perf_counter()
+    spec = read_spec(files["config.json"], files.get("generation_config.json"))
+    threads = max(
+        1, (settings.threads or default_threads(spec)) // (settings.tensor_parallel * settings.pipeline_parallel)
+    )
+    torch.set_num_threads(min(threads, MOST_TORCH_THREADS))
+    executor = make_executor(settings, Base(spec, files, threads, stopping))
+    limits = pool_limits(settings, spec, executor.page_bytes, keep_copies=executor.adapters.page_bytes > 0)
+
+    def make_adapters(post: Callable[[Command], None]) -> AdapterPool:
+        return AdapterPool(executor.adapters, settings.max_rank, source, post)
+
+    seconds = round(time.perf_counter() - started, 3)
+    log.info("base loaded", extra=kv(layers=spec.layers, hidden=spec.hidden_size, threads=threads, seconds=seconds))
+    profile = _profile(executor, limits) if settings.profile else None
+    pool = RequestPool(limits, profile.model if profile else GUESS)
+    engine = Engine(pool, executor, make_adapters, on_iteration)
+    close = _watched(executor, engine)
+    return Built(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile, close)
+
+
+def _watched(executor: Executor, engine: Engine) -> Callable[[], None]:
+    """A rank that is lost ends the engine, also while that has nothing to do. Returns what ends the other ranks."""
+    if not isinstance(executor, SplitExecutor):
+        return lambda: None
+    executor.watch(lambda error: engine.post(Broken(error)))
+    return executor.close
+
+
+def _profile(executor: Executor, limits: PoolLimits) -> Profile:
+    profile = measure_profile(executor, limits)
+    log.info(
+        "profiled",
+        extra=kv(
+            best_batch=profile.best_batch,
+            step_ms_1=round(profile.step_ms_1, 3),
+            step_ms_best=profile.step_ms_best,
+            prefill_tokens_per_s=round(profile.prefill_tokens_per_s),
+        ),
+    )
+    return profile
+
+
+def pool_limits(settings: Settings, spec: ModelSpec, page_bytes: int, *, keep_copies: bool = False) -> PoolLimits:
+    """Adapters and KV share one budget. Host copies are kept where the device's memory is not this machine's."""
+    return PoolLimits(
+        total_pages=settings.kv_pages,
+        page_tokens=settings.page_tokens,
+        max_sequences=settings.max_sequences,
+        max_adapters=settings.max_adapters,
+        max_context_tokens=min(spec.max_positions, settings.kv_pages * settings.page_tokens),
+        vocab_size=spec.vocab_size,
+        eos=spec.eos,
+        batch=Limits(
+            settings.max_prefills, settings.max_batch_tokens, float(settings.token_time_ms), settings.prefill_age
+        ),
+        starvation=settings.starvation,
+        host_bytes=settings.host_mib << 20,
+        page_bytes=page_bytes,
+        keep_copies=keep_copies,
+    )
+
+
+def default_threads(spec: ModelSpec) -> int:
+    """As many as the quota allows while a layer has enough weights for each: threads meet 8 or 12 times in it."""
+    layer = spec.hidden_size * (2 * (spec.q_size + spec.kv_size) + 3 * spec.intermediate_size)
+    return min(cpu_quota(), -(-layer // WEIGHTS_OF_A_THREAD))

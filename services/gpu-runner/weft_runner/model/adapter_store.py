@@ -1,0 +1,166 @@
+"""Adapters as files, as host copies and by slot on the device: the seam between the adapter pool and an executor."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from weft.domain.model.errors import Refused
+from weft.domain.model.safetensors import MAX_ADAPTER_HEADER_BYTES, check_dtype
+from weft_runner.errors import AdapterInvalid
+from weft_runner.model.checkpoint import MappedTensor, map_safetensors
+from weft_runner.model.lora import Scales
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """An adapter on disk: its safetensors and what its configuration says about scales."""
+
+    tensors: Path
+    scales: Scales
+
+
+class Source(Protocol):
+    """Where adapters come from, by digest. Called from the loader's threads, several at a time; may block."""
+
+    def adapter(self, digest: str, /) -> AdapterFiles:
+        """On disk now, fetched if need be. Raises ArtifactUnknown, ArtifactUnreachable, AdapterInvalid."""
+        ...
+
+    def retain(self, digests: frozenset[str], /) -> None:
+        """Everything else may leave the disk."""
+        ...
+
+    def on_disk(self, digests: Iterable[str], /) -> frozenset[str]:
+        """Which of them are whole on disk."""
+        ...
+
+
+def map_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a safetensors file as views of its mapping, which lives as long as one of them. AdapterInvalid.
+
+    A file may be unlinked meanwhile, as the blob store does; blobs are never written to again, and the source has
+    compared the whole file with its digest, its length included.
+    """
+    try:
+        header, file = map_safetensors(path, MAX_ADAPTER_HEADER_BYTES)
+        for info in header.tensors.values():
+            check_dtype(info)
+    except Refused as error:  # an OSError is this machine's trouble, not the artifact's
+        raise AdapterInvalid(f"{path.name}: {error.message}") from error
+    return {name: MappedTensor(file, info).view() for name, info in header.tensors.items()}
+
+
+def copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same in memory of their own."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def bytes_of(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+class DeviceAdapter(Protocol):
+    """An adapter in the form that an executor computes with."""
+
+    @property
+    def rank(self) -> int:
+        """The largest true rank of a projection."""
+        ...
+
+    @property
+    def site_rank(self) -> int:
+        """The largest sum of ranks at a stacked site: what the step's workspace has to hold."""
+        ...
+
+    @property
+    def n_bytes(self) -> int:
+        """What it takes on the device, exactly; fixed for an artifact, so that it is known before the next load."""
+        ...
+
+
+class HostAdapter(Protocol):
+    """An adapter in host memory, for the store that made it. The builder's thread."""
+
+    @property
+    def n_bytes(self) -> int:
+        """In host memory."""
+        ...
+
+    def complete(self) -> None:
+        """From here on nothing is read of what it was made from."""
+        ...
+
+    def needs(self) -> int:
+        """See `AdapterStore.needs`."""
+        ...
+
+    def build(self, pages: Sequence[int], /) -> DeviceAdapter:
+        """See `AdapterStore.build`."""
+        ...
+
+
+class AdapterStore(Protocol):
+    """An executor's adapters by slot. The builder's thread calls `needs`, `build` and `copy`, the engine's the others.
+
+    `page_bytes`: adapters live in pages of this size, those that the book lends them; 0: they have memory of their own.
+    """
+
+    @property
+    def page_bytes(self) -> int: ...
+
+    def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales, /) -> int:
+        """The bytes that `build` will take on the device, exactly. Raises AdapterInvalid."""
+        ...
+
+    def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, pages: Sequence[int], /) -> DeviceAdapter:
+        """PEFT's tensors -> device form, at true ranks. Raises AdapterInvalid.
+
+        It runs beside a step and touches nothing that one reads. `tensors` may be views of a mapped file. `pages`: of
+        a store whose adapters live in pages, as many as `needs` says.
+        """
+        ...
+
+    def copy(self, tensors: Mapping[str, torch.Tensor], scales: Scales, /) -> HostAdapter:
+        """What to keep of it in host memory: from that it is built soonest. Raises AdapterInvalid."""
+        ...
+
+    def put(self, slot: int, adapter: DeviceAdapter, /) -> None:
+        """It is in that slot from the next step on. Between two steps; must be quick: pointers, no copies."""
+        ...
+
+    def clear(self, slot: int, /) -> None:
+        """The slot is empty and its memory given back. Between two steps; an empty slot may be cleared again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """A HostAdapter as its file has it: views of the mapping, or copies of them."""
+
+    store: AdapterStore
+    tensors: Mapping[str, torch.Tensor]
+    scales: Scales
+
+    @property
+    def n_bytes(self) -> int:
+        return bytes_of(self.tensors)
+
+    def complete(self) -> None:
+        """It is, where the tensors are copies."""
+
+    def needs(self) -> int:
+        return self.store.needs(self.tensors, self.scales)
+
+    def build(self, pages: Sequence[int]) -> DeviceAdapter:
+        return self.store.build(self.tensors, self.scales, pages)
+
+
+class KeepsTensors:
+    """A store whose host copies are the tensors themselves."""
+
+    def copy(self: AdapterStore, tensors: Mapping[str, torch.Tensor], scales: Scales) -> HostAdapter:
+        """See `AdapterStore.copy`."""
+        return Tensors(self, copied(tensors), scales)

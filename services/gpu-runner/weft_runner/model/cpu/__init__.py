@@ -1,0 +1,1 @@
+"""The cpu executor: packed weights and adapters for the native kernels."""

@@ -1,0 +1,144 @@
+"""The cpu executor: a whole step in one native call, bf16 or fp32 (or int8 weights), on AMX down to plain C++.
+
+**Bitwise batch invariance.** A row's logits are the same bits whatever its batch-mates, its place among them, its page
+numbers, the number of threads, and whether its context was decoded, prefilled at once, in chunks, or again after a
+move: every kernel works on absolute positions and never lets the number of rows choose an order of summation
+(`weft_kernels/cpu/src/dot.h`, `attention.h`). Within a numerics class that holds across machines too.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from weft.domain.model.config import ModelSpec
+from weft_kernels.cpu.library import Library
+from weft_kernels.cpu.memory import Memory
+from weft_kernels.cpu.sampling import Sampler
+from weft_kernels.cpu.structs import FP32
+from weft_kernels.cpu.structs import Step as NativeStep
+from weft_runner.core.choice import Choice
+from weft_runner.model.checkpoint import Checkpoint
+from weft_runner.model.cpu.adapters import NativeStore
+from weft_runner.model.cpu.packed_weights import PackedBase
+from weft_runner.model.executor import LayerDone
+from weft_runner.model.sampling import Draw, NativeChooser
+from weft_runner.model.step import Step
+
+VERSION = "1"
+# Levels that compute the same bits: fused multiply-adds and tiles follow one order (dot.h).
+_TILE32 = ("amx_bf16", "avx512", "avx2")
+
+
+class CpuExecutor:
+    """One model on the CPU. `threads` work at a step, the caller's included."""
+
+    def __init__(
+        self,
+        library: Library,
+        checkpoint: Checkpoint,
+        *,
+        dtype: str = "bf16",
+        threads: int,
+        pages: int,
+        page_tokens: int,
+        slots: int,
+    ) -> None:
+        """Pack the base (`dtype`: bf16, fp32, int8 for the weights alone). Raises WeightsInvalid, StoppedAtStart."""
+        self._library, self._spec, self._dtype = library, checkpoint.spec, dtype
+        self._pool = library.pool(threads)
+        self._base = PackedBase(library, self._pool, checkpoint, dtype, page_tokens)
+        model, spec = self._base.model, checkpoint.spec
+        element = 4 if model.kind == FP32 else 2
+        self.page_bytes = spec.layers * 2 * spec.kv_size * page_tokens * element
+        self._kv = Memory(pages * self.page_bytes)
+        model.kv = self._kv.address
+        self._adapters = NativeStore(library, spec, slots, model.kind)
+        self._chooser = NativeChooser(Sampler(library.native, library.level_number))
+        self._workspace = Memory(0)
+        self._hidden, self._logits = torch.empty(0, spec.hidden_size), torch.empty(0, spec.vocab_size)
+        self._native, self._prepared = NativeStep(), None
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    @property
+    def numerics_class(self) -> str:
+        level = self._library.level
+        # The order of VDPBF16PS is for bf16 alone.
+        tiles = level in _TILE32 or (level == "avx512_bf16" and self._dtype == "fp32")
+        return f"cpu/{VERSION}/{'tile32' if tiles else level}/{self._dtype}/tp1"
+
+    @property
+    def torch_threads(self) -> int:
+        return 1
+
+    @property
+    def adapters(self) -> NativeStore:
+        return self._adapters
+
+    def run(
+        self,
+        step: Step,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        hidden: torch.Tensor | None = None,
+        layer_done: LayerDone | None = None,
+    ) -> torch.Tensor:
+        """See `model.executor.Executor.run`. What it returns is valid until the next call."""
+        last = self._spec.layers if last is None else last
+        if step is not self._prepared:
+            self._prepare(step)
+        native = self._native
+        native.first, native.last = first, last
+        if hidden is not None:
+            self._hidden[: native.n_tokens] = hidden
+        self._library.run(self._pool, self._base.model, native, layer_done)
+        if last < self._spec.layers:
+            return self._hidden[: native.n_tokens].clone()
+        return self._logits[: native.n_sampled]
+
+    def choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
+        """See `model.executor.Executor.choose`."""
+        return self._chooser.choose(logits, draws)
+
+    def clear_pages(self, pages: list[int]) -> None:
+        """See `model.executor.Executor.clear_pages`."""
+        for page in pages:
+            self._kv.clear(page * self.page_bytes, self.page_bytes)
+
+    def lend_pages(self, pages: list[int]) -> None:
+        """See `model.executor.Executor.lend_pages`."""
+        for page in pages:
+            self._kv.discard(page * self.page_bytes, self.page_bytes)
+
+    def _prepare(self, step: Step) -> None:
+        """Point the native step at this step's arrays; they stay where they are for as long as the step lives."""
+        arrays, native = step.arrays, self._native
+        n_tokens, n_sampled = len(arrays.tokens), len(arrays.sampled)
+        self._make_room(n_tokens, n_sampled)
+        native.n_tokens, native.n_rows = n_tokens, len(arrays.rows)
+        native.n_segments, native.n_sampled = len(arrays.segments), n_sampled
+        native.tokens, native.rows = _address(arrays.tokens), _address(arrays.rows)
+        native.page_table, native.segments = _address(arrays.pages), _address(arrays.segments)
+        native.sampled, native.slots = _address(arrays.sampled), ctypes.addressof(self._adapters.table)
+        native.hidden, native.logits = self._hidden.data_ptr(), self._logits.data_ptr()
+        native.workspace, native.workspace_bytes = self._workspace.address, self._workspace.n_bytes
+        self._prepared = step
+
+    def _make_room(self, n_tokens: int, n_sampled: int) -> None:
+        """Buffers grow to the largest step so far."""
+        if n_tokens > len(self._hidden):
+            self._hidden = torch.empty(n_tokens, self._spec.hidden_size)
+        if n_sampled > len(self._logits):
+            self._logits = torch.empty(n_sampled, self._spec.vocab_size)
+        needed = self._library.workspace_bytes(self._base.model, n_tokens, self._adapters.site_rank, n_sampled)
+        if needed > self._workspace.n_bytes:
+            self._workspace = Memory(needed)
+
+
+def _address(array: "np.ndarray[tuple[int, ...], np.dtype[np.int32]]") -> int:
+    return array.ctypes.data

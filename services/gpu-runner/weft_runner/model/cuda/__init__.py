@@ -1,0 +1,1 @@
+"""The cuda executor: Triton kernels, CUDA graphs, adapters in KV pages."""

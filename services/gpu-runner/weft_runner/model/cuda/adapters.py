@@ -1,0 +1,223 @@
+"""Adapters in KV pages on the device, by slot: KV and adapters share bytes, not only an account of them.
+
+An adapter is packed into an image of its pages in pinned memory, layer by layer, and each layer's pages follow on a
+stream of their own while the next layer is packed: loading runs beside steps, and a prompt may begin when layer 0 has
+arrived. The image is what stays in host memory, so that the next load only copies. Events keep the order: copies come
+after what was launched when the pages were lent, steps after the layers that they read, and pages that are given back
+after the last copy into them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weft_kernels.triton.packing import Adapter, Image, Projection, fill_layer, plan_image
+from weft_kernels.triton.tables import SLICES, UNIT, Entry, Layout, LoraTables, SiteShape
+from weft_runner.errors import AdapterInvalid
+from weft_runner.model.adapter_store import DeviceAdapter
+from weft_runner.model.cuda.device import on_device
+from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.lora import SITES, LoraPair, Scales, adapter_pairs
+from weft_runner.model.partition import Part
+from weft_runner.model.tensor_parallel import ROW_SITES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedAdapter:
+    """`arrived[layer]`: an event after which its rows of layers up to it are there; empty: all of them are."""
+
+    entry: Entry
+    arrived: tuple[torch.cuda.Event, ...]
+    rank: int
+    site_rank: int
+    n_bytes: int
+
+
+class PackedAdapter:
+    """A HostAdapter: the image, packed as far as it was needed, in pinned memory where there is a device.
+
+    Each page is memory of its own: torch keeps freed pinned blocks by size, so the next adapter gets those of one that
+    has gone (once no copy reads them), and a page of a power of two wastes nothing.
+    """
+
+    def __init__(self, store: "PagedStore", adapter: Adapter, rank: int, site_rank: int) -> None:
+        self._store, self.rank, self.site_rank = store, rank, site_rank
+        self.plan = store.plan(adapter)
+        self.pages: list[torch.Tensor] = []
+        self._adapter: Adapter | None = adapter
+        self._layers = 0  # that are packed
+
+    @property
+    def n_bytes(self) -> int:
+        return self.plan.n_pages * self._store.page_bytes
+
+    def needs(self) -> int:
+        return self.n_bytes
+
+    def build(self, pages: Sequence[int]) -> PagedAdapter:
+        return self._store.place(self, pages)
+
+    def complete(self) -> None:
+        self.pack(len(self.plan.ends) - 1)
+
+    def pack(self, layer: int) -> None:
+        """Up to that layer, if it is not yet. What it was made from is let go after the last one."""
+        while self._adapter is not None and self._layers <= layer:
+            while len(self.pages) < self.plan.ends[self._layers]:
+                self.pages.append(self._store.host_page())
+            fill_layer(self.pages, self.plan, self._adapter, self._store.layout, self._layers)
+            self._layers += 1
+            if self._layers == len(self.plan.ends):
+                self._adapter = None
+
+
+class PagedStore:
+    """The AdapterStore of the cuda executor. `tables` is what its kernels look up."""
+
+    def __init__(self, part: Part, kv: KvCache, slots: int, max_rank: int) -> None:
+        """`part`: this device's of the model; adapters are shared out with it (`model.tensor_parallel`)."""
+        self._part, self._kv, self._max_rank, self._layers = part, kv, max_rank, part.local.layers
+        self.layout = layout_of(part, max_rank)
+        self._pages = kv.tensor.view(kv.tensor.shape[0], -1)
+        self.tables = LoraTables(self._pages, self.layout, slots)
+        self._arriving: dict[int, PagedAdapter] = {}
+        self._widths: dict[int, npt.NDArray[np.int32]] = {}  # slot -> [L, sites]
+        self.at = kv.tensor.device
+        self._copies = torch.cuda.Stream(self.at) if kv.tensor.is_cuda else None
+        self._lent: torch.cuda.Event | None = None
+
+    @property
+    def page_bytes(self) -> int:
+        return self._kv.page_bytes
+
+    def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> int:
+        """See `AdapterStore.needs`: whole pages."""
+        return self.copy(tensors, scales).needs()
+
+    def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, pages: Sequence[int]) -> PagedAdapter:
+        """See `AdapterStore.build`. Returns when all copies are under way."""
+        return self.place(self.copy(tensors, scales), pages)
+
+    def copy(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> PackedAdapter:
+        """See `AdapterStore.copy`. It is packed when it is built for the first time, or completed."""
+        return PackedAdapter(self, *self._parts(tensors, scales))
+
+    @on_device
+    def place(self, packed: PackedAdapter, pages: Sequence[int]) -> PagedAdapter:
+        """It goes to these pages. Returns when all copies are under way."""
+        try:
+            arrived = self._copy(packed, pages)
+        except Exception:
+            if self._copies is not None:  # its pages go to somebody else at once
+                self._copies.synchronize()
+            raise
+        entry = packed.plan.on_pages(pages)
+        if self._copies is not None:  # what `put` copies must not make the engine wait for the step that runs
+            entry = Entry(entry.ends.pin_memory(), entry.scales.pin_memory(), entry.places.pin_memory())
+        return PagedAdapter(entry, arrived, packed.rank, packed.site_rank, packed.n_bytes)
+
+    @on_device
+    def put(self, slot: int, adapter: DeviceAdapter) -> None:
+        """See `AdapterStore.put`."""
+        assert isinstance(adapter, PagedAdapter), adapter
+        self.tables.put(slot, adapter.entry)
+        self._widths[slot] = adapter.entry.ends[:, :, :SLICES].amax(dim=2).numpy()
+        if adapter.arrived:
+            self._arriving[slot] = adapter
+
+    @on_device
+    def clear(self, slot: int) -> None:
+        """See `AdapterStore.clear`. Whoever gets its pages writes after what is still being copied into them."""
+        self.wait([slot], self._layers - 1)
+        self.tables.clear(slot)
+
+    @on_device
+    def lent(self) -> None:
+        """Pages have just been lent: what is launched now may still touch them, and copies into them wait for it."""
+        if self._copies is not None:
+            self._lent = torch.cuda.Event()
+            self._lent.record()
+
+    def widths(self, slots: Sequence[int]) -> list[list[int]]:
+        """[layer][site]: the ranks of the widest of these adapters there; 0: all of them leave it alone."""
+        return np.max([self._widths[slot] for slot in slots], axis=0).tolist()
+
+    def wait(self, slots: Sequence[int], layer: int) -> None:
+        """What is launched next waits until these slots have arrived up to `layer`. Costs nothing once all have."""
+        if self._arriving:
+            self._wait(slots, layer)
+
+    @on_device
+    def _wait(self, slots: Sequence[int], layer: int) -> None:
+        for slot in slots:
+            adapter = self._arriving.get(slot)
+            if adapter is not None:
+                adapter.arrived[layer].wait()
+                if layer == self._layers - 1:
+                    del self._arriving[slot]
+
+    # ---- the builder's thread
+
+    def _parts(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> tuple[Adapter, int, int]:
+        """The adapter by layer and site, its largest rank and its largest sum of ranks at a site."""
+        pairs = adapter_pairs(tensors, scales, self._part.whole)
+        rank = max(pair.rank for layer in pairs for site in layer for pair in site)
+        if rank > self._max_rank:
+            raise AdapterInvalid(f"rank {rank} is above this runner's --max-rank {self._max_rank}")
+        site_rank = max(sum(pair.rank for pair in site) for layer in pairs for site in layer)
+        own = self._part.pairs(pairs)
+        adapter = [[_site(site, names) for site, names in zip(layer, SITES, strict=True)] for layer in own]
+        return adapter, rank, site_rank
+
+    def plan(self, adapter: Adapter) -> Image:
+        """Where its rows go."""
+        return plan_image(adapter, self.layout, self._pages.shape[1] // UNIT)
+
+    def host_page(self) -> torch.Tensor:
+        """Memory for a page of an image."""
+        return torch.empty(self._pages.shape[1], dtype=self._pages.dtype, pin_memory=self._copies is not None)
+
+    def _copy(self, packed: PackedAdapter, pages: Sequence[int]) -> tuple[torch.cuda.Event, ...]:
+        """A layer at a time, packed if it is not yet; a page that two layers share is copied with both."""
+        arrived: list[torch.cuda.Event] = []
+        done = 0
+        with torch.cuda.stream(self._copies):  # None: where there is no device, nothing
+            if self._copies is not None and self._lent is not None:
+                self._copies.wait_event(self._lent)
+            for layer, end in enumerate(packed.plan.ends):
+                packed.pack(layer)
+                for index in range(done, end):
+                    self._pages[pages[index]].copy_(packed.pages[index], non_blocking=True)
+                done = max(0, end - 1)
+                if self._copies is not None:
+                    arrived.append(torch.cuda.Event())
+                    arrived[-1].record(self._copies)
+        return tuple(arrived)
+
+
+def layout_of(part: Part, max_rank: int) -> Layout:
+    """The sites of a device's part of a model, in the order of `model.lora.SITES`."""
+
+    def shape(site: int, names: Sequence[str]) -> SiteShape:
+        n_in = part.whole.projection(names[0])[0]
+        outputs = [part.outputs(name) for name in names]
+        return SiteShape(n_in // part.size if site in ROW_SITES else n_in, tuple(o.stop - o.start for o in outputs))
+
+    return Layout(part.local.layers, tuple(shape(site, names) for site, names in enumerate(SITES)), max_rank)
+
+
+def why_not_in_pages(part: Part, page_tokens: int, max_rank: int) -> str:
+    """Why adapters of this model cannot live in such pages; empty when they can."""
+    page = part.local.layers * 2 * part.local.kv_heads * page_tokens * part.whole.head_dim
+    if page % UNIT:
+        return f"a KV page of {page} numbers is no multiple of {UNIT}"
+    if (row := layout_of(part, max_rank).row_length) > page:
+        return f"a row of an adapter takes {row} numbers, and a KV page of {page_tokens} tokens has {page}"
+    return ""
+
+
+def _site(pairs: Sequence[LoraPair], names: Sequence[str]) -> list[Projection]:
+    return [Projection(names.index(pair.projection), pair.a, pair.b, pair.scale) for pair in pairs]

@@ -1,0 +1,126 @@
+"""The GPU that the cuda executor computes on, and what it cannot compute of a model.
+
+Triton is imported here alone, and only when it is asked for: a runner for CPUs may have a torch that comes without it.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import wraps
+from importlib.util import find_spec
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
+
+from weft.domain.model.config import ModelSpec
+from weft_runner.errors import ExecutorLost
+from weft_runner.model.memory_estimate import Available
+from weft_runner.model.partition import Part
+
+OLDEST = (8, 0)  # Ampere: bf16 in tensor cores, copies to shared memory that do not wait
+HEAD_DIMS = (16, 32, 64, 128, 256)
+PAGE_TOKENS = (16, 32, 64, 128, 256)
+P = ParamSpec("P")
+S = TypeVar("S", bound="OnDevice")
+T = TypeVar("T")
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class OnDevice(Protocol):
+    """Who computes on one device. `at`: which."""
+
+    @property
+    def at(self) -> torch.device: ...
+
+
+def on_device(
+    method: Callable[Concatenate[S, P], T],
+) -> Callable[Concatenate[S, P], T]:
+    """A method that launches: without gradients, and on its device whichever thread calls it."""
+
+    @wraps(method)
+    def launching(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        here = torch.cuda.device(self.at) if self.at.type == "cuda" else nullcontext()
+        with torch.inference_mode(), here, device_errors():
+            return method(self, *args, **kwargs)
+
+    return launching
+
+
+@contextmanager
+def device_errors() -> Generator[None]:
+    """An error of the device itself is the end of this process's work on it: every later call would fail, too."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.AcceleratorError) or str(error).startswith("Triton Error [CUDA]"):
+            raise ExecutorLost(f"the GPU has failed: {error}") from error
+        raise
+
+
+class GpuUnavailable(Exception):
+    """There is no GPU here that the kernels run on, or they cannot compute this model; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Where the cuda executor computes: a GPU, or this machine's CPU under Triton's interpreter."""
+
+    device: torch.device
+
+    @property
+    def is_real(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def available(self) -> Available:
+        """Its free memory."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return Available(free, f"GPU {self.device.index} ({torch.cuda.get_device_name(self.device)})")
+
+
+def find_gpu(index: int = 0) -> Gpu:
+    """GPU `index`; with TRITON_INTERPRET=1 there need not be one. Raises GpuUnavailable."""
+    if find_spec("triton") is None:
+        raise GpuUnavailable("triton is not installed: it comes with torch's builds for CUDA")
+    from triton import knobs
+
+    if knobs.runtime.interpret:
+        return Gpu(torch.device("cpu"))
+    if index >= torch.cuda.device_count():
+        raise GpuUnavailable(
+            f"torch sees {torch.cuda.device_count()} GPUs, and GPU {index} is needed: is a driver here?"
+        )
+    if not any(map(shutil.which, (os.environ.get("CC", ""), "gcc", "clang"))):
+        raise GpuUnavailable("Triton needs a C compiler for what launches its kernels: install gcc, or name one in CC")
+    found = torch.cuda.get_device_capability(index)
+    if found < OLDEST:
+        name = torch.cuda.get_device_name(index)
+        raise GpuUnavailable(
+            f"{name} has compute capability {found[0]}.{found[1]}; the kernels need 8.0 (Ampere) or newer"
+        )
+    return Gpu(torch.device("cuda", index))
+
+
+def why_not(part: Part, dtype: str, page_tokens: int, max_rank: int) -> str:
+    """What of a model's part the kernels cannot compute; empty when they can."""
+    from weft_runner.model.cuda.adapters import layout_of, why_not_in_pages
+
+    spec = part.local
+    if dtype not in DTYPES:
+        return f"--dtype {dtype}: computed are {' and '.join(DTYPES)}"
+    if page_tokens not in PAGE_TOKENS:
+        return f"--page-tokens {page_tokens}: computed are {', '.join(map(str, PAGE_TOKENS))}"
+    if spec.head_dim not in HEAD_DIMS:
+        return f"head_dim {spec.head_dim}: computed are {', '.join(map(str, HEAD_DIMS))}"
+    if odd := [f"{name} {size}" for name, size in _sizes(spec).items() if size % 16]:
+        return f"{', '.join(odd)}: computed are multiples of 16"
+    if odd := sorted({w for site in layout_of(part, max_rank).sites for w in site.widths if w % 16}):
+        return f"this device's outputs of a projection are {', '.join(map(str, odd))}: computed are multiples of 16"
+    return why_not_in_pages(part, page_tokens, max_rank)
+
+
+def _sizes(spec: ModelSpec) -> dict[str, int]:
+    return {"hidden_size": spec.hidden_size, "intermediate_size": spec.intermediate_size}

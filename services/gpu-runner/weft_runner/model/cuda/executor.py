@@ -1,0 +1,315 @@
+"""The cuda executor: the decoder of all torch executors on Triton kernels, decode steps as captured graphs.
+
+The same code runs on a CPU under Triton's interpreter, without graphs: so it is tested where there is no GPU. Steps
+with prompts run eagerly: their launches hide behind their arithmetic. A row's result depends on its own tokens, pages
+and adapter, and on the sizes that launches are made for (parts of a shrink, splits of attention, the library's choice
+for a product): the same text wherever the two best logits are farther apart than the documented tolerance.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from weft.domain.model.config import ModelSpec
+from weft_kernels.triton import attention, fused
+from weft_runner.core.choice import Choice, TokenLogprob
+from weft_runner.core.sequence import Sampling
+from weft_runner.model.cuda.adapters import PagedStore
+from weft_runner.model.cuda.attention import Attention, TritonAttention
+from weft_runner.model.cuda.cuda_graphs import Graphs, Outputs, blank_steps
+from weft_runner.model.cuda.device import on_device
+from weft_runner.model.cuda.flashinfer import FlashInfer
+from weft_runner.model.cuda.gpu_sampler import DeviceChooser, DeviceFlight, take_off
+from weft_runner.model.cuda.ops import Device, TritonOps
+from weft_runner.model.cuda.step import DeviceStep, shape_of, slots_of, tiles_of
+from weft_runner.model.decoder import run_layers
+from weft_runner.model.executor import LayerDone
+from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.partition import Part
+from weft_runner.model.rope import cos_sin, inverse_frequencies
+from weft_runner.model.sampling import Draw, logprob
+from weft_runner.model.step import Step
+from weft_runner.model.tensor_parallel import Alone, Group, TensorParallel
+from weft_runner.model.weights import ModelWeights
+
+VERSION = "1"
+DECODE_CHUNK, PROMPT_CHUNK = 16, 64  # most tokens of a chunk: one tile of tensor cores; enough of them for wgmma
+PROMPT_TOKENS = 128  # from so many tokens on a step has the chunks of prompts
+INTERPRETED_SMS = 4  # of a device that is not there
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is set aside. `rows`, `tokens`: most sequences and tokens of a step; `context`: tokens of a sequence.
+
+    `graphs`: decode steps are captured; `beside`: shrinks run on a stream of their own, beside the base's products;
+    `flashinfer`: it attends in eager steps.
+    """
+
+    pages: int
+    page_tokens: int
+    slots: int
+    max_rank: int
+    rows: int
+    context: int
+    graphs: bool
+    tokens: int = 512
+    beside: bool = True
+    flashinfer: bool = False
+
+
+class CudaExecutor:
+    """One model on one device."""
+
+    def __init__(
+        self,
+        whole: ModelSpec,
+        weights: ModelWeights,
+        sizes: Sizes,
+        group: Group | None = None,
+        part: Part | None = None,
+    ) -> None:
+        """`weights`, of this rank's part, are on the device already, in the dtype that it computes with.
+
+        `part`: a stage's layers (`model.partition`); None: what the group says. A stage captures no graphs.
+        """
+        group = group or Alone()
+        part, self._tensor = part or Part(whole, group.rank, group.size), TensorParallel(group)
+        self._spec = spec = part.local
+        self._weights = weights
+        self.at, self._dtype = weights.embedding.device, weights.embedding.dtype
+        kv = KvCache(spec, sizes.pages, sizes.page_tokens, self._dtype, self.at)
+        self._store = PagedStore(part, kv, sizes.slots, sizes.max_rank)
+        self._prompt_tile = attention.prefill_block(spec.heads, spec.kv_heads, spec.head_dim, self._dtype)
+        self._flashinfer = self._library(kv) if sizes.flashinfer else None
+        rotary = _rotary(spec, max(sizes.context, sizes.tokens)).to(self.at)  # also for steps that warm up
+        self._device = Device(
+            spec, part, self._tensor, kv, self._store.tables, rotary, _processors(self.at),
+            torch.cuda.Stream(self.at) if sizes.beside and self.at.type == "cuda" else None,
+        )  # fmt: skip
+        self._chooser = DeviceChooser(sizes.rows, spec.vocab_size, self.at)
+        self._samples = group.rank == 0  # the others have a part of the logits
+        self._outputs: Outputs | None = None  # of the graph that ran last
+        width = spec.vocab_size if self._samples else len(weights.head)
+        self._shared = Outputs(  # what graphs write to
+            self._device.new(sizes.rows if sizes.graphs else 0, width, dtype=torch.float32),
+            torch.zeros(sizes.rows, dtype=torch.int32, device=self.at),
+        )
+        self._tokens: torch.Tensor | None = None  # that were chosen last
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # sums of products are fp32
+        self._graphs = self._record(sizes) if sizes.graphs and part.begins and part.ends else None
+        if self.at.type == "cuda":
+            self.warm_up(sizes.tokens)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    @property
+    def numerics_class(self) -> str:
+        """What computes alike up to the last bits: captured steps and eager ones differ in those already."""
+        dtype = "bf16" if self._dtype == torch.bfloat16 else "fp32"
+        attention = "/flashinfer" if self._flashinfer else ""
+        return f"cuda/{VERSION}/{dtype}/tp{self._tensor.size}{attention}"
+
+    @property
+    def torch_threads(self) -> int:
+        return 1
+
+    @property
+    def adapters(self) -> PagedStore:
+        return self._store
+
+    @property
+    def page_bytes(self) -> int:
+        return self._device.kv.page_bytes
+
+    @on_device
+    def run(
+        self,
+        step: Step,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        hidden: torch.Tensor | None = None,
+        layer_done: LayerDone | None = None,
+    ) -> torch.Tensor:
+        """See `model.executor.Executor.run`. What it returns is on the device, and valid until the next call."""
+        self._outputs = None
+        last = self._spec.layers if last is None else last
+        whole = first == 0 and last == self._spec.layers and layer_done is None
+        if whole and self._graphs is not None and (size := self._graphs.size_of(step)) is not None:
+            self._store.wait(slots_of(step), last - 1)
+            self._outputs = self._graphs.replay(step, size)
+            return self._outputs.logits[: len(step.rows)]
+        return self._eager(step, first, last, hidden, layer_done)
+
+    @on_device
+    def choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
+        """See `model.executor.Executor.choose`."""
+        if not draws:
+            return []
+        return self._choose(logits, draws).choices()
+
+    # ---- steps that run while the host does something else, see `model.executor.LooksAhead`
+
+    @on_device
+    def launch(self, step: Step, draws: Sequence[Draw]) -> DeviceFlight:
+        return self._choose(self.run(step), draws)
+
+    def can_follow(self, step: Step, draws: Sequence[Draw]) -> bool:
+        """A captured step whose choices nobody counts (penalties) or explains (log probabilities)."""
+        return (
+            self._graphs is not None
+            and self._graphs.size_of(step) is not None
+            and not any(draw.shifts is not None or draw.sampling.logprobs for draw in draws)
+        )
+
+    @on_device
+    def follow(self, step: Step, draws: Sequence[Draw]) -> DeviceFlight:
+        assert self._graphs is not None
+        assert self._tokens is not None, "nothing was launched before"
+        size = self._graphs.size_of(step)
+        assert size is not None, len(step.rows)
+        self._outputs = self._graphs.replay(step, size, self._tokens)
+        return self._choose(self._outputs.logits[: len(step.rows)], draws)
+
+    def _choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> DeviceFlight:
+        likeliest = None if self._outputs is None else self._outputs.tokens
+        self._tokens = self._chooser.tokens(logits, draws, likeliest)
+        return take_off(self._tokens, draws, partial(_told, logits))
+
+    def clear_pages(self, pages: list[int]) -> None:
+        """Nothing is read of a page but what its present owner wrote: the kernels load no key beyond a context."""
+
+    def lend_pages(self, pages: list[int]) -> None:
+        """See `model.executor.Executor.lend_pages`: adapters are copied into them beside the steps that follow."""
+        if pages:
+            self._store.lent()
+
+    # ---- how
+
+    @on_device
+    def warm_up(self, tokens: int) -> None:
+        """Compile what eager steps of up to `tokens` tokens and draws use, before anybody waits for it.
+
+        Kernels are compiled for each size of chunks, with adapters also for each bucket of their number. What these
+        steps compute nobody reads; their keys and values go to page 0, which its first owner overwrites.
+        """
+        logits = torch.zeros(1, self._spec.vocab_size, device=self.at)  # of another stage
+        for step in blank_steps(tokens, self._block_m, self._device.kv.page_tokens):
+            for widths in (None, self._most_ranks):
+                here = self._written(step)
+                ops = TritonOps(self._device, here, self._attention(step, here), self._begun(here), widths)
+                x = run_layers(ops, self._weights, 0, self._spec.layers, None)
+                if self._weights.has_head:
+                    logits = self._logits(x[here.sampled])
+        if self._samples:
+            biased = Sampling(temperature=1.0, top_p=0.5, logit_bias=((0, 0.0),))
+            self._choose(logits, [Draw(biased, 0, biased.shifts(()))]).choices()
+
+    def _eager(
+        self, step: Step, first: int, last: int, hidden: torch.Tensor | None, layer_done: LayerDone | None
+    ) -> torch.Tensor:
+        here = self._written(step)
+        slots = slots_of(step)
+        residual = self._embedded(here) if hidden is None else hidden.to(self.at, torch.float32, copy=True)
+
+        widths = self._store.widths(slots) if slots else []
+
+        def width(layer: int, site: int) -> int:
+            self._store.wait(slots, layer)
+            return widths[layer][site]
+
+        ops = TritonOps(self._device, here, self._attention(step, here), residual, width if slots else None)
+        x = run_layers(ops, self._weights, first, last, layer_done)
+        ends = last == self._spec.layers and self._weights.has_head
+        return self._logits(x[here.sampled]) if ends else x
+
+    def _written(self, step: Step) -> DeviceStep:
+        """An eager step on the device, in a buffer of its own."""
+        tiles = tiles_of(step, self._prompt_tile)
+        here = DeviceStep(shape_of(step, tiles, self._block_m(len(step.tokens))), self.at)
+        here.write(step, tiles)
+        return here
+
+    @on_device
+    def _library(self, kv: KvCache) -> FlashInfer:
+        return FlashInfer(kv.tensor, self._spec.heads, self._spec.windows)
+
+    def _attention(self, step: Step, here: DeviceStep) -> Attention:
+        """Of an eager step."""
+        if self._flashinfer is None:
+            return self._triton(here)
+        self._flashinfer.plan(step.arrays)
+        return self._flashinfer
+
+    def _triton(self, here: DeviceStep) -> TritonAttention:
+        return TritonAttention(self._device.kv.tensor, here, self._device.sms, self._prompt_tile)
+
+    @staticmethod
+    def _block_m(n_tokens: int) -> int:
+        return PROMPT_CHUNK if n_tokens >= PROMPT_TOKENS else DECODE_CHUNK
+
+    @on_device
+    def _record(self, sizes: Sizes) -> Graphs:
+        row_pages = -(-sizes.context // sizes.page_tokens)
+        return Graphs(self._whole, self.at, sizes.rows, row_pages, DECODE_CHUNK)
+
+    def _whole(self, step: DeviceStep, with_lora: bool) -> Outputs:
+        """What a graph holds: every row gets a token. All graphs write to the same outputs: one runs at a time."""
+        widths = self._most_ranks if with_lora else None
+        ops = TritonOps(self._device, step, self._triton(step), self._embedded(step), widths)
+        logits = self._logits(run_layers(ops, self._weights, 0, self._spec.layers, None))
+        outputs = Outputs(self._shared.logits[: len(logits)], self._shared.tokens[: len(logits)])
+        outputs.logits.copy_(logits)
+        if self._samples:
+            outputs.tokens.copy_(self._chooser.likeliest(logits))
+        return outputs
+
+    def _most_ranks(self, layer: int, site: int) -> int:
+        """A graph serves whichever adapters come."""
+        del layer
+        return self._store.tables.layout.most_ranks(site)
+
+    def _begun(self, step: DeviceStep) -> torch.Tensor:
+        """What the first layer here reads; of a stage that does not begin the model, something to compute with."""
+        if len(self._weights.embedding):
+            return self._embedded(step)
+        return torch.zeros(step.shape.tokens, self._spec.hidden_size, device=self.at)
+
+    def _embedded(self, step: DeviceStep) -> torch.Tensor:
+        residual = self._device.new(step.shape.tokens, self._spec.hidden_size, dtype=torch.float32)
+        fused.embed(residual, step.tokens, self._weights.embedding)
+        return residual
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Hidden [rows, H] -> logits fp32 [rows, V]: bf16 would round the two best to one number far too often."""
+        if not len(x):  # a chunk of a prompt; no kernel is launched on nothing
+            return self._device.new(0, self._spec.vocab_size, dtype=torch.float32)
+        normed = self._device.new(*x.shape)
+        fused.add_norm(normed, x.contiguous(), None, self._weights.norm, self._spec.norm_eps)
+        head = self._weights.head.t()
+        if self.at.type == "cuda" and self._dtype != torch.float32:
+            return self._tensor.logits(torch.mm(normed, head, out_dtype=torch.float32))
+        return self._tensor.logits(normed.float() @ head.float())
+
+
+def _rotary(spec: ModelSpec, context: int) -> torch.Tensor:
+    """cos and sin of every position: fp32 [context, 2, D / 2]."""
+    half = spec.head_dim // 2
+    cos, sin = cos_sin(torch.arange(context), inverse_frequencies(spec))
+    return torch.stack((cos[:, 0, :half], sin[:, 0, :half]), dim=1).contiguous()
+
+
+def _told(logits: torch.Tensor, row: int, token: int, draw: Draw) -> TokenLogprob | None:
+    """Of the raw logits, by the host's own arithmetic: few requests ask for it."""
+    if not draw.sampling.logprobs:
+        return None
+    return logprob(logits[row].cpu().numpy(), token, draw.sampling.top_logprobs)
+
+
+def _processors(at: torch.device) -> int:
+    return torch.cuda.get_device_properties(at).multi_processor_count if at.type == "cuda" else INTERPRETED_SMS

@@ -1,0 +1,100 @@
+"""Choices on the device: the same tokens as `model.sampling` on the host, and only they have to be copied back."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weft_kernels.triton import sampling as device
+from weft_runner.core.choice import Choice, TokenLogprob
+from weft_runner.model.cuda.device import device_errors
+from weft_runner.model.sampling import Draw, draw_bits
+
+
+class DeviceChooser:
+    """For up to `rows` rows of logits fp32 [rows, V]. Owned by the executor."""
+
+    def __init__(self, rows: int, vocab: int, at: torch.device) -> None:
+        self._at = at
+        self._sampler = device.Sampler(rows, vocab, at)
+        self._tokens = torch.empty(rows, dtype=torch.int32, device=at)
+        self._peaks = torch.empty(rows, dtype=torch.float32, device=at)
+
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """The likeliest token of each row, -1 where there is none: int32, valid until the next choice."""
+        tokens = self._tokens[: len(logits)]
+        device.argmax(logits, tokens, self._peaks[: len(logits)])
+        return tokens
+
+    def tokens(
+        self, logits: torch.Tensor, draws: Sequence[Draw], likeliest: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Each row's token, on the device: int32 [rows], -1 where it has none. Valid until the next choice.
+
+        `likeliest`: each row's likeliest token, where that is known already.
+        """
+        if not draws:
+            return self._tokens[:0]  # no kernel is launched on nothing
+        if all(draw.is_plain for draw in draws):
+            return self.likeliest(logits) if likeliest is None else likeliest[: len(draws)]
+        return self._draw(logits, draws)
+
+    def _draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+        tokens = self._tokens[: len(draws)]
+        bits = [draw_bits(d.sampling.seed, d.sampling.choice, d.position) for d in draws]
+        self._sampler.draw(
+            self._shifted(logits, draws), tokens, self._upload(bits, np.int64),
+            self._upload([d.sampling.temperature for d in draws], np.float64),
+            self._upload([d.sampling.top_p for d in draws], np.float64),
+            nucleus=any(d.sampling.top_p < 1.0 for d in draws),
+        )  # fmt: skip
+        return tokens
+
+    def _shifted(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+        """Logits with biases and penalties, in a copy: log probabilities are of the raw ones."""
+        shifts = [(row, s) for row, draw in enumerate(draws) if (s := draw.shifts) is not None and len(s.tokens)]
+        if not shifts:
+            return logits
+        rows = np.concatenate([np.full(len(s.tokens), row, np.int32) for row, s in shifts])
+        tokens = np.concatenate([np.frombuffer(s.tokens, np.int32) for _, s in shifts])
+        values = np.concatenate([np.frombuffer(s.values, np.float64) for _, s in shifts])
+        shifted = torch.empty_like(logits)
+        device.shift(shifted, logits, *(self._upload(part, part.dtype) for part in (rows, tokens, values)))
+        return shifted
+
+    def _upload(self, values: npt.ArrayLike, dtype: npt.DTypeLike) -> torch.Tensor:
+        host = torch.from_numpy(np.array(values, dtype))
+        return host.to(self._at, non_blocking=True)
+
+
+Told = Callable[[int, int, Draw], TokenLogprob | None]  # row, token, draw -> its log probability, where one is wanted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceFlight:
+    """`tokens`: int32 [rows] in pinned memory, valid after `landed` (None: at once); -1: the row has no choice."""
+
+    tokens: torch.Tensor
+    landed: torch.cuda.Event | None
+    draws: Sequence[Draw]
+    told: Told
+
+    def choices(self) -> list[Choice | None]:
+        if self.landed is not None:
+            with device_errors():
+                self.landed.synchronize()
+        found = enumerate(zip(self.tokens.tolist(), self.draws, strict=True))
+        return [None if token < 0 else Choice(token, self.told(i, token, draw)) for i, (token, draw) in found]
+
+
+def take_off(tokens: torch.Tensor, draws: Sequence[Draw], told: Told) -> DeviceFlight:
+    """Copy tokens [rows] to the host behind what computes them. They may be overwritten by what is launched next."""
+    if not tokens.is_cuda:
+        return DeviceFlight(tokens.clone(), None, draws, told)
+    host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+    host.copy_(tokens, non_blocking=True)
+    landed = torch.cuda.Event()
+    landed.record()
+    return DeviceFlight(host, landed, draws, told)

@@ -1,0 +1,152 @@
+"""The operators of the decoder (`model.decoder`) as Triton kernels around the library's matrix products.
+
+A layer without adapters is 4 products and 5 kernels (two norms, rotation, attention, silu), and a join where a context
+is split. Adapters add 4 shrinks and 2 expands: those of q|k|v and gate|up happen in the kernels that read these next.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its name everywhere)
+
+from weft.domain.model.config import ModelSpec
+from weft_kernels.triton import fused, lora
+from weft_kernels.triton.lora import Planes
+from weft_kernels.triton.tables import LoraTables
+from weft_runner.model.cuda.attention import Attention
+from weft_runner.model.cuda.step import DeviceStep
+from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.lora import GATE_UP, QKV, SITES
+from weft_runner.model.partition import Part
+from weft_runner.model.tensor_parallel import COLUMN_SITES, TensorParallel
+from weft_runner.model.weights import LayerWeights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Device:
+    """What all steps share: the cache, the adapters, the rotary table fp32 [positions, 2, D / 2], multiprocessors.
+
+    `spec` is of this device's `part` of the model; `tensor` are the others.
+    """
+
+    spec: ModelSpec
+    part: Part
+    tensor: TensorParallel
+    kv: KvCache
+    tables: LoraTables
+    cos_sin: torch.Tensor
+    sms: int
+    side: torch.cuda.Stream | None  # where shrinks run beside the base's products; None: before them
+
+    def new(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype or self.kv.tensor.dtype, device=self.kv.tensor.device)
+
+
+class TritonOps:
+    """`Operators` of one step on the device."""
+
+    def __init__(
+        self,
+        device: Device,
+        step: DeviceStep,
+        attention: Attention,
+        residual: torch.Tensor,
+        widths: Callable[[int, int], int] | None,
+    ) -> None:
+        """`residual`: fp32 [T, H], written to. `widths(layer, site)`: ranks of the widest adapter of the step there.
+
+        None: no token of the step has an adapter. It is asked once a site, before anything of an adapter is read.
+        """
+        self._device, self._step, self._attention = device, step, attention
+        self._residual, self._widths = residual, widths
+        self._planes: Planes | None = None  # of the projection that was made last, if its expand is still to come
+
+    def add_norm(self, y: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+        x = self._device.new(*self._residual.shape)
+        fused.add_norm(x, self._residual, y, weight, self._device.spec.norm_eps)
+        return x
+
+    def end(self, y: torch.Tensor | None) -> torch.Tensor:
+        if y is not None:
+            self._residual.add_(y)
+        return self._residual
+
+    def project(
+        self, x: torch.Tensor, weight: torch.Tensor, layer: int, site: int, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The shrink reads the same x as the product: beside it, where there is a stream for it."""
+        width = 0 if self._widths is None else self._widths(layer, site)
+        if not width:
+            return self._device.tensor.summed(F.linear(x, weight, bias), site)
+        planes = self._planes_for(x, layer, site)
+        with self._beside():
+            lora.shrink(planes, x, self._device.tables.at(layer, site), self._step.chunked)
+        y = F.linear(x, weight, bias)
+        self._join()
+        self._add_lora(y, self._gathered(planes, site, width), layer, site)
+        return self._device.tensor.summed(y, site)
+
+    def _add_lora(self, y: torch.Tensor, planes: Planes, layer: int, site: int) -> None:
+        """At column sites whoever reads y adds what is pending; at row sites it is added to this device's outputs."""
+        if site in COLUMN_SITES:
+            self._planes = planes
+            return
+        own = self._device.part.outputs(SITES[site][0])
+        lora.expand(y[:, own], planes, self._device.tables.at(layer, site), self._step.chunked)
+
+    def _gathered(self, planes: Planes, site: int, width: int) -> Planes:
+        """Shrunk by all devices together, see `model.tensor_parallel`."""
+        tensor = self._device.tensor
+        if tensor.size == 1:
+            return planes
+        own = planes.tensor[:, :, : tensor.own_width(width, site)].sum(dim=0)
+        return Planes(tensor.shrunk(own, site)[None].contiguous())
+
+    def heads(self, qkv: torch.Tensor, layer: int, weights: LayerWeights) -> torch.Tensor:
+        """Queries [T, heads, D], not scaled."""
+        device, step, spec = self._device, self._step, self._device.spec
+        q = device.new(qkv.shape[0], spec.heads, spec.head_dim)
+        fused.rope_write(
+            q, device.kv.tensor, qkv, step.rows, step.pages, step.row_of, step.chunked, device.cos_sin,
+            layer=layer, q_norm=weights.q_norm, k_norm=weights.k_norm, eps=spec.norm_eps, heads=spec.heads,
+            pending=self._pending(layer, QKV),
+        )  # fmt: skip
+        return q
+
+    def attend(self, q: torch.Tensor, layer: int, weights: LayerWeights) -> torch.Tensor:
+        return self._attention.attend(q, layer, weights.window)
+
+    def gate(self, gate_up: torch.Tensor, layer: int) -> torch.Tensor:
+        out = self._device.new(gate_up.shape[0], self._device.spec.intermediate_size)
+        fused.silu_mul(out, gate_up, self._step.chunked, pending=self._pending(layer, GATE_UP))
+        return out
+
+    @contextmanager
+    def _beside(self) -> Generator[None]:
+        """On the side stream, after what was launched so far. What is used there was allocated before."""
+        side = self._device.side
+        if side is None:
+            yield
+            return
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            yield
+
+    def _join(self) -> None:
+        if self._device.side is not None:
+            torch.cuda.current_stream().wait_stream(self._device.side)
+
+    def _planes_for(self, x: torch.Tensor, layer: int, site: int) -> Planes:
+        tables, chunked = self._device.tables.at(layer, site), self._step.chunked
+        programs = lora.chunk_bucket(len(chunked)) * len(tables.shape.widths)
+        length = lora.part_length(tables.shape.n_in, programs, self._device.sms)
+        parts = -(-tables.shape.n_in // length)
+        ranks = -(-tables.most_ranks // lora.BLOCK_R) * lora.BLOCK_R  # strides of one divisibility: one binary
+        return Planes(self._device.new(parts, x.shape[0], ranks, dtype=torch.float32))
+
+    def _pending(self, layer: int, site: int) -> lora.Pending | None:
+        """The expand that the last projection left to whoever reads it."""
+        planes, self._planes = self._planes, None
+        return None if planes is None else lora.Pending(planes, self._device.tables.at(layer, site))

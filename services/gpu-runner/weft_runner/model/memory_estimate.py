@@ -1,0 +1,197 @@
+"""What serving a model takes of memory, computed from its description before anything is loaded, and what there is.
+
+The cpu executor packs matrices, with columns padded to 32 and rows to 16; the embedding stays in the mapped file, whose
+pages give way. The reference and the cuda executor have everything in one dtype, and the embedding too. What there is:
+the least that the machine and any control group of this process have left.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from weft.domain.model.config import ModelSpec
+from weft.domain.model.tensors import PROJECTIONS
+from weft_runner.errors import OutOfMemory
+
+PROC, CGROUP = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+NO_LIMIT = 1 << 60  # cgroup v1 writes a number near 2^63 where there is none, v2 the word `max`
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """`limit` says whose memory it is, for whoever is told that it does not suffice."""
+
+    n_bytes: int
+    limit: str
+
+
+def available_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> Available:
+    """The least that the machine and any control group above this process have left. Page cache counts as free."""
+    machine = Available(psutil.virtual_memory().available, "this machine")
+    return min((machine, *_groups(proc, cgroup)), key=lambda one: one.n_bytes)
+
+
+def _groups(proc: Path, cgroup: Path) -> list[Available]:
+    """Every group from the process's own up to the root. In a container the own one may be mounted as the root."""
+    try:
+        lines = proc.read_text().splitlines()
+    except OSError:
+        return []  # not Linux, or no /proc: the machine is all there is to ask
+    found: list[Available] = []
+    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if controllers in ("", "memory"):
+            root = cgroup / controllers if controllers else cgroup
+            inside = root / path.lstrip("/")
+            found += [
+                left for group in (inside, *inside.parents) if group.is_relative_to(root) if (left := _left(group))
+            ]
+    return found
+
+
+def _left(group: Path) -> Available | None:
+    """v2's names, then v1's; None where the group has no limit or is not visible from here."""
+    for most, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        limit, usage = _number(group / most), _number(group / used)
+        if limit is not None and usage is not None and limit < NO_LIMIT:
+            left = max(0, limit - usage + _cache(group / "memory.stat"))
+            return Available(min(left, limit), f"this container (limit {limit / (1 << 30):.2f} GiB)")
+    return None
+
+
+def _cache(stat: Path) -> int:
+    """Bytes of files in memory, which give way: v1 counts those of groups below in names of their own."""
+    try:
+        rows = dict(line.split() for line in stat.read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return sum(int(rows.get(f"total_{name}", rows.get(name, 0))) for name in ("active_file", "inactive_file"))
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+# ---- what serving takes
+
+PLAIN = {"reference": 4, "cuda bf16": 2, "cuda fp32": 4}  # kinds that hold everything as plain tensors of one dtype
+MATRIX_BYTES: dict[str, int] = {"bf16": 2, "fp32": 4, "int8": 1, **PLAIN}  # of a number of a base matrix
+KV_BYTES: dict[str, int] = {"bf16": 2, "fp32": 4, "int8": 2, **PLAIN}  # of a key's or a value's number
+PAD_IN, PAD_OUT = 32, 16
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes beside what the process takes anyway."""
+
+    layers: int
+    embedding: int  # with the head
+    kv_pages: int
+    adapters: int
+    workspace: int
+
+    @property
+    def total(self) -> int:
+        return self.layers + self.embedding + self.kv_pages + self.adapters + self.workspace
+
+    def by_part(self) -> str:
+        """`layers 1.20 GiB, embedding and head 0.25 GiB, ...`, parts of no bytes left out."""
+        parts = {
+            "layers": self.layers,
+            "embedding and head": self.embedding,
+            "KV pages": self.kv_pages,
+            "adapters": self.adapters,
+            "workspace": self.workspace,
+        }
+        return ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
+
+
+def memory_needed(
+    spec: ModelSpec,
+    kind: str,
+    *,
+    kv_pages: int,
+    page_tokens: int,
+    adapter_bytes: int = 0,
+    workspace_bytes: int = 0,
+    ranks: int = 1,
+    stages: int = 1,
+) -> Footprint:
+    """`kind`: bf16, fp32 or int8, what the cpu executor packs matrices as; or a kind of `PLAIN`.
+
+    Adapters that share the budget of the KV pages are no `adapter_bytes`. `ranks`: processes of this machine that the
+    model is split over; each has the embedding, and a key-value head that several have is there as often. `stages`:
+    processes that it is cut into; the first has the embedding and the last one the head, tied or not.
+    """
+    more = ranks - 1 + (stages > 1 and spec.tied_embeddings)
+    return Footprint(
+        layers=spec.layers * _layer_bytes(spec, kind),
+        embedding=_embedding_bytes(spec, kind) + more * spec.vocab_size * spec.hidden_size * MATRIX_BYTES[kind],
+        kv_pages=kv_pages * page_bytes(spec, kind, page_tokens) * max(1, ranks // spec.kv_heads),
+        adapters=adapter_bytes,
+        workspace=workspace_bytes,
+    )
+
+
+def device_workspace(
+    spec: ModelSpec, kind: str, *, rows: int, tokens: int, context: int, page_tokens: int, recorded: Iterable[int]
+) -> int:
+    """What the cuda executor takes beside weights and pages, from below: page tables, logits, the rows of a step.
+
+    `rows`, `tokens`: most of a step; `recorded`: the sizes of captured steps, each with page tables of its own. What
+    the libraries take is not in it.
+    """
+    tables = 4 * -(-context // page_tokens) * (rows + sum(recorded))
+    logits = 2 * 4 * rows * spec.vocab_size  # and a copy with penalties
+    widths = 2 * spec.hidden_size + spec.q_size + 2 * spec.kv_size + 3 * spec.intermediate_size
+    return tables + logits + tokens * widths * MATRIX_BYTES[kind] + 4 * context * spec.head_dim
+
+
+def page_bytes(spec: ModelSpec, kind: str, page_tokens: int) -> int:
+    """Of one KV page `[L, 2, N, P, D]`."""
+    return spec.layers * 2 * spec.kv_heads * page_tokens * spec.head_dim * KV_BYTES[kind]
+
+
+def packed_bytes(n_out: int, n_in: int, kind: str) -> int:
+    """Of one packed base matrix, with an int8 matrix's scales."""
+    if kind in PLAIN:
+        return n_out * n_in * MATRIX_BYTES[kind]
+    rows, columns = _up(n_out, PAD_OUT), _up(n_in, PAD_IN)
+    return rows * columns * MATRIX_BYTES[kind] + (rows * 4 if kind == "int8" else 0)
+
+
+def check_memory(needed: Footprint, available: Available) -> None:
+    """Raises OutOfMemory, with the numbers."""
+    if needed.total > available.n_bytes:
+        raise OutOfMemory(
+            f"serving needs {_gib(needed.total)} ({needed.by_part()}), and {available.limit} has "
+            f"{_gib(available.n_bytes)} left: give it more memory, or ask for fewer KV pages"
+        )
+
+
+def _layer_bytes(spec: ModelSpec, kind: str) -> int:
+    matrices = sum(packed_bytes(n_out, n_in, kind) for n_in, n_out in map(spec.projection, PROJECTIONS))
+    norms = 2 * spec.hidden_size + (2 * spec.head_dim if spec.qk_norm else 0)
+    biases = spec.q_size + 2 * spec.kv_size if spec.qkv_bias else 0
+    return matrices + 4 * (norms + biases)
+
+
+def _embedding_bytes(spec: ModelSpec, kind: str) -> int:
+    """The head, and the embedding where it is not the head itself or read from the mapped file."""
+    head = packed_bytes(spec.vocab_size, spec.hidden_size, kind)
+    converted = not spec.tied_embeddings if kind in PLAIN else spec.dtype == "float16"
+    number = PLAIN.get(kind, 4)
+    return head + (spec.vocab_size * spec.hidden_size * number if converted else 0) + 4 * spec.hidden_size
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"

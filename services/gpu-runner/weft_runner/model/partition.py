@@ -1,0 +1,198 @@
+"""Which part of a model a rank has: slices of each layer (tensor parallelism) or whole layers (pipeline parallelism).
+
+**Slices.** Heads, key-value heads, inner features and vocabulary are shared out evenly. Everything is a slice of what
+lies on disk: a rank reads, converts and keeps its own part alone. Who reads which part of an adapter, and why:
+`model.tensor_parallel`.
+
+**Stages** (ORCA, section 4.1; GPipe's cut). The layers are cut into N runs of nearly equal cost. A decode step reads
+each weight once, so a layer costs its matrices, and the head, which the last stage has, its own: a vocabulary of 128k
+beside layers of 8B is worth two layers and a half. The embedding is a lookup and costs nothing. Cutting layers
+changes no arithmetic: a row's result is that of one stage, bit for bit, and so is the numerics class.
+
+**Bytes on the wire** of a step of T tokens and S sampled rows, with fp32 numbers: stage p of N sends
+
+    4 T H    to stage p + 1, for p < N - 1: the residual stream
+    4 S V    to stage 0, for p = N - 1 > 0: logits; nothing where no row samples
+
+and stage 0 tells each of the others 4 (6 + T + 5 R + 4 G + P) bytes of control, for R rows with P pages in sum and
+adapters in G segments (`parallel.commands.write_run`), before any tensor is there.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from weft.domain.model.config import ModelSpec
+from weft.domain.model.tensors import PROJECTIONS
+from weft_runner.errors import ExecutorUnavailable
+from weft_runner.model.checkpoint import LayerTensors
+from weft_runner.model.lora import AdapterPairs, LoraPair
+
+ROW = ("o_proj", "down_proj")  # split by inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rank `rank` of `size` of layers [first, last) (None: to the end); alone it is the whole model.
+
+    What is divided was checked by `check_divisible`; which layers a stage of a pipeline has says `model.partition`. The
+    embedding is with the first layer, the head with the last one.
+    """
+
+    whole: ModelSpec
+    rank: int = 0
+    size: int = 1
+    first: int = 0
+    last: int | None = None
+
+    @property
+    def layers(self) -> range:
+        """Of the whole model. This part's own are counted from 0 everywhere else."""
+        return range(self.first, self.whole.layers if self.last is None else self.last)
+
+    @property
+    def begins(self) -> bool:
+        return self.layers.start == 0
+
+    @property
+    def ends(self) -> bool:
+        return self.layers.stop == self.whole.layers
+
+    @property
+    def local(self) -> ModelSpec:
+        """What this rank's operators compute. Hidden size and vocabulary stay; the head's rows are `head`'s matter."""
+        whole, layers = self.whole, self.layers
+        return replace(
+            whole,
+            layers=len(layers),
+            windows=whole.windows[layers.start : layers.stop],
+            heads=whole.heads // self.size,
+            kv_heads=self._kv_heads.stop - self._kv_heads.start,
+            intermediate_size=whole.intermediate_size // self.size,
+        )
+
+    def layer(self, layer: LayerTensors) -> LayerTensors:
+        """Views of this rank's part; the norms are whole."""
+        if self.size == 1:
+            return layer
+        return replace(
+            layer,
+            projections={name: self._matrix(name, weight) for name, weight in layer.projections.items()},
+            biases={name: bias[self.outputs(name)] for name, bias in layer.biases.items()},
+        )
+
+    def embedding(self, embedding: torch.Tensor) -> torch.Tensor:
+        """[V, H] -> the same, or [0, H] where the layers do not begin here; a view."""
+        return embedding if self.begins else embedding[:0]
+
+    def head(self, head: torch.Tensor) -> torch.Tensor:
+        """[V, H] -> the rows of this rank's part of the vocabulary, [0, H] where the layers do not end here; a view."""
+        if not self.ends:
+            return head[:0]
+        return head if self.size == 1 else head[self._share(self.whole.vocab_size)]
+
+    def pairs(self, pairs: AdapterPairs) -> AdapterPairs:
+        """An adapter's whole pairs -> this rank's of this part's layers: views, see `model.tensor_parallel`."""
+        pairs = pairs[self.layers.start : self.layers.stop]
+        if self.size == 1:
+            return pairs
+        return tuple(tuple(tuple(self._site(site)) for site in layer) for layer in pairs)
+
+    def outputs(self, projection: str) -> slice:
+        """Of an adapter's B, and of the base where it is split by outputs."""
+        match projection:
+            case "k_proj" | "v_proj":
+                heads, dim = self._kv_heads, self.whole.head_dim
+                return slice(heads.start * dim, heads.stop * dim)
+            case _:
+                return self._share(self.whole.projection(projection)[1])
+
+    def inputs(self, projection: str) -> slice:
+        """Of the base and of A at the sites that are split by inputs."""
+        assert projection in ROW, projection
+        return self._share(self.whole.projection(projection)[0])
+
+    @property
+    def _kv_heads(self) -> slice:
+        """Where there are fewer than ranks, several ranks have the same one, and its pages."""
+        first = self.rank * self.whole.kv_heads // self.size
+        return slice(first, first + max(1, self.whole.kv_heads // self.size))
+
+    def _share(self, total: int) -> slice:
+        each = total // self.size
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def _matrix(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        return weight[:, self.inputs(name)] if name in ROW else weight[self.outputs(name)]
+
+    def _site(self, site: tuple[LoraPair, ...]) -> Iterator[LoraPair]:
+        """Row r of the stacked A belongs to rank r mod N, so that what is gathered is in the order of the ranks."""
+        before = 0
+        for pair in site:
+            yield self._pair(pair, (self.rank - before) % self.size)
+            before += pair.rank
+
+    def _pair(self, pair: LoraPair, first: int) -> LoraPair:
+        row, outputs = pair.projection in ROW, self.outputs(pair.projection)
+        a = pair.a[:, self.inputs(pair.projection)] if row else pair.a[first :: self.size]
+        b = pair.b[outputs]
+        return replace(pair, a=a, b=b, n_in=a.shape[1], n_out=b.shape[0], out_start=outputs.start if row else 0)
+
+
+def check_divisible(spec: ModelSpec, size: int) -> None:
+    """Raises ExecutorUnavailable with every number that `size` ranks cannot share evenly."""
+    shared = {
+        "num_attention_heads": spec.heads,
+        "intermediate_size": spec.intermediate_size,
+        "hidden_size": spec.hidden_size,
+        "vocab_size": spec.vocab_size,
+    }
+    odd = [f"{name} {number}" for name, number in shared.items() if number % size]
+    if spec.kv_heads % size and size % spec.kv_heads:
+        odd.append(f"num_key_value_heads {spec.kv_heads}")
+    if odd:
+        raise ExecutorUnavailable(
+            f"--tensor-parallel {size}: its ranks cannot share {', '.join(odd)} of this model evenly; "
+            "ask for a number that divides them (1: the whole model on one device)"
+        )
+
+
+def stage_of(whole: ModelSpec, stage: int, stages: int) -> Part:
+    """The part of stage `stage` of `stages`. Raises ExecutorUnavailable."""
+    ends = _ends(whole, stages)
+    return Part(whole, first=ends[stage - 1] if stage else 0, last=ends[stage])
+
+
+def _ends(whole: ModelSpec, stages: int) -> list[int]:
+    """Where each stage ends. Of all cuts one whose dearest stage costs least; what is left over is in the middle.
+
+    Stage 0 chooses tokens as well, so that of the stages before the last one it is among the smaller.
+    """
+    if whole.layers < stages:
+        raise ExecutorUnavailable(
+            f"--pipeline-parallel {stages}: this model has {whole.layers} layers, and each stage needs one; "
+            f"ask for at most {whole.layers} stages"
+        )
+    if stages == 1:
+        return [whole.layers]
+    before, last = stages - 1, _last_layers(whole, stages)
+    each, more = divmod(whole.layers - last, before)
+    sizes = [each + (stage >= before - more) for stage in range(before)]
+    return [sum(sizes[: stage + 1]) for stage in range(before)] + [whole.layers]
+
+
+def _last_layers(whole: ModelSpec, stages: int) -> int:
+    """How many layers stand before the head in the last stage; of equally good numbers the largest."""
+    layer, head = layer_cost(whole), whole.hidden_size * whole.vocab_size
+
+    def dearest(last: int) -> int:
+        return max(-(-(whole.layers - last) // (stages - 1)) * layer, last * layer + head)
+
+    return min(range(whole.layers - stages + 1, 0, -1), key=dearest)
+
+
+def layer_cost(spec: ModelSpec) -> int:
+    """Numbers in a layer's matrices."""
+    sizes = (spec.projection(name) for name in PROJECTIONS)
+    return sum(n_in * n_out for n_in, n_out in sizes)

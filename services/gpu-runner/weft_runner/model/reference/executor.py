@@ -1,0 +1,91 @@
+"""The reference executor: plain torch in fp32, the oracle of the other executors; it serves where none of them can.
+
+Its layers are `model.decoder`, its operators `model.reference.ops`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its name everywhere)
+
+from weft.domain.model.config import ModelSpec
+from weft_runner.core.choice import Choice
+from weft_runner.model.decoder import run_layers
+from weft_runner.model.executor import LayerDone
+from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.reference.ops import ReferenceOps
+from weft_runner.model.reference.step import StepMaker
+from weft_runner.model.rope import inverse_frequencies
+from weft_runner.model.sampling import Draw, choose
+from weft_runner.model.step import Step
+from weft_runner.model.tensor_parallel import Alone, Group, TensorParallel
+from weft_runner.model.weights import ModelWeights
+
+VERSION = "1"
+
+
+class ReferenceExecutor:
+    """Llama, Mistral, Qwen2 and Qwen3 in plain torch, fp32.
+
+    With a group: this rank's part of it. Spec, weights, cache and adapters are then of that part (`model.partition`),
+    and logits are whole on rank 0 alone. A part may be a run of layers too: without a head it ends in hidden rows.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, weights: ModelWeights, kv: KvCache, adapters: LoraTable, group: Group | None = None
+    ) -> None:
+        self._spec, self._weights, self._kv, self._adapters = spec, weights, kv, adapters
+        self._tensor = TensorParallel(group or Alone())
+        self._steps = StepMaker(kv, inverse_frequencies(spec), frozenset(spec.windows))
+        self._torch_threads = torch.get_num_threads()
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    @property
+    def numerics_class(self) -> str:
+        return f"reference/{VERSION}/fp32/torch{torch.__version__.partition('+')[0]}/tp{self._tensor.size}"
+
+    @property
+    def torch_threads(self) -> int:
+        return self._torch_threads
+
+    @property
+    def adapters(self) -> LoraTable:
+        return self._adapters
+
+    def choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
+        return choose(logits, draws)
+
+    @property
+    def page_bytes(self) -> int:
+        return self._kv.page_bytes
+
+    def lend_pages(self, pages: list[int]) -> None:
+        """Their memory stays with the tensor: this executor is the oracle, not the one that serves a full machine."""
+
+    def clear_pages(self, pages: list[int]) -> None:
+        self._kv.clear(pages)
+
+    @torch.inference_mode()
+    def run(
+        self,
+        step: Step,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        hidden: torch.Tensor | None = None,
+        layer_done: LayerDone | None = None,
+    ) -> torch.Tensor:
+        """See `model.executor.Executor.run`."""
+        last = self._spec.layers if last is None else last
+        prepared = self._steps.prepare(step)
+        x = F.embedding(prepared.tokens, self._weights.embedding) if hidden is None else hidden
+        ops = ReferenceOps(self._spec, self._kv, self._adapters, self._tensor, prepared, x)
+        x = run_layers(ops, self._weights, first, last, layer_done)
+        if last < self._spec.layers or not self._weights.has_head:
+            return x
+        sampled = ops.norm(x[prepared.sampled], self._weights.norm)
+        return self._tensor.logits(F.linear(sampled, self._weights.head))

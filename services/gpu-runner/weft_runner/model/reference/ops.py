@@ -1,0 +1,126 @@
+"""The operators of the decoder (`model.decoder`) in plain torch: the oracle of those that are kernels.
+
+Attention runs per sequence over its own pages. Decode rows (one token each) are padded to one batched attention, so
+that 16 of them are not 16 Python loops a layer; a row in prefill is attended alone.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its name everywhere)
+
+from weft.domain.model.config import ModelSpec
+from weft_kernels.lora import LoraSite, add_lora
+from weft_kernels.reference import expand, shrink
+from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.reference.step import DecodeRows, PrefillRow, PreparedStep
+from weft_runner.model.rope import rotate
+from weft_runner.model.tensor_parallel import TensorParallel
+from weft_runner.model.weights import LayerWeights
+
+
+class ReferenceOps:
+    """`Operators` of one prepared step, of the part of the model that `spec` describes (`model.partition.Part.local`).
+
+    `residual`: [T, H], what the first layer reads; it is not written to.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        kv: KvCache,
+        adapters: LoraTable,
+        tensor: TensorParallel,
+        prepared: PreparedStep,
+        residual: torch.Tensor,
+    ) -> None:
+        self._spec, self._kv, self._adapters, self._prepared = spec, kv, adapters, prepared
+        self._tensor, self._residual = tensor, residual
+        self._scale = spec.head_dim**-0.5
+
+    def add_norm(self, y: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.end(y), weight)
+
+    def end(self, y: torch.Tensor | None) -> torch.Tensor:
+        if y is not None:
+            self._residual = self._residual + y
+        return self._residual
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, weight.shape, weight, self._spec.norm_eps)
+
+    def project(
+        self, x: torch.Tensor, weight: torch.Tensor, layer: int, site: int, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Base projection of all rows, then each segment's adapter on top."""
+        y, plan = F.linear(x, weight, bias), self._prepared.plan
+        sites = self._adapters.sites(layer, site)
+        if self._tensor.size > 1:
+            self._add_parts(y, x, sites, site)
+        elif plan.segments:
+            add_lora(y, x, sites, plan)
+        return self._tensor.summed(y, site)
+
+    def _add_parts(self, y: torch.Tensor, x: torch.Tensor, sites: Sequence[LoraSite | None], site: int) -> None:
+        """`add_lora` with the other ranks: what is shrunk is whole, [T, width], before it is expanded."""
+        plan = self._prepared.plan
+        width = max((s.slices[-1].rank_end for one in plan.segments if (s := sites[one.slot]) is not None), default=0)
+        if not width:
+            return
+        part = x.new_zeros(plan.rows, self._tensor.own_width(width, site))
+        for segment, v in zip(plan.segments, shrink(x, sites, plan), strict=True):
+            if v is not None:
+                part[segment.start : segment.end, : v.shape[1]] = v
+        whole = self._tensor.shrunk(part, site)
+        expand(y, [whole[segment.start : segment.end] for segment in plan.segments], sites, plan)
+
+    def gate(self, gate_up: torch.Tensor, layer: int) -> torch.Tensor:
+        del layer  # its adapters are in already
+        inner = self._spec.intermediate_size
+        return F.silu(gate_up[:, :inner]) * gate_up[:, inner:]
+
+    # ---- attention
+
+    def heads(self, qkv: torch.Tensor, layer: int, weights: LayerWeights) -> torch.Tensor:
+        """Queries [T, heads, D], scaled."""
+        heads, kv_heads, prepared = self._spec.heads, self._spec.kv_heads, self._prepared
+        qkv = qkv.view(-1, heads + 2 * kv_heads, self._spec.head_dim)
+        qk = rotate(self._norm_heads(qkv[:, : heads + kv_heads], weights), prepared.cos, prepared.sin)
+        self._kv.write(layer, prepared.written, torch.cat((qk[:, heads:], qkv[:, heads + kv_heads :]), dim=1))
+        return qk[:, :heads] * self._scale
+
+    def attend(self, q: torch.Tensor, layer: int, weights: LayerWeights) -> torch.Tensor:
+        prefills, decodes = self._prepared.prefills, self._prepared.decodes
+        if decodes is not None and decodes.rows is None:
+            return self._attend_decode(q, layer, weights.window, decodes)
+        out = q.new_empty(q.shape[0], self._spec.q_size)
+        for row in prefills:
+            out[row.start : row.end] = self._attend_prefill(q[row.start : row.end], layer, weights.window, row)
+        if decodes is not None:
+            out[decodes.rows] = self._attend_decode(q[decodes.rows], layer, weights.window, decodes)
+        return out
+
+    def _norm_heads(self, qk: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
+        """[T, heads + N, D], queries first: each head by itself, before it is rotated (Qwen3)."""
+        if weights.q_norm is None or weights.k_norm is None:
+            return qk
+        heads = self._spec.heads
+        return torch.cat((self.norm(qk[:, :heads], weights.q_norm), self.norm(qk[:, heads:], weights.k_norm)), dim=1)
+
+    def _attend_prefill(self, q: torch.Tensor, layer: int, window: int, row: PrefillRow) -> torch.Tensor:
+        """q [t, heads, D] over the row's context: causal among its own tokens, earlier ones as far as the window."""
+        spec = self._spec
+        k, v = self._kv.read(layer, row.pages)[:, :, None, : row.context]  # each [N, 1, S, D]
+        grouped = q.view(-1, spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim).permute(1, 2, 0, 3)
+        scores = grouped @ k.transpose(-1, -2) + row.masks[window]  # [N, G, t, S]
+        mixed = torch.softmax(scores, dim=-1) @ v
+        return mixed.permute(2, 0, 1, 3).reshape(q.shape[0], -1)
+
+    def _attend_decode(self, q: torch.Tensor, layer: int, window: int, decodes: DecodeRows) -> torch.Tensor:
+        """q [B, heads, D], each row over its own pages, padded to the longest."""
+        spec, batch = self._spec, q.shape[0]
+        k, v = self._kv.read(layer, decodes.pages)  # each [B, N, S, D]
+        grouped = q.reshape(batch, spec.kv_heads, -1, spec.head_dim)  # [B, N, G, D]: G heads share one kv head
+        scores = grouped @ k.transpose(-1, -2) + decodes.masks[window]
+        return (torch.softmax(scores, dim=-1) @ v).view(batch, -1)

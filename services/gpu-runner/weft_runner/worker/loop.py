@@ -1,0 +1,232 @@
+"""A rank of a model in a process of its own: what it does from its start to its end (`worker.__main__`).
+
+Two threads: the main one runs the steps, the builder makes adapters beside them.
+"""
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from weft.telemetry.logs import configure
+from weft_runner.errors import RunnerError
+from weft_runner.executors import Base, make_part
+from weft_runner.model.adapter_store import DeviceAdapter
+from weft_runner.model.checkpoint import read_spec
+from weft_runner.model.executor import Executor
+from weft_runner.model.step import Step
+from weft_runner.parallel.commands import (
+    Kind,
+    Layers,
+    Share,
+    read_again,
+    read_ints,
+    read_json,
+    read_run,
+    write_share,
+)
+from weft_runner.parallel.ipc import Channel, ChannelLost, Frame
+from weft_runner.parallel.pipeline_channel import Arrival, Line
+from weft_runner.parallel.process_group import TorchGroup, device_of
+from weft_runner.parallel.shared_tensors import ToldScales, carried
+from weft_runner.parallel.worker_group import refusal
+from weft_runner.settings import read_told
+
+log = logging.getLogger(__name__)
+Act = Callable[[], None]
+
+
+def serve(steps: Channel, loads: Channel, meeting_fd: int) -> int:
+    """Be the rank that the runner says, until it has closed. Returns the exit code: 1 after a failure, see the log."""
+    try:
+        rank = _start(loads, meeting_fd)
+        threading.Thread(target=rank.build_for_ever, args=(loads,), name="builder", daemon=True).start()
+        rank.act_for_ever(steps)
+    except ChannelLost:
+        return 0
+    except RunnerError as error:
+        with suppress(ChannelLost):
+            loads.send(Kind.REFUSED, refusal(error))
+    except BaseException:
+        log.exception("a rank of the model has failed")
+    return 1
+
+
+def _start(loads: Channel, meeting_fd: int) -> "Rank":
+    """Raises what loading a part raises, ExecutorLost, ChannelLost."""
+    loads.send(Kind.HELLO)
+    start = read_json(loads.receive().body)
+    settings = read_told(start["settings"])
+    configure(f"rank {start['rank']}", level=settings.log_level, fmt=settings.log_format)
+    torch.set_num_threads(start["threads"])
+    group = TorchGroup(
+        start["rank"], start["size"], device_of(start["device"], start["rank"]), meeting_fd, start["patience_s"]
+    )
+    in_line, base = settings.pipeline_parallel > 1, _base(start)
+    group.join(in_line=in_line)
+    executor = make_part(settings, base, group)
+    loads.send(Kind.READY)
+    if in_line:
+        work = StageWork(executor, Line(group, base.spec), early=group.device.type == "cpu")
+    else:
+        work = TensorWork(executor, group)
+    return Rank(executor, work, start["patience_s"])
+
+
+def _base(start: dict[str, Any]) -> Base:
+    """The watch ends a load that nobody waits for."""
+    files = {name: Path(path) for name, path in start["files"].items()}
+    spec = read_spec(files["config.json"], files.get("generation_config.json"))
+    return Base(spec, files, start["threads"], lambda: False)
+
+
+class TensorWork:
+    """A step on a rank that has a part of each layer."""
+
+    def __init__(self, executor: Executor, group: TorchGroup) -> None:
+        self._executor, self._group = executor, group
+
+    def begin(self, step: Step, layers: Layers) -> Act:
+        """Told of a step, perhaps while an earlier one runs: what to do in its turn."""
+        return partial(self.run, step, layers)
+
+    def run(self, step: Step, layers: Layers) -> None:
+        hidden = None
+        if layers.hidden:
+            hidden = torch.empty(len(step.tokens), self._executor.spec.hidden_size, device=self._group.device)
+            self._group.broadcast(hidden)
+        self._executor.run(step, first=layers.first, last=layers.last, hidden=hidden)
+
+
+class StageWork:
+    """A step on a stage that has some of the layers.
+
+    `early`: it begins to receive as soon as it is told of the step, while it computes another. Between GPUs what
+    receives would take multiprocessors from what computes, as long as nothing comes: there it begins in its turn.
+    """
+
+    def __init__(self, executor: Executor, line: Line, *, early: bool) -> None:
+        self._executor, self._line, self._early = executor, line, early
+
+    def begin(self, step: Step, layers: Layers) -> Act:
+        if not self._early:
+            return partial(self.run, step, layers)
+        return partial(self._run, step, self._line.hidden(len(step.tokens)))
+
+    def run(self, step: Step, layers: Layers) -> None:
+        del layers  # its own
+        self._run(step, self._line.hidden(len(step.tokens)))
+
+    def _run(self, step: Step, hidden: Arrival) -> None:
+        self._line.on(self._executor.run(step, hidden=hidden.wait()))
+
+
+class Rank:
+    """What a follower does. `build_for_ever` is the builder's thread, all else the main one's."""
+
+    def __init__(self, executor: Executor, work: TensorWork | StageWork, patience_s: float) -> None:
+        self._executor, self._work, self._patience_s = executor, work, patience_s
+        self._built: dict[int, DeviceAdapter] = {}
+        self._step: Step | None = None
+        self._lends, self._lent = 0, threading.Condition()
+
+    def act_for_ever(self, steps: Channel) -> NoReturn:
+        """In the order of the frames; those that are here already are read before the first of them is acted on.
+
+        Rank 0 has a few steps in flight at the most, and says little between two of them.
+        """
+        told: deque[Act] = deque()
+        while True:
+            while not told or steps.has_news(0.0):
+                told.append(self.act_of(steps.receive()))
+            told.popleft()()
+
+    def act_of(self, frame: Frame) -> Act:
+        executor, body = self._executor, frame.body
+        match frame.kind:
+            case Kind.RUN:
+                step, layers = read_run(body)
+                return partial(self._run, step, self._work.begin(step, layers))
+            case Kind.AGAIN:
+                return partial(self._again, body)
+            case Kind.PUT:
+                return partial(self._put, *read_ints(body))
+            case Kind.CLEAR:
+                return partial(executor.adapters.clear, *read_ints(body))
+            case Kind.CLEAR_PAGES:
+                return partial(executor.clear_pages, read_ints(body))
+            case Kind.LEND_PAGES:
+                return partial(self._lend, read_ints(body))
+            case _:
+                raise AssertionError(f"no command: {frame.kind}")
+
+    def _run(self, step: Step, act: Act) -> None:
+        self._step = step
+        act()
+
+    def _again(self, body: bytes) -> None:
+        assert self._step is not None
+        self._work.run(self._step, read_again(body, self._step))
+
+    def _put(self, slot: int, number: int, *gone: int) -> None:
+        self._executor.adapters.put(slot, self._built.pop(number))
+        for one in gone:
+            self._built.pop(one, None)
+
+    def _lend(self, pages: list[int]) -> None:
+        self._executor.lend_pages(pages)
+        with self._lent:
+            self._lends += 1
+            self._lent.notify()
+
+    # ---- the builder's thread
+
+    def build_for_ever(self, loads: Channel) -> None:
+        """A failure that has no name ends the process, as one of the main thread does."""
+        torch.set_num_threads(1)
+        try:
+            while True:
+                self._answer(loads, loads.receive())
+        except ChannelLost:
+            os._exit(0)
+        except BaseException:
+            log.exception("the builder of a rank has failed")
+            os._exit(1)
+
+    def _answer(self, loads: Channel, frame: Frame) -> None:
+        assert frame.file is not None, frame.kind
+        told = read_json(frame.body)
+        try:
+            tensors, scales = carried(frame.file, told["tensors"]), ToldScales(told["scales"])
+            if frame.kind == Kind.NEEDS:
+                share = Share(self._pages(self._executor.adapters.needs(tensors, scales)))
+            else:
+                share = self._build(told, tensors, scales)
+        except RunnerError as error:
+            loads.send(Kind.REFUSED, refusal(error))
+        else:
+            loads.send(Kind.SHARE, write_share(share))
+
+    def _build(self, told: dict[str, Any], tensors: dict[str, torch.Tensor], scales: ToldScales) -> Share:
+        self._await_lends(told["lends"])
+        adapter = self._executor.adapters.build(tensors, scales, told["pages"])
+        self._built[told["number"]] = adapter
+        return Share(self._pages(adapter.n_bytes), adapter.rank, adapter.site_rank)
+
+    def _await_lends(self, times: int) -> None:
+        """Until the steps that were told before these pages were lent are behind this rank: they may write to them."""
+        with self._lent:
+            if not self._lent.wait_for(lambda: self._lends >= times, self._patience_s):
+                raise TimeoutError(
+                    f"pages were lent {times} times, and {self._lends} times within {self._patience_s} s"
+                )
+
+    def _pages(self, n_bytes: int) -> int:
+        return -(-n_bytes // self._executor.page_bytes)

@@ -1,0 +1,239 @@
+"""What serving takes of memory, computed before anything is loaded; what the machine and its control groups have."""
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.ranks import settings_of
+from weft.domain.model.config import ModelSpec, parse_spec
+from weft.domain.model.tensors import model_tensors
+from weft_runner.errors import OutOfMemory
+from weft_runner.executors import Base, make_executor
+from weft_runner.model.cuda.cuda_graphs import sizes
+from weft_runner.model.cuda.step import DeviceStep, graph_shape
+from weft_runner.model.memory_estimate import (
+    Available,
+    available_memory,
+    check_memory,
+    device_workspace,
+    memory_needed,
+    packed_bytes,
+    page_bytes,
+)
+from weft_runner.settings import parse_settings
+
+GIB = 1 << 30
+KINDS = ("bf16", "fp32", "int8", "reference")
+LLAMA_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "dtype": "bfloat16",
+}
+
+
+def needed(config: dict[str, Any], kind: str, **change: Any):
+    return memory_needed(parse_spec(config), kind, **{"kv_pages": 1024, "page_tokens": 16, **change})
+
+
+def parameters(spec: ModelSpec) -> int:
+    return sum(math.prod(shape) for _, shape in model_tensors(spec))
+
+
+def test_a_large_model_takes_what_its_parameters_and_pages_take():
+    """8.03 billion parameters; sizes that need no padding."""
+    spec = parse_spec(LLAMA_8B)
+    embedding, norms = 128_256 * 4096, (2 * 32 + 1) * 4096
+    matrices = parameters(spec) - embedding - norms  # the embedding stays in the file
+    whole = {kind: needed(LLAMA_8B, kind) for kind in KINDS}
+    assert [whole[kind].kv_pages / GIB for kind in KINDS] == [2.0, 4.0, 2.0, 4.0]
+    base = {kind: part.total - part.kv_pages for kind, part in whole.items()}
+    assert base["bf16"] == 2 * matrices + 4 * norms
+    assert base["fp32"] == 4 * matrices + 4 * norms
+    assert base["reference"] == 4 * parameters(spec)
+    assert base["int8"] == pytest.approx(matrices, rel=0.01)
+
+
+def test_a_tied_head_is_counted_once_and_a_converted_embedding_beside_it():
+    tied = LLAMA_8B | {"tie_word_embeddings": True}
+    embedding = 128_256 * 4096
+    assert needed(LLAMA_8B, "bf16").embedding == needed(tied, "bf16").embedding
+    assert needed(LLAMA_8B, "reference").embedding - needed(tied, "reference").embedding == 4 * embedding
+    half = tied | {"dtype": "float16"}
+    assert needed(half, "bf16").embedding - needed(tied, "bf16").embedding == 4 * embedding
+    assert needed(half, "reference") == needed(tied, "reference")
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_packing_pads_to_whole_blocks(n_out, n_in):
+    rows, columns = packed_bytes(n_out, 32, "fp32") // 128, packed_bytes(16, n_in, "fp32") // 64
+    assert 0 <= rows - n_out < 16
+    assert 0 <= columns - n_in < 32
+    assert packed_bytes(n_out, n_in, "bf16") == 2 * rows * columns
+    assert packed_bytes(n_out, n_in, "int8") == rows * columns + 4 * rows
+    assert packed_bytes(n_out, n_in, "reference") == 4 * n_out * n_in
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_biases_and_head_norms_are_counted(kind):
+    plain = needed(LLAMA_8B | {"head_dim": 128, "num_key_value_heads": 8}, kind)
+    biased = needed(LLAMA_8B | {"architectures": ["Qwen2ForCausalLM"]}, kind)
+    normed = needed(LLAMA_8B | {"architectures": ["Qwen3ForCausalLM"]}, kind)
+    assert biased.layers - plain.layers == 32 * 4 * (4096 + 2 * 1024)
+    assert normed.layers - plain.layers == 32 * 4 * 2 * 128
+
+
+def test_native_packing_takes_as_many_bytes_as_are_counted():
+    from weft_kernels.cpu.errors import NativeUnavailable
+    from weft_kernels.cpu.library import load
+    from weft_runner.model.cpu.packed_weights import KINDS as NATIVE
+
+    try:
+        library = load()
+    except NativeUnavailable as error:
+        pytest.skip(f"the native library cannot be built here: {error.reason}")
+    for kind, number in NATIVE.items():
+        for n_out, n_in in ((16, 32), (17, 33), (96, 48), (1, 1), (203, 100)):
+            scales = -(-n_out // 16) * 16 * 4 if kind == "int8" else 0
+            assert packed_bytes(n_out, n_in, kind) == library.packed_bytes(number, n_out, n_in) + scales
+
+
+def test_too_little_memory_is_refused_with_the_numbers():
+    want = needed(LLAMA_8B, "bf16", adapter_bytes=GIB, workspace_bytes=GIB // 4)
+    check_memory(want, Available(want.total, "this machine"))
+    with pytest.raises(OutOfMemory) as caught:
+        check_memory(want, Available(want.total - 1, "this container (limit 8.00 GiB)"))
+    message = str(caught.value)
+    numbers = [float(number) for number in re.findall(r"([\d.]+) GiB", message)]
+    assert numbers[0] == pytest.approx(sum(numbers[1:6]), abs=0.03), message
+    assert numbers[3:] == [2.0, 1.0, 0.25, 8.0, numbers[0]], message
+    for word in ("layers", "embedding and head", "KV pages", "adapters", "workspace", "this container"):
+        assert word in message
+
+
+def test_a_page_holds_keys_and_values_of_every_layer():
+    spec = parse_spec(LLAMA_8B)
+    assert page_bytes(spec, "bf16", 16) == 32 * 2 * 8 * 16 * 128 * 2
+    assert page_bytes(spec, "fp32", 32) == 4 * page_bytes(spec, "bf16", 16)
+
+
+@pytest.mark.parametrize("executor", ["auto", "reference"])
+def test_a_runner_that_cannot_hold_its_model_says_so_before_it_opens_a_file(executor):
+    spec = replace(parse_spec(LLAMA_8B), layers=1 << 20)
+    settings = parse_settings([*FLAGS, f"--executor={executor}"])
+    with pytest.raises(OutOfMemory, match="GiB") as caught:
+        make_executor(settings, Base(spec, {}, threads=1, stopping=lambda: False))
+    assert float(re.findall(r"([\d.]+) GiB", str(caught.value))[0]) > 100_000
+
+
+FLAGS = [
+    "--listen=127.0.0.1:1",
+    "--probes=127.0.0.1:2",
+    "--supervisor=127.0.0.1:3",
+    "--depot=http://127.0.0.1:4",
+    "--data-dir=/tmp/x",
+    "--pool=a/b",
+    f"--base-digest=sha256:{'a' * 64}",
+]
+
+
+# ---- what there is
+
+
+def write_group(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+
+
+def machine() -> int:
+    return psutil.virtual_memory().total
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    path = tmp_path / "cgroup"
+    path.write_text("0::/kubepods/pod1/c1\n")
+    return path
+
+
+def test_without_limits_it_is_the_machines(tmp_path, proc):
+    for found in (available_memory(tmp_path / "none", tmp_path), available_memory(proc, tmp_path / "none")):
+        assert found.limit == "this machine"
+        assert 0 < found.n_bytes < machine()
+
+
+def test_a_container_has_its_limit_less_what_it_uses_but_for_file_pages(tmp_path, proc):
+    root = tmp_path / "fs"
+    stat = "anon 70\nactive_file 10\ninactive_file 15\nshmem 3\n"
+    write_group(root / "kubepods" / "pod1" / "c1", memory__max="200\n", memory__current="100\n", memory__stat=stat)
+    assert available_memory(proc, root) == Available(200 - 100 + 25, "this container (limit 0.00 GiB)")
+
+
+def test_the_tightest_group_above_counts(tmp_path, proc):
+    root = tmp_path / "fs"
+    write_group(root / "kubepods" / "pod1" / "c1", memory__max="max\n", memory__current="100\n")
+    write_group(root / "kubepods" / "pod1", memory__max="300\n", memory__current="100\n")
+    write_group(root / "kubepods", memory__max="400\n", memory__current="150\n")
+    write_group(root, memory__stat="active_file 1\n")
+    assert available_memory(proc, root).n_bytes == 200
+
+
+def test_a_group_that_is_mounted_as_the_root_is_found(tmp_path, proc):
+    """In a container with a control-group namespace the path in /proc may be the host's."""
+    write_group(tmp_path / "fs", memory__max="50\n", memory__current="20\n")
+    assert available_memory(proc, tmp_path / "fs").n_bytes == 30
+
+
+def test_the_first_generation_of_control_groups_is_read(tmp_path):
+    proc, root = tmp_path / "cgroup", tmp_path / "fs"
+    proc.write_text("9:name=systemd:/\n4:memory:/docker/a\n3:cpu,cpuacct:/docker/a\n")
+    stat = "active_file 1\ntotal_active_file 10\ntotal_inactive_file 5\n"
+    files = {"memory__limit_in_bytes": "100\n", "memory__usage_in_bytes": "60\n", "memory__stat": stat}
+    write_group(root / "memory" / "docker" / "a", **files)
+    write_group(root / "memory", memory__limit_in_bytes=f"{(1 << 63) - 4096}\n", memory__usage_in_bytes="9\n")
+    assert available_memory(proc, root).n_bytes == 55
+
+
+def test_a_group_above_its_limit_has_nothing_left(tmp_path, proc):
+    write_group(tmp_path / "fs", memory__max="50\n", memory__current="70\n")
+    assert available_memory(proc, tmp_path / "fs").n_bytes == 0
+
+
+def test_this_machine_can_be_asked():
+    assert 0 < available_memory().n_bytes < machine()
+
+
+def test_each_recorded_step_has_page_tables_of_its_own():
+    """256 rows of 8,192 tokens in pages of 16: 512 pages a row, for 35 recorded sizes and for eager steps."""
+    spec = parse_spec(LLAMA_8B)
+    given = {"rows": 256, "tokens": 512, "context": 8192, "page_tokens": 16}
+    without, with_graphs = (device_workspace(spec, "cuda bf16", **given, recorded=of) for of in ((), sizes(256)))
+    steps = [DeviceStep(graph_shape(rows, 512, 16), torch.device("cpu")) for rows in sizes(256)]
+    assert with_graphs - without == sum(step.pages.nbytes for step in steps) == 4 * 512 * sum(sizes(256))
+    assert without > 4 * 512 * 256 + 2 * 4 * 256 * 128_256
+
+
+def test_a_gpu_that_has_no_room_for_what_steps_work_on_is_told_with_the_flags_that_help(small_config, monkeypatch):
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("weft_runner.executors.load_weights", lambda *_, **__: None)
+    monkeypatch.setattr("weft_runner.model.cuda.executor.CudaExecutor", full)
+    spec = parse_spec({**small_config, "hidden_size": 64, "intermediate_size": 96})
+    settings = settings_of(executor="cuda", page_tokens=16, kv_pages=77, max_rank=16)
+    with pytest.raises(OutOfMemory, match=r"fewer --kv-pages \(77\), --max-sequences .* CUDA out of memory"):
+        make_executor(settings, Base(spec, {}, 1, lambda: False))
