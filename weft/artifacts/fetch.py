@@ -13,7 +13,7 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
@@ -57,8 +57,8 @@ def fetch(
 
     `context` is for an https:// depot; `on_damaged` is called for each blob here that was not what its digest says. The
     manifest's blob is made visible last: `blobs.has(digest)` means that every file is there. Raises BadDigest,
-    UnknownDigest (the depot does not have it), Refused(DigestMismatch, TooLarge), Unavailable (tries used up), Stopped;
-    OSError of the local disk passes through.
+    UnknownDigest (the depot does not have it), Refused(DigestMismatch: it is no manifest, TooLarge), Unavailable (tries
+    used up, also where the depot's copy stayed damaged), Stopped; OSError of the local disk passes through.
     """
     limits = limits or Limits()
     depot, artifact = _Depot(depot_url, limits.timeout_s, context), parse_digest(digest)
@@ -82,6 +82,9 @@ def _check_size(manifest: Manifest, max_bytes: int) -> None:
         )
 
 
+MISMATCH_HEADER = "weft-mismatch"  # asks the depot to verify its copy: the last download did not match its digest
+
+
 class _Broken(Exception):
     """One try failed in a way that another may not."""
 
@@ -95,6 +98,7 @@ class _Download:
     pause: Callable[[float], None]
     stopping: Callable[[], bool]
     on_damaged: Callable[[], None]
+    mismatched: set[str] = field(default_factory=set[str])  # whose content came whole and was another
 
     def manifest(self) -> Manifest:
         """The manifest that is here, else the depot's, not yet visible."""
@@ -159,7 +163,11 @@ class _Download:
         self._check_content(part, digest, size_bytes, resumed_bytes=have)
 
     def _append(self, file: BinaryIO, digest: Digest, have: int, limit: int) -> None:
-        with self.depot.get(f"/v1/blobs/{digest}", start=have) as response:
+        with self.depot.get(f"/v1/blobs/{digest}", start=have, mismatched=digest in self.mismatched) as response:
+            if response.status == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                file.truncate(0)
+                self.mismatched.add(digest)
+                raise _Broken(f"the depot's copy ends before byte {have}")
             if have and response.status == http.HTTPStatus.OK:  # no range taken: from the start again
                 file.truncate(0)
                 have = 0
@@ -179,8 +187,9 @@ class _Download:
         if actual != hex_of(digest):
             part.unlink()
             if resumed_bytes:
-                raise _Broken(f"what was here of it, {resumed_bytes} bytes, or what came is damaged")
-            raise Refused(Reason.DIGEST_MISMATCH, f"{self.depot.url} sent content of sha256:{actual} as {digest}")
+                raise _Broken(f"the {resumed_bytes} bytes that were here of it, or those that came, are damaged")
+            self.mismatched.add(digest)
+            raise _Broken(f"the depot sent content of sha256:{actual}")
 
     def _check_stopping(self) -> None:
         if self.stopping():
@@ -197,12 +206,15 @@ class _Depot:
         self.url, self._parts, self._timeout_s, self._context = url, parts, timeout_s, context
 
     @contextlib.contextmanager
-    def get(self, path: str, *, start: int) -> Generator[http.client.HTTPResponse]:
-        """A response with content. Raises _Broken, UnknownDigest, Refused."""
+    def get(self, path: str, *, start: int, mismatched: bool) -> Generator[http.client.HTTPResponse]:
+        """A response with content, or 416. Raises _Broken, UnknownDigest, Refused."""
         connection = self._connection()
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        if mismatched:
+            headers[MISMATCH_HEADER] = "1"
         try:
             with _network():
-                connection.request("GET", path, headers={"Range": f"bytes={start}-"} if start else {})
+                connection.request("GET", path, headers=headers)
                 response = connection.getresponse()
             self._check_status(response, path)
             yield response
@@ -218,7 +230,7 @@ class _Depot:
 
     def _check_status(self, response: http.client.HTTPResponse, path: str) -> None:
         match response.status:
-            case 200 | 206:
+            case 200 | 206 | 416:
                 return
             case 404:
                 raise UnknownDigest(path.rpartition("/")[2], f"the depot at {self.url}")

@@ -22,22 +22,21 @@ from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
 from weft.wire.http_server import QuietServer
 from weft.wire.tls import Tls, load_tls
-from weft_depot.contents import Limits
-from weft_depot.core.fresh import Fresh
-from weft_depot.core.lanes import Room
+from weft_depot.artifact_layout import Limits
+from weft_depot.core.fair_queue import ConcurrencyLimits
 from weft_depot.core.operations import Operations
 from weft_depot.credentials import NoSecrets, Secrets
 from weft_depot.credentials.folder import FolderSecrets
-from weft_depot.door import GuardedHttp
-from weft_depot.remembered import Remembered
+from weft_depot.resolution_cache import ResolutionCache
 from weft_depot.resolve import Resolver
+from weft_depot.role_auth import TlsPeerHttp
 from weft_depot.server import build_app
 from weft_depot.service import Depot
 from weft_depot.settings import Settings
 from weft_depot.sources import Source
 from weft_depot.sources.file import FileSource
-from weft_depot.sources.network import Network
 from weft_depot.sources.pvc import PvcSource
+from weft_depot.sources.retry_policy import RetryPolicy
 
 log = logging.getLogger("weft_depot")
 DRAIN_S = 3
@@ -64,26 +63,26 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def build(settings: Settings) -> Depot:
-    """A depot with its sources; what a killed one left half-written is removed."""
+    """A depot with its sources. Half-written blobs of a killed one are removed."""
     store = BlobStore(settings.data_dir / "blobs")
     removed = store.clean()
     if removed:
         log.info("half-written blobs removed", extra=kv(count=removed))
-    network = Network()
+    policy = RetryPolicy()
     resolver = Resolver(
-        build_sources(settings, network),
+        build_sources(settings, policy),
         store,
-        Remembered(settings.data_dir / "resolved"),
+        ResolutionCache(settings.data_dir / "resolved", settings.recheck_s),
         Limits(settings.max_adapter_bytes, settings.max_model_bytes),
         _secrets(settings.secrets),
-        Fresh(settings.recheck_s),
     )
-    room = Room(settings.threads, per_host=max(1, settings.threads // 2), per_owner=max(1, settings.threads // 4))
+    threads = settings.threads
+    limits = ConcurrencyLimits(threads, per_host=max(1, threads // 2), per_owner=max(1, threads // 4))
     operations = Operations(keep_s=settings.keep_operation_s)
-    return Depot(resolver, room=room, stopping=network.stopping, operations=operations)
+    return Depot(resolver, limits=limits, stopping=policy.stopping, operations=operations)
 
 
-def build_sources(settings: Settings, network: Network) -> dict[str, Source]:
+def build_sources(settings: Settings, policy: RetryPolicy) -> dict[str, Source]:
     """Those that are allowed and have what they need. A library is only loaded for a scheme that is on.
 
     Raises CannotStart.
@@ -97,12 +96,12 @@ def build_sources(settings: Settings, network: Network) -> dict[str, Source]:
         from weft_depot.sources.hf import HfSource
         from weft_depot.sources.hub import Hub
 
-        sources["hf"] = HfSource(Hub(settings.hf_endpoint, network), network)
+        sources["hf"] = HfSource(Hub(settings.hf_endpoint, policy), policy)
     if "s3" in settings.schemes:
         from weft_depot.sources.s3 import S3Source
         from weft_depot.sources.s3_client import Endpoints
 
-        sources["s3"] = S3Source(Endpoints(settings.s3_endpoints, settings.s3_region), network)
+        sources["s3"] = S3Source(Endpoints(settings.s3_endpoints, settings.s3_region), policy)
     return sources
 
 
@@ -157,7 +156,7 @@ def _running(probes: Probes | None) -> Generator[None]:
 def _config(app: Starlette, tls: Tls | None) -> uvicorn.Config:
     secured: dict[str, Any] = {}
     if tls:
-        secured = {"ssl_context_factory": lambda *_: tls.server_context(), "http": GuardedHttp}  # pyright: ignore[reportUnknownLambdaType]
+        secured = {"ssl_context_factory": lambda *_: tls.server_context(), "http": TlsPeerHttp}  # pyright: ignore[reportUnknownLambdaType]
     return uvicorn.Config(
         app, log_config=None, access_log=False, timeout_graceful_shutdown=DRAIN_S, lifespan="on", **secured
     )

@@ -4,23 +4,25 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Any, BinaryIO, TypeVar
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
+from weft.artifacts.digest import parse_digest
 from weft.artifacts.errors import ArtifactError, BadDigest, UnknownDigest
 from weft.domain.text import quoted
 from weft.telemetry.probes import Probes
 from weft.wire.serving import beating
 from weft_depot import metrics
 from weft_depot.core.operations import Operation
-from weft_depot.core.ranges import Span, parse_range
 from weft_depot.requests import ChangedRequest, ResolveRequest, RetainRequest
 from weft_depot.service import Depot
 
@@ -31,10 +33,11 @@ MAX_WAIT_S = 60.0
 MAX_DOWNLOADS = 256  # of all runners; each holds a chunk, 64 MiB in all
 CHUNK_BYTES = 256 << 10
 JSON = "application/json"
+MISMATCH_HEADER = "weft-mismatch"  # the caller's last download of this blob did not match its digest
 
 
 class _BadRequest(Exception):
-    """The request itself is wrong; `errors` says every field."""
+    """The request itself is wrong; `errors` names every field."""
 
     status, reason = 400, "BadRequest"
 
@@ -44,7 +47,7 @@ class _BadRequest(Exception):
 
 
 class _NotJson(_BadRequest):
-    """The request does not say that its body is JSON."""
+    """The request's body is not declared as JSON."""
 
     status, reason = 415, "NotJson"
 
@@ -62,20 +65,29 @@ def build_app(
         wait_s = _wait_s(request)
         operation = depot.submit(await _body(request, ResolveRequest))
         if operation is None:
-            return _turned_away("resolve", 429, "too many resolves wait; try again later")
+            return _busy("resolve", 429, "too many resolves wait; try again later")
         found = await depot.wait_for_end(operation.id, wait_s) if wait_s else None
-        if found is not None and found.finished:  # most sources have not changed: one round trip says so
-            return JSONResponse(_shown(found))
+        if found is not None and found.finished:  # most sources have not changed: one round trip is enough
+            return JSONResponse(_to_json(found))
         return JSONResponse({"operation": operation.id}, 202)
 
     async def operation(request: Request) -> Response:
         found = await depot.wait(request.path_params["id"], _wait_s(request))
-        return JSONResponse(_shown(found)) if found else _error(404, "UnknownOperation", "forgotten or never started")
+        return JSONResponse(_to_json(found)) if found else _error(404, "UnknownOperation", "forgotten or never started")
 
     async def blob(request: Request) -> Response:
+        digest = parse_digest(request.path_params["digest"])
         if downloads.locked():
-            return _turned_away("blob", 503, "too many downloads; try again")
-        return await _send_blob(depot, request, downloads)
+            return _busy("blob", 503, "too many downloads; try again")
+        if request.headers.get(MISMATCH_HEADER) and depot.suspect(digest):
+            return _busy("blob", 503, "the blob is being verified; try again")
+        try:
+            path = depot.store.path(digest)
+            return _BlobResponse(path, digest, await asyncio.to_thread(path.stat), downloads)
+        except FileNotFoundError as error:
+            if depot.is_coming_back(digest):
+                return _busy("blob", 503, "the blob was damaged and is being fetched again; try again")
+            raise UnknownDigest(digest, "this blob folder") from error
 
     async def retain(request: Request) -> Response:
         wanted = await _body(request, RetainRequest)
@@ -118,34 +130,23 @@ async def _housekeeping(depot: Depot, probes: Probes | None, on_failure: Callabl
         await asyncio.to_thread(depot.close)
 
 
-async def _send_blob(depot: Depot, request: Request, downloads: asyncio.Semaphore) -> Response:
-    digest: str = request.path_params["digest"]
-    file = await asyncio.to_thread(depot.store.open, digest)
-    total = os.fstat(file.fileno()).st_size
-    span = parse_range(request.headers.get("range"), total)
-    headers = {"accept-ranges": "bytes", "etag": f'"{digest}"', "cache-control": "public, max-age=31536000, immutable"}
-    if span is None or request.method == "HEAD":
-        file.close()
-    if span is None:
-        return Response(status_code=416, headers={**headers, "content-range": f"bytes */{total}"})
-    headers["content-length"] = str(span.end - span.start)
-    if not span.whole:
-        headers["content-range"] = span.content_range
-    status, kind = 200 if span.whole else 206, "application/octet-stream"
-    if request.method == "HEAD":
-        return Response(status_code=status, headers=headers, media_type=kind)
-    return StreamingResponse(_stream(file, span, downloads), status, headers, kind)
+class _BlobResponse(FileResponse):
+    """A blob or ranges of it. At most `MAX_DOWNLOADS` of them read and send at the same time."""
 
+    chunk_size = CHUNK_BYTES
 
-async def _stream(file: BinaryIO, span: Span, downloads: asyncio.Semaphore) -> AsyncIterator[bytes]:
-    async with downloads:
-        with file:
-            file.seek(span.start)
-            left = span.end - span.start
-            while left and (chunk := await asyncio.to_thread(file.read, min(CHUNK_BYTES, left))):
-                left -= len(chunk)
-                metrics.BLOB_BYTES_SENT.inc(len(chunk))
-                yield chunk
+    def __init__(self, path: Path, digest: str, stat: os.stat_result, downloads: asyncio.Semaphore) -> None:
+        headers = {"etag": f'"{digest}"', "cache-control": "public, max-age=31536000, immutable"}
+        super().__init__(path, headers=headers, media_type="application/octet-stream", stat_result=stat)
+        self._downloads = downloads
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counted(message: Message) -> None:
+            await send(message)
+            metrics.BLOB_BYTES_SENT.inc(len(message.get("body", b"")))
+
+        async with self._downloads:
+            await super().__call__(scope, receive, counted)
 
 
 async def _body(request: Request, kind: type[Body]) -> Body:
@@ -162,7 +163,7 @@ async def _body(request: Request, kind: type[Body]) -> Body:
 
 
 def _check_media_type(media_type: str) -> None:
-    """Only JSON: a browser sends other types to any address for any web page, and JSON not without asking first."""
+    """Only JSON: a web page may send other types to any address, but JSON only after a preflight request."""
     if media_type.partition(";")[0].strip().lower() != JSON:
         raise _NotJson([f"Content-Type is {quoted(media_type)}, it has to be {JSON}"])
 
@@ -182,7 +183,7 @@ def _wait_s(request: Request) -> float:
     return min(wait_s, MAX_WAIT_S)
 
 
-def _shown(operation: Operation) -> dict[str, Any]:
+def _to_json(operation: Operation) -> dict[str, Any]:
     """The operation as the API shows it: fields that are not there yet are left out."""
     fields = {"id": operation.id, "state": operation.state, "verdict": operation.verdict, "digest": operation.digest}
     fields |= {"watch": operation.watch, "reason": operation.reason, "message": operation.message}
@@ -193,7 +194,7 @@ def _error(status: int, reason: str, message: str, **headers: str) -> JSONRespon
     return JSONResponse({"reason": reason, "message": message}, status, headers)
 
 
-def _turned_away(what: str, status: int, message: str) -> JSONResponse:
+def _busy(what: str, status: int, message: str) -> JSONResponse:
     metrics.TURNED_AWAY.labels(what).inc()
     return JSONResponse({"reason": "Busy", "message": message}, status, {"retry-after": "1"})
 

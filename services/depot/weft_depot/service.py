@@ -1,9 +1,13 @@
 """The depot's loop side: requests in, operations out, work in a bounded pool of threads.
 
-A source that stands still holds the threads of its own host and nobody else's; see `core/lanes.py`.
+A source that hangs holds the threads of its own host and of no other; see `core/fair_queue.py`.
 
 Every operation holds a lease on its blobs until it is forgotten, so a `retain` that does not know its digest yet takes
 nothing away from it.
+
+A blob may rot on the depot's disk. Whoever downloads one compares it with its digest; a download that did not match is
+reported with the next request for the blob (`suspect`). The depot then reads the blob once, and removes it where it is
+damaged: its watches have changed and its artifact is no longer whole, so the operator's next resolve copies it again.
 """
 
 import asyncio
@@ -18,43 +22,44 @@ from typing import NamedTuple
 
 from weft.artifacts.blobs import BlobStore, Lease
 from weft.artifacts.digest import Digest
-from weft.artifacts.errors import ArtifactError
+from weft.artifacts.errors import ArtifactError, Damaged, UnknownDigest
+from weft.domain.lru import LruDict
 from weft.domain.text import sanitize
 from weft.telemetry.invariants import holds
 from weft.telemetry.logs import kv
 from weft_depot import metrics
-from weft_depot.core.lanes import Lane, Lanes, Room
-from weft_depot.core.news import News, Result
+from weft_depot.core.fair_queue import ConcurrencyLimits, FairQueue, QueueKey
 from weft_depot.core.operations import Operation, Operations
-from weft_depot.remembered import Remembered
 from weft_depot.requests import ResolveRequest
 from weft_depot.resolve import Resolved, Resolver, Verdict
 
 log = logging.getLogger(__name__)
-FORGET_EVERY_S = 5.0
-KEEP_BROKEN_S = 3600.0  # a download that nobody asks for any more
-LOOK_S = 5.0  # before an answer goes without what a host has not said yet
-LOOKS = ""  # who looks, in a lane: no namespace has that name
+HOUSEKEEPING_S = 5.0
+KEEP_BROKEN_S = 3600.0  # a broken-off download that no operation continues
+CHECK_S = 5.0  # before an answer goes without the sources of a host that hangs
+CHECKER = ""  # the owner of checks in the queue: no namespace has that name
+MAX_RESULTS = 20_000  # of requests, the latest: a result is logged at INFO where it differs from the one before
+VERIFIED_S = 60.0  # a report about a blob that was verified within that time is not followed
+REFETCH_S = 120.0  # a blob that was removed as damaged is said to come back within that time
+MAX_SUSPECTS = 64  # blobs that wait to be verified; further reports wait with the download that makes them
+LIMITS = ConcurrencyLimits(total=16, per_host=8, per_owner=4)
 
 
-ROOM = Room(total=16, per_host=8, per_owner=4)
-
-
-class _Job(NamedTuple):
+class _Resolve(NamedTuple):
     operation_id: str
     request: ResolveRequest
     lease: Lease
 
 
-class _Look(NamedTuple):
-    """At the sources of some watches, all on one host."""
+class _Check(NamedTuple):
+    """Whether the sources of some watches have changed; all are on one host."""
 
     watches: list[str]
     changed: "asyncio.Future[list[str]]"
 
 
 class Stopping(Exception):
-    """The process ends; unfinished work is dropped and asked for again."""
+    """The process ends; unfinished work is dropped, and operators ask for it again."""
 
 
 class Depot:
@@ -64,106 +69,94 @@ class Depot:
         self,
         resolver: Resolver,
         *,
-        room: Room | None = None,
+        limits: ConcurrencyLimits = LIMITS,
         stopping: threading.Event | None = None,
         operations: Operations | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._resolver, self._now = resolver, now
-        self._operations = operations or Operations()
-        room = room or ROOM
-        self._pool = ThreadPoolExecutor(room.total, thread_name_prefix="resolve")
-        self._lanes: Lanes[_Job | _Look] = Lanes(room)
-        self._looks: dict[str, _Look] = {}  # by host
+        self.store: BlobStore = resolver.store
+        self.operations = operations or Operations()
+        self._pool = ThreadPoolExecutor(limits.total, thread_name_prefix="resolve")
+        self._queue: FairQueue[_Resolve | _Check] = FairQueue(limits)
+        self._checks: dict[str, _Check] = {}  # by host
         self._leases: dict[str, Lease] = {}
         self._changes: dict[str, asyncio.Event] = {}
-        self._news = News()
+        self._results: LruDict[str, tuple[str, str]] = LruDict(MAX_RESULTS)  # request key -> digest, reason
+        self._suspects: dict[str, asyncio.Task[None]] = {}
+        self._verifying = asyncio.Lock()
+        self._verified: LruDict[str, float] = LruDict(10_000)
+        self._removed: LruDict[str, float] = LruDict(10_000)
         self._stopping = stopping or threading.Event()
-
-    @property
-    def store(self) -> BlobStore:
-        return self._resolver.store
-
-    @property
-    def remembered(self) -> Remembered:
-        return self._resolver.remembered
-
-    def find(self, operation_id: str) -> Operation | None:
-        return self._operations.find(operation_id)
 
     def submit(self, request: ResolveRequest) -> Operation | None:
         """Start a resolve, or share the one that runs for an equal request; None when too many wait."""
         self.forget()
-        if running := self._operations.running(request.key):
+        if running := self.operations.running(request.key):
             return running
-        operation = self._operations.start(secrets.token_hex(8), request.key, self._now())
+        operation = self.operations.start(secrets.token_hex(8), request.key, self._now())
         if operation is None:
             return None
-        self._leases[operation.id] = self.store.lease()
+        lease = self._leases[operation.id] = self.store.lease()
         self._changes[operation.id] = asyncio.Event()
-        self._lanes.add(self._resolver.lane(request), _Job(operation.id, request, self._leases[operation.id]))
+        self._queue.add(self._resolver.queue_key(request), _Resolve(operation.id, request, lease))
         self._start()
         return operation
 
-    def _start(self) -> None:
-        """Everything that may run, runs."""
-        loop = asyncio.get_running_loop()
-        while not self._stopping.is_set() and (started := self._lanes.start()):
-            self._pool.submit(self._do, *started, loop)
-
-    def _ended(self, lane: Lane) -> None:
-        self._lanes.end(lane)
-        self._start()
-
     async def wait(self, operation_id: str, wait_s: float) -> Operation | None:
         """The operation, at the latest after its next change of state or `wait_s`."""
-        operation = self.find(operation_id)
+        operation = self.operations.find(operation_id)
         if operation is None or operation.finished or wait_s <= 0:
             return operation
-        with contextlib.suppress(TimeoutError):  # no news is an answer too: the state as it is
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changes[operation_id].wait(), wait_s)
-        return self.find(operation_id)
+        return self.operations.find(operation_id)
 
     async def wait_for_end(self, operation_id: str, wait_s: float) -> Operation | None:
         """The operation, once it has finished or after `wait_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                while (operation := self.find(operation_id)) and not operation.finished:
+                while (operation := self.operations.find(operation_id)) and not operation.finished:
                     await self._changes[operation_id].wait()
-        return self.find(operation_id)
+        return self.operations.find(operation_id)
 
     async def changed(self, watches: tuple[str, ...]) -> list[str]:
-        """Those whose source or blobs are not what they were. A host that stands still says nothing for now."""
-        by_host = self._resolver.watched.by_host(watches)
+        """Those whose source or blobs are not what they were. A host that hangs counts as unchanged for now."""
+        by_host = self._resolver.watches.by_host(watches)
         unknown = by_host.pop(None, [])
-        looks = [self._look(host, of_host).changed for host, of_host in by_host.items() if host is not None]
-        if looks:
-            await asyncio.wait(looks, timeout=LOOK_S)
-        return unknown + [watch for look in looks if look.done() for watch in look.result()]
-
-    def _look(self, host: str, watches: list[str]) -> _Look:
-        """One at a time for each host, in turn with what is read there."""
-        look = self._looks.get(host)
-        if look is None:
-            look = self._looks[host] = _Look(watches, asyncio.get_running_loop().create_future())
-            self._lanes.add(Lane(host, LOOKS), look)
-            self._start()
-        return look
-
-    def _looked(self, host: str, look: _Look, changed: list[str]) -> None:
-        del self._looks[host]
-        look.changed.set_result(changed)
+        checks = [self._check(host, of_host).changed for host, of_host in by_host.items() if host is not None]
+        if checks:
+            await asyncio.wait(checks, timeout=CHECK_S)
+        return unknown + [watch for check in checks if check.done() for watch in check.result()]
 
     async def retain(self, digests: tuple[str, ...]) -> int:
-        """Keep these artifacts and what operations hold; returns the blobs removed."""
+        """Keep these artifacts and those that operations hold; returns the blobs removed."""
         removed = await asyncio.to_thread(self.store.retain, digests)
-        self.remembered.retain(set(digests))
+        self._resolver.resolutions.retain(set(digests))
         log.info("blobs retained", extra=kv(digests=len(digests), removed=removed))
         return removed
 
+    def suspect(self, digest: str) -> bool:
+        """A download of this blob did not match its digest. True: it is being verified, or will be; download later.
+
+        A blob that was verified or removed a moment ago is not read again: if it is here it is whole, and the damage is
+        elsewhere, or the report a lie.
+        """
+        if digest in self._suspects:
+            return True
+        if self._is_recent(self._verified, digest, VERIFIED_S) or self.is_coming_back(digest):
+            return False
+        if len(self._suspects) < MAX_SUSPECTS:
+            self._suspects[digest] = asyncio.create_task(self._verify(digest))
+        return True
+
+    def is_coming_back(self, digest: str) -> bool:
+        """Whether this blob was damaged and has been removed a moment ago."""
+        return self._is_recent(self._removed, digest, REFETCH_S)
+
     def forget(self) -> None:
-        """Drop old operations and give their leases back."""
-        for operation_id in self._operations.forget(self._now()):
+        """Drop old operations and close their leases."""
+        for operation_id in self.operations.forget(self._now()):
             self._leases.pop(operation_id).close()
             del self._changes[operation_id]
 
@@ -171,86 +164,128 @@ class Depot:
         """Housekeeping while the process lives. It survives trouble with the disk; any other exception is a bug."""
         while True:
             self.forget()
-            holds(self._operations.check_operations)
-            holds(self._lanes.check_lanes)
-            for state, count in self._operations.counts().items():
+            holds(self.operations.check_operations)
+            holds(self._queue.check_queue)
+            for state, count in self.operations.counts().items():
                 metrics.OPERATIONS.labels(state).set(count)
             try:
                 await asyncio.to_thread(self._tidy)
             except OSError as error:
                 metrics.HOUSEKEEPING_FAILURES.inc()
                 log.error("housekeeping failed, the next round tries again", extra=kv(error=error))
-            await asyncio.sleep(FORGET_EVERY_S)
-
-    def _tidy(self) -> None:
-        """What reads the disk."""
-        self.store.sweep(time.time() - KEEP_BROKEN_S)
-        blobs, size_bytes = self.store.usage()
-        metrics.BLOBS.set(blobs)
-        metrics.BLOB_BYTES.set(size_bytes)
+            await asyncio.sleep(HOUSEKEEPING_S)
 
     def close(self) -> None:
         """Stop at the next chunk; nothing half-done becomes visible."""
         self._stopping.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _do(self, lane: Lane, job: _Job | _Look, loop: asyncio.AbstractEventLoop) -> None:
-        """One job, in a thread of the pool; every result goes back to the loop."""
-        if isinstance(job, _Job):
-            self._work(job, loop)
-        else:
-            try:
-                changed = self._resolver.watched.changed(job.watches)
-            except OSError as error:
-                log.error("sources were not looked at", extra=kv(host=lane.host, error=error))
-                changed = []
-            if not self._stopping.is_set():
-                loop.call_soon_threadsafe(self._looked, lane.host, job, changed)
-        if not self._stopping.is_set():
-            loop.call_soon_threadsafe(self._ended, lane)
+    def _tidy(self) -> None:
+        """The part of housekeeping that reads the disk."""
+        self.store.sweep(time.time() - KEEP_BROKEN_S)
+        blobs, size_bytes = self.store.usage()
+        metrics.BLOBS.set(blobs)
+        metrics.BLOB_BYTES.set(size_bytes)
 
-    def _work(self, job: _Job, loop: asyncio.AbstractEventLoop) -> None:
-        started, (operation_id, request, lease) = time.monotonic(), job
+    def _is_recent(self, times: LruDict[str, float], digest: str, within_s: float) -> bool:
+        at = times.get(digest)
+        return at is not None and self._now() - at < within_s
 
-        def tell(change: Callable[[], Operation]) -> None:
-            if not self._stopping.is_set():
-                loop.call_soon_threadsafe(self._changed, change)
-
-        def validated(verdict: Verdict) -> None:
-            tell(lambda: self._operations.validated(operation_id, verdict, self._now()))
-
-        reason, message, found = "", "", Resolved(Digest(""))
+    async def _verify(self, digest: str) -> None:
         try:
-            found = self._resolver.resolve(request, lease, validated, self._tick)
-        except Stopping:
-            return
-        except ArtifactError as error:
-            reason, message = str(error.reason), error.message
-        except Exception as error:
-            log.exception("resolve broke", extra=kv(operation=operation_id, uri=request.uri))
-            reason = "SourceUnreachable"
-            message = sanitize(f"the depot could not finish: {type(error).__name__}: {error}")
-        metrics.RESOLVES.labels(request.kind, reason).inc()
-        metrics.RESOLVE_SECONDS.labels(request.kind).observe(time.monotonic() - started)
-        tell(lambda: self._finished(operation_id, request, found, reason, message))
+            async with self._verifying:  # one thread at most is busy with it
+                await asyncio.to_thread(self.store.verify, digest)
+        except Damaged as error:
+            self.store.discard(digest)
+            self._removed[digest] = self._now()
+            metrics.DAMAGED.inc()
+            log.error("damaged blob removed", extra=kv(digest=digest, difference=error.difference))
+        except (UnknownDigest, OSError) as error:
+            log.warning("suspected blob not verified", extra=kv(digest=digest, error=error))
+        else:
+            self._verified[digest] = self._now()
+        finally:
+            del self._suspects[digest]
 
-    def _finished(
-        self, operation_id: str, request: ResolveRequest, found: Resolved, reason: str, message: str
-    ) -> Operation:
-        """INFO for news only: the operator asks again about every source all the time."""
-        result = Result(found.digest, reason)
-        level = logging.INFO if self._news.is_new(request.key, result) else logging.DEBUG
-        about = kv(operation=operation_id, uri=request.uri, digest=result.digest, reason=result.reason)
-        log.log(level, "resolved", extra=about)
-        if result.reason:
-            return self._operations.failed(operation_id, result.reason, message, self._now())
-        return self._operations.fetched(operation_id, found.digest, self._now(), found.watch)
+    def _check(self, host: str, watches: list[str]) -> _Check:
+        """One check at a time for each host, queued with the resolves of that host."""
+        check = self._checks.get(host)
+        if check is None:
+            check = self._checks[host] = _Check(watches, asyncio.get_running_loop().create_future())
+            self._queue.add(QueueKey(host, CHECKER), check)
+            self._start()
+        return check
+
+    def _start(self) -> None:
+        """Start every job that may run."""
+        loop = asyncio.get_running_loop()
+        while not self._stopping.is_set() and (started := self._queue.start()):
+            self._pool.submit(self._work, *started, loop)
+
+    def _ended(self, key: QueueKey) -> None:
+        self._queue.end(key)
+        self._start()
+
+    def _checked(self, host: str, changed: list[str]) -> None:
+        self._checks.pop(host).changed.set_result(changed)
 
     def _changed(self, change: Callable[[], Operation]) -> None:
         operation = change()
         self._changes[operation.id].set()
         self._changes[operation.id] = asyncio.Event()
 
-    def _tick(self) -> None:
+    def _finished(
+        self, operation_id: str, request: ResolveRequest, found: Resolved, reason: str, message: str
+    ) -> Operation:
+        """INFO for a result that is new: the operator resolves every source all the time."""
+        result = (found.digest, reason)
+        level = logging.DEBUG if self._results.get(request.key) == result else logging.INFO
+        self._results[request.key] = result
+        fields = kv(operation=operation_id, uri=request.uri, digest=found.digest, reason=reason)
+        log.log(level, "resolved", extra=fields)
+        if reason:
+            return self.operations.failed(operation_id, reason, message, self._now())
+        return self.operations.fetched(operation_id, found.digest, self._now(), found.watch)
+
+    # ---- in a thread of the pool; every result goes back to the loop
+
+    def _work(self, key: QueueKey, job: _Resolve | _Check, loop: asyncio.AbstractEventLoop) -> None:
+        def post(callback: Callable[..., None], *arguments: object) -> None:
+            if not self._stopping.is_set():
+                loop.call_soon_threadsafe(callback, *arguments)
+
+        if isinstance(job, _Resolve):
+            self._resolve(job, lambda change: post(self._changed, change))
+        else:
+            try:
+                changed = self._resolver.watches.changed(job.watches)
+            except OSError as error:
+                log.error("sources not checked", extra=kv(host=key.host, error=error))
+                changed = []
+            post(self._checked, key.host, changed)
+        post(self._ended, key)
+
+    def _resolve(self, job: _Resolve, publish: Callable[[Callable[[], Operation]], None]) -> None:
+        started, (operation_id, request, lease) = time.monotonic(), job
+
+        def validated(verdict: Verdict) -> None:
+            publish(lambda: self.operations.validated(operation_id, verdict, self._now()))
+
+        reason, message, found = "", "", Resolved(Digest(""))
+        try:
+            found = self._resolver.resolve(request, lease, validated, self._check_cancelled)
+        except Stopping:
+            return
+        except ArtifactError as error:
+            reason, message = str(error.reason), error.message
+        except Exception as error:
+            log.exception("resolve failed by a bug", extra=kv(operation=operation_id, uri=request.uri))
+            reason = "SourceUnreachable"
+            message = sanitize(f"the depot could not finish: {type(error).__name__}: {error}")
+        metrics.RESOLVES.labels(request.kind, reason).inc()
+        metrics.RESOLVE_SECONDS.labels(request.kind).observe(time.monotonic() - started)
+        publish(lambda: self._finished(operation_id, request, found, reason, message))
+
+    def _check_cancelled(self) -> None:
         if self._stopping.is_set():
             raise Stopping

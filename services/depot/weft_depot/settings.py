@@ -58,7 +58,7 @@ class Settings(ProcessSettings):
     s3_endpoints: CommaList = Field(
         (), description="LIST of HOST, HOST:PORT or URL that source.endpoint may name; AWS always may"
     )
-    s3_region: str = Field("us-east-1", description="region of s3: sources whose endpoint does not tell one")
+    s3_region: str = Field("us-east-1", description="region of s3: sources whose endpoint does not name one")
     recheck_s: float = Field(
         30, ge=0, le=3600, description="how long an hf: or s3: source that was in order is not asked"
     )

@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -15,7 +16,7 @@ from harness.waiting import PATIENCE_S
 from tests.integration.depot.conftest import Run
 from tests.unit.artifacts.making import write_adapter, write_model
 from weft.artifacts.blobs import BlobStore, check_blobs
-from weft.artifacts.fetch import fetch
+from weft.artifacts.fetch import Limits, fetch
 
 PROBES = ("/healthz", "/readyz", "/metrics")
 QUICK = ("--schemes", "file")  # loads no library for others
@@ -47,6 +48,30 @@ def test_it_serves_survives_kill_9_and_stops_at_sigterm(root: Path, tmp_path: Pa
     assert second.end() == 0
     assert "stopped" in second.lines[-1]
     check_blobs(BlobStore(data / "blobs"))
+
+
+def test_a_blob_that_rots_in_the_depot_is_noticed_by_a_runner_and_fetched_again_within_one_load(
+    root: Path, tmp_path: Path, run: Run
+) -> None:
+    depot = run(*QUICK, "--data-dir", tmp_path / "data", "--file-root", root)
+    base = {"digest": depot.resolve(kind="model", uri="file:tiny")["digest"], "name": "tiny"}
+    request = {"kind": "adapter", "uri": "file:upper", "base": base, "maxRank": 8}
+    digest = depot.resolve(**request)["digest"]
+    store = BlobStore(tmp_path / "data" / "blobs")
+    weights = store.path(store.manifest(digest).file("adapter_model.safetensors").digest)
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with ThreadPoolExecutor(1) as thread:
+        runner = BlobStore(tmp_path / "runner")
+        load = thread.submit(fetch, depot.url, digest, runner, limits=Limits(tries=40))
+        assert depot.says("damaged blob removed")
+        assert depot.resolve(**request)["digest"] == digest  # what the operator does all the time
+        manifest = load.result(PATIENCE_S)
+    check_blobs(runner)
+    assert runner.file(manifest, "adapter_model.safetensors").stat().st_size == len(content)
+    assert "weft_depot_damaged_blobs_total 1.0" in httpx2.get(f"{depot.url}/metrics", trust_env=False).text
+    check_blobs(store)
 
 
 def test_a_port_or_a_data_directory_in_use_ends_it_with_2_and_says_which(tmp_path: Path, run: Run) -> None:

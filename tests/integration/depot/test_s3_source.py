@@ -14,7 +14,7 @@ from harness.cluster.errors import ToolMissing
 from harness.s3_server import ROOT_KEYS, S3Server, s3_server
 from harness.waiting import wait_until
 from tests.unit.artifacts.making import write_adapter, write_model
-from tests.unit.depot.reading import everything, quick_network, read_all, refusal
+from tests.unit.depot.reading import everything, quick_policy, read_all, refusal
 from weft.artifacts.errors import Reason, Refused, Unavailable
 from weft_depot.credentials import Secret
 from weft_depot.sources import Location
@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 def source(server: S3Server, **changed: float) -> S3Source:
-    return S3Source(Endpoints((server.url,), "us-east-1"), quick_network(**changed))
+    return S3Source(Endpoints((server.url,), "us-east-1"), quick_policy(**changed))
 
 
 def at(server: S3Server, path: str, secret: Secret | None = OWNER) -> Location:

@@ -24,6 +24,7 @@ class Server(LoopbackServer):
         self.blobs: dict[str, bytes] = {}
         self.script: list[str] = []
         self.seen: list[tuple[str, str | None]] = []
+        self.mismatches: list[bool] = []
         super().__init__(_handler(self))
 
     def put(self, data: bytes) -> str:
@@ -44,12 +45,14 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             wanted = self.headers["Range"]
             server.seen.append((self.path, wanted))
+            server.mismatches.append("weft-mismatch" in self.headers)
             fault = server.script.pop(0) if server.script else "fine"
             data = server.blobs.get(self.path.rpartition("/")[2])
             if fault.isdigit() or data is None:
                 return self.send_error(int(fault) if fault.isdigit() else 404)
             start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and fault != "no-range" else 0
             body = b"?" * len(data[start:]) if fault == "lie" else data[start:] + (b"x" if fault == "more" else b"")
+            body = body[: len(body) // 2] if fault == "short" else body
             self.send_response(206 if start else 200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -161,14 +164,32 @@ def test_a_digest_the_depot_does_not_hold_is_unknown_at_once(server: Server, sto
     assert len(server.seen) == 1
 
 
-def test_content_with_another_hash_is_refused_and_does_not_stay(server: Server, store: BlobStore) -> None:
+def test_content_with_another_hash_does_not_stay_and_the_depot_is_asked_to_verify_its_copy(
+    server: Server, store: BlobStore
+) -> None:
     wanted = server.artifact(weights=BIG)
-    server.script = ["fine", "lie"]
-    with pytest.raises(Refused) as caught:
+    server.script = ["fine", "lie", "lie", "503"]
+    assert take(server, wanted.digest, store)[0] == wanted
+    assert server.mismatches == [False, False, True, True, True]
+    check_blobs(store)
+
+
+def test_a_depot_whose_copy_stays_damaged_is_unavailable_and_the_artifact_is_not_to_blame(
+    server: Server, store: BlobStore
+) -> None:
+    wanted = server.artifact(weights=BIG)
+    server.script = ["fine", *["lie"] * 6]
+    with pytest.raises(Unavailable):
         take(server, wanted.digest, store)
-    assert caught.value.reason == Reason.DIGEST_MISMATCH
     assert store.usage() == (0, 0)
     assert take(server, wanted.digest, store)[0] == wanted
+
+
+def test_a_copy_that_ends_early_is_verified_too(server: Server, store: BlobStore) -> None:
+    wanted = server.artifact(weights=BIG)
+    server.script = ["fine", "short", "416"]
+    assert take(server, wanted.digest, store)[0] == wanted
+    assert server.mismatches == [False, False, False, True]
 
 
 def test_a_blob_that_is_no_manifest_is_refused(server: Server, store: BlobStore) -> None:

@@ -10,9 +10,9 @@ from harness.quick import one_ssl_context, quick_disk  # noqa: F401 (fixtures)
 from tests.unit.artifacts.making import write_adapter, write_model
 from weft.artifacts.blobs import BlobStore, check_blobs
 from weft.artifacts.digest import Digest, Manifest
-from weft_depot.contents import Limits
-from weft_depot.remembered import Remembered
+from weft_depot.artifact_layout import Limits
 from weft_depot.requests import ResolveRequest
+from weft_depot.resolution_cache import ResolutionCache
 from weft_depot.resolve import Resolver, Verdict
 from weft_depot.sources.file import FileSource
 
@@ -32,15 +32,15 @@ class Bench:
         """A new process on the same folders."""
         self.store = BlobStore(self.folder / "data" / "blobs")
         self.store.clean()
-        self.remembered = Remembered(self.folder / "data" / "resolved")
+        self.resolutions = ResolutionCache(self.folder / "data" / "resolved")
         source = FileSource(self.root, wall_ns=lambda: self.now_ns)
-        self.resolver = Resolver({"file": source}, self.store, self.remembered, self.limits)
+        self.resolver = Resolver({"file": source}, self.store, self.resolutions, self.limits)
 
     def at_rest(self) -> None:
         """Time passes: files that exist now are old enough to be remembered."""
         self.now_ns = 1 << 62
 
-    def resolve(self, uri: str, kind: str = "adapter", *, tick: Any = lambda: None, **fields: Any) -> Digest:
+    def resolve(self, uri: str, kind: str = "adapter", *, check_cancelled: Any = lambda: None, **fields: Any) -> Digest:
         self.verdicts: list[Verdict] = []
         if kind == "adapter" and "base" not in fields:
             fields["base"] = {"digest": self.base(), "name": "tiny"}
@@ -48,7 +48,7 @@ class Bench:
         request = ResolveRequest.model_validate({name: value for name, value in body.items() if value is not None})
         self.verdicts = []
         with self.store.lease() as lease:
-            self.resolved = self.resolver.resolve(request, lease, self.verdicts.append, tick)
+            self.resolved = self.resolver.resolve(request, lease, self.verdicts.append, check_cancelled)
             return self.resolved.digest
 
     def base(self) -> Digest:

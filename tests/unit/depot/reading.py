@@ -5,13 +5,13 @@ from pathlib import Path
 from harness.waiting import PATIENCE_S
 from weft.artifacts.errors import ArtifactError
 from weft_depot.sources import Location, Source
-from weft_depot.sources.network import Network
+from weft_depot.sources.retry_policy import RetryPolicy
 
 QUICK = {"connect_s": PATIENCE_S, "read_s": PATIENCE_S, "tries": 3, "pause_s": 0.01, "grace_s": PATIENCE_S}
 
 
-def quick_network(**changed: float) -> Network:
-    return Network(**{**QUICK, **changed})  # type: ignore[arg-type]
+def quick_policy(**changed: float) -> RetryPolicy:
+    return RetryPolicy(**{**QUICK, **changed})  # type: ignore[arg-type]
 
 
 def everything(_: str) -> bool:

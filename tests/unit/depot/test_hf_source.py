@@ -13,7 +13,7 @@ from huggingface_hub import HfApi, hf_hub_download
 from harness.fake_hub import FakeHub
 from harness.waiting import PATIENCE_S
 from tests.unit.artifacts.making import write_adapter
-from tests.unit.depot.reading import everything, folder_bytes, quick_network, read_all, refusal
+from tests.unit.depot.reading import everything, folder_bytes, quick_policy, read_all, refusal
 from weft.artifacts.errors import Reason, Refused, Unavailable
 from weft_depot.credentials import Secret
 from weft_depot.sources import Location, source_of
@@ -32,8 +32,8 @@ def hub() -> Iterator[FakeHub]:
 
 
 def source(hub: FakeHub, **changed: float) -> HfSource:
-    network = quick_network(**changed)
-    return HfSource(Hub(hub.url, network), network)
+    policy = quick_policy(**changed)
+    return HfSource(Hub(hub.url, policy), policy)
 
 
 def at(path: str, revision: str | None = None, token: str | None = None) -> Location:
@@ -103,7 +103,7 @@ def test_a_header_costs_kilobytes_and_a_whole_file_few_requests(hub: FakeHub) ->
 def test_the_hub_promises_the_sha256_of_large_files(hub: FakeHub) -> None:
     hub.repo("org/lora", {"config.json": b"{}", WEIGHTS: BIG})
     with source(hub).open(at("org/lora"), everything) as snapshot:
-        assert dict(snapshot.promised) == {WEIGHTS: hashlib.sha256(BIG).hexdigest()}
+        assert dict(snapshot.expected_sha256) == {WEIGHTS: hashlib.sha256(BIG).hexdigest()}
 
 
 def test_the_token_goes_to_the_hub_and_never_to_where_it_redirects(hub: FakeHub) -> None:
@@ -232,23 +232,23 @@ def test_a_hub_that_does_not_answer_is_given_up_in_time(hub: FakeHub) -> None:
     hub.repo("org/lora", {WEIGHTS: BIG})
     hub.fault(WEIGHTS, times=100, hang=True)
     with source(hub).open(at("org/lora"), everything) as snapshot:
-        snapshot._hub = Hub(hub.url, quick_network(read_s=0.2))  # type: ignore[attr-defined]
+        snapshot._hub = Hub(hub.url, quick_policy(read_s=0.2))  # type: ignore[attr-defined]
         with snapshot.open(WEIGHTS) as file, pytest.raises(Unavailable) as caught:
             file.read()
     assert caught.value.reason == Reason.SOURCE_UNREACHABLE
     assert "0 of 3145728 bytes" in caught.value.message
-    closed = Hub("http://127.0.0.1:9", quick_network())
-    assert refusal(HfSource(closed, quick_network()), at("org/lora")).reason == Reason.SOURCE_UNREACHABLE
+    closed = Hub("http://127.0.0.1:9", quick_policy())
+    assert refusal(HfSource(closed, quick_policy()), at("org/lora")).reason == Reason.SOURCE_UNREACHABLE
 
 
 def test_who_is_slower_than_the_least_rate_is_not_waited_for(hub: FakeHub) -> None:
     hub.repo("org/lora", {WEIGHTS: BIG})
     clock = [0.0]
-    network = replace(quick_network(), now=lambda: clock[0])
-    patience_s = network.patience_s(len(BIG))
-    assert patience_s == network.grace_s + len(BIG) / (64 << 10)
+    policy = replace(quick_policy(), now=lambda: clock[0])
+    patience_s = policy.patience_s(len(BIG))
+    assert patience_s == policy.grace_s + len(BIG) / (64 << 10)
     with (
-        HfSource(Hub(hub.url, network), network).open(at("org/lora"), everything) as snapshot,
+        HfSource(Hub(hub.url, policy), policy).open(at("org/lora"), everything) as snapshot,
         snapshot.open(WEIGHTS) as file,
     ):
         clock[0] = patience_s
@@ -260,14 +260,14 @@ def test_who_is_slower_than_the_least_rate_is_not_waited_for(hub: FakeHub) -> No
 
 def test_a_stop_ends_a_read_between_two_tries(hub: FakeHub) -> None:
     hub.repo("org/lora", {WEIGHTS: BIG})
-    network = quick_network(tries=1000, pause_s=10 * PATIENCE_S)
+    policy = quick_policy(tries=1000, pause_s=10 * PATIENCE_S)
     hub.fault(f"storage:/{WEIGHTS}", times=1000, status=500)
     ended: list[Reason] = []
     reading = threading.Thread(
-        target=lambda: ended.append(refusal(HfSource(Hub(hub.url, network), network), at("org/lora")).reason)
+        target=lambda: ended.append(refusal(HfSource(Hub(hub.url, policy), policy), at("org/lora")).reason)
     )
     reading.start()
-    network.stopping.set()
+    policy.stopping.set()
     reading.join(PATIENCE_S)
     assert ended == [Reason.SOURCE_UNREACHABLE]
 
@@ -314,8 +314,8 @@ def test_what_is_no_repository_is_a_bad_uri(hub: FakeHub, path: str) -> None:
 
 
 def test_an_endpoint_of_the_request_is_refused() -> None:
-    network = quick_network()
-    sources = {"hf": HfSource(Hub("http://127.0.0.1:1", network), network)}
+    policy = quick_policy()
+    sources = {"hf": HfSource(Hub("http://127.0.0.1:1", policy), policy)}
     with pytest.raises(Refused) as caught:
         source_of(sources, Location("hf", "org/name", None, "team", None, "http://evil"))
     assert caught.value.reason == Reason.BAD_URI

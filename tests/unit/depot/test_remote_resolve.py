@@ -15,16 +15,15 @@ from harness.fake_hub import FakeHub, HubRepo
 from harness.waiting import PATIENCE_S
 from tests.unit.artifacts.making import MODEL_CONFIG, lora, write_adapter, write_model
 from tests.unit.depot.conftest import Bench
-from tests.unit.depot.reading import folder_bytes, quick_network
+from tests.unit.depot.reading import folder_bytes, quick_policy
 from weft.artifacts.digest import Digest, digest_of
 from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
 from weft.domain.model.config import parse_model_config
-from weft_depot.core.fresh import Fresh
-from weft_depot.core.lanes import Room
+from weft_depot.core.fair_queue import ConcurrencyLimits
 from weft_depot.core.operations import Operation
 from weft_depot.credentials import Secret
-from weft_depot.remembered import Remembered
 from weft_depot.requests import ResolveRequest
+from weft_depot.resolution_cache import ResolutionCache
 from weft_depot.resolve import Resolver
 from weft_depot.service import Depot
 from weft_depot.sources.hf import HfSource
@@ -72,11 +71,11 @@ class Remote:
         self.open()
 
     def open(self, recheck_s: float = 0.0) -> None:
-        network = quick_network()
-        sources = {**self.bench.resolver.sources, "hf": HfSource(Hub(self.hub.url, network), network)}
-        remembered = Remembered(self.bench.folder / "data" / "resolved")
+        policy = quick_policy()
+        sources = {**self.bench.resolver.sources, "hf": HfSource(Hub(self.hub.url, policy), policy)}
+        resolutions = ResolutionCache(self.bench.folder / "data" / "resolved", recheck_s)
         self.bench.resolver = Resolver(
-            sources, self.bench.store, remembered, secrets=self.secrets, fresh=Fresh(recheck_s), now=lambda: self.now
+            sources, self.bench.store, resolutions, secrets=self.secrets, now=lambda: self.now
         )
 
     def resolve(self, uri: str = "hf:org/lora", kind: str = "adapter", **fields: Any) -> Digest:
@@ -229,7 +228,7 @@ def test_content_that_is_not_what_was_promised_is_refused(remote: Remote) -> Non
 @pytest.fixture
 def broken_off(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The weights are cut off in their second range, for longer than anybody tries: what is left of them."""
-    monkeypatch.setattr("weft_depot.copies.CHUNK_BYTES", 1 << 14)
+    monkeypatch.setattr("weft_depot.staging.CHUNK_BYTES", 1 << 14)
     assert remote.base
     remote.hub.fault("bytes=65536-", times=100, status=500)
     with pytest.raises(Unavailable, match="broke at 65536"):
@@ -314,9 +313,9 @@ def test_options_that_mean_nothing_are_refused(remote: Remote, fields: dict[str,
 class Served:
     """The loop side over a remote bench."""
 
-    def __init__(self, remote: Remote, room: Room) -> None:
+    def __init__(self, remote: Remote, limits: ConcurrencyLimits) -> None:
         self.remote, stopping = remote, threading.Event()
-        self.depot = Depot(remote.bench.resolver, room=room, stopping=stopping)
+        self.depot = Depot(remote.bench.resolver, limits=limits, stopping=stopping)
 
     def submit(self, uri: str, namespace: str) -> Operation:
         found = self.depot.submit(ResolveRequest(kind="model", uri=uri, namespace=namespace))
@@ -333,15 +332,15 @@ class Served:
 
 @pytest.fixture
 async def served(remote: Remote) -> AsyncIterator[Served]:
-    served = Served(remote, Room(total=4, per_host=3, per_owner=1))
+    served = Served(remote, ConcurrencyLimits(total=4, per_host=3, per_owner=1))
     yield served
     served.remote.hub.closing.set()
     served.depot.close()
 
 
 async def test_a_host_that_hangs_holds_up_nobody_else(served: Served, remote: Remote) -> None:
-    network = quick_network(read_s=10 * PATIENCE_S)
-    remote.bench.resolver.sources["hf"] = HfSource(Hub(remote.hub.url, network), network)  # type: ignore[index]
+    policy = quick_policy(read_s=10 * PATIENCE_S)
+    remote.bench.resolver.sources["hf"] = HfSource(Hub(remote.hub.url, policy), policy)  # type: ignore[index]
     remote.hub.repo("org/hangs", remote.model)
     remote.hub.fault("org/hangs", times=1000, hang=True)
     hung = [served.submit(f"hf:org/hangs/{number}", f"team-{number % 2}") for number in range(20)]
@@ -349,6 +348,6 @@ async def test_a_host_that_hangs_holds_up_nobody_else(served: Served, remote: Re
     for uri, namespace in (("hf:org/tiny", "team-c"), ("file:models/tiny", "team-0")):
         found = await served.finish(served.submit(uri, namespace))
         assert found.state == "Fetched", f"{uri} of {namespace}: {found.message}"
-    states = [served.depot.find(operation.id) for operation in hung]
+    states = [served.depot.operations.find(operation.id) for operation in hung]
     assert all(state and state.state == "Pending" for state in states)
-    served.depot._lanes.check_lanes()
+    served.depot._queue.check_queue()

@@ -14,7 +14,7 @@ from tests.unit.artifacts.making import ADAPTER_CONFIG, lora, pack, safetensors,
 from tests.unit.depot.conftest import Bench
 from weft.artifacts.digest import digest_of, hex_of
 from weft.artifacts.errors import Reason, Refused
-from weft_depot.contents import Limits
+from weft_depot.artifact_layout import Limits
 from weft_depot.resolve import Resolver
 
 WEIGHTS = "adapter_model.safetensors"
@@ -225,7 +225,7 @@ def test_another_scheme_is_not_allowed(bench: Bench, scheme: str) -> None:
 
 
 def test_without_a_file_root_no_scheme_is_allowed(bench: Bench) -> None:
-    bench.resolver = Resolver({}, bench.store, bench.remembered)
+    bench.resolver = Resolver({}, bench.store, bench.resolutions)
     with pytest.raises(Refused) as caught:
         bench.resolve("file:models/tiny", "model")
     assert caught.value.reason == Reason.SCHEME_NOT_ALLOWED
@@ -258,17 +258,17 @@ def test_an_unchanged_source_is_not_read_again_even_by_a_new_process(bench: Benc
     def unexpected() -> None:
         raise AssertionError("the content was read")
 
-    assert bench.resolve("file:adapters/upper", tick=unexpected) == digest
+    assert bench.resolve("file:adapters/upper", check_cancelled=unexpected) == digest
     assert bench.verdicts[0]["rank"] == 4
     with pytest.raises(Refused) as caught:
-        bench.resolve("file:adapters/upper", tick=unexpected, maxRank=2)
+        bench.resolve("file:adapters/upper", check_cancelled=unexpected, maxRank=2)
     assert caught.value.reason == Reason.RANK_TOO_LARGE, "a remembered source is still judged against this request"
 
 
 def test_a_young_source_is_read_again(bench: Bench) -> None:
     read: list[int] = []
     for _ in range(2):
-        bench.resolve("file:adapters/upper", tick=lambda: read.append(1))
+        bench.resolve("file:adapters/upper", check_cancelled=lambda: read.append(1))
     assert len(read) >= 4
 
 
@@ -323,7 +323,7 @@ class Meddler:
 
 def test_a_source_that_changes_once_while_it_is_copied_is_read_again_whole(bench: Bench) -> None:
     bench.base()
-    digest = bench.resolve("file:adapters/upper", tick=Meddler(bench.root / "adapters" / "upper", 1))
+    digest = bench.resolve("file:adapters/upper", check_cancelled=Meddler(bench.root / "adapters" / "upper", 1))
     config = json.loads(bench.store.file(bench.manifest(digest), "adapter_config.json").read_text())
     assert config["lora_alpha"] == 100
     assert len(bench.verdicts) == 1
@@ -334,7 +334,7 @@ def test_a_source_that_keeps_changing_is_refused_and_never_served_half_and_half(
     bench.base()
     before = bench.blobs()
     with pytest.raises(Refused) as caught:
-        bench.resolve("file:adapters/upper", tick=Meddler(bench.root / "adapters" / "upper", 100))
+        bench.resolve("file:adapters/upper", check_cancelled=Meddler(bench.root / "adapters" / "upper", 100))
     assert caught.value.reason == Reason.DIGEST_MISMATCH
     assert bench.blobs() == before
     bench.check()
@@ -353,7 +353,7 @@ def test_a_source_that_is_replaced_by_renames_while_it_is_copied_is_noticed(benc
             for name in ("adapter_config.json", WEIGHTS):
                 (spare / name).replace(folder / name)
 
-    digest = bench.resolve("file:adapters/upper", tick=swap, base={"digest": base})
+    digest = bench.resolve("file:adapters/upper", check_cancelled=swap, base={"digest": base})
     assert json.loads(bench.store.file(bench.manifest(digest), "adapter_config.json").read_text())["lora_alpha"] == 9
 
 
@@ -371,7 +371,7 @@ def test_a_resolve_killed_anywhere_leaves_whole_blobs_or_none(bench: Bench, at: 
             raise Killed
 
     with contextlib.suppress(Killed):  # at the last point the resolve has already ended
-        bench.resolve("file:adapters/upper", tick=kill, base={"digest": base})
+        bench.resolve("file:adapters/upper", check_cancelled=kill, base={"digest": base})
     bench.open()
     bench.check()
     assert bench.store.holds(bench.resolve("file:adapters/upper"))

@@ -1,12 +1,15 @@
 """The HTTP side on a real application: resolve to blob, bad bodies, ranges, retain and its leases, stopping."""
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from harness.waiting import PATIENCE_S, soon
 from tests.unit.artifacts.making import write_adapter
@@ -14,7 +17,7 @@ from tests.unit.depot.conftest import Bench
 from weft.artifacts.digest import digest_of
 from weft.telemetry.invariants import VIOLATIONS
 from weft_depot import metrics, service
-from weft_depot.core.lanes import Room
+from weft_depot.core.fair_queue import ConcurrencyLimits
 from weft_depot.core.operations import Operations
 from weft_depot.server import build_app
 from weft_depot.service import Depot
@@ -22,6 +25,7 @@ from weft_depot.service import Depot
 ADAPTER = {"kind": "adapter", "uri": "file:adapters/upper", "namespace": "default"}
 MODEL = {"kind": "model", "uri": "file:models/tiny", "namespace": "default"}
 JSON = {"content-type": "application/json; charset=utf-8"}
+ODD_RANGES = ["lines=1-2", "bytes", "bytes=a-b", "bytes=" + "9" * 5000 + "-", "bytes=" + "0-0," * 200]
 
 
 class Served:
@@ -32,7 +36,9 @@ class Served:
         self.release = threading.Event()
         self.release.set()
         operations = Operations(max_unfinished=3, keep_s=100)
-        self.depot = Depot(bench.resolver, room=Room(2, 2, 2), operations=operations, now=lambda: self.now)
+        self.depot = Depot(
+            bench.resolver, limits=ConcurrencyLimits(2, 2, 2), operations=operations, now=lambda: self.now
+        )
         transport = httpx2.ASGITransport(app=build_app(self.depot))
         self.http = httpx2.AsyncClient(transport=transport, base_url="http://depot")
 
@@ -42,7 +48,7 @@ class Served:
         real = self.bench.resolver.sources["file"]
 
         class Slow:
-            takes, remote, host = real.takes, real.remote, real.host
+            accepted_options, remote, host = real.accepted_options, real.remote, real.host
 
             def open(inner, *args: Any) -> Any:  # noqa: N805
                 self.release.wait(PATIENCE_S)
@@ -99,10 +105,10 @@ async def test_a_resolved_source_is_asked_for_by_its_watch(served: Served) -> No
     assert (await served.http.post("/v1/changed", json=asked)).json() == {"changed": ["other", found["watch"]]}
 
 
-async def test_a_host_that_stands_still_says_nothing_and_is_looked_at_once(
+async def test_a_host_that_hangs_counts_as_unchanged_and_is_checked_once(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "LOOK_S", 0.01)
+    monkeypatch.setattr(service, "CHECK_S", 0.01)
     served.bench.at_rest()
     found = await served.resolve(MODEL)
     begun, looks = threading.Event(), list[list[str]]()
@@ -113,13 +119,13 @@ async def test_a_host_that_stands_still_says_nothing_and_is_looked_at_once(
         served.release.wait(PATIENCE_S)
         return watches
 
-    monkeypatch.setattr(served.bench.resolver.watched, "changed", stuck)
+    monkeypatch.setattr(served.bench.resolver.watches, "changed", stuck)
     served.release.clear()
     for _ in range(3):
         assert (await served.http.post("/v1/changed", json={"watches": [found["watch"]]})).json() == {"changed": []}
     assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     assert looks == [[found["watch"]]]
-    monkeypatch.setattr(service, "LOOK_S", PATIENCE_S)
+    monkeypatch.setattr(service, "CHECK_S", PATIENCE_S)
     served.release.set()
     assert (await served.http.post("/v1/changed", json={"watches": [found["watch"]]})).json() == {
         "changed": [found["watch"]]
@@ -216,7 +222,7 @@ async def test_no_message_breaks_the_answer(served: Served, monkeypatch: pytest.
     assert found["message"].endswith(r"\ud800\x1b[2J")
 
 
-async def test_only_news_of_a_source_are_logged(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+async def test_only_a_new_result_of_a_source_is_logged(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     def told() -> list[str]:
         lines = [r.kv["reason"] for r in caplog.records if r.message == "resolved" and r.levelname == "INFO"]  # type: ignore[attr-defined]
         caplog.clear()
@@ -295,6 +301,81 @@ async def test_blobs_are_served_in_ranges(served: Served) -> None:
     assert (outside.status_code, outside.headers["content-range"]) == (416, f"bytes */{len(data)}")
     head = await served.http.head(url)
     assert (head.status_code, head.headers["content-length"], head.content) == (200, str(len(data)), b"")
+    empty = f"/v1/blobs/{served.bench.store.put(b'')}"
+    assert (await served.http.get(empty)).content == b""
+    assert (await served.http.get(empty, headers={"range": "bytes=0-"})).status_code == 416
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(header=st.from_regex(r"bytes=[0-9, -]{0,20}", fullmatch=True) | st.sampled_from(ODD_RANGES))
+async def test_no_range_leads_outside_the_blob(served: Served, header: str) -> None:
+    data = bytes(range(200))
+    url = f"/v1/blobs/{served.bench.store.put(data)}"
+    answer = await served.http.get(url, headers={"range": header})
+    assert answer.status_code in (200, 206, 400, 416)
+    if answer.status_code == 200:
+        assert answer.content == data
+    if answer.status_code == 206 and (span := answer.headers.get("content-range")):
+        start, end = map(int, span.removeprefix("bytes ").partition("/")[0].split("-"))
+        assert answer.content == data[start : end + 1] != b""
+
+
+def rot(served: Served, digest: str) -> None:
+    """One bit of a blob flips; size and time stay."""
+    path = served.bench.store.path(digest)
+    was, content = path.stat(), bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+
+
+async def report(served: Served, digest: str) -> httpx2.Response:
+    """What a caller asks after a download that did not match, until the blob has been verified."""
+    while True:
+        answer = await served.http.get(f"/v1/blobs/{digest}", headers={"weft-mismatch": "1"})
+        if answer.json().get("message") != "the blob is being verified; try again":
+            return answer
+        await asyncio.sleep(0)  # the client runs the application itself and never leaves the loop to others
+
+
+async def test_a_rotten_blob_is_removed_when_a_download_did_not_match_and_the_next_resolve_copies_it_again(
+    served: Served,
+) -> None:
+    served.bench.at_rest()
+    request = {**ADAPTER, "base": await served.base()}
+    found = await served.resolve(request)
+    weights = served.bench.manifest(found["digest"]).file("adapter_model.safetensors").digest
+    before = metrics.DAMAGED._value.get()
+    rot(served, weights)
+    gone = await report(served, weights)
+    assert (gone.status_code, gone.headers["retry-after"]) == (503, "1"), "not 404: it comes back"
+    assert metrics.DAMAGED._value.get() == before + 1
+    assert (await served.http.post("/v1/changed", json={"watches": [found["watch"]]})).json()["changed"], "noticed"
+    assert (await served.resolve(request))["digest"] == found["digest"]
+    back = await served.http.get(f"/v1/blobs/{weights}", headers={"weft-mismatch": "1"})
+    assert digest_of(back.content) == weights
+    assert metrics.DAMAGED._value.get() == before + 1
+    served.bench.check()
+
+
+async def test_a_report_about_a_whole_blob_costs_one_reading_and_holds_up_nobody_else(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, read, really = b"x" * 1000, list[str](), served.bench.store.verify
+    digest = served.bench.store.put(data)
+
+    def verify(*arguments: Any) -> None:
+        read.append(digest)
+        really(*arguments)
+
+    monkeypatch.setattr(served.bench.store, "verify", verify)
+    for _ in range(3):
+        while (await served.http.get(f"/v1/blobs/{digest}", headers={"weft-mismatch": "1"})).status_code == 503:
+            assert (await served.http.get(f"/v1/blobs/{digest}")).content == data, "others are served meanwhile"
+            await asyncio.sleep(0)
+    assert read == [digest]
+    served.now += 61.0
+    assert (await served.http.get(f"/v1/blobs/{digest}", headers={"weft-mismatch": "1"})).status_code == 503
 
 
 @pytest.mark.parametrize(
@@ -378,7 +459,7 @@ async def rounds(depot: Depot, count: int, monkeypatch: pytest.MonkeyPatch) -> N
         loop.call_soon_threadsafe(done.release)
         return sweep(before)
 
-    monkeypatch.setattr("weft_depot.service.FORGET_EVERY_S", 0.0)
+    monkeypatch.setattr("weft_depot.service.HOUSEKEEPING_S", 0.0)
     monkeypatch.setattr(depot.store, "sweep", swept)
     running = asyncio.create_task(depot.run())
     try:
@@ -413,12 +494,12 @@ async def test_housekeeping_survives_the_disks_trouble_and_says_so(
 async def test_housekeeping_counts_a_broken_account_and_goes_on(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def check_lanes() -> None:
+    def check_queue() -> None:
         raise AssertionError("too many run")
 
-    violations = VIOLATIONS.labels("check_lanes")
+    violations = VIOLATIONS.labels("check_queue")
     before = violations._value.get()
-    monkeypatch.setattr(served.depot._lanes, "check_lanes", check_lanes)
+    monkeypatch.setattr(served.depot._queue, "check_queue", check_queue)
     await rounds(served.depot, 2, monkeypatch)
     assert violations._value.get() >= before + 2
     assert "an invariant does not hold" in caplog.text
@@ -447,6 +528,6 @@ async def test_stopping_in_the_middle_of_a_resolve_leaves_nothing_half_done(serv
     assert served.depot._stopping.wait(PATIENCE_S)
     served.release.set()
     closer.join()
-    assert served.depot.find(operation).state == "Pending"  # type: ignore[union-attr]
+    assert served.depot.operations.find(operation).state == "Pending"  # type: ignore[union-attr]
     assert served.bench.blobs() == set()
     served.bench.check()

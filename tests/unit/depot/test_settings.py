@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from weft.wire.roles import ANYONE
-from weft_depot.door import callers
 from weft_depot.main import build_sources, main
+from weft_depot.role_auth import callers
 from weft_depot.settings import Settings
-from weft_depot.sources.network import Network
+from weft_depot.sources.retry_policy import RetryPolicy
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_lists_are_given_with_commas_by_flag_and_by_environment(monkeypatch: pyt
 
 def test_only_what_is_allowed_and_has_its_root_is_a_source(tmp_path: Path) -> None:
     def sources(*flags: str) -> set[str]:
-        return set(build_sources(Settings.parse(flags), Network()))
+        return set(build_sources(Settings.parse(flags), RetryPolicy()))
 
     roots = ("--file-root", str(tmp_path), "--pvc-root", str(tmp_path))
     assert sources() == {"hf", "s3"}

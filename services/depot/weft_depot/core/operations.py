@@ -1,6 +1,6 @@
 """The book of operations: one per resolve, Pending -> Validated -> Fetched, or Failed from either.
 
-Bounded: at most `max_unfinished` wait or run (more are turned away), at most `max_finished` are remembered, each for
+Bounded: at most `max_unfinished` wait or run (more are refused), at most `max_finished` are remembered, each for
 `keep_s`; the oldest are forgotten first. Equal requests share one operation while it runs. `now` is in seconds.
 """
 
@@ -71,7 +71,7 @@ class Operations:
     def forget(self, now: float) -> list[str]:
         """Drop finished operations that are too old or too many; returns their ids."""
         gone: list[str] = []
-        for operation in self._finished.values():  # the oldest first: who is kept ends the search
+        for operation in self._finished.values():  # the oldest first: one that is kept ends the search
             if len(self._finished) - len(gone) <= self._max_finished and now - operation.changed_at < self._keep_s:
                 break
             gone.append(operation.id)
@@ -87,7 +87,7 @@ class Operations:
         return counts
 
     def check_operations(self) -> None:
-        """One place an operation, the bounds hold, a finished one says how."""
+        """One place an operation, the bounds hold, a finished one has a result."""
         assert not self._unfinished.keys() & self._finished.keys(), "an operation is finished or not"
         assert len(self._unfinished) <= self._max_unfinished, "too many unfinished"
         assert {o.key: o.id for o in self._unfinished.values()} == self._by_key, "one running operation a request"

@@ -1,6 +1,6 @@
 """What a `credentialsRef` names: a Secret of the requesting namespace, read by the depot alone.
 
-A secret's values are in no message, log, URI or signature. What outlives a resolve is its fingerprint, which tells
+A secret's values are in no message, log, URI or signature. What outlives a resolve is its fingerprint, which shows
 whether two reads were made with the same rights.
 """
 
@@ -27,7 +27,7 @@ class Secret:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal contents; tells nothing of them. Tokens and keys are too random to be guessed from it."""
+        """Equal for equal contents; gives nothing away: tokens and keys are too random to be guessed."""
         digest = hashlib.sha256()
         for name, value in sorted(self.values.items()):
             for part in (name.encode(), value):

@@ -60,9 +60,9 @@ def _refused(error: ApiException, namespace: str, name: str) -> Refused | Unavai
     return Unavailable(f"Secret {called}: the API server answered {error.status} {error.reason}")
 
 
-def _grant(said: str, namespace: str, name: str) -> str:
-    """What gives the depot this one Secret. The API server's refusal says who the depot is."""
-    found = _ACCOUNT.search(said)
+def _grant(body: str, namespace: str, name: str) -> str:
+    """What gives the depot this one Secret. The API server's refusal names the depot's account."""
+    found = _ACCOUNT.search(body)
     account = f"{found[1]}:{found[2]}" if found else "NAMESPACE:SERVICEACCOUNT (of the depot)"
     role = f"weft-depot-{name}"[:63].rstrip("-.")
     return (

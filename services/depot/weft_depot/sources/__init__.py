@@ -1,7 +1,7 @@
 """Where artifacts come from. A scheme is one module here and one line in `weft_depot.main`.
 
 A source opens a URI as a snapshot: plain files by name, read through `open`. It never follows where a URI must not
-lead, and it can say afterwards whether what was read was one consistent state.
+lead, and it knows afterwards whether the files that were read were one consistent state.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,14 +14,14 @@ from weft.domain.text import quoted
 from weft_depot.credentials import Secret
 
 MAX_URI_CHARS = 2048
-Wants = Callable[[str], bool]
+FileFilter = Callable[[str], bool]
 Identity = tuple[int, int, int, int, int]  # device, inode, size, mtime_ns, ctime_ns
 Marks = tuple[tuple[str, Identity], ...]  # paths of this machine, and what they led to
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """What a request says about its source. `path` is what follows the scheme's colon."""
+    """The source part of a request. `path` is what follows the scheme's colon."""
 
     scheme: str
     path: str
@@ -61,12 +61,12 @@ class Snapshot(Files, Protocol):
 
     @property
     def marks(self) -> Marks | None:
-        """While all of these are as they were, so is the source; None where looking at it takes more than that."""
+        """While all of these are as they were, so is the source; None where that takes more than `stat` calls."""
         ...
 
     @property
-    def promised(self) -> Mapping[str, str]:
-        """File name -> hex SHA-256 of its content, where the source tells it beforehand."""
+    def expected_sha256(self) -> Mapping[str, str]:
+        """File name -> hex SHA-256 of its content, where the source gives it beforehand."""
         ...
 
     def unchanged(self) -> bool:
@@ -78,21 +78,21 @@ class Source(Protocol):
     """One scheme. Methods block and are called from worker threads."""
 
     @property
-    def takes(self) -> frozenset[str]:
-        """Which of `Location.options` mean something here; the others are refused."""
+    def accepted_options(self) -> frozenset[str]:
+        """Which of `Location.options` apply here; the others are refused."""
         ...
 
     @property
     def remote(self) -> bool:
-        """Whether looking costs somebody else something: then an unchanged source is not looked at all the time."""
+        """Whether a listing costs another service something: then an unchanged source is not listed all the time."""
         ...
 
     def host(self, location: Location) -> str:
-        """What stands still together: the share, the claim or the service behind a location. Never raises."""
+        """What hangs as one: the share, the claim or the service behind a location. Never raises."""
         ...
 
-    def open(self, location: Location, wants: Wants) -> AbstractContextManager[Snapshot]:
-        """The files that `wants` asks for, by name.
+    def open(self, location: Location, file_filter: FileFilter) -> AbstractContextManager[Snapshot]:
+        """The files that `file_filter` asks for, by name.
 
         Raises Refused (BadURI, SourceNotFound, SourceForbidden, SecretInvalid, EndpointNotAllowed, TooLarge),
         Unavailable.
@@ -118,8 +118,8 @@ def source_of(sources: Mapping[str, Source], location: Location) -> Source:
     if source is None:
         raise Refused(Reason.SCHEME_NOT_ALLOWED, _not_allowed(location.scheme, sources))
     for option in location.options:
-        if option not in source.takes:
-            taken = ", ".join(sorted(source.takes)) or "no option"
+        if option not in source.accepted_options:
+            taken = ", ".join(sorted(source.accepted_options)) or "no option"
             raise Refused(Reason.BAD_URI, f"{location.scheme}: takes no {option}; remove it (it takes {taken})")
     return source
 

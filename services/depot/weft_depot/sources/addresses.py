@@ -1,7 +1,7 @@
-"""Where the depot does not connect to, whoever asks: the cloud's metadata service, the host itself, the network inside.
+"""Where the depot never connects to: the cloud's metadata service, the host itself, the network inside.
 
-A name is looked up before each request. The hosts that requests go to are chosen by who runs Weft (`--hf-endpoint`,
-`--s3-endpoints`) and, through redirects, by those hosts; never by a tenant. So this is a second wall, not the only one.
+A name is resolved before each request. Flags (`--hf-endpoint`, `--s3-endpoints`) and redirects of those hosts decide
+where requests go, never a tenant. So this is a second wall, not the only one.
 """
 
 import ipaddress
@@ -19,7 +19,7 @@ _PORTS = {"http": 80, "https": 443}
 def check_address(url: str, *, inside: bool, what: str) -> None:
     """Refuse a URL whose host is link-local, metadata or no host address; private and loopback unless `inside`.
 
-    A name that is not found passes: the connection, perhaps through a proxy that knows it, will tell.
+    A name that is not found passes: a proxy may know it, and the connection fails otherwise.
     Raises Refused(EndpointNotAllowed).
     """
     parts = split_url(url, what)
@@ -32,7 +32,7 @@ def check_address(url: str, *, inside: bool, what: str) -> None:
 
 
 def is_inside(url: str) -> bool:
-    """Whether a host that was chosen on purpose is in a private network or on this machine."""
+    """Whether a host that a flag names is in a private network or on this machine."""
     parts = urlsplit(url)
     found = addresses_of(parts.hostname or "", parts.port or 443)
     return any(address.is_private for address in found)
@@ -51,7 +51,7 @@ def split_url(url: str, what: str) -> SplitResult:
 
 
 def addresses_of(host: str, port: int) -> list[Address]:
-    """What a name means now; empty when nobody here knows it."""
+    """What a name means now; empty when it is unknown here."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

@@ -6,14 +6,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from weft.artifacts.errors import Reason, Refused
-from weft_depot.sources import Location, Wants, relative_parts
+from weft_depot.sources import FileFilter, Location, relative_parts
 from weft_depot.sources.folder import FolderSnapshot, Root
 
 
 class FileSource:
     """Folders below one root."""
 
-    takes: frozenset[str] = frozenset()
+    accepted_options: frozenset[str] = frozenset()
     remote = False
 
     def __init__(self, root: Path, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
@@ -23,9 +23,9 @@ class FileSource:
     def host(self, location: Location) -> str:  # noqa: ARG002 (all files are one host)
         return "file"
 
-    def open(self, location: Location, wants: Wants) -> AbstractContextManager[FolderSnapshot]:
+    def open(self, location: Location, file_filter: FileFilter) -> AbstractContextManager[FolderSnapshot]:
         """Raises Refused: BadURI, SourceNotFound, TooLarge."""
         uri = f"file:{location.path}"
         if location.path.startswith("/"):
             raise Refused(Reason.BAD_URI, f"{uri[:200]!r} is absolute; write the path below the file root")
-        return self._root.open(Path(*relative_parts(location.path, uri)), uri, wants)
+        return self._root.open(Path(*relative_parts(location.path, uri)), uri, file_filter)

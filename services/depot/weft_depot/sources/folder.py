@@ -18,10 +18,10 @@ from typing import BinaryIO
 from weft.artifacts.digest import is_file_name
 from weft.artifacts.errors import Reason, Refused
 from weft.domain.text import quoted
-from weft_depot.sources import Identity, Marks, Wants
+from weft_depot.sources import FileFilter, Identity, Marks
 
 MAX_ENTRIES = 10_000
-# A file changed this shortly before it was looked at may change again under the same time stamp.
+# A file changed this shortly before its `stat` may change again under the same time stamp.
 RACY_NS = 2_000_000_000
 
 
@@ -33,13 +33,13 @@ class Root:
         self._root, self._called, self._wall_ns = Path(os.path.realpath(root)), called, wall_ns
 
     @contextlib.contextmanager
-    def open(self, path: Path, uri: str, wants: Wants) -> Generator["FolderSnapshot"]:
+    def open(self, path: Path, uri: str, file_filter: FileFilter) -> Generator["FolderSnapshot"]:
         """The folder at a relative path. Raises Refused: BadURI, SourceNotFound, TooLarge."""
         folder = self._resolve(path)
         fd = self._walk(folder, os.O_DIRECTORY)
         try:
             place = (str(self._root / path), identity_of(os.fstat(fd)))
-            yield FolderSnapshot(self, folder, place, _list(fd, uri, wants), self._wall_ns())
+            yield FolderSnapshot(self, folder, place, _list(fd, uri, file_filter), self._wall_ns())
         finally:
             os.close(fd)
 
@@ -54,7 +54,7 @@ class Root:
     def _resolve(self, path: Path) -> Path:
         """A path below the root -> the path it really is, relative to the root."""
         if not Path(os.path.realpath(self._root / path)).is_relative_to(self._root):
-            raise self._leaves(path)  # before anything tells whether there is something
+            raise self._leaves(path)  # before any answer whether there is something
         try:
             real = Path(os.path.realpath(self._root / path, strict=True))
         except OSError as error:
@@ -89,12 +89,12 @@ class Root:
 class FolderSnapshot:
     """The plain files of one folder, as they were when it was opened."""
 
-    promised: Mapping[str, str] = MappingProxyType({})
+    expected_sha256: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, root: Root, folder: Path, place: tuple[str, Identity], names: list[str], taken_ns: int) -> None:
         """`place`: the folder by the path that was asked for, which may have links in it, and what it was."""
         self._root, self._folder, self._place, self._names, self._taken_ns = root, folder, place, names, taken_ns
-        self._identities = self._look()
+        self._identities = self._stat_all()
         self._read: dict[str, Identity] = {}
 
     @property
@@ -103,14 +103,14 @@ class FolderSnapshot:
 
     @property
     def signature(self) -> str | None:
-        """Size, times and inode of every file; None while one of them is too young to tell two edits apart."""
+        """Size, times and inode of every file; None while one of them is too young to distinguish two edits."""
         if any(map(self._is_young, self._identities.values())):
             return None
         return hashlib.sha256(repr(sorted(self._identities.items())).encode()).hexdigest()
 
     @property
     def marks(self) -> Marks | None:
-        """The folder and its files, looked at through every link on the way."""
+        """The folder and its files, through every link on the way."""
         if self.signature is None or self._is_young(self._place[1]):
             return None
         files = ((f"{self._place[0]}/{name}", identity) for name, identity in self._identities.items())
@@ -126,14 +126,14 @@ class FolderSnapshot:
         if any(self._identities.get(name) != identity for name, identity in self._read.items()):
             return False
         try:
-            return self._look() == self._identities
+            return self._stat_all() == self._identities
         except Refused:  # a file went away
             return False
 
     def _is_young(self, identity: Identity) -> bool:
         return max(identity[3:]) > self._taken_ns - RACY_NS
 
-    def _look(self) -> dict[str, Identity]:
+    def _stat_all(self) -> dict[str, Identity]:
         found: dict[str, Identity] = {}
         for name in self._names:
             with self._root.file(self._folder, name) as file:
@@ -141,7 +141,7 @@ class FolderSnapshot:
         return found
 
 
-def _list(fd: int, uri: str, wants: Wants) -> list[str]:
+def _list(fd: int, uri: str, file_filter: FileFilter) -> list[str]:
     """Plain names in a folder that are files or links; folders and special files are not part of an artifact."""
     names: list[str] = []
     with os.scandir(fd) as entries:
@@ -149,7 +149,7 @@ def _list(fd: int, uri: str, wants: Wants) -> list[str]:
             if number >= MAX_ENTRIES:
                 raise Refused(Reason.TOO_LARGE, f"{uri[:200]} holds more than {MAX_ENTRIES} entries")
             if (
-                wants(entry.name)
+                file_filter(entry.name)
                 and is_file_name(entry.name)
                 and (entry.is_symlink() or entry.is_file(follow_symlinks=False))
             ):
@@ -162,7 +162,7 @@ def _identity(file: BinaryIO) -> Identity:
 
 
 def identity_of(status: os.stat_result) -> Identity:
-    """What tells one state of a file or folder from another."""
+    """What distinguishes one state of a file or folder from another."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 

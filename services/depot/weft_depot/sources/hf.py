@@ -21,10 +21,10 @@ from weft.artifacts.digest import MAX_FILE_BYTES, is_file_name
 from weft.artifacts.errors import Reason, Refused, Unavailable
 from weft.domain.text import quoted
 from weft_depot.credentials import Secret
-from weft_depot.sources import Location, Wants, relative_parts
+from weft_depot.sources import FileFilter, Location, relative_parts
 from weft_depot.sources.hub import Hub, Repo
-from weft_depot.sources.network import Network
 from weft_depot.sources.ranged import open_ranged
+from weft_depot.sources.retry_policy import RetryPolicy
 
 TOKEN_KEY = "token"  # noqa: S105 (the name of a key, not a token)
 DEFAULT_REVISION = "main"
@@ -46,23 +46,23 @@ class HubFile:
 class HfSource:
     """Repositories of one hub."""
 
-    takes = frozenset(("revision", "credentialsRef"))
+    accepted_options = frozenset(("revision", "credentialsRef"))
     remote = True
 
-    def __init__(self, hub: Hub, network: Network) -> None:
-        self._hub, self._network = hub, network
+    def __init__(self, hub: Hub, policy: RetryPolicy) -> None:
+        self._hub, self._policy = hub, policy
 
     def host(self, location: Location) -> str:  # noqa: ARG002 (all repositories are of one host)
         return f"hf {self._hub.host}"
 
     @contextlib.contextmanager
-    def open(self, location: Location, wants: Wants) -> Generator["HubSnapshot"]:
+    def open(self, location: Location, file_filter: FileFilter) -> Generator["HubSnapshot"]:
         """Raises Refused: BadURI, SourceNotFound, SourceForbidden, SecretInvalid, TooLarge; Unavailable."""
         name, folder = _parse_path(location.path)
         repo = Repo(name, _token(location.secret))
-        told = self._hub.revision(repo, location.revision or DEFAULT_REVISION)
-        sha, files = parse_revision(told, folder, wants, f"hf:{location.path}")
-        yield HubSnapshot(self._hub, self._network, repo, sha, files)
+        answer = self._hub.revision(repo, location.revision or DEFAULT_REVISION)
+        sha, files = parse_revision(answer, folder, file_filter, f"hf:{location.path}")
+        yield HubSnapshot(self._hub, self._policy, repo, sha, files)
 
 
 class HubSnapshot:
@@ -70,8 +70,8 @@ class HubSnapshot:
 
     marks = None
 
-    def __init__(self, hub: Hub, network: Network, repo: Repo, sha: str, files: Mapping[str, HubFile]) -> None:
-        self._hub, self._network, self._repo, self._files = hub, network, repo, files
+    def __init__(self, hub: Hub, policy: RetryPolicy, repo: Repo, sha: str, files: Mapping[str, HubFile]) -> None:
+        self._hub, self._policy, self._repo, self._files = hub, policy, repo, files
         self.sha = sha
 
     @property
@@ -79,7 +79,7 @@ class HubSnapshot:
         return MappingProxyType({name: file.size_bytes for name, file in self._files.items()})
 
     @property
-    def promised(self) -> Mapping[str, str]:
+    def expected_sha256(self) -> Mapping[str, str]:
         return MappingProxyType({name: file.sha256 for name, file in self._files.items() if file.sha256})
 
     @property
@@ -92,7 +92,7 @@ class HubSnapshot:
         file = self._files[name]
         url = self._hub.url(self._repo, file.path, self.sha)
         fetch = partial(self._fetch, url, file.size_bytes)
-        return open_ranged(f"hf:{self._repo.name}/{file.path}", file.size_bytes, fetch, self._network)
+        return open_ranged(f"hf:{self._repo.name}/{file.path}", file.size_bytes, fetch, self._policy)
 
     def unchanged(self) -> bool:
         return True  # a commit is what it is
@@ -103,14 +103,16 @@ class HubSnapshot:
             yield chunks
 
 
-def parse_revision(told: Mapping[str, Any], folder: str, wants: Wants, uri: str) -> tuple[str, dict[str, HubFile]]:
+def parse_revision(
+    answer: Mapping[str, Any], folder: str, file_filter: FileFilter, uri: str
+) -> tuple[str, dict[str, HubFile]]:
     """The commit, and the files of one folder that are wanted, by plain name.
 
-    Raises Refused: SourceNotFound (no such folder), TooLarge; Unavailable for what no hub says.
+    Raises Refused: SourceNotFound (no such folder), TooLarge; Unavailable for an answer that no hub gives.
     """
-    sha, siblings = told.get("sha"), told.get("siblings")
+    sha, siblings = answer.get("sha"), answer.get("siblings")
     if not isinstance(sha, str) or not _COMMIT.fullmatch(sha) or not isinstance(siblings, list):
-        raise Unavailable(f"{uri}: the hub's answer has no commit or no files: {quoted(told, 200)}")
+        raise Unavailable(f"{uri}: the hub's answer has no commit or no files: {quoted(answer, 200)}")
     rows = cast("list[object]", siblings)
     if len(rows) > MAX_ENTRIES:
         raise Refused(Reason.TOO_LARGE, f"{uri} has {len(rows)} files, the limit is {MAX_ENTRIES}")
@@ -118,7 +120,7 @@ def parse_revision(told: Mapping[str, Any], folder: str, wants: Wants, uri: str)
     below = [(row, path.removeprefix(folder)) for row, path in paths if path.startswith(folder)]
     if folder and not below:
         raise Refused(Reason.SOURCE_NOT_FOUND, f"{uri}: commit {sha} has no folder {quoted(folder, 200)}")
-    return sha, {name: _file(row, uri) for row, name in below if is_file_name(name) and wants(name)}
+    return sha, {name: _file(row, uri) for row, name in below if is_file_name(name) and file_filter(name)}
 
 
 def _path_of(row: object) -> str:
@@ -137,9 +139,9 @@ def _file(row: object, uri: str) -> HubFile:
         or not isinstance(size, int)
         or not 0 <= size <= MAX_FILE_BYTES
     ):
-        raise Unavailable(f"{uri}: the hub tells no size or no content id of {quoted(path, 200)}")
+        raise Unavailable(f"{uri}: the hub gives no size or no content id of {quoted(path, 200)}")
     if sha256 is not None and not _SHA256.fullmatch(sha256):
-        raise Unavailable(f"{uri}: the hub tells no SHA-256 of {quoted(path, 200)}")
+        raise Unavailable(f"{uri}: the hub gives no SHA-256 of {quoted(path, 200)}")
     return HubFile(path, size, content_id, sha256)
 
 

@@ -21,8 +21,8 @@ from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
 from weft.domain.strict_json import JsonError, parse_object
 from weft.domain.text import quoted
 from weft_depot.sources.addresses import check_address, is_inside, split_url
-from weft_depot.sources.network import Network
-from weft_depot.sources.ranged import Broken, trimmed
+from weft_depot.sources.ranged import TransientError, trimmed
+from weft_depot.sources.retry_policy import RetryPolicy
 
 MAX_LISTING_BYTES = 32 << 20
 MAX_REDIRECTS = 5
@@ -44,12 +44,12 @@ class Repo:
 class Hub:
     """One endpoint. Used from any thread."""
 
-    def __init__(self, endpoint: str, network: Network) -> None:
+    def __init__(self, endpoint: str, policy: RetryPolicy) -> None:
         """Raises Refused(EndpointNotAllowed) for what is no URL."""
         parts = split_url(endpoint, "the hub")
         self.endpoint, self.host = endpoint.rstrip("/"), parts.netloc
-        self._secure, self._network = parts.scheme == "https", network
-        timeout = httpx2.Timeout(network.read_s, connect=network.connect_s)
+        self._secure, self._policy = parts.scheme == "https", policy
+        timeout = httpx2.Timeout(policy.read_s, connect=policy.connect_s)
         # One client asks for every tenant: what a hub hands to one (a session, say) is not carried to the next.
         no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
         self._http = httpx2.Client(timeout=timeout, follow_redirects=False, cookies=no_cookies)
@@ -58,18 +58,18 @@ class Hub:
         self._http.close()
 
     def revision(self, repo: Repo, revision: str) -> dict[str, Any]:
-        """The hub's word on a revision: `sha` and `siblings` with sizes and content ids.
+        """A revision as the hub describes it: `sha` and `siblings` with sizes and content ids.
 
         Raises Refused (SourceNotFound, SourceForbidden, TooLarge), Unavailable.
         """
         url = f"{self.endpoint}/api/models/{repo.name}/revision/{quote(revision, safe='')}?blobs=true"
-        for failed in range(1, self._network.tries + 1):
+        for failed in range(1, self._policy.tries + 1):
             try:
                 return self._object(url, repo)
-            except Broken as error:
-                if failed == self._network.tries or self._network.stopping.is_set():
+            except TransientError as error:
+                if failed == self._policy.tries or self._policy.stopping.is_set():
                     raise Unavailable(f"hf:{repo.name}: {self.host}: {error}") from error
-            self._network.pause(failed)
+            self._policy.pause(failed)
         raise AssertionError("tries is at least 1")
 
     def url(self, repo: Repo, path: str, sha: str) -> str:
@@ -82,11 +82,11 @@ class Hub:
         with _network_errors(), self._get(url, repo, {"Range": f"bytes={start}-{end - 1}"}) as response:
             skip = start - _first_byte(response, size_bytes)
             if skip < 0:
-                raise Broken("another range than was asked for")
+                raise TransientError("another range than was asked for")
             yield trimmed(_chunks(response), skip, end - start)
 
     def _object(self, url: str, repo: Repo) -> dict[str, Any]:
-        deadline, raw = self._network.now() + self._network.grace_s, bytearray()
+        deadline, raw = self._policy.now() + self._policy.grace_s, bytearray()
         with _network_errors(), self._get(url, repo, {}) as response:
             for chunk in _chunks(response):
                 raw += chunk
@@ -94,16 +94,16 @@ class Hub:
                     raise Refused(
                         Reason.TOO_LARGE, f"hf:{repo.name} lists more than {MAX_LISTING_BYTES} bytes of files"
                     )
-                if self._network.now() > deadline:
-                    raise Broken(f"no whole listing within {self._network.grace_s:.0f} s")
+                if self._policy.now() > deadline:
+                    raise TransientError(f"no whole listing within {self._policy.grace_s:.0f} s")
         try:
             return parse_object(bytes(raw), max_bytes=MAX_LISTING_BYTES)
         except JsonError as error:
-            raise Broken(f"the listing is no JSON: {error}") from error
+            raise TransientError(f"the listing is no JSON: {error}") from error
 
     @contextlib.contextmanager
     def _get(self, url: str, repo: Repo, headers: dict[str, str]) -> Generator[httpx2.Response]:
-        """A response with content, behind any redirects. Raises Broken, Refused, Unavailable, httpx2.HTTPError."""
+        """A response with content, behind redirects. Raises TransientError, Refused, Unavailable, httpx2.HTTPError."""
         given = build_hf_headers(token=repo.token or False, library_name="weft-depot", headers=headers)
         request = self._http.build_request("GET", url, headers={**given, "Accept-Encoding": "identity"})
         for _ in range(MAX_REDIRECTS + 1):
@@ -115,7 +115,7 @@ class Hub:
                     yield response
                     return
             request = response.next_request  # without the token where it leaves the hub's origin
-        raise Broken(f"more than {MAX_REDIRECTS} redirects")
+        raise TransientError(f"more than {MAX_REDIRECTS} redirects")
 
     def _check_target(self, url: httpx2.URL) -> None:
         what = f"hf: {self.host} leads to"
@@ -125,19 +125,19 @@ class Hub:
 
 
 def check_status(response: httpx2.Response, repo: Repo, host: str) -> None:
-    """Raises what a hub's answer means: Refused, Unavailable (429), Broken."""
+    """Raises what a hub's answer means: Refused, Unavailable (429), TransientError."""
     if response.status_code in (200, 206):
         return
     code = response.headers.get("x-error-code", "")
     raise _meaning(response, code, repo, f"hf:{repo.name} at {host}")
 
 
-def _meaning(response: httpx2.Response, code: str, repo: Repo, about: str) -> ArtifactError | Broken:
+def _meaning(response: httpx2.Response, code: str, repo: Repo, about: str) -> ArtifactError | TransientError:
     status = response.status_code
     if status == 429:
         return Unavailable(f"{about}: too many requests{_wait_of(response)}; it is asked again later")
     if status in _AGAIN or status == 416:
-        return Broken(f"status {status}")
+        return TransientError(f"status {status}")
     if code == "GatedRepo":
         return Refused(Reason.SOURCE_FORBIDDEN, f"{about} is gated; accept its terms there, and {_token(repo)}")
     if code in ("RevisionNotFound", "EntryNotFound"):
@@ -164,20 +164,20 @@ def _wait_of(response: httpx2.Response) -> str:
 
 
 def _first_byte(response: httpx2.Response, size_bytes: int) -> int:
-    """Where the body starts in the file; a server may send the whole. Raises Broken when the file has another size."""
+    """Where the body starts in the file; a server may send the whole. Raises TransientError for another size."""
     if response.status_code == 200:
         length = response.headers.get("content-length", "")
         if length and "content-encoding" not in response.headers and length != str(size_bytes):
-            raise Broken(f"{quoted(length)} bytes instead of {size_bytes}")
+            raise TransientError(f"{quoted(length)} bytes instead of {size_bytes}")
         return 0
     match = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
     if not match or int(match[3]) != size_bytes:
-        raise Broken(f"a range of another file: {quoted(response.headers.get('content-range', 'none'))}")
+        raise TransientError(f"a range of another file: {quoted(response.headers.get('content-range', 'none'))}")
     return int(match[1])
 
 
 def _chunks(response: httpx2.Response) -> Iterator[bytes]:
-    """As they arrive. Raises Broken where they are read: that is outside of the block that asked for them."""
+    """As they arrive. Raises TransientError where they are read: that is outside of the block that asked for them."""
     with _network_errors():
         yield from response.iter_bytes()
 
@@ -188,4 +188,4 @@ def _network_errors() -> Generator[None]:
     try:
         yield
     except httpx2.HTTPError as error:
-        raise Broken(f"{type(error).__name__}: {error}") from error
+        raise TransientError(f"{type(error).__name__}: {error}") from error

@@ -1,6 +1,6 @@
 """`pvc:claim/path`: a folder of a PersistentVolumeClaim of the requesting namespace.
 
-Claims are mounted into the depot at ROOT/NAMESPACE/CLAIM. The namespace is the request's, never the URI's, so nobody
+Claims are mounted into the depot at ROOT/NAMESPACE/CLAIM. The namespace is the request's, never the URI's: no request
 reads another namespace's claim; links that leave the claim are refused, wherever they lead.
 """
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from weft.artifacts.errors import Reason, Refused
 from weft.domain.text import quoted
 from weft_depot.credentials import is_namespace, is_object_name
-from weft_depot.sources import Location, Wants, relative_parts
+from weft_depot.sources import FileFilter, Location, relative_parts
 from weft_depot.sources.folder import FolderSnapshot, Root
 
 
 class PvcSource:
     """Claims below one folder."""
 
-    takes: frozenset[str] = frozenset()
+    accepted_options: frozenset[str] = frozenset()
     remote = False
 
     def __init__(self, root: Path, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
@@ -27,10 +27,10 @@ class PvcSource:
         self._root, self._wall_ns = root, wall_ns
 
     def host(self, location: Location) -> str:
-        """The claim: a share that hangs holds up what reads it, and nobody else."""
+        """The claim: a share that hangs delays only what reads it."""
         return f"pvc {location.namespace}/{location.path.partition('/')[0]}"[:200]
 
-    def open(self, location: Location, wants: Wants) -> AbstractContextManager[FolderSnapshot]:
+    def open(self, location: Location, file_filter: FileFilter) -> AbstractContextManager[FolderSnapshot]:
         """Raises Refused: BadURI, SourceNotFound, TooLarge."""
         uri = f"pvc:{location.path}"
         claim, slash, rest = location.path.partition("/")
@@ -44,4 +44,4 @@ class PvcSource:
                 f"the claim {claim} of namespace {location.namespace} is not mounted in the depot; "
                 "who runs Weft mounts it at NAMESPACE/CLAIM below the depot's --pvc-root",
             )
-        return Root(root, f"the claim {claim}", self._wall_ns).open(path, uri, wants)
+        return Root(root, f"the claim {claim}", self._wall_ns).open(path, uri, file_filter)

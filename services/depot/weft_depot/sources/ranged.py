@@ -11,30 +11,30 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import BinaryIO
 
 from weft.artifacts.errors import Unavailable
-from weft_depot.sources.network import Network
+from weft_depot.sources.retry_policy import RetryPolicy
 
 FIRST_BYTES, MOST_BYTES, GROWTH = 64 << 10, 64 << 20, 8
 BUFFER_BYTES = 64 << 10
 
-# The chunks of the bytes [start, end) of a file, at most those. Raises Broken for what another try may mend.
+# The chunks of the bytes [start, end) of a file, at most those. Raises TransientError for what another try may mend.
 Fetch = Callable[[int, int], AbstractContextManager[Iterator[bytes]]]
 
 
-class Broken(Exception):
+class TransientError(Exception):
     """One try failed in a way that another may not."""
 
 
-def open_ranged(name: str, size_bytes: int, fetch: Fetch, network: Network) -> BinaryIO:
-    """A file of `size_bytes`; reading raises Unavailable and what `fetch` raises, but not Broken."""
-    return io.BufferedReader(_Ranged(name, size_bytes, fetch, network), BUFFER_BYTES)
+def open_ranged(name: str, size_bytes: int, fetch: Fetch, policy: RetryPolicy) -> BinaryIO:
+    """A file of `size_bytes`; reading raises Unavailable and what `fetch` raises, but not TransientError."""
+    return io.BufferedReader(_Ranged(name, size_bytes, fetch, policy), BUFFER_BYTES)
 
 
 class _Ranged(io.RawIOBase):
     """One request at a time, forward; a seek gives up what is under way."""
 
-    def __init__(self, name: str, size_bytes: int, fetch: Fetch, network: Network) -> None:
-        self._name, self._size, self._fetch, self._network = name, size_bytes, fetch, network
-        self._deadline = network.now() + network.patience_s(size_bytes)
+    def __init__(self, name: str, size_bytes: int, fetch: Fetch, policy: RetryPolicy) -> None:
+        self._name, self._size, self._fetch, self._policy = name, size_bytes, fetch, policy
+        self._deadline = policy.now() + policy.patience_s(size_bytes)
         self._window_bytes = FIRST_BYTES
         self._at = self._end = 0  # of the stream: what has arrived, what was asked for
         self._chunk = memoryview(b"")
@@ -55,7 +55,7 @@ class _Ranged(io.RawIOBase):
         if offset != self.tell():
             self._drop_stream()
             self._chunk, self._at = memoryview(b""), offset
-            self._window_bytes = MOST_BYTES  # who knows where to go on reads on
+            self._window_bytes = MOST_BYTES  # a caller that seeks reads on from there
         return offset
 
     def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -77,12 +77,12 @@ class _Ranged(io.RawIOBase):
             self._check_patience()
             try:
                 return self._chunk_or_broken()
-            except Broken as error:
+            except TransientError as error:
                 self._drop_stream()
                 failed += 1
-                if failed >= self._network.tries:
+                if failed >= self._policy.tries:
                     raise Unavailable(f"{self._name} broke at {self._at} of {self._size} bytes: {error}") from error
-            self._network.pause(failed)
+            self._policy.pause(failed)
 
     def _chunk_or_broken(self) -> bytes:
         if self._stream is None:
@@ -90,7 +90,7 @@ class _Ranged(io.RawIOBase):
             self._stream = self._stack.enter_context(self._fetch(self._at, self._end))
         chunk = next(self._stream, b"")
         if not chunk:
-            raise Broken(f"ended at {self._at}, {self._end} were asked for")
+            raise TransientError(f"ended at {self._at}, {self._end} were asked for")
         self._at += len(chunk)
         assert self._at <= self._end, "a fetch gives what was asked for, at most"
         if self._at == self._end:
@@ -103,12 +103,12 @@ class _Ranged(io.RawIOBase):
         self._stack.close()
 
     def _check_patience(self) -> None:
-        if self._network.stopping.is_set():
+        if self._policy.stopping.is_set():
             raise Unavailable("the depot stops")
-        if self._network.now() > self._deadline:
+        if self._policy.now() > self._deadline:
             raise Unavailable(
                 f"{self._name} is too slow: {self._at} of {self._size} bytes in "
-                f"{self._network.patience_s(self._size):.0f} s"
+                f"{self._policy.patience_s(self._size):.0f} s"
             )
 
 

@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 from weft.artifacts.digest import is_file_name
 from weft.artifacts.errors import Reason, Refused, Unavailable
 from weft.domain.text import quoted
-from weft_depot.sources import Location, Wants, relative_parts
-from weft_depot.sources.network import Network
-from weft_depot.sources.ranged import Broken, open_ranged, trimmed
+from weft_depot.sources import FileFilter, Location, relative_parts
+from weft_depot.sources.ranged import TransientError, open_ranged, trimmed
+from weft_depot.sources.retry_policy import RetryPolicy
 from weft_depot.sources.s3_client import Clients, Endpoints, s3_errors
 
 MAX_ENTRIES = 10_000
@@ -29,7 +29,7 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One object, as a listing tells of it."""
+    """One object, as a listing has it."""
 
     key: str
     size_bytes: int
@@ -52,12 +52,12 @@ class Place:
 class S3Source:
     """Buckets of the allowed endpoints."""
 
-    takes = frozenset(("endpoint", "credentialsRef"))
+    accepted_options = frozenset(("endpoint", "credentialsRef"))
     remote = True
 
-    def __init__(self, endpoints: Endpoints, network: Network) -> None:
-        self._endpoints, self._network = endpoints, network
-        self._clients = Clients(network)
+    def __init__(self, endpoints: Endpoints, policy: RetryPolicy) -> None:
+        self._endpoints, self._policy = endpoints, policy
+        self._clients = Clients(policy)
 
     def host(self, location: Location) -> str:
         try:
@@ -66,31 +66,31 @@ class S3Source:
             return "s3 refused"  # ends at once, by the same check
 
     @contextlib.contextmanager
-    def open(self, location: Location, wants: Wants) -> Generator["BucketSnapshot"]:
+    def open(self, location: Location, file_filter: FileFilter) -> Generator["BucketSnapshot"]:
         """Raises Refused: BadURI, EndpointNotAllowed, SecretInvalid, SourceNotFound, SourceForbidden, TooLarge;
         Unavailable.
         """
         place, endpoint = parse_path(location.path), self._endpoints.parse(location.endpoint)
         with self._clients.client(endpoint, location.secret) as client:
-            yield BucketSnapshot(Bucket(client, place, self._network), wants)
+            yield BucketSnapshot(Bucket(client, place, self._policy), file_filter)
 
 
 class Bucket:
     """One place in a bucket, through a client."""
 
-    def __init__(self, client: Any, place: Place, network: Network) -> None:
-        self._client, self.place, self.network = client, place, network
+    def __init__(self, client: Any, place: Place, policy: RetryPolicy) -> None:
+        self._client, self.place, self.policy = client, place, policy
 
-    def objects(self, wants: Wants) -> dict[str, Listed]:
+    def objects(self, file_filter: FileFilter) -> dict[str, Listed]:
         """What is wanted, by plain name. Raises Refused (SourceNotFound for an empty place), Unavailable."""
-        about, network = self.place.uri, self.network
-        for failed in range(1, network.tries + 1):
+        about, policy = self.place.uri, self.policy
+        for failed in range(1, policy.tries + 1):
             try:
-                return self._list(wants)
-            except Broken as error:
-                if failed == network.tries or network.stopping.is_set():
+                return self._list(file_filter)
+            except TransientError as error:
+                if failed == policy.tries or policy.stopping.is_set():
                     raise Unavailable(f"{about} cannot be listed: {error}") from error
-            network.pause(failed)
+            policy.pause(failed)
         raise AssertionError("tries is at least 1")
 
     @contextlib.contextmanager
@@ -105,7 +105,7 @@ class Bucket:
                     raise Refused(Reason.DIGEST_MISMATCH, f"{about} changed while it was read")
                 yield trimmed(_chunks(raw, about), start - _first_byte(found, start), end - start)
 
-    def _list(self, wants: Wants) -> dict[str, Listed]:
+    def _list(self, file_filter: FileFilter) -> dict[str, Listed]:
         found: dict[str, Listed] = {}
         entries, asked = 0, {"Bucket": self.place.bucket, "Prefix": self.place.prefix, "Delimiter": "/"}
         while True:
@@ -115,7 +115,7 @@ class Bucket:
             entries += len(rows) + len(page.get("CommonPrefixes", []))
             if entries > MAX_ENTRIES:
                 raise Refused(Reason.TOO_LARGE, f"{self.place.uri} holds more than {MAX_ENTRIES} entries")
-            found |= {name: listed for row in rows for name, listed in self._wanted(row, wants)}
+            found |= {name: listed for row in rows for name, listed in self._wanted(row, file_filter)}
             if not page.get("IsTruncated"):
                 break
             asked["ContinuationToken"] = page["NextContinuationToken"]
@@ -123,9 +123,9 @@ class Bucket:
             raise Refused(Reason.SOURCE_NOT_FOUND, f"{self.place.uri}: nothing is below this prefix")
         return found
 
-    def _wanted(self, row: Any, wants: Wants) -> list[tuple[str, Listed]]:
+    def _wanted(self, row: Any, file_filter: FileFilter) -> list[tuple[str, Listed]]:
         name = str(row["Key"]).removeprefix(self.place.prefix)
-        if not is_file_name(name) or not wants(name):
+        if not is_file_name(name) or not file_filter(name):
             return []
         return [
             (name, Listed(row["Key"], int(row["Size"]), str(row.get("ETag", "")), str(row.get("LastModified", ""))))
@@ -133,14 +133,14 @@ class Bucket:
 
 
 class BucketSnapshot:
-    """Objects as one listing told of them."""
+    """Objects as one listing had them."""
 
     marks = None
-    promised: Mapping[str, str] = MappingProxyType({})
+    expected_sha256: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, bucket: Bucket, wants: Wants) -> None:
-        self._bucket, self._wants = bucket, wants
-        self._objects = bucket.objects(wants)
+    def __init__(self, bucket: Bucket, file_filter: FileFilter) -> None:
+        self._bucket, self._file_filter = bucket, file_filter
+        self._objects = bucket.objects(file_filter)
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -158,11 +158,11 @@ class BucketSnapshot:
         if not listed.etag:
             raise Unavailable(f"{self._bucket.place.uri}/{name} has no ETag: a change of it could not be noticed")
         about = f"{self._bucket.place.uri}/{name}"
-        return open_ranged(about, listed.size_bytes, partial(self._bucket.fetch, listed), self._bucket.network)
+        return open_ranged(about, listed.size_bytes, partial(self._bucket.fetch, listed), self._bucket.policy)
 
     def unchanged(self) -> bool:
         try:
-            return self._bucket.objects(self._wants) == self._objects
+            return self._bucket.objects(self._file_filter) == self._objects
         except Refused:  # it went away
             return False
 
@@ -178,7 +178,7 @@ def parse_path(path: str) -> Place:
 
 
 def _chunks(raw: Any, about: str) -> Iterator[bytes]:
-    """As they arrive: each wait is bounded, and a server that drips is noticed. Raises Broken where they are read."""
+    """As they arrive: each wait is bounded, and a server that drips is noticed. Reading them raises TransientError."""
     with s3_errors(about):
         while chunk := raw.read1(READ_BYTES):
             yield chunk
@@ -186,8 +186,8 @@ def _chunks(raw: Any, about: str) -> Iterator[bytes]:
 
 def _first_byte(found: Any, start: int) -> int:
     """Where the body starts; a server that does not know ranges sends the whole."""
-    said = str(found.get("ContentRange") or "bytes 0-")
-    first = said.removeprefix("bytes ").partition("-")[0]
+    given = str(found.get("ContentRange") or "bytes 0-")
+    first = given.removeprefix("bytes ").partition("-")[0]
     if not first.isdigit() or int(first) > start:
-        raise Broken("another range than was asked for")
+        raise TransientError("another range than was asked for")
     return int(first)

@@ -22,8 +22,8 @@ from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
 from weft.domain.text import quoted
 from weft_depot.credentials import Secret
 from weft_depot.sources.addresses import check_address, is_inside, split_url
-from weft_depot.sources.network import Network
-from weft_depot.sources.ranged import Broken
+from weft_depot.sources.ranged import TransientError
+from weft_depot.sources.retry_policy import RetryPolicy
 
 KEYS = ("accessKeyId", "secretAccessKey", "sessionToken")
 _AWS = re.compile(
@@ -38,7 +38,7 @@ _SLOW = frozenset(("SlowDown", "ServiceUnavailable", "RequestTimeout", "Throttli
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where requests go: a URL of our own choice, or (None) AWS in a region."""
+    """Where requests go: a URL, or (None) AWS in a region."""
 
     url: str | None
     region: str
@@ -52,7 +52,7 @@ class Endpoints:
     """Which endpoints requests may name. Without a list: AWS alone."""
 
     def __init__(self, allowed: tuple[str, ...], region: str) -> None:
-        """`allowed` are HOST, HOST:PORT or a URL; what an entry does not say may be anything."""
+        """`allowed` are HOST, HOST:PORT or a URL; what an entry leaves out may be anything."""
         self._allowed, self._region = allowed, region
 
     def parse(self, given: str | None) -> Endpoint:
@@ -77,8 +77,8 @@ class Endpoints:
 class Clients:
     """Makes clients, one at a time, of one session: its models take long to read."""
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._policy = policy
         self._session = botocore.session.Session()
         self._lock = threading.Lock()
 
@@ -104,8 +104,8 @@ class Clients:
     def _config(self, endpoint: Endpoint, *, signed: bool) -> Any:
         return Config(
             signature_version=None if signed else UNSIGNED,
-            connect_timeout=self._network.connect_s,
-            read_timeout=self._network.read_s,
+            connect_timeout=self._policy.connect_s,
+            read_timeout=self._policy.read_s,
             retries={"total_max_attempts": 1},  # tries are counted by who calls
             s3={"addressing_style": "path" if endpoint.url else "auto"},
             response_checksum_validation="when_required",
@@ -129,21 +129,21 @@ def keys_of(secret: Secret | None) -> dict[str, str]:
 
 @contextlib.contextmanager
 def s3_errors(about: str) -> Generator[None]:
-    """botocore's errors -> ours. Raises Refused, Broken for what another try may mend."""
+    """botocore's errors -> ours. Raises Refused, TransientError for what another try may mend."""
     try:
         yield
     except ClientError as error:
         raise _meaning(error, about) from None  # its text may quote what was signed
     except (BotoCoreError, urllib3.exceptions.HTTPError) as error:
-        raise Broken(f"{type(error).__name__}") from error
+        raise TransientError(f"{type(error).__name__}") from error
 
 
-def _meaning(error: ClientError, about: str) -> ArtifactError | Broken:
-    said: Any = error.response
-    code = str(said.get("Error", {}).get("Code", ""))
-    status = said.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+def _meaning(error: ClientError, about: str) -> ArtifactError | TransientError:
+    answer: Any = error.response
+    code = str(answer.get("Error", {}).get("Code", ""))
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if code in _SLOW or status in _AGAIN:
-        return Broken(f"{quoted(code)}, status {status}")
+        return TransientError(f"{quoted(code)}, status {status}")
     if code == "PreconditionFailed" or status == 412:
         return Refused(Reason.DIGEST_MISMATCH, f"{about} changed while it was read")
     if code in _DENIED or status in (401, 403):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class RetryPolicy:
     """Bounds of everything that is read from afar. Times are seconds."""
 
     connect_s: float = 5.0

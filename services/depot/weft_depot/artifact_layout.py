@@ -1,7 +1,7 @@
 """What an artifact of each kind consists of, and whether its files hold together.
 
-The checks read through `Files`, so the same code judges the source before the copy (headers: seconds), the copy itself
-(what is served was checked, not what was there a moment before) and blobs kept from earlier.
+The checks read through `Files`, so the same code validates the source before the copy (headers: seconds), the copy
+itself (the bytes that are served are the bytes that were checked) and blobs kept from earlier.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ from weft.domain.model.safetensors import (
 )
 from weft.domain.strict_json import JsonError, parse_object
 from weft.domain.text import quoted
-from weft_depot.sources import Files
+from weft_depot.sources import FileFilter, Files
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MODEL_CONFIG, MODEL_INDEX, TOKENIZER = "config.json", "model.safetensors.index.json", "tokenizer.json"
@@ -60,19 +60,19 @@ class Limits:
         return self.adapter_bytes if kind == "adapter" else self.model_bytes
 
 
-def wanted(kind: Kind) -> Callable[[str], bool]:
-    """Which names of a source matter: those that are taken, and pickles, which are only ever reported."""
+def file_filter(kind: Kind) -> FileFilter:
+    """Which names of a source matter: those that are copied, and pickles, which are only ever reported."""
 
-    def wants(name: str) -> bool:
+    def matters(name: str) -> bool:
         if name.endswith(_PICKLES):
             return True
         return name in _ADAPTER_FILES if kind == "adapter" else name in _MODEL_FILES or name.endswith(".safetensors")
 
-    return wants
+    return matters
 
 
-def choose(kind: Kind, files: Files, limits: Limits) -> tuple[str, ...]:
-    """The names to take. Raises Refused: MissingFile, UnsafeFormat, TooLarge."""
+def select_files(kind: Kind, files: Files, limits: Limits) -> tuple[str, ...]:
+    """The names to copy. Raises Refused: MissingFile, UnsafeFormat, TooLarge."""
     names = [name for name in files.sizes if not name.endswith(_PICKLES)]
     if MODEL_INDEX in names or SINGLE in names:
         names = [name for name in names if not name.startswith(_SECOND_COPY)]
@@ -89,18 +89,18 @@ def choose(kind: Kind, files: Files, limits: Limits) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def check(kind: Kind, files: Files, *, base: Base | None, max_rank: int | None) -> dict[str, Any]:
+def validate(kind: Kind, files: Files, *, base: Base | None, max_rank: int | None) -> dict[str, Any]:
     """Headers and configs; returns the verdict as the API shows it. Raises Refused."""
     return _check_adapter(files, base, max_rank or MAX_RANK) if kind == "adapter" else _check_model(files)
 
 
-def check_weights_finite(files: Files, names: Iterable[str], tick: Callable[[], None]) -> None:
+def check_weights_finite(files: Files, names: Iterable[str], check_cancelled: Callable[[], None]) -> None:
     """Every weight of these files is a number. Raises Refused(NotFinite)."""
     for name in names:
         if name.endswith(".safetensors"):
             header = _header(files, name, MAX_MODEL_HEADER_BYTES)
             with files.open(name) as file:
-                check_finite(file, header, tick=tick)
+                check_finite(file, header, tick=check_cancelled)
 
 
 def read_shape(files: Files) -> ModelSpec:
@@ -169,7 +169,7 @@ def _check_sizes(files: Files, names: list[str], weights: list[str], max_bytes: 
 
 
 def _check_index(files: Files, headers: dict[str, Header]) -> None:
-    """The index says what the shards say."""
+    """The index and the shards agree."""
     weight_map = _json(files, MODEL_INDEX, MAX_TEXT_BYTES).get("weight_map")
     if not isinstance(weight_map, dict):
         raise Refused(Reason.CONFIG_INVALID, f"{MODEL_INDEX}: weight_map is no object")
@@ -178,7 +178,7 @@ def _check_index(files: Files, headers: dict[str, Header]) -> None:
     actual = {tensor: name for name, header in headers.items() for tensor in header.tensors}
     if actual != weight_map:
         wrong = min(str(tensor) for tensor, _ in actual.items() ^ weight_map.items())
-        raise Refused(Reason.CONFIG_INVALID, f"{MODEL_INDEX}: {wrong[:200]!r} is not where it says")
+        raise Refused(Reason.CONFIG_INVALID, f"{MODEL_INDEX}: {wrong[:200]!r} is not in the shard that it names")
 
 
 def _header(files: Files, name: str, max_bytes: int) -> Header:

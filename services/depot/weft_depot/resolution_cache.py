@@ -1,7 +1,8 @@
 """Which digest a source's state had: so that resolving an unchanged source again reads no content.
 
 One small JSON file per source under `DATA/resolved/`, written whole or not at all. It only saves work: a lost or
-damaged one means reading the source again.
+damaged one means reading the source again. Beside it, in memory: which requests were resolved so lately that their
+remote source is not contacted (operators resolve every source every few seconds; hubs and clouds count requests).
 """
 
 import hashlib
@@ -12,9 +13,11 @@ from pathlib import Path
 
 from weft.artifacts.digest import Digest, Kind, parse_digest
 from weft.artifacts.verify import last_part
+from weft.domain.lru import LruDict
 from weft.files import write_atomically
 
 MAX_ENTRY_BYTES = 1 << 14
+MAX_RECENT = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +32,22 @@ class Entry:
     reader: str = ""  # fingerprint of the credentials that read it; empty: none were needed
 
 
-class Remembered:
+class ResolutionCache:
     """The entries, in memory and on disk. Called from any thread."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, recheck_ttl_s: float = 0.0) -> None:
+        """`recheck_ttl_s`: how long a request that was resolved counts as recent."""
+        self._folder, self._recheck_ttl_s = folder, recheck_ttl_s
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob("*.tmp"):
             left.unlink()
         self._lock = threading.Lock()
         self._entries = {path.stem: entry for path in folder.glob("*.json") if (entry := _load(path))}
         self._models = {name: entry for name, entry in self._entries.items() if entry.kind == "model"}  # few
+        self._resolved_at: LruDict[str, float] = LruDict(MAX_RECENT)  # by the request's key
 
     def find(self, kind: Kind, source: str) -> Entry | None:
-        """What this source was when it was resolved last."""
+        """The source's state when it was resolved last."""
         return self._entries.get(_name(kind, source))
 
     def names(self, digest: str) -> tuple[str, ...]:
@@ -67,13 +72,24 @@ class Remembered:
                 self._models.pop(name, None)
                 (self._folder / f"{name}.json").unlink(missing_ok=True)
 
+    def mark_resolved(self, key: str, now: float) -> None:
+        """A request has succeeded at `now` (seconds)."""
+        with self._lock:
+            self._resolved_at[key] = now
+
+    def is_recent(self, key: str, now: float) -> bool:
+        """Whether a request has succeeded within the TTL."""
+        with self._lock:
+            resolved_at = self._resolved_at.get(key)
+        return resolved_at is not None and now - resolved_at < self._recheck_ttl_s
+
 
 def _name(kind: Kind, source: str) -> str:
     return hashlib.sha256(f"{kind} {source}".encode()).hexdigest()
 
 
 def _load(path: Path) -> Entry | None:
-    """None for what is not ours or is damaged: the source is then read again, and the entry replaced."""
+    """None for a foreign or damaged file: the source is then read again, and the entry replaced."""
     try:
         with path.open("rb") as file:
             entry = Entry(**json.loads(file.read(MAX_ENTRY_BYTES)))

@@ -1,4 +1,4 @@
-"""The depot's door under TLS: the role in a connection's certificate lets its requests in, or refuses them by name."""
+"""Role-based access under TLS: the roles in a connection's certificate admit its requests, or refuse them by name."""
 
 import asyncio
 import ssl
@@ -14,15 +14,15 @@ Scope = MutableMapping[str, Any]
 Base: Any = AutoHTTPProtocol  # httptools where it is installed, else h11
 
 
-class GuardedHttp(Base):
-    """One connection. uvicorn makes one for each; the handshake is over when it is told of it."""
+class TlsPeerHttp(Base):
+    """One connection. uvicorn makes one for each, after the handshake."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self.app = Door(self.app, roles_of(_dns_names(transport.get_extra_info("ssl_object"))))
+        self.app = RoleMiddleware(self.app, roles_of(_dns_names(transport.get_extra_info("ssl_object"))))
 
 
-class Door:
+class RoleMiddleware:
     """The application behind a check of the path against the caller's roles."""
 
     def __init__(self, app: Any, roles: frozenset[Role]) -> None:
@@ -37,7 +37,7 @@ class Door:
 
 
 def callers(path: str) -> frozenset[Role]:
-    """Who may ask for a path. Nobody below /v1 but whom the table names."""
+    """The roles that may request a path. Below /v1 only those of the table."""
     parts = path.split("/", 3)
     if parts[1:2] != ["v1"]:
         return ANYONE  # probes and metrics, or nothing at all

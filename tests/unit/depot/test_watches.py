@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.artifacts.making import write_adapter
 from tests.unit.depot.conftest import Bench
-from weft_depot.watched import Watched
+from weft_depot.watches import Watches
 
 
 def edit(bench: Bench) -> None:
@@ -58,7 +58,7 @@ def test_a_source_at_rest_has_not_changed_and_is_not_opened(bench: Bench, monkey
 
     monkeypatch.setattr(os, "open", unexpected)
     monkeypatch.setattr("builtins.open", unexpected)
-    assert bench.resolver.watched.changed(watches) == []
+    assert bench.resolver.watches.changed(watches) == []
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_source_at_rest_has_not_changed_and_is_not_opened(bench: Bench, monkey
 def test_every_change_is_noticed(bench: Bench, change: Callable[[Bench], None]) -> None:
     name = watch(bench)
     change(bench)
-    assert bench.resolver.watched.changed([name]) == [name]
+    assert bench.resolver.watches.changed([name]) == [name]
 
 
 def test_a_link_on_the_way_that_leads_elsewhere_is_a_change(bench: Bench) -> None:
@@ -75,17 +75,17 @@ def test_a_link_on_the_way_that_leads_elsewhere_is_a_change(bench: Bench) -> Non
     write_adapter(adapters / "v2")
     (adapters / "now").symlink_to("upper")
     name = watch(bench, "file:adapters/now")
-    assert bench.resolver.watched.changed([name]) == []
+    assert bench.resolver.watches.changed([name]) == []
     (adapters / "next").symlink_to("v2")
     (adapters / "next").replace(adapters / "now")
-    assert bench.resolver.watched.changed([name]) == [name]
+    assert bench.resolver.watches.changed([name]) == [name]
 
 
 def test_two_states_of_a_source_have_two_watches(bench: Bench) -> None:
     first = watch(bench)
     edit(bench)
     second = watch(bench)
-    assert bench.resolver.watched.changed([first, second]) == [first]
+    assert bench.resolver.watches.changed([first, second]) == [first]
 
 
 def test_a_young_source_has_no_watch(bench: Bench) -> None:
@@ -94,7 +94,7 @@ def test_a_young_source_has_no_watch(bench: Bench) -> None:
 
 
 def test_what_is_not_known_has_changed_and_the_longest_unasked_go_first(tmp_path: Path) -> None:
-    watched = Watched(set[str], limit=2)
+    watched = Watches(set[str], limit=2)
     status = tmp_path.stat()
     mark = (str(tmp_path), (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
     first, second = watched.add("a", (mark,), ()), watched.add("b", (mark,), ())

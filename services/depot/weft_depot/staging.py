@@ -12,16 +12,12 @@ from weft_depot.sources import Files
 CHUNK_BYTES = 1 << 20
 
 
-class Selection:
+class FileSubset:
     """Some files of a snapshot."""
 
     def __init__(self, files: Files, names: Iterable[str]) -> None:
         self._files = files
-        self._sizes = {name: files.sizes[name] for name in names}
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        return self._sizes
+        self.sizes: Mapping[str, int] = {name: files.sizes[name] for name in names}
 
     def open(self, name: str) -> BinaryIO:
         return self._files.open(name)
@@ -32,18 +28,14 @@ class BlobFiles:
 
     def __init__(self, store: BlobStore, manifest: Manifest) -> None:
         self._store, self._manifest = store, manifest
-        self._sizes = {entry.name: entry.size_bytes for entry in manifest.files}
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        return self._sizes
+        self.sizes: Mapping[str, int] = {entry.name: entry.size_bytes for entry in manifest.files}
 
     def open(self, name: str) -> BinaryIO:
         return self._store.open(self._manifest.file(name).digest)
 
 
-class Copies:
-    """Copied, fsynced, not yet visible. A context manager: what is not published goes away."""
+class StagedFiles:
+    """Copied, fsynced, not yet visible. A context manager: files that are not published are removed."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
@@ -57,12 +49,14 @@ class Copies:
     def open(self, name: str) -> BinaryIO:
         return self._writers[name].path.open("rb")
 
-    def take(self, files: Files, name: str, tick: Callable[[], None], promised: str | None = None) -> None:
+    def copy(
+        self, files: Files, name: str, check_cancelled: Callable[[], None], expected_sha256: str | None = None
+    ) -> None:
         """Copy one file, at most one byte beyond the size it had (a file that grew is noticed, not followed).
 
-        With the hex SHA-256 that its source promises, a copy that was broken off is gone on with.
+        With the hex SHA-256 that its source gives, a copy that was broken off is continued.
         """
-        writer = self._stack.enter_context(self._store.writer(from_hex(promised) if promised else None))
+        writer = self._stack.enter_context(self._store.writer(from_hex(expected_sha256) if expected_sha256 else None))
         if writer.size_bytes > files.sizes[name]:
             writer.restart()
         left = files.sizes[name] + 1 - writer.size_bytes
@@ -70,23 +64,23 @@ class Copies:
             if writer.size_bytes:
                 file.seek(writer.size_bytes)
             while left and (chunk := file.read(min(CHUNK_BYTES, left))):
-                tick()
+                check_cancelled()
                 writer.write(chunk)
                 left -= len(chunk)
         writer.finish()
         self._writers[name] = writer
 
-    def check_promised(self, promised: Mapping[str, str]) -> bool:
-        """What arrived is what the source said it is. Raises Refused(DigestMismatch).
+    def check_expected(self, expected_sha256: Mapping[str, str]) -> bool:
+        """The copies have the hashes that the source gives. Raises Refused(DigestMismatch).
 
-        False: what was left of an earlier copy is damaged; without it, another try may do.
+        False: the remains of an earlier copy are damaged; without them, another try may succeed.
         """
         for name, writer in self._writers.items():
             actual = hex_of(writer.finish())
-            if promised.get(name, actual) != actual:
+            if expected_sha256.get(name, actual) != actual:
                 if writer.resumed_bytes:
                     return False
-                why = f"{name}: the source promised sha256:{promised[name]} and sent sha256:{actual}"
+                why = f"{name}: the source promised sha256:{expected_sha256[name]} and sent sha256:{actual}"
                 raise Refused(Reason.DIGEST_MISMATCH, why)
         return True
 
@@ -100,7 +94,7 @@ class Copies:
         self._store.publish_all(self._writers.values())
         self._store.put(manifest.to_bytes())
 
-    def __enter__(self) -> "Copies":
+    def __enter__(self) -> "StagedFiles":
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -1,0 +1,96 @@
+"""Which job runs next, so that a host that hangs delays nothing but its own jobs.
+
+A job belongs to a host (a share, a claim, a service that may hang as one) and to an owner (a namespace) on it. At most
+`total` jobs run, at most `per_host` of one host, at most `per_owner` of one owner on one host. Hosts take turns, the
+owners of a host take turns, the jobs of an owner run in their order. One loop owns it.
+"""
+
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+Job = TypeVar("Job")
+
+
+class QueueKey(NamedTuple):
+    """Where a job belongs."""
+
+    host: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConcurrencyLimits:
+    """How many jobs may run."""
+
+    total: int
+    per_host: int
+    per_owner: int
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.per_owner <= self.per_host <= self.total, "an owner is part of a host is part of all"
+
+
+class FairQueue(Generic[Job]):
+    """The jobs that wait, and how many run for each key."""
+
+    def __init__(self, limits: ConcurrencyLimits) -> None:
+        self._limits = limits
+        self._waiting: OrderedDict[str, OrderedDict[str, deque[Job]]] = OrderedDict()
+        self._hosts: Counter[str] = Counter()
+        self._running: Counter[QueueKey] = Counter()
+
+    @property
+    def running(self) -> int:
+        return self._hosts.total()
+
+    def add(self, key: QueueKey, job: Job) -> None:
+        self._waiting.setdefault(key.host, OrderedDict()).setdefault(key.owner, deque()).append(job)
+
+    def end(self, key: QueueKey) -> None:
+        """One job of this key has ended."""
+        assert self._running[key] > 0, "ended, but not started"
+        self._running -= Counter((key,))
+        self._hosts -= Counter((key.host,))
+
+    def start(self) -> tuple[QueueKey, Job] | None:
+        """The next job that may run, now running; None when none waits, or none of those that wait may run."""
+        key = self._next()
+        if key is None:
+            return None
+        owners = self._waiting[key.host]
+        job = owners[key.owner].popleft()
+        # The owner had its turn, and the host: both go to the end of their lines, or leave them.
+        if owners[key.owner]:
+            owners.move_to_end(key.owner)
+        else:
+            del owners[key.owner]
+        if owners:
+            self._waiting.move_to_end(key.host)
+        else:
+            del self._waiting[key.host]
+        self._running[key] += 1
+        self._hosts[key.host] += 1
+        return key, job
+
+    def _next(self) -> QueueKey | None:
+        if self.running >= self._limits.total:
+            return None
+        for host, owners in self._waiting.items():
+            if self._hosts[host] >= self._limits.per_host:
+                continue
+            for owner in owners:
+                if self._running[QueueKey(host, owner)] < self._limits.per_owner:
+                    return QueueKey(host, owner)
+        return None
+
+    def check_queue(self) -> None:
+        """The limits hold, and the books agree."""
+        assert self.running <= self._limits.total, "too many run"
+        assert all(count <= self._limits.per_host for count in self._hosts.values()), "too many of one host"
+        assert all(count <= self._limits.per_owner for count in self._running.values()), "too many of one owner"
+        per_host: Counter[str] = Counter()
+        for key, count in self._running.items():
+            per_host[key.host] += count
+        assert +per_host == +self._hosts, "hosts are the sum of their owners"
+        assert all(jobs for owners in self._waiting.values() for jobs in owners.values()), "an empty line"

@@ -1,0 +1,97 @@
+"""Who is worked on next: bounds hold, nothing is lost, and what stands still holds up only itself."""
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from weft_depot.core.fair_queue import ConcurrencyLimits, FairQueue, QueueKey
+
+
+def started(queue: FairQueue[str]) -> list[str]:
+    jobs: list[str] = []
+    while found := queue.start():
+        jobs.append(found[1])
+    return jobs
+
+
+def test_hosts_and_owners_take_turns_and_an_owner_keeps_its_order() -> None:
+    queue: FairQueue[str] = FairQueue(ConcurrencyLimits(100, 100, 100))
+    for number in range(3):
+        queue.add(QueueKey("hub", "a"), f"a{number}")
+    queue.add(QueueKey("hub", "b"), "b0")
+    queue.add(QueueKey("share", "a"), "s0")
+    assert started(queue) == ["a0", "s0", "b0", "a1", "a2"]
+
+
+def test_a_host_that_hangs_delays_no_other() -> None:
+    queue: FairQueue[str] = FairQueue(ConcurrencyLimits(total=4, per_host=2, per_owner=2))
+    for number in range(100):
+        queue.add(QueueKey("hangs", "a"), f"h{number}")
+    assert started(queue) == ["h0", "h1"]
+    for number in range(3):
+        queue.add(QueueKey("fine", "b"), f"f{number}")
+    assert started(queue) == ["f0", "f1"]
+    queue.end(QueueKey("fine", "b"))
+    assert started(queue) == ["f2"]
+
+
+def test_an_owner_with_many_jobs_does_not_delay_the_others_of_its_host() -> None:
+    queue: FairQueue[str] = FairQueue(ConcurrencyLimits(total=4, per_host=4, per_owner=2))
+    for number in range(9):
+        queue.add(QueueKey("hub", "a"), f"a{number}")
+    queue.add(QueueKey("hub", "b"), "b0")
+    assert sorted(started(queue)) == ["a0", "a1", "b0"]
+
+
+class Work(RuleBasedStateMachine):
+    """Random jobs against a list of what should be there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits = ConcurrencyLimits(total=5, per_host=3, per_owner=2)
+        self.queue: FairQueue[tuple[QueueKey, int]] = FairQueue(self.limits)
+        self.waiting: list[tuple[QueueKey, int]] = []
+        self.running: list[tuple[QueueKey, int]] = []
+        self.count = 0
+
+    @rule(host=st.sampled_from("xyz"), owner=st.sampled_from("ab"))
+    def add(self, host: str, owner: str) -> None:
+        self.count += 1
+        job = (QueueKey(host, owner), self.count)
+        self.queue.add(job[0], job)
+        self.waiting.append(job)
+
+    @rule()
+    def start(self) -> None:
+        found = self.queue.start()
+        fits = [job for job in self.waiting if self.may_run(job[0])]
+        assert (found is None) == (not fits), "no job waits that may run"
+        if found:
+            key, job = found
+            assert job == next(other for other in self.waiting if other[0] == key), "the oldest of its owner"
+            self.waiting.remove(job)
+            self.running.append(job)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(self.running))
+        self.running.remove(job)
+        self.queue.end(job[0])
+
+    def may_run(self, key: QueueKey) -> bool:
+        queue = Counter(running for running, _ in self.running)
+        hosts = Counter(running.host for running, _ in self.running)
+        fits = queue[key] < self.limits.per_owner and hosts[key.host] < self.limits.per_host
+        return fits and len(self.running) < self.limits.total
+
+    @invariant()
+    def holds(self) -> None:
+        self.queue.check_queue()
+        assert self.queue.running == len(self.running)
+
+
+TestWork = Work.TestCase
+TestWork.settings = settings(stateful_step_count=40)
