@@ -18,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from weft.artifacts.digest import parse_digest
 from weft.artifacts.errors import ArtifactError, BadDigest, UnknownDigest
+from weft.artifacts.fetch import MISMATCH_HEADER
 from weft.domain.text import quoted
 from weft.telemetry.probes import Probes
 from weft.wire.serving import beating
@@ -33,7 +34,6 @@ MAX_WAIT_S = 60.0
 MAX_DOWNLOADS = 256  # of all runners; each holds a chunk, 64 MiB in all
 CHUNK_BYTES = 256 << 10
 JSON = "application/json"
-MISMATCH_HEADER = "weft-mismatch"  # the caller's last download of this blob did not match its digest
 
 
 class _BadRequest(Exception):

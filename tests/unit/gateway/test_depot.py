@@ -16,8 +16,10 @@ TOKENIZER = json.dumps({"model": {"vocab": {"a": 0}}}).encode()
 MANIFEST = build_manifest("model", [FileEntry("tokenizer.json", hex_of(digest_of(TOKENIZER)), len(TOKENIZER))])
 
 
-def depot(blobs: Mapping[str, bytes]) -> httpx2.AsyncClient:
+def depot(blobs: Mapping[str, bytes], asked: list[httpx2.Request] | None = None) -> httpx2.AsyncClient:
     def answer(request: httpx2.Request) -> httpx2.Response:
+        if asked is not None:
+            asked.append(request)
         content = blobs.get(request.url.path.rpartition("/")[2])
         return httpx2.Response(404) if content is None else httpx2.Response(200, content=content)
 
@@ -28,13 +30,17 @@ WHOLE: dict[str, bytes] = {MANIFEST.digest: MANIFEST.to_bytes(), digest_of(TOKEN
 
 
 @pytest.mark.parametrize("digest", WHOLE)
-async def test_a_depot_that_sends_other_content_may_be_asked_again(tmp_path: Path, digest: str) -> None:
+async def test_a_depot_that_sends_other_content_is_asked_to_verify_it_and_may_be_asked_again(
+    tmp_path: Path, digest: str
+) -> None:
     blobs, damaged = BlobStore(tmp_path), list[int]()
-    other = depot(WHOLE | {digest: WHOLE[digest] + b" "})
+    asked = list[httpx2.Request]()
+    other = depot(WHOLE | {digest: WHOLE[digest] + b" "}, asked)
     with pytest.raises(Unavailable) as caught:
         await fetch_text_files(other, MANIFEST.digest, blobs, lambda: damaged.append(1))
     assert caught.value.reason == Reason.DIGEST_MISMATCH
     assert not blobs.has(digest)
+    assert (asked[-1].url.path, "weft-mismatch" in asked[-1].headers) == (f"/v1/blobs/{digest}", True)
     found = await fetch_text_files(depot(WHOLE), MANIFEST.digest, blobs, lambda: damaged.append(1))
     assert found == {"tokenizer.json": TOKENIZER}
     assert damaged == [], "nothing here was"
