@@ -30,9 +30,7 @@ WHOLE: dict[str, bytes] = {MANIFEST.digest: MANIFEST.to_bytes(), digest_of(TOKEN
 
 
 @pytest.mark.parametrize("digest", WHOLE)
-async def test_a_depot_that_sends_other_content_is_asked_to_verify_it_and_may_be_asked_again(
-    tmp_path: Path, digest: str
-) -> None:
+async def test_a_depot_that_sends_other_content_is_asked_to_verify_it(tmp_path: Path, digest: str) -> None:
     blobs, damaged = BlobStore(tmp_path), list[int]()
     asked = list[httpx2.Request]()
     other = depot(WHOLE | {digest: WHOLE[digest] + b" "}, asked)
