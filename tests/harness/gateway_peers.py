@@ -84,11 +84,13 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
     def _take(self, message: scheduler_pb2.GatewayToScheduler) -> None:
         self.inbox.put_nowait(message)
-        if message.HasField("outcome"):
-            known = self.outcomes.setdefault(message.outcome.request_id, message.outcome)
-            assert known == message.outcome, "a second, different outcome"
+        if message.HasField("outcome_report"):
+            report = message.outcome_report
+            outcome = common_pb2.Outcome.FromString(report.record)
+            known = self.outcomes.setdefault(report.request_id, outcome)
+            assert known == outcome, "a second, different outcome"
             if self.acknowledges:
-                self.send(outcome_ack=scheduler_pb2.OutcomeAck(request_ids=[message.outcome.request_id]))
+                self.send(outcome_ack=scheduler_pb2.OutcomeAck(request_ids=[report.request_id]))
         if self.autopilot and message.HasField("submit"):
             self.assign(message.submit.request_id)
         if self.autopilot and message.HasField("failed"):
@@ -212,12 +214,14 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
+        self.texts: list[str] = []
         self.go = asyncio.Event()
         self.go.set()
         self.fails = False
 
     async def Predict(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.batches.append([item.request_id for item in request.items])
+        self.texts += [item.prompt_text for item in request.items]
         await self.go.wait()
         if self.fails:
             await context.abort(grpc.StatusCode.INTERNAL, "no model")

@@ -12,7 +12,9 @@ restarted peer has to be found again without anybody's help.
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Iterable
+import sys
+from collections.abc import AsyncIterator, Callable, Generator, Iterable
+from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -56,6 +58,15 @@ class Outbox(Generic[Out]):
         self._queue.put_nowait(message)
         return True
 
+    @contextmanager
+    def unbounded(self) -> Generator[None]:
+        """What the block queues counts beside the limit: the sender bounds it by itself."""
+        limit, self._limit = self._limit, sys.maxsize
+        try:
+            yield
+        finally:
+            self._limit = limit + self._queue.qsize()
+
     def close(self) -> None:
         """No more messages; what is queued is still delivered to the iterator."""
         if not self.closed:
@@ -77,8 +88,9 @@ class Link(Generic[Out, In]):
     """The client's end of a stream that comes back by itself. One owner, one event loop.
 
     `open` is the stub's method, `hello()` returns what has to be told first on every connection, `on_message` takes
-    each message in order, `on_up`/`on_down` (optional) mark the connection's life. Callbacks must not block. A
-    PeerError of `on_message` ends the connection, any other exception `run()`.
+    each message in order, `on_up`/`on_down` (optional) mark the connection's beginning and end. What `on_up` sends
+    does not count against the outbox's limit. Callbacks must not block. A PeerError of `on_message` ends the
+    connection, any other exception `run()`.
     """
 
     def __init__(
@@ -152,8 +164,9 @@ class Link(Generic[Out, In]):
         self.up = True
         self._told.clear()
         log.info("link up", extra=kv(link=self._name))
-        if self._on_up:
-            self._on_up()
+        if self._on_up and self._outbox is not None:
+            with self._outbox.unbounded():
+                self._on_up()
 
     def _tell(self, reason: str) -> None:
         if reason not in self._told and len(self._told) < TOLD_REASONS:

@@ -129,6 +129,7 @@ class Internal(ApiError):
 
 _STATUS: Mapping[str, type[ApiError]] = {
     "queue_full": Overloaded,
+    "rate_limit_exceeded": Overloaded,
     "too_large": BadRequest,
     "model_not_found": BadRequest,
     "adapter_failed": Internal,

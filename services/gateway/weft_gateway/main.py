@@ -39,21 +39,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def run(settings: Settings, listener: socket.socket) -> int:
     """Serve on a bound socket until a signal, then drain."""
     stop = stop_on_signals()
-    gateway = AppState(settings, tls=load_tls(settings.tls_dir, "gateway"))
-    server = _Server(_config(gateway))
-    async with gateway.running() as serving:
+    state = AppState(settings, tls=load_tls(settings.tls_dir, "gateway"))
+    server = _Server(_config(state))
+    async with state.running() as streams:
         http = asyncio.create_task(server.serve(sockets=[listener]), name="http")
         stopping = asyncio.create_task(stop.wait(), name="signal")
         host, port = listener.getsockname()[:2]
-        log.info("serving", extra=kv(http=f"{host}:{port}", gateway_id=gateway.serving.gateway_id))
-        await asyncio.wait([stopping, serving, http], return_when=asyncio.FIRST_COMPLETED)
+        log.info("serving", extra=kv(http=f"{host}:{port}", gateway_id=state.machine.gateway_id))
+        await asyncio.wait([stopping, streams, http], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        await gateway.drain()  # behind an open port: who has not heard yet gets an answer, not a broken connection
+        await state.manager.drain()  # behind an open port: late requests get an answer, not a broken connection
         server.should_exit = True
         await http
-        if serving.done():
-            log.error("the gateway's streams ended", exc_info=serving.exception())
-        return 1 if serving.done() else 0
+        if streams.done():
+            log.error("the gateway's streams ended", exc_info=streams.exception())
+        return 1 if streams.done() else 0
 
 
 class _Server(QuietServer):
@@ -64,9 +64,9 @@ class _Server(QuietServer):
         yield
 
 
-def _config(gateway: AppState) -> uvicorn.Config:
+def _config(state: AppState) -> uvicorn.Config:
     return uvicorn.Config(
-        build_app(gateway),
+        build_app(state),
         loop="uvloop",
         http=BoundedHttp,
         ws="none",

@@ -35,7 +35,6 @@ from weft_gateway.settings import Settings
 from weft_gateway.shell.app import build_app
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.bounded_http import BoundedHttp
-from weft_gateway.shell.request_manager import check_serving
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}</s>{% endfor %}<|assistant|>"
 ANSWER = "Grüße, dear reader \N{SLIGHTLY SMILING FACE}!"
@@ -123,7 +122,7 @@ class World:
                 model_name="rival/secret", namespace="rival", pool="team/base", adapter_digest="sha256:" + "b" * 64
             ),
         ]
-        return scheduler_pb2.Routes(version=version, routes=routes, pools=[pool], keys_known=True, **fields)
+        return scheduler_pb2.Routes(version=version, full=True, routes=routes, pools=[pool], keys_known=True, **fields)
 
     def tokens(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -161,8 +160,8 @@ class World:
 
     async def settled(self) -> None:
         """Every request has ended and every outcome is acknowledged."""
-        await until(lambda: not self.gateway.serving.in_flight and not len(self.gateway.serving.outcomes))
-        check_serving(self.gateway.serving)
+        await until(lambda: not self.gateway.machine.in_flight and not self.gateway.machine.outcomes)
+        self.gateway.machine.check()
 
 
 @pytest.fixture(scope="session")
@@ -222,5 +221,5 @@ async def serving(world: World, settings: Settings) -> AsyncIterator[World]:
 async def world(parts: World, tmp_path: Path) -> AsyncIterator[World]:
     """Fakes and a ready gateway without keys."""
     async with serving(parts, parts.settings(tmp_path)):
-        await until(lambda: parts.gateway.not_ready_reason() is None)
+        await until(lambda: parts.gateway.machine.not_ready_reason() is None)
         yield parts

@@ -111,7 +111,8 @@ async def test_the_scheduler_gets_prediction_and_lengths_and_one_outcome(world: 
     assert (outcome.finish_reason, outcome.censored) == (common_pb2.FINISH_REASON_EOS, False)
     assert (outcome.completion_tokens, outcome.prompt_tokens) == (len(world.tokens(ANSWER)), submit.prompt_tokens)
     assert (outcome.predicted_p50_tokens, outcome.predicted_p90_tokens, outcome.model_version) == (7, 21, "v1")
-    assert (outcome.prompt_text, outcome.moves) == ("hello", 0)
+    assert (outcome.prompt_text, outcome.moves) == ("", 0)
+    assert world.predictor.texts == ["hello"], "the prompt is for the predictor alone"
     assert outcome.total_ms >= outcome.ttft_ms
 
 
@@ -182,7 +183,7 @@ async def test_models_lists_bases_and_adapters_with_their_parent(world: World) -
 async def test_an_idle_stream_gets_comment_pings(parts: World, tmp_path: Path) -> None:
     parts.runner.autopilot = False
     async with serving(parts, parts.settings(tmp_path, ping_seconds=0.05)) as world, world.http() as http:
-        await until(lambda: world.gateway.not_ready_reason() is None)
+        await until(lambda: world.gateway.machine.not_ready_reason() is None)
         posted = asyncio.create_task(opened(http, {"model": "tiny", "prompt": "hello", "stream": True}))
         start = await world.runner.next("start")
         world.runner.step(start, 0, world.tokens("a"))

@@ -21,7 +21,7 @@ async def test_a_violation_is_reported_at_every_look_and_ends_nothing(
         raise AssertionError("a live request has an outcome")
 
     before = violations()
-    monkeypatch.setattr(request_manager, "check_serving", check_broken)
+    monkeypatch.setattr(request_manager, "check_gateway", check_broken)
     await until(lambda: violations() >= before + 2)
     answer = await world.client().completions.create(model="tiny", prompt="w", max_tokens=5)
     assert answer.choices[0].text

@@ -80,7 +80,7 @@ async def test_every_choice_draws_from_the_same_seed_under_its_own_number_and_ha
     assert [outcomes[start.request_id].completion_tokens for start in starts] == [
         len(three.tokens(text)) for text in ANSWERS
     ]
-    assert three.predictor.batches == [[starts[0].request_id]], "one prompt is predicted once"
+    assert three.predictor.batches == [[starts[0].request_id.removesuffix("/0")]], "one prompt is predicted once"
     metrics = three.gateway.registry.get_sample_value("weft_gateway_prompt_tokens_total", {"model": "tiny"})
     assert metrics == len(starts[0].prompt_tokens)
     requests = {"model": "tiny", "status": "200"}
@@ -113,7 +113,7 @@ async def test_a_client_that_goes_away_cancels_every_choice_that_still_runs(worl
         posted = asyncio.create_task(opened(http, BODY | {"stream": stream}))
         first, *others = await started(world, 3)
         world.runner.step(first, 0, world.tokens("done"), common_pb2.FINISH_REASON_EOS)
-        await until(lambda: len(world.gateway.serving.live) == 2)
+        await until(lambda: len(world.gateway.machine.requests) == 2)
         if stream:
             await (await soon(posted)).aclose()
         else:
@@ -158,7 +158,7 @@ async def test_a_choice_that_fails_later_ends_the_stream_with_its_error_and_the_
         world.scheduler.send(reject=reject)
         body = (await soon(response.aread())).decode()
     assert "[DONE]" not in body
-    assert orjson.loads(body.strip().split("\n\n")[-1].removeprefix("data: "))["error"]["code"] == "too_many_moves"
+    assert orjson.loads(body.strip().split("\n\n")[-1].removeprefix("data: "))["error"]["code"] == "too_many_migrations"
     assert {(await world.runner.next("stop")).request_id for _ in range(2)} == {first.request_id, third.request_id}
     await world.settled()
     assert len(world.scheduler.outcomes) == 3
@@ -169,7 +169,7 @@ async def test_a_choice_that_fails_ends_the_others_though_the_client_reads_nothi
     routes = world.routes(version=2)
     routes.pools[0].max_context_tokens = 10_000
     world.scheduler.tell_routes(routes)
-    await until(lambda: world.gateway.serving.table and world.gateway.serving.table.version == routes.version)
+    await until(lambda: world.gateway.machine.routes.version == routes.version)
     host, port = world.url.removeprefix("http://").split(":")
     body = orjson.dumps(BODY | {"stream": True, "logprobs": 20, "max_tokens": 8000})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
@@ -206,7 +206,7 @@ async def test_a_choice_moves_alone_and_its_text_has_no_seam(three: World, other
     for start in starts:
         three.runner.step(start, 0, three.tokens(ANSWERS[start.sampling.choice])[:2])
     moved = starts[2].request_id
-    await until(lambda: three.gateway.serving.live[moved].stream.tokens)
+    await until(lambda: three.gateway.machine.requests[moved].stream.tokens)
     three.scheduler.assign(moved, other)
     assert (await three.runner.next("stop")).request_id == moved
     there = await other.next("start")
@@ -222,15 +222,15 @@ async def test_a_choice_moves_alone_and_its_text_has_no_seam(three: World, other
 async def test_a_choice_counts_as_a_request_at_the_bound(parts: World, tmp_path: Path) -> None:
     parts.runner.autopilot = False
     async with serving(parts, parts.settings(tmp_path, max_in_flight=4)) as world, world.http() as http:
-        await until(lambda: world.gateway.not_ready_reason() is None)
+        await until(lambda: world.gateway.machine.not_ready_reason() is None)
         never = await http.post("/v1/completions", json=BODY | {"n": 5})
         assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
         posted = asyncio.create_task(http.post("/v1/completions", json=BODY))
         starts = await started(world, 3)
-        assert world.gateway.serving.in_flight == 3
+        assert world.gateway.machine.in_flight == 3
         refused = await http.post("/v1/completions", json=BODY | {"n": 2})
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
-        assert world.gateway.serving.in_flight == 3, "what was refused counts no more"
+        assert world.gateway.machine.in_flight == 3, "what was refused counts no more"
         fits = asyncio.create_task(http.post("/v1/completions", json=BODY | {"n": 1}))
         starts.append(await world.runner.next("start"))
         for start in starts:
@@ -277,7 +277,7 @@ async def test_what_comes_while_the_status_line_is_sent_is_not_lost(three: World
 
     async def send(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            await until(lambda: not three.gateway.serving.in_flight)
+            await until(lambda: not three.gateway.machine.in_flight)
         sent.append(message)
 
     scope = {

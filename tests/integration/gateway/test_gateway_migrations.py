@@ -102,7 +102,7 @@ async def test_the_hold_of_a_preempted_stream_stands_while_its_pool_has_a_ready_
     await running.begin()
     world.scheduler.send(preempt=scheduler_pb2.Preempt(request_id=running.request_id, epoch=running.epoch))
     await running.failed(scheduler_pb2.Failed.PREEMPTED)
-    stream = world.gateway.serving.live[running.request_id].stream
+    stream = world.gateway.machine.requests[running.request_id].stream
     assert stream.hold_deadline is None
     world.scheduler.outbox.close()
     await until(lambda: stream.hold_deadline is not None)  # nobody is there who could assign it
@@ -118,10 +118,10 @@ async def test_the_hold_of_a_preempted_stream_stands_while_its_pool_has_a_ready_
 async def test_a_queued_request_hears_when_its_pool_loses_its_last_runner(parts: World, tmp_path: Path) -> None:
     parts.scheduler.autopilot = False
     async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world, world.http() as http:
-        await until(lambda: world.gateway.not_ready_reason() is None)
+        await until(lambda: world.gateway.machine.not_ready_reason() is None)
         posted = asyncio.create_task(http.post("/v1/completions", json=BODY))
         submit = await world.scheduler.next("submit")
-        assert world.gateway.serving.live[submit.request_id].stream.hold_deadline is None
+        assert world.gateway.machine.requests[submit.request_id].stream.hold_deadline is None
         routes = world.routes(version=2)
         routes.pools[0].ready_runners = 0
         world.scheduler.tell_routes(routes)
@@ -135,7 +135,7 @@ async def test_a_client_is_woken_whatever_fails_at_its_requests_end(
     def broken(*_: object) -> None:
         raise RuntimeError("a bug in a metric")
 
-    monkeypatch.setattr(world.gateway.serving.metrics, "count_outcome", broken)
+    monkeypatch.setattr(world.gateway.manager.metrics, "count_finish", broken)
     answer = await soon(world.client().completions.create(model="tiny", prompt="hello"))
     assert answer.choices[0].text == ANSWER
 
@@ -231,7 +231,7 @@ async def test_a_runner_that_does_not_answer_is_given_up_in_bounded_time(
     if not silent:
         other.address = "127.0.0.1:1"
     async with serving(parts, parts.settings(tmp_path, connect_seconds=0.5)) as world:
-        await until(lambda: world.gateway.not_ready_reason() is None)
+        await until(lambda: world.gateway.machine.not_ready_reason() is None)
         asked = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
         submit = await world.scheduler.next("submit")
         world.scheduler.assign(submit.request_id, other)
@@ -244,11 +244,11 @@ async def test_a_runner_that_does_not_answer_is_given_up_in_bounded_time(
 
 async def test_a_session_without_requests_is_closed_and_opened_again(parts: World, tmp_path: Path) -> None:
     async with serving(parts, parts.settings(tmp_path, session_idle_seconds=0.05)) as world:
-        await until(lambda: world.gateway.not_ready_reason() is None)
+        await until(lambda: world.gateway.machine.not_ready_reason() is None)
         for sessions in (1, 2):
             await world.client().completions.create(model="tiny", prompt="hello")
             assert len(world.runner.outboxes) == sessions
-            await until(lambda: not len(world.gateway.serving.sessions))
+            await until(lambda: not world.gateway.machine.sessions)
 
 
 # ---------------------------------------------------------------- the scheduler goes and comes back
@@ -259,21 +259,21 @@ async def test_a_scheduler_restart_is_told_everything_and_the_stream_does_not_no
 ) -> None:
     parts.scheduler.acknowledges = False
     async with serving(parts, parts.settings(tmp_path)) as world:
-        await until(lambda: world.gateway.not_ready_reason() is None)
+        await until(lambda: world.gateway.machine.not_ready_reason() is None)
         await world.client().completions.create(model="tiny", prompt="hello")
-        finished = await world.scheduler.next("outcome")
+        finished = await world.scheduler.next("outcome_report")
         await world.runner.next("start")
         running = Running(world)
         start = await running.begin()
         world.scheduler.outbox.close()  # the stream ends; the gateway comes back by itself
         hello = await world.scheduler.next("hello")
-        assert (hello.gateway_id, hello.resubmit_complete) == (world.gateway.serving.gateway_id, False)
+        assert hello.gateway_id == world.gateway.machine.gateway_id
         submit = await world.scheduler.next("submit")
         assert (submit.request_id, submit.epoch, submit.runner) == (running.request_id, start.epoch, world.runner.id)
         assert (submit.emitted_tokens, submit.reservation_tokens, submit.start_emitted_tokens) == (2, 8, 0)
         assert submit.numerics_class == "class of runner-1"
-        assert await world.scheduler.next("outcome") == finished
-        assert (await world.scheduler.next("hello")).resubmit_complete
+        assert await world.scheduler.next("outcome_report") == finished
+        await world.scheduler.next("resubmit_complete")
         world.scheduler.acknowledges = True
         world.scheduler.send(outcome_ack=scheduler_pb2.OutcomeAck(request_ids=[finished.request_id]))
         world.runner.step(start, 2, running.tokens[2:], common_pb2.FINISH_REASON_EOS)
@@ -285,9 +285,9 @@ async def test_a_request_that_broke_while_the_scheduler_was_away_is_told_as_runn
     running = Running(world)
     await running.begin()
     world.scheduler.outbox.close()
-    await until(lambda: not world.gateway.serving.scheduler.up)
+    await until(lambda: not world.gateway.manager.scheduler.up)
     world.runner.break_sessions()
-    await until(lambda: world.gateway.serving.held == 1)
+    await until(lambda: world.gateway.machine.held == 1)
     submit = await world.scheduler.next("submit")
     while submit.HasField("runner"):  # the hello may have been faster than the break
         submit = await world.scheduler.next("submit")
@@ -305,10 +305,10 @@ async def test_a_request_that_comes_while_the_scheduler_is_away_waits_for_it(par
     async with AsyncExitStack() as stack:
         async with grpc_server(lambda s: add(first, s), at):
             world = await stack.enter_async_context(serving(parts, parts.settings(tmp_path, scheduler=at)))
-            await until(lambda: world.gateway.not_ready_reason() is None)
-        await until(lambda: not world.gateway.serving.scheduler.up)
+            await until(lambda: world.gateway.machine.not_ready_reason() is None)
+        await until(lambda: not world.gateway.manager.scheduler.up)
         asked = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
-        await until(lambda: world.gateway.serving.held == 1)
+        await until(lambda: world.gateway.machine.held == 1)
         await stack.enter_async_context(grpc_server(lambda s: add(second, s), at))
         assert (await soon(asked)).choices[0].text == ANSWER
 
@@ -316,12 +316,12 @@ async def test_a_request_that_comes_while_the_scheduler_is_away_waits_for_it(par
 async def test_the_last_route_table_is_kept_until_a_newer_one_comes(world: World) -> None:
     world.scheduler.routes = scheduler_pb2.Routes()  # a new scheduler without a complete registry snapshot
     world.scheduler.outbox.close()
-    await until(lambda: world.scheduler.streams == 2 and world.gateway.serving.scheduler.up)
+    await until(lambda: world.scheduler.streams == 2 and world.gateway.manager.scheduler.up)
     assert (await world.client().completions.create(model="tiny", prompt="hello")).choices[0].text == ANSWER
     routes = world.routes(version=5)
     del routes.routes[1:]
     world.scheduler.tell_routes(routes)
-    await until(lambda: world.gateway.serving.table and world.gateway.serving.table.version == 5)
+    await until(lambda: world.gateway.machine.routes.version == 5)
     assert [model.id async for model in world.client().models.list()] == ["tiny"]
 
 
@@ -395,7 +395,7 @@ async def test_an_epoch_is_spoken_for_by_the_runner_that_has_it_alone(
         submit.request_id, epoch, scheduler_pb2.Failed.SESSION_LOST,
     )  # fmt: skip
     assert "another runner has" in failed.detail
-    assert running.request_id in world.gateway.serving.live
+    assert running.request_id in world.gateway.machine.requests
     for position in range(2, len(running.tokens)):
         world.runner.step(start, position, [running.tokens[position]])
     world.runner.step(start, len(running.tokens), [], common_pb2.FINISH_REASON_EOS)

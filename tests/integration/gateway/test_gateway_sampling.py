@@ -123,7 +123,7 @@ async def test_more_log_probabilities_than_an_answer_may_hold_are_refused(world:
     routes = world.routes(version=2)
     routes.pools[0].max_context_tokens = 1 << 20
     world.scheduler.tell_routes(routes)
-    await until(lambda: world.gateway.serving.table and world.gateway.serving.table.version == 2)
+    await until(lambda: world.gateway.machine.routes.version == 2)
     body = TEXT | {"n": 16, "max_tokens": 8000, "logprobs": 20}
     async with world.http() as http:
         refused = await http.post("/v1/completions", json=body)
@@ -163,7 +163,7 @@ async def test_a_stream_that_moved_tells_every_token_once(world: World, other: F
     start = await world.runner.next("start")
     for position, token in enumerate(world.tokens(ANSWER)[:9]):  # inside what might become the stop string
         world.runner.step(start, position, [token])
-    await until(lambda: len(world.gateway.serving.live[start.request_id].stream.tokens) == 9)
+    await until(lambda: len(world.gateway.machine.requests[start.request_id].stream.tokens) == 9)
     world.scheduler.runner = other
     world.runner.break_sessions()
     there = await other.next("start")
@@ -211,7 +211,7 @@ async def test_prompts_are_shared_inside_the_callers_namespace_alone(parts: Worl
     parts.scheduler.routes = with_keys(parts)
     parts.scheduler.routes.pools[0].shared_all = True
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world:
-        await until(lambda: world.gateway.not_ready_reason() is None)
+        await until(lambda: world.gateway.machine.not_ready_reason() is None)
         for namespace in ("acme", "rival"):
             await world.client(api_key=f"key-of-{namespace}").completions.create(**TEXT)
             assert (await world.runner.next("start")).cache_salt == namespace, "of the caller, not of the shared base"

@@ -10,7 +10,7 @@ import pytest
 from weft.artifacts.blobs import BlobStore, check_blobs
 from weft.artifacts.digest import FileEntry, build_manifest, digest_of, hex_of
 from weft.artifacts.errors import Reason, Unavailable
-from weft_gateway.shell.depot_client import fetch_text_files
+from weft_gateway.shell.depot_client import fetch_tokenizer_files
 
 TOKENIZER = json.dumps({"model": {"vocab": {"a": 0}}}).encode()
 MANIFEST = build_manifest("model", [FileEntry("tokenizer.json", hex_of(digest_of(TOKENIZER)), len(TOKENIZER))])
@@ -35,11 +35,11 @@ async def test_a_depot_that_sends_other_content_is_asked_to_verify_it(tmp_path: 
     asked = list[httpx2.Request]()
     other = depot(WHOLE | {digest: WHOLE[digest] + b" "}, asked)
     with pytest.raises(Unavailable) as caught:
-        await fetch_text_files(other, MANIFEST.digest, blobs, lambda: damaged.append(1))
+        await fetch_tokenizer_files(other, MANIFEST.digest, blobs, lambda: damaged.append(1))
     assert caught.value.reason == Reason.DIGEST_MISMATCH
     assert not blobs.has(digest)
     assert (asked[-1].url.path, "weft-mismatch" in asked[-1].headers) == (f"/v1/blobs/{digest}", True)
-    found = await fetch_text_files(depot(WHOLE), MANIFEST.digest, blobs, lambda: damaged.append(1))
+    found = await fetch_tokenizer_files(depot(WHOLE), MANIFEST.digest, blobs, lambda: damaged.append(1))
     assert found == {"tokenizer.json": TOKENIZER}
     assert damaged == [], "nothing here was"
     check_blobs(blobs)
@@ -47,10 +47,10 @@ async def test_a_depot_that_sends_other_content_is_asked_to_verify_it(tmp_path: 
 
 async def test_a_damaged_file_here_is_not_used_where_the_depot_is_away(tmp_path: Path) -> None:
     blobs, damaged = BlobStore(tmp_path), list[int]()
-    await fetch_text_files(depot(WHOLE), MANIFEST.digest, blobs, lambda: None)
+    await fetch_tokenizer_files(depot(WHOLE), MANIFEST.digest, blobs, lambda: None)
     blobs.path(digest_of(TOKENIZER)).write_bytes(TOKENIZER.replace(b"a", b"b"))
     with pytest.raises(Unavailable):
-        await fetch_text_files(_away(), MANIFEST.digest, blobs, lambda: damaged.append(1))
+        await fetch_tokenizer_files(_away(), MANIFEST.digest, blobs, lambda: damaged.append(1))
     assert damaged == [1]
 
 

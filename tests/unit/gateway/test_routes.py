@@ -1,13 +1,14 @@
-"""The route table: who sees what; keys; and that a stranger's model looks like none at all."""
+"""The route table: who may use what; keys; changes; and that another tenant's model is as good as none."""
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.wire.v1 import scheduler_pb2 as pb
-from weft_gateway.core.routes import ANY_NAMESPACE, Principal, table_of
+from weft.domain.routes import KeyRoute, PoolRoute, Route, Routes, RoutesGap
+from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteTable
 from weft_gateway.errors import Unauthorized, Unavailable
 from weft_gateway.shell.auth import authenticate
 
@@ -15,62 +16,98 @@ names = st.sampled_from(["a", "b", "c"])
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> pb.Routes:
+def tables(draw: st.DrawFn) -> Routes:
     """Pools of every namespace, shared with some or all; adapters of every namespace on them."""
     pools, routes = [], []
-    for owner in draw(st.sets(names, min_size=1)):
-        shared = draw(st.sets(names))
-        pools.append(pb.PoolRoute(pool=f"{owner}/p", shared_all=draw(st.booleans()), shared_namespaces=shared))
-        routes.append(pb.Route(model_name=f"base-{owner}", namespace=owner, pool=f"{owner}/p"))
-        tenants = draw(st.sets(names))
-        routes += [
-            pb.Route(model_name=f"{who}/x-{owner}", namespace=who, pool=f"{owner}/p", adapter_digest="d")
-            for who in tenants
-        ]
-    return pb.Routes(version=1, routes=routes, pools=pools)
+    for owner in sorted(draw(st.sets(names, min_size=1))):
+        shared = tuple(sorted(draw(st.sets(names))))
+        ready = draw(st.integers(0, 1))
+        pools.append(
+            PoolRoute(
+                f"{owner}/p", "", "", ready_runners=ready, shared_all=draw(st.booleans()), shared_namespaces=shared
+            )
+        )
+        routes.append(Route(f"base-{owner}", owner, f"{owner}/p", ""))
+        routes += [Route(f"{who}/x-{owner}", who, f"{owner}/p", "d") for who in sorted(draw(st.sets(names)))]
+    return Routes(version=1, full=True, routes=tuple(routes), pools=tuple(pools))
+
+
+def table_of(change: Routes) -> RouteTable:
+    table = RouteTable()
+    table.apply(change)
+    return table
+
+
+def listing(table: RouteTable, who: str | None) -> list[tuple[Route, PoolRoute]]:
+    return list(table.visible(Principal(who)))
 
 
 @given(tables(), names)
-def test_a_caller_sees_its_own_adapters_and_the_bases_it_may_use_and_nothing_else(message: pb.Routes, who: str) -> None:
-    seen = {route.model_name for route, _ in table_of(message).visible(Principal(who))}
-    pools = {pool.pool: pool for pool in message.pools}
-    for route in message.routes:
+def test_a_caller_sees_its_own_adapters_and_the_bases_it_may_use_and_nothing_else(full: Routes, who: str) -> None:
+    table = table_of(full)
+    seen = {route.model_name for route, _ in listing(table, who)}
+    pools = {pool.pool: pool for pool in full.pools}
+    for route in full.routes:
         pool = pools[route.pool]
         owner = route.pool.partition("/")[0]
         shared = pool.shared_all or who == owner or who in pool.shared_namespaces
-        assert (route.model_name in seen) == (route.namespace == who if route.adapter_digest else shared)
+        assert (route.model_name in seen) == (route.namespace == who if route.adapter else shared)
+        assert (route.model_name in seen) == (table.find(route.model_name, Principal(who)) is not None)
 
 
-@given(tables(), names)
-def test_what_is_found_is_what_is_listed(message: pb.Routes, who: str) -> None:
-    table = table_of(message)
-    listed = {route.model_name for route, _ in table.visible(Principal(who))}
-    assert {name for name in table.models if table.find(name, Principal(who))} == listed
+@given(tables(), tables(), names)
+def test_changes_lead_to_the_table_that_a_full_one_gives_and_name_the_pools_that_changed(
+    before: Routes, after: Routes, who: str
+) -> None:
+    table, whole = table_of(before), table_of(after)
+    old, new = set(before.routes), set(after.routes)
+    delta = Routes(
+        version=2,
+        full=False,
+        base_version=1,
+        routes=tuple(sorted(new - old, key=lambda route: route.model_name)),
+        removed_models=tuple(sorted({one.model_name for one in old} - {one.model_name for one in new})),
+        pools=tuple(pool for pool in after.pools if pool not in before.pools),
+        removed_pools=tuple(sorted({one.pool for one in before.pools} - {one.pool for one in after.pools})),
+    )
+    changed = table.apply(delta)
+    for caller in (who, None):
+        assert listing(table, caller) == listing(whole, caller)
+    rows = {pool.pool: pool for pool in before.pools}, {pool.pool: pool for pool in after.pools}
+    assert changed == sorted(name for name in rows[0] | rows[1] if rows[0].get(name) != rows[1].get(name))
+    assert table_of(before).apply(after) == changed, "a full table names them, too"
 
 
-def test_without_keys_everybody_sees_everything_bases_first() -> None:
-    routes = [
-        pb.Route(model_name="a/x", namespace="a", pool="z/p", adapter_digest="d"),
-        pb.Route(model_name="zbase", namespace="z", pool="z/p"),
-    ]
-    table = table_of(pb.Routes(routes=routes, pools=[pb.PoolRoute(pool="z/p")]))
+def test_a_change_that_does_not_follow_leaves_the_table_as_it_was() -> None:
+    table = table_of(Routes(4, True, routes=(Route("m", "n", "n/p", ""),), pools=(PoolRoute("n/p", "", ""),)))
+    with pytest.raises(RoutesGap):
+        table.apply(Routes(6, False, base_version=5, removed_models=("m",)))
+    assert (table.version, table.find("m", ANY_NAMESPACE) is None) == (4, False)
+
+
+def test_without_keys_every_caller_sees_everything_bases_first() -> None:
+    routes = (Route("a/x", "a", "z/p", "d"), Route("zbase", "z", "z/p", ""))
+    table = table_of(Routes(1, True, routes=routes, pools=(PoolRoute("z/p", "", ""),)))
     assert [route.model_name for route, _ in table.visible(ANY_NAMESPACE)] == ["zbase", "a/x"]
 
 
 def test_a_route_without_its_pool_is_not_served() -> None:
-    table = table_of(pb.Routes(routes=[pb.Route(model_name="a/x", pool="gone/p")]))
+    table = table_of(Routes(1, True, routes=(Route("a/x", "a", "gone/p", "d"),)))
     assert table.find("a/x", ANY_NAMESPACE) is None
 
 
 def test_a_key_is_looked_up_by_its_hash() -> None:
     key_hash = hashlib.sha256("geheim-ü".encode()).hexdigest()
-    table = table_of(pb.Routes(keys=[pb.KeyRoute(key_hash=key_hash, namespace="a", key_id="wk_1")], keys_known=True))
+    table = table_of(Routes(1, True, keys=(KeyRoute(key_hash, "a", "wk_1"),), keys_known=True))
     assert authenticate("Bearer geheim-ü", table, auth=True) == Principal("a", "wk_1")
     assert authenticate(None, table, auth=False) == ANY_NAMESPACE
     with pytest.raises(Unauthorized):
         authenticate(f"Bearer {key_hash}", table, auth=True)
+    table.apply(replace(Routes(2, False, base_version=1, keys_known=True), removed_keys=(key_hash,)))
+    with pytest.raises(Unauthorized):
+        authenticate("Bearer geheim-ü", table, auth=True)
 
 
-def test_before_the_keys_are_known_nobody_is_refused_for_good() -> None:
+def test_before_the_keys_are_known_no_caller_is_refused_for_good() -> None:
     with pytest.raises(Unavailable):
-        authenticate("Bearer x", table_of(pb.Routes()), auth=True)
+        authenticate("Bearer x", RouteTable(), auth=True)

@@ -15,8 +15,8 @@ from harness.waiting import soon
 from weft.wire.channels import Link, Outbox, both_ways, channel
 from weft.wire.errors import PeerError, peer_errors
 from weft.wire.v1 import runner_pb2, runner_pb2_grpc
+from weft_gateway.core.gateway import MAX_UNACKED
 from weft_gateway.settings import Settings
-from weft_gateway.shell.outcomes import MAX_UNACKED
 
 
 def start(request_id: str) -> runner_pb2.GatewayToRunner:
@@ -59,8 +59,8 @@ async def serve_peer(peer: Peer, port: int = 0) -> tuple[grpc.aio.Server, int]:
 class Client:
     """A link with its events as queues."""
 
-    def __init__(self, port: int, hello_messages: int = 1) -> None:
-        self.hello_messages = hello_messages
+    def __init__(self, port: int, resubmits: int = 0) -> None:
+        self.resubmits = resubmits
         self.channel = channel(f"127.0.0.1:{port}")
         self.got: asyncio.Queue[str] = asyncio.Queue()
         self.ups: asyncio.Queue[str] = asyncio.Queue()
@@ -70,7 +70,7 @@ class Client:
             runner_pb2_grpc.RunnerStub(self.channel).Session,
             hello=self._hello,
             on_message=self._take,
-            on_up=lambda: self.ups.put_nowait("up"),
+            on_up=self._on_up,
             on_down=lambda reason: self.ups.put_nowait(f"down: {reason}"),
         )
         self.task = asyncio.create_task(self.link.run())
@@ -84,7 +84,11 @@ class Client:
         self.hellos += 1
         if self.hellos == 4:
             self.told_four_times.set()
-        return [start(f"hello{self.hellos}")] * self.hello_messages
+        return [start(f"hello{self.hellos}")]
+
+    def _on_up(self) -> None:
+        assert all(self.link.send(start("resubmit")) for _ in range(self.resubmits))
+        self.ups.put_nowait("up")
 
     async def close(self) -> None:
         self.link.close()
@@ -110,18 +114,18 @@ async def test_the_hello_comes_first_and_messages_keep_their_order(peer: tuple[P
     assert [await server.heard.get() for _ in range(51)] == ["hello1", *map(str, range(50))]
 
 
-async def test_the_longest_hello_that_settings_allow_is_told_whole_and_leaves_the_outbox_its_room() -> None:
-    """A gateway's: every request in flight, every outcome that is not stored, a beginning and an end."""
+async def test_the_most_that_a_gateway_resubmits_is_sent_whole_and_leaves_the_outbox_its_limit() -> None:
+    """Every request in flight, every outcome that is not stored, and an end."""
     (most,) = (limit.le for limit in Settings.model_fields["max_in_flight"].metadata if isinstance(limit, Le))
-    length = int(most) + MAX_UNACKED + 2
+    length = int(most) + MAX_UNACKED + 1
     server = Peer()
     grpc_server, port = await serve_peer(server)
-    client = Client(port, hello_messages=length)
+    client = Client(port, resubmits=length)
     assert await soon(client.ups.get()) == "up"
     sent = [client.link.send(start(str(i))) for i in range(100)]
-    heard = [await soon(server.heard.get()) for _ in range(length + 100)]
+    heard = [await soon(server.heard.get()) for _ in range(1 + length + 100)]
     assert all(sent)
-    assert heard == ["hello1"] * length + [str(i) for i in range(100)]
+    assert heard == ["hello1"] + ["resubmit"] * length + [str(i) for i in range(100)]
     assert client.ups.empty(), "one connection carried it all"
     await client.close()
     await grpc_server.stop(0)

@@ -9,11 +9,12 @@ An answer continues its prompt, so the space that sentence decoders strip at the
 
 import codecs
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-BytesOf = Callable[[int], bytes]
+from weft_gateway.core.events import BytesOf
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 

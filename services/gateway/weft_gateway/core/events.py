@@ -1,31 +1,17 @@
-"""What can happen to a request, and what its stream wants done. Values only."""
+"""What the shell reports to the gateway beside its peers' messages, and what the shell does beside sending messages."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, auto
+from typing import NamedTuple
 
-from weft.identities import Epoch, RunnerId
+from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send, Tick
+from weft.domain.request import FinishReason, Outcome, Sampling, SessionHello, TokenLogprob
+from weft.domain.routes import Route
 
-
-class FinishReason(Enum):
-    """How a request ended: exactly one a request."""
-
-    EOS = auto()
-    LENGTH = auto()
-    STOP = auto()
-    CANCELLED = auto()
-    FAILED = auto()
-
-
-class FailedReason(Enum):
-    """Why an epoch is over without an outcome (Failed.Reason of the wire)."""
-
-    SESSION_LOST = auto()
-    NO_ROOM = auto()
-    PREEMPTED = auto()
-    DRAINED = auto()
-    LOAD_FAILED = auto()
-    RUNNER_ERROR = auto()
+SCHEDULER = Peer(Kind.SCHEDULER, "scheduler")
+PREDICTOR = Peer(Kind.PREDICTOR, "predictor")
+BytesOf = Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +23,10 @@ class Failure:
     retry_after_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """How likely the model held a token, and the likeliest ones there: (token, natural logarithm), likeliest first."""
-
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobOut:
+class TokenLogprobOut(NamedTuple):
     """A token of the answer with its log probability, for the client.
 
-    `start` counts the characters of the answer before its own; a token inside a character starts with that character.
+    `start`: characters of the answer before the token's own; a token inside a character starts with that character.
     """
 
     token: int
@@ -57,166 +34,222 @@ class TokenLogprobOut:
     start: int
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A client's request that is valid, tokenised and allowed: `n` answers to one prompt.
+
+    For the rest of the system each answer is a request of its own, with an id of its own: ID for one, ID/0, ID/1, ...
+    for several. `bytes_of`: the bytes of a token, b"" for a special one.
+    """
+
+    request_id: str
+    client_request_id: str
+    namespace: str  # of the caller; "" when keys are off
+    route: Route
+    prompt: tuple[int, ...]
+    prompt_text: str  # for the predictor
+    max_tokens: int
+    sampling: Sampling
+    bytes_of: BytesOf
+    arrived_unix_ms: int
+    stops: tuple[str, ...] = ()
+    n: int = 1
+
+    def id_of(self, index: int) -> str:
+        return self.request_id if self.n == 1 else f"{self.request_id}/{index}"
+
+    def sampling_of(self, index: int) -> Sampling:
+        """Each answer is sampled from (seed, index)."""
+        return replace(self.sampling, choice=index) if index else self.sampling
+
+
 # ---------------------------------------------------------------- events
 
 
 @dataclass(frozen=True, slots=True)
-class StepTokens:
-    """Tokens of one iteration; `position` is the index of the first in the answer; `finish` is EOS, LENGTH or None.
+class RequestArrived:
+    """A client's request has arrived and counts from now on. Proceed or Refuse answers it."""
 
-    `logprobs`: one for each token where the request asked for them.
-    """
-
-    epoch: Epoch
-    position: int
-    tokens: Sequence[int]
-    finish: FinishReason | None = None
-    doublings: int = 0
-    logprobs: Sequence[TokenLogprob] = ()
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
-    """The scheduler's order: run there from now on."""
+class ModelResolved:
+    """The request names a model of this pool and wants `n` answers. Proceed (to tokenise it) or Refuse answers it."""
 
-    epoch: Epoch
-    runner: RunnerId
-    address: str
-    reservation_tokens: int
-    numerics_class: str = ""  # of that runner
+    request_id: str
+    pool: str
+    n: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Preempted:
-    """The scheduler takes this epoch back; another assignment follows."""
+class RequestReady:
+    """The request can be submitted."""
 
-    epoch: Epoch
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerLost:
-    """The session to that incarnation broke, or its lease ran out."""
-
-    runner: RunnerId
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class EpochEnded:
-    """The runner answered NoRoom or Ended for this epoch."""
-
-    epoch: Epoch
-    reason: FailedReason
-    detail: str = ""
-    free_pages: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """The scheduler will not place this request."""
-
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class PoolAvailability:
-    """The shell's word: whether the scheduler is there and the request's pool has a ready runner."""
-
-    served: bool
-
-
-@dataclass(frozen=True, slots=True)
-class HoldExpired:
-    """A timer of the shell; counts only if the stream was held too long. `failure` says what was missing."""
-
-    failure: Failure
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class ClientGone:
-    """Nobody reads the answer any more."""
+    """Nothing reads the answers of this request any more; or the shell refused it before its submission."""
+
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Aborted:
-    """The gateway itself ends the request (it stops, or has a bug)."""
+class RequestAborted:
+    """The shell failed on one answer of a request: `request_id` is that of the answer."""
 
+    request_id: str
     failure: Failure
 
 
-Event = (
-    StepTokens
-    | Assigned
-    | Preempted
-    | RunnerLost
-    | EpochEnded
-    | Rejected
-    | PoolAvailability
-    | HoldExpired
-    | ClientGone
-    | Aborted
-)
+class TokenizerState(Enum):
+    """Where the tokenizer of a base model is."""
 
+    LOADING = auto()  # for as long as it may come
+    READY = auto()
+    FAILED = auto()  # another try would change nothing
+    REMOVED = auto()  # no pool needs it
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerChanged:
+    """`problem`: why the last load failed."""
+
+    digest: str
+    state: TokenizerState
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainStarted:
+    """Take no more requests, let running answers finish for a while, then end the rest. Drained answers it."""
+
+
+Event = (
+    Received
+    | Connected
+    | Closed
+    | Tick
+    | RequestArrived
+    | ModelResolved
+    | RequestReady
+    | ClientGone
+    | RequestAborted
+    | TokenizerChanged
+    | DrainStarted
+)
 
 # ---------------------------------------------------------------- effects
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Start this epoch at that runner, continuing after `emitted`."""
+class Proceed:
+    """The request may take its next step."""
 
-    epoch: Epoch
-    runner: RunnerId
-    address: str
-    emitted: tuple[int, ...]
-    reservation_tokens: int
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """Cancel this epoch at that runner."""
+class Refuse:
+    """The request is over before its submission."""
 
-    epoch: Epoch
-    runner: RunnerId
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Tell the scheduler that this epoch is over: place the request again."""
-
-    epoch: Epoch
-    reason: FailedReason
-    emitted_tokens: int
-    free_pages: int = 0
-    detail: str = ""
+    request_id: str
+    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """Tell the scheduler that the runner admitted this epoch."""
+class Submitted:
+    """The scheduler has the request, or gets it with the next stream. `predicted`: with a prediction."""
 
-    epoch: Epoch
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Tell the scheduler to forget the request."""
+    request: Request
+    predicted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Emit:
-    """Text for the client, and the tokens that are told with it; one of the two may be empty."""
+class Emit(NamedTuple):
+    """Text of an answer for its client, and the tokens that are reported with it; one of the two may be empty."""
 
+    request_id: str
     text: str
-    told: tuple[TokenLogprobOut, ...] = ()
+    logprobs: Sequence[TokenLogprobOut] = ()
+
+
+class FirstToken(NamedTuple):
+    """A runner has begun with an answer."""
+
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The one terminal effect. `failure` is set when the reason is FAILED."""
+    """The end of an answer: exactly one for each. `failure` is set when the reason is FAILED."""
 
+    request_id: str
     reason: FinishReason
-    failure: Failure | None = None
+    failure: Failure | None
+    outcome: Outcome
+    ttft_s: float | None
+    total_s: float
 
 
-Effect = Start | Stop | Failed | Started | Cancel | Emit | Finish
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """Open a stream to a runner. Connected or Closed answers it."""
+
+    peer: Peer
+    address: str
+    hello: SessionHello
+
+
+@dataclass(frozen=True, slots=True)
+class PeerViolation:
+    """A runner's message broke the contract, and Close follows."""
+
+    peer: Peer
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoutesChanged:
+    """The route table has changed; `pools`: rows of pools, too."""
+
+    pools: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeDropped:
+    """Too many outcomes are unacknowledged: the oldest one is lost."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """A bug of the gateway ends this answer, and no other."""
+
+    request_id: str
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """No request is left, and no outcome that could still be stored."""
+
+
+Effect = (
+    Send
+    | Close
+    | Emit
+    | FirstToken
+    | Finish
+    | Proceed
+    | Refuse
+    | Submitted
+    | OpenSession
+    | PeerViolation
+    | RoutesChanged
+    | OutcomeDropped
+    | RequestFailed
+    | Drained
+)

@@ -1,47 +1,19 @@
-"""The route table: what a name means, and for whom. A frozen value made of the scheduler's `Routes`."""
+"""The served models as the scheduler's changes gave them, and who may use them.
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+A change costs what it carries. Adapters are indexed by namespace: what one tenant may use is listed without reading the
+models of others.
+"""
 
-from weft.wire.v1 import scheduler_pb2 as pb
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A served model: an adapter on a pool, or the pool's base (digest "")."""
-
-    model_name: str
-    namespace: str
-    pool: str  # "namespace/name"
-    adapter_digest: str
-    created_unix_s: int
-
-    @property
-    def is_base(self) -> bool:
-        return not self.adapter_digest
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """What a gateway has to know of a pool."""
-
-    name: str  # "namespace/name"
-    base_digest: str
-    base_model_name: str
-    max_context_tokens: int  # 0 while no runner has told
-    ready_runners: int
-    shared_all: bool
-    shared_namespaces: frozenset[str]
-    hold_s: float = 0.0  # how long a request may wait for its first runner; 0: as this gateway is set
-
-    def serves(self, namespace: str) -> bool:
-        """May this namespace use the pool's base model?"""
-        return self.shared_all or namespace == self.name.partition("/")[0] or namespace in self.shared_namespaces
+from weft.domain.ids import BASE
+from weft.domain.routes import PoolRoute, Route, RouteBook, Routes
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks: a namespace, and the public prefix of the key. `namespace` None sees everything (keys are off)."""
+    """The caller: a namespace, and the public prefix of the key. `namespace` None may use everything (keys are off)."""
 
     namespace: str | None
     key_id: str = ""
@@ -50,60 +22,91 @@ class Principal:
 ANY_NAMESPACE = Principal(None)
 
 
-@dataclass(frozen=True, slots=True)
 class RouteTable:
-    """The complete table of one version."""
+    """One table for the life of a gateway. `known`: a table has come from a scheduler."""
 
-    version: int
-    models: Mapping[str, Route]
-    pools: Mapping[str, Pool]
-    keys: Mapping[str, Principal] = field(default_factory=dict[str, Principal])  # by hex SHA-256 of the key
-    keys_known: bool = False
+    def __init__(self) -> None:
+        self.known = False
+        self._book = RouteBook()
+        self._bases: dict[str, Route] = {}  # by model name
+        self._adapters: dict[str, dict[str, Route]] = {}  # by namespace, then by model name
 
-    def find(self, model: str, caller: Principal) -> tuple[Route, Pool] | None:
-        """The route of a name, if this caller may see it."""
-        route = self.models.get(model)
-        pool = self.pools.get(route.pool) if route else None
-        if route is None or pool is None or not _visible(route, pool, caller):
+    @property
+    def version(self) -> int:
+        return self._book.version
+
+    @property
+    def keys_known(self) -> bool:
+        return self._book.keys_known
+
+    @property
+    def pools(self) -> dict[str, PoolRoute]:
+        return self._book.pools
+
+    def __len__(self) -> int:
+        return len(self._book.routes)
+
+    def apply(self, change: Routes) -> list[str]:
+        """The names of the pools whose rows changed, in order. Raises RoutesGap, which changes nothing."""
+        book = self._book
+        before = book.pools if change.full else {name: book.pools.get(name) for name in _pools_of(change)}
+        if change.full:
+            book.apply(change)
+            self._bases, self._adapters = {}, {}
+        else:
+            old = [book.routes.get(name) for name in (*change.removed_models, *(r.model_name for r in change.routes))]
+            book.apply(change)
+            for route in filter(None, old):
+                self._remove(route)
+        for route in change.routes:
+            self._models_of(route)[route.model_name] = route
+        self.known = True
+        names = before.keys() | book.pools.keys() if change.full else before
+        return sorted(name for name in names if before.get(name) != book.pools.get(name))
+
+    def find(self, model: str, principal: Principal) -> tuple[Route, PoolRoute] | None:
+        """The route of a model, if this caller may use it."""
+        route = self._book.routes.get(model)
+        pool = self._book.pools.get(route.pool) if route else None
+        if route is None or pool is None:
             return None
+        namespace = principal.namespace
+        if namespace is not None:
+            allowed = route.namespace == namespace if route.adapter != BASE else _may_use_base(pool, namespace)
+            if not allowed:
+                return None
         return route, pool
 
-    def visible(self, caller: Principal) -> Iterator[tuple[Route, Pool]]:
+    def visible(self, principal: Principal) -> Iterator[tuple[Route, PoolRoute]]:
         """Everything this caller may use, bases first, then by name."""
-        for name in sorted(self.models, key=lambda name: (not self.models[name].is_base, name)):
-            if found := self.find(name, caller):
-                yield found
+        if principal.namespace is None:
+            adapters = {name: route for models in self._adapters.values() for name, route in models.items()}
+        else:
+            adapters = self._adapters.get(principal.namespace, {})
+        for models in (self._bases, adapters):
+            for name in sorted(models):
+                if found := self.find(name, principal):
+                    yield found
+
+    def principal_of(self, key_hash: str) -> Principal | None:
+        """The caller whose API key has this hash (hex SHA-256)."""
+        key = self._book.keys.get(key_hash)
+        return Principal(key.namespace, key.key_id) if key else None
+
+    def _models_of(self, route: Route) -> dict[str, Route]:
+        """The part of the index that lists the route."""
+        return self._bases if route.adapter == BASE else self._adapters.setdefault(route.namespace, {})
+
+    def _remove(self, route: Route) -> None:
+        models = self._models_of(route)
+        models.pop(route.model_name, None)
+        if not models and models is not self._bases:
+            del self._adapters[route.namespace]
 
 
-def table_of(message: pb.Routes) -> RouteTable:
-    """The wire's table as a value."""
-    return RouteTable(
-        version=message.version,
-        models={route.model_name: _route(route) for route in message.routes},
-        pools={pool.pool: _pool(pool) for pool in message.pools},
-        keys={key.key_hash: Principal(key.namespace, key.key_id) for key in message.keys},
-        keys_known=message.keys_known,
-    )
+def _pools_of(change: Routes) -> list[str]:
+    return [*change.removed_pools, *(pool.pool for pool in change.pools)]
 
 
-def _visible(route: Route, pool: Pool, caller: Principal) -> bool:
-    if caller.namespace is None:
-        return True
-    return pool.serves(caller.namespace) if route.is_base else route.namespace == caller.namespace
-
-
-def _route(route: pb.Route) -> Route:
-    return Route(route.model_name, route.namespace, route.pool, route.adapter_digest, route.created_unix_s)
-
-
-def _pool(pool: pb.PoolRoute) -> Pool:
-    return Pool(
-        name=pool.pool,
-        base_digest=pool.base_digest,
-        base_model_name=pool.base_model_name,
-        max_context_tokens=pool.max_context_tokens,
-        ready_runners=pool.ready_runners,
-        shared_all=pool.shared_all,
-        shared_namespaces=frozenset(pool.shared_namespaces),
-        hold_s=float(pool.hold_s),
-    )
+def _may_use_base(pool: PoolRoute, namespace: str) -> bool:
+    return pool.shared_all or namespace == pool.pool.partition("/")[0] or namespace in pool.shared_namespaces

@@ -1,100 +1,162 @@
-"""One request as a pure machine: `handle(event, now) -> [effects]`.
+"""One answer of a request as a pure machine: `handle(event, now) -> [effects]`.
 
-    held ──Assigned──▶ running ──EOS, LENGTH, stop string──▶ done
-      ▲                   │
-      └── preempt, runner lost, no room, ended ──┘           (any state) ──client gone, reject, hold──▶ done
+    held ──Assign──▶ running ──EOS, LENGTH, stop string──▶ done
+      ▲                │
+      └── Preempt, RunnerLost, NoCapacity, Ended ──┘       (any state) ──ClientGone, Reject, hold time──▶ done
 
 What always holds, whatever is lost, repeated or late (`check_stream`):
 - a token is appended only for the present epoch and at position == len(tokens): never lost, never twice; so is its
   log probability, where the client asked for them;
-- a trigger ends an epoch once: a second one is ignored, as is everything below the highest epoch seen;
-- exactly one Finish, and nothing after it.
+- an epoch ends once: a second event that would end it is ignored, as is everything below the highest epoch seen;
+- exactly one end, and nothing after it.
 
-A move is cancel here and start there at once, with the tokens so far (Punica, section 5.3).
+A migration is Stop here and Start there at once, with the tokens so far (Punica, section 5.3).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from weft.identities import NEVER
-from weft_gateway.core.detokenise import BytesOf, Detokeniser
-from weft_gateway.core.events import (
-    Aborted,
-    Assigned,
+from weft.domain.ids import NEVER, Epoch, RunnerId
+from weft.domain.machine import Kind, Peer, Send
+from weft.domain.request import (
+    Assign,
     Cancel,
-    ClientGone,
-    Effect,
-    Emit,
-    Epoch,
-    EpochEnded,
-    Event,
+    Ended,
+    EndReason,
     Failed,
-    FailedReason,
-    Failure,
-    Finish,
+    FailReason,
     FinishReason,
-    HoldExpired,
-    PoolAvailability,
-    Preempted,
-    Rejected,
-    RunnerLost,
+    NoCapacity,
+    Preempt,
+    Reject,
+    RejectReason,
+    SequenceTokens,
     Start,
     Started,
-    StepTokens,
     Stop,
 )
+from weft_gateway.core.detokenise import Detokeniser
+from weft_gateway.core.events import SCHEDULER, Emit, Failure, FirstToken, Request
 from weft_gateway.core.logprobs import HeldLogprobs
 from weft_gateway.core.stops import StopMatcher
 
-UNCOUNTED = frozenset({FailedReason.NO_ROOM, FailedReason.PREEMPTED})  # the system's own doing
+UNCOUNTED = frozenset({FailReason.NO_CAPACITY, FailReason.PREEMPTED})  # the system's own doing
+_ENDED = {
+    EndReason.DRAINED: FailReason.DRAINED,
+    EndReason.LOAD_FAILED: FailReason.LOAD_FAILED,
+    EndReason.INTERNAL: FailReason.RUNNER_ERROR,
+    EndReason.UNKNOWN_ADAPTER: FailReason.LOAD_FAILED,
+}
+_REJECTED = {
+    RejectReason.QUEUE_FULL: ("queue_full", "The queue of this model's pool is full."),
+    RejectReason.TOO_LARGE: ("too_large", "The request does not fit the largest runner of its pool."),
+    RejectReason.UNKNOWN_POOL: ("model_not_found", "The model's pool does not exist any more."),
+    RejectReason.TOO_MANY_MIGRATIONS: ("too_many_migrations", "The request was migrated too many times."),
+    RejectReason.ADAPTER_FAILED: ("adapter_failed", "No runner could load the model's adapter."),
+    RejectReason.UNKNOWN_ADAPTER: ("model_not_found", "The model was deleted while the request waited."),
+}
 
 
-class Stream:
-    """One request from its submission at `now` (seconds) to its one Finish.
+@dataclass(frozen=True, slots=True)
+class RunnerLost:
+    """The session to that incarnation broke, or the runner's lease ran out."""
 
-    `hold_s` bounds the time with nowhere to go. A request that merely queues (new, preempted, or told NoRoom) in a pool
-    that is served has somewhere to go: its clock stands, for the queue's bound and the client's patience end such a
-    wait. The clock of one that lost its runner otherwise (crash, drain, error) runs until it is assigned. It runs on
-    over assignments that came to nothing and starts anew once a runner has admitted the request.
+    runner: RunnerId
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAvailability:
+    """Whether the scheduler is there and the request's pool has a ready runner."""
+
+    available: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HoldExpired:
+    """The hold time may be over. `failure` names what was missing."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Nothing reads the answer any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The gateway itself ends the request: it stops, or has a bug."""
+
+    failure: Failure
+
+
+StreamEvent = (
+    SequenceTokens
+    | Assign
+    | Preempt
+    | NoCapacity
+    | Ended
+    | Reject
+    | RunnerLost
+    | PoolAvailability
+    | HoldExpired
+    | Abandon
+    | Abort
+)
+StreamEffect = Send | Emit | FirstToken
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a stream ended. `failure` is set when the reason is FAILED."""
+
+    reason: FinishReason
+    failure: Failure | None = None
+
+
+def runner_peer(runner: RunnerId) -> Peer:
+    return Peer(Kind.RUNNER, f"{runner.uuid}/{runner.incarnation}")
+
+
+class RequestStream:
+    """One answer from its submission at `now` (seconds) to its one end.
+
+    `hold_s` bounds the time with nowhere to go. A request that merely queues (new, preempted, or refused by NoCapacity)
+    in a pool that is available has somewhere to go: its hold time stands still, for the queue's bound and the client's
+    patience end such a wait. The hold time of a request that lost its runner otherwise (crash, drain, error) runs until
+    the next assignment. It runs on over assignments that came to nothing and starts anew once a runner has begun.
     """
 
-    def __init__(
-        self,
-        *,
-        max_tokens: int,
-        bytes_of: BytesOf,
-        stops: Sequence[str] = (),
-        logprobs: bool = False,
-        hold_s: float,
-        now: float,
-        served: bool = False,
-    ) -> None:
+    def __init__(self, request: Request, index: int, *, hold_s: float, now: float, available: bool = False) -> None:
+        self.request, self.index, self.request_id = request, index, request.id_of(index)
         self.tokens: list[int] = []
-        self.max_tokens = max_tokens
-        self.running: Assigned | None = None  # the present ownership
+        self.running: Assign | None = None  # the present ownership
         self.highest = NEVER
         self.assignments = 0
-        self.counted_moves = 0  # epochs that ended by anything but the system's own doing
+        self.counted_migrations = 0  # epochs that ended by anything but the system's own doing
         self.start_tokens = 0  # emitted when the present epoch began
-        self.served = served  # a scheduler and a ready runner are there
-        self.finish: Finish | None = None
+        self.available = available  # a scheduler and a ready runner are there
+        self.end: End | None = None
+        self.first_token_at: float | None = None
         self._class_before = ""  # numerics class of the tokens of earlier epochs
-        self._detokeniser, self._stops = Detokeniser(bytes_of), StopMatcher(stops)
-        self._held_logprobs = HeldLogprobs(bytes_of) if logprobs else None
-        self._admitted = False  # the present epoch has produced something
+        self._detokeniser, self._stops = Detokeniser(request.bytes_of), StopMatcher(request.stops)
+        self._held_logprobs = HeldLogprobs(request.bytes_of) if request.sampling.top_logprobs is not None else None
+        self._begun = False  # the present epoch has produced something
         self._doublings_before = self._doublings_now = 0
         self._queues = True  # without a runner by the system's own doing
         self.hold_s, self._held_before_s = hold_s, 0.0
-        self._held_since: float | None = None  # None: the clock stands
-        self._wind(now)
+        self._held_since: float | None = None  # None: the hold time stands still
+        self._update_hold(now)
 
     @property
-    def moves(self) -> int:
-        """Assignments beyond the first, for the outcome. `maxMoves` bounds `counted_moves`."""
+    def migrations(self) -> int:
+        """Assignments beyond the first, for the outcome. A pool's bound on migrations is on the counted ones."""
         return max(0, self.assignments - 1)
 
     @property
     def numerics_class(self) -> str:
-        """Of the runner that computed the latest tokens; none before the first."""
+        """Of the runner that computed the latest tokens; "" before the first."""
         if self.running and len(self.tokens) > self.start_tokens:
             return self.running.numerics_class
         return self._class_before
@@ -106,126 +168,150 @@ class Stream:
 
     @property
     def hold_deadline(self) -> float | None:
-        """When the hold runs out; None while a runner has the request or its clock stands, and at the end."""
+        """When the hold time runs out; None while it stands still, and at the end."""
         return None if self._held_since is None else self._held_since + self.hold_s - self._held_before_s
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: StreamEvent, now: float) -> list[StreamEffect]:
         """What this event changes. An event that counts no more changes nothing."""
-        if self.finish:
+        if self.end:
             return []
         effects = self._dispatch(event, now)
-        self._wind(now)
+        self._update_hold(now)
         return effects
 
-    def _dispatch(self, event: Event, now: float) -> list[Effect]:
+    def _dispatch(self, event: StreamEvent, now: float) -> list[StreamEffect]:
         match event:
-            case StepTokens():
-                return self._step(event)
-            case Assigned():
-                return self._assigned(event)
-            case Preempted(epoch):
-                return self._broken(epoch, FailedReason.PREEMPTED, stop=True)
+            case SequenceTokens():
+                return self._step(event, now)
+            case Assign():
+                return self._assign(event)
+            case Preempt():
+                return self._fail_epoch(event.epoch, FailReason.PREEMPTED, stop=True)
+            case NoCapacity():
+                return self._fail_epoch(event.epoch, FailReason.NO_CAPACITY, event.reason, event.free_pages)
+            case Ended():
+                return self._fail_epoch(event.epoch, _ENDED[event.reason], event.detail)
             case RunnerLost(runner, detail):
-                return self._lost(detail) if self.running and self.running.runner == runner else []
-            case EpochEnded(epoch, reason, detail, free_pages):
-                return self._broken(epoch, reason, detail=detail, free_pages=free_pages)
-            case PoolAvailability(served):
-                self.served = served
+                if not self.running or self.running.runner != runner:
+                    return []
+                return self._fail_epoch(self.running.epoch, FailReason.SESSION_LOST, detail)
+            case PoolAvailability(available):
+                self.available = available
                 return []
             case HoldExpired(failure):
-                return self._expired(failure, now)
-            case ClientGone():
-                return self._end(Finish(FinishReason.CANCELLED))
-            case Rejected(failure):
-                return self._end(Finish(FinishReason.FAILED, failure), cancel=False)
-            case Aborted(failure):
-                return self._end(Finish(FinishReason.FAILED, failure))
+                deadline = self.hold_deadline
+                expired = deadline is not None and now >= deadline
+                return self._cancel(End(FinishReason.FAILED, failure)) if expired else []
+            case Reject():
+                code, text = _REJECTED[event.reason]
+                failure = Failure(code, f"{text} {event.message}".strip(), event.retry_after_ms)
+                return self._cancel(End(FinishReason.FAILED, failure), scheduler_knows=True)
+            case Abandon():
+                return self._cancel(End(FinishReason.CANCELLED))
+            case Abort(failure):
+                return self._cancel(End(FinishReason.FAILED, failure))
 
     # ---------------------------------------------------------------- ownership
 
-    def _assigned(self, event: Assigned) -> list[Effect]:
-        if event.epoch <= self.highest:
+    def _assign(self, assign: Assign) -> list[StreamEffect]:
+        if assign.epoch <= self.highest:
             return []
-        effects: list[Effect] = []
+        effects: list[StreamEffect] = []
         if self.running:
-            effects.append(Stop(self.running.epoch, self.running.runner))
-            self.counted_moves += 1
+            effects.append(self._stop(self.running))
+            self.counted_migrations += 1
         self._class_before = self.numerics_class
-        self.running, self.highest, self._admitted = event, event.epoch, False
+        self.running, self.highest, self._begun = assign, assign.epoch, False
         self.assignments, self.start_tokens = self.assignments + 1, len(self.tokens)
         self._close_doublings()
-        start = Start(event.epoch, event.runner, event.address, tuple(self.tokens), event.reservation_tokens)
-        return [*effects, start]
+        request = self.request
+        start = Start(
+            request_id=self.request_id,
+            epoch=assign.epoch,
+            prompt=request.prompt,
+            emitted=tuple(self.tokens),
+            max_tokens=request.max_tokens,
+            reservation_tokens=assign.reservation_tokens,
+            adapter=request.route.adapter,
+            rank=assign.rank,
+            adapter_bytes=assign.adapter_bytes,
+            sampling=request.sampling_of(self.index),
+            cache_salt=request.namespace,
+            client_request_id=request.client_request_id,
+        )
+        return [*effects, Send(runner_peer(assign.runner), start)]
 
-    def _lost(self, detail: str) -> list[Effect]:
-        assert self.running
-        return self._broken(self.running.epoch, FailedReason.SESSION_LOST, detail=detail)
-
-    def _broken(
-        self,
-        epoch: Epoch,
-        reason: FailedReason,
-        *,
-        detail: str = "",
-        free_pages: int = 0,
-        stop: bool = False,
-    ) -> list[Effect]:
-        """The present epoch is over: hold the stream until the next assignment."""
+    def _fail_epoch(
+        self, epoch: Epoch, reason: FailReason, detail: str = "", free_pages: int = 0, *, stop: bool = False
+    ) -> list[StreamEffect]:
+        """The present epoch is over: hold the stream until the next assignment. `stop`: the runner does not know."""
         if not self.running or epoch != self.running.epoch:
             return []
-        stops = [Stop(epoch, self.running.runner)] if stop else []
+        stops: list[StreamEffect] = [self._stop(self.running)] if stop else []
         self._class_before = self.numerics_class
         self.running, self._queues = None, reason in UNCOUNTED
-        self.counted_moves += not self._queues
-        return [*stops, Failed(epoch, reason, len(self.tokens), free_pages, detail)]
+        self.counted_migrations += not self._queues
+        failed = Failed(self.request_id, epoch, reason, len(self.tokens), free_pages, detail)
+        return [*stops, Send(SCHEDULER, failed)]
 
-    def _wind(self, now: float) -> None:
-        """The hold's clock runs exactly while the request has nowhere to go."""
-        stands = bool(self.running or self.finish or (self._queues and self.served))
+    def _update_hold(self, now: float) -> None:
+        """The hold time runs exactly while the request has nowhere to go."""
+        stands = bool(self.running or self.end or (self._queues and self.available))
         if not stands and self._held_since is None:
             self._held_since = now
         elif stands and self._held_since is not None:
             self._held_before_s += now - self._held_since
             self._held_since = None
 
-    def _expired(self, failure: Failure, now: float) -> list[Effect]:
-        deadline = self.hold_deadline
-        if deadline is None or now < deadline:
-            return []
-        return self._end(Finish(FinishReason.FAILED, failure))
+    def _cancel(self, end: End, *, scheduler_knows: bool = False) -> list[StreamEffect]:
+        """The end from outside: stop the runner, tell the scheduler."""
+        effects: list[StreamEffect] = [self._stop(self.running)] if self.running else []
+        if not scheduler_knows:
+            effects.append(Send(SCHEDULER, Cancel(self.request_id)))
+        self._finish(end)
+        return effects
 
-    def _end(self, finish: Finish, *, cancel: bool = True) -> list[Effect]:
-        """The end from outside: the runner is stopped, the scheduler told."""
-        effects: list[Effect] = [Stop(self.running.epoch, self.running.runner)] if self.running else []
-        if cancel:
-            effects.append(Cancel())
-        return [*effects, self._finish(finish)]
+    def _stop(self, running: Assign) -> Send:
+        return Send(runner_peer(running.runner), Stop(self.request_id, running.epoch))
 
     # ---------------------------------------------------------------- tokens
 
-    def _step(self, event: StepTokens) -> list[Effect]:
+    def _step(self, event: SequenceTokens, now: float) -> list[StreamEffect]:
         if not self.running or event.epoch != self.running.epoch or event.position < len(self.tokens):
             return []
         if event.position > len(self.tokens):
             detail = f"tokens {len(self.tokens)}..{event.position} never came"
-            return self._broken(event.epoch, FailedReason.RUNNER_ERROR, detail=detail, stop=True)
+            return self._fail_epoch(event.epoch, FailReason.RUNNER_ERROR, detail, stop=True)
         if self._held_logprobs and len(event.logprobs) != len(event.tokens):
             detail = f"{len(event.tokens)} tokens came with {len(event.logprobs)} usable log probabilities"
-            return self._broken(event.epoch, FailedReason.RUNNER_ERROR, detail=detail, stop=True)
+            return self._fail_epoch(event.epoch, FailReason.RUNNER_ERROR, detail, stop=True)
         self._doublings_now = event.doublings
         text = self._append(event)
-        effects = self._admit(event)
+        effects: list[StreamEffect] = []
+        if not self._begun:
+            self._begun, self._held_before_s = True, 0.0  # a stream that ran may be held for the full time again
+            if self.first_token_at is None:
+                self.first_token_at = now
+            effects += [FirstToken(self.request_id), Send(SCHEDULER, Started(self.request_id, event.epoch))]
+        reason = event.finish
         if self._stops.matched:
-            return [*effects, *self._last(text, FinishReason.STOP, stop=event.finish is None)]
-        finish = FinishReason.LENGTH if len(self.tokens) >= self.max_tokens else None
-        if event.finish or finish:
-            return [*effects, *self._last(text, event.finish or FinishReason.LENGTH, stop=event.finish is None)]
-        return [*effects, *self._emit(text)]
+            reason = FinishReason.STOP
+        elif reason is None and len(self.tokens) >= self.request.max_tokens:
+            reason = FinishReason.LENGTH
+        if reason is None:
+            return [*effects, *self._emit(text)]
+        if event.finish is None:
+            effects.append(self._stop(self.running))  # the runner does not know of the end
+        if reason is not FinishReason.STOP:
+            text += self._stops.push(self._detokeniser.flush()) + self._stops.flush()
+        effects += self._emit(text)
+        self._finish(End(reason))
+        return effects
 
-    def _append(self, event: StepTokens) -> str:
+    def _append(self, event: SequenceTokens) -> str:
         """Take tokens up to a stop string or max_tokens; the text that is certain."""
         text = ""
-        for index, token in enumerate(event.tokens[: self.max_tokens - len(self.tokens)]):
+        for index, token in enumerate(event.tokens[: self.request.max_tokens - len(self.tokens)]):
             self.tokens.append(token)
             chars = self._detokeniser.push(token)
             if self._held_logprobs:
@@ -235,45 +321,29 @@ class Stream:
                 break
         return text
 
-    def _emit(self, text: str) -> list[Emit]:
+    def _emit(self, text: str) -> Sequence[Emit]:
         """This text, with the log probabilities that are due with it."""
         if self._held_logprobs is None:
-            return [Emit(text)] if text else []
-        told = self._held_logprobs.release(len(text))
+            return [Emit(self.request_id, text)] if text else ()
+        released = self._held_logprobs.release(len(text))
         if self._stops.matched:
-            told += self._held_logprobs.cut()
-        return [Emit(text, told)] if text or told else []
+            released += self._held_logprobs.cut()
+        return [Emit(self.request_id, text, released)] if text or released else ()
 
-    def _admit(self, event: StepTokens) -> list[Effect]:
-        """The first sign of life of an epoch. A stream that ran may be held for the full time again."""
-        if self._admitted:
-            return []
-        self._admitted, self._held_before_s = True, 0.0
-        return [Started(event.epoch)]
-
-    def _last(self, text: str, reason: FinishReason, *, stop: bool) -> list[Effect]:
-        """The last text and the end. `stop`: the runner does not know yet."""
-        assert self.running
-        effects: list[Effect] = [Stop(self.running.epoch, self.running.runner)] if stop else []
-        if reason is not FinishReason.STOP:
-            text += self._stops.push(self._detokeniser.flush()) + self._stops.flush()
-        return [*effects, *self._emit(text), self._finish(Finish(reason))]
-
-    def _finish(self, finish: Finish) -> Finish:
-        self.running, self.finish = None, finish
+    def _finish(self, end: End) -> None:
+        self.running, self.end = None, end
         self._close_doublings()
-        return finish
 
     def _close_doublings(self) -> None:
         self._doublings_before += self._doublings_now
         self._doublings_now = 0
 
 
-def check_stream(stream: Stream) -> None:
+def check_stream(stream: RequestStream) -> None:
     """What must hold of a stream after every event. Raises AssertionError."""
-    assert len(stream.tokens) <= stream.max_tokens, "more tokens than were asked for"
+    assert len(stream.tokens) <= stream.request.max_tokens, "more tokens than were asked for"
     assert stream.running is None or stream.running.epoch == stream.highest, "an old epoch runs"
-    assert stream.running is None or stream.finish is None, "an ended request runs"
+    assert stream.running is None or stream.end is None, "an ended request runs"
     assert stream.assignments == 0 or stream.highest > NEVER, "assigned without an epoch"
-    failed = stream.finish is not None and stream.finish.reason is FinishReason.FAILED
-    assert failed == (stream.finish is not None and stream.finish.failure is not None), "a failure has a name"
+    failed = stream.end is not None and stream.end.reason is FinishReason.FAILED
+    assert failed == (stream.end is not None and stream.end.failure is not None), "a failure has a name"

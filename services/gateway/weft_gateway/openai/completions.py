@@ -9,32 +9,29 @@ from weft_gateway.errors import ParameterError
 from weft_gateway.openai.response_format import CompletionEncoder
 from weft_gateway.openai.schema import CompletionRequest
 from weft_gateway.openai.streaming_completion import StreamingCompletion
-from weft_gateway.openai.validation import prepare, read, response_meta
-from weft_gateway.shell.active_request import MAX_PROMPT_CHARS
+from weft_gateway.openai.validation import MAX_PROMPT_CHARS, admission_slot, parse_request, response_meta, validate
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.tokenizer import ModelTokenizer, TooLong
 
 
-async def completions(gateway: AppState, request: Request) -> Response:
+async def completions(state: AppState, request: Request) -> Response:
     """A completion of one prompt."""
-    with gateway.preparing() as preparing:
-        asked = await read(gateway, request, CompletionRequest, preparing)
-        params, prompt = asked.params, asked.params.prompt
-        model = await gateway.tokenizer(asked.pool)
-        text = prompt if isinstance(prompt, str) else model.decode(prompt[-MAX_PROMPT_CHARS:])
-        prepared = await prepare(gateway, request, asked, encode=partial(_encode, prompt), text=text)
-        choices = await gateway.serving.submit(prepared)
-    return StreamingCompletion(
-        gateway.serving, choices, CompletionEncoder(response_meta(request, asked, prepared)), params
-    )
+    async with admission_slot(state, request) as slot:
+        parsed = await parse_request(state, request, CompletionRequest, slot)
+        params, prompt = parsed.params, parsed.params.prompt
+        text = prompt if isinstance(prompt, str) else parsed.tokenizer.decode(prompt[-MAX_PROMPT_CHARS:])
+        valid = await validate(state, request, parsed, encode=partial(_encode, prompt), text=text)
+        group = slot.submit(valid)
+    encoder = CompletionEncoder(response_meta(request, parsed))
+    return StreamingCompletion(state.manager, group, encoder, params)
 
 
-def _encode(prompt: str | list[int], model: ModelTokenizer, context_tokens: int) -> list[int]:
+def _encode(prompt: str | list[int], tokenizer: ModelTokenizer, context_tokens: int) -> list[int]:
     if isinstance(prompt, str):
-        return model.encode(prompt, context_tokens)
+        return tokenizer.encode(prompt, context_tokens)
     if len(prompt) > context_tokens:
         raise TooLong(f"this model's context is {context_tokens} tokens; the prompt has {len(prompt)}")
-    if max(prompt) >= model.vocab_size:
-        text = f"prompt: token {max(prompt)} is outside the model's vocabulary of {model.vocab_size}."
+    if max(prompt) >= tokenizer.vocab_size:
+        text = f"prompt: token {max(prompt)} is outside the model's vocabulary of {tokenizer.vocab_size}."
         raise ParameterError(text, param="prompt")
     return prompt

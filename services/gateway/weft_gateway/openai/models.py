@@ -6,36 +6,37 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft_gateway.core.routes import Pool, Route
+from weft.domain.routes import PoolRoute, Route
 from weft_gateway.errors import ModelNotFound
-from weft_gateway.openai.validation import table_and_caller
+from weft_gateway.openai.validation import principal_of, wait_for_routes
 from weft_gateway.shell.app_state import AppState
 
 
-async def list_models(gateway: AppState, request: Request) -> Response:
+async def list_models(state: AppState, request: Request) -> Response:
     """Bases and adapters, an adapter with its base as `parent`."""
-    table, caller = await table_and_caller(gateway, request)
-    return _json({"object": "list", "data": [_model(*found) for found in table.visible(caller)]})
+    await wait_for_routes(state, request)
+    visible = state.machine.routes.visible(principal_of(state, request))
+    return _json({"object": "list", "data": [_model(*found) for found in visible]})
 
 
-async def one_model(gateway: AppState, request: Request) -> Response:
+async def one_model(state: AppState, request: Request) -> Response:
     """One model; its id may hold slashes."""
-    table, caller = await table_and_caller(gateway, request)
+    await wait_for_routes(state, request)
     name = request.path_params["model"]
-    found = table.find(name, caller)
+    found = state.machine.routes.find(name, principal_of(state, request))
     if found is None:
         raise ModelNotFound(name)
     return _json(_model(*found))
 
 
-def _model(route: Route, pool: Pool) -> dict[str, Any]:
+def _model(route: Route, pool: PoolRoute) -> dict[str, Any]:
     return {
         "id": route.model_name,
         "object": "model",
         "created": route.created_unix_s,
         "owned_by": route.namespace,
         "root": pool.base_model_name,
-        "parent": None if route.is_base else pool.base_model_name,
+        "parent": pool.base_model_name if route.adapter else None,
         "max_model_len": pool.max_context_tokens or None,
     }
 

@@ -1,4 +1,4 @@
-"""How an answer looks: JSON bodies, and SSE chunks from templates built once a request.
+"""The shape of an answer: JSON bodies, and SSE chunks from templates built once a request.
 
 A chunk costs one `orjson.dumps` of its text; everything around it is constant bytes. Only one with log probabilities is
 made whole.
@@ -10,14 +10,15 @@ from typing import Any, Protocol
 
 import orjson
 
-from weft_gateway.core.events import Emit, FinishReason, TokenLogprobOut
+from weft.domain.request import FinishReason
+from weft_gateway.core.events import Emit, TokenLogprobOut
 from weft_gateway.openai.logprobs import TokenNames, chat_logprobs, completion_logprobs
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 _REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _HOLE = "\u0000text\u0000"
-Form = Callable[[Sequence[TokenLogprobOut], int, TokenNames], dict[str, Any]]
+LogprobsEncoder = Callable[[Sequence[TokenLogprobOut], int, TokenNames], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,37 +39,37 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ResponseMeta:
-    """What every chunk of one answer says, and how its choices look."""
+    """What every chunk of one answer holds, and the shape of its choices."""
 
     request_id: str
     model: str
     created: int
     n: int = 1
     include_usage: bool = False
-    alternatives: int | None = None  # told beside each token; None: no log probabilities
-    words: TokenNames = field(kw_only=True)  # spells tokens
+    alternatives: int | None = None  # reported beside each token; None: no log probabilities
+    names: TokenNames = field(kw_only=True)
 
 
 class ResponseEncoder(Protocol):
-    """One request's way to say things. `first` opens a stream and may be empty; `index` is that of a choice."""
+    """One request's encoder. `role_chunk` opens a stream and may be empty; `index` is that of a choice."""
 
-    def first(self) -> bytes: ...
-    def chunk(self, index: int, said: Emit) -> bytes: ...
-    def last(self, index: int, reason: FinishReason) -> bytes: ...
+    def role_chunk(self) -> bytes: ...
+    def chunk(self, index: int, emit: Emit) -> bytes: ...
+    def finish_chunk(self, index: int, reason: FinishReason) -> bytes: ...
     def usage(self, usage: Usage) -> bytes: ...
-    def whole(self, choices: Sequence[tuple[Emit, FinishReason]], usage: Usage) -> bytes: ...
+    def body(self, choices: Sequence[tuple[Emit, FinishReason]], usage: Usage) -> bytes: ...
 
 
 class _Chunks:
     """The chunks of one stream: constant bytes around a text, but for those with log probabilities."""
 
     def __init__(
-        self, head: dict[str, Any], about: ResponseMeta, choice: Callable[[int, str, Any], dict[str, Any]]
+        self, head: dict[str, Any], meta: ResponseMeta, choice: Callable[[int, str, Any], dict[str, Any]]
     ) -> None:
         self._head, self._choice = head, choice
-        self._nothing: dict[str, Any] = {"usage": None} if about.include_usage else {}
+        self._no_usage: dict[str, Any] = {"usage": None} if meta.include_usage else {}
         hole = orjson.dumps(_HOLE)
-        self._around = [self.event([choice(index, _HOLE, None)]).split(hole) for index in range(about.n)]
+        self._around = [self.event([choice(index, _HOLE, None)]).split(hole) for index in range(meta.n)]
 
     def chunk(self, index: int, text: str, logprobs: dict[str, Any] | None) -> bytes:
         if logprobs is not None:
@@ -77,74 +78,74 @@ class _Chunks:
         return before + orjson.dumps(text) + after
 
     def event(self, choices: list[dict[str, Any]], usage: Usage | None = None) -> bytes:
-        said = {"usage": usage.to_json()} if usage else self._nothing
-        return b"data: " + orjson.dumps({**self._head, "choices": choices, **said}) + b"\n\n"
+        more = {"usage": usage.to_json()} if usage else self._no_usage
+        return b"data: " + orjson.dumps({**self._head, "choices": choices, **more}) + b"\n\n"
 
 
 class ChatEncoder:
     """`chat.completion` and `chat.completion.chunk`."""
 
-    def __init__(self, about: ResponseMeta) -> None:
-        self._about = about
-        self._head = _head(f"chatcmpl-{about.request_id}", "chat.completion", about)
+    def __init__(self, meta: ResponseMeta) -> None:
+        self._meta = meta
+        self._head = _head(f"chatcmpl-{meta.request_id}", "chat.completion", meta)
         chunk = {**self._head, "object": "chat.completion.chunk"}
-        self._chunks = _Chunks(chunk, about, lambda index, text, told: _delta(index, {"content": text}, told))
+        self._chunks = _Chunks(chunk, meta, lambda index, text, logprobs: _delta(index, {"content": text}, logprobs))
 
-    def first(self) -> bytes:
+    def role_chunk(self) -> bytes:
         role = {"role": "assistant", "content": ""}
-        return b"".join(self._chunks.event([_delta(index, role)]) for index in range(self._about.n))
+        return b"".join(self._chunks.event([_delta(index, role)]) for index in range(self._meta.n))
 
-    def chunk(self, index: int, said: Emit) -> bytes:
-        return self._chunks.chunk(index, said.text, self._logprobs(said))
+    def chunk(self, index: int, emit: Emit) -> bytes:
+        return self._chunks.chunk(index, emit.text, self._logprobs(emit))
 
-    def last(self, index: int, reason: FinishReason) -> bytes:
+    def finish_chunk(self, index: int, reason: FinishReason) -> bytes:
         return self._chunks.event([_delta(index, {}, None, _REASONS[reason])])
 
     def usage(self, usage: Usage) -> bytes:
         return self._chunks.event([], usage)
 
-    def whole(self, choices: Sequence[tuple[Emit, FinishReason]], usage: Usage) -> bytes:
-        said = [self._message(index, *choice) for index, choice in enumerate(choices)]
-        return orjson.dumps({**self._head, "choices": said, "usage": usage.to_json()})
+    def body(self, choices: Sequence[tuple[Emit, FinishReason]], usage: Usage) -> bytes:
+        messages = [self._message(index, *choice) for index, choice in enumerate(choices)]
+        return orjson.dumps({**self._head, "choices": messages, "usage": usage.to_json()})
 
-    def _message(self, index: int, said: Emit, reason: FinishReason) -> dict[str, Any]:
-        message = {"role": "assistant", "content": said.text, "refusal": None}
-        logprobs = self._logprobs(said)
+    def _message(self, index: int, emit: Emit, reason: FinishReason) -> dict[str, Any]:
+        message = {"role": "assistant", "content": emit.text, "refusal": None}
+        logprobs = self._logprobs(emit)
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": _REASONS[reason]}
 
-    def _logprobs(self, said: Emit) -> dict[str, Any] | None:
-        return _logprobs(chat_logprobs, said, self._about)
+    def _logprobs(self, emit: Emit) -> dict[str, Any] | None:
+        return _logprobs(chat_logprobs, emit, self._meta)
 
 
 class CompletionEncoder:
     """`text_completion`, whole or in chunks."""
 
-    def __init__(self, about: ResponseMeta) -> None:
-        self._about = about
-        self._head = _head(f"cmpl-{about.request_id}", "text_completion", about)
-        self._chunks = _Chunks(self._head, about, _text)
+    def __init__(self, meta: ResponseMeta) -> None:
+        self._meta = meta
+        self._head = _head(f"cmpl-{meta.request_id}", "text_completion", meta)
+        self._chunks = _Chunks(self._head, meta, _text)
 
-    def first(self) -> bytes:
+    def role_chunk(self) -> bytes:
         return b""
 
-    def chunk(self, index: int, said: Emit) -> bytes:
-        return self._chunks.chunk(index, said.text, self._logprobs(said))
+    def chunk(self, index: int, emit: Emit) -> bytes:
+        return self._chunks.chunk(index, emit.text, self._logprobs(emit))
 
-    def last(self, index: int, reason: FinishReason) -> bytes:
+    def finish_chunk(self, index: int, reason: FinishReason) -> bytes:
         return self._chunks.event([_text(index, "", None, _REASONS[reason])])
 
     def usage(self, usage: Usage) -> bytes:
         return self._chunks.event([], usage)
 
-    def whole(self, choices: Sequence[tuple[Emit, FinishReason]], usage: Usage) -> bytes:
+    def body(self, choices: Sequence[tuple[Emit, FinishReason]], usage: Usage) -> bytes:
         texts = [
-            _text(index, said.text, self._logprobs(said), _REASONS[reason])
-            for index, (said, reason) in enumerate(choices)
+            _text(index, emit.text, self._logprobs(emit), _REASONS[reason])
+            for index, (emit, reason) in enumerate(choices)
         ]
         return orjson.dumps({**self._head, "choices": texts, "usage": usage.to_json()})
 
-    def _logprobs(self, said: Emit) -> dict[str, Any] | None:
-        return _logprobs(completion_logprobs, said, self._about)
+    def _logprobs(self, emit: Emit) -> dict[str, Any] | None:
+        return _logprobs(completion_logprobs, emit, self._meta)
 
 
 def error_event(body: bytes) -> bytes:
@@ -152,8 +153,8 @@ def error_event(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n"
 
 
-def _head(id_: str, kind: str, about: ResponseMeta) -> dict[str, Any]:
-    return {"id": id_, "object": kind, "created": about.created, "model": about.model}
+def _head(id_: str, kind: str, meta: ResponseMeta) -> dict[str, Any]:
+    return {"id": id_, "object": kind, "created": meta.created, "model": meta.model}
 
 
 def _delta(index: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
@@ -164,7 +165,7 @@ def _text(index: int, text: str, logprobs: Any = None, reason: str | None = None
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _logprobs(form: Form, said: Emit, about: ResponseMeta) -> dict[str, Any] | None:
-    if about.alternatives is None:
+def _logprobs(encode: LogprobsEncoder, emit: Emit, meta: ResponseMeta) -> dict[str, Any] | None:
+    if meta.alternatives is None:
         return None
-    return form(said.told, about.alternatives, about.words)
+    return encode(emit.logprobs, meta.alternatives, meta.names)

@@ -1,15 +1,19 @@
-"""From an HTTP request to a valid, tokenised, allowed one. Everything that can be refused is refused here."""
+"""From an HTTP request to one that is valid, tokenised and allowed: what can be refused beforehand is refused here."""
 
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
 
-from weft_gateway.core.routes import Pool, Principal, Route, RouteTable
+from weft.domain.request import Sampling
+from weft.domain.routes import PoolRoute, Route
+from weft_gateway.core.events import Request
+from weft_gateway.core.routes import Principal
 from weft_gateway.errors import (
     BadRequest,
     BodyTimeout,
@@ -17,105 +21,124 @@ from weft_gateway.errors import (
     ModelNotFound,
     ParameterError,
     TooLarge,
+    Unavailable,
     UnsupportedMediaType,
+    from_failure,
 )
 from weft_gateway.openai.response_format import ResponseMeta
 from weft_gateway.openai.schema import Common, parse
-from weft_gateway.shell.active_request import MAX_PROMPT_CHARS, Prepared, Sampling
-from weft_gateway.shell.app_state import AppState, Preparing
+from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import authenticate
 from weft_gateway.shell.request_ids import ids_of
+from weft_gateway.shell.request_manager import AdmissionSlot
 from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
 
 THREAD_BYTES = 20_000  # a body this long is parsed in a thread: the loop goes on streaming
-MAX_TOLD = 1 << 19  # log probabilities of one answer: some 60 MB while it is held
+MAX_PROMPT_CHARS = 4096  # of a prompt that the predictor gets
+MAX_LOGPROBS = 1 << 19  # of one answer: some 60 MB while it is held
 JSON = "application/json"
 BODY_SECONDS = 30.0  # for a client to send its body
 T = TypeVar("T", bound=Common)
 Encode = Callable[[ModelTokenizer, int], list[int]]  # within a context of so many tokens
 
 
-async def table_and_caller(gateway: AppState, request: Request) -> tuple[RouteTable, Principal]:
-    """The route table and who asks. Raises Unavailable, Overloaded, Unauthorized."""
-    table = await gateway.route_table()
-    return table, authenticate(request.headers.get("authorization"), table, auth=gateway.settings.auth)
+def admission_slot(state: AppState, request: HttpRequest) -> AdmissionSlot:
+    """Counts the request until its submission and holds it while there is no route table."""
+    return state.manager.slot(ids_of(request.scope).request_id)
+
+
+async def wait_for_routes(state: AppState, request: HttpRequest) -> None:
+    """A process that has just started holds its first requests. Raises Unavailable, Overloaded."""
+    if not state.machine.routes.known:
+        async with admission_slot(state, request):
+            pass
+
+
+def principal_of(state: AppState, request: HttpRequest) -> Principal:
+    """Raises Unauthorized, Unavailable."""
+    return authenticate(request.headers.get("authorization"), state.machine.routes, auth=state.settings.auth)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[T]):
-    """A typed request and the model it names, for a caller that may use it."""
+class ParsedRequest(Generic[T]):
+    """A typed request and the model that it names, for a caller that may use it."""
 
     params: T
     route: Route
-    pool: Pool
-    caller: Principal
-    arrived: float
+    pool: PoolRoute
+    tokenizer: ModelTokenizer
+    principal: Principal
+    arrived_unix_ms: int
 
 
-async def read(gateway: AppState, request: Request, kind: type[T], preparing: Preparing) -> Asked[T]:
-    """Who asks for what. Raises ApiError: everything but the prompt is checked."""
-    arrived = gateway.serving.clock()
-    table, caller = await table_and_caller(gateway, request)
-    gateway.check_admission()
+async def parse_request(state: AppState, request: HttpRequest, kind: type[T], slot: AdmissionSlot) -> ParsedRequest[T]:
+    """Authenticate, read and parse. Raises ApiError: everything but the prompt is checked."""
+    arrived_unix_ms = time.time_ns() // 1_000_000
+    principal = principal_of(state, request)
+    if failure := state.machine.refusal():
+        raise from_failure(failure)
     _check_json(request)
-    body = await _body(request, gateway.settings.max_body_bytes)
+    body = await _body(request, state.settings.max_body_bytes)
     params = await asyncio.to_thread(parse, kind, body) if len(body) > THREAD_BYTES else parse(kind, body)
-    found = table.find(params.model, caller)
+    found = state.machine.routes.find(params.model, principal)
     if found is None:
         raise ModelNotFound(params.model)
     request.state.model = params.model
-    preparing.admit(params.n)
-    return Asked(params, *found, caller, arrived)
+    limit = state.settings.max_in_flight
+    if params.n > limit:
+        raise ParameterError(f"n: this gateway takes {limit} requests at once, and each choice is one.", param="n")
+    route, pool = found
+    await slot.resolve(pool.pool, params.n)
+    tokenizer = state.tokenizers.get(pool.base_digest)
+    if tokenizer is None:
+        text = f"The tokenizer of pool {pool.pool} is not available: the pool has changed."
+        raise Unavailable(text, code="model_not_ready", retry_after_ms=1000)
+    return ParsedRequest(params, route, pool, tokenizer, principal, arrived_unix_ms)
 
 
-async def prepare(
-    gateway: AppState, request: Request, asked: Asked[T], *, encode: Encode, text: str
-) -> tuple[Prepared, ...]:
-    """Tokenise and check the lengths; one value a choice. `text` is what the predictor sees."""
-    params, pool = asked.params, asked.pool
-    model = await gateway.tokenizer(pool)
-    tokens = await _encoded(model, encode, pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS)
-    sampling = _sampling(params, model)
-    limit = _max_tokens(params.limit, len(tokens), pool.max_context_tokens, gateway.settings.default_max_tokens)
-    _check_told(params, limit)
+async def validate(
+    state: AppState, request: HttpRequest, parsed: ParsedRequest[T], *, encode: Encode, text: str
+) -> Request:
+    """Tokenise and check the lengths. `text` is what the predictor gets of the prompt."""
+    params, pool = parsed.params, parsed.pool
+    tokens = await _encoded(parsed.tokenizer, encode, pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS)
+    sampling = _sampling(params, parsed.tokenizer)
+    limit = _max_tokens(params.limit, len(tokens), pool.max_context_tokens, state.settings.default_max_tokens)
+    _check_logprobs(params, limit)
     ids = ids_of(request.scope)
-    first = Prepared(
-        request_id=ids.choice(0, params.n),
+    return Request(
+        request_id=ids.request_id,
         client_request_id=ids.client_request_id,
-        namespace=asked.caller.namespace or "",
-        route=asked.route,
-        prompt_tokens=tokens,
+        namespace=parsed.principal.namespace or "",
+        route=parsed.route,
+        prompt=tuple(tokens),
         prompt_text=text[-MAX_PROMPT_CHARS:],  # the end holds the question
         max_tokens=limit,
-        stops=params.stop,
         sampling=sampling,
-        model_text=model,
-        arrived=asked.arrived,
-    )
-    others = range(1, params.n)
-    return first, *(
-        replace(first, request_id=ids.choice(index, params.n), sampling=replace(sampling, choice=index))
-        for index in others
+        bytes_of=parsed.tokenizer.bytes_of,
+        arrived_unix_ms=parsed.arrived_unix_ms,
+        stops=params.stop,
+        n=params.n,
     )
 
 
-def response_meta(request: Request, asked: Asked[T], prepared: Sequence[Prepared]) -> ResponseMeta:
+def response_meta(request: HttpRequest, parsed: ParsedRequest[T]) -> ResponseMeta:
     """What every chunk of the answer says."""
     return ResponseMeta(
         request_id=ids_of(request.scope).request_id,
-        model=asked.params.model,
+        model=parsed.params.model,
         created=int(time.time()),
-        n=len(prepared),
-        include_usage=asked.params.include_usage,
-        alternatives=asked.params.alternatives,
-        words=prepared[0].model_text,
+        n=parsed.params.n,
+        include_usage=parsed.params.include_usage,
+        alternatives=parsed.params.alternatives,
+        names=parsed.tokenizer,
     )
 
 
-async def _encoded(model: ModelTokenizer, encode: Encode, context_tokens: int) -> list[int]:
-    """In a thread: the tokenizer lets go of the interpreter and the template is foreign code."""
+async def _encoded(tokenizer: ModelTokenizer, encode: Encode, context_tokens: int) -> list[int]:
+    """In a thread: the tokenizer releases the interpreter and the template is foreign code."""
     try:
-        tokens = await asyncio.to_thread(encode, model, context_tokens)
+        tokens = await asyncio.to_thread(encode, tokenizer, context_tokens)
     except TooLong as error:
         raise ParameterError(f"The prompt is too long: {error}.", code="context_length_exceeded") from error
     except TokenizerPanic as error:
@@ -128,35 +151,35 @@ async def _encoded(model: ModelTokenizer, encode: Encode, context_tokens: int) -
 
 
 def _max_tokens(asked: int | None, prompt_tokens: int, context_tokens: int, default: int) -> int:
-    """The answer's bound. A context of 0 is not known yet: no runner has told; the scheduler decides then."""
-    room = context_tokens - prompt_tokens if context_tokens else asked or default
-    limit = min(default, room) if asked is None else asked
-    if limit < 1 or limit > room:
+    """The answer's bound. A context of 0 is not known yet: no runner has reported it; the scheduler decides then."""
+    left = context_tokens - prompt_tokens if context_tokens else asked or default
+    limit = min(default, left) if asked is None else asked
+    if limit < 1 or limit > left:
         wanted = f"{prompt_tokens} tokens of prompt" + (f" and max_tokens {asked}" if asked else "")
         raise ParameterError(
             f"This model's context is {context_tokens} tokens; the request has {wanted}.",
-            param="max_tokens" if asked and room > 0 else None,
+            param="max_tokens" if asked and left > 0 else None,
             code="context_length_exceeded",
         )
     return limit
 
 
-def _check_told(params: Common, max_tokens: int) -> None:
-    """An answer is held until it is told: what one of them may hold is bounded. Raises ParameterError."""
-    told = 0 if params.alternatives is None else params.n * max_tokens * (1 + params.alternatives)
-    if told > MAX_TOLD:
-        text = f"This answer could have {told:,} log probabilities; at most {MAX_TOLD:,} are told in one answer."
+def _check_logprobs(params: Common, max_tokens: int) -> None:
+    """An answer is held until it is sent: its log probabilities are bounded. Raises ParameterError."""
+    count = 0 if params.alternatives is None else params.n * max_tokens * (1 + params.alternatives)
+    if count > MAX_LOGPROBS:
+        text = f"This answer could have {count:,} log probabilities; at most {MAX_LOGPROBS:,} are sent in one answer."
         raise ParameterError(f"{text} Ask for fewer choices, tokens or alternatives.", param="logprobs")
 
 
-def _sampling(params: Common, model: ModelTokenizer) -> Sampling:
+def _sampling(params: Common, tokenizer: ModelTokenizer) -> Sampling:
     """Raises ParameterError for a bias of a token that the model does not have."""
-    beyond = [token for token, _ in params.logit_bias if token >= model.vocab_size]
+    beyond = [token for token, _ in params.logit_bias if token >= tokenizer.vocab_size]
     if beyond:
-        text = f"logit_bias: token {beyond[0]} is outside the model's vocabulary of {model.vocab_size}."
+        text = f"logit_bias: token {beyond[0]} is outside the model's vocabulary of {tokenizer.vocab_size}."
         raise ParameterError(text, param="logit_bias")
     return Sampling(
-        seed=_seed(params.seed),
+        seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
         temperature=params.temperature,
         top_p=params.top_p,
         frequency_penalty=params.frequency_penalty,
@@ -166,12 +189,7 @@ def _sampling(params: Common, model: ModelTokenizer) -> Sampling:
     )
 
 
-def _seed(asked: int | None) -> int:
-    """64 bits: the client's, or drawn."""
-    return secrets.randbits(64) if asked is None else asked % 2**64
-
-
-def _check_json(request: Request) -> None:
+def _check_json(request: HttpRequest) -> None:
     """A foreign page's form or plain text is sent without asking first; JSON makes its browser ask. Raises 415."""
     given = request.headers.get("content-type", "")
     if given.partition(";")[0].strip().lower() != JSON:
@@ -180,7 +198,7 @@ def _check_json(request: Request) -> None:
         )
 
 
-async def _body(request: Request, limit: int) -> bytes:
+async def _body(request: HttpRequest, limit: int) -> bytes:
     """The whole body within bounds of size and time. Raises TooLarge, BodyTimeout, BadRequest."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:

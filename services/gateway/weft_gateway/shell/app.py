@@ -38,35 +38,35 @@ _PAGE_HEADERS = {
 _NAMES = {404: "not_found", 405: "method_not_allowed", 403: "permission_denied"}
 
 
-def build_app(gateway: AppState) -> FastAPI:
-    """The application around one gateway."""
+def build_app(state: AppState) -> FastAPI:
+    """The application around one gateway's state."""
     app = FastAPI(title="Weft", docs_url=None, redoc_url=None, description="OpenAI API for LoRA adapters")
     post, get = ["POST"], ["GET"]
-    _route(app, gateway, "/v1/chat/completions", chat_completions, post, ChatRequest)
-    _route(app, gateway, "/v1/completions", completions, post, CompletionRequest)
-    _route(app, gateway, "/v1/models", list_models, get)
-    _route(app, gateway, "/v1/models/{model:path}", one_model, get)
-    _route(app, gateway, "/status", _status, get)
-    _route(app, gateway, "/", _page, get)
-    _route(app, gateway, "/healthz", _healthz, get)
-    _route(app, gateway, "/readyz", _readyz, get)
-    _route(app, gateway, "/metrics", _metrics, get)
+    _route(app, state, "/v1/chat/completions", chat_completions, post, ChatRequest)
+    _route(app, state, "/v1/completions", completions, post, CompletionRequest)
+    _route(app, state, "/v1/models", list_models, get)
+    _route(app, state, "/v1/models/{model:path}", one_model, get)
+    _route(app, state, "/status", _status, get)
+    _route(app, state, "/", _page, get)
+    _route(app, state, "/healthz", _healthz, get)
+    _route(app, state, "/readyz", _readyz, get)
+    _route(app, state, "/metrics", _metrics, get)
     for kind, handler in ((ApiError, _on_api_error), (HTTPException, _on_http_error), (Exception, _on_bug)):
-        app.add_exception_handler(kind, partial(handler, gateway))
+        app.add_exception_handler(kind, partial(handler, state))
     app.add_middleware(RequestIds)
-    app.add_middleware(DrainMiddleware, gateway=gateway)
+    app.add_middleware(DrainMiddleware, state=state)
     return app
 
 
 class DrainMiddleware:
     """Pure ASGI: once the process stops, every answer asks the client to come back on another connection."""
 
-    def __init__(self, app: ASGIApp, gateway: AppState) -> None:
-        self._app, self._gateway = app, gateway
+    def __init__(self, app: ASGIApp, state: AppState) -> None:
+        self._app, self._state = app, state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_and_close(message: Message) -> None:
-            if message["type"] == "http.response.start" and self._gateway.serving.draining:
+            if message["type"] == "http.response.start" and self._state.machine.draining:
                 message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
             await send(message)
 
@@ -75,7 +75,7 @@ class DrainMiddleware:
 
 def _route(
     app: FastAPI,
-    gateway: AppState,
+    state: AppState,
     path: str,
     endpoint: Endpoint,
     methods: list[str],
@@ -84,7 +84,7 @@ def _route(
     """Bodies are read and checked by the endpoints: bounded, and refused in OpenAI's shape."""
 
     async def handle(request: Request) -> Response:
-        return await endpoint(gateway, request)
+        return await endpoint(state, request)
 
     schema = body and {"requestBody": {"content": {"application/json": {"schema": _inlined(body)}}, "required": True}}
     app.add_api_route(
@@ -110,9 +110,9 @@ def _inlined(body: type[BaseModel]) -> dict[str, Any]:
 # ---------------------------------------------------------------- errors
 
 
-async def _on_api_error(gateway: AppState, request: Request, error: Exception) -> Response:
+async def _on_api_error(state: AppState, request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    _count(gateway, request, error.status)
+    _count(state, request, error.status)
     about = {"param": error.param and error.param[:128], "model": getattr(request.state, "model", None)}
     known = {key: value for key, value in about.items() if value is not None}
     request_id = ids_of(request.scope).request_id
@@ -120,60 +120,60 @@ async def _on_api_error(gateway: AppState, request: Request, error: Exception) -
     return Response(error.body(), error.status, error.headers())
 
 
-async def _on_http_error(gateway: AppState, request: Request, error: Exception) -> Response:
+async def _on_http_error(state: AppState, request: Request, error: Exception) -> Response:
     """What the framework itself refuses: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     text = f"{request.method} {request.url.path[:256]}: {error.detail}."
     code = _NAMES.get(error.status_code, "invalid_request")
     refused = BadRequest(text, code=code, status=error.status_code)
-    response = await _on_api_error(gateway, request, refused)
+    response = await _on_api_error(state, request, refused)
     response.headers.update(error.headers or {})
     return response
 
 
-async def _on_bug(gateway: AppState, request: Request, error: Exception) -> Response:
-    _count(gateway, request, Internal.status)
+async def _on_bug(state: AppState, request: Request, error: Exception) -> Response:
+    _count(state, request, Internal.status)
     request_id = ids_of(request.scope).request_id
     log.error("request failed inside the gateway", exc_info=error, extra=kv(request_id=request_id))
     internal = Internal(f"The gateway failed on this request; its logs name it {request_id}.")
     return Response(internal.body(), internal.status, internal.headers())
 
 
-def _count(gateway: AppState, request: Request, status: int) -> None:
+def _count(state: AppState, request: Request, status: int) -> None:
     """A request that was refused; "-" stands for all names that are no model."""
-    gateway.serving.metrics.count_request(getattr(request.state, "model", None), status)
+    state.manager.metrics.count_request(getattr(request.state, "model", None), status)
 
 
 # ---------------------------------------------------------------- health and status
 
 
-async def _healthz(_gateway: AppState, _request: Request) -> Response:
+async def _healthz(_state: AppState, _request: Request) -> Response:
     """Alive: the loop that answers is the one that serves."""
     return Response("ok\n", media_type="text/plain")
 
 
-async def _readyz(gateway: AppState, _request: Request) -> Response:
+async def _readyz(state: AppState, _request: Request) -> Response:
     """Ready: a route table is there, and a tokenizer if one is to come. What is still missing is waited for."""
-    reason = gateway.not_ready_reason()
+    reason = state.machine.not_ready_reason()
     return Response(f"{reason or 'ok'}\n", 503 if reason else 200, media_type="text/plain")
 
 
-async def _metrics(gateway: AppState, request: Request) -> Response:
+async def _metrics(state: AppState, request: Request) -> Response:
     """Prometheus metrics, of models and pools only those that the caller may see."""
-    shown = visible_labels(gateway, request.headers.get("authorization"))
-    return Response(exposition(gateway.registry, shown), headers={"content-type": CONTENT_TYPE_LATEST})
+    shown = visible_labels(state, request.headers.get("authorization"))
+    return Response(exposition(state.registry, shown), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-async def _status(gateway: AppState, request: Request) -> Response:
+async def _status(state: AppState, request: Request) -> Response:
     """Pools, models and requests now, as far as the caller may see them."""
     try:
-        value = status_of(gateway, request.headers.get("authorization"))
+        value = status_of(state, request.headers.get("authorization"))
     except Unauthorized:
-        value = status_of(gateway, None)
+        value = status_of(state, None)
     return Response(orjson.dumps(value), media_type="application/json", headers={"cache-control": "no-cache"})
 
 
-async def _page(_gateway: AppState, _request: Request) -> Response:
+async def _page(_state: AppState, _request: Request) -> Response:
     """The status page."""
     page = files("weft_gateway").joinpath("shell", "status.html").read_bytes()
     return Response(page, media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)

@@ -1,4 +1,4 @@
-"""Who asks: an API key is a namespace. Keys are never stored nor logged; the table knows their SHA-256."""
+"""Authentication: an API key is a namespace. Keys are never stored nor logged; the route table has their SHA-256."""
 
 import hashlib
 
@@ -8,8 +8,8 @@ from weft_gateway.errors import Unauthorized, Unavailable
 MAX_KEY_CHARS = 512
 
 
-def authenticate(authorization: str | None, table: RouteTable, *, auth: bool) -> Principal:
-    """The namespace behind an Authorization header.
+def authenticate(authorization: str | None, routes: RouteTable, *, auth: bool) -> Principal:
+    """The caller behind an Authorization header.
 
     Looking up a hash leaks no timing about the key: an attacker cannot steer SHA-256 towards a stored value.
     Raises Unauthorized, or Unavailable while the keys are not known yet.
@@ -17,12 +17,12 @@ def authenticate(authorization: str | None, table: RouteTable, *, auth: bool) ->
     if not auth:
         return ANY_NAMESPACE
     key = _bearer(authorization)
-    if not table.keys_known:
+    if not routes.keys_known:
         raise Unavailable("The API keys are not known to this gateway yet.", code="keys_not_known", retry_after_ms=1000)
-    caller = table.keys.get(hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest())
-    if caller is None:
+    principal = routes.principal_of(hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest())
+    if principal is None:
         raise Unauthorized("This API key is not known. `weft key create` makes one.")
-    return caller
+    return principal
 
 
 def _bearer(authorization: str | None) -> str:

@@ -24,14 +24,14 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "
 MAX_FILE_BYTES = 128 << 20
 
 
-async def fetch_text_files(
-    depot: httpx2.AsyncClient, digest: str, blobs: BlobStore, on_damaged: Callable[[], None]
+async def fetch_tokenizer_files(
+    depot: httpx2.AsyncClient, digest: str, blobs: BlobStore, on_corrupt: Callable[[], None]
 ) -> Mapping[str, bytes]:
-    """Name -> content of the tokenizer's files that this model has. `on_damaged` is called for each damaged file here.
+    """Name -> content of the tokenizer's files that this model has. `on_corrupt` is called for each damaged file here.
 
     Raises Refused (no such model, no tokenizer.json), Unavailable (the depot does not answer, or with other content).
     """
-    cache = _Cache(depot, blobs, on_damaged)
+    cache = _Cache(depot, blobs, on_corrupt)
     with blobs.lease() as lease:
         lease.name(digest)
         manifest = Manifest.from_bytes(await cache.blob("manifest", digest, MAX_MANIFEST_BYTES))
@@ -45,7 +45,7 @@ async def fetch_text_files(
 class _Cache:
     depot: httpx2.AsyncClient
     blobs: BlobStore
-    on_damaged: Callable[[], None]
+    on_corrupt: Callable[[], None]
 
     async def blob(self, name: str, digest: str, max_bytes: int) -> bytes:
         """From here, else from the depot; verified either way."""
@@ -56,7 +56,7 @@ class _Cache:
         except Damaged as error:
             self.blobs.discard(digest)
             log.error("damaged file thrown away", extra=kv(file=name, digest=digest, difference=error.difference))
-            self.on_damaged()
+            self.on_corrupt()
         data = await _download(self.depot, digest, max_bytes)
         if digest_of(data) != digest:
             with contextlib.suppress(httpx2.HTTPError):  # the depot verifies its copy; the next try finds a whole one

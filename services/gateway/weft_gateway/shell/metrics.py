@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator
 from copy import copy
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-if TYPE_CHECKING:
-    from weft_gateway.shell.active_request import LiveRequest
-    from weft_gateway.shell.request_manager import Serving
+from weft_gateway.core.events import Finish
+from weft_gateway.core.gateway import Gateway
 
 SECONDS_TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60)
 SECONDS_PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
@@ -20,7 +18,7 @@ SECONDS_IN_ALL = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 class Metrics:
     """One set of metrics on one registry; `in_flight` and `held` are read when scraped."""
 
-    def __init__(self, serving: "Serving", registry: CollectorRegistry, *, max_models: int) -> None:
+    def __init__(self, gateway: Gateway, registry: CollectorRegistry, *, max_models: int) -> None:
         self._max_models, self._models = max_models, set[str]()
         self.requests = Counter(
             "weft_gateway_requests", "Requests by model and HTTP status.", ["model", "status"], registry=registry
@@ -35,7 +33,7 @@ class Metrics:
             registry,
         )
         self.total = _histogram("weft_gateway_e2e_seconds", "Arrival to the last byte.", SECONDS_IN_ALL, registry)
-        self.moves = Counter("weft_gateway_moves", "Assignments beyond a request's first.", registry=registry)
+        self.migrations = Counter("weft_gateway_migrations", "Assignments beyond a request's first.", registry=registry)
         self.overruns = Counter(
             "weft_gateway_overrun_requests", "Requests whose reservation was doubled.", registry=registry
         )
@@ -52,30 +50,30 @@ class Metrics:
             "Files of the disk cache that were damaged, and fetched again.",
             registry=registry,
         )
-        Gauge("weft_gateway_in_flight", "Requests now.", registry=registry).set_function(lambda: serving.in_flight)
-        Gauge("weft_gateway_held", "Requests without a runner.", registry=registry).set_function(lambda: serving.held)
+        Gauge("weft_gateway_in_flight", "Requests now.", registry=registry).set_function(lambda: gateway.in_flight)
+        Gauge("weft_gateway_held", "Requests without a runner.", registry=registry).set_function(lambda: gateway.held)
         Gauge("weft_gateway_outcomes_unacked", "Outcomes not stored yet.", registry=registry).set_function(
-            lambda: len(serving.outcomes)
+            lambda: len(gateway.outcomes)
         )
 
     def count_request(self, model: str | None, status: int) -> None:
         """One answer; 499: the client went away. Without a known model the label is "-"."""
         self.requests.labels(self.label(model) if model else "-", str(status)).inc()
 
-    def count_outcome(self, live: "LiveRequest", now: float) -> None:
-        """A request that ended at `now` (seconds, the clock of `arrived`)."""
-        route, tokens, arrived = live.prepared.route, len(live.stream.tokens), live.prepared.arrived
-        label = self.label(route.model_name)
-        if live.prepared.sampling.choice == 0:  # the choices of a request have one prompt
-            self.prompt_tokens.labels(label).inc(len(live.prepared.prompt_tokens))
+    def count_finish(self, finish: Finish) -> None:
+        """An answer that has ended."""
+        outcome, tokens = finish.outcome, finish.outcome.completion_tokens
+        label = self.label(outcome.model_name)
+        if outcome.choice == 0:  # the answers of a request have one prompt
+            self.prompt_tokens.labels(label).inc(outcome.prompt_tokens)
         self.tokens.labels(label).inc(tokens)
-        self.moves.inc(live.stream.moves)
-        self.overruns.inc(live.stream.doublings > 0)
-        self.total.labels(route.pool).observe(now - arrived)
-        if (first := live.first_token_at) is not None:
-            self.ttft.labels(route.pool).observe(first - arrived)
+        self.migrations.inc(outcome.migrations)
+        self.overruns.inc(outcome.doublings > 0)
+        self.total.labels(outcome.pool).observe(finish.total_s)
+        if finish.ttft_s is not None:
+            self.ttft.labels(outcome.pool).observe(finish.ttft_s)
             if tokens > 1:
-                self.per_token.labels(route.pool).observe((now - first) / (tokens - 1))
+                self.per_token.labels(outcome.pool).observe((finish.total_s - finish.ttft_s) / (tokens - 1))
 
     def label(self, model: str) -> str:
         """A model's label: its name for the first `max_models` seen, then "other"."""

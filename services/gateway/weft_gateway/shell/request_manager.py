@@ -1,340 +1,335 @@
-"""One request from submit to outcome: the shell around `core.stream`.
+"""The shell around the gateway's machine: it feeds events, performs effects and keeps the machine's one timer.
 
-`Serving` owns every live request of the process and performs what their streams want done. Everything happens in
-callbacks of one event loop and never blocks, so a message is dealt with whole before the next one. A step wakes a
-request at most once; what a slow client has not read yet gathers into the next chunk.
+Everything happens in callbacks of one event loop and never blocks, so a message is handled whole before the next one. A
+step wakes a request at most once; what a slow client has not read yet gathers into the next chunk.
 """
 
 import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, cast
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from weft.domain.text import quoted
+from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Received, Send
+from weft.domain.prediction import PredictItem
+from weft.domain.request import Failed, GatewayHello, Start, Stop
 from weft.telemetry.invariants import holds
 from weft.telemetry.logs import kv
-from weft.wire.errors import PeerError
+from weft.wire.channels import Link, channel
+from weft.wire.codec import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY, outcome_bytes
+from weft.wire.codec.scheduling import GatewayMessage
+from weft.wire.errors import PeerError, refused
 from weft.wire.tls import Tls
-from weft.wire.v1 import runner_pb2, scheduler_pb2
+from weft.wire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from weft_gateway.core.events import (
-    Aborted,
-    Cancel,
+    PREDICTOR,
+    SCHEDULER,
     ClientGone,
+    Drained,
+    DrainStarted,
     Effect,
     Emit,
-    EpochEnded,
     Event,
-    Failed,
     Failure,
     Finish,
-    HoldExpired,
-    PoolAvailability,
-    RunnerId,
-    RunnerLost,
-    Start,
-    Started,
-    StepTokens,
-    Stop,
+    FirstToken,
+    ModelResolved,
+    OpenSession,
+    OutcomeDropped,
+    PeerViolation,
+    Proceed,
+    Refuse,
+    Request,
+    RequestAborted,
+    RequestArrived,
+    RequestFailed,
+    RequestReady,
+    RoutesChanged,
+    Submitted,
 )
-from weft_gateway.core.routes import RouteTable, table_of
-from weft_gateway.core.stream import Stream, check_stream
-from weft_gateway.errors import Overloaded, ParameterError
+from weft_gateway.core.gateway import Gateway, GatewayConfig
+from weft_gateway.errors import from_failure
 from weft_gateway.settings import Settings
-from weft_gateway.shell import wire
-from weft_gateway.shell.active_request import Choices, LiveRequest, Prepared
-from weft_gateway.shell.clients import FromScheduler, Predicted, PredictorClient, SchedulerClient, ToScheduler
-from weft_gateway.shell.messages import outcome_of, predict_item_of, start_of, submit_of
 from weft_gateway.shell.metrics import Metrics
-from weft_gateway.shell.outcomes import Outcomes
-from weft_gateway.shell.runner_sessions import FromRunner, RunnerSessions, ToRunner
+from weft_gateway.shell.predictor_client import PredictorClient
+from weft_gateway.shell.response_group import PendingAnswer, ResponseGroup
+from weft_gateway.shell.runner_session import RunnerSession
 
+CHECK_S = 1.0  # between two checks of the machine's invariants
 log = logging.getLogger(__name__)
+_BUG = Failure("internal_error", "The gateway failed on this request.")
 
 
-class Serving:
-    """The process's live requests, its streams and its route table. One event loop owns it."""
+class RequestManager:
+    """The process's machine, its streams and its clients' requests. One event loop owns it.
+
+    `on_routes` is called when the route table has changed; True: rows of pools, too.
+    """
 
     def __init__(
         self,
         settings: Settings,
         *,
+        on_routes: Callable[[bool], None] = lambda _: None,
         registry: CollectorRegistry = REGISTRY,
         clock: Callable[[], float] = time.monotonic,
         tls: Tls | None = None,
     ) -> None:
-        self.settings, self.clock = settings, clock
-        self.gateway_id = f"gateway-{secrets.token_hex(8)}"
-        self.table: RouteTable | None = None
-        self.on_table: Callable[[RouteTable], None] = lambda _: None
-        self.live: dict[str, LiveRequest] = {}
-        self.preparing = 0  # requests that are not submitted yet
-        self.draining = False
-        self._mean_s = 1.0  # of a request, exponentially weighted: what Retry-After is computed from
-        self.metrics = Metrics(self, registry, max_models=settings.max_adapters)
-        self.outcomes = Outcomes(on_dropped=self.metrics.outcomes_dropped.inc)
-        self.scheduler = SchedulerClient(
-            settings.scheduler,
-            hello=self._hello,
-            on_message=self._on_scheduler,
-            on_change=self._tell_served,
-            tls=tls,
-        )
-        self.sessions = RunnerSessions(
-            self.gateway_id,
-            on_message=self._on_runner,
-            on_lost=self._on_lost,
+        config = GatewayConfig(
+            max_in_flight=settings.max_in_flight,
+            hold_s=settings.hold_seconds,
+            predict_s=settings.predict_ms / 1000,
             connect_s=settings.connect_seconds,
-            idle_s=settings.session_idle_seconds,
-            tls=tls,
+            session_idle_s=settings.session_idle_seconds,
+            drain_s=settings.drain_seconds,
         )
-        self._predictor = PredictorClient(settings.predictor, settings.predict_ms / 1000, tls)
+        self.machine = Gateway(config, f"gateway-{secrets.token_hex(8)}", outcome_bytes)
+        self.settings, self.clock = settings, clock
+        self.metrics = Metrics(self.machine, registry, max_models=settings.max_adapters)
+        self._on_routes, self._tls = on_routes, tls
+        self._events: deque[Event] = deque()
+        self._handling = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._steps: dict[str, asyncio.Future[None]] = {}  # of requests that are not submitted yet
+        self._answers: dict[str, tuple[ResponseGroup, PendingAnswer]] = {}
+        self._sessions: dict[Peer, RunnerSession] = {}
+        self._predictor = PredictorClient(
+            settings.predictor, config.predict_s, lambda found: self.feed(Received(PREDICTOR, found)), tls
+        )
+        self._drained = asyncio.Event()
+        self._channel = channel(settings.scheduler, tls, "scheduler")
+        self.scheduler: Link[scheduler_pb2.GatewayToScheduler, scheduler_pb2.SchedulerToGateway] = Link(
+            "scheduler",
+            scheduler_pb2_grpc.SchedulerStub(self._channel).Gateway,
+            hello=lambda: [GATEWAY_TO_SCHEDULER.encode(GatewayHello(self.machine.gateway_id))],
+            on_message=lambda message: self.feed(Received(SCHEDULER, SCHEDULER_TO_GATEWAY.decode(message))),
+            on_up=lambda: self.feed(Connected(SCHEDULER)),
+            on_down=lambda reason: self.feed(Closed(SCHEDULER, reason)),
+        )
 
     # ---------------------------------------------------------------- what handlers use
 
-    @property
-    def in_flight(self) -> int:
-        return len(self.live) + self.preparing
+    def slot(self, request_id: str) -> "AdmissionSlot":
+        """What one request counts for until it is submitted."""
+        return AdmissionSlot(self, request_id)
 
-    @property
-    def held(self) -> int:
-        """Requests that no runner has."""
-        return sum(live.stream.running is None for live in self.live.values())
-
-    def check_admission(self, choices: int = 1) -> None:
-        """Raises Overloaded when too many requests are in flight: one leaves every mean / limit seconds (Little).
-
-        A choice counts as a request; more of them than the limit could never be taken: ParameterError.
-        """
-        limit = self.settings.max_in_flight
-        if choices > limit:
-            raise ParameterError(f"n: this gateway takes {limit} requests at once, and each choice is one.", param="n")
-        if self.in_flight > limit:  # the caller is counted already
-            leaving = self.in_flight - limit
-            wait_ms = min(60_000, max(50, round(1000 * self._mean_s * leaving / limit)))
-            raise Overloaded(f"This gateway is at its limit of {limit} requests at once.", retry_after_ms=wait_ms)
-
-    async def submit(self, choices: Sequence[Prepared]) -> Choices:
-        """Predict, once, then hand every choice to the scheduler. From here on each has exactly one outcome."""
-        predicted = await self._predictor.predict(predict_item_of(choices[0]))
-        if predicted is None:
-            self.metrics.predict_failures.inc()
-        answer = Choices()
+    async def step(self, event: RequestArrived | ModelResolved) -> None:
+        """Wait until the request may take its next step. Raises ApiError."""
+        future = self._steps[event.request_id] = asyncio.get_running_loop().create_future()
         try:
-            for one in choices:
-                answer.add(self._submit(one, predicted or Predicted(), answer))
-        except BaseException:
-            self.client_gone(answer)  # nobody would read those that run already
-            raise
-        return answer
+            self.feed(event)
+            await future
+        finally:
+            del self._steps[event.request_id]
 
-    def _submit(self, prepared: Prepared, predicted: Predicted, choices: Choices) -> LiveRequest:
-        stream = Stream(
-            max_tokens=prepared.max_tokens,
-            bytes_of=prepared.model_text.bytes_of,
-            stops=prepared.stops,
-            logprobs=prepared.sampling.top_logprobs is not None,
-            hold_s=self.hold_s(prepared.route.pool),
-            now=self.clock(),
-            served=self._serves(prepared.route.pool),
-        )
-        live = LiveRequest(prepared, predicted, stream, choices)
-        self.live[live.request_id] = live
-        live.arm(self.clock(), self._hold_expired)
-        self.scheduler.send(submit_of(live, self.clock()))
-        log.info("submitted", extra=live.about(prompt_tokens=len(prepared.prompt_tokens)))
-        return live
+    def submit(self, request: Request) -> ResponseGroup:
+        """From here on each answer has exactly one outcome."""
+        group = ResponseGroup(request)
+        for index, answer in enumerate(group.answers):
+            self._answers[request.id_of(index)] = group, answer
+        self.feed(RequestReady(request))
+        return group
 
-    def client_gone(self, choices: Choices) -> None:
-        """Nobody reads any more: stop at the runner and the scheduler, now. Harmless after the end."""
-        for live in choices:
-            self._apply(live, ClientGone())
+    def client_gone(self, request_id: str) -> None:
+        """Nothing reads the request's answers any more. Harmless after the end."""
+        self.feed(ClientGone(request_id))
 
-    def abort(self, live: LiveRequest, failure: Failure) -> None:
-        """End a request for a reason of our own."""
-        self._apply(live, Aborted(failure))
-
-    # ---------------------------------------------------------------- life of the process
+    async def drain(self) -> None:
+        """Take no more requests, let running answers finish for `drain_seconds`, then end the rest by name."""
+        log.info("draining", extra=kv(in_flight=self.machine.in_flight))
+        self.feed(DrainStarted())
+        await self._drained.wait()
 
     async def run(self) -> None:
         """Keep the streams until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.scheduler.run(), name="scheduler link")
-                tasks.create_task(self._housekeep(), name="housekeeping")
+                tasks.create_task(self._check(), name="invariants")
         finally:
-            await self.sessions.close()
+            sessions, self._sessions = list(self._sessions.values()), {}
+            for session in sessions:
+                session.close()
+            for session in sessions:
+                await session.closed()
             await self._predictor.close()
+            await self._channel.close(None)
+            if self._timer:
+                self._timer.cancel()
 
-    async def _housekeep(self) -> None:
-        """Now and then: close idle sessions, check what must always hold."""
-        pause_s = min(1.0, self.settings.session_idle_seconds)
+    async def _check(self) -> None:
         while True:
-            used = {live.stream.running.runner for live in self.live.values() if live.stream.running}
-            self.sessions.close_idle(used, self.clock())
-            holds(check_serving, self)  # streams exist nowhere else: it goes on whatever is found
-            await asyncio.sleep(pause_s)
+            holds(check_gateway, self.machine)  # streams exist nowhere else: the process goes on whatever is found
+            await asyncio.sleep(CHECK_S)
 
-    def _hello(self) -> Iterator[ToScheduler]:
-        """Everything that counts, told again: what is held, what has ended."""
-        yield ToScheduler(hello=scheduler_pb2.GatewayHello(gateway_id=self.gateway_id))
-        for live in self.live.values():
-            yield submit_of(live, self.clock())
-        for outcome in self.outcomes:
-            yield ToScheduler(outcome=outcome)
-        yield ToScheduler(hello=scheduler_pb2.GatewayHello(gateway_id=self.gateway_id, resubmit_complete=True))
+    # ---------------------------------------------------------------- the machine
 
-    # ---------------------------------------------------------------- messages in
-
-    def _on_scheduler(self, message: FromScheduler) -> None:
-        match message.WhichOneof("message"):
-            case "assign":
-                self._to(message.assign.request_id, wire.assigned_in(message.assign))
-            case "preempt":
-                self._to(message.preempt.request_id, wire.preempted_in(message.preempt))
-            case "reject":
-                self._to(message.reject.request_id, wire.rejected_in(message.reject))
-            case "routes":
-                self._on_routes(message.routes)
-            case "outcome_ack":
-                self.outcomes.acknowledge(message.outcome_ack.request_ids)
-            case "runner_gone":
-                self.sessions.drop(wire.runner_in(message.runner_gone.runner), "its lease ran out")
-            case _:
-                log.warning("unknown message of the scheduler")
-
-    def _on_routes(self, message: scheduler_pb2.Routes) -> None:
-        self.table = table_of(message)
-        log.info("route table", extra=kv(version=self.table.version, models=len(self.table.models)))
-        self.on_table(self.table)
-        self._tell_served()
-
-    def _serves(self, pool: str) -> bool:
-        """Whether a scheduler and a ready runner of that pool are there."""
-        known = self.table.pools.get(pool) if self.table else None
-        return self.scheduler.up and known is not None and known.ready_runners > 0
-
-    def hold_s(self, pool: str) -> float:
-        """How long a request of that pool may be without a runner: by its route, else by this gateway's settings."""
-        known = self.table.pools.get(pool) if self.table else None
-        return (known.hold_s if known else 0.0) or self.settings.hold_seconds
-
-    def _tell_served(self) -> None:
-        for live in list(self.live.values()):
-            self._to(live.request_id, PoolAvailability(self._serves(live.prepared.route.pool)))
-
-    def _on_runner(self, runner: RunnerId, message: FromRunner) -> None:
-        """A message of a session; a step carries every sequence of this gateway there. Raises PeerError."""
-        match message.WhichOneof("message"):
-            case "step":
-                for sequence in message.step.sequences:
-                    self._from(runner, sequence.request_id, wire.tokens_in(sequence))
-            case "no_room":
-                self._from(runner, message.no_room.request_id, wire.no_room_in(message.no_room))
-            case "ended":
-                self._from(runner, message.ended.request_id, wire.ended_in(message.ended))
-            case _:
-                log.warning("unknown message of a runner")
-
-    def _from(self, runner: RunnerId, request_id: str, event: StepTokens | EpochEnded) -> None:
-        """An epoch is spoken for by the runner that it was assigned to, and by nobody else. Raises PeerError."""
-        live = self.live.get(request_id)
-        if live is None:
+    def feed(self, event: Event) -> None:
+        """Handle an event, whole: one that its effects cause waits for them."""
+        self._events.append(event)
+        if self._handling:
             return
-        running = live.stream.running
-        if running and running.epoch == event.epoch and running.runner != runner:
-            raise PeerError(f"it speaks for request {quoted(request_id)}, whose epoch another runner has")
-        self._apply(live, event)
-
-    def _on_lost(self, runner: RunnerId, detail: str) -> None:
-        for live in list(self.live.values()):
-            self._apply(live, RunnerLost(runner, detail))
-
-    def _hold_expired(self, live: LiveRequest) -> None:
-        seconds = f"{live.stream.hold_s:g} s"
-        if self.scheduler.up:
-            failure = Failure("no_runner_available", f"No runner took the request within {seconds}.", 1000)
-        else:
-            failure = Failure("no_scheduler", f"The scheduler could not be reached for {seconds}.", 1000)
-        live.armed_for = None  # should the timer be early, it is armed again
-        self._apply(live, HoldExpired(failure))
-
-    def _to(self, request_id: str, event: Event) -> None:
-        if live := self.live.get(request_id):
-            self._apply(live, event)
-
-    # ---------------------------------------------------------------- effects out
-
-    def _apply(self, live: LiveRequest, event: Event) -> None:
-        """One event, whole. A bug ends this request, with its trace in the log, and no other."""
+        self._handling = True
         try:
-            self._handle(live, event)
+            while self._events:
+                for effect in self.machine.handle(self._events.popleft(), self.clock()):
+                    self._perform(effect)
+        finally:
+            self._handling = False
+        if self.machine.next_deadline() != self._timer_at:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, self.machine.next_deadline()
+        if self._timer_at is not None:
+            delay_s = max(0.0, self._timer_at - self.clock())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = self._timer_at = None  # should the timer be early, it is set again
+        self.feed(TICK)
+
+    def _perform(self, effect: Effect) -> None:
+        """An effect that fails ends its request, with the trace in the log, and no other."""
+        try:
+            self._dispatch(effect)
         except Exception:
-            log.exception("request failed inside the gateway", extra=live.about())
-            self._handle(live, Aborted(Failure("internal_error", "The gateway failed on this request.")))
+            request_id: str = getattr(effect.message if isinstance(effect, Send) else effect, "request_id", "")
+            log.exception("request failed inside the gateway", extra=self._log_fields(request_id))
+            self._events.append(RequestAborted(request_id, _BUG))
 
-    def _handle(self, live: LiveRequest, event: Event) -> None:
-        for effect in live.stream.handle(event, self.clock()):
-            self._perform(live, effect)
-        if live.stream.hold_deadline != live.armed_for:
-            live.arm(self.clock(), self._hold_expired)
-
-    def _perform(self, live: LiveRequest, effect: Effect) -> None:
+    def _dispatch(self, effect: Effect) -> None:
         match effect:
             case Emit():
-                live.deliver(effect)
-            case Started():
-                self._started(live, effect)
-            case Start(epoch, runner, address):
-                log.info("assigned", extra=live.about(epoch=tuple(epoch), runner=runner.uuid))
-                self.sessions.send(runner, address, start_of(live, effect))
-            case Stop(epoch, runner):
-                stop = runner_pb2.Stop(request_id=live.request_id, epoch=wire.epoch_out(epoch))
-                self.sessions.tell(runner, ToRunner(stop=stop))
-            case Failed(epoch, reason, _, _, detail):
-                log.info("epoch over", extra=live.about(epoch=tuple(epoch), reason=reason.name, detail=detail))
-                self.scheduler.send(wire.failed_out(live.request_id, effect))
-            case Cancel():
-                self.scheduler.send(ToScheduler(cancel=scheduler_pb2.Cancel(request_id=live.request_id)))
+                if entry := self._answers.get(effect.request_id):
+                    group, answer = entry
+                    answer.add(effect)
+                    group.wake()
+            case Send():
+                self._send(effect)
+            case FirstToken(request_id):
+                if entry := self._answers.get(request_id):
+                    entry[0].wake()
             case Finish():
-                self._finish(live, effect)
+                self._finish(effect)
+            case Proceed(request_id):
+                if (step := self._steps.get(request_id)) and not step.done():
+                    step.set_result(None)
+            case Refuse(request_id, failure):
+                if (step := self._steps.get(request_id)) and not step.done():
+                    step.set_exception(from_failure(failure))
+            case Submitted(request, predicted):
+                self.metrics.predict_failures.inc(not predicted)
+                for index in range(request.n):
+                    fields = self._log_fields(request.id_of(index), prompt_tokens=len(request.prompt))
+                    log.info("submitted", extra=fields)
+            case RoutesChanged(pools):
+                routes = self.machine.routes
+                log.info("route table", extra=kv(version=routes.version, models=len(routes)))
+                self._on_routes(pools)
+            case OpenSession():
+                self._sessions[effect.peer] = RunnerSession(effect, self._on_session, self._tls)
+            case Close(peer, reason):
+                if session := self._sessions.pop(peer, None):
+                    session.close()
+                    log.info("session down", extra=kv(runner=peer.name, reason=reason))
+            case PeerViolation(peer, reason):
+                refused("runner", PeerError(reason), runner=peer.name)
+            case OutcomeDropped(request_id):
+                self.metrics.outcomes_dropped.inc()
+                log.warning("outcome dropped: too many are unacknowledged", extra=kv(request_id=request_id))
+            case RequestFailed(request_id, error):
+                fields = self._log_fields(request_id)
+                log.error("request failed inside the gateway", exc_info=error, extra=fields)
+            case Drained():
+                self._drained.set()
 
-    def _started(self, live: LiveRequest, effect: Started) -> None:
-        if live.first_token_at is None:
-            live.first_token_at = self.clock()
-        started = scheduler_pb2.Started(request_id=live.request_id, epoch=wire.epoch_out(effect.epoch))
-        self.scheduler.send(ToScheduler(started=started))
-        live.wake()
+    def _send(self, send: Send) -> None:
+        peer, message = send
+        if peer.kind is Kind.RUNNER:
+            if isinstance(message, Start):
+                fields = self._log_fields(message.request_id, epoch=tuple(message.epoch), runner=peer.name)
+                log.info("assigned", extra=fields)
+            if session := self._sessions.get(peer):
+                session.send(cast(Start | Stop, message))
+        elif isinstance(message, PredictItem):
+            self._predictor.ask(message)
+        else:
+            if isinstance(message, Failed):
+                about = {"epoch": tuple(message.epoch), "reason": message.reason.name, "detail": message.detail}
+                log.info("epoch over", extra=self._log_fields(message.request_id, **about))
+            if self.scheduler.up:  # without a stream the next one begins with everything that counts
+                self.scheduler.send(GATEWAY_TO_SCHEDULER.encode(cast(GatewayMessage, message)))
 
-    def _finish(self, live: LiveRequest, finish: Finish) -> None:
-        """The one end: out of the live ones, its outcome kept and told, its client woken."""
-        now = self.clock()
-        del self.live[live.request_id]
+    def _finish(self, finish: Finish) -> None:
+        """The one end: the client is woken whatever fails here."""
+        fields = self._log_fields(
+            finish.request_id,
+            reason=finish.reason.name,
+            tokens=finish.outcome.completion_tokens,
+            duration_ms=finish.outcome.total_ms,
+        )
+        if entry := self._answers.pop(finish.request_id, None):
+            group, answer = entry
+            answer.finish = finish
+            group.wake()
+        self.metrics.count_finish(finish)
+        log.info("finished", extra=fields)
+
+    def _on_session(self, session: RunnerSession, event: Connected | Received | Closed) -> None:
+        """A session that the machine has closed has no more events."""
+        if self._sessions.get(session.peer) is not session:
+            return
+        if isinstance(event, Closed):
+            del self._sessions[session.peer]
+            log.info("session down", extra=kv(runner=session.peer.name, reason=event.reason))
+        self.feed(event)
+
+    def _log_fields(self, request_id: str, **fields: object) -> dict[str, dict[str, object]]:
+        """Key-values of a log event about an answer."""
+        entry = self._answers.get(request_id)
+        model = {"model": entry[0].request.route.model_name} if entry else {}
+        return kv(request_id=request_id, **model, **fields)
+
+
+class AdmissionSlot:
+    """A request on its way to its submission. What leaves the block without one counts no more."""
+
+    def __init__(self, manager: RequestManager, request_id: str) -> None:
+        self._manager, self._request_id, self._submitted = manager, request_id, False
+
+    async def __aenter__(self) -> Self:
+        """Wait for the route table. Raises Unavailable, Overloaded."""
         try:
-            self._mean_s += 0.05 * (now - live.prepared.arrived - self._mean_s)
-            outcome = outcome_of(live, finish, now)
-            self.outcomes.keep(outcome)
-            self.scheduler.send(ToScheduler(outcome=outcome))
-            self.metrics.count_outcome(live, now)
-            about = live.about(
-                reason=finish.reason.name,
-                tokens=len(live.stream.tokens),
-                duration_ms=round(1000 * (now - live.prepared.arrived)),
-            )
-            log.info("finished", extra=about)
-        finally:
-            live.wake()  # whatever fails here: nobody else would wake the client
-            if finish.failure:
-                self.client_gone(live.choices)  # half an answer is none: the other choices end with it
+            await self._manager.step(RequestArrived(self._request_id))
+        except BaseException:
+            self._manager.client_gone(self._request_id)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._submitted:
+            self._manager.client_gone(self._request_id)
+
+    async def resolve(self, pool: str, n: int) -> None:
+        """Count the request's answers and wait for its pool's tokenizer. Raises Unavailable, Overloaded."""
+        await self._manager.step(ModelResolved(self._request_id, pool, n))
+
+    def submit(self, request: Request) -> ResponseGroup:
+        self._submitted = True
+        return self._manager.submit(request)
 
 
-def check_serving(serving: Serving) -> None:
-    """What must hold between two events. Raises AssertionError."""
-    for request_id, live in serving.live.items():
-        assert live.request_id == request_id, "a request under another's id"
-        assert live.finish is None, "an ended request is live"
-        check_stream(live.stream)
-        assert live.armed_for == live.stream.hold_deadline, "a held request without a timer"
-    assert not serving.live.keys() & serving.outcomes.ids(), "a live request has an outcome"
+def check_gateway(machine: Gateway) -> None:
+    """The machine's invariants, by a name that reports can show. Raises AssertionError."""
+    machine.check()

@@ -1,4 +1,4 @@
-"""What the status page shows: totals for everybody, pools and models for those who may use them."""
+"""The status page's values: totals for every caller, pools and models for those who may use them."""
 
 from collections import Counter
 from typing import Any
@@ -9,53 +9,51 @@ from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import authenticate
 
 
-def status_of(gateway: AppState, authorization: str | None) -> dict[str, Any]:
+def status_of(state: AppState, authorization: str | None) -> dict[str, Any]:
     """Totals, then the caller's pools and models. With keys on and none given: totals only."""
-    serving, table = gateway.serving, gateway.serving.table
+    machine = state.machine
     totals: dict[str, Any] = {
-        "ready": gateway.not_ready_reason() or "ok",
-        "in_flight": serving.in_flight,
-        "held": serving.held,
-        "scheduler": serving.scheduler.up,
-        "version": table.version if table else 0,
+        "ready": machine.not_ready_reason() or "ok",
+        "in_flight": machine.in_flight,
+        "held": machine.held,
+        "scheduler": machine.scheduler_up,
+        "version": machine.routes.version,
         "key_needed": False,
         "pools": [],
         "models": [],
     }
-    if table is None:
+    if not machine.routes.known:
         return totals
     try:
-        caller = authenticate(authorization, table, auth=gateway.settings.auth)
+        principal = authenticate(authorization, machine.routes, auth=state.settings.auth)
     except (Unauthorized, Unavailable):
         return totals | {"key_needed": True}
-    return totals | _visible(gateway, caller)
+    return totals | _visible(state, principal)
 
 
-def visible_labels(gateway: AppState, authorization: str | None) -> frozenset[str] | None:
+def visible_labels(state: AppState, authorization: str | None) -> frozenset[str] | None:
     """Names of models and pools that the caller's metrics may hold; None: every one, since no keys are asked for."""
-    if not gateway.settings.auth:
+    if not state.settings.auth:
         return None
-    table = gateway.serving.table
-    if table is None:
-        return frozenset()
+    routes = state.machine.routes
     try:
-        caller = authenticate(authorization, table, auth=True)
+        principal = authenticate(authorization, routes, auth=True)
     except (Unauthorized, Unavailable):
         return frozenset()
-    return frozenset(name for route, pool in table.visible(caller) for name in (route.model_name, pool.name))
+    return frozenset(name for route, pool in routes.visible(principal) for name in (route.model_name, pool.pool))
 
 
-def _visible(gateway: AppState, caller: Principal) -> dict[str, Any]:
-    assert gateway.serving.table
-    running = Counter(live.prepared.route.model_name for live in gateway.serving.live.values())
-    held = Counter(live.prepared.route.pool for live in gateway.serving.live.values() if not live.stream.running)
+def _visible(state: AppState, principal: Principal) -> dict[str, Any]:
+    requests = state.machine.requests.values()
+    running = Counter(active.stream.request.route.model_name for active in requests)
+    held = Counter(active.pool for active in requests if not active.stream.running)
     pools: dict[str, dict[str, Any]] = {}
     models: list[dict[str, Any]] = []
-    for route, pool in gateway.serving.table.visible(caller):
-        base = {"name": pool.name, "base": pool.base_model_name, "ready_runners": pool.ready_runners, "in_flight": 0}
-        base["held"] = held[pool.name]
-        pools.setdefault(pool.name, base)["in_flight"] += running[route.model_name]
-        parent = None if route.is_base else pool.base_model_name
-        shown = {"id": route.model_name, "parent": parent, "pool": pool.name, "in_flight": running[route.model_name]}
-        models.append(shown | {"digest": route.adapter_digest})
+    for route, row in state.machine.routes.visible(principal):
+        name = row.pool
+        base = {"name": name, "base": row.base_model_name, "ready_runners": row.ready_runners, "in_flight": 0}
+        pools.setdefault(name, base | {"held": held[name]})["in_flight"] += running[route.model_name]
+        parent = row.base_model_name if route.adapter else None
+        shown = {"id": route.model_name, "parent": parent, "pool": name, "in_flight": running[route.model_name]}
+        models.append(shown | {"digest": route.adapter})
     return {"pools": list(pools.values()), "models": models}

@@ -1,0 +1,68 @@
+"""Predictions in batches: one unary call at a time, with everything that gathered while the last one was in flight."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from weft.domain.prediction import Prediction, PredictItem
+from weft.telemetry.logs import kv
+from weft.wire.channels import channel
+from weft.wire.codec.prediction import MAX_ITEMS, predict_request, predictions
+from weft.wire.errors import PeerError
+from weft.wire.tls import Tls
+from weft.wire.v1 import predictor_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+
+class PredictorClient:
+    """`on_prediction` gets each prediction: without tokens when the call fails, never when it is too late for one."""
+
+    def __init__(
+        self, address: str, deadline_s: float, on_prediction: Callable[[Prediction], None], tls: Tls | None = None
+    ) -> None:
+        self._channel = channel(address, tls, "predictor")
+        self._stub = predictor_pb2_grpc.PredictorStub(self._channel)
+        self._deadline_s, self._on_prediction = deadline_s, on_prediction
+        self._waiting: list[tuple[PredictItem, float]] = []  # with the loop's time of the deadline
+        self._task: asyncio.Task[None] | None = None
+        self._refusal: grpc.StatusCode | None = None
+
+    def ask(self, item: PredictItem) -> None:
+        self._waiting.append((item, asyncio.get_running_loop().time() + self._deadline_s))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="predict")
+
+    async def close(self) -> None:
+        if self._task:
+            self._task.cancel()
+        await self._channel.close(None)
+
+    async def _run(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting[:MAX_ITEMS], self._waiting[MAX_ITEMS:]
+            now = asyncio.get_running_loop().time()
+            items = [item for item, deadline in batch if deadline > now]
+            if items:
+                for prediction in await self._call(items):
+                    self._on_prediction(prediction)
+
+    async def _call(self, items: list[PredictItem]) -> list[Prediction]:
+        try:
+            response = await self._stub.Predict(predict_request(items), timeout=self._deadline_s)
+            self._refusal = None
+            return predictions(items, response)
+        except (grpc.aio.AioRpcError, PeerError) as error:
+            self._log_failure(error, items)
+            return [Prediction(item.request_id) for item in items]
+
+    def _log_failure(self, error: Exception, items: list[PredictItem]) -> None:
+        """A refusal is logged once: unlike a predictor that is away it does not end by itself."""
+        code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
+        if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED) and code != self._refusal:
+            self._refusal = code
+            log.warning("the predictor refuses this gateway", extra=kv(error=error))
+        log.debug("no prediction", extra=kv(requests=len(items), error=repr(error)))

@@ -1,0 +1,75 @@
+"""What the answers of one request have for their client. They end together as soon as one of them fails."""
+
+import asyncio
+
+from weft.domain.request import FinishReason
+from weft_gateway.core.events import Emit, Failure, Finish, Request
+
+
+class PendingAnswer:
+    """One answer's side towards the client: what has gathered since the last chunk, and the end."""
+
+    def __init__(self) -> None:
+        self.finish: Finish | None = None
+        self._pending: list[Emit] = []
+
+    def add(self, emit: Emit) -> None:
+        self._pending.append(emit)
+
+    def take(self) -> Emit | None:
+        """Everything that has gathered since the last time, as one; None: nothing has."""
+        pending, self._pending = self._pending, []
+        if len(pending) <= 1:
+            return pending[0] if pending else None
+        logprobs = tuple(logprob for one in pending for logprob in one.logprobs)
+        return Emit(pending[0].request_id, "".join([one.text for one in pending]), logprobs)
+
+
+class ResponseGroup:
+    """The answers of one request, in their order, and the consumer that waits for them."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.answers = tuple(PendingAnswer() for _ in range(request.n))
+        self._event = asyncio.Event()
+
+    def wake(self) -> None:
+        """One of the answers has something new."""
+        self._event.set()
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for something new; False: there was nothing in time. At the end it returns at once."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        if not self.over:
+            self._event.clear()
+        return True
+
+    @property
+    def over(self) -> bool:
+        """Every answer has ended, or one has failed. Asked at every step."""
+        running = False
+        for answer in self.answers:
+            if answer.finish is None:
+                running = True
+            elif answer.finish.failure:
+                return True
+        return not running
+
+    @property
+    def failure(self) -> Failure | None:
+        """Of the first answer that failed."""
+        return next((one.finish.failure for one in self.answers if one.finish and one.finish.failure), None)
+
+    @property
+    def client_gone(self) -> bool:
+        """The client went away before the end."""
+        ends = [one.finish for one in self.answers if one.finish]
+        return self.failure is None and any(end.reason is FinishReason.CANCELLED for end in ends)
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(one.finish.outcome.completion_tokens for one in self.answers if one.finish)

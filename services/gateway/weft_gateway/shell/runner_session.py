@@ -1,0 +1,88 @@
+"""One stream to one incarnation of a runner. Whether it is opened again is the scheduler's decision."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from weft.domain.machine import Closed, Connected, Received
+from weft.domain.request import Draining, SessionReady, Start, Stop
+from weft.telemetry.logs import kv
+from weft.wire.channels import Outbox, channel
+from weft.wire.codec import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
+from weft.wire.errors import PeerError, refused
+from weft.wire.tls import Tls
+from weft.wire.v1 import runner_pb2, runner_pb2_grpc
+from weft_gateway.core.events import OpenSession
+from weft_gateway.core.stream import runner_peer
+
+log = logging.getLogger(__name__)
+Call = grpc.aio.StreamStreamCall[runner_pb2.GatewayToRunner, runner_pb2.RunnerToGateway]
+OnEvent = Callable[["RunnerSession", Connected | Received | Closed], None]
+
+
+class RunnerSession:
+    """`on_event` gets Connected when the runner has answered the hello, then its messages, and Closed once."""
+
+    def __init__(self, opened: OpenSession, on_event: OnEvent, tls: Tls | None) -> None:
+        self.peer, self._address, self._on_event, self._tls = opened.peer, opened.address, on_event, tls
+        self._outbox: Outbox[runner_pb2.GatewayToRunner] = Outbox()
+        self._outbox.put(GATEWAY_TO_RUNNER.encode(opened.hello))
+        self._ready = False
+        self._task = asyncio.create_task(self._run(), name=f"session {opened.peer.name}")
+
+    def send(self, message: Start | Stop) -> None:
+        """Queue a message, in order. An overflow ends the session: the runner does not read."""
+        if not self._outbox.put(GATEWAY_TO_RUNNER.encode(message)) and self._outbox.overflowed:
+            self._task.cancel("the runner does not read fast enough")
+
+    def close(self) -> None:
+        """End the stream: the runner cancels what it held. Harmless when it has ended."""
+        self._outbox.close()
+        self._task.cancel("closed")
+
+    async def closed(self) -> None:
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        detail = "closed by the runner"
+        try:
+            async with channel(self._address, self._tls, "runner") as connection:
+                call: Call = runner_pb2_grpc.RunnerStub(connection).Session(aiter(self._outbox))
+                try:
+                    async for message in call:
+                        self._receive(message)
+                finally:
+                    call.cancel()
+        except grpc.aio.AioRpcError as error:
+            detail = f"{error.code().name}: {error.details()}"
+        except PeerError as error:
+            refused("runner", error, runner=self.peer.name)
+            detail = f"it broke the contract: {error}"
+        except asyncio.CancelledError as error:
+            detail = str(error)
+        except Exception as error:
+            log.exception("session failed", extra=kv(runner=self.peer.name))
+            detail = repr(error)
+        finally:
+            self._outbox.close()
+            self._on_event(self, Closed(self.peer, detail))
+
+    def _receive(self, envelope: runner_pb2.RunnerToGateway) -> None:
+        """Raises PeerError."""
+        match RUNNER_TO_GATEWAY.decode(envelope):
+            case SessionReady(runner):
+                if runner_peer(runner) != self.peer:
+                    self._task.cancel(f"another runner answered: {runner.uuid} {runner.incarnation}")
+                    return
+                self._ready = True
+                log.info("session up", extra=kv(runner=self.peer.name, address=self._address))
+                self._on_event(self, Connected(self.peer))
+            case _ if not self._ready:
+                raise PeerError("a runner says who it is first")
+            case Draining():
+                log.info("runner drains", extra=kv(runner=self.peer.name))
+            case message:
+                self._on_event(self, Received(self.peer, message))

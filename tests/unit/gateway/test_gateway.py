@@ -1,0 +1,489 @@
+"""The gateway's machine: holds, admission, sessions, outcomes and drain, each by its events, effects and deadlines."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.machine import TICK, Close, Closed, Connected, Received, Send
+from weft.domain.prediction import Prediction, PredictItem
+from weft.domain.request import (
+    Assign,
+    Cancel,
+    Failed,
+    FailReason,
+    FinishReason,
+    Outcome,
+    OutcomeAck,
+    OutcomeReport,
+    Preempt,
+    ResubmitComplete,
+    RunnerGone,
+    Sampling,
+    SequenceTokens,
+    Start,
+    Step,
+    Stop,
+    Submit,
+)
+from weft.domain.routes import PoolRoute, ResyncRoutes, Route, Routes
+from weft_gateway.core.deadlines import Deadlines
+from weft_gateway.core.events import (
+    PREDICTOR,
+    SCHEDULER,
+    ClientGone,
+    Drained,
+    DrainStarted,
+    Effect,
+    Emit,
+    Event,
+    Finish,
+    ModelResolved,
+    OpenSession,
+    OutcomeDropped,
+    PeerViolation,
+    Proceed,
+    Refuse,
+    Request,
+    RequestArrived,
+    RequestFailed,
+    RequestReady,
+    RoutesChanged,
+    TokenizerChanged,
+    TokenizerState,
+)
+from weft_gateway.core.gateway import Gateway, GatewayConfig
+from weft_gateway.core.stream import runner_peer
+
+CONFIG = GatewayConfig(max_in_flight=8, hold_s=30.0, predict_s=0.05, connect_s=5.0, session_idle_s=60.0, drain_s=10.0)
+FIRST, SECOND, REBORN = RunnerId("a", "1"), RunnerId("b", "1"), RunnerId("a", "2")
+TABLE = Routes(
+    version=1,
+    full=True,
+    routes=(Route("acme/x", "acme", "team/base", "sha256:a"), Route("tiny", "team", "team/other", "")),
+    pools=(PoolRoute("team/base", "sha256:t", "tiny", 512, 1), PoolRoute("team/other", "sha256:t", "tiny", 512, 1)),
+)
+
+
+class Shell:
+    """A machine with its clock, and every effect so far."""
+
+    def __init__(self, config: GatewayConfig = CONFIG) -> None:
+        self.machine = Gateway(config, "gateway-1", lambda outcome: repr(outcome).encode())
+        self.now = 100.0
+        self.effects: list[Effect] = []
+        self.counter = 0
+
+    def feed(self, *events: Event) -> list[Effect]:
+        effects: list[Effect] = []
+        for event in events:
+            effects += self.machine.handle(event, self.now)
+            self.machine.check()
+        self.effects += effects
+        return effects
+
+    def ready(self) -> "Shell":
+        self.feed(
+            Connected(SCHEDULER),
+            Received(SCHEDULER, TABLE),
+            TokenizerChanged("sha256:t", TokenizerState.READY),
+        )
+        return self
+
+    def wait(self, seconds: float) -> list[Effect]:
+        """Time passes; deadlines are kept."""
+        end, effects = self.now + seconds, list[Effect]()
+        while (at := self.machine.next_deadline()) is not None and at <= end:
+            self.now = max(self.now, at)
+            effects += self.feed(TICK)
+        self.now = end
+        return effects
+
+    def submit(self, request_id: str = "r", n: int = 1, model: int = 0, **fields: object) -> list[Effect]:
+        route = TABLE.routes[model]
+        self.feed(RequestArrived(request_id), ModelResolved(request_id, route.pool, n))
+        request = Request(request_id, request_id, "acme", route, (1, 2), "text", 100, Sampling(), bytes_of, 5_000, n=n)
+        return self.feed(
+            RequestReady(replace(request, **fields)),  # type: ignore[arg-type]
+            Received(PREDICTOR, Prediction(request_id, 7, 21, "v1")),
+        )
+
+    def assign(self, request_id: str = "r", runner: RunnerId = FIRST) -> list[Effect]:
+        self.counter += 1
+        return self.feed(Received(SCHEDULER, Assign(request_id, Epoch(1, self.counter), runner, "host:1", 8)))
+
+    def run(self, request_id: str = "r", runner: RunnerId = FIRST) -> list[Effect]:
+        return self.assign(request_id, runner) + self.feed(Connected(runner_peer(runner)))
+
+    def step(
+        self, text: bytes, finish: FinishReason | None = None, request_id: str = "r", **by: RunnerId
+    ) -> list[Effect]:
+        """The next tokens of a running request."""
+        stream = self.machine.requests[request_id].stream
+        assert stream.running
+        tokens = SequenceTokens(request_id, stream.running.epoch, len(stream.tokens), text, finish)
+        return self.feed(Received(runner_peer(by.get("by", stream.running.runner)), Step(1, [tokens])))
+
+
+def bytes_of(token: int) -> bytes:
+    if token == 0xFF:
+        raise ZeroDivisionError("a bug that this token hits")
+    return bytes([token])
+
+
+def sent(effects: Sequence[Effect], *kinds: type) -> list[object]:
+    return [effect.message for effect in effects if isinstance(effect, Send) and isinstance(effect.message, kinds)]
+
+
+def of(effects: Sequence[Effect], *kinds: type) -> list[Effect]:
+    return [effect for effect in effects if isinstance(effect, kinds)]
+
+
+# ---------------------------------------------------------------- before the submission
+
+
+def test_the_first_requests_wait_for_the_route_table() -> None:
+    shell = Shell()
+    assert shell.feed(RequestArrived("r")) == []
+    effects = shell.feed(Connected(SCHEDULER), Received(SCHEDULER, TABLE))
+    assert of(effects, Proceed, RoutesChanged) == [RoutesChanged(True), Proceed("r")]
+    assert shell.feed(RequestArrived("s")) == [Proceed("s")]
+
+
+def test_a_hold_for_routes_ends_by_its_deadline() -> None:
+    shell = Shell()
+    shell.feed(RequestArrived("r"))
+    assert shell.wait(29.9) == []
+    (refusal,) = shell.wait(0.2)
+    assert isinstance(refusal, Refuse)
+    assert (refusal.failure.code, shell.machine.in_flight) == ("no_scheduler", 0)
+
+
+@pytest.mark.parametrize(
+    ("state", "effect"),
+    [(TokenizerState.READY, Proceed), (TokenizerState.FAILED, Refuse), (TokenizerState.REMOVED, Refuse)],
+)
+def test_a_request_waits_for_its_tokenizer_until_its_load_is_over(state: TokenizerState, effect: type) -> None:
+    shell = Shell()
+    shell.feed(Connected(SCHEDULER), Received(SCHEDULER, TABLE), RequestArrived("r"))
+    assert shell.feed(ModelResolved("r", "team/base")) == []
+    assert shell.feed(TokenizerChanged("sha256:t", TokenizerState.LOADING, "the depot is away")) == []
+    (answer,) = shell.feed(TokenizerChanged("sha256:t", state, "no JSON"))
+    assert type(answer) is effect
+
+
+def test_at_most_a_quarter_of_all_requests_waits_for_one_tokenizer() -> None:
+    shell = Shell()
+    shell.feed(Connected(SCHEDULER), Received(SCHEDULER, TABLE))
+    for name in "abc":
+        effects = shell.feed(RequestArrived(name), ModelResolved(name, "team/base"))
+        assert [type(effect) for effect in effects] == [Proceed] + [Refuse] * (name == "c")
+    assert shell.machine.waiting_for_tokenizer("sha256:t") == 2
+
+
+def test_beyond_the_bound_a_request_is_refused_for_as_long_as_it_takes_until_enough_have_left() -> None:
+    shell = Shell().ready()
+    for index in range(4):
+        shell.submit(f"r{index}", n=2)
+    shell.feed(RequestArrived("more"))
+    (refusal,) = shell.feed(ModelResolved("more", "team/base", 2))
+    assert isinstance(refusal, Refuse)
+    assert (refusal.failure.code, refusal.failure.retry_after_ms) == ("rate_limit_exceeded", 250)  # 1 s * 2 / 8
+    shell.feed(ClientGone("r0"))
+    shell.feed(RequestArrived("more"))
+    assert shell.feed(ModelResolved("more", "team/base", 2)) == [Proceed("more")]
+
+
+def test_a_prediction_is_made_once_for_all_answers_and_a_late_one_counts_no_more() -> None:
+    shell = Shell().ready()
+    shell.feed(RequestArrived("r"), ModelResolved("r", "team/base", 2))
+    request = Request("r", "c", "acme", TABLE.routes[0], (1, 2), "text", 9, Sampling(), bytes_of, 0, n=2)
+    assert sent(shell.feed(RequestReady(request)), PredictItem) == [
+        PredictItem("r", "text", "team/base", "acme/x", 2, 9)
+    ]
+    submits = sent(shell.wait(0.05), Submit)
+    assert [(one.request_id, one.p50_tokens) for one in submits if isinstance(one, Submit)] == [("r/0", 0), ("r/1", 0)]
+    assert shell.feed(Received(PREDICTOR, Prediction("r", 7, 21))) == []
+
+
+# ---------------------------------------------------------------- runners
+
+
+def test_a_session_opens_for_the_first_assignment_and_closes_when_it_is_idle_for_long() -> None:
+    shell = Shell().ready()
+    shell.submit()
+    effects = shell.assign()
+    assert [type(one) for one in effects] == [OpenSession, Send]
+    shell.feed(Connected(runner_peer(FIRST)))
+    assert shell.wait(1000.0) == [], "a session that is used has no deadline"
+    shell.step(b"ab", FinishReason.EOS)
+    assert shell.wait(59.0) == []
+    assert of(shell.wait(2.0), Close) == [Close(runner_peer(FIRST), "idle")]
+    assert shell.machine.sessions == 0
+
+
+def test_a_runner_that_does_not_answer_in_time_has_lost_its_requests() -> None:
+    shell = Shell().ready()
+    shell.submit()
+    shell.assign()
+    effects = shell.wait(5.0)
+    assert of(effects, Close)
+    assert [failed.reason for failed in sent(effects, Failed)] == [FailReason.SESSION_LOST]
+
+
+@pytest.mark.parametrize("how", ["closed", "lease"])
+def test_a_lost_session_fails_the_epochs_that_run_there_and_no_others(how: str) -> None:
+    shell = Shell().ready()
+    for name, runner in (("r", FIRST), ("s", FIRST), ("t", SECOND)):
+        shell.submit(name)
+        shell.run(name, runner)
+    gone = Closed(runner_peer(FIRST), "broke") if how == "closed" else Received(SCHEDULER, RunnerGone(FIRST))
+    effects = shell.feed(gone)
+    assert {failed.request_id for failed in sent(effects, Failed)} == {"r", "s"}
+    assert shell.feed(gone) == [], "it is lost once"
+    assert shell.machine.requests["t"].stream.running
+
+
+def test_a_new_incarnation_ends_the_session_to_the_one_before() -> None:
+    shell = Shell().ready()
+    shell.submit("r")
+    shell.run("r")
+    shell.submit("s")
+    effects = shell.assign("s", REBORN)
+    assert of(effects, Close) == [Close(runner_peer(FIRST), "a new incarnation took its place")]
+    assert [failed.request_id for failed in sent(effects, Failed)] == ["r"]
+    assert [start.request_id for start in sent(effects, Start)] == ["s"]
+
+
+def test_a_runner_that_speaks_for_anothers_epoch_loses_its_session_and_changes_nothing() -> None:
+    shell = Shell().ready()
+    for name, runner in (("r", FIRST), ("s", SECOND)):
+        shell.submit(name)
+        shell.run(name, runner)
+    effects = shell.step(b"lie", request_id="r", by=SECOND)
+    assert [type(one) for one in of(effects, PeerViolation, Close)] == [PeerViolation, Close]
+    assert [failed.request_id for failed in sent(effects, Failed)] == ["s"]
+    assert shell.machine.requests["r"].stream.tokens == []
+
+
+def test_one_step_carries_the_tokens_of_many_and_touches_no_deadline() -> None:
+    shell = Shell().ready()
+    for name in ("r", "s"):
+        shell.submit(name)
+        shell.run(name)
+        shell.step(b"a", request_id=name)
+    running = {name: shell.machine.requests[name].stream.running for name in ("r", "s")}
+    tokens = [SequenceTokens(name, one.epoch, 1, b"b") for name, one in running.items() if one]
+    assert shell.feed(Received(runner_peer(FIRST), Step(2, tokens))) == [Emit("r", "b"), Emit("s", "b")]
+    assert shell.machine.next_deadline() is None
+
+
+def test_a_bug_that_one_request_hits_ends_this_request_alone() -> None:
+    shell = Shell().ready()
+    for name in ("r", "s"):
+        shell.submit(name)
+        shell.run(name)
+    effects = shell.step(b"\xff")
+    assert [type(one) for one in of(effects, RequestFailed, Finish)] == [RequestFailed, Finish]
+    assert sent(effects, Stop, Cancel)
+    assert shell.step(b"ok", request_id="s")[-1] == Emit("s", "ok")
+
+
+# ---------------------------------------------------------------- holds and routes
+
+
+def test_only_requests_of_pools_whose_row_changed_are_examined_again() -> None:
+    shell = Shell().ready()
+    shell.submit("r", model=0)
+    shell.submit("s", model=1)
+    assert shell.machine.next_deadline() is None, "both queue in a pool that is available"
+    empty = PoolRoute("team/base", "sha256:t", "tiny", 512, 0)
+    shell.feed(Received(SCHEDULER, Routes(2, False, 1, pools=(empty,))))
+    assert [shell.machine.requests[name].hold_deadline for name in ("r", "s")] == [shell.now + 30.0, None]
+    effects = shell.wait(30.0)
+    (finish,) = of(effects, Finish)
+    assert isinstance(finish, Finish)
+    assert (finish.request_id, finish.failure and finish.failure.code) == ("r", "no_runner_available")
+
+
+def test_a_gap_in_the_routes_is_asked_for_once() -> None:
+    shell = Shell().ready()
+    gap = Received(SCHEDULER, Routes(4, False, 3))
+    assert shell.feed(gap, gap) == [Send(SCHEDULER, ResyncRoutes())]
+    assert of(shell.feed(Received(SCHEDULER, replace(TABLE, version=4))), RoutesChanged) == [RoutesChanged(False)]
+    assert shell.feed(gap) == [Send(SCHEDULER, ResyncRoutes())]
+
+
+def test_a_scheduler_that_is_away_is_named_when_the_hold_is_over() -> None:
+    shell = Shell().ready()
+    shell.submit()
+    shell.feed(Closed(SCHEDULER))
+    (finish,) = of(shell.wait(30.0), Finish)
+    assert isinstance(finish, Finish)
+    assert finish.failure is not None
+    assert finish.failure.code == "no_scheduler"
+
+
+# ---------------------------------------------------------------- outcomes
+
+
+def test_an_outcome_has_the_wall_clock_of_its_arrival_and_its_durations() -> None:
+    shell = Shell().ready()
+    shell.submit()
+    shell.run()
+    shell.now += 1.5
+    shell.step(b"a")
+    shell.now += 2.0
+    (finish,) = of(shell.step(b"b", FinishReason.LENGTH), Finish)
+    assert isinstance(finish, Finish)
+    outcome = finish.outcome
+    assert (outcome.ttft_ms, outcome.total_ms, outcome.finished_unix_ms) == (1500, 3500, 8500)
+    assert (outcome.completion_tokens, outcome.censored, outcome.predicted_p90_tokens) == (2, True, 21)
+
+
+def test_an_outcome_is_reported_on_every_stream_until_it_is_acknowledged() -> None:
+    shell = Shell().ready()
+    shell.submit()
+    shell.run()
+    (report,) = sent(shell.step(b"ab", FinishReason.EOS), OutcomeReport)
+    assert isinstance(report, OutcomeReport)
+    assert report.record.startswith(Outcome.__name__.encode())
+    shell.feed(Closed(SCHEDULER))
+    assert sent(shell.feed(Connected(SCHEDULER)), object) == [report, ResubmitComplete()]
+    shell.feed(Received(SCHEDULER, OutcomeAck(("r", "unknown"))), Closed(SCHEDULER))
+    assert sent(shell.feed(Connected(SCHEDULER)), object) == [ResubmitComplete()]
+
+
+def test_beyond_the_bound_the_oldest_outcome_is_dropped() -> None:
+    shell = Shell(replace(CONFIG, max_unacked=2)).ready()
+    for name in ("r", "s", "t"):
+        shell.submit(name)
+    effects = shell.feed(ClientGone("r"), ClientGone("s"), ClientGone("t"))
+    assert of(effects, OutcomeDropped) == [OutcomeDropped("r")]
+    assert list(shell.machine.outcomes) == ["s", "t"]
+
+
+def test_what_runs_is_submitted_again_with_its_place_and_its_age() -> None:
+    shell = Shell().ready()
+    shell.submit()
+    shell.run()
+    shell.step(b"abc")
+    shell.feed(Closed(SCHEDULER))
+    shell.now += 5.0
+    submit, complete = sent(shell.feed(Connected(SCHEDULER)), object)
+    assert isinstance(submit, Submit)
+    assert (submit.runner, submit.epoch, submit.emitted_tokens, submit.waited_s) == (FIRST, Epoch(1, 1), 3, 5.0)
+    assert complete == ResubmitComplete()
+
+
+def test_an_answer_that_fails_ends_the_others_of_its_request() -> None:
+    shell = Shell().ready()
+    shell.submit(n=2)
+    shell.run("r/0")
+    shell.feed(Received(SCHEDULER, Preempt("r/0", Epoch(1, 1))), Closed(SCHEDULER))
+    effects = shell.wait(31.0)
+    reasons = {one.request_id: one.reason for one in effects if isinstance(one, Finish)}
+    assert reasons == {"r/0": FinishReason.FAILED, "r/1": FinishReason.CANCELLED}
+    assert shell.machine.in_flight == 0
+
+
+# ---------------------------------------------------------------- the end of the process
+
+
+def test_a_drain_waits_for_answers_and_for_their_outcomes_to_be_stored() -> None:
+    shell = Shell().ready()
+    shell.submit()
+    shell.run()
+    assert shell.feed(DrainStarted()) == []
+    assert shell.machine.refusal() is not None
+    assert not of(shell.step(b"ab", FinishReason.EOS), Drained)
+    assert shell.feed(Received(SCHEDULER, OutcomeAck(("r",)))) == [Drained()]
+    assert shell.wait(100.0) == [Close(runner_peer(FIRST), "idle")], "drained once"
+
+
+def test_a_drain_ends_by_name_what_takes_too_long_and_does_not_wait_for_an_absent_store() -> None:
+    shell = Shell().ready()
+    shell.submit()
+    shell.run()
+    shell.feed(DrainStarted())
+    (finish,) = of(shell.wait(10.0), Finish)
+    assert isinstance(finish, Finish)
+    assert finish.failure is not None
+    assert finish.failure.code == "shutting_down"
+    assert of(shell.wait(1.0), Drained) == [Drained()]
+
+
+def test_a_drain_refuses_what_is_held() -> None:
+    shell = Shell()
+    shell.feed(RequestArrived("r"))
+    refusal, drained = shell.feed(DrainStarted())
+    assert isinstance(refusal, Refuse)
+    assert (refusal.failure.code, drained) == ("shutting_down", Drained())
+
+
+# ---------------------------------------------------------------- under disturbance
+
+
+def disturbed(seed: int) -> tuple[Shell, list[Effect]]:
+    """A scheduler, runners, clients and a network that do what they may, by a seed; then everything settles."""
+    chance, shell = random.Random(seed), Shell(replace(CONFIG, max_in_flight=20)).ready()
+    runners, names = [FIRST, SECOND, REBORN], [f"r{index}" for index in range(6)]
+    for name in names:
+        shell.submit(name, n=chance.randint(1, 2))
+    for _ in range(60):
+        active = list(shell.machine.requests)
+        one = chance.choice(active) if active else ""
+        running = shell.machine.requests[one].stream.running if active else None
+        match chance.randrange(9):
+            case 0 | 1 if active:
+                shell.assign(one, chance.choice(runners))
+            case 2:
+                shell.feed(Connected(runner_peer(chance.choice(runners))))
+            case 3:
+                shell.feed(Closed(runner_peer(chance.choice(runners)), "broke"))
+            case 4 if running:
+                shell.step(b"ab", chance.choice([None, None, FinishReason.EOS]), one)
+            case 5 if running:
+                shell.step(b"lie", None, one, by=chance.choice(runners))
+            case 6:
+                shell.feed(Closed(SCHEDULER), Connected(SCHEDULER))
+            case 7:
+                shell.wait(chance.choice([0.01, 1.0, 20.0]))
+            case _:
+                shell.feed(ClientGone(chance.choice(names)))
+    shell.feed(DrainStarted())
+    shell.wait(20.0)
+    return shell, shell.effects
+
+
+@given(st.integers(0, 2**32))
+def test_every_answer_ends_once_whatever_happens_and_equal_events_have_equal_effects(
+    seed: int,
+) -> None:
+    shell, effects = disturbed(seed)
+    finished = [effect.request_id for effect in effects if isinstance(effect, Finish)]
+    submitted = {submit.request_id for submit in sent(effects, Submit) if isinstance(submit, Submit)}
+    assert sorted(finished) == sorted(submitted)
+    assert (shell.machine.in_flight, len(of(effects, Drained))) == (0, 1)
+    assert disturbed(seed)[1] == effects
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.one_of(st.none(), st.integers(0, 9))), max_size=200))
+def test_deadlines_come_up_in_order_each_key_once(changes: list[tuple[str, int | None]]) -> None:
+    deadlines: Deadlines[str] = Deadlines()
+    model: dict[str, int] = {}
+    for key, at in changes:
+        deadlines.set(key, at)
+        model.pop(key, None)
+        if at is not None:
+            model[key] = at
+        assert deadlines.next() == min(model.values(), default=None)
+    due = []
+    while (key := deadlines.pop_due(4)) is not None:
+        due.append(key)
+    assert due == sorted((key for key, at in model.items() if at <= 4), key=model.__getitem__)
+    assert len(deadlines) == len(model) - len(due)

@@ -1,0 +1,28 @@
+"""Predicted lengths: what a gateway asks its predictor before it submits a request. 0 tokens: no prediction."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PredictItem:
+    """The answers of one request have one prediction: `request_id` is that of the request, without an answer's index.
+
+    The predictor keeps the features of the prompt under this id until the outcomes of the answers arrive.
+    """
+
+    request_id: str
+    prompt_text: str
+    pool: str
+    model_name: str  # the base's for the base
+    prompt_tokens: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Output tokens: the median, and the bound that covers 90 % of real lengths."""
+
+    request_id: str
+    p50_tokens: int = 0
+    p90_tokens: int = 0
+    model_version: str = ""
