@@ -45,7 +45,7 @@ def default_data_dir(component: str) -> Path:
 
 
 @contextmanager
-def owned(data_dir: Path, component: str) -> Generator[None]:
+def lock_data_dir(data_dir: Path, component: str) -> Generator[None]:
     """Make a data directory and own it until the block or the process ends, also by kill -9.
 
     Raises DataDirInUse, DataDirUnusable.

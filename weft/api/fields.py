@@ -135,7 +135,7 @@ def names_of(model: type[BaseModel]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-def nearest(name: str, names: list[str]) -> str:
+def did_you_mean(name: str, names: list[str]) -> str:
     """`; did you mean 'x'?` or the list of what there is."""
     lower = {candidate.lower(): candidate for candidate in names}
     if close := difflib.get_close_matches(name[:100].lower(), list(lower), n=1, cutoff=0.6):
@@ -159,7 +159,10 @@ def _detail(model: type[BaseModel], item: Any) -> InitErrorDetails:
     """An error again, with a better text where pydantic's own does not say what to write instead."""
     kind, loc, text = str(item["type"]), item["loc"], str(item["msg"]).removeprefix("Value error, ")
     if kind == "extra_forbidden" and len(loc) == 1:
-        kind, text = "unknown_field", f"unknown field {str(loc[0])[:100]!r}; {nearest(str(loc[0]), names_of(model))}"
+        kind, text = (
+            "unknown_field",
+            f"unknown field {str(loc[0])[:100]!r}; {did_you_mean(str(loc[0]), names_of(model))}",
+        )
     elif (pattern := item.get("ctx", {}).get("pattern")) in PATTERN_HELP:
         text = PATTERN_HELP[pattern]
     code: Any = kind

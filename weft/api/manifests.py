@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from weft.api.fields import nearest
+from weft.api.fields import did_you_mean
 from weft.api.loraadapter import LoRAAdapter
 from weft.api.meta import API_VERSION
 from weft.api.servingpool import ServingPool
@@ -141,7 +141,9 @@ class _Reading:
         if version != API_VERSION:
             self._problem(name, number, "apiVersion", f"is {str(version)[:100]!r}, it has to be {API_VERSION!r}")
         elif not isinstance(kind, str) or kind not in KINDS:
-            self._problem(name, number, "kind", f"unknown kind {str(kind)[:100]!r}; {nearest(str(kind), list(KINDS))}")
+            self._problem(
+                name, number, "kind", f"unknown kind {str(kind)[:100]!r}; {did_you_mean(str(kind), list(KINDS))}"
+            )
         else:
             return KINDS[kind]
         return None

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from weft.api.fields import ApiModel, Label, ObjectName
-from weft.api.placing import LABEL_KEY_PATTERN, Affinity, Labels, Toleration, TopologySpread
+from weft.api.pod_scheduling import LABEL_KEY_PATTERN, Affinity, Labels, Toleration, TopologySpread
 from weft.api.quantity import Quantity, amount
 from weft.api.rules import Rule, unique_names
 from weft.api.scaling import MAX_RUNNERS

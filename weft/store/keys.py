@@ -12,8 +12,8 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from weft.store.models import ApiKeyRow
-from weft.store.statements import insert_into
 from weft.store.transactions import transact
+from weft.store.upsert import insert_into
 
 MAX_NOTE = 256
 

@@ -11,8 +11,8 @@ from sqlalchemy import ColumnElement, String, case, delete, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from weft.store.models import ModelVersionRow, OutcomeRow, UsageRow
-from weft.store.statements import insert_into
 from weft.store.transactions import transact
+from weft.store.upsert import insert_into
 
 MAX_BATCH = 500  # 19 columns x 500 rows stay below the 32,766 parameters of a statement
 

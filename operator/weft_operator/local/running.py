@@ -9,7 +9,7 @@ from dataclasses import replace
 from random import SystemRandom
 from typing import Any
 
-from weft.process import owned
+from weft.process import lock_data_dir
 from weft_operator.errors import ComponentFailed
 from weft_operator.local.admission import Admission, as_served
 from weft_operator.local.components import Options, choose_addresses
@@ -29,7 +29,7 @@ async def running(options: Options, objects: Iterable[Object], progress: Progres
     PortInUse, StoreDamaged, ComponentFailed: then nothing is left running.
     """
     async with AsyncExitStack() as exits:
-        exits.enter_context(owned(options.data_dir, "`weft up`"))
+        exits.enter_context(lock_data_dir(options.data_dir, "`weft up`"))
         require_free(options.host, options.port, "--port")
         store = open_store(options.data_dir / "objects.json", time.time, as_served)
         admit = Admission(store)

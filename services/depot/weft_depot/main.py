@@ -16,7 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from weft.artifacts.blobs import BlobStore
-from weft.process import EXIT_CANNOT_START, CannotStart, listen, owned
+from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
@@ -116,7 +116,7 @@ def _secrets(kind: str) -> Secrets:
 
 
 def _serve(settings: Settings) -> int:
-    with owned(settings.data_dir, "depot"), listen(settings.http, "--http") as listener:
+    with lock_data_dir(settings.data_dir, "depot"), listen(settings.http, "--http") as listener:
         host, port = listener.getsockname()[:2]
         tls = load_tls(settings.tls_dir, "depot")
         at = settings.probes

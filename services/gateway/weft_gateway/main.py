@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 import uvicorn
 import uvloop
 
-from weft.process import EXIT_CANNOT_START, CannotStart, listen, owned
+from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.wire.http_server import QuietServer
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = Settings.parse(argv)
     logs.configure("gateway", level=settings.log_level, fmt=settings.log_format)
     try:
-        with owned(settings.data_dir, "gateway"), listen(settings.http, "--http") as listener:
+        with lock_data_dir(settings.data_dir, "gateway"), listen(settings.http, "--http") as listener:
             return uvloop.run(run(settings, listener))
     except CannotStart as error:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from weft.process import EXIT_CANNOT_START, CannotStart, listen, owned
+from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir
 from weft.telemetry.logs import configure, kv
 from weft.telemetry.probes import Probes
 from weft.wire.tls import load_tls
@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     settings = parse_settings(argv)
     configure("runner", level=settings.log_level, fmt=settings.log_format)
     try:
-        with owned(settings.data_dir, "runner"):
+        with lock_data_dir(settings.data_dir, "runner"):
             return _run(settings)
     except CannotStart as error:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))

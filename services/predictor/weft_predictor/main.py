@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc.aio
 
-from weft.process import EXIT_CANNOT_START, CannotStart, owned
+from weft.process import EXIT_CANNOT_START, CannotStart, lock_data_dir
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     settings = Settings.parse(argv)
     logs.configure("predictor", level=settings.log_level, fmt=settings.log_format)
     try:
-        with owned(settings.data_dir, "predictor"):
+        with lock_data_dir(settings.data_dir, "predictor"):
             asyncio.run(_run(settings))
     except (CannotStart, OSError, CorruptModel) as error:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))

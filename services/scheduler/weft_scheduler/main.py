@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from weft.process import EXIT_CANNOT_START, CannotStart, owned
+from weft.process import EXIT_CANNOT_START, CannotStart, lock_data_dir
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = Settings.parse(argv)
     logs.configure("scheduler", level=settings.log_level, fmt=settings.log_format)
     try:
-        with owned(settings.data_dir, "scheduler"):
+        with lock_data_dir(settings.data_dir, "scheduler"):
             return asyncio.run(run(settings))
     except CannotStart as error:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))

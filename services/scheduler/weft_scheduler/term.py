@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class TermFile:
-    """`DIR/term`. The process owns the directory (`weft.process.owned`), so nobody else writes it."""
+    """`DIR/term`. The process owns the directory (`weft.process.lock_data_dir`), so nobody else writes it."""
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
         self._path, self._clock = directory / "term", clock

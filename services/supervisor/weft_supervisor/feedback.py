@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from weft.store import outcomes, terms
+from weft.store import fencing_terms, outcomes
 from weft.store.errors import StoreError, Unstorable
 from weft.telemetry.logs import kv
 from weft.wire.v1 import common_pb2, predictor_pb2
@@ -110,7 +110,7 @@ class Journal:
     async def _write(self) -> None:
         if self._term > self._stored_term:
             term = self._term
-            await terms.raise_to(self._engine, term)
+            await fencing_terms.raise_to(self._engine, term)
             self._stored_term = term
         batch = [outcome for _, outcome in zip(range(BATCH), self._waiting.values(), strict=False)]
         if batch:

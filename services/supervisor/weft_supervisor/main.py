@@ -9,8 +9,8 @@ from collections.abc import Generator
 import grpc.aio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from weft.process import EXIT_CANNOT_START, CannotStart, owned
-from weft.store import migrate, terms
+from weft.process import EXIT_CANNOT_START, CannotStart, lock_data_dir
+from weft.store import fencing_terms, migrate
 from weft.store.database import open_database, postgresql_url, sqlite_url
 from weft.store.errors import StoreError, StoreUnavailable
 from weft.telemetry import logs
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     logs.configure("supervisor", level=settings.log_level, fmt=settings.log_format)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # one line about the store is enough
     try:
-        with owned(settings.data_dir, "supervisor"):
+        with lock_data_dir(settings.data_dir, "supervisor"):
             asyncio.run(_run(settings))
     except (CannotStart, OSError, StoreError) as error:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
@@ -62,7 +62,7 @@ async def _ready(engine: AsyncEngine, stop: asyncio.Event, *, patience_s: float)
     deadline = time.monotonic() + patience_s
     while not stop.is_set():
         try:
-            revision, highest_term = await migrate.upgrade(engine), await terms.highest(engine)
+            revision, highest_term = await migrate.upgrade(engine), await fencing_terms.highest(engine)
             log.info("store ready", extra=kv(revision=revision, highest_term=highest_term))
             return highest_term
         except StoreUnavailable as error:

@@ -15,7 +15,7 @@ from weft.process import (
     DataDirUnusable,
     default_data_dir,
     listen,
-    owned,
+    lock_data_dir,
     split_address,
 )
 from weft.telemetry.probes import Probes
@@ -41,39 +41,42 @@ def test_the_default_data_directory(env: dict[str, str], expected: str, monkeypa
 
 def test_a_data_directory_has_one_owner_and_the_other_is_told_what_to_do(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "gateway"
-    with owned(folder, "gateway"):
+    with lock_data_dir(folder, "gateway"):
         assert folder.stat().st_mode & 0o777 == 0o700
         says = f"{folder} is in use by another gateway: stop .* --data-dir"
-        with pytest.raises(DataDirInUse, match=says), owned(folder, "gateway"):
+        with pytest.raises(DataDirInUse, match=says), lock_data_dir(folder, "gateway"):
             pass
-    with owned(folder, "gateway"):
+    with lock_data_dir(folder, "gateway"):
         pass
 
 
 def test_kill_9_leaves_no_lock(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from weft.process import owned\n"
-        "with owned(Path(sys.argv[1]), 'x'): print(flush=True); input()"
+        "import sys; from pathlib import Path; from weft.process import lock_data_dir\n"
+        "with lock_data_dir(Path(sys.argv[1]), 'x'): print(flush=True); input()"
     )
     with started(sys.executable, "-c", program, tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"\n"
-        with pytest.raises(DataDirInUse), owned(tmp_path, "x"):
+        with pytest.raises(DataDirInUse), lock_data_dir(tmp_path, "x"):
             pass
         other.kill()
         other.wait()
-        with owned(tmp_path, "x"):
+        with lock_data_dir(tmp_path, "x"):
             pass
 
 
 def test_a_failure_inside_is_not_taken_for_the_lock(tmp_path: Path) -> None:
-    with pytest.raises(BlockingIOError), owned(tmp_path, "depot"):
+    with pytest.raises(BlockingIOError), lock_data_dir(tmp_path, "depot"):
         raise BlockingIOError
 
 
 def test_a_data_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "depot"):
-        with pytest.raises(DataDirUnusable, match=f"{folder} cannot be used .* --data-dir"), owned(folder, "depot"):
+        with (
+            pytest.raises(DataDirUnusable, match=f"{folder} cannot be used .* --data-dir"),
+            lock_data_dir(folder, "depot"),
+        ):
             pass
 
 

@@ -28,7 +28,7 @@ from harness.processes import started
 from harness.small_runner import SMALL, Depot, World, serving_depot
 from harness.waiting import PATIENCE_S, soon
 from weft.artifacts.blobs import BlobStore, check_blobs
-from weft.process import owned
+from weft.process import lock_data_dir
 from weft.wire.channels import Outbox, both_ways, channel
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
@@ -504,7 +504,7 @@ def test_an_address_in_use_an_owned_folder_and_an_unknown_base_have_exit_codes_a
         for flag in ("listen", "probes"):
             code, text = code_of(**{flag: f"127.0.0.1:{taken.getsockname()[1]}"})
             assert (code, "AddressInUse" in text, f"--{flag}" in text) == (2, True, True)
-    with owned(tmp_path / "data", "runner"):
+    with lock_data_dir(tmp_path / "data", "runner"):
         code, text = code_of()
     assert (code, "DataDirInUse" in text) == (2, True)
     code, text = code_of()

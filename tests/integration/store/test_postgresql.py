@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from harness.postgres import Postgres, needs_postgres
 from harness.waiting import eventually, soon
 from tests.integration.store.test_outcomes import NOW, outcome
-from weft.store import database, keys, migrate, outcomes, terms
+from weft.store import database, fencing_terms, keys, migrate, outcomes
 from weft.store.database import open_database, postgresql_url
 from weft.store.errors import BadDatabaseUrl, StoreUnavailable, Unstorable
 from weft.store.outcomes import StoredOutcome
@@ -93,15 +93,15 @@ async def test_a_term_never_falls_whoever_raises_it(two: tuple[AsyncEngine, Asyn
 
     async def raise_some(engine: AsyncEngine) -> None:
         for term in draw.sample(range(1, 200), 25):
-            await terms.raise_to(engine, term)
+            await fencing_terms.raise_to(engine, term)
             raised.append(term)
-            highest = await terms.highest(engine)
+            highest = await fencing_terms.highest(engine)
             assert highest >= term
             seen.append(highest)
             assert highest >= seen[-2]
 
     await asyncio.gather(*(raise_some(engine) for engine in two))
-    assert await terms.highest(two[0]) == max(raised)
+    assert await fencing_terms.highest(two[0]) == max(raised)
 
 
 async def test_a_key_made_at_one_is_known_at_the_other(two: tuple[AsyncEngine, AsyncEngine]) -> None:
@@ -208,18 +208,18 @@ async def test_a_server_that_does_not_answer_is_unavailable_in_bounded_time(
     try:
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
-                await soon(terms.raise_to(hasty, 2))
+                await soon(fencing_terms.raise_to(hasty, 2))
     finally:
         own.thaw()
     await eventually(lambda: _raised(hasty, 3))
-    assert await terms.highest(engine) == 3
+    assert await fencing_terms.highest(engine) == 3
     await hasty.dispose()
 
 
 async def _raised(hasty: AsyncEngine, term: int) -> bool:
     """With so little patience a slow machine needs more than one try."""
     try:
-        await terms.raise_to(hasty, term)
+        await fencing_terms.raise_to(hasty, term)
     except StoreUnavailable:
         return False
     return True

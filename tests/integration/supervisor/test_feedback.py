@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from harness.postgres import DIALECTS, needs_postgres
 from harness.waiting import eventually, soon
-from weft.store import migrate, outcomes, terms
+from weft.store import fencing_terms, migrate, outcomes
 from weft.store.database import open_database, sqlite_url
 from weft.wire.v1 import common_pb2, predictor_pb2
 from weft_supervisor import feedback
@@ -105,7 +105,7 @@ async def test_outcomes_wait_for_a_server_that_dies_and_each_counts_once(postgre
         await soon(journal.drained())
         assert sorted(kept.stored) == sorted(f"r{i}" for i in range(2_000))
         [usage] = await outcomes.usage(engine, since=date(2000, 1, 1))
-        assert (usage.requests, await outcomes.count(engine), await terms.highest(engine)) == (2_000, 2_000, 7)
+        assert (usage.requests, await outcomes.count(engine), await fencing_terms.highest(engine)) == (2_000, 2_000, 7)
         assert journal.trouble is None
         journal.close()
         await soon(running)
@@ -160,7 +160,7 @@ async def test_the_highest_term_is_written(journal, store):
     journal.raise_term(5)
     journal.raise_term(4)
     await soon(journal.drained())
-    assert await terms.highest(store) == 5
+    assert await fencing_terms.highest(store) == 5
 
 
 async def test_a_store_out_of_reach_acknowledges_nothing_says_so_and_goes_on_when_it_is_back(journal, kept, store):

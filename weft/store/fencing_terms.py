@@ -5,8 +5,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from weft.identities import MAX_TERM
 from weft.store.models import TermRow
-from weft.store.statements import insert_into
 from weft.store.transactions import transact
+from weft.store.upsert import insert_into
 
 
 async def highest(engine: AsyncEngine, role: str = "scheduler") -> int:
