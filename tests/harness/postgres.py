@@ -68,7 +68,7 @@ class Postgres:
             _let_pass(folder.parent)
         flags = ("-U", USER, "-A", "trust", "-N", "-E", "UTF8", "--locale=C", "--wal-segsize=1")
         done = subprocess.run(
-            processes.tied_embeddings(self._bin / "initdb", "-D", folder / "data", *flags, user=self._user),
+            processes.tied(self._bin / "initdb", "-D", folder / "data", *flags, user=self._user),
             cwd=folder,
             capture_output=True,
             check=False,
