@@ -13,7 +13,7 @@ from weft.wire.tls import load_tls
 from weft_scheduler.errors import TermNotDurable
 from weft_scheduler.server import SERVICE, Server
 from weft_scheduler.settings import Settings
-from weft_scheduler.term import TermFile
+from weft_scheduler.term_file import TermFile
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,9 @@
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from weft_scheduler.core import effects as ef
+from weft.domain.machine import Send
+from weft.domain.request import Assign, Preempt, Reject
+from weft_scheduler.core.effects import Effect, Queued, Requeued, Resumed, RunnerLost, Stale
 from weft_scheduler.core.state import State
 
 PLACEMENT_BUCKETS_S = (20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 20e-3, 0.1)
@@ -18,7 +20,7 @@ class Metrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"weft_scheduler_{name}", text, labels, registry=registry)
 
-        self.decisions = counter("decisions_total", "What became of a look at a request", "result")
+        self.decisions = counter("decisions_total", "Decisions on requests, by result", "result")
         self.moves = counter("moves_total", "Requests that left a runner and were queued again", "reason")
         self.resumed = counter(
             "resumed_total",
@@ -26,9 +28,9 @@ class Metrics:
             "classes",
         )
         self.rejects = counter("rejects_total", "Requests refused or ended", "reason")
-        self.preempts = counter("preempts_total", "Victims told to leave their runner")
-        self.ignored = counter("ignored_total", "Events that changed nothing any more", "event")
-        self.runners_ended = counter("runners_ended_total", "Runner incarnations that ended")
+        self.preempts = counter("preempts_total", "Victims preempted")
+        self.stale = counter("stale_total", "Events that changed nothing any more", "event")
+        self.runners_lost = counter("runners_lost_total", "Runner incarnations that ended")
         self.placement = Histogram(
             "weft_scheduler_placement_seconds",
             "Time to handle one Submit, in the core",
@@ -45,26 +47,26 @@ class Metrics:
         self.supervisors = gauge("supervisors", "Supervisors connected")
         self._pools: set[str] = set()
 
-    def count(self, effect: ef.Effect) -> None:
+    def count(self, effect: Effect) -> None:
         """One effect."""
         match effect:
-            case ef.Assign():
+            case Send(message=Assign()):
                 self.decisions.labels("placed").inc()
-            case ef.Queued():
-                self.decisions.labels("queued").inc()
-            case ef.Reject():
+            case Send(message=Reject() as reject):
                 self.decisions.labels("rejected").inc()
-                self.rejects.labels(effect.reason.value).inc()
-            case ef.Requeued():
-                self.moves.labels(effect.reason).inc()
-            case ef.Resumed():
-                self.resumed.labels("same" if effect.from_class == effect.to_class else "across").inc()
-            case ef.Preempt():
+                self.rejects.labels(reject.reason.value).inc()
+            case Send(message=Preempt()):
                 self.preempts.inc()
-            case ef.Ignored():
-                self.ignored.labels(effect.what).inc()
-            case ef.RunnerEnded():
-                self.runners_ended.inc()
+            case Queued():
+                self.decisions.labels("queued").inc()
+            case Requeued():
+                self.moves.labels(effect.reason).inc()
+            case Resumed():
+                self.resumed.labels("same" if effect.from_class == effect.to_class else "across").inc()
+            case Stale():
+                self.stale.labels(effect.event).inc()
+            case RunnerLost():
+                self.runners_lost.inc()
             case _:
                 pass
 
@@ -76,9 +78,9 @@ class Metrics:
         for name, pool in state.pools.items():
             self.queue.labels(name).set(len(pool.queue))
             self.running.labels(name).set(pool.running)
-            self.ready.labels(name).set(sum(pool.ready_versions.values()))
-            self.wanted.labels(name).set(pool.wanted_runners)
-            self.victims.labels(name).set(len(pool.victims))
+            self.ready.labels(name).set(pool.ready_runners)
+            self.wanted.labels(name).set(pool.autoscaler.wanted_runners)
+            self.victims.labels(name).set(len(pool.autoscaler.victims))
         for name in self._pools - state.pools.keys():
             for gauge in (self.queue, self.running, self.ready, self.wanted, self.victims):
                 gauge.remove(name)

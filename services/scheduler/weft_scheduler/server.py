@@ -1,45 +1,43 @@
 """The shell: three stream servicers around one pure machine, one event loop, one timer. No work per token, ever.
 
-Crash-only: an exception out of the machine, or a term that cannot be made durable, ends the process; what it knew is
-told again to the next one. A peer that breaks its contract, or does not read fast enough, loses its stream and nothing
-else ends; its next hello repairs it.
+Crash-only: an exception out of the machine, or a term that cannot be made durable, ends the process; the next one is
+sent again what this one knew. A peer that breaks its contract, or does not read fast enough, loses its stream and
+nothing else ends; its next hello repairs it.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc.aio
 
+from weft.domain.machine import TICK, Close, Kind, Received, Send
+from weft.domain.request import Reject, Submit
 from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
 from weft.telemetry.logs import kv
-from weft.wire.channels import Outbox, both_ways
+from weft.wire.channels import both_ways
 from weft.wire.errors import peer_errors
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1 import scheduler_pb2_grpc as rpc
-from weft_scheduler import wire
-from weft_scheduler.core import effects as ef
-from weft_scheduler.core import events as ev
-from weft_scheduler.core.invariants import OWNERSHIP, check_all, size
+from weft_scheduler.core.check import OWNERSHIP, size
+from weft_scheduler.core.config import Config
+from weft_scheduler.core.effects import Effect, Event, PersistTerm, Queued, Requeued, Resumed, RunnerLost, Stale
 from weft_scheduler.core.scheduler import Scheduler
-from weft_scheduler.core.values import Config
 from weft_scheduler.errors import Superseded
 from weft_scheduler.metrics import Metrics
-from weft_scheduler.streams import GatewayStream, Leadership, Peers, RegistryStream, Stream, SupervisorStream
-from weft_scheduler.term import TermFile
+from weft_scheduler.sessions import Session, Sessions
+from weft_scheduler.term_file import TermFile
 
 SERVICE = "weft.v1.Scheduler"
 GAUGES_S = 1.0  # how old a gauge may be, and how long nothing happens before the state is checked
 MAX_CHECKED = 20_000  # in `size` of the state: checking more would delay the next request by over 50 ms
-In = TypeVar("In")
-Out = TypeVar("Out")
 log = logging.getLogger(__name__)
 
 
 class Server(rpc.SchedulerServicer):
-    """Feeds the machine and executes what it orders, in order."""
+    """Feeds the machine and performs what it orders, in order."""
 
     def __init__(
         self,
@@ -56,18 +54,14 @@ class Server(rpc.SchedulerServicer):
         term = terms.next()
         self.core = Scheduler(config, term)
         self.failure: Exception | None = None
-        self._max_outcomes = config.max_outcomes
-        self._gateways: Peers[pb.SchedulerToGateway] = Peers()
-        self._supervisors: Peers[pb.SchedulerToSupervisor] = Peers()
-        self._registries: Peers[pb.SchedulerToRegistry] = Peers()
-        self._registry_streams = 0
-        self._leadership = Leadership()
+        self._sessions = Sessions()
+        self._registries = 0
         self._idle = IdleCheck()
         self._timer: asyncio.TimerHandle | None = None
         self._gauges: asyncio.TimerHandle | None = None
         log.info("term taken", extra=kv(term=term))
 
-    # ------------------------------------------------------------ life
+    # ------------------------------------------------------------ life of the process
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the service to a server of the running loop."""
@@ -81,9 +75,8 @@ class Server(rpc.SchedulerServicer):
         return None if self.core.state.supervisors else "no supervisor connected"
 
     async def drain(self) -> None:
-        """End every stream (gRPC does not tell streams of a shutdown): peers keep what they hold and come again."""
-        for peers in (self._gateways, self._supervisors, self._registries):
-            peers.close()
+        """End every stream (gRPC does not inform streams of a shutdown): peers keep what they hold and come again."""
+        self._sessions.close_all()
 
     def close(self) -> None:
         """No more timers."""
@@ -94,27 +87,30 @@ class Server(rpc.SchedulerServicer):
     # ------------------------------------------------------------ streams
 
     async def Gateway(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.SchedulerToGateway]:  # noqa: N802
-        stream = GatewayStream(self._gateways, self.feed)
-        async for message in _converse(request_iterator, context, stream.outbox, stream, "gateway"):
+        session = Session(Kind.GATEWAY, self._sessions, self.feed)
+        async for message in _serve_stream(request_iterator, context, session, "gateway"):
             yield message
 
     async def Cluster(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.SchedulerToSupervisor]:  # noqa: N802
-        stream = SupervisorStream(self._supervisors, self.feed, self._max_outcomes)
-        async for message in _converse(request_iterator, context, stream.outbox, stream, "supervisor"):
+        max_outcomes = self.core.config.max_outcomes
+        session = Session(Kind.SUPERVISOR, self._sessions, self.feed, max_outcomes=max_outcomes)
+        async for message in _serve_stream(request_iterator, context, session, "supervisor"):
             yield message
 
     async def Registry(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.SchedulerToRegistry]:  # noqa: N802
-        self._registry_streams += 1
-        name = f"registry-{self._registry_streams}"
-        stream = RegistryStream(self._registries, self.feed, self._leadership, name)
-        async for message in _converse(request_iterator, context, stream.outbox, stream, "registry", stream.over):
+        self._registries += 1
+        session = Session(Kind.REGISTRY, self._sessions, self.feed, name=f"registry-{self._registries}")
+        async for message in _serve_stream(request_iterator, context, session, "registry"):
             yield message
+        if session.close_reason:
+            async with peer_errors("registry", context):
+                raise Superseded(session.close_reason)
 
     # ------------------------------------------------------------ the machine
 
-    def feed(self, event: ev.Event) -> None:
+    def feed(self, event: Event) -> None:
         """One event through the machine."""
-        if isinstance(event, ev.Submit):
+        if isinstance(event, Received) and isinstance(event.message, Submit):
             with self._metrics.placement.time():
                 effects = self._guarded(lambda: self.core.handle(event, self._clock()))
         else:
@@ -123,9 +119,9 @@ class Server(rpc.SchedulerServicer):
 
     def _tick(self) -> None:
         self._timer = None
-        self._perform(self._guarded(lambda: self.core.tick(self._clock())))
+        self._perform(self._guarded(lambda: self.core.handle(TICK, self._clock())))
 
-    def _perform(self, effects: list[ef.Effect]) -> None:
+    def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             self._metrics.count(effect)
             self._guarded(lambda effect=effect: self._execute(effect))
@@ -163,67 +159,51 @@ class Server(rpc.SchedulerServicer):
 
     def _check(self) -> None:
         """Between two events. Who owns a request has to be beyond doubt; accounts that are wrong only place badly."""
-        broken = violation(check_all, self.core.context)
+        broken = violation(self.core.check)
         if broken in OWNERSHIP:
             self._fail(InvariantViolated(broken))
 
     def _fail(self, error: Exception) -> None:
-        """The process ends with this; the next one is told everything again, and nobody moves."""
+        """The process ends with this; peers send the next one everything again, and no request is migrated."""
         self.failure = error
         self._stop.set()
 
-    def _execute(self, effect: ef.Effect) -> None:
+    def _execute(self, effect: Effect) -> None:
         match effect:
-            case ef.Assign() | ef.Preempt() | ef.SendRoutes() | ef.TellGone() | ef.AckOutcomes():
-                self._gateways.send(effect.gateway, wire.to_gateway(effect))
-            case ef.Reject():
-                self._gateways.send(effect.gateway, wire.to_gateway(effect))
-                _log(effect)
-            case ef.HangUp():
-                self._gateways.hang_up(effect.gateway)
-            case ef.Order() | ef.ForwardOutcome() | ef.TellTerm():
-                self._supervisors.send(effect.supervisor, wire.to_supervisor(effect))
-            case ef.PoolStatus() | ef.AdapterStatus():
-                self._registries.send_all(wire.to_registry(effect))
-            case ef.RaiseTerm():
+            case Send():
+                self._sessions.send(effect.peer, effect.message)
+                if isinstance(effect.message, Reject):
+                    reject = effect.message
+                    about = kv(request_id=reject.request_id, reason=reject.reason.value, detail=reject.message)
+                    log.info("request rejected", extra=about)
+            case Close():
+                self._sessions.close(effect.peer, effect.reason)
+            case PersistTerm():
                 self._terms.write(effect.term)
                 log.info("term raised", extra=kv(term=effect.term))
-            case ef.Queued() | ef.Requeued() | ef.Resumed() | ef.Ignored() | ef.RunnerEnded():
+            case _:
                 _log(effect)
 
 
-async def _converse(
-    requests: AsyncIterator[In],
-    context: Any,
-    outbox: Outbox[Out],
-    stream: Stream[In],
-    kind: str,
-    over: Callable[[], str | None] = lambda: None,
-) -> AsyncIterator[Out]:
-    """One stream to its end; `over`: another leads."""
+async def _serve_stream(requests: Any, context: Any, session: Session, kind: str) -> AsyncIterator[Any]:
+    """One stream to its end."""
     about = kv(kind=kind, peer=context.peer())  # now: asking a call that is over crashes the interpreter (grpcio 1.85)
     log.info("stream opened", extra=about)
     async with peer_errors(kind, context):
         try:
-            async for message in both_ways(requests, context, outbox, stream.heard):
+            async for message in both_ways(requests, context, session.outbox, session.on_message):
                 yield message
-            if (reason := over()) is not None:
-                raise Superseded(reason)
         finally:
-            stream.ended()  # before its end is told
+            session.on_close()
             log.info("stream ended", extra=about)
 
 
-def _log(effect: ef.Reject | ef.Queued | ef.Requeued | ef.Resumed | ef.Ignored | ef.RunnerEnded) -> None:
+def _log(effect: Queued | Requeued | Resumed | Stale | RunnerLost) -> None:
     match effect:
-        case ef.Reject():
-            pairs = kv(request_id=effect.request_id, reason=effect.reason.value, detail=effect.message)
-            log.info("request rejected", extra=pairs)
-        case ef.Requeued():
-            log.info(
-                "request queued again", extra=kv(request_id=effect.request_id, pool=effect.pool, reason=effect.reason)
-            )
-        case ef.Resumed():
+        case Requeued():
+            about = kv(request_id=effect.request_id, pool=effect.pool, reason=effect.reason)
+            log.info("request queued again", extra=about)
+        case Resumed():
             about = kv(
                 request_id=effect.request_id,
                 runner=effect.runner.uuid,
@@ -231,10 +211,10 @@ def _log(effect: ef.Reject | ef.Queued | ef.Requeued | ef.Resumed | ef.Ignored |
                 to_class=effect.to_class,
             )
             across = effect.from_class != effect.to_class
-            log.log(logging.INFO if across else logging.DEBUG, "request goes on at a runner", extra=about)
-        case ef.RunnerEnded():
-            log.info("runner ended", extra=kv(runner=effect.runner.uuid, reason=effect.reason))
-        case ef.Queued():
+            log.log(logging.INFO if across else logging.DEBUG, "request resumed at a runner", extra=about)
+        case RunnerLost():
+            log.info("runner lost", extra=kv(runner=effect.runner.uuid, reason=effect.reason))
+        case Queued():
             log.debug("request queued", extra=kv(request_id=effect.request_id, pool=effect.pool, reason=effect.reason))
-        case ef.Ignored():
-            log.debug("event ignored", extra=kv(event=effect.what, request_id=effect.request_id, reason=effect.reason))
+        case Stale():
+            log.debug("stale event", extra=kv(event=effect.event, subject=effect.subject, reason=effect.reason))

@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from weft.settings import SCHEDULER, SCHEDULER_PROBES, Address, ProcessSettings, data_dir_field
-from weft_scheduler.core.values import Config
+from weft_scheduler.core.config import Config
 
 
 class Settings(ProcessSettings):

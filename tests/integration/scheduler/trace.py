@@ -7,17 +7,23 @@ pool. The other has many pools and follows no protocol, so that much happens at 
 import random
 
 from tests.unit.scheduler.test_simulation import DIGESTS, World
-from weft_scheduler.core import effects as ef
-from weft_scheduler.core import events as ev
+from weft.domain.adapter import AdapterSpec
+from weft.domain.ids import RunnerId
+from weft.domain.machine import TICK, Connected, Kind, Peer, Received, Send
+from weft.domain.request import Assign, Failed, FailReason, OutcomeReport, ResubmitComplete, Started, Submit
+from weft.domain.routes import PoolSpec, RegistryChange
+from weft.domain.runner import ClusterReport, ReportedRunner, RunnerFigures, RunnerReport, RunnerSpec
+from weft_scheduler.core.config import Config
+from weft_scheduler.core.effects import Effect, Event
 from weft_scheduler.core.scheduler import Scheduler
-from weft_scheduler.core.values import AdapterSpec, Config, PoolSpec, RunnerId, RunnerReport, RunnerSpec
 
 POOLS = tuple(f"ns{i}/pool" for i in range(8))
 GATEWAYS = ("g0", "g1")
+REGISTRY, SUPERVISOR = Peer(Kind.REGISTRY, "r"), Peer(Kind.SUPERVISOR, "s")
 
 
 class TracedWorld(World):
-    def execute(self, effects: list[ef.Effect]) -> None:
+    def execute(self, effects: list[Effect]) -> None:
         print(*effects, sep="\n")
         super().execute(effects)
 
@@ -51,23 +57,27 @@ class ManyPools:
     def __init__(self, seed: int) -> None:
         self.chance, self.core, self.now = random.Random(seed), Scheduler(Config(max_outcomes=5), 1), 0.0
         self.reports = self.requests = 0
-        self.assigned: dict[str, ef.Assign] = {}
+        self.assigned: dict[str, tuple[str, Assign]] = {}
+        self.handle(Connected(REGISTRY))
         self.registry(len(POOLS))
-        self.handle(ev.SupervisorUp("s"))
+        self.handle(Connected(SUPERVISOR))
         for gateway in GATEWAYS:
             self.gateway(gateway)
         for number in range(len(POOLS)):
             self.report(number)
 
-    def handle(self, event: ev.Event) -> None:
+    def sends(self, gateway: str, message: object) -> None:
+        self.handle(Received(Peer(Kind.GATEWAY, gateway), message))
+
+    def handle(self, event: Event) -> None:
         self.perform(self.core.handle(event, self.now))
 
-    def perform(self, effects: list[ef.Effect]) -> None:
+    def perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             print(effect)
-            if isinstance(effect, ef.Assign):
-                self.assigned.pop(effect.request_id, None)
-                self.assigned[effect.request_id] = effect
+            if isinstance(effect, Send) and isinstance(effect.message, Assign):
+                self.assigned.pop(effect.message.request_id, None)
+                self.assigned[effect.message.request_id] = (effect.peer.name, effect.message)
 
     def registry(self, pools: int) -> None:
         adapters = tuple(
@@ -76,51 +86,52 @@ class ManyPools:
             for i in range(4)
         )
         specs = tuple(PoolSpec(pool, "b", pool, max_runners=2) for pool in POOLS[:pools])
-        self.handle(ev.RegistryChange(True, specs, adapters))
+        self.handle(Received(REGISTRY, RegistryChange(True, specs, adapters)))
 
     def gateway(self, gateway: str) -> None:
-        self.handle(ev.GatewayUp(gateway))
-        self.handle(ev.ResubmitComplete(gateway))
+        self.handle(Connected(Peer(Kind.GATEWAY, gateway)))
+        self.sends(gateway, ResubmitComplete())
 
     def report(self, number: int) -> None:
         self.reports += 1
-        spec = RunnerSpec("h:1", POOLS[number], 16, 200, 8, 2, 64, 2048, name=f"runner-{number}")
-        state = RunnerReport(RunnerId(f"u{number}", "i"), spec, self.reports, self.chance.randrange(100, 200))
-        self.handle(ev.ClusterReport("s", (state,)))
+        runner = RunnerId(f"u{number}", "i")
+        spec = RunnerSpec(runner, "h:1", POOLS[number], 16, 200, 8, 2, 64, 2048, name=f"runner-{number}")
+        report = RunnerReport(self.reports, True, RunnerFigures(self.chance.randrange(100, 200)))
+        self.handle(Received(SUPERVISOR, ClusterReport((ReportedRunner(runner, report, spec),))))
 
     def submit(self) -> None:
         self.requests += 1
         pool = self.chance.choice(POOLS)
         digest = self.chance.choice(("", *(f"sha256:{pool}{i}" for i in range(4))))
         gateway = self.chance.choice(GATEWAYS)
-        self.handle(ev.Submit(gateway, f"r{self.requests}", pool, "acme", "m", digest, 20, 100, p90_tokens=40))
+        self.sends(gateway, Submit(f"r{self.requests}", pool, "acme", "m", digest, 20, 100, p90_tokens=40))
 
     def lose_sessions(self) -> None:
         """A gateway's network fails for a moment."""
         gateway = self.chance.choice(GATEWAYS)
-        for last in [one for one in self.assigned.values() if one.gateway == gateway]:
-            self.handle(ev.Failed(gateway, last.request_id, last.epoch, ev.FailReason.SESSION_LOST, 1))
+        for last in [assign for name, assign in self.assigned.values() if name == gateway]:
+            self.sends(gateway, Failed(last.request_id, last.epoch, FailReason.SESSION_LOST, 1))
 
     def one(self) -> None:
         """Something happens."""
         chance = self.chance
         self.now += chance.choice((0.0, 0.0, 0.0, 0.0, 0.01, 0.01, 0.3, 3.5))
-        self.perform(self.core.tick(self.now))
-        last = chance.choice([*self.assigned.values()][-12:]) if self.assigned else None
+        self.handle(TICK)
+        gateway, last = chance.choice([*self.assigned.values()][-12:]) if self.assigned else ("", None)
         match chance.randrange(15):
             case 0 | 1 | 2 | 3:
                 self.submit()
             case 4 | 5 | 6 if last:
-                reason = chance.choice([*ev.FailReason])
-                self.handle(ev.Failed(last.gateway, last.request_id, last.epoch, reason, chance.randrange(9)))
+                reason = chance.choice([*FailReason])
+                self.sends(gateway, Failed(last.request_id, last.epoch, reason, chance.randrange(9)))
             case 7 | 8:
                 self.report(chance.randrange(len(POOLS)))
             case 9 if last:
-                self.handle(ev.Started(last.gateway, last.request_id, last.epoch))
+                self.sends(gateway, Started(last.request_id, last.epoch))
             case 10 if last:
-                self.handle(ev.OutcomeReported(last.gateway, last.request_id, "p", "", 9, False, b""))
+                self.sends(gateway, OutcomeReport(last.request_id, "p", "", 9, False, b""))
             case 11 if last:
-                self.handle(ev.ClusterReport("s", lost=(last.runner,)))
+                self.handle(Received(SUPERVISOR, ClusterReport(lost=(last.runner,))))
             case 12 if not chance.randrange(4):
                 self.registry(chance.randint(4, len(POOLS)))
             case 13 if not chance.randrange(4):

@@ -1,28 +1,32 @@
 """A runner's measured best batch: placement keeps to it while it can, and never refuses for its sake."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from weft_scheduler.core.effects import Assign, PoolStatus
-from weft_scheduler.core.room import is_busy, preference
-from weft_scheduler.core.values import Epoch, RunnerSpec, SequenceView
+from harness.scheduler_driver import sequence
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.request import Assign
+from weft.domain.routes import PoolStatus
+from weft.domain.runner import RunnerSpec, SequenceState
+from weft_scheduler.core.policy.placement import placement_score
 
 LOADS = st.integers(0, 40)
 
 
-def others(n: int) -> tuple[SequenceView, ...]:
-    return tuple(SequenceView(f"other{i}", Epoch(1, 0), "", 8) for i in range(n))
+def others(n: int) -> tuple[SequenceState, ...]:
+    return tuple(sequence(f"other{i}", Epoch(1, 0), "", 8) for i in range(n))
 
 
 @given(LOADS, st.integers(1, 40), LOADS, st.integers(1, 40))
 def test_below_its_best_batch_the_fuller_is_preferred_and_beyond_it_the_one_least_beyond(
     load: int, best: int, other_load: int, other_best: int
 ) -> None:
-    here, there = preference(load, best), preference(other_load, other_best)
+    here, there = placement_score(load, best), placement_score(other_load, other_best)
     if load < best and other_load < other_best:
         assert (here > there) == (load > other_load)
     elif load < best:
@@ -47,14 +51,14 @@ FLEET = st.dictionaries(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the fixture is a class
 @given(FLEET)
 def test_a_request_waits_only_where_nobody_has_room_and_passes_a_full_batch_only_for_a_better_one(
-    new_desk: type[Any], picked: Callable[..., list[Any]], fleet: dict[str, Stand]
+    new_driver: type[Any], picked: Callable[..., list[Any]], fleet: dict[str, Stand]
 ) -> None:
     """Two pages are asked for; a runner holds 6 sequences."""
-    desk = new_desk().start()
+    driver = new_driver().start()
     for uuid, at in fleet.items():
-        desk.runner(uuid, *others(at.load), free=at.free, max_sequences=6, best_batch=at.best)
+        driver.runner(uuid, *others(at.load), free=at.free, max_sequences=6, best_batch=at.best)
     takers = {uuid for uuid, at in fleet.items() if at.load < 6 and at.free >= 2}
-    assigned = [a.runner.uuid for a in picked(desk.submit("r", prompt_tokens=16, p90_tokens=16), Assign)]
+    assigned = [a.runner.uuid for a in picked(driver.submit("r", prompt_tokens=16, p90_tokens=16), Assign)]
     assert bool(assigned) == bool(takers), "who has room takes it, whatever its best batch"
     if not takers:
         return
@@ -65,40 +69,40 @@ def test_a_request_waits_only_where_nobody_has_room_and_passes_a_full_batch_only
         assert assigned == [min(takers, key=lambda uuid: (fleet[uuid].load - fleet[uuid].best, -ord(uuid)))]
 
 
-def test_runners_fill_to_their_best_batches_first_and_then_evenly_beyond(desk: Any) -> None:
-    desk.start()
-    desk.runner("a", max_sequences=5, best_batch=2)
-    desk.runner("b", max_sequences=5, best_batch=3)
-    placed = [desk.place(f"r{i}", p90_tokens=1).runner.uuid for i in range(10)]
+def test_runners_fill_to_their_best_batches_first_and_then_evenly_beyond(driver: Any) -> None:
+    driver.start()
+    driver.runner("a", max_sequences=5, best_batch=2)
+    driver.runner("b", max_sequences=5, best_batch=3)
+    placed = [driver.place(f"r{i}", p90_tokens=1).runner.uuid for i in range(10)]
     assert placed[:5] == ["b", "b", "b", "a", "a"], "the fuller one first, up to its best batch"
     assert sorted(placed[5:9]) == ["a", "a", "b", "b"], "then in turn: none goes far beyond while another need not"
     assert placed[9] == "a", "b holds what it can hold"
 
 
 def test_a_runner_that_measured_nothing_is_good_for_all_that_it_holds() -> None:
-    spec = RunnerSpec("h:1", "n/p", 16, 100, 8, 2, 64, 1600)
+    spec = RunnerSpec(RunnerId("u", "i"), "h:1", "n/p", 16, 100, 8, 2, 64, 1600)
     assert spec.good_sequences == 8
     for best, good in ((3, 3), (8, 8), (99, 8)):
-        assert RunnerSpec("h:1", "n/p", 16, 100, 8, 2, 64, 1600, best_batch=best).good_sequences == good
+        assert replace(spec, best_batch=best).good_sequences == good
 
 
-def test_half_of_its_best_batch_is_no_light_load(desk: Any) -> None:
-    desk.start()
-    desk.runner("a", max_sequences=32, best_batch=4)
-    desk.place("r0")
-    assert not is_busy(desk.record("a"))
-    desk.place("r1")
-    assert is_busy(desk.record("a"))
+def test_half_of_its_best_batch_is_no_light_load(driver: Any) -> None:
+    driver.start()
+    driver.runner("a", max_sequences=32, best_batch=4)
+    driver.place("r0")
+    assert not driver.record("a").loaded
+    driver.place("r1")
+    assert driver.record("a").loaded
 
 
 @pytest.mark.parametrize(("best", "wanted"), [(0, 1), (4, 3), (32, 1)])
 def test_a_pool_asks_for_as_many_runners_as_keep_to_their_best_batch(
-    desk: Any, picked: Callable[..., list[Any]], best: int, wanted: int
+    driver: Any, picked: Callable[..., list[Any]], best: int, wanted: int
 ) -> None:
     """Ten run: two and a half best batches of four, and half a runner in hand."""
-    desk.start(max_runners=9)
-    desk.runner("a", max_sequences=32, best_batch=best, total_pages=10_000)
+    driver.start(max_runners=9)
+    driver.runner("a", max_sequences=32, best_batch=best, total_pages=10_000)
     for i in range(10):
-        desk.place(f"r{i}", p90_tokens=1)
-    told = [e for e in desk.wait(1.0) if isinstance(e, PoolStatus)]
-    assert told[-1].wanted_runners == wanted
+        driver.place(f"r{i}", p90_tokens=1)
+    statuses = picked(driver.wait(1.0), PoolStatus)
+    assert statuses[-1].wanted_runners == wanted

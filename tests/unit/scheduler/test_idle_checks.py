@@ -8,15 +8,18 @@ import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from harness.waiting import soon
+from weft.domain.machine import Connected, Kind, Peer, Received
+from weft.domain.request import Cancel, ResubmitComplete, Submit
+from weft.domain.routes import PoolSpec, RegistryChange, RegistryHello
 from weft.telemetry.invariants import InvariantViolated
 from weft_scheduler import server as shell
-from weft_scheduler.core import events as ev
-from weft_scheduler.core.values import Config, PoolSpec
+from weft_scheduler.core.config import Config
 from weft_scheduler.metrics import Metrics
 from weft_scheduler.server import Server
-from weft_scheduler.term import TermFile
+from weft_scheduler.term_file import TermFile
 
 POOL = "acme/p"
+OPERATOR, GATEWAY = Peer(Kind.REGISTRY, "r"), Peer(Kind.GATEWAY, "g")
 
 
 def violations(check: str) -> float:
@@ -27,10 +30,11 @@ def violations(check: str) -> float:
 async def server(tmp_path: Path) -> AsyncIterator[Server]:
     """With one request that waits. Looks at its gauges, and at its state, only when a test does."""
     made = Server(Config(), TermFile(tmp_path), asyncio.Event(), metrics=Metrics(CollectorRegistry()))
-    made.feed(ev.RegistryChange(True, (PoolSpec(POOL, "sha256:base", "base"),)))
-    made.feed(ev.GatewayUp("g"))
-    made.feed(ev.ResubmitComplete("g"))
-    made.feed(ev.Submit("g", "r", POOL, "acme", "base", "", 16, 100))
+    made.feed(Connected(OPERATOR, RegistryHello()))
+    made.feed(Received(OPERATOR, RegistryChange(True, (PoolSpec(POOL, "sha256:base", "base"),))))
+    made.feed(Connected(GATEWAY))
+    made.feed(Received(GATEWAY, ResubmitComplete()))
+    made.feed(Received(GATEWAY, Submit("r", POOL, "acme", "base", "", 16, 100)))
     yield made
     made.close()
 
@@ -46,7 +50,7 @@ async def test_wrong_accounts_are_reported_once_and_it_goes_on(server: Server) -
         look(server)
     assert violations("check_counts") == before + 1
     assert server.failure is None
-    server.feed(ev.GatewayUp("other"))
+    server.feed(Connected(Peer(Kind.GATEWAY, "other")))
     for _ in range(3):
         look(server)
     assert violations("check_counts") == before + 2
@@ -68,7 +72,7 @@ async def test_a_busy_scheduler_and_a_large_state_are_not_checked(
     before = violations("check_counts")
     server.core.state.pools[POOL].running = 7
     for _ in range(3):
-        server.feed(ev.Cancel("g", "nobody"))
+        server.feed(Received(GATEWAY, Cancel("unknown")))
         look(server)
     monkeypatch.setattr(shell, "MAX_CHECKED", 0)
     look(server)

@@ -4,21 +4,25 @@ from itertools import product
 
 import pytest
 
-from weft_scheduler.core.state import NEXT_PHASES, OWNED, Phase, Request
+from weft_scheduler.core.model.request import NEXT_PHASES, PLACED, Phase, Request
 
 WAY = {
-    Phase.HELD: (),
+    Phase.UNPLACED: (),
     Phase.WAITING: (Phase.WAITING,),
     Phase.ASSIGNED: (Phase.ASSIGNED,),
     Phase.RUNNING: (Phase.ASSIGNED, Phase.RUNNING),
-    Phase.LEAVING: (Phase.ASSIGNED, Phase.LEAVING),
+    Phase.STOPPING: (Phase.ASSIGNED, Phase.STOPPING),
 }
 
 
+def enter(request: Request, phase: Phase) -> None:
+    request._enter(phase)  # pyright: ignore[reportPrivateUsage]
+
+
 def request_in(phase: Phase) -> Request:
-    request = Request("r", "g", "acme/p", "acme", "", 16, 100, 0, 16, 0.0, 1)
+    request = Request("r", "g", "acme/p", "", 16, 100, 0, 0.0, 1)
     for step in WAY[phase]:
-        request.enter(step)
+        enter(request, step)
     return request
 
 
@@ -26,19 +30,19 @@ def request_in(phase: Phase) -> Request:
 def test_a_phase_follows_only_where_the_table_allows_it(before: Phase, after: Phase) -> None:
     request = request_in(before)
     if after in NEXT_PHASES[before]:
-        request.enter(after)
+        enter(request, after)
         assert request.phase is after
     else:
         with pytest.raises(AssertionError):
-            request.enter(after)
+            enter(request, after)
         assert request.phase is before
 
 
 def test_who_waits_is_owned_next_and_who_is_owned_never_waits_without_being_taken_from_its_runner() -> None:
     assert NEXT_PHASES[Phase.WAITING] == {Phase.ASSIGNED}
-    assert not any(Phase.WAITING in NEXT_PHASES[phase] for phase in OWNED)
+    assert not any(Phase.WAITING in NEXT_PHASES[phase] for phase in PLACED)
 
 
 def test_a_phase_is_entered_and_not_written() -> None:
     with pytest.raises(AttributeError):
-        request_in(Phase.HELD).phase = Phase.RUNNING  # type: ignore[misc]
+        request_in(Phase.UNPLACED).phase = Phase.RUNNING  # type: ignore[misc]

@@ -7,405 +7,524 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_scheduler.core.effects import (
+from harness import scheduler_driver
+from harness.scheduler_driver import Driver, of, peers
+from weft.domain.adapter import AdapterState, DesiredChange, Tier
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.request import Assign, Preempt, Reject, RejectReason, Started
+from weft.domain.routes import (
     AdapterStatus,
-    Assign,
-    Ignored,
-    Order,
+    KeyRoute,
+    Keys,
     PoolStatus,
-    Preempt,
-    Reject,
-    RejectReason,
-    SendRoutes,
+    RegistryChange,
+    ResyncRoutes,
+    Route,
+    RouteBook,
+    Routes,
 )
-from weft_scheduler.core.events import KeysTold, RegistryChange, RegistryUp, Started
-from weft_scheduler.core.routes import routes
-from weft_scheduler.core.state import Pool
-from weft_scheduler.core.values import AdapterSpec, AdapterView, Epoch, KeyRoute, PoolSpec, RunnerId, Tier
+from weft.domain.runner import OrderedRunner, Resync
+from weft_scheduler.core.effects import Stale
+from weft_scheduler.core.routes import RouteTable
 
 POOL = "acme/p"
 Picked = Callable[..., list[Any]]
-KEYS = KeysTold("s", (KeyRoute("hash", "acme", "key"),))
+KEYS = Keys((KeyRoute("hash", "acme", "key"),))
 
 
-def names(effects: list[SendRoutes]) -> list[str]:
-    return [r.model_name for r in effects[-1].table.routes]
-
-
-def digests(effects: list[Order]) -> list[str]:
-    return [a.digest for a in effects[-1].desired.adapters]
+def names(effects: list[Routes]) -> list[str]:
+    return [r.model_name for r in effects[-1].routes]
 
 
 # ------------------------------------------------------------ routes
 
 
-def test_a_name_routes_to_its_pool_and_digest_and_the_base_to_its_pool(desk: Any, picked: Picked) -> None:
-    desk.start("sha256:1")
-    (route, base) = desk.core.context.told.table.routes
-    assert (route.model_name, route.pool, route.digest) == ("acme/sha256:1", POOL, "sha256:1")
-    assert (base.model_name, base.pool, base.digest, base.namespace) == ("base", POOL, "", "acme")
+def test_a_name_routes_to_its_pool_and_digest_and_the_base_to_its_pool(driver: Any, picked: Picked) -> None:
+    driver.start("sha256:1")
+    (route, base) = driver.state.routes.full().routes
+    assert (route.model_name, route.pool, route.adapter) == ("acme/sha256:1", POOL, "sha256:1")
+    assert (base.model_name, base.pool, base.adapter, base.namespace) == ("base", POOL, "", "acme")
 
 
-def test_an_adapter_without_a_digest_or_without_a_pool_has_no_route(desk: Any, picked: Picked, adapter_of: Any) -> None:
-    desk.start()
+def test_an_adapter_without_a_digest_or_without_a_pool_has_no_route(
+    driver: Any, picked: Picked, adapter_of: Any
+) -> None:
+    driver.start()
     lonely = (adapter_of(""), adapter_of("sha256:9", pool="acme/nowhere"))
-    effects = desk.handle(RegistryChange(False, adapters=lonely)) + desk.wait(1.0)
-    assert not picked(effects, SendRoutes)
+    effects = driver.change(RegistryChange(False, adapters=lonely)) + driver.wait(1.0)
+    assert not picked(effects, Routes)
     assert [s.routed for s in picked(effects, AdapterStatus)] == [False, False]
 
 
 def test_the_older_of_two_with_one_name_wins_and_the_other_gets_it_when_that_is_gone(
-    desk: Any, picked: Picked, adapter_of: Any
+    driver: Any, picked: Picked, adapter_of: Any
 ) -> None:
-    desk.start()
+    driver.start()
     older = adapter_of("sha256:2", uid="old", model_name="acme/x", created_unix_s=5)
     younger = adapter_of("sha256:1", uid="a-new", model_name="acme/x", created_unix_s=9)
-    desk.handle(RegistryChange(False, adapters=(younger, older)))
-    assert [r.uid for r in desk.core.context.told.table.routes] == ["old", "pool:acme/p"]
-    routed = {s.uid: s.routed for s in picked(desk.wait(1.0), AdapterStatus)}
+    driver.change(RegistryChange(False, adapters=(younger, older)))
+    assert [r.uid for r in driver.state.routes.full().routes] == ["old", "pool:acme/p"]
+    routed = {s.uid: s.routed for s in picked(driver.wait(1.0), AdapterStatus)}
     assert routed == {"old": True, "a-new": False}
-    desk.handle(RegistryChange(False, removed_adapters=("old",)))
-    assert [r.uid for r in desk.core.context.told.table.routes] == ["a-new", "pool:acme/p"]
+    driver.change(RegistryChange(False, removed_adapters=("old",)))
+    assert [r.uid for r in driver.state.routes.full().routes] == ["a-new", "pool:acme/p"]
 
 
 @given(st.permutations([("a", 3), ("b", 1), ("c", 1), ("d", 2)]))
 def test_who_wins_a_name_does_not_depend_on_the_order_of_arrival(order: list[tuple[str, int]]) -> None:
-    pool = Pool(POOL)
-    pool.spec = PoolSpec(POOL, "sha256:base", "base", created_unix_s=9)
+    table = RouteTable()
     for uid, created in order:
-        pool.put_adapter(AdapterSpec(uid, "n", uid, "same", POOL, f"sha256:{uid}", 8, created_unix_s=created))
-    assert [r.uid for r in routes([pool])] == ["pool:acme/p", "b"]
+        table.claim(Route("same", "n", POOL, f"sha256:{uid}", 8, uid, created))
+    table.publish(lambda: 1, lambda _: None)
+    assert [r.uid for r in table.full().routes] == ["b"]
 
 
-def test_every_gateway_hears_a_change_and_a_new_one_hears_the_last_table(desk: Any, picked: Picked) -> None:
-    desk.start("sha256:1")
-    assert names(picked(desk.gateway("g2"), SendRoutes)) == ["acme/sha256:1", "base"]
-    effects = picked(desk.registry("sha256:1", "sha256:2"), SendRoutes)
-    assert {e.gateway for e in effects} == {"g", "g2"}
-    assert len({e.table.version for e in effects}) == 1
+def test_every_gateway_hears_a_change_and_a_new_one_hears_the_last_table(driver: Any, picked: Picked) -> None:
+    driver.start("sha256:1")
+    assert names(picked(driver.gateway("g2"), Routes)) == ["acme/sha256:1", "base"]
+    before = driver.state.routes.full()
+    effects = driver.registry("sha256:1", "sha256:2")
+    assert peers(effects, Routes) == ["g", "g2"]
+    one, two = picked(effects, Routes)
+    assert one is two, "it is encoded once"
+    assert (one.full, one.base_version, [r.adapter for r in one.routes]) == (False, before.version, ["sha256:2"])
+    (gone,) = picked(driver.change(RegistryChange(False, removed_adapters=("uid-sha256:1",))), Routes)[:1]
+    assert (gone.removed_models, gone.routes, gone.base_version) == (("acme/sha256:1",), (), one.version)
 
 
-def test_the_same_snapshot_again_sends_no_table_and_no_order(desk: Any, picked: Picked) -> None:
-    desk.start("sha256:1")
-    desk.runner("a")
-    desk.wait(1.0)
-    effects = desk.registry("sha256:1")
-    assert not picked(effects, SendRoutes)
-    assert not picked(effects, Order)
+def test_a_gateway_whose_table_has_a_gap_gets_all_of_it(driver: Any, picked: Picked) -> None:
+    driver.start("sha256:1")
+    effects = driver.gateway_sends(ResyncRoutes())
+    assert picked(effects, Routes) == [driver.state.routes.full()]
+    assert driver.state.routes.full().full
 
 
-def test_table_versions_grow_across_restarts(new_desk: Any) -> None:
+def test_a_pool_that_has_one_more_ready_runner_sends_its_own_row(driver: Any, picked: Picked) -> None:
+    driver.start("sha256:1")
+    driver.runner("a")
+    (change,) = picked(driver.wait(1.0), Routes)
+    assert ([p.ready_runners for p in change.pools], change.routes, change.keys) == ([1], (), ())
+
+
+CHANGES = st.lists(
+    st.tuples(st.sampled_from("abcd"), st.sampled_from(["m1", "m2", "m3"]), st.integers(0, 3), st.booleans()),
+    max_size=12,
+)
+
+
+@given(CHANGES)
+def test_a_gateway_that_applies_every_change_has_the_table_of_the_scheduler(changes: list[Any]) -> None:
+    driver, book = Driver().start(), RouteBook()
+    book.apply(driver.state.routes.full())
+    for uid, model, created, remove in changes:
+        spec = scheduler_driver.adapter(f"sha256:{uid}", uid=uid, model_name=model, created_unix_s=created)
+        change = RegistryChange(False, (), () if remove else (spec,), (), (uid,) if remove else ())
+        for message in of(driver.change(change), Routes):
+            book.apply(message)
+        assert {n: r.uid for n, r in book.routes.items()} == oldest(driver)
+
+
+def oldest(driver: Driver) -> dict[str, str]:
+    """Model name -> uid, by the rule."""
+    specs = sorted(driver.pool().adapters.by_uid.values(), key=lambda s: (s.created_unix_s, s.uid), reverse=True)
+    return {"base": f"pool:{POOL}"} | {s.model_name: s.uid for s in specs}
+
+
+def test_the_same_snapshot_again_sends_no_table_and_no_order(driver: Any, picked: Picked) -> None:
+    driver.start("sha256:1")
+    driver.runner("a")
+    driver.wait(1.0)
+    effects = driver.registry("sha256:1")
+    assert not picked(effects, Routes)
+    assert not picked(effects, OrderedRunner)
+
+
+def test_table_versions_grow_across_restarts(new_driver: Any) -> None:
     versions: list[int] = []
     for term in (1, 2):
-        desk = new_desk(term=term).start("sha256:1")
-        desk.registry("sha256:1", "sha256:2")
-        versions.append(desk.core.context.told.table.version)
+        driver = new_driver(term=term).start("sha256:1")
+        driver.registry("sha256:1", "sha256:2")
+        versions.append(driver.state.routes.full().version)
     assert versions == sorted(versions)
     assert versions[0] < versions[1]
 
 
-def test_before_any_runner_the_context_is_what_the_registry_says(new_desk: Any) -> None:
-    desk = new_desk()
-    desk.gateway()
-    desk.registry("sha256:1", max_context_tokens=640)
-    desk.wait(10.0)
-    assert [pool.max_context_tokens for pool in desk.core.context.told.table.pools] == [640]
+def test_before_any_runner_the_context_is_what_the_registry_says(new_driver: Any) -> None:
+    driver = new_driver()
+    driver.gateway()
+    driver.registry("sha256:1", max_context_tokens=640)
+    driver.wait(10.0)
+    assert [pool.max_context_tokens for pool in driver.state.routes.full().pools] == [640]
 
 
-def test_the_context_is_the_least_of_the_ready_runners_and_the_last_known_while_there_is_none(desk: Any) -> None:
+def test_the_context_is_the_least_of_the_ready_runners_and_the_last_known_while_there_is_none(driver: Any) -> None:
     def context() -> int:
-        desk.wait(1.0)
-        return desk.core.context.told.table.pools[0].max_context_tokens
+        driver.wait(1.0)
+        return driver.state.routes.full().pools[0].max_context_tokens
 
-    desk.start()
+    driver.start()
     assert context() == 0
-    desk.runner("a", max_context_tokens=1600)
+    driver.runner("a", max_context_tokens=1600)
     assert context() == 1600
-    desk.runner("b", max_context_tokens=800)
+    driver.runner("b", max_context_tokens=800)
     assert context() == 800
-    desk.lost("b")
+    driver.lost("b")
     assert context() == 1600
-    desk.lost("a")
+    driver.lost("a")
     assert context() == 1600
 
 
-def test_the_first_table_waits_a_little_for_the_keys_and_a_change_of_keys_is_told(desk: Any, picked: Picked) -> None:
-    desk.gateway()
-    assert not picked(desk.registry(), SendRoutes)
-    desk.supervisor()
-    (first,) = picked(desk.handle(KEYS), SendRoutes)
-    assert first.table.keys_known
-    assert first.table.keys == KEYS.keys
-    assert not picked(desk.handle(KEYS), SendRoutes)
-    (second,) = picked(desk.handle(KeysTold("s", ())), SendRoutes)
-    assert second.table.keys == ()
+def test_the_first_table_waits_a_little_for_the_keys_and_a_change_of_keys_is_told(driver: Any, picked: Picked) -> None:
+    driver.gateway()
+    assert not picked(driver.registry(), Routes)
+    driver.supervisor()
+    (first,) = picked(driver.supervisor_sends(KEYS), Routes)
+    assert first.keys_known
+    assert first.keys == KEYS.keys
+    assert not picked(driver.supervisor_sends(KEYS), Routes)
+    (second,) = picked(driver.supervisor_sends(Keys(())), Routes)
+    assert (second.keys, second.removed_keys) == ((), ("hash",))
 
 
-def test_without_a_supervisor_the_first_table_goes_out_without_keys(desk: Any, picked: Picked) -> None:
-    desk.gateway()
-    desk.registry()
-    assert not picked(desk.wait(1.9), SendRoutes)
-    (first,) = picked(desk.wait(0.2), SendRoutes)
-    assert not first.table.keys_known
+def test_without_a_supervisor_the_first_table_goes_out_without_keys(driver: Any, picked: Picked) -> None:
+    driver.gateway()
+    driver.registry()
+    assert not picked(driver.wait(1.9), Routes)
+    (first,) = picked(driver.wait(0.2), Routes)
+    assert not first.keys_known
 
 
 # ------------------------------------------------------------ desired digests
 
 
-def test_a_runner_is_told_its_pools_list_once_and_again_when_it_changes(desk: Any, picked: Picked) -> None:
-    desk.start("sha256:1")
-    (order,) = picked(desk.runner("a"), Order)
-    assert digests([order]) == ["sha256:1"]
-    assert not picked(desk.runner("a", desired_version=order.desired.version), Order)
-    (more,) = picked(desk.registry("sha256:1", "sha256:2"), Order)
-    assert digests([more]) == ["sha256:1", "sha256:2"]
-    assert more.desired.version > order.desired.version
+def desired_of(order: OrderedRunner) -> DesiredChange:
+    assert order.order.desired is not None
+    return order.order.desired
 
 
-def test_an_empty_list_is_told_too_but_none_before_the_registry_is_known(desk: Any, picked: Picked) -> None:
-    desk.gateway()
-    desk.supervisor()
-    assert not picked(desk.runner("a"), Order)
-    (order,) = picked(desk.registry(), Order)
-    assert order.desired.adapters == ()
+def orders(effects: list[Any]) -> list[Any]:
+    """(full, digests, removed) of every desired change that is sent."""
+    changes = [desired_of(o) for o in of(effects, OrderedRunner)]
+    return [(c.full, [a.digest for a in c.adapters], list(c.removed)) for c in changes]
 
 
-def test_a_digest_in_use_stays_on_the_list_until_its_last_stream_ends(desk: Any, picked: Picked) -> None:
-    desk.start("sha256:1")
-    desk.runner("a")
-    desk.place("r", "sha256:1")
-    desk.handle(_started(desk))
-    assert not picked(desk.registry("sha256:2"), Order)[1:]
-    assert {a.digest for a in desk.core.state.pools[POOL].desired.list.adapters} == {"sha256:1", "sha256:2"}
-    desk.wait(20.0)
-    assert desk.knows("r")
-    desk.outcome("r", digest="sha256:1")
-    effects = desk.wait(0.1)
-    assert digests(picked(effects, Order)) == ["sha256:2"]
+def version(driver: Any) -> int:
+    return driver.pool().adapters.version
 
 
-def test_a_stream_of_a_deleted_digest_ends_by_name_when_the_drain_time_is_over(desk: Any, picked: Picked) -> None:
-    desk.start("sha256:1")
-    desk.runner("a", max_sequences=1)
-    desk.place("running", "sha256:1")
-    desk.handle(_started(desk, "running"))
-    desk.submit("waiting", "sha256:1")
-    desk.registry()
-    assert not picked(desk.wait(299.0), Reject)
-    effects = desk.wait(2.0)
+def test_a_runner_is_sent_what_it_has_to_hold_once_and_then_what_changes(driver: Any, adapter_of: Any) -> None:
+    driver.start("sha256:1")
+    driver.change(RegistryChange(False, adapters=(adapter_of("sha256:2", pinned=True),)))
+    first = driver.runner("a")
+    assert orders(first) == [(True, ["sha256:2"], [])], "what is loaded on demand is not on the list"
+    assert not orders(driver.runner("a", desired_version=version(driver)))
+    more = driver.change(RegistryChange(False, adapters=(adapter_of("sha256:3", tier=Tier.DISK),)))
+    assert orders(more) == [(False, ["sha256:3"], [])]
+    before, after = (desired_of(of(e, OrderedRunner)[0]).version for e in (first, more))
+    assert after > before
+
+
+def test_an_adapter_more_that_is_loaded_on_demand_is_sent_to_no_runner(driver: Any, adapter_of: Any) -> None:
+    driver.start("sha256:1")
+    driver.runner("a")
+    assert not orders(driver.change(RegistryChange(False, adapters=(adapter_of("sha256:2"),))))
+    assign = driver.place("r", "sha256:2")
+    assert (assign.rank, assign.adapter_bytes) == (8, 0), "the Assign says what the runner has to know"
+
+
+def test_what_has_to_be_held_no_more_is_released_and_what_is_deleted_is_removed(driver: Any, adapter_of: Any) -> None:
+    driver.start()
+    driver.change(RegistryChange(False, adapters=(adapter_of("sha256:1", pinned=True), adapter_of("sha256:2"))))
+    driver.runner("a")
+    (order,) = of(driver.change(RegistryChange(False, adapters=(adapter_of("sha256:1"),))), OrderedRunner)
+    assert [(a.digest, a.pinned, a.tier) for a in desired_of(order).adapters] == [("sha256:1", False, Tier.UNSPECIFIED)]
+    uids = ("uid-sha256:1", "uid-sha256:2")
+    assert not orders(driver.change(RegistryChange(False, removed_adapters=uids))), "gateways may still send some"
+    assert orders(driver.wait(5.1)) == [(False, [], ["sha256:1"]), (False, [], ["sha256:2"])]
+
+
+def test_digests_on_a_runners_disk_that_the_registry_does_not_know_are_removed(driver: Any) -> None:
+    driver.start("sha256:1")
+    on_disk = tuple(AdapterState(f"sha256:{i}", Tier.DISK) for i in (1, 2, 3))
+    assert orders(driver.runner("a", adapters=on_disk)) == [(True, [], ["sha256:2", "sha256:3"])]
+
+
+def test_runners_that_were_reported_before_the_registry_was_known_are_asked_for_full_reports(driver: Any) -> None:
+    driver.supervisor()
+    driver.runner("a", adapters=(AdapterState("sha256:2", Tier.HOST),))
+    assert of(driver.registry("sha256:1"), Resync) == [Resync(RunnerId("a", "i1"))]
+    driver.reported.clear()
+    again = driver.runner("a", version=2, adapters=(AdapterState("sha256:2", Tier.HOST),))
+    assert orders(again) == [(True, [], ["sha256:2"])]
+
+
+def test_a_report_that_does_not_follow_is_answered_by_a_resync(driver: Any) -> None:
+    driver.start()
+    driver.runner("a")
+    driver.report_of("a", free=40)  # lost on its way
+    effects = driver.runner("a", free=30)
+    assert of(effects, Resync) == [Resync(RunnerId("a", "i1"))]
+    assert driver.record("a").free_pages == 100
+    driver.runner("a", free=20, version=4)
+    assert driver.record("a").free_pages == 20
+
+
+def test_an_empty_list_is_sent_too_but_none_before_the_registry_is_known(driver: Any) -> None:
+    driver.gateway()
+    driver.supervisor()
+    assert not orders(driver.runner("a"))
+    assert orders(driver.registry()) == [(True, [], [])]
+
+
+def test_a_digest_in_use_stays_until_its_last_stream_ends(driver: Any) -> None:
+    driver.start("sha256:1")
+    driver.runner("a")
+    driver.place("r", "sha256:1")
+    driver.gateway_sends(_started(driver))
+    driver.registry("sha256:2")
+    driver.wait(20.0)
+    assert driver.pool().adapters.knows("sha256:1")
+    assert driver.knows("r")
+    driver.outcome("r", digest="sha256:1")
+    assert orders(driver.wait(0.1)) == [(False, [], ["sha256:1"])]
+    assert not driver.pool().adapters.knows("sha256:1")
+
+
+def test_a_stream_of_a_deleted_digest_ends_by_name_when_the_drain_time_is_over(driver: Any, picked: Picked) -> None:
+    driver.start("sha256:1")
+    driver.runner("a", max_sequences=1)
+    driver.place("running", "sha256:1")
+    driver.gateway_sends(_started(driver, "running"))
+    driver.submit("waiting", "sha256:1")
+    driver.registry()
+    assert not picked(driver.wait(299.0), Reject)
+    effects = driver.wait(2.0)
     assert [p.request_id for p in picked(effects, Preempt)] == ["running"]
     rejects = {r.request_id: r.reason for r in picked(effects, Reject)}
     assert rejects == dict.fromkeys(["running", "waiting"], RejectReason.UNKNOWN_ADAPTER)
-    assert desk.core.state.pools[POOL].desired.list.adapters == ()
+    assert not driver.pool().adapters.knows("sha256:1")
 
 
-def test_a_pools_own_drain_time_counts_before_the_schedulers(desk: Any, picked: Picked) -> None:
-    desk.start("sha256:1", drain_s=600.0)
-    desk.runner("a")
-    desk.place("r", "sha256:1")
-    desk.handle(_started(desk))
-    desk.registry(drain_s=600.0)
-    assert not picked(desk.wait(599.0), Reject)
-    assert [r.request_id for r in picked(desk.wait(2.0), Reject)] == ["r"]
+def test_a_pools_own_drain_time_counts_before_the_schedulers(driver: Any, picked: Picked) -> None:
+    driver.start("sha256:1", drain_s=600.0)
+    driver.runner("a")
+    driver.place("r", "sha256:1")
+    driver.gateway_sends(_started(driver))
+    driver.registry(drain_s=600.0)
+    assert not picked(driver.wait(599.0), Reject)
+    assert [r.request_id for r in picked(driver.wait(2.0), Reject)] == ["r"]
 
 
-def test_a_new_request_for_a_digest_just_replaced_is_served_and_refused_later(desk: Any, picked: Picked) -> None:
-    desk.start("sha256:1")
-    desk.runner("a")
-    desk.registry("sha256:2")
-    assert picked(desk.submit("soon", "sha256:1"), Assign)
-    desk.outcome("soon", digest="sha256:1")
-    desk.wait(6.0)
-    (late,) = picked(desk.submit("late", "sha256:1"), Reject)
+def test_a_new_request_for_a_digest_just_replaced_is_served_and_refused_later(driver: Any, picked: Picked) -> None:
+    driver.start("sha256:1")
+    driver.runner("a")
+    driver.registry("sha256:2")
+    assert picked(driver.submit("soon", "sha256:1"), Assign)
+    driver.outcome("soon", digest="sha256:1")
+    driver.wait(6.0)
+    (late,) = picked(driver.submit("late", "sha256:1"), Reject)
     assert late.reason is RejectReason.UNKNOWN_ADAPTER
 
 
-def test_a_digest_that_comes_back_in_time_keeps_its_streams(desk: Any, picked: Picked) -> None:
-    desk.start("sha256:1")
-    desk.runner("a")
-    desk.place("r", "sha256:1")
-    desk.handle(_started(desk))
-    desk.registry()
-    desk.wait(200.0)
-    desk.registry("sha256:1")
-    assert not picked(desk.wait(200.0), Reject)
-    assert desk.knows("r")
+def test_a_digest_that_comes_back_in_time_keeps_its_streams(driver: Any, picked: Picked) -> None:
+    driver.start("sha256:1")
+    driver.runner("a")
+    driver.place("r", "sha256:1")
+    driver.gateway_sends(_started(driver))
+    driver.registry()
+    driver.wait(200.0)
+    driver.registry("sha256:1")
+    assert not picked(driver.wait(200.0), Reject)
+    assert driver.knows("r")
 
 
-def test_after_a_restart_streams_of_a_deleted_digest_may_finish(desk: Any, picked: Picked) -> None:
-    desk.registry()
-    desk.gateway(complete=False)
-    desk.supervisor()
-    effects = desk.submit(
+def test_after_a_restart_streams_of_a_deleted_digest_may_finish(driver: Any, picked: Picked) -> None:
+    driver.registry()
+    driver.gateway(complete=False)
+    driver.supervisor()
+    effects = driver.submit(
         "r", "sha256:gone", emitted_tokens=2, epoch=Epoch(1, 1), runner=RunnerId("a", "i1"), reservation_tokens=9
     )
     assert not picked(effects, Reject)
-    assert desk.core.state.pools[POOL].desired.knows("sha256:gone")
-    desk.wait(1.0)  # the list with it is published
-    assert digests(picked(desk.runner("a"), Order)) == ["sha256:gone"]
+    assert driver.pool().adapters.knows("sha256:gone")
+    driver.wait(1.0)
+    on_disk = (AdapterState("sha256:gone", Tier.DISK),)
+    assert orders(driver.runner("a", adapters=on_disk)) == [(True, [], [])], "it is not removed"
 
 
 def test_a_pinned_adapter_that_cannot_load_does_not_keep_a_runner_from_serving(
-    desk: Any, picked: Picked, adapter_of: Any
+    driver: Any, picked: Picked, adapter_of: Any
 ) -> None:
-    desk.registry()
-    desk.gateway()
-    desk.supervisor()
-    desk.handle(RegistryChange(False, adapters=(adapter_of("sha256:1", pinned=True),)))
-    version = desk.core.state.pools[POOL].desired.list.version
-    desk.runner("a", ready=False, desired_version=version)
-    assert not picked(desk.submit("r"), Assign)
-    broken = (AdapterView("sha256:1", False, "torn"),)
-    assert picked(desk.runner("a", ready=False, desired_version=version, adapters=broken), Assign)
+    driver.registry()
+    driver.gateway()
+    driver.supervisor()
+    driver.change(RegistryChange(False, adapters=(adapter_of("sha256:1", pinned=True),)))
+    version = driver.pool().adapters.version
+    driver.runner("a", ready=False, desired_version=version)
+    assert not picked(driver.submit("r"), Assign)
+    broken = (AdapterState("sha256:1", Tier.DISK, error="torn"),)
+    assert picked(driver.runner("a", ready=False, desired_version=version, adapters=broken), Assign)
 
 
 def test_an_adapter_on_its_way_to_its_tier_keeps_a_runner_from_serving_and_one_that_failed_does_not(
-    desk: Any, picked: Picked, adapter_of: Any
+    driver: Any, picked: Picked, adapter_of: Any
 ) -> None:
-    desk.registry()
-    desk.gateway()
-    desk.supervisor()
+    driver.registry()
+    driver.gateway()
+    driver.supervisor()
     digests = ("sha256:1", "sha256:2")
-    desk.handle(RegistryChange(False, adapters=tuple(adapter_of(d, tier=Tier.HOST) for d in digests)))
-    version = desk.core.state.pools[POOL].desired.list.version
-    failed, coming = AdapterView("sha256:1", False, "torn"), AdapterView("sha256:2", False, loading=True)
-    desk.submit("r")
+    driver.change(RegistryChange(False, adapters=tuple(adapter_of(d, tier=Tier.HOST) for d in digests)))
+    version = driver.pool().adapters.version
+    failed, coming = (
+        AdapterState("sha256:1", Tier.DISK, error="torn"),
+        AdapterState("sha256:2", Tier.DISK, loading=True),
+    )
+    driver.submit("r")
     for adapters in ((coming,), (failed, coming)):
-        assert not picked(desk.runner("a", ready=False, desired_version=version, adapters=adapters), Assign)
-    again = AdapterView("sha256:1", False, "torn", loading=True)
-    assert picked(desk.runner("a", ready=False, desired_version=version, adapters=(again,)), Assign)
+        assert not picked(driver.runner("a", ready=False, desired_version=version, adapters=adapters), Assign)
+    again = AdapterState("sha256:1", Tier.DISK, error="torn", loading=True)
+    assert picked(driver.runner("a", ready=False, desired_version=version, adapters=(again,)), Assign)
 
 
 def test_a_tier_reaches_the_runners_and_two_of_one_content_get_the_higher(
-    desk: Any, picked: Picked, adapter_of: Any
+    driver: Any, picked: Picked, adapter_of: Any
 ) -> None:
-    desk.start()
-    desk.runner("a")
+    driver.start()
+    driver.runner("a")
     same = "sha256:1"
     adapters = (adapter_of(same, uid="1", tier=Tier.HOST), adapter_of(same, uid="2", tier=Tier.DISK, pinned=True))
-    (order,) = picked(desk.handle(RegistryChange(False, adapters=adapters)), Order)
-    (wanted,) = order.desired.adapters
+    (order,) = picked(driver.change(RegistryChange(False, adapters=adapters)), OrderedRunner)
+    (wanted,) = desired_of(order).adapters
     assert (wanted.tier, wanted.pinned) == (Tier.HOST, True)
-    assert not picked(desk.handle(RegistryChange(False, adapters=adapters[::-1])), Order), "whoever came first"
-    (order,) = picked(desk.handle(RegistryChange(False, removed_adapters=("1",))), Order)
-    assert order.desired.adapters[0].tier is Tier.DISK
-    desk.place("r", same)
-    (order,) = picked(desk.handle(RegistryChange(False, removed_adapters=("2",))), Order)
-    assert order.desired.adapters[0].tier is Tier.UNSPECIFIED, "nobody has to wait for one that goes"
+    assert not picked(driver.change(RegistryChange(False, adapters=adapters[::-1])), OrderedRunner), (
+        "whoever came first"
+    )
+    (order,) = picked(driver.change(RegistryChange(False, removed_adapters=("1",))), OrderedRunner)
+    assert desired_of(order).adapters[0].tier is Tier.DISK
+    driver.place("r", same)
+    (order,) = picked(driver.change(RegistryChange(False, removed_adapters=("2",))), OrderedRunner)
+    assert desired_of(order).adapters[0].tier is Tier.UNSPECIFIED, "nobody has to wait for one that goes"
 
 
-def test_a_list_of_an_earlier_process_with_a_higher_number_is_not_taken_for_this_one(desk: Any, picked: Picked) -> None:
-    desk.start("sha256:1", settle=False)
-    desk.runner("a", desired_version=7 << 32)
-    statuses = picked(desk.wait(1.0), AdapterStatus)
+def test_a_list_of_an_earlier_process_with_a_higher_number_is_not_taken_for_this_one(
+    driver: Any, picked: Picked, adapter_of: Any
+) -> None:
+    driver.start(settle=False)
+    driver.change(RegistryChange(False, adapters=(adapter_of("sha256:1", pinned=True),)))
+    driver.runner("a", desired_version=7 << 32)
+    statuses = picked(driver.wait(1.0), AdapterStatus)
     assert statuses[-1].ready_runners == 0
-    desk.runner("a", desired_version=desk.core.state.pools[POOL].desired.list.version)
-    assert picked(desk.wait(1.0), AdapterStatus)[-1].ready_runners == 1
+    driver.runner("a", desired_version=driver.pool().adapters.version)
+    assert picked(driver.wait(1.0), AdapterStatus)[-1].ready_runners == 1
 
 
-def test_a_runner_that_served_once_is_not_held_back_by_what_is_pinned_later(desk: Any, picked: Picked) -> None:
-    desk.start()
-    desk.runner("a")
-    desk.runner("a", ready=False)
-    assert picked(desk.submit("r"), Assign)
+def test_a_runner_that_served_once_is_not_held_back_by_what_is_pinned_later(driver: Any, picked: Picked) -> None:
+    driver.start()
+    driver.runner("a")
+    driver.runner("a", ready=False)
+    assert picked(driver.submit("r"), Assign)
 
 
-def _started(desk: Any, request_id: str = "r") -> Any:
-    return Started("g", request_id, desk.request(request_id).epoch)
+def _started(driver: Any, request_id: str = "r") -> Any:
+    return Started(request_id, driver.request(request_id).epoch)
 
 
 # ------------------------------------------------------------ statuses
 
 
-def test_statuses_are_told_only_when_they_change(desk: Any, picked: Picked) -> None:
-    desk.handle(RegistryUp())
-    desk.start("sha256:1")
-    version = desk.core.state.pools[POOL].desired.list.version
-    desk.runner("a", desired_version=version)
-    (pool,) = picked(effects := desk.wait(1.0), PoolStatus)
+def test_statuses_are_told_only_when_they_change(driver: Any, picked: Picked) -> None:
+    driver.connect_registry()
+    driver.start("sha256:1")
+    version = driver.pool().adapters.version
+    driver.runner("a", desired_version=version)
+    (pool,) = picked(effects := driver.wait(1.0), PoolStatus)
     assert (pool.ready_runners, pool.running, pool.queued) == (1, 0, 0)
     (adapter,) = picked(effects, AdapterStatus)
     assert (adapter.uid, adapter.routed, adapter.ready_runners) == ("uid-sha256:1", True, 1)
-    desk.runner("a", desired_version=version)
-    assert not picked(desk.wait(10.0), PoolStatus) + picked(desk.wait(10.0), AdapterStatus)
+    driver.runner("a", desired_version=version)
+    assert not picked(driver.wait(10.0), PoolStatus) + picked(driver.wait(10.0), AdapterStatus)
 
 
-def test_a_runner_that_knows_nothing_new_changes_no_adapters_status(desk: Any, picked: Picked) -> None:
-    desk.start("sha256:1")
-    desk.wait(1.0)
-    desk.runner("a", desired_version=0)  # Ready with a list from before
-    effects = desk.wait(1.0)
+def test_a_runner_that_holds_nothing_new_changes_no_status_of_what_has_to_be_held(
+    driver: Any, picked: Picked, adapter_of: Any
+) -> None:
+    driver.start()
+    driver.change(RegistryChange(False, adapters=(adapter_of("sha256:1", pinned=True),)))
+    driver.wait(1.0)
+    driver.runner("a", desired_version=0)  # Ready with a list from before
+    effects = driver.wait(1.0)
     assert [s.ready_runners for s in picked(effects, PoolStatus)] == [1]
     assert not picked(effects, AdapterStatus)
 
 
-def test_a_registry_that_comes_again_is_told_everything_once(desk: Any, picked: Picked) -> None:
-    desk.start("sha256:1")
-    desk.wait(1.0)
-    desk.handle(RegistryUp())
-    desk.registry("sha256:1")
-    effects = desk.wait(1.0)
+def test_a_registry_that_comes_again_is_told_everything_once(driver: Any, picked: Picked) -> None:
+    driver.start("sha256:1")
+    driver.wait(1.0)
+    driver.connect_registry()
+    driver.registry("sha256:1")
+    effects = driver.wait(1.0)
     assert len(picked(effects, PoolStatus)) == len(picked(effects, AdapterStatus)) == 1
 
 
-def test_a_ready_runner_counts_for_an_adapter_once_it_has_applied_a_list_with_it(desk: Any, picked: Picked) -> None:
-    desk.start("sha256:1")
-    old = desk.core.state.pools[POOL].desired.list.version
-    desk.runner("a", desired_version=old)
-    desk.runner("b", desired_version=old)
-    desk.registry("sha256:1", "sha256:2")
-    new = desk.core.state.pools[POOL].desired.list.version
-    desk.runner("b", desired_version=new)
-    ready = {s.digest: s.ready_runners for s in picked(desk.wait(1.0), AdapterStatus)}
-    assert ready == {"sha256:1": 2, "sha256:2": 1}
+def test_a_ready_runner_counts_for_an_adapter_that_it_has_to_hold_once_it_holds_it(
+    driver: Any, picked: Picked, adapter_of: Any
+) -> None:
+    driver.start("sha256:1")
+    old = version(driver)
+    driver.runner("a", desired_version=old)
+    driver.runner("b", desired_version=old)
+    driver.change(RegistryChange(False, adapters=(adapter_of("sha256:2", pinned=True), adapter_of("sha256:3"))))
+    driver.runner("b", desired_version=version(driver))
+    ready = {s.digest: s.ready_runners for s in picked(driver.wait(1.0), AdapterStatus)}
+    assert ready == {"sha256:1": 2, "sha256:2": 1, "sha256:3": 2}
 
 
-def test_why_a_load_failed_is_told_by_runner_four_at_the_most(desk: Any, picked: Picked) -> None:
-    desk.start("sha256:1")
-    version = desk.core.state.pools[POOL].desired.list.version
+def test_why_a_load_failed_is_told_by_runner_four_at_the_most(driver: Any, picked: Picked) -> None:
+    driver.start("sha256:1")
+    version = driver.pool().adapters.version
     for uuid in "abcdef":
-        desk.runner(uuid, adapters=(AdapterView("sha256:1", False, "torn"),), desired_version=version)
-    (status,) = picked(desk.wait(1.0), AdapterStatus)
+        driver.runner(uuid, adapters=(AdapterState("sha256:1", Tier.DISK, error="torn"),), desired_version=version)
+    (status,) = picked(driver.wait(1.0), AdapterStatus)
     assert status.load_errors == ("a: torn", "b: torn", "c: torn", "d: torn")
     assert status.ready_runners == 0, "though all six know it and are Ready"
     for uuid in "abcdef":
-        desk.runner(uuid, desired_version=version)
-    (status,) = picked(desk.wait(1.0), AdapterStatus)
+        driver.runner(uuid, desired_version=version)
+    (status,) = picked(driver.wait(1.0), AdapterStatus)
     assert (status.load_errors, status.ready_runners) == ((), 6)
 
 
-def test_many_adapters_are_told_in_bounded_batches(new_desk: Any, picked: Picked) -> None:
-    desk = new_desk(status_batch=10)
-    desk.registry(*(f"sha256:{i}" for i in range(25)))
-    batches = [len(picked(desk.wait(0.2), AdapterStatus)) for _ in range(4)]
+def test_many_adapters_are_told_in_bounded_batches(new_driver: Any, picked: Picked) -> None:
+    driver = new_driver(status_batch=10)
+    driver.registry(*(f"sha256:{i}" for i in range(25)))
+    batches = [len(picked(driver.wait(0.2), AdapterStatus)) for _ in range(4)]
     assert batches == [10, 10, 5, 0]
 
 
-def test_a_removed_pool_ends_its_requests_and_is_forgotten_with_its_last_runner(desk: Any, picked: Picked) -> None:
-    desk.start()
-    desk.runner("a")
-    desk.place("r")
-    effects = desk.handle(RegistryChange(False, removed_pools=(POOL,)))
+def test_a_removed_pool_ends_its_requests_and_is_forgotten_with_its_last_runner(driver: Any, picked: Picked) -> None:
+    driver.start()
+    driver.runner("a")
+    driver.place("r")
+    effects = driver.change(RegistryChange(False, removed_pools=(POOL,)))
     assert [r.reason for r in picked(effects, Reject)] == [RejectReason.UNKNOWN_POOL]
     assert picked(effects, Preempt)
-    desk.lost("a")
-    assert not desk.core.state.pools
+    driver.lost("a")
+    assert not driver.state.pools
 
 
 @pytest.mark.parametrize("field", ["placement", "queue", "reservation"])
-def test_a_policy_nobody_has_is_served_by_the_default_and_said(desk: Any, picked: Picked, field: str) -> None:
-    effects = desk.registry(**{field: "magic"})
-    assert [e.what for e in picked(effects, Ignored)] == ["registry"]
-    desk.gateway()
-    desk.supervisor()
-    desk.runner("a")
-    assert desk.place("r")
+def test_a_policy_nobody_has_is_served_by_the_default_and_said(driver: Any, picked: Picked, field: str) -> None:
+    effects = driver.registry(**{field: "magic"})
+    assert [e.event for e in picked(effects, Stale)] == ["registry"]
+    driver.gateway()
+    driver.supervisor()
+    driver.runner("a")
+    assert driver.place("r")
 
 
-def test_two_adapters_with_one_content_are_one_on_the_runners(desk: Any, picked: Picked, adapter_of: Any) -> None:
-    desk.start()
-    desk.runner("a")
+def test_two_adapters_with_one_content_are_one_on_the_runners(driver: Any, picked: Picked, adapter_of: Any) -> None:
+    driver.start()
+    driver.runner("a")
     twins = (adapter_of("sha256:1", uid="x", pinned=True), adapter_of("sha256:1", uid="y", model_name="acme/y"))
-    (order,) = picked(desk.handle(RegistryChange(False, adapters=twins)), Order)
-    assert [(a.digest, a.pinned) for a in order.desired.adapters] == [("sha256:1", True)]
-    assert not picked(desk.handle(RegistryChange(False, removed_adapters=("y",))), Order)
+    (order,) = picked(driver.change(RegistryChange(False, adapters=twins)), OrderedRunner)
+    assert [(a.digest, a.pinned) for a in desired_of(order).adapters] == [("sha256:1", True)]
+    assert not picked(driver.change(RegistryChange(False, removed_adapters=("y",))), OrderedRunner)

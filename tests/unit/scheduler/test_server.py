@@ -12,18 +12,20 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from harness.waiting import soon
+from weft.domain.request import OutcomeReport
 from weft.wire.channels import channel
 from weft.wire.v1 import common_pb2 as cpb
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1 import scheduler_pb2_grpc as rpc
 from weft.wire.v1 import supervisor_pb2 as spb
-from weft_scheduler.core.values import Config
+from weft_scheduler.core.config import Config
 from weft_scheduler.metrics import Metrics
 from weft_scheduler.server import Server
-from weft_scheduler.term import TERM_EPOCH_S, TermFile
+from weft_scheduler.term_file import TERM_EPOCH_S, TermFile
 
+COMPLETE = pb.GatewayToScheduler(resubmit_complete=pb.ResubmitComplete())
 R = cpb.RunnerId(uuid="u", incarnation="i")
-CONFIG = Config(status_s=0.01, first_table_s=0.01, assign_s=600.0, absent_s=600.0)  # nothing runs out by itself
+CONFIG = Config(status_s=0.01, first_routes_s=0.01, assign_s=600.0, absent_s=600.0)  # nothing runs out by itself
 
 
 class Peer:
@@ -65,8 +67,9 @@ class Stack:
 
     async def gateway(self, name: str = "g", complete: bool = True) -> Peer:
         peer = Peer(self.stub.Gateway)
-        hello = pb.GatewayHello(gateway_id=name, resubmit_complete=complete)
-        await peer.say(pb.GatewayToScheduler(hello=hello))
+        await peer.say(pb.GatewayToScheduler(hello=pb.GatewayHello(gateway_id=name)))
+        if complete:
+            await peer.say(COMPLETE)
         return peer
 
     async def supervisor(self, name: str = "s", highest_term: int = 0) -> Peer:
@@ -119,8 +122,13 @@ def report(
         runner=runner, address="h:1", pool="n/p", page_tokens=16, total_pages=100, max_sequences=8, max_adapters=4,
         max_rank=64, max_context_tokens=1600,
     )  # fmt: skip
-    state = spb.RunnerState(id=runner, runner=hello, sequence=sequence, free_pages=free, sequences=running, ready=True)
-    return pb.SupervisorToScheduler(report=pb.ClusterReport(runners=[state]))
+    full = spb.RunnerReport(version=sequence, full=True, free_pages=free, sequences=running, ready=True)
+    reported = spb.ReportedRunner(runner=runner, spec=hello, report=full)
+    return pb.SupervisorToScheduler(report=pb.ClusterReport(reports=[reported]))
+
+
+def outcome_of(request_id: str, **fields: Any) -> pb.OutcomeReport:
+    return pb.OutcomeReport(request_id=request_id, pool="n/p", record=b"not read", **fields)
 
 
 def submit(request_id: str = "r") -> pb.GatewayToScheduler:
@@ -146,16 +154,16 @@ async def test_a_request_goes_from_submit_to_a_stored_outcome(stack: Stack) -> N
     registry, supervisor = await stack.registry_stream(), await stack.supervisor(highest_term=4)
     assert (await supervisor.hear("hello")).term == 5
     await supervisor.say(report())
-    assert [a.digest for a in (await supervisor.hear("orders")).order.desired] == ["sha256:1"]
+    assert [a.digest for a in (await supervisor.hear("orders")).order.change.adapters] == []
     gateway = await stack.gateway()
     assert [r.model_name for r in (await gateway.hear("routes")).routes] == ["base", "n/a"]
     await gateway.say(submit())
     assign = await gateway.hear("assign")
     assert (assign.epoch.term, assign.runner, assign.address, assign.reservation_tokens) == (5, R, "h:1", 30)
     await gateway.say(pb.GatewayToScheduler(started=pb.Started(request_id="r", epoch=assign.epoch)))
-    outcome = cpb.Outcome(request_id="r", pool="n/p", completion_tokens=12, prompt_text="hello")
-    await gateway.say(pb.GatewayToScheduler(outcome=outcome))
-    assert await supervisor.hear("outcome") == outcome
+    outcome = outcome_of("r", completion_tokens=12)
+    await gateway.say(pb.GatewayToScheduler(outcome_report=outcome))
+    assert await supervisor.hear("outcome_report") == outcome, "its record is passed on unread"
     await supervisor.say(pb.SupervisorToScheduler(outcome_ack=pb.OutcomeAck(request_ids=["r"])))
     assert list((await gateway.hear("outcome_ack")).request_ids) == ["r"]
     assert (await registry.hear("adapter")).routed
@@ -194,7 +202,7 @@ async def test_an_assign_that_nobody_acknowledges_expires_by_the_clock(
         supervisor, gateway, both = await stack.supervisor(), await stack.gateway(), report()
         both.MergeFrom(report(runner=cpb.RunnerId(uuid="elsewhere", incarnation="i")))
         await supervisor.say(both)
-        for _ in both.report.runners:
+        for _ in both.report.reports:
             await supervisor.hear("orders")
         await gateway.hear("routes")
         await gateway.say(submit())
@@ -305,26 +313,25 @@ async def test_gateways_with_outcomes_that_found_no_room_are_called_again(
         supervisor, gateway = await stack.supervisor(), await stack.gateway()
         await supervisor.hear("hello")
         for i in range(2):
-            await gateway.say(pb.GatewayToScheduler(outcome=cpb.Outcome(request_id=f"r{i}")))
-        assert (await supervisor.hear("outcome")).request_id == "r0"
+            await gateway.say(pb.GatewayToScheduler(outcome_report=outcome_of(f"r{i}")))
+        assert (await supervisor.hear("outcome_report")).request_id == "r0"
         await gateway.say(pb.GatewayToScheduler(cancel=pb.Cancel(request_id="none")))
         await supervisor.say(pb.SupervisorToScheduler(outcome_ack=pb.OutcomeAck(request_ids=["r0"])))
         assert await gateway.end() is grpc.StatusCode.OK
         again = await stack.gateway()
-        await again.say(pb.GatewayToScheduler(outcome=cpb.Outcome(request_id="r1")))
-        assert (await supervisor.hear("outcome")).request_id == "r1"
+        await again.say(pb.GatewayToScheduler(outcome_report=outcome_of("r1")))
+        assert (await supervisor.hear("outcome_report")).request_id == "r1"
 
 
 async def test_a_full_ledger_is_told_to_a_supervisor_on_one_stream(stack: Stack) -> None:
     """And what has to be told beside it finds room."""
-    record = cpb.Outcome().SerializeToString()
     for number in range(CONFIG.max_outcomes):
-        assert stack.server.core.context.outcomes.keep(f"r{number}", "g", record)
+        assert stack.server.core.state.outcomes.add(OutcomeReport(f"r{number}", "n/p", "", 1, False, b"r"), "g")
     await stack.registry_stream()
     supervisor = await stack.supervisor()
     await supervisor.hear("hello")
     for _ in range(CONFIG.max_outcomes):
-        await supervisor.hear("outcome")
+        await supervisor.hear("outcome_report")
     supervisor.cancel()
 
 
@@ -365,13 +372,13 @@ async def test_an_empty_data_directory_under_load_gives_no_order_below_what_anyb
     running = submit("running")
     running.submit.epoch.CopyFrom(seen)
     running.submit.runner.CopyFrom(R)
-    await gateway.say(running, pb.GatewayToScheduler(hello=pb.GatewayHello(gateway_id="g", resubmit_complete=True)))
+    await gateway.say(running, COMPLETE)
     supervisor = await stack.supervisor()
     told = report(spb.SequenceState(request_id="running", epoch=seen, adapter_digest="sha256:1", reservation_tokens=30))
-    told.report.runners[0].desired_version = 7 << 32
+    told.report.reports[0].report.desired_version = 7 << 32
     await supervisor.say(told)
     order = await supervisor.hear("orders")
-    assert order.order.desired_version > 7 << 32, "or the runner would be taken to know the list"
+    assert order.order.change.version > 7 << 32, "or the runner would be taken to know the list"
     for _ in range(7):  # 8 sequences in a runner
         assign = await gateway.hear("assign")
         assert assign.epoch.term > 7

@@ -22,24 +22,43 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from weft.identities import NEVER
-from weft_scheduler.core import effects as ef
-from weft_scheduler.core import events as ev
-from weft_scheduler.core.invariants import check_all
-from weft_scheduler.core.scheduler import Scheduler
-from weft_scheduler.core.values import (
-    AdapterSpec,
-    Config,
-    Epoch,
-    KeyRoute,
-    PoolSpec,
+from weft.domain.adapter import AdapterSpec
+from weft.domain.ids import NEVER, Epoch, RunnerId
+from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Received, Send
+from weft.domain.request import (
+    Assign,
+    Cancel,
+    Failed,
+    FailReason,
+    OutcomeAck,
+    OutcomeReport,
+    Preempt,
+    Reject,
+    ResubmitComplete,
+    RunnerGone,
+    Started,
+    Submit,
+)
+from weft.domain.routes import KeyRoute, Keys, PoolSpec, RegistryChange
+from weft.domain.runner import (
+    ClusterReport,
+    OrderedRunner,
+    Overrun,
     PreemptDecision,
-    RunnerId,
+    ReportedRunner,
+    Resync,
+    RunnerFigures,
     RunnerReport,
     RunnerSpec,
-    SequenceView,
+    SchedulerHello,
+    SequenceState,
+    SupervisorHello,
 )
+from weft_scheduler.core.config import Config
+from weft_scheduler.core.effects import Effect, Event, PersistTerm
+from weft_scheduler.core.scheduler import Scheduler
 
+REGISTRY, SUPERVISOR = Peer(Kind.REGISTRY, "r"), Peer(Kind.SUPERVISOR, "s")
 POOL, PAGE, PAGES, BATCH, SLOTS = "acme/p", 4, 24, 4, 2
 CONFIG = Config(starvation_bound=3, max_outcomes=6, drain_s=30.0)
 DIGESTS = ("", "sha256:1", "sha256:2", "sha256:3")
@@ -103,10 +122,22 @@ class Runner:
     def free(self) -> int:
         return PAGES - sum(s.pages for s in self.sequences.values())
 
-    def report(self) -> RunnerReport:
+    def report(self) -> ReportedRunner:
+        """A full one."""
         self.reports += 1
-        views = tuple(SequenceView(s.live_id, s.epoch, s.digest, s.reservation) for s in self.sequences.values())
+        paused = [s for s in self.sequences.values() if s.paused]
+        report = RunnerReport(
+            version=self.reports,
+            full=True,
+            figures=RunnerFigures(self.free, ready=self.known, desired_version=self.desired_version),
+            sequences=[
+                SequenceState(s.live_id, s.epoch, s.gateway, s.digest, s.pages, s.reservation, s.admitted)
+                for s in self.sequences.values()
+            ],
+            overruns=[Overrun(s.live_id, s.epoch, 1, s.reservation) for s in paused],
+        )
         spec = RunnerSpec(
+            self.id,
             f"host:{self.id.uuid}",
             POOL,
             PAGE,
@@ -118,16 +149,20 @@ class Runner:
             best_batch=self.best,
             numerics_class=class_of(self.id),
         )
-        return RunnerReport(
-            self.id,
-            spec,
-            self.reports,
-            self.free,
-            views,
-            owed_pages=sum(1 for s in self.sequences.values() if s.paused),
-            ready=self.known,
-            desired_version=self.desired_version,
-        )
+        return ReportedRunner(self.id, report, spec)
+
+
+def changed(before: ReportedRunner | None, now: ReportedRunner) -> ReportedRunner:
+    """What a supervisor forwards of a report: what changed, where that follows."""
+    if before is None or before.runner != now.runner or before.report.version + 1 != now.report.version:
+        return now
+    known = {s.request_id: s for s in before.report.sequences}
+    change = now.report._replace(
+        full=False,
+        sequences=[s for s in now.report.sequences if known.get(s.request_id) != s],
+        ended=sorted(known.keys() - {s.request_id for s in now.report.sequences}),
+    )
+    return ReportedRunner(now.runner, change)
 
 
 def class_of(runner: RunnerId) -> str:
@@ -148,16 +183,17 @@ class World:
         self.numbers = 0
         self.adapters = dict(ADAPTERS)
         self.gateways: dict[str, dict[str, Live]] = {f"g{i}": {} for i in range(gateways)}
-        self.outcomes: dict[str, dict[str, ev.OutcomeReported]] = {g: {} for g in self.gateways}
+        self.outcomes: dict[str, dict[str, OutcomeReport]] = {g: {} for g in self.gateways}
         self.ended: dict[str, list[str]] = {}  # request -> how it ended, each time
         self.submitted: set[str] = set()
         self.excused: set[str] = set()  # died with their gateway
         self.store: set[str] = set()
         self.incarnations = 0
         self.runners: dict[str, Runner] = {}
-        self.leases: dict[str, RunnerReport] = {}  # what the supervisor knows
+        self.leases: dict[str, ReportedRunner] = {}  # what the supervisor knows
         self.preempting: dict[str, int] = {}  # uuid -> report number at the decision
         self.unsent: list[RunnerId] = []
+        self.resync: set[RunnerId] = set()
         self.supervisor_up = False
         self.up: set[str] = set()
         self.to_core: dict[str, deque[Any]] = {}
@@ -176,53 +212,53 @@ class World:
         self.to_core = {}
         self.supervisor_up = False
 
-    def feed(self, event: ev.Event) -> None:
+    def feed(self, event: Event) -> None:
         self.execute(self.core.handle(event, self.now))
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
-        self.execute(self.core.tick(self.now))
+        self.execute(self.core.handle(TICK, self.now))
 
-    def execute(self, effects: list[ef.Effect]) -> None:
-        check_all(self.core.context)
+    def execute(self, effects: list[Effect]) -> None:
+        self.core.check()
         for effect in effects:
             self.perform(effect)
 
-    def perform(self, effect: ef.Effect) -> None:
+    def perform(self, effect: Effect) -> None:
         match effect:
-            case ef.RaiseTerm(term=term):
+            case PersistTerm(term=term):
                 assert term > self.term
                 self.term = term
-            case ef.TellTerm(term=term):
+            case Send(message=SchedulerHello(term=term)):
                 self.stored_term = max(self.stored_term, term)
-            case ef.Assign() | ef.Preempt() | ef.Reject() | ef.TellGone() | ef.AckOutcomes() if (
-                effect.gateway in self.up
-            ):
-                self.to_core[f">{effect.gateway}"].append(effect)
-            case ef.HangUp(gateway=gateway):
+            case Send(peer=Peer(kind=Kind.GATEWAY, name=gateway)) if gateway in self.up:
+                self.to_core[f">{gateway}"].append(effect.message)
+            case Send(peer=Peer(kind=Kind.SUPERVISOR)) if self.supervisor_up:
+                self.to_core[">s"].append(effect.message)
+            case Close(peer=Peer(name=gateway)):
                 self.break_gateway(gateway)
-            case ef.Order() | ef.ForwardOutcome() if self.supervisor_up:
-                self.to_core[">s"].append(effect)
             case _:
                 pass
 
     # ------------------------------------------------------------ connections
 
     def connect_registry(self) -> None:
-        self.feed(ev.RegistryUp())
+        self.feed(Connected(REGISTRY))
         self.tell_registry()
 
     def tell_registry(self) -> None:
-        self.feed(ev.RegistryChange(True, (PoolSpec(POOL, "b", "base", max_queue=50),), tuple(self.adapters.values())))
+        pool = PoolSpec(POOL, "b", "base", max_queue=50)
+        self.feed(Received(REGISTRY, RegistryChange(True, (pool,), tuple(self.adapters.values()))))
 
     def connect_gateway(self, gateway: str) -> None:
         self.up.add(gateway)
         self.to_core[gateway], self.to_core[f">{gateway}"] = deque(), deque()
         out = self.to_core[gateway]
-        out.append(ev.GatewayUp(gateway))
-        out.extend(self.submit_of(gateway, live) for live in self.gateways[gateway].values())
-        out.extend(self.outcomes[gateway].values())
-        out.append(ev.ResubmitComplete(gateway))
+        peer = Peer(Kind.GATEWAY, gateway)
+        out.append(Connected(peer))
+        out.extend(Received(peer, self.submit_of(live)) for live in self.gateways[gateway].values())
+        out.extend(Received(peer, outcome) for outcome in self.outcomes[gateway].values())
+        out.append(Received(peer, ResubmitComplete()))
         self.feed(out.popleft())
 
     def break_gateway(self, gateway: str) -> None:
@@ -230,14 +266,14 @@ class World:
             self.up.discard(gateway)
             self.to_core.pop(gateway)
             self.to_core.pop(f">{gateway}")
-            self.feed(ev.GatewayDown(gateway))
+            self.feed(Closed(Peer(Kind.GATEWAY, gateway)))
 
     def connect_supervisor(self) -> None:
         self.supervisor_up = True
         self.to_core["s"], self.to_core[">s"] = deque(), deque()
-        self.feed(ev.SupervisorUp("s", self.stored_term))
-        self.to_core["s"].append(ev.KeysTold("s", (KeyRoute("h", "acme", "k"),)))
-        self.to_core["s"].append(ev.ClusterReport("s", tuple(self.leases.values())))
+        self.feed(Connected(SUPERVISOR, SupervisorHello("s", self.stored_term)))
+        self.to_core["s"].append(Received(SUPERVISOR, Keys((KeyRoute("h", "acme", "k"),))))
+        self.to_core["s"].append(Received(SUPERVISOR, ClusterReport(tuple(self.leases.values()))))
         self.unsent.clear()
 
     def break_supervisor(self) -> None:
@@ -245,7 +281,7 @@ class World:
             self.supervisor_up = False
             self.to_core.pop("s")
             self.to_core.pop(">s")
-            self.feed(ev.SupervisorDown("s"))
+            self.feed(Closed(SUPERVISOR))
 
     def reconnect(self) -> None:
         """Every link comes back by itself."""
@@ -290,50 +326,50 @@ class World:
         live = Live(f"r{self.numbers}", digest, prompt, max_tokens, min(true_tokens, max_tokens), p90, self.now)
         self.gateways[gateway][live.id] = live
         self.submitted.add(live.id)
-        self.say(gateway, self.submit_of(gateway, live))
+        self.say(gateway, self.submit_of(live))
 
-    def submit_of(self, gateway: str, live: Live) -> ev.Submit:
+    def submit_of(self, live: Live) -> Submit:
         running = live.runner is not None
-        return ev.Submit(
-            gateway, live.id, POOL, "acme", "m", live.digest, live.prompt, live.max_tokens,
+        return Submit(
+            live.id, POOL, "acme", "m", live.digest, live.prompt, live.max_tokens,
             emitted_tokens=len(live.tokens), p90_tokens=live.p90, waited_s=self.now - live.arrived,
-            epoch=live.epoch if running else NEVER, runner=live.runner, moves=live.moves,
+            epoch=live.epoch if running else NEVER, runner=live.runner, migrations=live.moves,
             reservation_tokens=live.reservation if running else 0, numerics_class=live.numerics_class,
         )  # fmt: skip
 
-    def say(self, gateway: str, event: ev.Event) -> None:
+    def say(self, gateway: str, message: object) -> None:
         if gateway in self.up:
-            self.to_core[gateway].append(event)
+            self.to_core[gateway].append(Received(Peer(Kind.GATEWAY, gateway), message))
 
-    def gateway_hears(self, gateway: str, effect: ef.Effect) -> None:
+    def gateway_hears(self, gateway: str, effect: object) -> None:
         lives = self.gateways[gateway]
         match effect:
-            case ef.Assign() if effect.request_id in lives and effect.epoch > lives[effect.request_id].highest:
+            case Assign() if effect.request_id in lives and effect.epoch > lives[effect.request_id].highest:
                 self.start(gateway, lives[effect.request_id], effect)
-            case ef.Preempt() if effect.request_id in lives and effect.epoch == lives[effect.request_id].epoch:
+            case Preempt() if effect.request_id in lives and effect.epoch == lives[effect.request_id].epoch:
                 live = lives[effect.request_id]
                 self.stop(gateway, live)
-                self.give_back(gateway, live, ev.FailReason.PREEMPTED)
-            case ef.Reject() if effect.request_id in lives:
+                self.give_back(gateway, live, FailReason.PREEMPTED)
+            case Reject() if effect.request_id in lives:
                 live = lives[effect.request_id]
                 self.stop(gateway, live)
                 self.end(gateway, live, f"rejected {effect.reason.value}")
-            case ef.TellGone():
+            case RunnerGone():
                 self.session_lost(gateway, effect.runner)
-            case ef.AckOutcomes():
+            case OutcomeAck():
                 for request_id in effect.request_ids:
                     self.outcomes[gateway].pop(request_id, None)
             case _:
                 pass
 
-    def start(self, gateway: str, live: Live, assign: ef.Assign) -> None:
+    def start(self, gateway: str, live: Live, assign: Assign) -> None:
         self.stop(gateway, live)
         live.moves += live.highest != NEVER
         live.highest = live.epoch = assign.epoch
         live.runner, live.reservation = assign.runner, assign.reservation_tokens
         runner = self.runners.get(assign.runner.uuid)
         if runner is None or runner.id != assign.runner:
-            self.give_back(gateway, live, ev.FailReason.SESSION_LOST)
+            self.give_back(gateway, live, FailReason.SESSION_LOST)
             return
         down, _ = self.sessions.setdefault((gateway, assign.runner), (deque(), deque()))
         down.append(("start", live.id, assign.epoch, len(live.tokens), assign.reservation_tokens))
@@ -342,8 +378,8 @@ class World:
         if live.runner is not None and (gateway, live.runner) in self.sessions:
             self.sessions[(gateway, live.runner)][0].append(("stop", live.id, live.epoch))
 
-    def give_back(self, gateway: str, live: Live, reason: ev.FailReason) -> None:
-        failed = ev.Failed(gateway, live.id, live.epoch, reason, len(live.tokens))
+    def give_back(self, gateway: str, live: Live, reason: FailReason) -> None:
+        failed = Failed(live.id, live.epoch, reason, len(live.tokens))
         live.epoch, live.runner = NEVER, None
         self.say(gateway, failed)
         if self.random.random() < 0.1:
@@ -356,13 +392,13 @@ class World:
         if live is None or live.epoch != epoch:
             return
         if kind == "no_room":
-            self.give_back(gateway, live, ev.FailReason.NO_ROOM)
+            self.give_back(gateway, live, FailReason.NO_CAPACITY)
             return
         position, tokens, finished = rest
         if position == 0 or position == len(live.tokens):
             assert position == len(live.tokens) or not tokens
             if not live.tokens and tokens:
-                self.say(gateway, ev.Started(gateway, live.id, epoch))
+                self.say(gateway, Started(live.id, epoch))
             live.tokens += tokens
             live.numerics_class = class_of(key[1]) if tokens else live.numerics_class
         if finished:
@@ -375,14 +411,14 @@ class World:
         if how == "outcome":
             assert len(live.tokens) == live.true_tokens
         censored = how != "outcome"
-        outcome = ev.OutcomeReported(gateway, live.id, POOL, live.digest, len(live.tokens), censored, live.id.encode())
+        outcome = OutcomeReport(live.id, POOL, live.digest, len(live.tokens), censored, live.id.encode())
         self.outcomes[gateway][live.id] = outcome
         self.say(gateway, outcome)
 
     def cancel(self, gateway: str, request_id: str) -> None:
         live = self.gateways[gateway][request_id]
         self.stop(gateway, live)
-        self.say(gateway, ev.Cancel(gateway, request_id))
+        self.say(gateway, Cancel(request_id))
         self.end(gateway, live, "cancelled")
 
     def session_lost(self, gateway: str, runner_id: RunnerId) -> None:
@@ -394,7 +430,7 @@ class World:
                 del runner.sequences[sequence.live_id]
         for live in self.gateways[gateway].values():
             if live.runner == runner_id:
-                self.give_back(gateway, live, ev.FailReason.SESSION_LOST)
+                self.give_back(gateway, live, FailReason.SESSION_LOST)
 
     def restart_gateway(self, gateway: str) -> None:
         """Its clients' connections break; it comes back empty."""
@@ -474,14 +510,17 @@ class World:
 
     def supervise(self) -> None:
         """Collect every runner's state; tell the scheduler; choose victims."""
+        reports: list[ReportedRunner] = []
         for uuid, runner in self.runners.items():
-            self.leases[uuid] = runner.report()
+            before, self.leases[uuid] = self.leases.get(uuid), runner.report()
+            reports.append(changed(None if runner.id in self.resync else before, self.leases[uuid]))
         for uuid in [u for u in self.leases if u not in self.runners]:
             self.unsent.append(self.leases.pop(uuid).runner)
         if not self.supervisor_up:
             return
+        self.resync.clear()
         victims = tuple(v for runner in self.runners.values() if (v := self.victim(runner)) is not None)
-        self.to_core["s"].append(ev.ClusterReport("s", tuple(self.leases.values()), tuple(self.unsent), victims))
+        self.to_core["s"].append(Received(SUPERVISOR, ClusterReport(tuple(reports), tuple(self.unsent), victims)))
         self.unsent.clear()
 
     def victim(self, runner: Runner) -> PreemptDecision | None:
@@ -491,15 +530,17 @@ class World:
         newest = max(runner.sequences.values(), key=lambda s: s.admitted)
         return PreemptDecision(runner.id, newest.live_id, newest.epoch, paused[0].live_id, newest.reservation)
 
-    def supervisor_hears(self, effect: ef.Effect) -> None:
+    def supervisor_hears(self, effect: object) -> None:
         match effect:
-            case ef.ForwardOutcome(request_id=request_id):
+            case OutcomeReport(request_id=request_id):
                 self.store.add(request_id)
-                self.to_core["s"].append(ev.OutcomesStored("s", (request_id,)))
-            case ef.Order(runner=runner_id, desired=desired):
+                self.to_core["s"].append(Received(SUPERVISOR, OutcomeAck((request_id,))))
+            case OrderedRunner(runner=runner_id, order=order) if order.desired is not None:
                 runner = self.runners.get(runner_id.uuid)
                 if runner is not None and runner.id == runner_id:
-                    runner.known, runner.desired_version = True, desired.version
+                    runner.known, runner.desired_version = True, order.desired.version
+            case Resync(runner=runner_id) if runner_id is not None:
+                self.resync.add(runner_id)
             case _:
                 pass
 
@@ -520,7 +561,7 @@ class World:
         if not self.runners:
             self.start_runner("u0")
         for rounds in range(limit):
-            held = self.core.context.outcomes.kept  # while no supervisor is connected, whoever sent them
+            held = self.core.state.outcomes.outcomes  # while no supervisor is connected, whoever sent them
             if not any([*self.gateways.values(), *self.outcomes.values(), held, self.channels()]):
                 return rounds
             self.one_round()
@@ -532,8 +573,8 @@ class World:
             assert request_id in self.store, request_id
         state = self.core.state
         assert not state.requests
-        assert all(not r.pending and not r.owned for r in state.runners.values())
-        assert not self.core.context.outcomes.kept
+        assert all(not r.unacked and not r.owned for r in state.runners.values())
+        assert not self.core.state.outcomes.outcomes
 
 
 class Faults(RuleBasedStateMachine):
@@ -627,7 +668,7 @@ class Faults(RuleBasedStateMachine):
     @invariant()
     def laws(self) -> None:
         if hasattr(self, "world"):
-            check_all(self.world.core.context)
+            self.world.core.check()
 
     def teardown(self) -> None:
         if hasattr(self, "world"):

@@ -1,149 +1,24 @@
-"""What can be ordered. A shell executes effects in order: RaiseTerm must be durable before what follows it."""
+"""What the machine orders beside `Send` and `Close`, and what it reports for logs and metrics.
+
+A shell performs effects in order: a term must be durable before what follows it.
+"""
 
 from dataclasses import dataclass
-from enum import Enum
 
-from weft_scheduler.core.values import DesiredList, Epoch, RouteTable, RunnerId
+from weft.domain.ids import RunnerId
+from weft.domain.machine import Close, Closed, Connected, Received, Send, Tick
 
 
 @dataclass(frozen=True, slots=True)
-class RaiseTerm:
-    """Persist this term (and tell it to every supervisor) before anything that comes after."""
+class PersistTerm:
+    """Make this term durable before anything that follows."""
 
     term: int
-
-
-@dataclass(frozen=True, slots=True)
-class Assign:
-    """Start (request, epoch) at that runner with `reservation_tokens` output tokens from here on."""
-
-    gateway: str
-    request_id: str
-    epoch: Epoch
-    runner: RunnerId
-    address: str
-    reservation_tokens: int
-    numerics_class: str = ""  # of that runner
-
-
-@dataclass(frozen=True, slots=True)
-class Preempt:
-    """Cancel this epoch at its runner, answer Failed(PREEMPTED), hold the stream."""
-
-    gateway: str
-    request_id: str
-    epoch: Epoch
-
-
-class RejectReason(Enum):
-    """Why a request ends here."""
-
-    QUEUE_FULL = "queue_full"
-    TOO_LARGE = "too_large"
-    UNKNOWN_POOL = "unknown_pool"
-    TOO_MANY_MOVES = "too_many_moves"
-    ADAPTER_FAILED = "adapter_failed"
-    UNKNOWN_ADAPTER = "unknown_adapter"
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    """The request is over."""
-
-    gateway: str
-    request_id: str
-    reason: RejectReason
-    message: str
-    retry_after_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SendRoutes:
-    """The complete route table for one gateway."""
-
-    gateway: str
-    table: RouteTable
-
-
-@dataclass(frozen=True, slots=True)
-class TellGone:
-    """Every session to that incarnation is over."""
-
-    gateway: str
-    runner: RunnerId
-
-
-@dataclass(frozen=True, slots=True)
-class AckOutcomes:
-    """In the store: the gateway may forget them."""
-
-    gateway: str
-    request_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HangUp:
-    """End this gateway's stream: outcomes that had no room here are told again on its next one."""
-
-    gateway: str
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What that runner should know, by way of the supervisor that reports it."""
-
-    supervisor: str
-    runner: RunnerId
-    desired: DesiredList
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardOutcome:
-    """For the store and the predictor."""
-
-    supervisor: str
-    request_id: str
-    record: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class TellTerm:
-    """The scheduler's hello to one supervisor."""
-
-    supervisor: str
-    term: int
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStatus:
-    """To the registry, when it changed."""
-
-    pool: str
-    ready_runners: int
-    wanted_runners: int
-    running: int
-    queued: int
-    victims: tuple[str, ...] = ()  # names of the runners that should go, the first one first
-    max_runners: int = 0  # of the PoolSpec that this answers
-    total_pages: int = 0
-    reserved_pages: int = 0
-    demand_runners: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterStatus:
-    """To the registry, when it changed."""
-
-    uid: str
-    digest: str
-    routed: bool
-    ready_runners: int
-    load_errors: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """For logs and metrics: the request waits. `reason` says what for."""
+    """For logs and metrics: the request waits."""
 
     request_id: str
     pool: str
@@ -161,7 +36,7 @@ class Requeued:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """For logs and metrics: a request that has tokens goes on at that runner, of the same numerics class or another."""
+    """For logs and metrics: a request that has tokens was placed again, in the same numerics class or another."""
 
     request_id: str
     pool: str
@@ -171,39 +46,21 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ignored:
+class Stale:
     """For logs and metrics: an event that changes nothing any more."""
 
-    what: str
-    request_id: str
+    event: str
+    subject: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class RunnerEnded:
+class RunnerLost:
     """For logs: an incarnation is over."""
 
     runner: RunnerId
     reason: str
 
 
-Effect = (
-    RaiseTerm
-    | Assign
-    | Preempt
-    | Reject
-    | SendRoutes
-    | TellGone
-    | AckOutcomes
-    | HangUp
-    | Order
-    | ForwardOutcome
-    | TellTerm
-    | PoolStatus
-    | AdapterStatus
-    | Queued
-    | Requeued
-    | Resumed
-    | Ignored
-    | RunnerEnded
-)
+Event = Connected | Received | Closed | Tick
+Effect = Send | Close | PersistTerm | Queued | Requeued | Resumed | Stale | RunnerLost

@@ -1,132 +1,226 @@
-"""What the registry wants: pools and adapters, digests that come and go."""
+"""What a registry sends: pools and adapters as they should be, digests that come and go.
 
+A change costs what it carries: of a hundred thousand adapters one more touches its own entries.
+"""
+
+from collections.abc import Iterable
 from dataclasses import replace
 
-from weft_scheduler.core import placement, queueing
-from weft_scheduler.core.admission import DEFAULTS
-from weft_scheduler.core.alarms import Alarm, Kind
-from weft_scheduler.core.cluster import tell_desired
-from weft_scheduler.core.context import Context
-from weft_scheduler.core.departures import depart
-from weft_scheduler.core.effects import Ignored, RejectReason
-from weft_scheduler.core.events import RegistryChange
-from weft_scheduler.core.lives import reject
-from weft_scheduler.core.requests import retire_unknown
-from weft_scheduler.core.reservation import POLICIES
-from weft_scheduler.core.state import Pool
-from weft_scheduler.core.values import BASE, PoolSpec
+from weft.domain.adapter import AdapterSpec
+from weft.domain.ids import BASE
+from weft.domain.machine import Close, Peer
+from weft.domain.request import RejectReason
+from weft.domain.routes import PoolSpec, RegistryChange, Route
+from weft_scheduler.core.effects import Stale
+from weft_scheduler.core.model.pool import DEFAULTS, POLICIES, Pool
+from weft_scheduler.core.published_state import PendingDeletion, Registry
+from weft_scheduler.core.request_lifecycle import reject
+from weft_scheduler.core.requests import drain_unknown
+from weft_scheduler.core.runner_reports import push_desired, resync_all
+from weft_scheduler.core.state import State
+from weft_scheduler.core.status import publish_routes
+from weft_scheduler.core.timers import Timer, TimerKind
 
 
-def registry_up(ctx: Context) -> None:
-    """Somebody new wants every status once; its snapshot follows."""
-    ctx.told.clear_statuses()
-    for pool in ctx.state.pools.values():
-        ctx.touch(pool.name)
-        ctx.state.readiness.add(pool.name)
-
-
-def change(ctx: Context, event: RegistryChange) -> None:
-    """Take a snapshot or a change over. A change without a snapshot before it says too little."""
-    state = ctx.state
-    if not event.snapshot and not state.registry_known:
-        ctx.emit(Ignored("registry", "", "a change before the first snapshot"))
+def on_connected(state: State, peer: Peer, term: int) -> None:
+    """A new registry needs every status once; its snapshot follows."""
+    state.published.registries[peer.name] = Registry(peer, term)
+    if not _leads(state, peer, term):
         return
-    for uid in event.removed_adapters:
-        depart(ctx, uid)
-    touched = _clear(ctx) if event.snapshot else _remove(ctx, event)
-    for name in touched:
-        state.pools[name].sweep = True
-    for spec in event.pools:
-        state.pool(spec.name).spec = _implemented(ctx, spec)
-        touched.add(spec.name)
-    for adapter in event.adapters:
-        touched |= _drop_adapter(ctx, adapter.uid)
-        ctx.told.departures.pop(adapter.uid, None)
-        state.pool(adapter.pool).put_adapter(adapter)
-        state.adapter_pool[adapter.uid] = adapter.pool
-        touched.add(adapter.pool)
-    state.registry_known, state.reroute = True, True
+    state.published.clear()
+    for pool in state.pools.values():
+        state.published.mark_pool(pool.name, pool.adapters.by_uid)
+        state.mark_dirty(pool.name)
+
+
+def on_closed(state: State, name: str) -> None:
+    state.published.registries.pop(name, None)
+
+
+def on_change(state: State, peer: Peer, change: RegistryChange) -> None:
+    """Take a snapshot or a change over. A change without a snapshot before it is not enough."""
+    if peer.name not in state.published.registries or not _leads(state, peer, change.term):
+        return
+    if not change.snapshot and not state.registry_known:
+        state.emit(Stale("registry", "", "a change before the first snapshot"))
+        return
+    for uid in change.removed_adapters:
+        _delete(state, uid)
+    touched: dict[str, None] = {}
+    if change.snapshot:
+        state.published.clear()
+        touched |= dict.fromkeys(state.pools)
+        named = {adapter.uid for adapter in change.adapters}
+        _drop_adapters(state, [uid for uid in state.adapter_pool if uid not in named], touched)
+        _declare(state, state.pools.keys() - {spec.name for spec in change.pools}, touched)
+    else:
+        _declare(state, [name for name in change.removed_pools if name in state.pools], touched)
+    for spec in change.pools:
+        touched[spec.name] = None
+        _set_spec(state, state.pool(spec.name), _implemented(state, spec))
+    _drop_adapters(state, change.removed_adapters, touched)
+    for adapter in change.adapters:
+        _put_adapter(state, adapter, touched)
+    first, state.registry_known = not state.registry_known, True
     for name in sorted(touched):
-        _settle_pool(ctx, state.pool(name))
+        _settle(state, state.pool(name), snapshot=change.snapshot)
+    if first:
+        resync_all(state)
+    publish_routes(state)
 
 
-def retire_due(ctx: Context, pool: Pool) -> None:
-    """Retired digests whose time has come: their streams end, the list shrinks."""
-    for digest in pool.desired.forget(pool.live, ctx.now):
-        for request in [ctx.state.requests[r] for r in sorted(pool.requests)]:
-            if request.digest == digest:
-                reject(ctx, request, RejectReason.UNKNOWN_ADAPTER, f"{digest} was deleted or replaced")
-    pool.desired.forget(pool.live, ctx.now)
-    publish(ctx, pool)
+def on_adapter_drain(state: State, pool: Pool, digest: str) -> None:
+    """A draining digest's grace is over, or its deadline has come: its streams end, runners remove it."""
+    draining = pool.adapters.draining.get(digest)
+    if draining is None:
+        return
+    timer = Timer(TimerKind.ADAPTER_DRAIN, pool.name, digest)
+    if pool.requests.get(digest) and state.now < draining.deadline:
+        state.timers.set(timer, draining.deadline)
+        return
+    for request_id in sorted(pool.requests.get(digest, ())):
+        message = f"{digest} was deleted or replaced"
+        reject(state, state.requests[request_id], RejectReason.UNKNOWN_ADAPTER, message)
+    state.timers.clear(timer)
+    pool.adapters.drained(digest)
+    _publish_desired(state, pool)
 
 
-def publish(ctx: Context, pool: Pool) -> None:
-    """A new version of the pool's list where it differs, and the orders that follow."""
-    adapters, pinned = pool.desired.adapters(), pool.desired.pinned
-    if not pool.desired.list.version or adapters != pool.desired.list.adapters:
-        pool.desired.publish(ctx.state.version(), adapters)
-        ctx.state.readiness.add(pool.name)
-        for uuid in sorted(pool.runners):
-            tell_desired(ctx, ctx.state.runners[uuid])
-            if pool.desired.pinned != pinned:
-                ctx.reindex(ctx.state.runners[uuid])  # pinned adapters take slots
-    deadline = pool.desired.next_deadline(pool.live)
-    if deadline is not None:
-        ctx.alarms.set(Alarm(Kind.RETIRE, pool.name), deadline)
+def _leads(state: State, peer: Peer, term: int) -> bool:
+    """Whether that registry speaks under the highest term; every stream of a lower one is closed."""
+    published = state.published
+    published.registries[peer.name] = Registry(peer, max(term, published.registries[peer.name].term))
+    published.registry_term = max(published.registry_term, term)
+    leads = term >= published.registry_term
+    over = [
+        r for r in published.registries.values() if r.term < published.registry_term or (r.peer == peer and not leads)
+    ]
+    for registry in over:
+        del published.registries[registry.peer.name]
+        reason = f"term {registry.term} is over: another registry leads under {published.registry_term}"
+        state.emit(Close(registry.peer, reason))
+    return leads
 
 
-def _settle_pool(ctx: Context, pool: Pool) -> None:
+def _delete(state: State, uid: str) -> None:
+    """The registry removes an adapter, and waits for the final status."""
+    name = state.adapter_pool.get(uid)
+    if name is not None:
+        spec = state.pools[name].adapters.by_uid[uid]
+        state.published.deletions[uid] = PendingDeletion(name, spec.digest, spec.model_name)
+    else:
+        state.published.deletions.setdefault(uid, PendingDeletion())
+    state.schedule_publish()
+
+
+def _declare(state: State, removed: Iterable[str], touched: dict[str, None]) -> None:
+    """The registry has these pools no more."""
+    for name in sorted(removed):
+        touched[name] = None
+        _set_spec(state, state.pools[name], None)
+
+
+def _set_spec(state: State, pool: Pool, spec: PoolSpec | None) -> None:
+    """Declare a pool, and let its names be routed or not."""
+    if pool.spec == spec:
+        return
+    served, base = pool.route() is not None, pool.base_route()
+    pool.declare(spec)
+    state.routes.pool_changed(pool.name)
+    if base is not None:
+        state.routes.withdraw(base.model_name, base.uid)
+    if (base := pool.base_route()) is not None:
+        state.routes.claim(base)
+    if served != (pool.route() is not None):
+        for adapter in pool.adapters.by_uid.values():
+            _route(state, pool, adapter)
+
+
+def _put_adapter(state: State, adapter: AdapterSpec, touched: dict[str, None]) -> None:
+    pool = state.pool(adapter.pool)
+    state.published.deletions.pop(adapter.uid, None)
+    state.published.mark_adapters((adapter.uid,))
+    touched[adapter.pool] = None
+    if pool.adapters.by_uid.get(adapter.uid) == adapter:
+        return
+    _drop_adapters(state, (adapter.uid,), touched)
+    pool.adapters.put(adapter)
+    state.adapter_pool[adapter.uid] = adapter.pool
+    _route(state, pool, adapter)
+
+
+def _drop_adapters(state: State, uids: Iterable[str], touched: dict[str, None]) -> None:
+    """Take adapters out of the pools that have them."""
+    for uid in uids:
+        name = state.adapter_pool.pop(uid, None)
+        if name is not None:
+            pool = state.pool(name)
+            state.routes.withdraw(pool.adapters.by_uid[uid].model_name, uid)
+            pool.adapters.drop(uid)
+            state.published.adapters.pop(uid, None)
+            touched[name] = None
+
+
+def _route(state: State, pool: Pool, adapter: AdapterSpec) -> None:
+    """Let an adapter claim its name while its pool is served and it has a digest."""
+    if pool.route() is None or not adapter.digest:
+        state.routes.withdraw(adapter.model_name, adapter.uid)
+        return
+    state.routes.claim(
+        Route(
+            model_name=adapter.model_name,
+            namespace=adapter.namespace,
+            pool=adapter.pool,
+            adapter=adapter.digest,
+            rank=adapter.rank,
+            uid=adapter.uid,
+            created_unix_s=adapter.created_unix_s,
+        )
+    )
+
+
+def _settle(state: State, pool: Pool, *, snapshot: bool) -> None:
     """Bring requests and runners in line with what the pool is now."""
-    ctx.look_at(pool.name)
-    ctx.state.readiness.add(pool.name)
+    state.mark_schedulable(pool.name)
     if pool.spec is None:
-        for request_id in sorted(pool.requests):
-            request = ctx.state.requests[request_id]
-            reject(ctx, request, RejectReason.UNKNOWN_POOL, f"pool {pool.name} does not exist")
-    grace_s, drain_s = ctx.config.route_grace_s, pool.drain_s(ctx.config)
-    pool.desired.register(pool.wanted.values(), ctx.now, grace_s, drain_s)
-    for digest in sorted(pool.live):
-        if not pool.desired.knows(digest) and digest != BASE:
-            retire_unknown(ctx, pool, digest)
-    publish(ctx, pool)
+        for request_id in pool.request_ids():
+            request = state.requests[request_id]
+            reject(state, request, RejectReason.UNKNOWN_POOL, f"pool {pool.name} does not exist")
+    for digest in pool.adapters.settle(state.now, state.config.route_grace_s, pool.drain_s(state.config)):
+        draining = pool.adapters.draining.get(digest)
+        if draining is not None:
+            state.timers.set(Timer(TimerKind.ADAPTER_DRAIN, pool.name, digest), draining.grace_until)
+        if digest in pool.queued_by_adapter:
+            pool.recheck()  # its rank may be another
+    if snapshot:
+        for digest in sorted(pool.requests):
+            if digest != BASE and not pool.adapters.knows(digest):
+                drain_unknown(state, pool, digest)
+    _publish_desired(state, pool)
 
 
-def _clear(ctx: Context) -> set[str]:
-    """Forget everything the registry said before. Returns every pool's name."""
-    for pool in ctx.state.pools.values():
-        pool.spec = None
-        pool.drop_adapters()
-    ctx.state.adapter_pool.clear()
-    ctx.told.clear_statuses()
-    return set(ctx.state.pools)
+def _publish_desired(state: State, pool: Pool) -> None:
+    """The change of what runners have to hold, to all of them."""
+    if not (state.registry_known and pool.adapters.publishable):
+        return
+    base_version, pinned = pool.adapters.version, pool.adapters.pinned
+    change = pool.adapters.publish(state.version())
+    if change is None:
+        return
+    for adapter in change.adapters:
+        state.published.mark_adapters(pool.adapters.by_digest.get(adapter.digest, ()))
+    for runner in pool.runners.values():
+        push_desired(state, pool, runner, change, base_version)
+        if pool.adapters.pinned != pinned:
+            state.update_runner(runner)  # pinned adapters take slots
 
 
-def _remove(ctx: Context, event: RegistryChange) -> set[str]:
-    touched: set[str] = set()
-    for name in event.removed_pools:
-        if name in ctx.state.pools:
-            ctx.state.pools[name].spec = None
-            touched.add(name)
-    for uid in event.removed_adapters:
-        touched |= _drop_adapter(ctx, uid)
-    return touched
-
-
-def _drop_adapter(ctx: Context, uid: str) -> set[str]:
-    """Take an adapter out of whichever pool has it."""
-    name = ctx.state.adapter_pool.pop(uid, None)
-    if name is None:
-        return set()
-    ctx.state.pool(name).drop_adapter(uid)
-    ctx.told.adapters.pop(uid, None)
-    return {name}
-
-
-def _implemented(ctx: Context, spec: PoolSpec) -> PoolSpec:
-    """The edge refuses unknown policies; one that comes through is served by the default, and said."""
-    for name, policies in (("placement", placement.POLICIES), ("queue", queueing.POLICIES), ("reservation", POLICIES)):
+def _implemented(state: State, spec: PoolSpec) -> PoolSpec:
+    """The edge refuses unknown policies; one that comes through is served by the default, and reported."""
+    for name, policies in POLICIES.items():
         if getattr(spec, name) not in policies:
             default = getattr(DEFAULTS, name)
-            ctx.emit(Ignored("registry", spec.name, f"{name} {getattr(spec, name)!r} is unknown: {default} serves"))
+            reason = f"{name} {getattr(spec, name)!r} is unknown: {default} serves"
+            state.emit(Stale("registry", spec.name, reason))
             spec = replace(spec, **{name: default})
     return spec

@@ -1,44 +1,130 @@
-"""The route table: served names from the registry, facts of pools from the runners. Names conflict: the older wins."""
+"""The route table: served names from the registry, facts of pools from their runners, API keys from the supervisors.
 
-from collections.abc import Iterable
+Gateways are sent what changed since the version that they have; a change of one name costs what that name carries.
+"""
 
-from weft_scheduler.core.state import Pool, State
-from weft_scheduler.core.values import BASE, PoolRoute, PoolSpec, Route
+from collections.abc import Callable, Iterable
 
-
-def routes(pools: Iterable[Pool]) -> tuple[Route, ...]:
-    """One route a name, by name: bases of pools whose digest is known, and their adapters with a digest."""
-    winners: dict[str, Route] = {}
-    for route in _claims(pools):
-        other = winners.setdefault(route.model_name, route)
-        if _age(route) < _age(other):
-            winners[route.model_name] = route
-    return tuple(winners[name] for name in sorted(winners))
+from weft.domain.routes import KeyRoute, PoolRoute, Route, RouteBook, Routes
 
 
-def pool_routes(state: State) -> tuple[PoolRoute, ...]:
-    """What gateways need to know of each pool, by name."""
-    return tuple(
-        PoolRoute(pool.spec, pool.max_context_tokens or pool.spec.max_context_tokens, sum(pool.ready_versions.values()))
-        for _, pool in sorted(state.pools.items())
-        if pool.spec is not None and pool.spec.base_digest
-    )
+class RouteTable:
+    """What should be routed, and the table as it was published. Where names conflict the oldest adapter wins."""
 
+    def __init__(self) -> None:
+        self.book = RouteBook()  # as published
+        self.keys: dict[str, KeyRoute] = {}
+        self.keys_known = False
+        self._claims: dict[str, dict[str, Route]] = {}  # model name -> uid -> route
+        self._changed_models: dict[str, None] = {}
+        self._changed_pools: dict[str, None] = {}
+        self._changed_keys: dict[str, None] = {}
+        self._full: Routes | None = None  # of the book's version
 
-def _claims(pools: Iterable[Pool]) -> Iterable[Route]:
-    for pool in pools:
-        if pool.spec is None or not pool.spec.base_digest:
-            continue
-        if pool.spec.base_model_name:
-            yield _base(pool.spec)
-        yield from pool.routes.values()
+    # ------------------------------------------------------------ what should be routed
 
+    def claim(self, route: Route) -> None:
+        """Something claims a name."""
+        self._claims.setdefault(route.model_name, {})[route.uid] = route
+        self._changed_models[route.model_name] = None
 
-def _base(spec: PoolSpec) -> Route:
-    namespace = spec.name.partition("/")[0]
-    return Route(spec.base_model_name, namespace, spec.name, BASE, 0, f"pool:{spec.name}", spec.created_unix_s)
+    def withdraw(self, model_name: str, uid: str) -> None:
+        """Something claims a name no more, if it did."""
+        claims = self._claims.get(model_name)
+        if claims is not None and claims.pop(uid, None) is not None:
+            if not claims:
+                del self._claims[model_name]
+            self._changed_models[model_name] = None
+
+    def set_keys(self, keys: Iterable[KeyRoute]) -> bool:
+        """All API keys. True where that is a change."""
+        before, self.keys = self.keys, {key.key_hash: key for key in keys}
+        changed = [h for h in {**before, **self.keys} if before.get(h) != self.keys.get(h)]
+        self._changed_keys |= dict.fromkeys(changed)
+        known, self.keys_known = self.keys_known, True
+        return bool(changed) or not known
+
+    def pool_changed(self, pool: str) -> None:
+        """What gateways know of a pool may have changed."""
+        self._changed_pools[pool] = None
+
+    # ------------------------------------------------------------ the published table
+
+    @property
+    def published(self) -> bool:
+        return bool(self.book.version)
+
+    def is_routed(self, model_name: str, uid: str) -> bool:
+        """Whether that adapter answers to that name in the published table."""
+        route = self.book.routes.get(model_name)
+        return route is not None and route.uid == uid
+
+    def publish(
+        self, version: Callable[[], int], pool_route: Callable[[str], PoolRoute | None]
+    ) -> tuple[Routes | None, list[str]]:
+        """The change of the table, now published, and the uids that are routed now or no more; None: no change."""
+        routes, removed_models, uids = self._models()
+        pools = {name: pool_route(name) for name in sorted(self._changed_pools)}
+        changed_pools = [p for name, p in pools.items() if p is not None and p != self.book.pools.get(name)]
+        removed_pools = [name for name, pool in pools.items() if pool is None and name in self.book.pools]
+        keys = {key_hash: self.keys.get(key_hash) for key_hash in sorted(self._changed_keys)}
+        changed_keys = [k for key_hash, k in keys.items() if k is not None and k != self.book.keys.get(key_hash)]
+        removed_keys = [key_hash for key_hash, key in keys.items() if key is None and key_hash in self.book.keys]
+        self._changed_models, self._changed_pools, self._changed_keys = {}, {}, {}
+        content = (routes, removed_models, changed_pools, removed_pools, changed_keys, removed_keys)
+        if self.published and not any(content) and self.keys_known == self.book.keys_known:
+            return None, uids
+        change = Routes(
+            version=version(),
+            full=not self.published,
+            base_version=self.book.version,
+            routes=tuple(routes),
+            removed_models=tuple(removed_models),
+            pools=tuple(changed_pools),
+            removed_pools=tuple(removed_pools),
+            keys=tuple(changed_keys),
+            removed_keys=tuple(removed_keys),
+            keys_known=self.keys_known,
+        )
+        self.book.apply(change)
+        self._full = None
+        return change, uids
+
+    def full(self) -> Routes:
+        """The whole published table; one object a version, so that it is encoded once."""
+        if self._full is None:
+            book = self.book
+            self._full = Routes(
+                version=book.version,
+                full=True,
+                routes=tuple(book.routes[name] for name in sorted(book.routes)),
+                pools=tuple(book.pools[name] for name in sorted(book.pools)),
+                keys=tuple(book.keys[key_hash] for key_hash in sorted(book.keys)),
+                keys_known=book.keys_known,
+            )
+        return self._full
+
+    def _models(self) -> tuple[list[Route], list[str], list[str]]:
+        """(routes that changed, names that are routed no more, uids that this concerns)."""
+        changed: list[Route] = []
+        removed: list[str] = []
+        uids: dict[str, None] = {}
+        for name in sorted(self._changed_models):
+            claims = self._claims.get(name)
+            winner = min(claims.values(), key=_age) if claims else None
+            before = self.book.routes.get(name)
+            if winner == before:
+                continue
+            if winner is not None:
+                changed.append(winner)
+                uids[winner.uid] = None
+            else:
+                removed.append(name)
+            if before is not None:
+                uids[before.uid] = None
+        return changed, removed, [*uids]
 
 
 def _age(route: Route) -> tuple[int, str]:
-    """Older first; at the same second the smaller uid, so that every scheduler says the same."""
+    """Older first; at the same second the smaller uid, so that every scheduler decides the same."""
     return route.created_unix_s, route.uid

@@ -1,94 +1,53 @@
-"""A pool's number of runners and who of them should go, whenever its load, its bounds or its runners change.
+"""The autoscaler at work: wanted runners and victims of a pool, whenever its load, bounds or runners change.
 
-A victim is *cordoned*: nothing new is placed on it, what runs there runs on. Victims stay victims while so many have to
-go (their loads fall, others' change: the choice must not follow), and the last named is the first to be kept.
+A victim is *cordoned*: nothing new is placed on it, what runs there runs on.
 """
 
-from heapq import nsmallest
+from collections.abc import Iterator
 
-from weft_scheduler.core.alarms import Alarm, Kind
-from weft_scheduler.core.capacity import Bounds, PoolLoad, asked_runners, demand_runners
-from weft_scheduler.core.context import Context
-from weft_scheduler.core.room import working_set
-from weft_scheduler.core.state import Pool, Runner
-from weft_scheduler.core.values import BASE, PoolSpec
+from weft_scheduler.core.model.pool import Pool
+from weft_scheduler.core.policy.autoscaling import ReplicaBounds, VictimCandidate
+from weft_scheduler.core.state import State
+from weft_scheduler.core.timers import Timer, TimerKind
 
 
-def review(ctx: Context, pool: Pool, *, at_once: bool = False) -> None:
-    """Decide `pool.wanted_runners` and `pool.victims` anew. `at_once`: for somebody who has come this moment."""
-    pool.unit = pool.totals.unit(pool.pace.per_s()) or pool.unit
-    if pool.spec is None:
-        _name(ctx, pool, 0)
-        return
-    bounds = bounds_of(pool.spec)
-    idle_s = pool.spec.idle_s or ctx.config.give_back_s
-    pool.wanted_runners = bounds.clamp(pool.hold.ask(bounds.clamp(_asked(ctx, pool, at_once)), ctx.now, idle_s))
-    deadline = pool.hold.next_deadline(idle_s)
-    if deadline is not None:
-        ctx.alarms.set(Alarm(Kind.GIVE_BACK, pool.name), deadline)
-    _name(ctx, pool, max(0, pool.totals.runners - pool.wanted_runners))
+def scale(state: State, pool: Pool, *, at_once: bool = False) -> None:
+    """Decide how many runners are wanted and which should go. `at_once`: for a request that came this moment.
 
-
-def demand(ctx: Context, pool: Pool) -> int:
-    """What the pool's requests would fill, whatever its bounds."""
-    return demand_runners(load_of(pool), pool.unit, ctx.config.work_s)
-
-
-def bounds_of(spec: PoolSpec) -> Bounds:
-    return Bounds(spec.min_runners, spec.max_runners or None)
-
-
-def load_of(pool: Pool) -> PoolLoad:
-    """The pool as capacity sees it."""
-    waiting = pool.waiting.keys() - {BASE, *pool.desired.pinned} if pool.waiting else ()
-    return PoolLoad(
-        running=pool.running,
-        queued=len(pool.queue),
-        reserved_tokens=pool.totals.sum.reserved_tokens,
-        waiting_tokens=pool.waiting_tokens,
-        busy_slots=pool.totals.sum.busy_slots,
-        waiting_adapters=len(waiting),
-    )
-
-
-def _asked(ctx: Context, pool: Pool, at_once: bool) -> int:
-    """Nothing shrinks while somebody waits, and whoever waits longer than a moment gets every runner that is there.
-
-    Nor is anybody given back before this process knows what is going on.
+    Nothing shrinks while a request waits, and one that waits longer than a moment gets every runner that is there. Nor
+    is a runner released before this process knows the cluster.
     """
-    asked = asked_runners(load_of(pool), pool.unit, ctx.config.work_s)
-    if ctx.state.settled and (at_once or not len(pool.queue)):
-        return asked  # what was wanted before is held for a while anyway
-    return max(asked, pool.wanted_runners, pool.totals.runners)
+    autoscaler, spec = pool.autoscaler, pool.spec
+    victims = 0
+    if spec is not None:
+        deadline = autoscaler.recommend(
+            pool.load(),
+            ReplicaBounds(spec.min_runners, spec.max_runners or None),
+            state.now,
+            window_s=spec.idle_s or state.config.give_back_s,
+            work_s=state.config.work_s,
+            keep=not state.settled or (len(pool.queue) > 0 and not at_once),
+        )
+        if deadline is not None:
+            state.timers.set(Timer(TimerKind.SCALE_DOWN, pool.name), deadline)
+        victims = autoscaler.surplus()
+    for uuid in autoscaler.choose_victims(victims, lambda uuid: _counted(pool, uuid), lambda: _candidates(pool)):
+        runner = state.runners.get(uuid)
+        if runner is not None and runner.cordon(uuid in autoscaler.victims):
+            state.update_runner(runner)
 
 
-def _name(ctx: Context, pool: Pool, count: int) -> None:
-    """Let so many be victims."""
-    kept = [uuid for uuid in pool.victims if uuid in pool.runners and _goes(ctx.state.runners[uuid])][:count]
-    victims = kept if len(kept) == count else [*kept, *_others(ctx, pool, kept, count - len(kept))]
-    if victims == pool.victims:
-        return
-    before, after, pool.victims = {*pool.victims}, {*victims}, victims
-    for uuid in sorted(before ^ after):
-        _cordon(ctx, uuid, uuid in after)
+def demand(state: State, pool: Pool) -> int:
+    """What the pool's requests would fill, whatever its bounds."""
+    return pool.autoscaler.demand(pool.load(), state.config.work_s)
 
 
-def _others(ctx: Context, pool: Pool, kept: list[str], count: int) -> list[str]:
-    """Idle ones first, then the least loaded, the newest."""
-    runners = [ctx.state.runners[uuid] for uuid in pool.runners]
-    named = {*kept}
-    candidates = (r for r in runners if _goes(r) and r.id.uuid not in named)
-    chosen = nsmallest(count, candidates, key=lambda r: (working_set(r), -r.arrival, r.id.uuid))
-    return [runner.id.uuid for runner in chosen]
+def _counted(pool: Pool, uuid: str) -> bool:
+    """Whether a runner counts: one that drains is on its way already."""
+    return uuid in pool.runners and pool.runners[uuid].contribution is not None
 
 
-def _goes(runner: Runner) -> bool:
-    """Whether it is one of those that are counted: one that drains is on its way already."""
-    return runner.share is not None
-
-
-def _cordon(ctx: Context, uuid: str, cordoned: bool) -> None:
-    runner = ctx.state.runners.get(uuid)
-    if runner is not None and runner.cordoned != cordoned:
-        runner.cordoned = cordoned
-        ctx.reindex(runner)
+def _candidates(pool: Pool) -> Iterator[VictimCandidate]:
+    for uuid, runner in pool.runners.items():
+        if runner.contribution is not None:
+            yield VictimCandidate(runner.working_set, -runner.arrival, uuid)

@@ -1,144 +1,142 @@
-"""The machine: `handle(event, now)` and `tick(now)` give the effects, `next_deadline()` says when to tick.
+"""The scheduler's machine: which runner serves which request (`weft.domain.machine` is the contract).
 
-Deterministic: the same events at the same times give the same effects. One owner calls it; nothing in it blocks.
+Deterministic: equal events at equal times give equal effects. One owner calls it; nothing in it blocks.
 """
 
-from weft_scheduler.core import admission, cluster, moves, registry, requests, scaling, status
-from weft_scheduler.core import events as ev
-from weft_scheduler.core.alarms import Alarm, Kind
-from weft_scheduler.core.context import Context
-from weft_scheduler.core.effects import Effect, RaiseTerm
+from collections.abc import Callable
+from typing import Any
+
+from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received
+from weft.domain.request import Cancel, Failed, OutcomeReport, ResubmitComplete, Started, Submit
+from weft.domain.routes import RegistryChange, RegistryHello, ResyncRoutes
+from weft.domain.runner import SupervisorHello
+from weft_scheduler.core import check, registry, requests, rescheduling, runner_reports
+from weft_scheduler.core.config import Config
+from weft_scheduler.core.effects import Effect, Event, Stale
+from weft_scheduler.core.model.gateway import Gateway
+from weft_scheduler.core.model.request import Phase
+from weft_scheduler.core.scaling import scale
+from weft_scheduler.core.scheduling import reject_infeasible, schedule_pool
 from weft_scheduler.core.state import State
-from weft_scheduler.core.values import Config, Epoch
+from weft_scheduler.core.status import publish, publish_routes
+from weft_scheduler.core.timers import Timer, TimerKind
+
+FROM_GATEWAY: dict[type, Callable[[State, Gateway, Any], None]] = {
+    Submit: requests.on_submit,
+    Started: requests.on_started,
+    Cancel: requests.on_cancel,
+    OutcomeReport: requests.on_outcome,
+    ResubmitComplete: requests.on_resubmit_complete,
+    ResyncRoutes: requests.on_resync_routes,
+    Failed: rescheduling.on_failed,
+}
 
 
 class Scheduler:
-    """Who runs where. `term` is one that nobody has used: the caller has made it durable."""
+    """`term` is one that no scheduler has used: the caller has made it durable."""
 
     def __init__(self, config: Config, term: int) -> None:
         self.config = config
-        self._ctx = Context(config, term)
+        self.state = State(config, term)  # for checks and metrics: to be read only
 
-    @property
-    def state(self) -> State:
-        """For checks and metrics: to be read only."""
-        return self._ctx.state
-
-    @property
-    def context(self) -> Context:
-        """For checks and metrics: to be read only."""
-        return self._ctx
-
-    def handle(self, event: ev.Event, now: float) -> list[Effect]:
-        """What follows from an event. Times never go back. Effects are to be executed in order."""
-        self._ctx.now = max(now, self._ctx.now)
-        self._dispatch(event)
-        return self._finish()
-
-    def tick(self, now: float) -> list[Effect]:
-        """What follows from time alone."""
-        self._ctx.now = max(now, self._ctx.now)
-        while (alarm := self._ctx.alarms.take_due(self._ctx.now)) is not None:
-            self._ring(alarm)
-        return self._finish()
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """What follows from an event. Times never go back. Effects are to be performed in order."""
+        state = self.state
+        state.now = max(now, state.now)
+        if isinstance(event, Received):
+            self._on_message(event.peer, event.message)
+        elif isinstance(event, Connected):
+            self._on_connected(event.peer, event.hello)
+        elif isinstance(event, Closed):
+            self._on_closed(event.peer)
+        else:
+            assert event is TICK, event
+            while (timer := state.timers.take_due(state.now)) is not None:
+                self._on_timer(timer)
+        self._finish()
+        return state.take_effects()
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do, if nothing happens before."""
-        return self._ctx.alarms.next()
+        """When `handle(TICK)` has something to do, if nothing happens before."""
+        return self.state.timers.next()
 
-    def _dispatch(self, event: ev.Event) -> None:
-        ctx = self._ctx
-        match event:
-            case ev.Submit():
-                requests.submit(ctx, event)
-            case ev.ClusterReport():
-                cluster.report(ctx, event)
-            case ev.Started():
-                requests.started(ctx, event)
-            case ev.OutcomeReported():
-                requests.outcome(ctx, event)
-            case ev.Failed():
-                moves.failed(ctx, event)
-            case ev.Cancel():
-                requests.cancel(ctx, event)
-            case ev.OutcomesStored():
-                requests.stored(ctx, event)
-            case ev.GatewayUp():
-                requests.gateway_up(ctx, event)
-            case ev.ResubmitComplete():
-                requests.resubmit_complete(ctx, event)
-            case ev.GatewayDown():
-                requests.gateway_down(ctx, event)
-            case ev.SupervisorUp():
-                cluster.supervisor_up(ctx, event)
-            case ev.SupervisorDown():
-                cluster.supervisor_down(ctx, event)
-            case ev.KeysTold():
-                cluster.keys_told(ctx, event)
-            case ev.RegistryUp():
-                registry.registry_up(ctx)
-            case ev.RegistryChange():
-                registry.change(ctx, event)
+    def check(self) -> None:
+        """Every invariant; O(state). Raises AssertionError."""
+        check.check_all(self.state)
 
-    def _ring(self, alarm: Alarm) -> None:
-        ctx, state = self._ctx, self._ctx.state
-        match alarm.kind:
-            case Kind.ASSIGN:
-                moves.overdue(ctx, state.requests[alarm.name])
-            case Kind.RETRY:
-                moves.retry(ctx, state.requests[alarm.name])
-            case Kind.CLASS:
-                ctx.look_at(state.requests[alarm.name].pool)
-            case Kind.FORGIVE:
-                moves.forgive(ctx, alarm.name)
-            case Kind.RESUBMIT:
-                requests.resubmit_complete(ctx, ev.ResubmitComplete(alarm.name))
-            case Kind.ABSENT:
-                self._absent(alarm.name)
-            case Kind.RETIRE if alarm.name in state.pools:
-                registry.retire_due(ctx, state.pools[alarm.name])
-            case Kind.SETTLED:
+    def _on_connected(self, peer: Peer, hello: object) -> None:
+        match peer.kind:
+            case Kind.GATEWAY:
+                requests.on_connected(self.state, peer.name)
+            case Kind.SUPERVISOR:
+                known = hello if isinstance(hello, SupervisorHello) else SupervisorHello(peer.name)
+                runner_reports.on_connected(self.state, peer, known)
+            case _:
+                registry.on_connected(self.state, peer, hello.term if isinstance(hello, RegistryHello) else 0)
+
+    def _on_message(self, peer: Peer, message: object) -> None:
+        state = self.state
+        if peer.kind is Kind.GATEWAY and (gateway := state.gateways.get(peer.name)) is not None:
+            FROM_GATEWAY[type(message)](state, gateway, message)
+        elif peer.kind is Kind.SUPERVISOR and peer.name in state.supervisors:
+            runner_reports.on_message(state, peer, message)
+        elif peer.kind is Kind.REGISTRY and isinstance(message, RegistryChange):
+            registry.on_change(state, peer, message)
+        else:
+            state.emit(Stale(type(message).__name__, peer.name, f"no stream of that {peer.kind.value}"))
+
+    def _on_closed(self, peer: Peer) -> None:
+        match peer.kind:
+            case Kind.GATEWAY:
+                requests.on_closed(self.state, peer.name)
+            case Kind.SUPERVISOR:
+                runner_reports.on_closed(self.state, peer.name)
+            case _:
+                registry.on_closed(self.state, peer.name)
+
+    def _on_timer(self, timer: Timer) -> None:
+        state = self.state
+        match timer.kind:
+            case TimerKind.ASSIGN_TIMEOUT:
+                rescheduling.on_assign_timeout(state, state.requests[timer.name])
+            case TimerKind.AVOIDANCE:
+                rescheduling.on_avoid_expired(state, state.requests[timer.name])
+            case TimerKind.CLASS_WAIT:
+                request = state.requests[timer.name]
+                if request.phase is Phase.WAITING and request.awaited_class:
+                    state.pool(request.pool).stop_awaiting_class(request)
+                state.mark_schedulable(request.pool)
+            case TimerKind.GATEWAY_AVOIDANCE:
+                rescheduling.clear_avoidance(state, state.gateways[timer.name])
+            case TimerKind.RESUBMIT:
+                requests.on_resubmit_complete(state, state.gateways[timer.name])
+            case TimerKind.RUNNER_UNREPORTED:
+                runner_reports.on_unreported(state, timer.name)
+            case TimerKind.ADAPTER_DRAIN if timer.name in state.pools:
+                registry.on_adapter_drain(state, state.pools[timer.name], timer.adapter)
+            case TimerKind.STARTUP_GRACE:
                 state.settled = True
                 for pool in state.pools.values():
-                    pool.sweep = True
-                    ctx.look_at(pool.name)
-            case Kind.FIRST_TABLE:
-                status.reroute(ctx, without_keys=True)
-            case Kind.STATUS:
-                status.flush(ctx)
+                    pool.recheck()
+                    state.mark_schedulable(pool.name)
+            case TimerKind.FIRST_ROUTES:
+                publish_routes(state, without_keys=True)
+            case TimerKind.STATUS:
+                publish(state)
             case _:
-                ctx.touch(alarm.name)
+                state.mark_dirty(timer.name)
 
-    def _absent(self, uuid: str) -> None:
-        """While there is nobody to report it, silence says nothing of a runner."""
-        runner = self._ctx.state.runners[uuid]
-        if self._ctx.state.supervisors and not runner.confirmed:
-            cluster.lost(self._ctx, runner.id, "no supervisor reports it")
-
-    def _finish(self) -> list[Effect]:
-        """Let the queues move where something changed, then tell what has to be told at once."""
-        ctx, state = self._ctx, self._ctx.state
-        while state.look:
-            name = next(iter(state.look))
-            del state.look[name]
+    def _finish(self) -> None:
+        """Let queues move where something changed, and see to it that statuses are published."""
+        state = self.state
+        while state.schedulable:
+            name = next(iter(state.schedulable))
+            del state.schedulable[name]
             pool = state.pools.get(name)
             if pool is not None:
-                admission.sweep(ctx, pool)
-                admission.look(ctx, pool)
-                if pool.victims and len(pool.queue):
-                    scaling.review(ctx, pool, at_once=True)  # who is cordoned may be needed again
-                self._forget_pool(name)
-        if state.reroute:
-            state.reroute = False
-            status.reroute(ctx)
-        status.arm(ctx)
-        return ctx.take()
-
-    def _forget_pool(self, name: str) -> None:
-        """A pool nobody speaks of any more."""
-        if not self.state.pools[name].in_use:
-            del self.state.pools[name]
-            self._ctx.alarms.clear(Alarm(Kind.RETIRE, name))
-
-
-__all__ = ["Config", "Epoch", "RaiseTerm", "Scheduler"]
+                reject_infeasible(state, pool)
+                schedule_pool(state, pool)
+                if pool.autoscaler.victims and len(pool.queue):
+                    scale(state, pool, at_once=True)  # a victim may be needed again
+                if not pool.in_use:
+                    del state.pools[name]

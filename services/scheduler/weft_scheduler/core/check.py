@@ -1,0 +1,173 @@
+"""What always holds between two events. Each `check_*` raises AssertionError with what it found; all are O(state).
+
+Used by tests, the simulator and the idle service; nothing here changes anything.
+"""
+
+from collections import Counter
+
+from weft.domain.ids import BASE, NEVER
+from weft_scheduler.core.model.pool import Pool
+from weft_scheduler.core.model.request import Phase
+from weft_scheduler.core.model.runner import Runner
+from weft_scheduler.core.policy.autoscaling import Contribution
+from weft_scheduler.core.policy.placement import placement_score
+from weft_scheduler.core.state import State
+
+# Violated, a request may run twice or nowhere: what this machine knows of requests cannot be trusted.
+OWNERSHIP = frozenset({"check_one_place", "check_nothing_lost", "check_epochs"})
+
+
+def size(state: State) -> int:
+    """What checking costs is linear in it: requests, adapters, runners and the sequences that these have reported."""
+    runners = sum(1 + len(runner.sequences) for runner in state.runners.values())
+    return len(state.requests) + len(state.adapter_pool) + runners
+
+
+def check_all(state: State) -> None:
+    """Every law."""
+    check_one_place(state)
+    check_nothing_lost(state)
+    check_epochs(state)
+    check_queues(state)
+    check_accounts(state)
+    check_placement_index(state)
+    check_counts(state)
+    check_adapters(state)
+    check_routes(state)
+    assert len(state.outcomes.outcomes) <= state.config.max_outcomes
+
+
+def check_one_place(state: State) -> None:
+    """A request waits in its pool's queue, or is owned by the runners of its placement, or by none; never two."""
+    owners: dict[str, list[str]] = {}
+    for runner in state.runners.values():
+        for request_id in runner.owned:
+            owners.setdefault(request_id, []).append(runner.id.uuid)
+    waiting = Counter(r.id for pool in state.pools.values() for r in pool.queue)
+    for request in state.requests.values():
+        runners = request.placement.runners if request.placement is not None else ()
+        expected = [runner_id.uuid for runner_id in runners if state.runner(runner_id) is not None]
+        assert sorted(owners.pop(request.id, [])) == sorted(expected), (request, "owners")
+        assert waiting.pop(request.id, 0) == (request.phase is Phase.WAITING), (request, "queue")
+        assert (request.placement is not None) == request.placed, (request, "placement")
+    assert not owners, ("owned but unknown", owners)
+    assert not waiting, ("queued but unknown", waiting)
+
+
+def check_nothing_lost(state: State) -> None:
+    """Gateways' requests and pools' requests are all requests, each once; an unplaced one's gateway re-submits."""
+    of_gateways = Counter(r for gateway in state.gateways.values() for r in gateway.requests)
+    of_pools = Counter(r for pool in state.pools.values() for ids in pool.requests.values() for r in ids)
+    everything = Counter(state.requests.keys())
+    assert of_gateways == everything, of_gateways - everything
+    assert of_pools == everything, of_pools - everything
+    for request in state.requests.values():
+        if request.phase is Phase.UNPLACED:
+            assert not state.gateways[request.gateway].complete, (request, "unplaced without a reason")
+
+
+def check_epochs(state: State) -> None:
+    """No epoch is above what this machine has given; no two requests run under one."""
+    epochs = [r.epoch for r in state.requests.values() if r.epoch != NEVER]
+    assert all(epoch <= (state.term, state.counter) for epoch in epochs), max(epochs)
+    given = [epoch for epoch in epochs if epoch.term == state.term]
+    assert len(given) == len(set(given)), "two requests under one epoch"
+
+
+def check_queues(state: State) -> None:
+    """The order of the policy; no request was overtaken more often than the bound."""
+    for pool in state.pools.values():
+        orders = [request.order for request in pool.queue]
+        assert orders == sorted(orders), (pool.name, orders)
+        counts = pool.overtaking.counts
+        assert all(count <= state.config.starvation_bound for count in counts.values()), (pool.name, counts)
+        assert {r for r, count in counts.items() if count} <= {r.id for r in pool.queue}, (pool.name, counts)
+
+
+def check_accounts(state: State) -> None:
+    """A runner's unacknowledged Assigns are of requests it owns, and its busy slots those of its sequences."""
+    for runner in state.runners.values():
+        assert runner.unacked_pages == sum(a.pages for a in runner.unacked.values()), runner.id
+        for request_id, assign in runner.unacked.items():
+            assert request_id in runner.owned, (runner.id, request_id)
+            assert assign.epoch == state.requests[request_id].epoch, (runner.id, request_id)
+        used = Counter(s.adapter for s in runner.sequences.values()) + Counter(
+            a.adapter for a in runner.unacked.values()
+        )
+        del used[BASE]
+        assert runner.active == dict(used), (runner.id, runner.active, used)
+
+
+def check_placement_index(state: State) -> None:
+    """A runner is indexed exactly as its room and working set are; what is indexed is placeable."""
+    for pool in state.pools.values():
+        indexed = pool.placement.loads()
+        for uuid, runner in pool.runners.items():
+            load, entry = runner.load(pool.adapters.pinned), indexed.get(uuid)
+            assert (load is None) == (entry is None), (pool.name, load, entry)
+            if load is not None and entry is not None:
+                score = placement_score(load.working_set, load.good_sequences)
+                assert (entry.shape, entry.key.score) == (load.shape, score), (pool.name, load, entry)
+                assert (entry.free_tokens, entry.busy_adapters) == load[4:], (pool.name, load, entry)
+        assert indexed.keys() <= pool.runners.keys(), (pool.name, indexed)
+
+
+def check_counts(state: State) -> None:
+    """Counters are what counting gives."""
+    for pool in state.pools.values():
+        requests = [state.requests[r] for r in pool.request_ids()]
+        assert pool.running == sum(r.placed for r in requests), pool.name
+        assert all(state.requests[r].adapter == a for a, ids in pool.requests.items() for r in ids), pool.name
+        waiting = list(pool.queue)
+        assert dict(pool.queued_by_adapter) == dict(Counter(r.adapter for r in waiting)), pool.name
+        assert pool.queued_tokens == sum(r.queued_tokens for r in waiting), pool.name
+        _check_runners(pool, [*pool.runners.values()])
+    for gateway in state.gateways.values():
+        assert gateway.pools == Counter(state.requests[r].pool for r in gateway.requests), gateway.id
+
+
+def _check_runners(pool: Pool, runners: list[Runner]) -> None:
+    """The sums are the runners' contributions; victims are the runners that take nothing new, and no others."""
+    contributions = [r.contribution for r in runners if r.contribution is not None]
+    assert [r.contribution for r in runners] == [r.contributes(pool.adapters.pinned) for r in runners], pool.name
+    capacity = pool.autoscaler.capacity
+    assert capacity.runners == len(contributions), pool.name
+    assert capacity.sum == (Contribution(*map(sum, zip(*contributions, strict=True)))), pool.name
+    cordoned = {r.id.uuid for r in runners if r.cordoned}
+    assert cordoned == {*pool.autoscaler.victims} & pool.runners.keys(), (pool.name, cordoned)
+    for counted, shapes in (
+        (pool.confirmed_shapes, [r.shape for r in runners if r.confirmed]),
+        (pool.accepting_shapes, [r.shape for r in runners if r.contribution is not None and not r.cordoned]),
+        (pool.ready_shapes, [r.shape for r in runners if r.ready_version is not None]),
+    ):
+        assert dict(counted) == dict(Counter(shapes)), (pool.name, counted, shapes)
+    ready = [r.ready_version for r in runners if r.ready_version is not None]
+    assert dict(pool.ready_versions) == dict(Counter(ready)), pool.name
+    assert pool.ready_runners == len(ready), pool.name
+    failures = {(d, r.id.uuid): e for r in runners for d, e in r.errors.items()}
+    assert {(d, u): e for d, of in pool.load_failures.items() for u, e in of.items()} == failures, pool.name
+
+
+def check_adapters(state: State) -> None:
+    """Once the registry is known: what requests use is known, and what has to be held is published as held."""
+    by_uid = {uid: pool.name for pool in state.pools.values() for uid in pool.adapters.by_uid}
+    assert state.adapter_pool == by_uid, (state.adapter_pool, by_uid)
+    if not state.registry_known:
+        return
+    for pool in state.pools.values():
+        adapters = pool.adapters
+        for digest in pool.requests:
+            assert adapters.knows(digest), (pool.name, digest)
+        held = {spec.digest for spec in adapters.by_uid.values() if spec.held and spec.digest}
+        assert adapters.held.keys() == held == adapters.held_since.keys(), pool.name
+        assert adapters.pinned == tuple(sorted(d for d, a in adapters.held.items() if a.pinned)), pool.name
+
+
+def check_routes(state: State) -> None:
+    """A published name belongs to an adapter of the registry that is served, or to a pool's base."""
+    for route in state.routes.book.routes.values():
+        if route.uid in state.adapter_pool:
+            spec = state.pools[state.adapter_pool[route.uid]].adapters.by_uid[route.uid]
+            assert (spec.model_name, spec.digest) == (route.model_name, route.adapter), route
+        else:
+            assert route.uid == f"pool:{route.pool}", route

@@ -1,0 +1,28 @@
+"""Limits and times of the scheduler's core."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Seconds unless the name says otherwise."""
+
+    assign_s: float = 5.0  # an Assign neither started nor reported by then is taken back
+    avoid_s: float = 3.0  # a gateway's requests avoid a runner whose session it lost
+    drain_s: float = 300.0  # streams of a replaced or deleted digest may run on this long
+    absent_s: float = 10.0  # a runner that no supervisor reports is gone after this long
+    same_class_s: float = 5.0  # a request with tokens waits this long for a runner of their numerics class
+    no_capacity_s: float = 0.1  # a request first avoids a runner that had no capacity this long; doubles up to assign_s
+    first_routes_s: float = 2.0  # the first route table waits this long for the API keys
+    status_s: float = 0.2  # statuses to the registry are gathered this long
+    status_batch: int = 2_000  # adapter statuses of one publication: a stream's queue holds ten times as many messages
+    give_back_s: float = 60.0  # runners that are needed no more are wanted this long all the same
+    work_s: float = 30.0  # queued work should be done by then: about as long as a new runner takes to come
+    route_grace_s: float = 5.0  # a draining digest is still accepted this long from gateways with an older route table
+    starvation_bound: int = 32  # how often a waiting request may be overtaken
+    window: int = 64  # how many waiting requests may block in one scheduling pass
+    max_outcomes: int = 20_000  # kept until a supervisor has stored them
+    default_output_tokens: int = 256  # reserved without a prediction and before the first outcome
+    quantile: float = 0.9
+    skip_limit: int = 64  # avoided runners passed in one decision
+    length_adapters: int = 10_000  # adapters whose output lengths are remembered

@@ -1,0 +1,165 @@
+"""The adapters of a pool: those that the registry declares, those that still drain, and what its runners hold.
+
+A digest that is replaced or deleted *drains*: requests that use it run on, and for a short grace new ones are accepted,
+since a gateway with an older route table may send some; at its deadline its requests are ended. Runners are sent only
+what they have to hold (pinned, or of tier Disk or Host) and what they have to remove; a change of one adapter costs what
+that adapter carries.
+"""
+
+from dataclasses import dataclass, replace
+
+from weft.domain.adapter import AdapterSpec, DesiredAdapter, DesiredChange, Tier
+from weft.domain.ids import BASE
+
+HELD_TIERS = (Tier.DISK, Tier.HOST)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainingAdapter:
+    """A digest on its way out. Times in seconds."""
+
+    adapter: DesiredAdapter
+    grace_until: float
+    deadline: float
+
+
+class PoolAdapters:
+    """The registry's adapters of one pool by uid and by digest, and the versioned list of what runners hold."""
+
+    def __init__(self) -> None:
+        self.by_uid: dict[str, AdapterSpec] = {}
+        self.by_digest: dict[str, dict[str, AdapterSpec]] = {}  # digest -> uid -> spec
+        self.draining: dict[str, DrainingAdapter] = {}
+        self.held: dict[str, DesiredAdapter] = {}  # as published
+        self.held_since: dict[str, int] = {}  # digest -> the version that it came with
+        self.pinned: tuple[str, ...] = ()  # of `held`, sorted
+        self.version = 0
+        self.removed_version = 0  # of the last publication that removed a digest
+        self._registered: dict[str, DesiredAdapter] = {}  # merged, as of the last `settle`
+        self._unsettled: dict[str, None] = {}  # digests whose adapters changed since
+        self._unpublished: dict[str, None] = {}  # digests that may have to be published
+
+    # ------------------------------------------------------------ registry
+
+    def put(self, spec: AdapterSpec) -> None:
+        """Take an adapter in, or its newer version. One without a digest is neither routed nor held."""
+        self.drop(spec.uid)
+        self.by_uid[spec.uid] = spec
+        if spec.digest:
+            self.by_digest.setdefault(spec.digest, {})[spec.uid] = spec
+            self._unsettled[spec.digest] = None
+
+    def drop(self, uid: str) -> None:
+        """Take an adapter out, if it is there."""
+        spec = self.by_uid.pop(uid, None)
+        if spec is not None and spec.digest:
+            of_digest = self.by_digest[spec.digest]
+            del of_digest[uid]
+            if not of_digest:
+                del self.by_digest[spec.digest]
+            self._unsettled[spec.digest] = None
+
+    def settle(self, now: float, grace_s: float, drain_s: float) -> list[str]:
+        """Let digests that no adapter has any more drain. Returns those whose rank or presence has changed."""
+        changed: list[str] = []
+        for digest in self._unsettled:
+            before, after = self._registered.get(digest), _merged(self.by_digest.get(digest, {}))
+            if after is None and before is not None:
+                del self._registered[digest]
+                self.drain(before, now, grace_s, drain_s)
+            elif after is not None:
+                self._registered[digest] = after
+                self.draining.pop(digest, None)
+                self._unpublished[digest] = None
+            if before is None or after is None or before.rank != after.rank:
+                changed.append(digest)
+        self._unsettled.clear()
+        return changed
+
+    # ------------------------------------------------------------ draining
+
+    def drain(self, adapter: DesiredAdapter, now: float, grace_s: float, drain_s: float) -> None:
+        """Keep a digest for a while. It is held no more: no request has to wait for it."""
+        self.draining[adapter.digest] = DrainingAdapter(adapter, now + min(grace_s, drain_s), now + drain_s)
+        self._unpublished[adapter.digest] = None
+
+    def drained(self, digest: str) -> None:
+        """Forget a draining digest."""
+        del self.draining[digest]
+        self._unpublished[digest] = None
+
+    # ------------------------------------------------------------ questions
+
+    def registered(self, digest: str) -> bool:
+        """Whether an adapter of the registry has that content."""
+        return digest in self._registered
+
+    def knows(self, digest: str) -> bool:
+        """Whether requests for that digest are served."""
+        return digest == BASE or digest in self._registered or digest in self.draining
+
+    def size(self, digest: str) -> tuple[int, int]:
+        """(rank, bytes); zeros for the base and for digests that no spec described."""
+        adapter = self._registered.get(digest)
+        if adapter is None and digest in self.draining:
+            adapter = self.draining[digest].adapter
+        return (adapter.rank, adapter.bytes) if adapter is not None else (0, 0)
+
+    def rank(self, digest: str) -> int:
+        """0 for the base and for digests that no spec described."""
+        return self.size(digest)[0]
+
+    # ------------------------------------------------------------ what runners hold
+
+    @property
+    def publishable(self) -> bool:
+        """Whether `publish` may have something to say."""
+        return bool(self._unpublished) or not self.version
+
+    def publish(self, version: int) -> DesiredChange | None:
+        """The change since the last publication, now published under `version`; None: there is none."""
+        adapters: list[DesiredAdapter] = []
+        removed: list[str] = []
+        for digest in sorted(self._unpublished):
+            wanted = self._registered.get(digest)
+            if not self.knows(digest):
+                removed.append(digest)
+            if wanted is not None and (wanted.pinned or wanted.tier in HELD_TIERS):
+                if wanted != self.held.get(digest):
+                    self.held[digest] = wanted
+                    self.held_since.setdefault(digest, version)
+                    adapters.append(wanted)
+            elif (held := self.held.pop(digest, None)) is not None:
+                del self.held_since[digest]
+                if digest not in removed:
+                    adapters.append(replace(held, pinned=False, tier=Tier.UNSPECIFIED))
+        self._unpublished.clear()
+        first = not self.version
+        if not (first or adapters or removed):
+            return None
+        self.version = version
+        if removed:
+            self.removed_version = version
+        if adapters or removed:
+            self.pinned = tuple(sorted(digest for digest, adapter in self.held.items() if adapter.pinned))
+        return DesiredChange(version, first, tuple(adapters), tuple(removed))
+
+    def full(self, removed: tuple[str, ...] = ()) -> DesiredChange:
+        """Everything that a runner has to hold, and digests that this runner has to remove."""
+        return DesiredChange(self.version, True, tuple(self.held[digest] for digest in sorted(self.held)), removed)
+
+    def renumber(self, version: int) -> None:
+        """The same list under a new version: one of an earlier process may have had a higher number."""
+        if self.version:
+            self.version = version
+            self.held_since = dict.fromkeys(self.held_since, version)
+            self.removed_version = version if self.removed_version else 0
+
+
+def _merged(specs: dict[str, AdapterSpec]) -> DesiredAdapter | None:
+    """Two adapters with the same content are one: pinned if either is, at the higher of their tiers."""
+    if not specs:
+        return None
+    first = next(iter(specs.values()))
+    pinned, tier = any(s.pinned for s in specs.values()), max(s.tier for s in specs.values())
+    return DesiredAdapter(first.digest, first.rank, first.bytes, pinned, tier)

@@ -1,0 +1,83 @@
+"""A gateway whose stream is open, and what its requests avoid."""
+
+from collections import Counter
+
+from weft.domain.ids import RunnerId
+from weft.domain.machine import Kind, Peer
+
+MAX_AVOID_S = 60.0  # of a runner whose sessions are lost again and again
+MAX_DOUBLINGS = 16  # of an avoidance: a float takes no more than 2**1023
+
+
+class Avoidance:
+    """Runners that are not to be used until a time."""
+
+    def __init__(self) -> None:
+        self._until: dict[RunnerId, float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._until)
+
+    def add(self, runner_id: RunnerId, until: float) -> None:
+        self._until[runner_id] = until
+
+    def current(self, now: float) -> list[RunnerId]:
+        """Those still to be avoided; the others are forgotten."""
+        for runner_id in [r for r, until in self._until.items() if until <= now]:
+            del self._until[runner_id]
+        return [*self._until]
+
+    def next_deadline(self, now: float) -> float | None:
+        """When the next one ends."""
+        self.current(now)
+        return min(self._until.values(), default=None)
+
+
+class Gateway:
+    """One stream of a gateway: what an earlier one carried is void."""
+
+    def __init__(self, name: str) -> None:
+        self.id = name
+        self.peer = Peer(Kind.GATEWAY, name)
+        self.complete = False  # it has submitted again everything that it holds
+        self.requests: set[str] = set()
+        self.pools: Counter[str] = Counter()  # of its requests
+        self.avoidance = Avoidance()
+        self._lost_sessions: dict[RunnerId, int] = {}  # in a row
+
+    def add(self, request_id: str, pool: str) -> None:
+        self.requests.add(request_id)
+        self.pools[pool] += 1
+
+    def remove(self, request_id: str, pool: str) -> None:
+        self.requests.discard(request_id)
+        self.pools[pool] -= 1
+        if not self.pools[pool]:
+            del self.pools[pool]
+
+    def resubmitted(self) -> None:
+        """The order of its requests is known now."""
+        self.complete = True
+
+    def lost_session(self, runner_id: RunnerId, now: float, avoid_s: float) -> float | None:
+        """Avoid a runner whose session broke; this gateway only: a broken network takes the fleet from no other.
+
+        Twice as long each time until the runner starts a request of this gateway: a runner that was killed counts as
+        Ready until its lease runs out, and requests must not spend all their migrations on it. Returns until when;
+        None: another request of the same session has reported the loss.
+        """
+        if runner_id in self.avoidance.current(now):
+            return None
+        lost_before = self._lost_sessions.get(runner_id, 0)
+        self._lost_sessions[runner_id] = min(lost_before + 1, MAX_DOUBLINGS)
+        until = now + min(avoid_s * 2**lost_before, max(avoid_s, MAX_AVOID_S))
+        self.avoidance.add(runner_id, until)
+        return until
+
+    def runner_lost(self, runner_id: RunnerId) -> None:
+        """That incarnation is over."""
+        self._lost_sessions.pop(runner_id, None)
+
+    def started(self, runner_id: RunnerId) -> None:
+        """That runner serves this gateway."""
+        self._lost_sessions.pop(runner_id, None)

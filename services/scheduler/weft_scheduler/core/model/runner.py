@@ -1,0 +1,342 @@
+"""A runner incarnation: what it reported, what was assigned to it since, and what is free by both.
+
+Free is the last report minus the Assigns that are not in it yet. Reports list the (request, epoch) pairs they include;
+an Assign counts until it is one of them. Pages that paused sequences wait for are not free either: what a victim leaves
+goes to the overrunner first. Only the methods here write the fields.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from weft.domain.adapter import AdapterState, Tier
+from weft.domain.ids import BASE, Epoch, RunnerId
+from weft.domain.runner import ReportGap, ReportInvalid, RunnerFigures, RunnerReport, RunnerSpec, SequenceState
+from weft_scheduler.core.policy.autoscaling import Contribution
+from weft_scheduler.core.policy.placement import RunnerLoad, RunnerShape
+
+
+def pages_of(tokens: int, page_tokens: int) -> int:
+    """Pages that hold so many tokens."""
+    return -(-tokens // page_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class UnackedAssign:
+    """An Assign that no report includes yet."""
+
+    epoch: Epoch
+    pages: int
+    adapter: str
+
+
+class StaleReport(Exception):
+    """A report that is older than the last one."""
+
+
+class Runner:
+    """One incarnation. Without a spec it is known by name only: a gateway said that its request runs there."""
+
+    __slots__ = (
+        "_busy",
+        "_busy_pinned",
+        "accepting",
+        "active",
+        "adapters",
+        "arrival",
+        "confirmed",
+        "contribution",
+        "cordoned",
+        "desired_sent",
+        "errors",
+        "figures",
+        "id",
+        "overdue_pages",
+        "owned",
+        "ready_version",
+        "reported_s",
+        "sequences",
+        "serving",
+        "shape",
+        "spec",
+        "supervisor",
+        "unacked",
+        "unacked_pages",
+        "version",
+    )
+
+    def __init__(self, runner_id: RunnerId, arrival: int = 0) -> None:
+        self.id = runner_id
+        self.arrival = arrival  # the newest has the highest
+        self.supervisor = ""  # the one that reports it; "": none so far
+        self.confirmed = False  # fully reported on its supervisor's present stream
+        self.cordoned = False  # should go: takes nothing new
+        self.serving = False  # has been able to serve once: what is pinned later does not hold it back
+        self.spec: RunnerSpec | None = None
+        self.shape = RunnerShape(0, 0)  # of the spec
+        self.version: int | None = None  # of the last report
+        self.figures = RunnerFigures(ready=False)
+        self.overdue_pages = 0  # that paused sequences wait for
+        self.reported_s = 0.0
+        self.sequences: dict[str, SequenceState] = {}
+        self.adapters: dict[str, AdapterState] = {}  # on the device, loading, or with an error
+        self.errors: dict[str, str] = {}  # digest -> why its last load failed
+        self.active: dict[str, int] = {}  # adapter -> sequences, reported and unacknowledged: its busy slots
+        self.unacked: dict[str, UnackedAssign] = {}
+        self.unacked_pages = 0
+        self.owned: set[str] = set()  # requests placed here
+        self.contribution: Contribution | None = None  # to its pool, from its first report on until it drains
+        self.accepting = False  # counted by its pool: it takes something new now or soon
+        self.ready_version: int | None = None  # the desired version it is Ready with
+        self.desired_sent = 0
+        self._busy: tuple[str, ...] | None = None  # cache of `busy_adapters`
+        self._busy_pinned: Sequence[str] = ()
+
+    # ------------------------------------------------------------ questions
+
+    @property
+    def name(self) -> str:
+        """What people call it; its uuid where it has no name."""
+        return (self.spec.name if self.spec else "") or self.id.uuid
+
+    @property
+    def placeable(self) -> bool:
+        """Whether anything new may be placed on it: nothing before its first full report, nor on a victim."""
+        return self.confirmed and self.serving and not self.cordoned and not self.figures.draining
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that an Assign may count on; never negative."""
+        return max(0, self.figures.free_pages - self.overdue_pages - self.unacked_pages)
+
+    @property
+    def free_tokens(self) -> int:
+        """The longest sequence that fits: n tokens need ceil(n / P) pages, so they fit iff n <= free_pages * P."""
+        return self.free_pages * self.spec.page_tokens if self.spec else 0
+
+    @property
+    def working_set(self) -> int:
+        """Sequences that it has or was assigned (Punica's working set)."""
+        return len(self.sequences) + len(self.unacked)
+
+    @property
+    def loaded(self) -> bool:
+        """At least half full, of sequences (those that it runs well) or of pages: not lightly loaded."""
+        if self.spec is None:
+            return False
+        full = 2 * self.working_set >= self.spec.good_sequences
+        return full or (self.working_set > 0 and 2 * self.free_pages <= self.spec.total_pages)
+
+    def includes(self, request_id: str, epoch: Epoch) -> bool:
+        """Whether its last report counts that epoch."""
+        sequence = self.sequences.get(request_id)
+        return sequence is not None and sequence.epoch == epoch
+
+    def busy_adapters(self, pinned: Sequence[str]) -> tuple[str, ...]:
+        """Adapters whose slots no other can get: in use, or pinned. A runner protects all its slots but one."""
+        if self._busy is None or self._busy_pinned is not pinned:
+            assert self.spec is not None
+            protected = pinned[: max(0, self.spec.max_adapters - 1)]
+            self._busy, self._busy_pinned = tuple(dict.fromkeys((*self.active, *protected))), pinned
+        return self._busy
+
+    def load(self, pinned: Sequence[str]) -> RunnerLoad | None:
+        """What placement indexes; None where nothing fits."""
+        spec, free_tokens = self.spec, self.free_tokens
+        if spec is None or not self.placeable or not free_tokens or self.working_set >= spec.max_sequences:
+            return None
+        busy = self.busy_adapters(pinned)
+        full = busy if len(busy) >= spec.max_adapters else None
+        return RunnerLoad(self.id.uuid, self.shape, self.working_set, spec.good_sequences, free_tokens, full)
+
+    def contributes(self, pinned: Sequence[str]) -> Contribution | None:
+        """What it adds to its pool: nothing before its first report, nor while it drains."""
+        spec = self.spec
+        if spec is None or self.version is None or self.figures.draining:
+            return None
+        protected = min(len(pinned), max(0, spec.max_adapters - 1))
+        reserved = spec.total_pages - self.free_pages
+        serves = self.confirmed and self.serving
+        return Contribution(
+            spec.good_sequences,
+            spec.total_pages * spec.page_tokens,
+            reserved * spec.page_tokens,
+            spec.max_adapters - protected,
+            len(self.busy_adapters(pinned)) - protected,
+            spec.total_pages * serves,
+            reserved * serves,
+        )
+
+    def serves(self, held: Iterable[tuple[str, bool, Tier]], version: int) -> bool:
+        """Ready, or held back by nothing but adapters that failed to load: those must not take a runner away."""
+        if self.figures.ready:
+            return True
+        if not (0 < version == self.figures.desired_version and self.errors):
+            return False
+        return all(self._settled(digest, pinned, tier) for digest, pinned, tier in held)
+
+    def _settled(self, digest: str, pinned: bool, tier: Tier) -> bool:
+        """No request has to wait for it. A runner reports what is loading, and not what has come to its disk."""
+        state = self.adapters.get(digest)
+        if pinned:
+            return state is not None and (bool(state.error) or state.tier is Tier.DEVICE)
+        return tier <= Tier.REMOTE or state is None or not state.loading or bool(state.error)
+
+    # ------------------------------------------------------------ transitions
+
+    def describe(self, spec: RunnerSpec) -> None:
+        """What does not change while it lives; only the first one counts."""
+        if self.spec is None:
+            self.spec = spec
+            self.shape = RunnerShape(spec.max_rank, spec.max_context_tokens, spec.numerics_class)
+
+    def confirm(self, supervisor: str) -> bool:
+        """Its first full report on that supervisor's present stream. True where it was not confirmed."""
+        assert self.spec is not None, self.id
+        confirmed, self.confirmed, self.supervisor, self.desired_sent = self.confirmed, True, supervisor, 0
+        return not confirmed
+
+    def unconfirm(self) -> None:
+        """Its supervisor's stream is over."""
+        assert self.confirmed, self.id
+        self.confirmed = False
+
+    def cordon(self, cordoned: bool) -> bool:
+        """Whether it should go. True where that has changed."""
+        changed, self.cordoned = self.cordoned != cordoned, cordoned
+        return changed
+
+    def serve(self) -> None:
+        """It can serve, and stays able to."""
+        self.serving = True
+
+    def sent(self, version: int) -> None:
+        """The desired adapters of that version are on their way to it."""
+        self.desired_sent = version
+
+    def ready(self, version: int | None) -> int | None:
+        """It is Ready with that desired version, or not at all. Returns the one before."""
+        before, self.ready_version = self.ready_version, version
+        return before
+
+    def contribute(self, contribution: Contribution | None) -> None:
+        """What its pool counts of it from now on."""
+        self.contribution = contribution
+
+    def accept(self, accepting: bool) -> None:
+        """Whether its pool counts it among those that take something new now or soon."""
+        self.accepting = accepting
+
+    # ------------------------------------------------------------ accounts
+
+    def own(self, request_id: str, assign: UnackedAssign) -> None:
+        """A request is placed here. Its pages count until a report includes the epoch."""
+        assert request_id not in self.unacked, (self.id, request_id)
+        self.owned.add(request_id)
+        if self.spec is not None and not self.includes(request_id, assign.epoch):
+            self.unacked[request_id] = assign
+            self.unacked_pages += assign.pages
+            self._count(assign.adapter, 1)
+
+    def disown(self, request_id: str) -> None:
+        """A request has left. What a report includes stays counted until the next: the runner's book is the truth."""
+        self.owned.discard(request_id)
+        assign = self.unacked.pop(request_id, None)
+        if assign is not None:
+            self.unacked_pages -= assign.pages
+            self._count(assign.adapter, -1)
+
+    def apply(self, report: RunnerReport, now: float) -> tuple[list[str], list[str]]:
+        """Take a report over. Returns (requests whose Assign it acknowledges, adapters whose error has changed).
+
+        Costs what the report carries. Raises ReportGap, StaleReport, ReportInvalid; they leave the runner as it was.
+        """
+        self._check_version(report)
+        self._check_bounds(report)
+        errors = self.errors
+        if report.full:
+            self.sequences, self.adapters, self.errors, self.active, self._busy = {}, {}, {}, {}, None
+            for assign in self.unacked.values():
+                self._count(assign.adapter, 1)
+        self.version, self.figures, self.reported_s = report.version, report.figures, now
+        self.overdue_pages = sum(overrun.wanted_pages for overrun in report.overruns) if report.overruns else 0
+        for request_id in report.ended:
+            ended = self.sequences.pop(request_id, None)
+            if ended is not None:
+                self._count(ended.adapter, -1)
+        acknowledged = [s.request_id for s in report.sequences if self._include(s)]
+        changed = self._apply_adapters(report)
+        if report.full:
+            changed = [d for d in {**errors, **self.errors} if errors.get(d) != self.errors.get(d)]
+        return acknowledged, changed
+
+    def _check_version(self, report: RunnerReport) -> None:
+        if report.full:
+            if self.version is not None and report.version < self.version:
+                raise StaleReport
+        elif self.version is None or report.version > self.version + 1:
+            raise ReportGap(f"report {report.version} after {self.version}")
+        elif report.version <= self.version:
+            raise StaleReport
+
+    def _check_bounds(self, report: RunnerReport) -> None:
+        spec, figures = self.spec, report.figures
+        assert spec is not None, self.id
+        most = max(figures.free_pages, figures.used_pages, figures.adapter_pages)
+        if most > spec.total_pages:
+            raise ReportInvalid(f"{most} pages, of {spec.total_pages} pages in all")
+        if report.full:
+            sequences = len(report.sequences)
+        else:
+            sequences = len(self.sequences) - len(report.ended)
+            sequences += sum(s.request_id not in self.sequences for s in report.sequences)
+        if sequences > spec.max_sequences:
+            raise ReportInvalid(f"{sequences} sequences are more than max_sequences {spec.max_sequences}")
+
+    def _include(self, sequence: SequenceState) -> bool:
+        """Count a reported sequence. True where it acknowledges an Assign."""
+        before = self.sequences.get(sequence.request_id)
+        if before is None:
+            self._count(sequence.adapter, 1)
+        elif before.adapter != sequence.adapter:
+            self._count(before.adapter, -1)
+            self._count(sequence.adapter, 1)
+        self.sequences[sequence.request_id] = sequence
+        assign = self.unacked.get(sequence.request_id)
+        if assign is None or sequence.epoch < assign.epoch:
+            return False
+        del self.unacked[sequence.request_id]
+        self.unacked_pages -= assign.pages
+        self._count(assign.adapter, -1)
+        return True
+
+    def _apply_adapters(self, report: RunnerReport) -> list[str]:
+        """Keep those that matter here. Returns the digests whose error has changed."""
+        changed: list[str] = []
+        for digest in report.removed_adapters:
+            self.adapters.pop(digest, None)
+            if self.errors.pop(digest, None) is not None:
+                changed.append(digest)
+        for adapter in report.adapters:
+            if adapter.loading or adapter.error or adapter.tier is Tier.DEVICE:
+                self.adapters[adapter.digest] = adapter
+            else:
+                self.adapters.pop(adapter.digest, None)
+            if adapter.error != self.errors.get(adapter.digest, ""):
+                changed.append(adapter.digest)
+                if adapter.error:
+                    self.errors[adapter.digest] = adapter.error
+                else:
+                    del self.errors[adapter.digest]
+        return changed
+
+    def _count(self, adapter: str, by: int) -> None:
+        """The base takes no slot."""
+        if adapter == BASE:
+            return
+        count = self.active.get(adapter, 0) + by
+        if count == by or not count:
+            self._busy = None
+        if count:
+            self.active[adapter] = count
+        else:
+            del self.active[adapter]

@@ -1,0 +1,54 @@
+"""Outcomes on their way to the store: kept, bounded, until a supervisor has stored them; every step may be repeated.
+
+A full buffer takes no more; the gateway keeps what was not acknowledged and sends it again on a new stream. So once
+there is space again the streams of the gateways that were rejected are closed.
+"""
+
+from dataclasses import dataclass
+
+from weft.domain.request import OutcomeReport
+
+
+@dataclass(frozen=True, slots=True)
+class BufferedOutcome:
+    """An outcome, and the gateway that waits for its acknowledgement."""
+
+    gateway: str
+    report: OutcomeReport
+
+
+class OutcomeBuffer:
+    """Outcomes by request id, oldest first."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.outcomes: dict[str, BufferedOutcome] = {}
+        self.rejected_gateways: set[str] = set()
+
+    def add(self, report: OutcomeReport, gateway: str) -> bool:
+        """True if it is new and has to be forwarded. A repeated one only changes who is acknowledged."""
+        known = self.outcomes.get(report.request_id)
+        if known is not None:
+            self.outcomes[report.request_id] = BufferedOutcome(gateway, known.report)
+            return False
+        if len(self.outcomes) >= self.limit:
+            self.rejected_gateways.add(gateway)
+            return False
+        self.outcomes[report.request_id] = BufferedOutcome(gateway, report)
+        return True
+
+    def stored(self, request_ids: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+        """Forget what is in the store. Returns the ids to acknowledge by gateway."""
+        acknowledged: dict[str, list[str]] = {}
+        for request_id in request_ids:
+            outcome = self.outcomes.pop(request_id, None)
+            if outcome is not None:
+                acknowledged.setdefault(outcome.gateway, []).append(request_id)
+        return {gateway: tuple(ids) for gateway, ids in acknowledged.items()}
+
+    def take_retries(self) -> list[str]:
+        """The rejected gateways, once half of the buffer is free."""
+        if not self.rejected_gateways or len(self.outcomes) * 2 > self.limit:
+            return []
+        gateways, self.rejected_gateways = sorted(self.rejected_gateways), set()
+        return gateways

@@ -1,0 +1,108 @@
+"""How many runners a load asks for, and for how long: pure functions, and the memory of what was asked for."""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+SPARE_RUNNERS = 0.5  # kept beyond the load: a runner is lightly loaded below half
+ROUNDING = 1e-9
+MAX_RUNNERS = 1_000_000  # a pool whose runners compute next to nothing asks for no more
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerCapacity:
+    """What one runner of the pool holds; of sequences as many as it runs well (its best batch).
+
+    `tokens_per_s`: what it computes when loaded; 0: not measured yet.
+    """
+
+    sequences: float
+    kv_tokens: float
+    slots: float  # for adapters that are not pinned
+    tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLoad:
+    """What a pool has to do. `queued_tokens`: what queued requests have to compute and hold, by prediction."""
+
+    running: int = 0
+    queued: int = 0
+    reserved_tokens: int = 0
+    queued_tokens: int = 0
+    busy_slots: int = 0
+    queued_adapters: int = 0  # different ones that queued requests need
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaBounds:
+    """How many runners may be wanted. `maximum` None: no bound is known."""
+
+    minimum: int
+    maximum: int | None
+
+    def clamp(self, runners: int) -> int:
+        runners = max(self.minimum, runners)
+        return runners if self.maximum is None else min(runners, max(self.maximum, self.minimum))
+
+
+def demand_runners(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) -> int:
+    """What running and queued requests would fill, whatever the bounds. `capacity` None: no runner ever reported."""
+    return _ceil(max(_filled(load, capacity), _pressure(load, capacity, work_s)))
+
+
+def desired_runners(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) -> int:
+    """The same with a lightly loaded runner to spare; 0 where nothing runs or waits."""
+    if not load.running and not load.queued:
+        return 0
+    spare = SPARE_RUNNERS if capacity is not None else 0.0
+    return max(1, _ceil(max(_filled(load, capacity) + spare, _pressure(load, capacity, work_s))))
+
+
+def _filled(load: PoolLoad, capacity: RunnerCapacity | None) -> float:
+    """Runners full of sequences or of pages."""
+    if capacity is None:
+        return 1.0 if load.running or load.queued else 0.0
+    sequences = (load.running + load.queued) / capacity.sequences
+    return max(sequences, (load.reserved_tokens + load.queued_tokens) / capacity.kv_tokens)
+
+
+def _pressure(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) -> float:
+    """Runners that queued requests need: slots for their adapters, and their work done within `work_s`."""
+    if capacity is None or not load.queued:
+        return 0.0
+    slots = (load.busy_slots + load.queued_adapters) / capacity.slots if load.queued_adapters else 0.0
+    work = load.queued_tokens / (capacity.tokens_per_s * work_s) if capacity.tokens_per_s else 0.0
+    return max(slots, load.running / capacity.sequences + work)
+
+
+def _ceil(runners: float) -> int:
+    return math.ceil(min(runners, MAX_RUNNERS) - ROUNDING)
+
+
+class ScaleDownStabilization:
+    """The most that was recommended within the last `window_s` seconds (as the HPA's stabilization window).
+
+    Times never go back. `_past`: what was recommended before and until when, larger and older first.
+    """
+
+    def __init__(self) -> None:
+        self._recommended = 0
+        self._past: deque[tuple[int, float]] = deque()
+
+    def recommend(self, runners: int, now: float, window_s: float) -> int:
+        """From now on so many are recommended. Returns how many are wanted."""
+        if runners < self._recommended:
+            while self._past and self._past[-1][0] <= self._recommended:
+                self._past.pop()
+            self._past.append((self._recommended, now))
+        self._recommended = runners
+        while self._past and (self._past[0][1] + window_s <= now):
+            self._past.popleft()
+        while self._past and self._past[-1][0] <= runners:
+            self._past.pop()
+        return max(runners, self._past[0][0] if self._past else 0)
+
+    def next_deadline(self, window_s: float) -> float | None:
+        """When fewer will be wanted if nothing else is recommended."""
+        return self._past[0][1] + window_s if self._past else None

@@ -1,0 +1,52 @@
+"""Exponentially decayed rates: how many requests leave per second, how many tokens a loaded runner computes."""
+
+import math
+
+DEPARTURE_TAU_S = 30.0  # memory of the rate; long against a request, short against a day's swing
+THROUGHPUT_TAU_S = 60.0  # memory in seconds of loaded runners
+MIN_EVIDENCE_S = 1.0  # less than this of loaded runners proves nothing
+MIN_RETRY_MS, MAX_RETRY_MS, UNKNOWN_RETRY_MS = 1_000, 60_000, 5_000
+
+
+class DepartureRate:
+    """Departures per second over about the last 30 s."""
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._at = 0.0
+
+    def count(self, now: float) -> None:
+        self._weight = self._decayed(now) + 1.0
+        self._at = now
+
+    def per_s(self, now: float) -> float:
+        return self._decayed(now) / DEPARTURE_TAU_S
+
+    def _decayed(self, now: float) -> float:
+        return self._weight * math.exp(-max(0.0, now - self._at) / DEPARTURE_TAU_S)
+
+
+class TokenThroughput:
+    """Tokens per second of one runner that is loaded."""
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+
+    def measure(self, tokens: int, seconds: float) -> None:
+        """A loaded runner has computed so many in that time."""
+        kept = math.exp(-seconds / THROUGHPUT_TAU_S)
+        self._tokens, self._seconds = self._tokens * kept + tokens, self._seconds * kept + seconds
+
+    def per_s(self) -> float:
+        """0.0 where no runner was loaded yet."""
+        return self._tokens / self._seconds if self._seconds >= MIN_EVIDENCE_S else 0.0
+
+
+def retry_after_ms(queued: int, departures_per_s: float) -> int:
+    """When half of the queue will have left: by then a rejected client finds a place, and so do its peers.
+
+    1 s to 60 s (clients take more than two minutes as "never"); 5 s where nothing has left yet.
+    """
+    if departures_per_s <= 1e-6:
+        return UNKNOWN_RETRY_MS
+    return min(MAX_RETRY_MS, max(MIN_RETRY_MS, math.ceil(1000 * (queued / 2) / departures_per_s)))

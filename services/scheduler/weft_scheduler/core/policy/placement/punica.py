@@ -1,0 +1,110 @@
+"""Punica's placement; `README.md` in this folder says what it decides and why."""
+
+from collections.abc import Container
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from weft.domain.ids import BASE
+from weft_scheduler.core.policy.placement.room_treap import RunnerKey
+from weft_scheduler.core.policy.placement.runner_index import RunnerEntry, RunnerIndex, RunnerShape
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """What a request needs: `footprint_tokens` now (prompt, emitted, reservation), `context_tokens` at the most."""
+
+    adapter: str
+    rank: int
+    footprint_tokens: int
+    context_tokens: int
+    avoid: Container[str] = ()  # uuids of runners
+    skip_limit: int = 64
+    numerics_class: str = ""  # of the runner; "": any
+
+
+class RunnerLoad(NamedTuple):
+    """A runner that can be placed on, as a policy indexes it."""
+
+    uuid: str
+    shape: RunnerShape
+    working_set: int  # sequences that it has or was assigned
+    good_sequences: int  # the batch that it runs well
+    free_tokens: int
+    busy_adapters: tuple[str, ...] | None  # of its slots, where all are busy
+
+
+class PlacementPolicy(Protocol):
+    """Where a request runs. The policy owns the index that it decides by; one for each pool."""
+
+    def update(self, runner: RunnerLoad) -> None:
+        """The runner may be placed on, and this is its load now."""
+        ...
+
+    def remove(self, uuid: str) -> None:
+        """Nothing may be placed on that runner. Unknown ones are ignored."""
+        ...
+
+    def place(self, request: PlacementRequest, closed: Container[RunnerShape]) -> str | None:
+        """The uuid of the runner for a request, of no closed shape; None: no runner can take it now."""
+        ...
+
+    def placeable_shapes(self, request: PlacementRequest) -> AbstractSet[RunnerShape]:
+        """The shapes that could ever run the request and have a placeable runner that it does not avoid."""
+        ...
+
+    def has_capacity(self, closed: Container[RunnerShape]) -> bool:
+        """Whether a runner of a shape that is not closed could take anything at all."""
+        ...
+
+    def loads(self) -> dict[str, RunnerEntry]:
+        """The index, for checks: to be read only."""
+        ...
+
+
+def placement_score(working_set: int, good_sequences: int) -> int:
+    """How much a runner is preferred: below its best batch the fuller the better (Punica, section 5.1).
+
+    At its best batch and beyond it is below every runner that is not there yet, the less the farther it has gone, but
+    still a candidate: a request that only it can take is better off in a slower batch than in the queue.
+    """
+    return working_set if working_set < good_sequences else good_sequences - 1 - working_set
+
+
+class Punica:
+    """The runner with the largest working set below its best batch that can take the request."""
+
+    def __init__(self) -> None:
+        self._index = RunnerIndex()
+
+    def update(self, runner: RunnerLoad) -> None:
+        key = RunnerKey(placement_score(runner.working_set, runner.good_sequences), runner.uuid)
+        entry = RunnerEntry(runner.shape, key, runner.free_tokens, runner.busy_adapters)
+        self._index.update(runner.uuid, entry)
+
+    def remove(self, uuid: str) -> None:
+        self._index.update(uuid, None)
+
+    def place(self, request: PlacementRequest, closed: Container[RunnerShape]) -> str | None:
+        found: RunnerKey | None = None
+        for shape, index in self._index.by_shape.items():
+            if shape in closed or not shape.fits(request.rank, request.context_tokens, request.numerics_class):
+                continue
+            key = index.best(request.adapter, request.footprint_tokens, request.avoid, request.skip_limit)
+            if key is not None and (found is None or key > found):
+                found = key
+        return found.uuid if found is not None else None
+
+    def placeable_shapes(self, request: PlacementRequest) -> AbstractSet[RunnerShape]:
+        return {
+            shape
+            for shape, index in self._index.by_shape.items()
+            if shape.fits(request.rank, request.context_tokens, request.numerics_class)
+            and index.best(BASE, 0, request.avoid, request.skip_limit) is not None
+        }
+
+    def has_capacity(self, closed: Container[RunnerShape]) -> bool:
+        return any(shape not in closed for shape in self._index.by_shape)
+
+    def loads(self) -> dict[str, RunnerEntry]:
+        return self._index.entries

@@ -1,0 +1,156 @@
+"""First come, first served; `README.md` in this folder says who may overtake whom."""
+
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.queue.sorted_queue import SortedQueue
+
+
+class QueuedRequest(Protocol):
+    """What a queue policy has to know of a request."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """Its age: the smaller waits longer, whatever the order of a policy."""
+        ...
+
+    @property
+    def awaited_class(self) -> str:
+        """The numerics class that it may have to wait for; fixed while it waits. "": none."""
+        ...
+
+
+R = TypeVar("R", bound=QueuedRequest)
+R_in = TypeVar("R_in", bound=QueuedRequest, contravariant=True)
+
+
+class QueuePolicy(Protocol[R]):
+    """The order in which waiting requests are offered to the placement; one for each pool, which it owns."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[R]:
+        """Every waiting request, in the policy's order."""
+        ...
+
+    def push(self, request: R) -> None: ...
+
+    def remove(self, request: R) -> None:
+        """Raises KeyError where it does not wait."""
+        ...
+
+    def candidates(self, window: int) -> Iterator[R]:
+        """Requests to offer, one after the other: each is removed or stays before the next is asked for.
+
+        The iteration ends where `window` offered requests have stayed.
+        """
+        ...
+
+
+class Fcfs(Generic[R]):
+    """By age. Requests that wait for a numerics class have a lane of their own, and a window of their own.
+
+    Otherwise as many of them as the window has would keep everybody behind them from being offered at all.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, SortedQueue[R]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(lane) for lane in self._lanes.values())
+
+    def __iter__(self) -> Iterator[R]:
+        if len(self._lanes) == 1:
+            yield from next(iter(self._lanes.values()))
+        else:
+            yield from sorted((r for lane in self._lanes.values() for r in lane), key=lambda r: r.order)
+
+    def push(self, request: R) -> None:
+        self._lanes.setdefault(request.awaited_class, SortedQueue()).add(request)
+
+    def remove(self, request: R) -> None:
+        lane = self._lanes[request.awaited_class]
+        lane.remove(request)
+        if not len(lane):
+            del self._lanes[request.awaited_class]
+
+    def candidates(self, window: int) -> Iterator[R]:
+        stayed: Counter[str] = Counter()  # by lane: the offered ones that stay are its first ones
+        while True:
+            oldest: R | None = None
+            for name, lane in self._lanes.items():
+                request = lane.at(stayed[name]) if stayed[name] < window else None
+                if request is not None and (oldest is None or request.order < oldest.order):
+                    oldest = request
+            if oldest is None:
+                return
+            yield oldest
+            lane = self._lanes.get(oldest.awaited_class)
+            if lane is not None and lane.at(stayed[oldest.awaited_class]) is oldest:
+                stayed[oldest.awaited_class] += 1
+
+
+class Admitted(NamedTuple):
+    """The runner that a request was admitted on, as queue policies see it."""
+
+    shape: RunnerShape
+    uuid: str
+
+
+class PlacementContext(Protocol[R_in]):
+    """A pool's runners, as queue policies see them."""
+
+    def admit(self, request: R_in, closed: AbstractSet[RunnerShape]) -> Admitted | None:
+        """Admit it (it leaves the queue) on a runner of no closed shape; None where no runner can take it."""
+        ...
+
+    def waits_for(self, request: R_in, admitted: Admitted) -> bool:
+        """Whether it could ever run on that runner and does not avoid it."""
+        ...
+
+    def placeable_shapes(self, request: R_in) -> AbstractSet[RunnerShape]:
+        """The shapes that could ever run it and have a placeable runner that it does not avoid."""
+        ...
+
+    def has_capacity(self, closed: AbstractSet[RunnerShape]) -> bool:
+        """Whether a runner of a shape that is not closed could take anything at all."""
+        ...
+
+
+class Overtaking:
+    """How often each waiting request was overtaken, whatever the order of the policy; never above `bound`."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def schedule(self, queue: QueuePolicy[R], context: PlacementContext[R], bound: int, window: int) -> None:
+        """Offer the queue's candidates to the placement, and close the runners of those overtaken too often."""
+        blocked: list[R] = []
+        closed: set[RunnerShape] = set()
+        if not context.has_capacity(closed):
+            return
+        for request in queue.candidates(window):
+            admitted = context.admit(request, closed)
+            if admitted is None:
+                blocked.append(request)
+                if self.counts[request.id] >= bound:
+                    closed |= context.placeable_shapes(request)
+            else:
+                self.forget(request.id)
+                for older in blocked:
+                    if older.order < request.order and context.waits_for(older, admitted):
+                        self.counts[older.id] += 1
+                        if self.counts[older.id] >= bound:
+                            closed |= context.placeable_shapes(older)
+            if not context.has_capacity(closed):
+                return
+
+    def forget(self, request_id: str) -> None:
+        """It waits no longer."""
+        self.counts.pop(request_id, None)

@@ -1,0 +1,73 @@
+"""What the registries were sent last, and what may differ from it: only changes are sent."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+from weft.domain.machine import Peer
+from weft.domain.routes import AdapterStatus, PoolStatus
+
+
+@dataclass(frozen=True, slots=True)
+class PendingDeletion:
+    """An adapter that the registry has removed, and where it was served. All empty: not known here."""
+
+    pool: str = ""
+    digest: str = ""
+    model_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """An open stream of a registry; `term`: of the operator's leadership that it speaks under."""
+
+    peer: Peer
+    term: int
+
+
+class PublishedState:
+    """The registries' streams, and the statuses that they have. Cleared where a new registry needs everything."""
+
+    def __init__(self) -> None:
+        self.registries: dict[str, Registry] = {}
+        self.registry_term = 0  # the highest that any registry has spoken under
+        self.pools: dict[str, PoolStatus] = {}
+        self.adapters: dict[str, AdapterStatus] = {}
+        self.dirty_pools: dict[str, None] = {}
+        self.deletions: dict[str, PendingDeletion] = {}  # by uid: the registry waits for the final status
+        self._dirty_adapters: dict[str, None] = {}  # uids, in order
+        self._dirty_lists: dict[str, list[str]] = {}  # pool -> the rest of its uids: its Ready runners have changed
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self.dirty_pools or self.deletions or self._dirty_adapters or self._dirty_lists)
+
+    def mark_adapters(self, uids: Iterable[str]) -> None:
+        """The statuses of these adapters may differ."""
+        self._dirty_adapters.update(dict.fromkeys(uids))
+
+    def mark_pool(self, pool: str, uids: Iterable[str]) -> None:
+        """The statuses of all adapters of a pool may differ."""
+        self._dirty_lists[pool] = list(uids)
+
+    def take_adapters(self, limit: int) -> list[str]:
+        """Uids whose status may differ, at most so many; the rest comes next time."""
+        uids = list(islice(self._dirty_adapters, limit))
+        for uid in uids:
+            del self._dirty_adapters[uid]
+        while len(uids) < limit and self._dirty_lists:
+            pool, rest = next(iter(self._dirty_lists.items()))
+            count = limit - len(uids)
+            uids += rest[:count]
+            if len(rest) > count:
+                self._dirty_lists[pool] = rest[count:]
+            else:
+                del self._dirty_lists[pool]
+        return uids
+
+    def clear(self) -> None:
+        """A registry needs everything."""
+        self.pools.clear()
+        self.adapters.clear()
+        self._dirty_adapters.clear()
+        self._dirty_lists.clear()

@@ -1,0 +1,113 @@
+"""The steps of a request's life: into the queue, onto runners, off them, over. Every other module takes these steps."""
+
+from weft.domain.ids import BASE
+from weft.domain.machine import Kind, Peer
+from weft.domain.request import Assign, Preempt, Reject, RejectReason
+from weft_scheduler.core.effects import Resumed
+from weft_scheduler.core.model.pool import Pool
+from weft_scheduler.core.model.request import Phase, Placement, Request
+from weft_scheduler.core.model.runner import Runner, UnackedAssign, pages_of
+from weft_scheduler.core.state import State
+from weft_scheduler.core.timers import Timer, TimerKind
+
+
+def enqueue(state: State, request: Request) -> None:
+    """Into its pool's queue, in its place by age."""
+    request.enqueue(state.now, state.config.same_class_s)
+    if request.awaited_class:
+        state.timers.set(Timer(TimerKind.CLASS_WAIT, request.id), request.same_class_until)
+    state.pool(request.pool).enqueue(request)
+    state.mark_schedulable(request.pool)
+
+
+def assign(state: State, pool: Pool, request: Request, runner: Runner) -> None:
+    """Place a waiting request on a runner, under a new epoch."""
+    assert runner.spec is not None
+    pool.dequeue(request)
+    request.assign(state.next_epoch(), Placement(runner.id))
+    add_to_runners(state, pool, request)
+    state.timers.set(Timer(TimerKind.ASSIGN_TIMEOUT, request.id), state.now + state.config.assign_s)
+    spec, (rank, size) = runner.spec, pool.adapters.size(request.adapter)
+    message = Assign(
+        request_id=request.id,
+        epoch=request.epoch,
+        runner=runner.id,
+        address=spec.address,
+        reservation_tokens=request.reservation_tokens,
+        numerics_class=spec.numerics_class,
+        rank=rank,
+        adapter_bytes=size,
+    )
+    state.send_to_gateway(request.gateway, message)
+    if request.numerics_class:
+        state.emit(Resumed(request.id, pool.name, runner.id, request.numerics_class, spec.numerics_class))
+
+
+def add_to_runners(state: State, pool: Pool, request: Request) -> None:
+    """Enter a placed request in its runners' accounts."""
+    assert request.placement is not None
+    for runner_id in request.placement.runners:
+        runner = state.runner(runner_id)
+        if runner is not None:
+            account(runner, request)
+            state.update_runner(runner, schedule=False)
+    runner = state.runner(request.runner)
+    request.computed_by(runner.spec.numerics_class if runner is not None and runner.spec is not None else "")
+    pool.count_running(1)
+    state.mark_dirty(pool.name)
+
+
+def account(runner: Runner, request: Request) -> None:
+    """Count its pages on a runner, unless the runner's last report counts this epoch already."""
+    pages = pages_of(request.footprint_tokens, runner.spec.page_tokens) if runner.spec is not None else 0
+    runner.own(request.id, UnackedAssign(request.epoch, pages, request.adapter))
+
+
+def acknowledge(state: State, request: Request) -> None:
+    """Started, or in a report."""
+    if request.acknowledge():
+        state.timers.clear(Timer(TimerKind.ASSIGN_TIMEOUT, request.id))
+
+
+def stop(state: State, request: Request) -> None:
+    """Its epoch is ending: await the gateway's Failed, which has the exact number of emitted tokens."""
+    request.stop()
+    state.timers.set(Timer(TimerKind.ASSIGN_TIMEOUT, request.id), state.now + state.config.assign_s)
+
+
+def release(state: State, request: Request) -> None:
+    """Off its runners. What their reports include stays counted until the next ones."""
+    state.timers.clear(Timer(TimerKind.ASSIGN_TIMEOUT, request.id))
+    state.pool(request.pool).count_running(-1)
+    for runner_id in request.release().runners:
+        runner = state.runner(runner_id)
+        if runner is not None:
+            runner.disown(request.id)
+            state.update_runner(runner)
+
+
+def drop(state: State, request: Request) -> None:
+    """It is over, or its gateway is gone: nothing of it remains but what its runners report."""
+    pool = state.pool(request.pool)
+    if request.phase is Phase.WAITING:
+        pool.dequeue(request)
+    if request.placed:
+        release(state, request)
+    for kind in (TimerKind.AVOIDANCE, TimerKind.CLASS_WAIT):
+        state.timers.clear(Timer(kind, request.id))
+    draining = pool.adapters.draining.get(request.adapter) if pool.remove(request) else None
+    if draining is not None and request.adapter != BASE:
+        timer = Timer(TimerKind.ADAPTER_DRAIN, pool.name, request.adapter)
+        state.timers.set(timer, max(state.now, draining.grace_until))
+    del state.requests[request.id]
+    state.gateways[request.gateway].remove(request.id, pool.name)
+    state.mark_schedulable(pool.name)
+
+
+def reject(state: State, request: Request, reason: RejectReason, message: str, retry_after_ms: int = 0) -> None:
+    """End it. One that is on a runner is stopped there first."""
+    gateway = Peer(Kind.GATEWAY, request.gateway)
+    if request.placed:
+        state.send(gateway, Preempt(request.id, request.epoch))
+    state.send(gateway, Reject(request.id, reason, message, retry_after_ms))
+    drop(state, request)

@@ -1,0 +1,159 @@
+"""A request leaves a runner and is placed again: under a higher epoch, with its age, a bounded number of times.
+
+Exactly one new placement follows each epoch's end: the first trigger (the gateway's Failed, a deadline here) takes the
+request off its runner and back to the queue; later triggers of that epoch find it there and change nothing. When a
+lease runs out the gateway is informed and asked, rather than the request requeued at once, because the gateway alone
+knows how many tokens were emitted; a gateway that stays silent for `assign_s` loses that privilege.
+"""
+
+from collections import Counter
+
+from weft.domain.ids import RunnerId
+from weft.domain.request import Failed, FailReason, Preempt, RejectReason, RunnerGone
+from weft.domain.runner import PreemptDecision
+from weft_scheduler.core.effects import Requeued, Stale
+from weft_scheduler.core.model.gateway import Avoidance, Gateway
+from weft_scheduler.core.model.pool import Pool
+from weft_scheduler.core.model.request import Phase, Request
+from weft_scheduler.core.model.runner import Runner
+from weft_scheduler.core.request_lifecycle import enqueue, reject, release, stop
+from weft_scheduler.core.scheduling import infeasible_reason
+from weft_scheduler.core.state import State
+from weft_scheduler.core.timers import Timer, TimerKind
+
+UNCOUNTED = frozenset({FailReason.NO_CAPACITY, FailReason.PREEMPTED})  # the system's own doing
+LOAD_RETRY_FACTOR = 10  # a failed load is retried on the same runner after this many `avoid_s`
+
+
+def on_failed(state: State, gateway: Gateway, failed: Failed) -> None:
+    """That epoch is over: place the request again, unless an earlier trigger did."""
+    request = state.requests.get(failed.request_id)
+    if request is None or request.gateway != gateway.id or request.epoch != failed.epoch:
+        state.emit(Stale("failed", failed.request_id, "not its present epoch"))
+        return
+    request.emitted(failed.emitted_tokens)
+    if not request.placed:
+        state.emit(Stale("failed", failed.request_id, "second trigger of this epoch"))
+        return
+    runner_id = request.runner
+    assert runner_id is not None
+    if request.emitted_tokens > request.start_emitted_tokens:
+        request.keep_class()
+    release(state, request)
+    request.refused(capacity=failed.reason is FailReason.NO_CAPACITY)
+    _avoid_after(state, gateway, request, runner_id, failed)
+    _requeue(state, request, failed.reason.value, counted=failed.reason not in UNCOUNTED)
+
+
+def on_assign_timeout(state: State, request: Request) -> None:
+    """An Assign that was not acknowledged, or a Failed that never came. A silent cluster proves nothing."""
+    runner = state.runner(request.runner)
+    expired = request.phase is Phase.ASSIGNED
+    if expired and runner is not None and not runner.confirmed:
+        timer = Timer(TimerKind.ASSIGN_TIMEOUT, request.id)
+        state.timers.set(timer, state.now + state.config.assign_s)
+        return
+    assert request.runner is not None
+    if expired:
+        _avoid(state, request, request.runner, state.config.avoid_s)
+    else:
+        request.keep_class()  # its gateway may have tokens that were not reported here
+    release(state, request)
+    _requeue(state, request, "expired" if expired else "silent", counted=expired)
+
+
+def on_preempt_decision(state: State, decision: PreemptDecision) -> None:
+    """The supervisor's victim leaves; its next reservation is the one of the decision."""
+    request = state.requests.get(decision.request_id)
+    running = request is not None and request.phase in (Phase.ASSIGNED, Phase.RUNNING)
+    if request is None or not running or (request.epoch, request.runner) != (decision.epoch, decision.runner):
+        state.emit(Stale("preempt", decision.request_id, "not running there under that epoch"))
+        return
+    request.reserve_again(decision.reservation_tokens)
+    stop(state, request)
+    state.send_to_gateway(request.gateway, Preempt(request.id, request.epoch))
+
+
+def stop_requests_of(state: State, runner: Runner) -> None:
+    """An incarnation is over: inform the gateways, await their Failed."""
+    for gateway in state.gateways.values():
+        gateway.runner_lost(runner.id)
+        state.send(gateway.peer, RunnerGone(runner.id))
+    for request_id in sorted(runner.owned):
+        stop(state, state.requests[request_id])
+
+
+def on_avoid_expired(state: State, request: Request) -> None:
+    """A runner that a request avoided may be used again."""
+    _set_timer(state, Timer(TimerKind.AVOIDANCE, request.id), request.avoidance)
+    state.mark_schedulable(request.pool)
+
+
+def clear_avoidance(state: State, gateway: Gateway) -> None:
+    """A runner that a gateway's requests avoided may be used again."""
+    _set_timer(state, Timer(TimerKind.GATEWAY_AVOIDANCE, gateway.id), gateway.avoidance)
+    for pool in sorted(gateway.pools):
+        state.mark_schedulable(pool)
+
+
+def _avoid_after(state: State, gateway: Gateway, request: Request, runner_id: RunnerId, failed: Failed) -> None:
+    """What the request avoids for a bounded time, by the reason of the failure."""
+    config = state.config
+    match failed.reason:
+        case FailReason.SESSION_LOST if state.runner(runner_id) is not None:
+            until = gateway.lost_session(runner_id, state.now, config.avoid_s)
+            if until is not None:
+                state.timers.set_earlier(Timer(TimerKind.GATEWAY_AVOIDANCE, gateway.id), until)
+        case FailReason.NO_CAPACITY:
+            # the runner's book was right and ours was late; a report is on its way
+            pause_s = config.no_capacity_s * 2 ** min(request.capacity_refusals - 1, 16)
+            _avoid(state, request, runner_id, min(pause_s, config.assign_s))
+        case FailReason.LOAD_FAILED:
+            request.load_failed(runner_id, failed.detail)
+            _avoid(state, request, runner_id, config.avoid_s * LOAD_RETRY_FACTOR)
+        case FailReason.DRAINED | FailReason.RUNNER_ERROR:
+            _avoid(state, request, runner_id, config.avoid_s)
+        case _:
+            pass
+
+
+def _avoid(state: State, request: Request, runner_id: RunnerId, seconds: float) -> None:
+    request.avoidance.add(runner_id, state.now + seconds)
+    state.timers.set_earlier(Timer(TimerKind.AVOIDANCE, request.id), state.now + seconds)
+
+
+def _set_timer(state: State, timer: Timer, avoidance: Avoidance) -> None:
+    deadline = avoidance.next_deadline(state.now)
+    if deadline is not None:
+        state.timers.set_earlier(timer, deadline)
+
+
+def _requeue(state: State, request: Request, reason: str, *, counted: bool) -> None:
+    """Back to the queue with its age, or the end of it."""
+    pool = state.pool(request.pool)
+    if counted:
+        request.migrated()
+    if counted and request.migrations > pool.declared.max_migrations:
+        message = f"{request.migrations} migrations, the last for {reason}"
+        reject(state, request, RejectReason.TOO_MANY_MIGRATIONS, message)
+    elif _fails_everywhere(state, pool, request):
+        details = "; ".join(sorted(set(request.load_failures.values())))
+        reject(state, request, RejectReason.ADAPTER_FAILED, details or "no runner could load the adapter")
+    elif (infeasible := infeasible_reason(state, pool, request)) is not None:
+        reject(state, request, *infeasible)
+    else:
+        state.emit(Requeued(request.id, pool.name, reason))
+        enqueue(state, request)
+
+
+def _fails_everywhere(state: State, pool: Pool, request: Request) -> bool:
+    """Whether every present runner that could take it has failed to load its adapter."""
+    if not request.load_failures:
+        return False
+    failed: Counter[tuple[int, int, str]] = Counter()
+    for runner_id in request.load_failures:
+        runner = state.runner(runner_id)
+        if runner is not None and runner.confirmed:
+            failed[runner.shape] += 1
+    shapes = pool.fitting_shapes(pool.adapters.rank(request.adapter), request.context_tokens)
+    return all(failed[shape] >= pool.confirmed_shapes[shape] for shape in shapes)

@@ -1,0 +1,287 @@
+"""What supervisors send: who is there, what each runner holds, which sequence has to leave.
+
+Nothing is placed on a runner before its first full report on its supervisor's present stream. A runner that no
+supervisor reports for `absent_s`, while there is one to report it, is gone. A report costs what it carries.
+"""
+
+from weft.domain.adapter import DesiredChange, Tier
+from weft.domain.ids import RunnerId
+from weft.domain.machine import Peer
+from weft.domain.request import OutcomeAck
+from weft.domain.routes import Keys
+from weft.domain.runner import (
+    ClusterReport,
+    OrderedRunner,
+    ReportedRunner,
+    ReportGap,
+    ReportInvalid,
+    Resync,
+    RunnerOrder,
+    RunnerReport,
+    SchedulerHello,
+    SupervisorHello,
+)
+from weft_scheduler.core.effects import RunnerLost, Stale
+from weft_scheduler.core.model.pool import Pool
+from weft_scheduler.core.model.runner import Runner, StaleReport
+from weft_scheduler.core.request_lifecycle import account, acknowledge
+from weft_scheduler.core.requests import forward_outcome, on_outcomes_stored
+from weft_scheduler.core.rescheduling import on_preempt_decision, stop_requests_of
+from weft_scheduler.core.state import State
+from weft_scheduler.core.status import publish_routes
+from weft_scheduler.core.timers import Timer, TimerKind
+
+MAX_INTERVAL_S = 5.0  # between two reports of a loaded runner: a longer one proves that some were lost
+
+
+def on_connected(state: State, peer: Peer, hello: SupervisorHello) -> None:
+    """Answer with a term above all that it has stored, and send it what waits for the store."""
+    on_closed(state, peer.name)
+    state.advance_term(hello.highest_term)
+    first = not state.supervisors
+    state.supervisors[peer.name] = peer
+    state.send(peer, SchedulerHello(state.term))
+    _expect_runners(state)
+    if not state.settled:
+        state.timers.set_earlier(Timer(TimerKind.STARTUP_GRACE), state.now + state.config.absent_s)
+    if first:
+        _forward_outcomes(state)
+
+
+def on_closed(state: State, name: str) -> None:
+    """Its runners take nothing new until they are reported again; what runs there runs on."""
+    if name not in state.supervisors:
+        return
+    forwarded = next(iter(state.supervisors)) == name
+    del state.supervisors[name]
+    for runner in state.runners.values():
+        if runner.confirmed and runner.supervisor == name:
+            _unconfirm(state, runner)
+    if state.supervisors:
+        _expect_runners(state)
+        if forwarded:
+            _forward_outcomes(state)
+
+
+def on_message(state: State, peer: Peer, message: object) -> None:
+    """A message of a supervisor whose stream is open."""
+    if isinstance(message, ClusterReport):
+        on_cluster_report(state, peer, message)
+    elif isinstance(message, Keys):
+        if state.routes.set_keys(message.keys):
+            publish_routes(state)
+    elif isinstance(message, OutcomeAck):
+        on_outcomes_stored(state, message)
+    else:
+        state.emit(Stale("cluster", peer.name, f"unexpected {type(message).__name__}"))
+
+
+def on_cluster_report(state: State, peer: Peer, report: ClusterReport) -> None:
+    """Reports first: a decision or a loss in the same message is newer than they are."""
+    for reported in report.reports:
+        apply_report(state, peer, reported)
+    for runner_id in report.lost:
+        runner = state.runner(runner_id)
+        if runner is not None and runner.supervisor not in ("", peer.name):
+            state.emit(Stale("loss", runner_id.uuid, "another supervisor has reported it since"))
+        else:
+            on_runner_lost(state, runner_id, "lease ran out")
+    for decision in report.preempts:
+        on_preempt_decision(state, decision)
+
+
+def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
+    """Take one runner's report over, or ask for a full one."""
+    runner_id, report, spec = reported
+    runner = state.runners.get(runner_id.uuid)
+    if runner is None or runner.id != runner_id:
+        runner = _new_incarnation(state, runner_id, runner, known=spec is not None)
+        if runner is None:
+            if not state.was_replaced(runner_id):
+                state.send(peer, Resync(runner_id))
+            return
+    if spec is not None:
+        runner.describe(spec)
+    took_over = not runner.confirmed or runner.supervisor != peer.name
+    if runner.spec is None or (took_over and not report.full):
+        state.send(peer, Resync(runner_id))
+        return
+    if runner.version is None:
+        _account_adopted(state, runner)
+    before, interval_s, loaded = runner.figures, state.now - runner.reported_s, runner.loaded
+    measured = runner.version is not None and runner.confirmed
+    try:
+        acknowledged, errors = runner.apply(report, state.now)
+    except ReportGap:
+        state.send(peer, Resync(runner_id))
+        return
+    except StaleReport:
+        state.emit(Stale("report", runner_id.uuid, "older than the last one"))
+        return
+    except ReportInvalid as error:
+        state.emit(Stale("report", runner_id.uuid, f"invalid: {error}"))
+        return
+    pool = state.pool_of(runner)
+    if took_over:
+        _confirm(state, pool, runner, peer.name)
+    if measured and loaded and 0 < interval_s < MAX_INTERVAL_S:
+        pool.autoscaler.throughput.measure(max(0, runner.figures.tokens - before.tokens), interval_s)
+    for request_id in acknowledged:
+        acknowledge(state, state.requests[request_id])
+    if report.sequences:
+        _learn_reservations(state, runner, report)
+    if errors:
+        pool.set_errors(runner, errors)
+        for digest in errors:
+            state.published.mark_adapters(pool.adapters.by_digest.get(digest, ()))
+    _update_readiness(state, pool, runner)
+    if report.full or runner.desired_sent != pool.adapters.version:
+        push_desired(state, pool, runner, unknown=_unknown_digests(state, pool, report) if report.full else ())
+    state.update_runner(runner)
+
+
+def on_runner_lost(state: State, runner_id: RunnerId, reason: str) -> None:
+    """An incarnation is over."""
+    runner = state.runner(runner_id)
+    if runner is None:
+        return
+    if runner.confirmed:
+        _unconfirm(state, runner)
+    stop_requests_of(state, runner)
+    state.timers.clear(Timer(TimerKind.RUNNER_UNREPORTED, runner_id.uuid))
+    del state.runners[runner_id.uuid]
+    if runner.spec is not None:
+        pool = state.pool_of(runner)
+        for digest in runner.errors:
+            state.published.mark_adapters(pool.adapters.by_digest.get(digest, ()))
+        pool.forget_runner(runner)
+        state.mark_schedulable(pool.name)
+    state.emit(RunnerLost(runner_id, reason))
+
+
+def on_unreported(state: State, uuid: str) -> None:
+    """While there is no supervisor to report it, silence proves nothing about a runner."""
+    runner = state.runners[uuid]
+    if state.supervisors and not runner.confirmed:
+        on_runner_lost(state, runner.id, "no supervisor reports it")
+
+
+def push_desired(
+    state: State,
+    pool: Pool,
+    runner: Runner,
+    change: DesiredChange | None = None,
+    base_version: int = 0,
+    unknown: tuple[str, ...] = (),
+) -> None:
+    """Send what the runner has to hold, where it neither has it nor was sent it; not before the registry is known.
+
+    `change`: since `base_version`. `unknown`: digests on its disk that the registry does not have.
+    """
+    adapters = pool.adapters
+    if not (state.registry_known and adapters.version and runner.confirmed):
+        return
+    if runner.desired_sent == base_version and change is not None and base_version:
+        desired = change
+    elif unknown or adapters.version not in (runner.desired_sent, runner.figures.desired_version):
+        desired = adapters.full(unknown)
+    else:
+        return
+    runner.sent(adapters.version)
+    supervisor = state.supervisors[runner.supervisor]
+    state.send(supervisor, OrderedRunner(runner.id, RunnerOrder(desired)))
+
+
+def resync_all(state: State) -> None:
+    """The registry is known now: full reports say which digests runners have on their disks."""
+    for runner in state.runners.values():
+        if runner.confirmed:
+            state.send(state.supervisors[runner.supervisor], Resync(runner.id))
+
+
+def _new_incarnation(state: State, runner_id: RunnerId, present: Runner | None, *, known: bool) -> Runner | None:
+    """The record of an incarnation that is not the present one; a new one ends the old one at once."""
+    if state.was_replaced(runner_id):
+        state.emit(Stale("report", runner_id.uuid, "that incarnation was replaced"))
+        return None
+    if not known:
+        return None
+    if present is not None:
+        state.replace(present.id)
+        on_runner_lost(state, present.id, "a new incarnation started")
+    return state.new_runner(runner_id)
+
+
+def _confirm(state: State, pool: Pool, runner: Runner, supervisor: str) -> None:
+    """From here on it can be placed on."""
+    state.timers.clear(Timer(TimerKind.RUNNER_UNREPORTED, runner.id.uuid))
+    if runner.confirm(supervisor):
+        pool.confirm(runner)
+
+
+def _account_adopted(state: State, runner: Runner) -> None:
+    """Requests that gateways submitted as running there, before anything was known of its pages."""
+    assert runner.spec is not None
+    for request_id in sorted(runner.owned - runner.unacked.keys()):
+        request = state.requests[request_id]
+        request.computed_by(runner.spec.numerics_class)
+        account(runner, request)
+
+
+def _unconfirm(state: State, runner: Runner) -> None:
+    """Nothing is placed on it; its accounts stay."""
+    pool = state.pool_of(runner)
+    runner.unconfirm()
+    pool.unconfirm(runner)
+    state.update_runner(runner)
+    _update_readiness(state, pool, runner)
+
+
+def _update_readiness(state: State, pool: Pool, runner: Runner) -> None:
+    """Count it among the pool's Ready runners under the desired version that it has applied, or not."""
+    figures, adapters = runner.figures, pool.adapters
+    if not runner.serving and (
+        figures.ready or runner.serves(((a.digest, a.pinned, a.tier) for a in adapters.held.values()), adapters.version)
+    ):
+        runner.serve()
+    known = figures.desired_version if figures.desired_version <= adapters.version else 0  # of another process
+    version = known if runner.confirmed and figures.ready and not figures.draining else None
+    if version != runner.ready_version:
+        count = pool.ready_runners
+        pool.set_ready(runner, version)
+        if pool.ready_runners != count:
+            state.published.mark_pool(pool.name, pool.adapters.by_uid)
+            state.routes.pool_changed(pool.name)
+        else:
+            held = (uid for digest in adapters.held for uid in adapters.by_digest.get(digest, ()))
+            state.published.mark_adapters(held)
+        state.mark_dirty(pool.name)
+
+
+def _learn_reservations(state: State, runner: Runner, report: RunnerReport) -> None:
+    """Reservations that the runner doubled in place."""
+    for sequence in report.sequences:
+        request = state.requests.get(sequence.request_id)
+        if request is not None and request.epoch == sequence.epoch and request.runner == runner.id:
+            acknowledge(state, request)
+            request.grown(sequence.reservation_tokens)
+
+
+def _unknown_digests(state: State, pool: Pool, report: RunnerReport) -> tuple[str, ...]:
+    """Digests that the runner has and the registry does not know."""
+    if not state.registry_known:
+        return ()
+    on_runner = (a.digest for a in report.adapters if a.tier >= Tier.DISK)
+    return tuple(digest for digest in on_runner if not pool.adapters.knows(digest))
+
+
+def _expect_runners(state: State) -> None:
+    for runner in state.runners.values():
+        if not runner.confirmed:
+            timer = Timer(TimerKind.RUNNER_UNREPORTED, runner.id.uuid)
+            state.timers.set(timer, state.now + state.config.absent_s)
+
+
+def _forward_outcomes(state: State) -> None:
+    for outcome in state.outcomes.outcomes.values():
+        forward_outcome(state, outcome.report)

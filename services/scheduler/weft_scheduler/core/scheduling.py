@@ -1,0 +1,101 @@
+"""One scheduling pass over a pool's queue: who is placed now, and who can never be."""
+
+from collections.abc import Container
+from collections.abc import Set as AbstractSet
+
+from weft.domain.request import RejectReason
+from weft_scheduler.core.model.pool import Pool
+from weft_scheduler.core.model.request import Request
+from weft_scheduler.core.policy.placement import PlacementRequest, RunnerShape
+from weft_scheduler.core.policy.queue import Admitted
+from weft_scheduler.core.request_lifecycle import assign, reject
+from weft_scheduler.core.state import State
+
+
+def schedule_pool(state: State, pool: Pool) -> None:
+    """Place what the pool's policies place now."""
+    if len(pool.queue):
+        bound, window = state.config.starvation_bound, state.config.window
+        pool.overtaking.schedule(pool.queue, PoolContext(state, pool), bound, window)
+
+
+def reject_infeasible(state: State, pool: Pool) -> None:
+    """Reject what no runner can take any more, where that may have changed."""
+    if pool.rechecked():
+        for request in list(pool.queue):
+            reason = infeasible_reason(state, pool, request)
+            if reason is not None:
+                reject(state, request, *reason)
+
+
+def infeasible_reason(state: State, pool: Pool, request: Request) -> tuple[RejectReason, str] | None:
+    """Why no runner of the pool could ever take it; None before the cluster had the time to report itself."""
+    shapes, rank = pool.confirmed_shapes, pool.adapters.rank(request.adapter)
+    if not state.settled or not shapes or pool.fitting_shapes(rank, request.context_tokens):
+        return None
+    largest = max(shape.max_context_tokens for shape in shapes)
+    if request.context_tokens > largest:
+        return RejectReason.TOO_LARGE, f"{request.context_tokens} tokens; the largest runner holds {largest}"
+    return RejectReason.ADAPTER_FAILED, f"rank {rank}; no runner with that context takes it"
+
+
+class PoolContext:
+    """A pool's runners, as its queue policy sees them."""
+
+    def __init__(self, state: State, pool: Pool) -> None:
+        self._state, self._pool = state, pool
+
+    def admit(self, request: Request, closed: AbstractSet[RunnerShape]) -> Admitted | None:
+        """Place it, in its own numerics class first; None where no other shape can take it."""
+        place = self._pool.placement.place
+        uuid = place(self._ask(request, request.numerics_class), closed)
+        if uuid is None and request.numerics_class and not self._required_class(request):
+            uuid = place(self._ask(request, ""), closed)
+        if uuid is None:
+            return None
+        runner = self._state.runners[uuid]
+        assign(self._state, self._pool, request, runner)
+        return Admitted(runner.shape, uuid)
+
+    def waits_for(self, request: Request, admitted: Admitted) -> bool:
+        rank = self._pool.adapters.rank(request.adapter)
+        fits = admitted.shape.fits(rank, request.context_tokens, self._required_class(request))
+        return fits and admitted.uuid not in self._avoided(request)
+
+    def placeable_shapes(self, request: Request) -> AbstractSet[RunnerShape]:
+        return self._pool.placement.placeable_shapes(self._ask(request, self._required_class(request)))
+
+    def has_capacity(self, closed: AbstractSet[RunnerShape]) -> bool:
+        return self._pool.placement.has_capacity(closed)
+
+    def _required_class(self, request: Request) -> str:
+        """The numerics class that a request has to wait for; "": any will do, its own first.
+
+        One with tokens waits for the class that computed them, for at most `same_class_s` after it ran, while a runner
+        of that class can take it now or soon: it is full, its supervisor is reconnecting, or none was reported yet.
+        """
+        state, pool, computed_by = self._state, self._pool, request.awaited_class
+        if not computed_by or state.now >= request.same_class_until:
+            return ""
+        rank = pool.adapters.rank(request.adapter)
+        waits = not state.settled or pool.accepts(rank, request.context_tokens, computed_by)
+        return computed_by if waits else ""
+
+    def _ask(self, request: Request, numerics_class: str) -> PlacementRequest:
+        return PlacementRequest(
+            adapter=request.adapter,
+            rank=self._pool.adapters.rank(request.adapter),
+            footprint_tokens=request.footprint_tokens,
+            context_tokens=request.context_tokens,
+            numerics_class=numerics_class,
+            avoid=self._avoided(request),
+            skip_limit=self._state.config.skip_limit,
+        )
+
+    def _avoided(self, request: Request) -> Container[str]:
+        """UUIDs of the present incarnations that it avoids."""
+        of_gateway, now = self._state.gateways[request.gateway].avoidance, self._state.now
+        if not of_gateway and not request.avoidance:
+            return ()
+        both = (*of_gateway.current(now), *request.avoidance.current(now))
+        return {runner_id.uuid for runner_id in both if self._state.runner(runner_id)}

@@ -1,0 +1,114 @@
+"""The open streams of the scheduler's peers: which peer a stream is of, what it receives, what its end means.
+
+A peer that connects again replaces its older stream, and what that one still delivers is dropped.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from weft.domain.machine import Closed, Connected, Kind, Peer, Received
+from weft.domain.request import GatewayHello
+from weft.domain.routes import RegistryHello
+from weft.domain.runner import SupervisorHello
+from weft.wire import codec
+from weft.wire.channels import OUTBOX, Outbox
+from weft.wire.errors import PeerError
+from weft_scheduler.core.effects import Event
+
+Feed = Callable[[Event], None]
+RECEIVES: dict[Kind, Any] = {
+    Kind.GATEWAY: codec.GATEWAY_TO_SCHEDULER,
+    Kind.SUPERVISOR: codec.SUPERVISOR_TO_SCHEDULER,
+    Kind.REGISTRY: codec.REGISTRY_TO_SCHEDULER,
+}
+SENDS: dict[Kind, Any] = {
+    Kind.GATEWAY: codec.SCHEDULER_TO_GATEWAY,
+    Kind.SUPERVISOR: codec.SCHEDULER_TO_SUPERVISOR,
+    Kind.REGISTRY: codec.SCHEDULER_TO_REGISTRY,
+}
+
+
+class Sessions:
+    """The present stream of each peer."""
+
+    def __init__(self) -> None:
+        self._open: dict[Peer, Session] = {}
+        self._last: tuple[Kind, object, Any] | None = None  # a message to several peers is encoded once
+
+    def join(self, peer: Peer, session: "Session") -> None:
+        """This is the peer's stream from now on; an older one ends."""
+        self.close(peer)
+        self._open[peer] = session
+
+    def has(self, peer: Peer | None, session: "Session") -> bool:
+        return peer is not None and self._open.get(peer) is session
+
+    def leave(self, peer: Peer | None, session: "Session") -> bool:
+        """True if that was the peer's present stream."""
+        if peer is None or not self.has(peer, session):
+            return False
+        del self._open[peer]
+        return True
+
+    def send(self, peer: Peer, message: object) -> None:
+        """Queue it. A peer that is gone, or does not read fast enough, gets its state after its next hello."""
+        session = self._open.get(peer)
+        if session is None:
+            return
+        if self._last is None or self._last[1] is not message or self._last[0] is not peer.kind:
+            self._last = (peer.kind, message, SENDS[peer.kind].encode(message))
+        session.outbox.put(self._last[2])
+
+    def close(self, peer: Peer, reason: str = "") -> None:
+        """End its stream, if there is one."""
+        session = self._open.get(peer)
+        if session is not None:
+            session.close_reason = reason
+            session.outbox.close()
+
+    def close_all(self) -> None:
+        for peer in self._open:
+            self.close(peer)
+
+
+class Session:
+    """One stream. Its first message says which peer it is of; a registry, which has no hello, is named here.
+
+    A supervisor's hello is answered with every outcome that is not stored: as many as `max_outcomes`.
+    """
+
+    def __init__(self, kind: Kind, sessions: Sessions, feed: Feed, *, name: str = "", max_outcomes: int = 0) -> None:
+        self.outbox: Outbox[Any] = Outbox(max_outcomes + OUTBOX)
+        self.close_reason = ""  # why the machine closed it
+        self._kind, self._sessions, self._feed, self._name = kind, sessions, feed, name
+        self._peer: Peer | None = None
+
+    def on_message(self, envelope: Any) -> None:
+        """Raises PeerError."""
+        message = RECEIVES[self._kind].decode(envelope)
+        hello = isinstance(message, GatewayHello | SupervisorHello)
+        if self._peer is None:
+            self._connect(message)
+        elif hello:
+            raise PeerError("a peer sends its hello once")
+        if not hello and self._peer is not None and self._sessions.has(self._peer, self):
+            self._feed(Received(self._peer, message))
+
+    def on_close(self) -> None:
+        if self._sessions.leave(self._peer, self) and self._peer is not None:
+            self._feed(Closed(self._peer))
+
+    def _connect(self, message: Any) -> None:
+        hello: object = message
+        match message:
+            case GatewayHello():
+                name = message.gateway
+            case SupervisorHello():
+                name = message.supervisor
+            case _ if self._kind is Kind.REGISTRY:
+                name, hello = self._name, RegistryHello(message.term)
+            case _:
+                raise PeerError(f"a {self._kind.value}'s first message is its hello")
+        self._peer = Peer(self._kind, name)
+        self._sessions.join(self._peer, self)
+        self._feed(Connected(self._peer, hello))

@@ -1,0 +1,151 @@
+"""How many runners a load asks for, and for how long: a pure function and its memory."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft_scheduler.core.policy.autoscaling.demand import (
+    MAX_RUNNERS,
+    PoolLoad,
+    ReplicaBounds,
+    RunnerCapacity,
+    ScaleDownStabilization,
+    demand_runners,
+    desired_runners,
+)
+
+UNIT = RunnerCapacity(sequences=4, kv_tokens=1600, slots=2, tokens_per_s=50.0)
+WORK_S = 30.0
+
+# the load -> what it would fill, what is asked for
+CASES: dict[str, tuple[dict[str, int], int, int]] = {
+    "nobody": ({}, 0, 0),
+    "the first request that waits": ({"queued": 1, "queued_tokens": 32}, 1, 1),
+    "under half of a runner": ({"running": 2, "reserved_tokens": 800}, 1, 1),
+    "no lightly loaded runner: one more": ({"running": 3}, 1, 2),
+    "one full": ({"running": 4}, 1, 2),
+    "one full and one lightly loaded: enough": ({"running": 6}, 2, 2),
+    "straight to as many as those who wait fill": ({"running": 8, "queued": 9}, 5, 5),
+    "long ones fill pages before sequences": ({"running": 2, "reserved_tokens": 4000}, 3, 3),
+    "long ones that wait": ({"running": 4, "queued": 2, "reserved_tokens": 1600, "queued_tokens": 700}, 2, 2),
+    "tokens that wait are work": ({"running": 4, "queued": 2, "queued_tokens": 3000}, 3, 3),
+    "adapters that find no slot": ({"running": 2, "queued": 3, "busy_slots": 2, "queued_adapters": 3}, 3, 3),
+    "no slot is short while nobody waits": ({"running": 2, "busy_slots": 2}, 1, 1),
+    "more work than is done in time": ({"running": 1, "queued": 1, "queued_tokens": 9000}, 7, 7),
+}
+
+
+@pytest.mark.parametrize("tokens_per_s", [5e-324, 1e-12])
+def test_runners_that_compute_next_to_nothing_ask_for_a_number_that_can_be_sent(tokens_per_s: float) -> None:
+    load = PoolLoad(running=1, queued=1, queued_tokens=2**40)
+    asked = desired_runners(load, RunnerCapacity(4, 1600, 2, tokens_per_s), WORK_S)
+    assert asked == demand_runners(load, RunnerCapacity(4, 1600, 2, tokens_per_s), WORK_S) == MAX_RUNNERS
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_asks_for(name: str) -> None:
+    load, fills, asks = CASES[name]
+    assert demand_runners(PoolLoad(**load), UNIT, WORK_S) == fills
+    assert desired_runners(PoolLoad(**load), UNIT, WORK_S) == asks
+
+
+def test_before_any_runner_has_told_what_it_holds_one_is_asked_for() -> None:
+    crowd = PoolLoad(queued=1000, queued_tokens=10**9, queued_adapters=50)
+    assert desired_runners(crowd, None, WORK_S) == demand_runners(crowd, None, WORK_S) == 1
+    assert desired_runners(PoolLoad(), None, WORK_S) == 0
+
+
+def test_work_says_nothing_before_a_busy_runner_was_measured() -> None:
+    long = PoolLoad(queued=1, queued_tokens=1500)
+    assert desired_runners(long, RunnerCapacity(4, 1600, 2), WORK_S) == 2
+    assert desired_runners(long, RunnerCapacity(4, 1600, 2, 10.0), WORK_S) == 5
+
+
+FIELDS = ("running", "queued", "reserved_tokens", "queued_tokens", "busy_slots", "queued_adapters")
+LOADS = st.builds(
+    PoolLoad, st.integers(0, 60), st.integers(0, 60), *[st.integers(0, 50_000)] * 2, *[st.integers(0, 60)] * 2
+)
+UNITS = st.builds(RunnerCapacity, *[st.integers(1, 64)] * 3, st.sampled_from([0.0, 0.5, 40.0])) | st.none()
+
+
+@given(LOADS, UNITS, st.sampled_from(FIELDS), st.integers(1, 100))
+def test_more_load_never_asks_for_fewer(load: PoolLoad, unit: RunnerCapacity | None, grown: str, by: int) -> None:
+    fields = {name: getattr(load, name) for name in FIELDS}
+    more = PoolLoad(**(fields | {grown: fields[grown] + by}))
+    assert desired_runners(more, unit, WORK_S) >= desired_runners(load, unit, WORK_S)
+    assert demand_runners(more, unit, WORK_S) >= demand_runners(load, unit, WORK_S)
+
+
+@given(LOADS, UNITS)
+def test_what_is_asked_for_covers_what_is_filled_and_nobody_asks_for_nothing(load: PoolLoad, unit: Any) -> None:
+    asked = desired_runners(load, unit, WORK_S)
+    if load.running or load.queued:
+        assert asked >= max(1, demand_runners(load, unit, WORK_S))
+    else:
+        assert asked == 0
+
+
+@given(st.integers(0, 9), st.integers(0, 9) | st.none(), st.integers(0, 20))
+def test_bounds_hold_and_the_least_wins_over_a_smaller_most(least: int, most: int | None, runners: int) -> None:
+    clamped = ReplicaBounds(least, most).clamp(runners)
+    assert clamped >= least
+    assert most is None or clamped <= max(least, most)
+    assert clamped == runners or clamped in (least, max(most or 0, least))
+
+
+# ------------------------------------------------------------------------------------------------ memory
+
+KEEP_S = 60.0
+HISTORIES = st.lists(st.tuples(st.floats(0.0, 50.0), st.integers(0, 9)), min_size=1, max_size=40)
+
+
+def wanted(history: list[tuple[float, int]]) -> list[int]:
+    """What is wanted after each (seconds later, asked)."""
+    hold, now, told = ScaleDownStabilization(), 0.0, list[int]()
+    for later_s, asked in history:
+        now += later_s
+        told.append(hold.recommend(asked, now, KEEP_S))
+    return told
+
+
+@given(HISTORIES)
+def test_wanted_is_the_most_that_was_asked_for_within_the_time(history: list[tuple[float, int]]) -> None:
+    """Against the definition, spelt out: a number counts until the next is asked for, and for a time after that."""
+    now, asked_at = 0.0, list[tuple[float, int]]()
+    for (later_s, asked), told in zip(history, wanted(history), strict=True):
+        now += later_s
+        asked_at.append((now, asked))
+        ends = [at for at, _ in asked_at[1:]] + [now]
+        recent = [n for (_, n), end in zip(asked_at, ends, strict=True) if end + KEEP_S > now]
+        assert told == max(recent)
+
+
+@given(HISTORIES, st.data())
+def test_more_load_at_any_time_never_wants_fewer_at_any_time(history: list[tuple[float, int]], data: Any) -> None:
+    more = [(later_s, asked + data.draw(st.integers(0, 3))) for later_s, asked in history]
+    assert all(a >= b for a, b in zip(wanted(more), wanted(history), strict=True))
+
+
+@given(HISTORIES, st.integers(0, 9))
+def test_a_load_that_stays_settles_after_one_change_and_stays(history: list[tuple[float, int]], asked: int) -> None:
+    still = [(1.0, asked)] * 200
+    told = wanted([*history, *still])[len(history) :]
+    assert all(a >= b for a, b in pairwise(told)), "it only goes down, never up and down"
+    assert told[-100:] == [asked] * 100
+
+
+def test_it_says_when_fewer_will_be_wanted() -> None:
+    hold = ScaleDownStabilization()
+    assert hold.recommend(3, 0.0, KEEP_S) == 3
+    assert hold.next_deadline(KEEP_S) is None, "as long as it is asked for it is wanted"
+    assert hold.recommend(1, 10.0, KEEP_S) == 3
+    assert hold.next_deadline(KEEP_S) == 70.0
+    assert hold.recommend(2, 20.0, KEEP_S) == 3
+    assert hold.recommend(0, 30.0, KEEP_S) == 3
+    assert hold.recommend(0, 70.0, KEEP_S) == 2
+    assert hold.next_deadline(KEEP_S) == 90.0
+    assert hold.recommend(0, 90.0, KEEP_S) == 0
+    assert hold.next_deadline(KEEP_S) is None

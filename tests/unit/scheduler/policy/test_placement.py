@@ -1,0 +1,145 @@
+"""Punica's placement: as a table over the whole core, and against a plain search over random fleets."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.scheduler_driver import sequence
+from weft.domain.adapter import AdapterSpec
+from weft.domain.ids import Epoch
+from weft.domain.request import Assign
+from weft.domain.routes import RegistryChange
+from weft.domain.runner import SequenceState
+from weft_scheduler.core.policy.placement import PlacementRequest, Punica, RunnerLoad, RunnerShape
+
+DIGESTS = ["sha256:1", "sha256:2", "sha256:3"]
+
+
+def others(n: int, *digests: str) -> tuple[SequenceState, ...]:
+    return tuple(sequence(f"other{i}", Epoch(1, 0), digests[i] if i < len(digests) else "", 8) for i in range(n))
+
+
+# runners: uuid -> (sequences, free pages, digests that run there, extra state)
+CASES: dict[str, tuple[dict[str, tuple[int, int, tuple[str, ...], dict[str, Any]]], dict[str, Any], str | None]] = {
+    "the largest working set": ({"a": (1, 50, (), {}), "b": (3, 50, (), {}), "c": (2, 50, (), {})}, {}, "b"),
+    "ties go to the highest uuid": ({"a": (2, 50, (), {}), "c": (2, 50, (), {}), "b": (2, 50, (), {})}, {}, "c"),
+    "not over the batch limit": ({"a": (1, 50, (), {}), "b": (4, 50, (), {})}, {}, "a"),
+    "not without pages": ({"a": (0, 2, (), {}), "b": (3, 1, (), {})}, {}, "a"),
+    "nobody has pages": ({"a": (0, 1, (), {}), "b": (3, 1, (), {})}, {}, None),
+    "nobody is under its batch limit": ({"a": (4, 90, (), {}), "b": (4, 90, (), {})}, {}, None),
+    "pages that are owed to paused sequences are not free": ({"a": (1, 9, (), {"owed_pages": 8})}, {}, None),
+    "not where every slot is busy with others": (
+        {"a": (1, 50, ("sha256:2",), {}), "b": (2, 50, ("sha256:2", "sha256:3"), {})},
+        {"digest": "sha256:1"},
+        "a",
+    ),
+    "where its adapter runs although every slot is busy": (
+        {"a": (1, 50, (), {}), "b": (2, 50, ("sha256:1", "sha256:3"), {})},
+        {"digest": "sha256:1"},
+        "b",
+    ),
+    "the base needs no slot": ({"a": (1, 50, (), {}), "b": (2, 50, ("sha256:2", "sha256:3"), {})}, {}, "b"),
+    "nowhere while every slot of the pool is busy": (
+        {"b": (2, 50, ("sha256:2", "sha256:3"), {})},
+        {"digest": "sha256:1"},
+        None,
+    ),
+    "not above a runner's rank": (
+        {"a": (0, 50, (), {}), "b": (2, 50, (), {"max_rank": 4})},
+        {"digest": "sha256:1"},
+        "a",
+    ),
+    "not beyond a runner's context": (
+        {"a": (0, 50, (), {}), "b": (2, 50, (), {"max_context_tokens": 64})},
+        {"max_tokens": 100},
+        "a",
+    ),
+    "not on a draining runner": ({"a": (0, 50, (), {}), "b": (2, 50, (), {"draining": True})}, {}, "a"),
+    "not on a runner that was never ready": ({"a": (0, 50, (), {}), "b": (2, 50, (), {"ready": False})}, {}, "a"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_places(name: str, driver: Any, picked: Callable[..., Any]) -> None:
+    runners, request, expected = CASES[name]
+    driver.start(*DIGESTS)
+    for uuid, (busy, free, digests, state) in runners.items():
+        driver.runner(uuid, *others(busy, *digests), free=free, **state)
+    assigns = picked(driver.submit("r", **request), Assign)
+    assert [a.runner.uuid for a in assigns] == ([expected] if expected else [])
+
+
+SHAPES = [RunnerShape(8, 100), RunnerShape(64, 100), RunnerShape(64, 1000)]
+FLEET = st.dictionaries(
+    st.sampled_from("abcdefghij"),
+    st.tuples(
+        st.integers(0, 3),
+        st.integers(1, 40),
+        st.sampled_from(SHAPES),
+        st.none() | st.lists(st.sampled_from(DIGESTS), min_size=2, max_size=2, unique=True).map(tuple),
+    ),
+)
+
+
+@given(
+    fleet=FLEET,
+    digest=st.sampled_from(["", *DIGESTS]),
+    rank=st.sampled_from([0, 16]),
+    room=st.integers(1, 45),
+    context=st.sampled_from([50, 500]),
+    avoid=st.sets(st.sampled_from("abcdefghij")),
+    closed=st.sets(st.sampled_from(SHAPES)),
+)
+def test_the_index_finds_what_a_plain_search_finds(
+    fleet: dict[str, Any], digest: str, rank: int, room: int, context: int, avoid: set[str], closed: set[RunnerShape]
+) -> None:
+    policy = Punica()
+    for uuid, (working_set, free, shape, slots) in fleet.items():
+        policy.update(RunnerLoad(uuid, shape, 0, 9, 1, None))  # an earlier load of it
+        policy.update(RunnerLoad(uuid, shape, working_set, 9, free, slots))
+
+    def takes(uuid: str) -> bool:
+        _, free, shape, slots = fleet[uuid]
+        admits = slots is None or digest in ("", *slots)
+        fits = free >= room and shape.max_rank >= rank and shape.max_context_tokens >= context
+        return admits and fits and uuid not in avoid and shape not in closed
+
+    expected = max(((fleet[uuid][0], uuid) for uuid in fleet if takes(uuid)), default=(0, None))[1]
+    assert policy.place(PlacementRequest(digest, rank, room, context, avoid), closed) == expected
+    assert policy.has_capacity(closed) == any(shape not in closed for _, _, shape, _ in fleet.values())
+
+
+def test_full_runners_leave_no_rest_behind() -> None:
+    policy = Punica()
+    policy.update(RunnerLoad("a", SHAPES[0], 1, 9, 5, ("sha256:1",)))
+    policy.update(RunnerLoad("a", SHAPES[0], 1, 9, 7, ("sha256:1",)))
+    policy.remove("a")
+    policy.remove("a")
+    assert not policy.loads()
+    assert not policy.has_capacity(())
+
+
+def test_pinned_adapters_hold_their_slots_and_are_there_for_whoever_asks(
+    driver: Any, picked: Callable[..., list[Any]], adapter_of: Callable[..., AdapterSpec]
+) -> None:
+    """Of 4 slots 3 are protected: a second cold adapter would wait on the runner for a slot that never comes."""
+    driver.start(*(f"sha256:{i}" for i in range(6)))
+    driver.runner("a", max_adapters=4, max_sequences=9)
+    driver.place("cold", "sha256:5")
+    pinned = tuple(adapter_of(f"sha256:{i}", pinned=True) for i in range(3))
+    driver.change(RegistryChange(False, adapters=pinned))
+    assert not picked(driver.submit("second", "sha256:4"), Assign)
+    assert [driver.place(f"r{i}", f"sha256:{i}").runner.uuid for i in (0, 1, 2, 5)] == ["a"] * 4
+    effects = driver.change(RegistryChange(False, adapters=(adapter_of("sha256:0"),)))
+    assert not picked(effects, Assign), "it still runs there"
+    assert [a.request_id for a in picked(driver.outcome("r0", digest="sha256:0"), Assign)] == ["second"]
+
+
+def test_a_runner_keeps_one_slot_that_nobody_pins(driver: Any, adapter_of: Callable[..., AdapterSpec]) -> None:
+    driver.start(*(f"sha256:{i}" for i in range(4)))
+    driver.change(RegistryChange(False, adapters=tuple(adapter_of(f"sha256:{i}", pinned=True) for i in range(3))))
+    driver.runner("a", max_adapters=1)
+    assert driver.place("cold", "sha256:3").runner.uuid == "a"

@@ -1,0 +1,257 @@
+"""Who may pass whom."""
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.domain.request import Assign, FailReason, Reject, RejectReason, ResubmitComplete
+from weft_scheduler.core.model.request import Phase
+from weft_scheduler.core.policy.placement import RunnerShape
+from weft_scheduler.core.policy.queue import Admitted, Fcfs, Overtaking, SortedQueue, sorted_queue
+
+SMALL, LARGE = RunnerShape(8, 10), RunnerShape(8, 100)
+
+
+@dataclass(eq=False)
+class Waiting:
+    name: int
+    size: int
+
+    @property
+    def id(self) -> str:
+        return str(self.name)
+
+    @property
+    def awaited_class(self) -> str:
+        return ""
+
+    @property
+    def order(self) -> tuple[float, int]:
+        return 0.0, self.name
+
+
+class Room:
+    """Two runners, each of one shape, with so much room left."""
+
+    def __init__(self, queue: Fcfs[Waiting], small: int, large: int) -> None:
+        self.queue, self.free, self.admitted = queue, {SMALL: small, LARGE: large}, list[int]()
+
+    def admit(self, request: Waiting, closed: AbstractSet[RunnerShape]) -> Admitted | None:
+        for shape in self.placeable_shapes(request):
+            if shape not in closed and self.free[shape] >= request.size:
+                self.free[shape] -= request.size
+                self.queue.remove(request)
+                self.admitted.append(request.name)
+                return Admitted(shape, "")
+        return None
+
+    def waits_for(self, request: Waiting, admitted: Admitted) -> bool:
+        return admitted.shape in self.placeable_shapes(request)
+
+    def placeable_shapes(self, request: Waiting) -> AbstractSet[RunnerShape]:
+        return {shape for shape in (SMALL, LARGE) if shape.max_context_tokens >= request.size}
+
+    def has_capacity(self, closed: AbstractSet[RunnerShape]) -> bool:
+        return any(free for shape, free in self.free.items() if shape not in closed)
+
+
+def queue_of(*sizes: int) -> Fcfs[Waiting]:
+    queue: Fcfs[Waiting] = Fcfs()
+    for name, size in enumerate(sizes):
+        queue.push(Waiting(name, size))
+    return queue
+
+
+def schedule(
+    queue: Fcfs[Waiting], overtaking: Overtaking, small: int, large: int, bound: int = 2, window: int = 64
+) -> list[int]:
+    room = Room(queue, small, large)
+    overtaking.schedule(queue, room, bound, window)
+    return room.admitted
+
+
+def overtaken(queue: Fcfs[Waiting], overtaking: Overtaking) -> list[int]:
+    return [overtaking.counts[r.id] for r in queue]
+
+
+def test_what_fits_is_admitted_in_order() -> None:
+    assert schedule(queue_of(1, 2, 3), Overtaking(), 0, 10) == [0, 1, 2]
+
+
+def test_a_blocked_request_is_passed_up_to_the_bound_and_then_closes_its_runners() -> None:
+    queue, overtaking = queue_of(50, 1, 1, 1, 1), Overtaking()
+    assert schedule(queue, overtaking, 0, 40, bound=2) == [1, 2]
+    assert overtaken(queue, overtaking) == [2, 0, 0]
+    assert schedule(queue, overtaking, 0, 40, bound=2) == []  # nothing behind it, although it fits
+    assert schedule(queue, overtaking, 0, 50, bound=2) == [0]
+    assert schedule(queue, overtaking, 0, 50, bound=2) == [3, 4]
+
+
+def test_runners_that_could_never_take_it_stay_open_and_are_no_passes() -> None:
+    queue, overtaking = queue_of(50, 1, 1, 1, 1), Overtaking()
+    assert schedule(queue, overtaking, 10, 0, bound=2) == [1, 2, 3, 4]
+    assert overtaken(queue, overtaking) == [0]
+
+
+def test_a_bound_of_zero_is_strict_order() -> None:
+    assert schedule(queue_of(50, 1), Overtaking(), 0, 40, bound=0) == []
+
+
+def test_no_more_than_the_window_is_passed_at_all() -> None:
+    assert schedule(queue_of(50, 50, 1), Overtaking(), 0, 40, window=2) == []
+    assert schedule(queue_of(50, 50, 1), Overtaking(), 0, 40, window=3) == [2]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 60), max_size=12),
+    passes=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 60)), max_size=8),
+    bound=st.integers(0, 3),
+)
+def test_nobody_is_passed_more_often_than_the_bound(
+    sizes: list[int], passes: list[tuple[int, int]], bound: int
+) -> None:
+    queue, overtaking = queue_of(*sizes), Overtaking()
+    waiting = {r.name: r for r in queue}
+    shapes = Room(queue, 0, 0).placeable_shapes
+    passed = dict.fromkeys(waiting, 0)
+    for small, large in passes:
+        room = Room(queue, small, large)
+        before = room.free.copy()
+        overtaking.schedule(queue, room, bound, 64)
+        for name in room.admitted:
+            ran_on = {s for s in shapes(waiting[name]) if before[s] != room.free[s]}
+            for earlier in [r for r in queue if r.name < name and ran_on <= shapes(r)]:
+                passed[earlier.name] += len(ran_on) == 1
+    assert all(count <= bound for count in overtaking.counts.values())
+    assert all(passed[name] <= bound for name in passed)
+
+
+@given(sizes=st.lists(st.integers(1, 100), min_size=1, max_size=15), bound=st.integers(0, 4))
+def test_when_room_keeps_coming_everybody_is_admitted(sizes: list[int], bound: int) -> None:
+    queue, overtaking = queue_of(*sizes), Overtaking()
+    for _ in range(len(sizes)):
+        schedule(queue, overtaking, 10, 100, bound)
+    assert not len(queue)
+
+
+def test_in_the_core_the_oldest_waits_for_pages_while_the_bound_lasts(new_driver: Any, picked: Any) -> None:
+    driver = new_driver(starvation_bound=2).start()
+    driver.runner("a", free=10)
+    driver.submit("large", prompt_tokens=400, p90_tokens=50)
+    assert not picked(driver.submit("large2", prompt_tokens=400), Assign)
+    assert [driver.place(f"r{i}").request_id for i in range(2)] == ["r0", "r1"]
+    assert driver.pool().overtaking.counts["large"] == 2
+    assert not picked(driver.submit("r2"), Assign)
+    effects = driver.runner("a", driver.view("r0"), driver.view("r1"), free=96)
+    assert [a.request_id for a in picked(effects, Assign)] == ["large", "large2"]
+
+
+def test_one_that_keeps_off_the_only_runner_stalls_nobody(driver: Any) -> None:
+    """100 requests a second beside one that its runner failed: everybody is admitted at once, without a pause."""
+    driver.start()
+    driver.runner("a", max_sequences=32)
+    driver.place("bad")
+    driver.failed("bad", FailReason.RUNNER_ERROR)
+    for i in range(200):
+        driver.wait(0.01)
+        assert driver.place(f"r{i}").runner.uuid == "a"
+        driver.outcome(f"r{i}")
+    assert driver.pool().overtaking.counts["bad"] == 0
+
+
+def test_one_that_keeps_off_a_runner_waits_for_the_others_no_longer_than_the_bound(
+    new_driver: Any, picked: Any
+) -> None:
+    driver = new_driver(starvation_bound=2, avoid_s=60.0).start()
+    driver.runner("a", max_sequences=9)
+    driver.place("bad", prompt_tokens=400)
+    driver.failed("bad", FailReason.RUNNER_ERROR)
+    driver.runner("b", max_sequences=9, free=10)
+    placed = [driver.place(f"r{i}") for i in range(2)]
+    assert ([a.runner.uuid for a in placed], driver.pool().overtaking.counts["bad"]) == (["b", "b"], 2)
+    assert not picked(driver.submit("behind"), Assign), "b has room for it and drains for the oldest"
+    effects = driver.runner("b", driver.view("r0"), driver.view("r1"), free=96)
+    assert [a.request_id for a in picked(effects, Assign)] == ["bad", "behind"]
+
+
+def test_age_counts_waiting_before_a_restart(driver: Any) -> None:
+    driver.start()
+    for name, waited_s in (("young", 1.0), ("old", 9.0), ("middle", 5.0)):
+        driver.submit(name, waited_s=waited_s)
+    assert [r.id for r in driver.pool().queue] == ["old", "middle", "young"]
+
+
+def test_beyond_its_bound_the_queue_refuses_with_a_time_from_the_measured_rate(driver: Any, picked: Any) -> None:
+    driver.start(max_queue=2)
+    driver.runner("a", max_sequences=2)
+    driver.place("r0")
+    driver.place("r1")
+    driver.runner("a", driver.view("r0"), driver.view("r1"), free=90)
+    driver.submit("q0")
+    driver.submit("q1")
+    (unknown,) = picked(driver.submit("q2"), Reject)
+    assert (unknown.reason, unknown.retry_after_ms) == (RejectReason.QUEUE_FULL, 5000)
+    driver.wait(1.0)
+    driver.outcome("r0")  # one departure in about 30 s
+    (measured,) = picked(driver.submit("q3"), Reject)
+    assert measured.retry_after_ms == 45_000  # 3 asked, half of it at 1/30 a second
+    assert driver.knows("q1")
+
+
+def test_one_that_fits_is_admitted_past_a_full_queue(driver: Any) -> None:
+    driver.start(max_queue=1)
+    driver.runner("a", free=10)
+    driver.submit("large", prompt_tokens=400)
+    assert driver.place("small").request_id == "small"
+
+
+def test_requests_that_were_accepted_once_are_never_refused_for_a_full_queue(driver: Any, picked: Any) -> None:
+    driver.start(max_queue=1)
+    driver.submit("q0")
+    driver.gateway("g2", complete=False)
+    for i in range(3):
+        assert not picked(driver.submit(f"h{i}", gateway="g2"), Reject)
+    assert not picked(driver.gateway_sends(ResubmitComplete(), "g2"), Reject)
+    assert not picked(driver.submit("moved", emitted_tokens=4), Reject)
+    assert [r.reason for r in picked(driver.submit("new"), Reject)] == [RejectReason.QUEUE_FULL]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30)), max_size=60), st.integers(1, 4))
+def test_a_sorted_queue_is_a_sorted_list(steps: list[tuple[bool, int]], bucket: int) -> None:
+    queue: SortedQueue[Waiting] = SortedQueue()
+    model: dict[int, Waiting] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sorted_queue, "BUCKET", bucket)
+        for add, name in steps:
+            if add and name not in model:
+                model[name] = Waiting(name, 1)
+                queue.add(model[name])
+            elif not add and name in model:
+                queue.remove(model.pop(name))
+            ordered = [model[key] for key in sorted(model)]
+            assert [*queue] == ordered
+            assert [queue.at(place) for place in range(len(queue) + 1)] == [*ordered, None]
+    with pytest.raises(KeyError):
+        queue.remove(Waiting(99, 1))
+
+
+def test_requests_that_wait_for_their_class_do_not_hold_up_those_behind_them(new_driver: Any) -> None:
+    """As many wait for a full class as a pass looks at; one that any class can run is placed all the same."""
+    driver = new_driver(window=4).start(min_runners=9)
+    driver.runner("home", numerics_class="A", max_sequences=8)
+    waiting = [f"w{i}" for i in range(5)]
+    for name in waiting:
+        assert driver.place(name).runner.uuid == "home"
+    driver.runner("full", numerics_class="A", free=0)
+    driver.runner("other", numerics_class="B", max_sequences=8)
+    driver.lost("home")
+    for name in waiting:
+        driver.failed(name, FailReason.SESSION_LOST, 3)
+    assert {driver.request(name).phase for name in waiting} == {Phase.WAITING}
+    assert driver.place("young").runner.uuid == "other"
+    driver.wait(5.1)
+    assert {driver.request(name).runner.uuid for name in waiting} == {"other"}, "then any class will do"

@@ -1,0 +1,80 @@
+"""The registry's question: is this adapter gone from the route table and from every runner?"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from weft.domain.routes import AdapterStatus, RegistryChange
+
+Picked = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def removed(driver: Any, picked: Picked) -> Callable[..., list[str]]:
+    """Remove adapters by uid, let some seconds pass; uids that were said to be gone."""
+
+    def remove(*uids: str, seconds: float = 1.0) -> list[str]:
+        effects = driver.change(RegistryChange(False, removed_adapters=uids)) if uids else []
+        statuses = picked(effects + driver.wait(seconds), AdapterStatus)
+        return [s.uid for s in statuses if not s.routed and s.ready_runners == 0]
+
+    return remove
+
+
+def uid_of(driver: Any, digest: str) -> str:
+    return next(iter(driver.pool().adapters.by_digest[digest]))
+
+
+def test_a_uid_that_nobody_knows_is_gone_and_said_once(driver: Any, removed: Any) -> None:
+    driver.start()
+    assert removed("old") == ["old"]
+    assert removed() == []
+
+
+def test_a_removed_adapter_is_gone_when_every_ready_runner_has_the_list_without_it(driver: Any, removed: Any) -> None:
+    driver.start("sha256:1", "sha256:2")
+    pool = driver.pool()
+    driver.runner("r", desired_version=pool.adapters.version, ready=True)
+    uid = uid_of(driver, "sha256:1")
+    assert removed(uid, seconds=60.0) == []  # the runner has not said that it knows the new list
+    driver.runner("r", desired_version=pool.adapters.version, ready=True)
+    assert removed() == [uid]
+
+
+def test_while_a_stream_uses_it_it_is_not_gone(driver: Any, removed: Any) -> None:
+    driver.start("sha256:1", drain_s=30.0)
+    pool = driver.pool()
+    driver.runner("r", desired_version=pool.adapters.version, ready=True)
+    driver.place("q", "sha256:1")
+    uid = uid_of(driver, "sha256:1")
+    assert removed(uid, seconds=20.0) == []
+    driver.wait(11.0)  # its drain time ends, and with it the stream
+    driver.runner("r", desired_version=pool.adapters.version, ready=True)
+    assert removed() == [uid]
+
+
+def test_content_that_another_adapter_has_too_holds_nobody_up(driver: Any, removed: Any, adapter_of: Any) -> None:
+    driver.start("sha256:1")
+    driver.change(RegistryChange(False, adapters=(adapter_of("sha256:1", uid="twin", model_name="twin"),)))
+    pool = driver.pool()
+    driver.runner("r", desired_version=pool.adapters.version, ready=True)
+    assert removed("twin") == ["twin"]
+
+
+def test_an_adapter_that_comes_back_is_not_said_to_be_gone(driver: Any, removed: Any, adapter_of: Any) -> None:
+    driver.start("sha256:1")
+    uid = uid_of(driver, "sha256:1")
+    back = adapter_of("sha256:1", uid=uid)
+    driver.change(RegistryChange(False, removed_adapters=(uid,)))
+    driver.change(RegistryChange(False, adapters=(back,)))
+    assert uid not in removed()
+    assert not driver.state.published.deletions
+
+
+def test_a_registry_that_comes_back_may_ask_in_its_snapshot(driver: Any, picked: Picked) -> None:
+    driver.start("sha256:1")
+    spec, uid = driver.pool().spec, uid_of(driver, "sha256:1")
+    driver.connect_registry()
+    effects = driver.change(RegistryChange(True, pools=(spec,), removed_adapters=(uid,))) + driver.wait(60.0)
+    assert [s.uid for s in picked(effects, AdapterStatus)] == [uid]

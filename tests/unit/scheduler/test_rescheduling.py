@@ -1,0 +1,365 @@
+"""Epochs end once, requests move a bounded number of times, pages that somebody is owed stay where they are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.request import Assign, Cancel, Failed, FailReason, Preempt, Reject, RejectReason, RunnerGone, Started
+from weft.domain.runner import ClusterReport, PreemptDecision
+from weft_scheduler.core.effects import Requeued, Stale
+from weft_scheduler.core.model.request import Phase
+
+Picked = Callable[..., list[Any]]
+
+
+def test_every_assignment_has_a_higher_epoch(driver: Any, picked: Picked) -> None:
+    driver.start()
+    driver.runner("a")
+    epochs = [driver.place(f"r{i}").epoch for i in range(3)]
+    epochs += [a.epoch for a in picked(driver.failed("r0", FailReason.PREEMPTED, 3), Assign)]
+    assert epochs == sorted(set(epochs))
+    assert len(epochs) == 4
+
+
+def test_a_second_trigger_for_an_epoch_is_ignored(driver: Any, picked: Picked) -> None:
+    driver.start()
+    driver.runner("a")
+    first = driver.place("r")
+    driver.lost("a")
+    assert picked(driver.failed("r", FailReason.SESSION_LOST, 5, epoch=first.epoch), Requeued)
+    again = driver.failed("r", FailReason.RUNNER_ERROR, 5, epoch=first.epoch)
+    assert [type(e) for e in again] == [Stale]
+    assert driver.request("r").migrations == 1
+
+
+def test_a_failed_of_an_older_epoch_does_not_touch_the_present_one(driver: Any, picked: Picked) -> None:
+    driver.start()
+    driver.runner("a")
+    first = driver.place("r")
+    assert picked(driver.failed("r", FailReason.PREEMPTED, 3), Assign)
+    effects = driver.failed("r", FailReason.SESSION_LOST, 9, epoch=first.epoch)
+    assert [type(e) for e in effects] == [Stale]
+    assert driver.request("r").phase is Phase.ASSIGNED
+    assert driver.request("r").emitted_tokens == 3
+
+
+@pytest.mark.parametrize("emitted", [0, 7])
+def test_the_gateway_tells_first_or_the_lease_runs_out_first_one_placement_follows(
+    driver: Any, picked: Picked, emitted: int
+) -> None:
+    driver.start()
+    driver.runner("b")
+    assert driver.place("r").runner.uuid == "b"
+    driver.runner("a")
+    (moved,) = picked(driver.failed("r", FailReason.SESSION_LOST, emitted), Assign)
+    assert moved.runner.uuid == "a"
+    effects = driver.lost("b")
+    assert [e.runner for e in picked(effects, RunnerGone)] == [RunnerId("b", "i1")]
+    assert not picked(effects, Assign)
+    driver.gateway_sends(Started("r", moved.epoch))
+    assert not picked(driver.wait(30.0), Requeued)
+
+
+def test_a_gateway_silent_about_a_lost_runner_is_not_waited_for_longer_than_an_assign(
+    driver: Any, picked: Picked
+) -> None:
+    driver.start()
+    driver.runner("b")
+    driver.place("r")
+    driver.lost("b")
+    driver.runner("a")
+    assert driver.request("r").phase is Phase.STOPPING
+    assert not picked(driver.wait(4.9), Assign)
+    assert [a.runner.uuid for a in picked(driver.wait(0.2), Assign)] == ["a"]
+
+
+def test_a_new_incarnation_ends_the_old_ones_sequences_at_once(driver: Any, picked: Picked) -> None:
+    driver.start()
+    driver.runner("a")
+    driver.place("r")
+    effects = driver.runner("a", incarnation="i2")
+    assert picked(effects, RunnerGone)
+    assert driver.request("r").phase is Phase.STOPPING
+    (moved,) = picked(driver.failed("r", FailReason.SESSION_LOST, 4), Assign)
+    assert moved.runner == RunnerId("a", "i2")  # only the old incarnation is avoided
+    late = driver.runner("a", incarnation="i1")
+    assert [type(e) for e in late] == [Stale]
+
+
+@pytest.mark.parametrize("reason", [FailReason.SESSION_LOST, FailReason.RUNNER_ERROR, FailReason.DRAINED])
+def test_the_runner_is_avoided_for_a_bounded_time(driver: Any, picked: Picked, reason: FailReason) -> None:
+    driver.start()
+    driver.runner("a")
+    driver.place("r")
+    assert not picked(driver.failed("r", reason, 1), Assign)
+    assert not picked(driver.wait(2.9), Assign)
+    (again,) = picked(driver.wait(0.2), Assign)
+    assert again.runner.uuid == "a"
+
+
+def test_a_killed_runner_whose_lease_lives_on_does_not_use_up_a_requests_moves(driver: Any, picked: Picked) -> None:
+    driver.start()
+    driver.runner("a")
+    first = driver.place("r")
+    driver.gateway_sends(Started("r", first.epoch))
+    for pause_s in (3.0, 6.0, 12.0, 24.0, 48.0, 60.0, 60.0):
+        assert not picked(driver.failed("r", FailReason.SESSION_LOST, 1), Assign)
+        assert not picked(driver.wait(pause_s - 0.1), Assign)
+        (again,) = picked(driver.wait(0.2), Assign)
+    driver.gateway_sends(Started("r", again.epoch))  # it was the network
+    driver.failed("r", FailReason.SESSION_LOST, 2)
+    assert picked(driver.wait(3.1), Assign)
+
+
+def test_the_requests_of_a_lost_session_count_as_one_loss(driver: Any, picked: Picked) -> None:
+    driver.start()
+    driver.runner("a")
+    for name in "rs":
+        driver.place(name)
+    for name in "rs":
+        driver.failed(name, FailReason.SESSION_LOST, 1)
+    assert len(picked(driver.wait(3.1), Assign)) == 2
+
+
+def test_one_gateways_lost_session_does_not_take_the_runner_from_the_others(driver: Any, picked: Picked) -> None:
+    driver.start()
+    driver.gateway("g2")
+    driver.runner("a")
+    driver.place("r")
+    driver.failed("r", FailReason.SESSION_LOST)
+    assert not picked(driver.submit("r2"), Assign)  # same gateway
+    assert driver.place("r3", gateway="g2").runner.uuid == "a"
+
+
+def test_moves_are_bounded_and_then_end_the_request_by_name(driver: Any, picked: Picked) -> None:
+    driver.start(max_migrations=2)
+    driver.runner("a")
+    driver.place("r")
+    for _ in range(2):
+        assert not picked(driver.failed("r", FailReason.RUNNER_ERROR, 1), Reject)
+        driver.wait(3.1)
+    (rejected,) = picked(driver.failed("r", FailReason.RUNNER_ERROR, 1), Reject)
+    assert rejected.reason is RejectReason.TOO_MANY_MIGRATIONS
+    assert not driver.knows("r")
+
+
+@pytest.mark.parametrize("reason", [FailReason.NO_CAPACITY, FailReason.PREEMPTED])
+def test_what_the_system_does_itself_is_no_move(driver: Any, picked: Picked, reason: FailReason) -> None:
+    driver.start(max_migrations=1)
+    driver.runner("a")
+    driver.place("r")
+    for _ in range(5):
+        assert not picked(driver.failed("r", reason, 1), Reject)
+        while driver.request("r").phase is Phase.WAITING:
+            driver.wait(0.05)
+    assert driver.request("r").migrations == 0
+
+
+@pytest.mark.parametrize("reason", [FailReason.NO_CAPACITY, FailReason.PREEMPTED])
+def test_a_request_at_its_last_move_survives_what_the_system_does_itself(
+    driver: Any, picked: Picked, reason: FailReason
+) -> None:
+    driver.start(max_migrations=2)
+    driver.runner("a")
+    driver.submit(
+        "r", emitted_tokens=3, epoch=Epoch(1, 5), runner=RunnerId("a", "i1"), migrations=9, reservation_tokens=8
+    )
+    assert not picked(driver.failed("r", reason, 3), Reject)
+    driver.wait(0.2)
+    (rejected,) = picked(driver.failed("r", FailReason.RUNNER_ERROR, 3), Reject)
+    assert rejected.reason is RejectReason.TOO_MANY_MIGRATIONS
+
+
+def test_a_runner_that_keeps_saying_no_room_is_asked_ever_more_rarely(driver: Any, picked: Picked) -> None:
+    driver.start()
+    driver.runner("a")
+    driver.place("r")
+    begin, asked = driver.now, 0
+    while driver.now < begin + 30.0:
+        driver.failed("r", FailReason.NO_CAPACITY)
+        while driver.request("r").phase is Phase.WAITING:
+            driver.wait(0.05)
+        asked += 1
+    assert asked < 15
+
+
+def test_a_started_request_forgets_its_no_rooms(driver: Any) -> None:
+    driver.start()
+    driver.runner("a")
+    driver.place("r")
+    driver.failed("r", FailReason.NO_CAPACITY)
+    driver.wait(0.2)
+    driver.gateway_sends(Started("r", driver.request("r").epoch))
+    assert driver.request("r").capacity_refusals == 0
+
+
+def test_an_unacknowledged_assign_expires_and_its_room_comes_back(driver: Any, picked: Picked) -> None:
+    driver.start()
+    driver.runner("a", total_pages=4)
+    driver.place("r", prompt_tokens=40)
+    assert not picked(driver.submit("waits", prompt_tokens=40), Assign)
+    effects = driver.wait(5.1)
+    assert [e.reason for e in picked(effects, Requeued)] == ["expired"]
+    assert [a.request_id for a in picked(effects, Assign)] == ["waits"]  # r keeps off that runner for a while
+    assert driver.request("r").migrations == 1
+
+
+@pytest.mark.parametrize("how", ["started", "reported"])
+def test_an_acknowledged_assign_does_not_expire(driver: Any, picked: Picked, how: str) -> None:
+    driver.start()
+    driver.runner("a")
+    driver.place("r")
+    if how == "started":
+        driver.gateway_sends(Started("r", driver.request("r").epoch))
+    else:
+        driver.runner("a", driver.view("r"), free=98)
+    assert not picked(driver.wait(60.0), Requeued)
+
+
+def test_an_assign_expires_with_its_gateways_stream(driver: Any) -> None:
+    driver.start()
+    driver.runner("a")
+    driver.place("r")
+    assert driver.record("a").unacked_pages == 2
+    driver.close_gateway()
+    assert driver.record("a").unacked_pages == 0
+    assert not driver.state.requests
+
+
+def test_an_assign_does_not_expire_while_no_supervisor_can_report_it(driver: Any, picked: Picked) -> None:
+    driver.start()
+    driver.runner("a")
+    driver.place("r")
+    driver.close_supervisor()
+    assert not picked(driver.wait(60.0), Requeued)
+
+
+def test_a_victim_leaves_keeps_its_age_and_comes_back_with_its_new_reservation(driver: Any, picked: Picked) -> None:
+    driver.start()
+    driver.runner("a", total_pages=6)
+    driver.place("old", p90_tokens=32)
+    driver.now += 1
+    driver.place("victim", p90_tokens=32)
+    driver.runner("a", driver.view("old", 32), driver.view("victim", 32), free=0, owed_pages=1)
+    driver.now += 1
+    driver.submit("younger")
+    assert [p.request_id for p in picked(driver.preempt("a", "victim", 32, for_="old"), Preempt)] == ["victim"]
+    assert not picked(driver.preempt("a", "victim", 32, for_="old"), Preempt)  # said once
+    assert not picked(driver.failed("victim", FailReason.PREEMPTED, 10), Assign)
+    assert [r.id for r in driver.pool().queue] == ["victim", "younger"]
+    # its pages went to the overrunner: the next report shows one free page, not three
+    assert not picked(driver.runner("a", driver.view("old", 64), free=1), Assign)
+    (again,) = picked(driver.runner("a", free=6), Assign)[:1]
+    assert (again.request_id, again.reservation_tokens) == ("victim", 22)  # 32 in all, 10 of them emitted
+
+
+def test_an_overrunner_that_is_its_own_victim_comes_back_doubled(driver: Any, picked: Picked) -> None:
+    driver.start()
+    driver.runner("a")
+    driver.place("r", p90_tokens=20)
+    driver.preempt("a", "r", 40)
+    (again,) = picked(driver.failed("r", FailReason.PREEMPTED, 20), Assign)
+    assert again.reservation_tokens == 20  # 40 in all
+    driver.preempt("a", "r", 40)  # doubled again, counted from this epoch's start at 20
+    (third,) = picked(driver.failed("r", FailReason.PREEMPTED, 40), Assign)
+    assert third.reservation_tokens == 20
+
+
+def test_what_a_runner_doubled_in_place_is_kept_when_the_request_moves(driver: Any, picked: Picked) -> None:
+    driver.start()
+    driver.runner("a")
+    driver.place("r", p90_tokens=16)
+    driver.runner("a", driver.view("r", 64), free=90)
+    driver.runner("b")
+    (moved,) = picked(driver.failed("r", FailReason.SESSION_LOST, 20), Assign)
+    assert moved.reservation_tokens == 44
+
+
+def test_a_preempt_decision_about_an_older_epoch_changes_nothing(driver: Any, picked: Picked) -> None:
+    driver.start()
+    driver.runner("a")
+    driver.place("r")
+    stale = driver.request("r").epoch
+    driver.failed("r", FailReason.PREEMPTED, 1)
+    effects = driver.supervisor_sends(
+        ClusterReport((), (), (PreemptDecision(RunnerId("a", "i1"), "r", stale, "r", 9),))
+    )
+    assert not picked(effects, Preempt)
+
+
+def test_an_adapter_that_loads_nowhere_ends_its_request_with_the_reasons(driver: Any, picked: Picked) -> None:
+    driver.start("sha256:1")
+    driver.runner("a")
+    driver.runner("b")
+    assert driver.place("r", "sha256:1").runner.uuid == "b"
+    (elsewhere,) = picked(driver.failed("r", FailReason.LOAD_FAILED, detail="no file"), Assign)
+    assert elsewhere.runner.uuid == "a"
+    (rejected,) = picked(driver.failed("r", FailReason.LOAD_FAILED, detail="torn"), Reject)
+    assert (rejected.reason, rejected.message) == (RejectReason.ADAPTER_FAILED, "no file; torn")
+
+
+def test_a_cancelled_request_is_gone_wherever_it_was(driver: Any, picked: Picked) -> None:
+    driver.start()
+    driver.runner("a", total_pages=4)
+    driver.place("running", prompt_tokens=40)
+    driver.submit("waiting", prompt_tokens=40)
+    driver.submit("next", prompt_tokens=40)
+    driver.gateway_sends(Cancel("waiting"))
+    assert [a.request_id for a in picked(driver.gateway_sends(Cancel("running")), Assign)] == ["next"]
+    assert not driver.knows("running")
+    assert driver.gateway_sends(Cancel("running")) == []
+
+
+def test_a_gateway_cannot_speak_of_anothers_request(driver: Any) -> None:
+    driver.start()
+    driver.gateway("g2")
+    driver.runner("a")
+    assign = driver.place("r")
+    driver.gateway_sends(Cancel("r"), "g2")
+    driver.gateway_sends(Failed("r", assign.epoch, FailReason.NO_CAPACITY), "g2")
+    driver.gateway_sends(Started("r", assign.epoch), "g2")
+    assert driver.request("r").phase is Phase.ASSIGNED
+
+
+def test_a_new_stream_of_a_gateway_starts_from_nothing(driver: Any) -> None:
+    driver.start()
+    driver.submit("r")
+    driver.gateway(complete=False)
+    assert not driver.knows("r")
+
+
+def test_a_request_submitted_twice_on_a_stream_is_one(driver: Any) -> None:
+    driver.start()
+    driver.submit("r")
+    assert [type(e) for e in driver.submit("r")] == [Stale]
+    assert len(driver.pool().queue) == 1
+
+
+def test_what_no_runner_could_ever_take_is_refused_once_the_cluster_has_told_itself(
+    driver: Any, picked: Picked
+) -> None:
+    driver.start("sha256:1", settle=False, rank=32)
+    driver.runner("a", max_rank=16)
+    assert not picked(driver.submit("large", max_tokens=2000), Reject)
+    assert not picked(driver.submit("rank", "sha256:1"), Reject)
+    reasons = {r.request_id: r.reason for r in picked(driver.wait(10.1), Reject)}
+    assert reasons == {"large": RejectReason.TOO_LARGE, "rank": RejectReason.ADAPTER_FAILED}
+    assert [r.reason for r in picked(driver.submit("l2", max_tokens=2000), Reject)] == [RejectReason.TOO_LARGE]
+
+
+def test_without_any_runner_nothing_is_impossible(driver: Any, picked: Picked) -> None:
+    driver.start()
+    assert not picked(driver.submit("large", max_tokens=10**6), Reject)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_pool_is_unknown_only_where_the_registry_has_spoken(driver: Any, picked: Picked, known: bool) -> None:
+    if known:
+        driver.registry()
+    driver.gateway()
+    rejects = picked(driver.submit("r", pool="acme/other"), Reject)
+    assert [r.reason for r in rejects] == ([RejectReason.UNKNOWN_POOL] if known else [])
+    if not known:
+        assert [r.reason for r in picked(driver.registry(), Reject)] == [RejectReason.UNKNOWN_POOL]
