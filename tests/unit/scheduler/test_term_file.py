@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.identities import MAX_TERM
+from weft.domain.ids import MAX_TERM
 from weft_scheduler.errors import TermNotDurable
 from weft_scheduler.term_file import TERM_EPOCH_S, TermFile
 
