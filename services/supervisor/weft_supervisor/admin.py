@@ -13,28 +13,32 @@ import grpc.aio
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from weft.domain.routes import KeyRoute
+from weft.domain.runner import ReportedRunner
 from weft.store import keys
 from weft.store.errors import StoreError
 from weft.telemetry.logs import kv
+from weft.wire.codec import fill_reported
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminServicer
-from weft_supervisor import wire
 from weft_supervisor.server import SupervisorServer
+from weft_supervisor.transition import state_of
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
 log = logging.getLogger(__name__)
+MAX_LISTED_BYTES = 16 << 20  # of runners in an answer; a gRPC message takes 64 MiB
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a Kubernetes namespace: an RFC 1123 label
 
 
 class AdminServer(AdminServicer):
-    """Answers from the store and from the core; a changed key is told to the scheduler before the answer goes out."""
+    """Answers from the store and from the core; the scheduler is sent a changed key before the answer goes out."""
 
     def __init__(self, engine: AsyncEngine, supervisor: SupervisorServer) -> None:
         self._engine, self._supervisor = engine, supervisor
-        self._telling = asyncio.Lock()  # a list that was read first must not be told last
-        self._told: tuple[int, int] | None = None
+        self._sending = asyncio.Lock()  # a list that was read first must not be sent last
+        self._sent: tuple[int, int] | None = None
 
     async def CreateKey(  # noqa: N802 (the contract's name)
         self, request: pb.CreateKeyRequest, context: "Context"
@@ -43,13 +47,13 @@ class AdminServer(AdminServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"namespace {request.namespace!r} is not a DNS label")
         async with _available(context):
             new = await keys.create(self._engine, request.namespace, request.note, now_unix_ms=_now())
-            await self.tell_keys()
+            await self.send_keys()
         return pb.CreateKeyResponse(key=new.key, key_id=new.key_id)
 
     async def RevokeKey(self, request: pb.RevokeKeyRequest, context: "Context") -> pb.RevokeKeyResponse:  # noqa: N802
         async with _available(context):
             existed = await keys.revoke(self._engine, request.key_id, now_unix_ms=_now())
-            await self.tell_keys()
+            await self.send_keys()
         return pb.RevokeKeyResponse(existed=existed)
 
     async def ListKeys(  # noqa: N802
@@ -59,43 +63,61 @@ class AdminServer(AdminServicer):
     ) -> pb.ListKeysResponse:
         async with _available(context):
             known = await keys.all_keys(self._engine)
-        return pb.ListKeysResponse(keys=map(wire.key_info, known))
+        return pb.ListKeysResponse(keys=map(_key_info, known))
 
     async def ListRunners(  # noqa: N802
         self,
         request: pb.ListRunnersRequest,  # noqa: ARG002
         context: "Context",  # noqa: ARG002
     ) -> pb.ListRunnersResponse:
+        """Runners whose full reports fit in a message, by id."""
         core = self._supervisor.core
         counters = core.counters()
-        return pb.ListRunnersResponse(
-            runners=[wire.state(runner.report) for runner in core.live() if runner.report],
-            grows=counters.grows,
-            preempts=counters.preempts,
-            doublings=counters.doublings,
+        response = pb.ListRunnersResponse(
+            grows=counters.grown_pages, preempts=counters.preempts, doublings=counters.doublings
         )
+        size = 0
+        for book in core.live():
+            fill_reported(ReportedRunner(book.spec.runner, book.full(), book.spec), response.reported.add())
+            if (size := size + response.reported[-1].ByteSize()) > MAX_LISTED_BYTES:
+                del response.reported[-1]
+                log.warning("runners do not fit in a list", extra=kv(listed=len(response.reported)))
+                break
+            response.runners.append(state_of(book))
+        return response
 
-    async def tell_keys(self) -> None:
-        """Tell the scheduler all keys in force."""
-        async with self._telling:
-            mark = await keys.mark(self._engine)  # first: what changes meanwhile is told again
+    async def send_keys(self) -> None:
+        """Send the scheduler all keys in force."""
+        async with self._sending:
+            mark = await keys.mark(self._engine)  # first: what changes meanwhile is sent again
             in_force = [key for key in await keys.all_keys(self._engine) if key.revoked_unix_ms is None]
-            self._supervisor.set_keys(map(wire.key_route, in_force))
-            self._told = mark
+            routes = (KeyRoute(key.key_hash, key.namespace, key.key_id) for key in in_force)
+            self._supervisor.set_keys(tuple(routes))
+            self._sent = mark
 
     async def follow_keys(self, every_s: float) -> None:
-        """Tell the scheduler what other supervisors change, until cancelled. A store out of reach is asked again."""
+        """Send the scheduler what other supervisors change, until cancelled. A store out of reach is asked again."""
         reached = True
         while True:
             await asyncio.sleep(every_s)
             try:
-                if await keys.mark(self._engine) != self._told:
-                    await self.tell_keys()
+                if await keys.mark(self._engine) != self._sent:
+                    await self.send_keys()
                 reached = True
             except (StoreError, SQLAlchemyError) as error:
                 if reached:
                     log.warning("keys of other supervisors are not known now", extra=kv(error=error))
                 reached = False
+
+
+def _key_info(key: keys.ApiKey) -> pb.KeyInfo:
+    return pb.KeyInfo(
+        key_id=key.key_id,
+        namespace=key.namespace,
+        note=key.note,
+        created_unix_s=key.created_unix_ms // 1000,
+        revoked=key.revoked_unix_ms is not None,
+    )
 
 
 @asynccontextmanager

@@ -58,7 +58,7 @@ async def _run(settings: Settings) -> None:
 
 
 async def _ready(engine: AsyncEngine, stop: asyncio.Event, *, patience_s: float) -> int | None:
-    """The highest term in a store at this version's revision; None: told to stop. Raises StoreError."""
+    """The highest term in a store at this version's revision; None: a signal to stop came. Raises StoreError."""
     deadline = time.monotonic() + patience_s
     while not stop.is_set():
         try:
@@ -77,14 +77,16 @@ async def _ready(engine: AsyncEngine, stop: asyncio.Event, *, patience_s: float)
 async def _serve(
     settings: Settings, engine: AsyncEngine, highest_term: int, stop: asyncio.Event, tls: Tls | None
 ) -> None:
-    config = Config(settings.lease_ms / 1000, settings.report_ms / 1000, settings.preempt_ms / 1000)
+    config = Config(
+        lease_s=settings.lease_ms / 1000, report_s=settings.report_ms / 1000, preempt_s=settings.preempt_ms / 1000
+    )
     async with (
         channel(settings.scheduler, tls, "scheduler") as scheduler,
         channel(settings.predictor, tls, "predictor") as predictor,
     ):
         server = SupervisorServer(Supervisor(config, highest_term=highest_term), engine, scheduler, predictor)
         admin = AdminServer(engine, server)
-        await admin.tell_keys()
+        await admin.send_keys()
         with _probes(settings.probes, server, stop) as probes:
             work = [asyncio.create_task(server.run(keep_days=settings.keep_days))]
             if settings.database:
@@ -116,7 +118,7 @@ async def _finish(server: "asyncio.Task[None]", *others: "asyncio.Task[None]") -
 
 @contextlib.contextmanager
 def _probes(listen: str, server: SupervisorServer, stop: asyncio.Event) -> Generator[Probes, None, None]:
-    probes = Probes(listen, lambda: "draining" if stop.is_set() else server.journal.trouble)
+    probes = Probes(listen, lambda: "draining" if stop.is_set() else server.writer.trouble)
     probes.start()
     try:
         yield probes

@@ -2,8 +2,8 @@
 
 from prometheus_client import Counter, Gauge
 
-from weft_supervisor.core.counters import Counters
 from weft_supervisor.core.supervisor import Supervisor
+from weft_supervisor.core.totals import Counters
 
 RUNNERS = Gauge("weft_supervisor_runners", "Runners that hold a lease and have reported", ["pool"])
 PAGES = Gauge("weft_supervisor_pages", "KV pages: total, free (in no reservation), reserved, used", ["pool", "state"])
@@ -19,18 +19,23 @@ FEEDBACK_PENDING = Gauge("weft_supervisor_feedback_pending", "Outcomes that the 
 TERM = Gauge("weft_supervisor_highest_term", "The highest scheduler term seen")
 
 
-def show(supervisor: Supervisor, before: Counters) -> Counters:
+def update(supervisor: Supervisor, before: Counters) -> Counters:
     """Set the gauges from the core; add what its counters grew by since `before`. Returns the counters now."""
     for gauge in (RUNNERS, PAGES, SEQUENCES):
         gauge.clear()  # a pool that has gone leaves no stale figure
-    for runner in supervisor.live():
-        RUNNERS.labels(runner.pool).inc()
+    for book in supervisor.live():
+        RUNNERS.labels(book.spec.pool).inc()
     for pool, memory in supervisor.memory().items():
         SEQUENCES.labels(pool).set(memory.sequences)
         for name in ("total", "free", "reserved", "used"):
             PAGES.labels(pool, name).set(getattr(memory, f"{name}_pages"))
     now = supervisor.counters()
-    for counter, name in ((GROWN_PAGES, "grows"), (PREEMPTS, "preempts"), (DOUBLINGS, "doublings"), (LOST, "lost")):
+    for counter, name in (
+        (GROWN_PAGES, "grown_pages"),
+        (PREEMPTS, "preempts"),
+        (DOUBLINGS, "doublings"),
+        (LOST, "lost"),
+    ):
         counter.inc(max(getattr(now, name) - getattr(before, name), 0))
     TERM.set(supervisor.highest_term)
     return now

@@ -1,10 +1,11 @@
-"""The shell: runner streams, the link to the scheduler, the link to the predictor, one loop around the core."""
+"""The shell: runner streams, the link to the scheduler, the link to the predictor, one loop around the machine."""
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,44 +13,76 @@ import grpc
 import grpc.aio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Received, Send, Tick
+from weft.domain.request import OutcomeAck, OutcomeReport
+from weft.domain.routes import KeyRoute, Keys
+from weft.domain.runner import ClusterReport, Heartbeat, RunnerSpec, SupervisorHello
 from weft.domain.text import quoted
-from weft.identities import MAX_TERM
 from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
 from weft.telemetry.logs import kv
-from weft.wire.bounds import check_hello
-from weft.wire.channels import Link, Outbox, both_ways
-from weft.wire.errors import PeerError, peer_errors
+from weft.wire.channels import Link, Opener, Outbox, both_ways
+from weft.wire.codec import (
+    RUNNER_TO_SUPERVISOR,
+    SCHEDULER_TO_SUPERVISOR,
+    SUPERVISOR_TO_RUNNER,
+    SUPERVISOR_TO_SCHEDULER,
+)
+from weft.wire.errors import PeerError, peer_errors, refused
 from weft.wire.gate import peer_names
 from weft.wire.roles import pool_namespaces_of
-from weft.wire.v1 import common_pb2, predictor_pb2, scheduler_pb2, supervisor_pb2
+from weft.wire.v1 import predictor_pb2, scheduler_pb2, supervisor_pb2
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
 from weft.wire.v1.supervisor_pb2_grpc import SupervisorServicer
-from weft_supervisor import metrics, wire
-from weft_supervisor.core.events import (
-    Beat,
-    Effect,
-    EndStream,
-    Event,
-    Note,
-    PersistTerm,
-    RunnerId,
-    SchedulerDown,
-    SchedulerUp,
-    SendOrder,
-    SendReport,
-    TermSeen,
-    Tick,
-)
-from weft_supervisor.core.leases import check_leases
-from weft_supervisor.core.supervisor import Supervisor, check_supervisor
-from weft_supervisor.errors import NotItsOwn, Superseded
-from weft_supervisor.feedback import Journal, Pending, chunks
+from weft_supervisor import metrics, transition
+from weft_supervisor.core.supervisor import Effect, LogEvent, PersistTerm, Supervisor, runner_peer
+from weft_supervisor.outcome_writer import OutcomeWriter, UnackedFeedback, chunks
 
 log = logging.getLogger(__name__)
-ToRunner = supervisor_pb2.SupervisorToRunner
 DRAIN_S = 2.0
-SHOW_EVERY_S = 1.0
+UPDATE_EVERY_S = 1.0
+MAX_MESSAGE_BYTES = 32 << 20  # of reports in a message to the scheduler; gRPC takes 64 MiB
+MAX_STREAMS = 2_000  # of one certificate: it is that of all runners of a namespace
+HELLOS_PER_S, HELLO_BURST = 20.0, 4_000.0  # of one certificate: all its runners reconnect at once, twice
+REPORTS_PER_S, REPORT_BURST = 500.0, 1_000.0  # of one stream: 20 a second, and one for each step with an end
+SCHEDULER = Peer(Kind.SCHEDULER, "scheduler")
+
+
+class NotItsOwn(PeerError):
+    """A runner's certificate is for the runners of other namespaces."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+
+class Superseded(PeerError):
+    """A newer incarnation of this runner's uuid is registered."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class TooMany(PeerError):
+    """One certificate has as many streams, or has sent as many hellos, as one may."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@dataclass(slots=True)
+class Rate:
+    """A token bucket."""
+
+    per_s: float
+    burst: float
+    _tokens: float = field(init=False)
+    _at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._tokens = self.burst
+
+    def take(self, now: float) -> float:
+        """Takes one. Returns the seconds until the bucket is out of debt; 0 where it had one."""
+        self._tokens = max(-1.0, min(self.burst, self._tokens + (now - self._at) * self.per_s) - 1)
+        self._at = now
+        return max(0.0, -self._tokens / self.per_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -57,82 +90,98 @@ class RunnerStream:
     """One connection of a runner; nothing is known of it before its hello."""
 
     namespaces: frozenset[str]  # whose pools it may belong to, by its certificate; none: any
-    outbox: Outbox[ToRunner] = field(default_factory=Outbox[ToRunner])
-    hello: supervisor_pb2.RunnerHello | None = None
-    runner: RunnerId | None = None
+    outbox: Outbox[Any] = field(default_factory=Outbox[Any])
+    reports: Rate = field(default_factory=lambda: Rate(REPORTS_PER_S, REPORT_BURST))
+    spec: RunnerSpec | None = None
+    peer: Peer | None = None
+    refusal: str | None = None
 
 
 class SupervisorServer(SupervisorServicer):
-    """Owns the core. Everything runs in one event loop; `handle` is the only way in."""
+    """Owns the machine. Everything runs in one event loop; `handle` is the only way in."""
 
     def __init__(
         self, core: Supervisor, engine: AsyncEngine, scheduler: grpc.aio.Channel, predictor: grpc.aio.Channel
     ) -> None:
         self.core, self._engine = core, engine
-        self.journal = Journal(engine, on_stored=self._stored, on_room=lambda: self.scheduler.renew())
-        self.pending = Pending()
-        self._keys = scheduler_pb2.Keys()
+        self.writer = OutcomeWriter(
+            engine,
+            on_stored=self._stored,
+            on_dropped=lambda request_id: self._acknowledge((request_id,)),
+            on_space=lambda: self.scheduler.renew(),
+        )
+        self.feedback = UnackedFeedback()
+        self._keys = Keys(())
         self._id = f"supervisor-{time.time_ns():x}"
-        self._streams: dict[RunnerId, RunnerStream] = {}
+        self._streams: dict[Peer, RunnerStream] = {}
         self._open: set[RunnerStream] = set()
+        self._streams_of: Counter[frozenset[str]] = Counter()
+        self._hellos_of: dict[frozenset[str], Rate] = {}  # one entry a namespace's certificate
+        self._speaking: RunnerStream | None = None  # whose message is being handled
         self._wake, self._closed = asyncio.Event(), asyncio.Event()
         self._idle = IdleCheck()
-        self.scheduler: Link[scheduler_pb2.SupervisorToScheduler, scheduler_pb2.SchedulerToSupervisor] = Link(
+        self._cluster: Opener = SchedulerStub(scheduler).Cluster
+        self.scheduler: Link[Any, scheduler_pb2.SchedulerToSupervisor] = Link(
             "scheduler",
-            SchedulerStub(scheduler).Cluster,
-            hello=self._hello,
+            self._open_cluster,
+            hello=lambda: (SupervisorHello(self._id, self.core.highest_term), self._keys),
             on_message=self._from_scheduler,
-            on_up=lambda: self.handle(SchedulerUp()),
-            on_down=lambda _reason: self.handle(SchedulerDown()),
+            on_up=lambda: self.handle(Connected(SCHEDULER)),
+            on_down=lambda reason: self.handle(Closed(SCHEDULER, reason)),
         )
         self.predictor: Link[predictor_pb2.ObserveRequest, predictor_pb2.ObserveAck] = Link(
-            "predictor", PredictorStub(predictor).Observe, hello=self.pending.messages, on_message=self._learned
+            "predictor",
+            PredictorStub(predictor).Observe,
+            hello=self.feedback.messages,
+            on_message=lambda ack: self.feedback.acknowledge(ack.request_ids),
         )
 
-    def handle(self, event: Event) -> None:
-        """Let the core decide, and do what it says."""
-        if not isinstance(event, Beat | Tick):
+    def handle(self, event: Received | Connected | Closed | Tick) -> None:
+        """What follows from an event."""
+        if not (event is TICK or (isinstance(event, Received) and isinstance(event.message, Heartbeat))):
             self._idle.active()
         for effect in self.core.handle(event, time.monotonic()):
-            self._do(effect)
-        self._wake.set()  # the next deadline may have moved
+            self._perform(effect)
+        self._wake.set()  # the next deadline may be another
 
     async def run(self, *, keep_days: int) -> None:
         """Links, writer and timers, until drained or one of them fails."""
-        links, writer = (self.scheduler.run(), self.predictor.run()), self.journal.run(keep_days=keep_days)
+        links, writer = (self.scheduler.run(), self.predictor.run()), self.writer.run(keep_days=keep_days)
         async with asyncio.TaskGroup() as tasks:
-            for work in (*links, writer, self._tick(), self._show()):
+            for work in (*links, writer, self._tick(), self._update_metrics()):
                 tasks.create_task(work)
 
     async def drain(self) -> None:
-        """Store what was taken (within `DRAIN_S`; the scheduler tells the rest again), then end streams and `run`."""
+        """Store what was taken (within `DRAIN_S`; the scheduler sends the rest again), then end streams and `run`."""
         try:
             async with asyncio.timeout(DRAIN_S):
-                await self.journal.drained()
+                await self.writer.drained()
         except TimeoutError:
-            log.warning("outcomes left unstored: the scheduler keeps them", extra=kv(reason=self.journal.trouble))
+            log.warning("outcomes left unstored: the scheduler keeps them", extra=kv(reason=self.writer.trouble))
         for stream in self._open:
-            stream.outbox.close()  # runners reconnect to whoever serves next; their sequences run on
-        for part in (self.journal, self.scheduler, self.predictor):
+            stream.outbox.close()  # runners reconnect to the supervisor that serves next; their sequences run on
+        for part in (self.writer, self.scheduler, self.predictor):
             part.close()
         self._closed.set()
         self._wake.set()
 
-    def set_keys(self, keys: Iterable[scheduler_pb2.KeyRoute]) -> None:
-        """The complete list of keys in force, told to the scheduler now and on every new stream."""
-        self._keys = scheduler_pb2.Keys(keys=keys)
-        self.scheduler.send(scheduler_pb2.SupervisorToScheduler(keys=self._keys))
+    def set_keys(self, keys: Sequence[KeyRoute]) -> None:
+        """The complete list of keys in force, for the scheduler now and on every new stream."""
+        self._keys = Keys(tuple(keys))
+        self.scheduler.send(self._keys)
 
-    def _stored(self, batch: Sequence[common_pb2.Outcome]) -> None:
+    def _stored(self, batch: Sequence[OutcomeReport]) -> None:
         """Committed: the scheduler may forget them, the predictor learns them.
 
         Repeats are passed on too (a crash may have come between commit and feedback); the predictor knows their ids.
         """
-        ack = scheduler_pb2.OutcomeAck(request_ids=[outcome.request_id for outcome in batch])
-        self.scheduler.send(scheduler_pb2.SupervisorToScheduler(outcome_ack=ack))
-        self.pending.add(batch)
-        for message in chunks(batch):
+        self._acknowledge([outcome.request_id for outcome in batch])
+        self.feedback.add(batch)
+        for message in chunks([outcome.record for outcome in batch]):
             self.predictor.send(message)
+
+    def _acknowledge(self, request_ids: Sequence[str]) -> None:
+        self.scheduler.send(OutcomeAck(tuple(request_ids)))
 
     # ---------------------------------------------------------------------------------------------- runners
 
@@ -140,91 +189,128 @@ class SupervisorServer(SupervisorServicer):
         self,
         request_iterator: AsyncIterator[supervisor_pb2.RunnerToSupervisor],
         context: "grpc.aio.ServicerContext[Any, Any]",
-    ) -> AsyncIterator[ToRunner]:
+    ) -> AsyncIterator[supervisor_pb2.SupervisorToRunner]:
         stream = RunnerStream(pool_namespaces_of(peer_names(context)))
         self._open.add(stream)
+        self._streams_of[stream.namespaces] += 1
         try:
             async with peer_errors("runner", context):
+                if stream.namespaces and self._streams_of[stream.namespaces] > MAX_STREAMS:
+                    raise TooMany(f"more than {MAX_STREAMS} streams with the same certificate")
+                messages = _paced(request_iterator, stream.reports)
                 async for message in both_ways(
-                    request_iterator, context, stream.outbox, lambda message: self._from_runner(stream, message)
+                    messages, context, stream.outbox, lambda message: self._from_runner(stream, message)
                 ):
-                    yield message
+                    envelope = SUPERVISOR_TO_RUNNER.encode(message)
+                    if envelope.HasField("order"):
+                        transition.add_list(envelope.order, self.core.desired(stream.peer))
+                    yield envelope
         finally:
             self._open.discard(stream)
-            if stream.runner and self._streams.get(stream.runner) is stream:
-                del self._streams[stream.runner]  # the lease runs on: the runner may be back within it
+            self._streams_of[stream.namespaces] -= 1
+            if stream.peer and self._streams.get(stream.peer) is stream:
+                del self._streams[stream.peer]
+                self.handle(Closed(stream.peer))
 
-    def _from_runner(self, stream: RunnerStream, message: supervisor_pb2.RunnerToSupervisor) -> None:
-        kind = message.WhichOneof("message")
-        if kind == "hello":
-            self._runner_up(stream, message.hello)
-            return
-        if stream.hello is None or stream.runner is None:
-            raise PeerError(f"{kind or 'an empty message'} before the hello")
-        if kind == "state":
-            self.handle(wire.report(stream.runner, stream.hello, message.state))
-        elif kind == "heartbeat":
-            self.handle(Beat(stream.runner))
+    def _from_runner(self, stream: RunnerStream, envelope: supervisor_pb2.RunnerToSupervisor) -> None:
+        if envelope.HasField("state") and stream.spec is not None:
+            message = transition.report_of(envelope.state, stream.spec)
+        else:
+            message = RUNNER_TO_SUPERVISOR.decode(envelope)
+        if isinstance(message, RunnerSpec):
+            event = self._hello(stream, message)
+        elif stream.peer is None:
+            raise PeerError(f"{envelope.WhichOneof('message')} before the hello")
+        else:
+            event = Received(stream.peer, message)
+        self._speaking = stream
+        try:
+            self.handle(event)
+        finally:
+            self._speaking = None
+        if stream.refusal is not None:
+            raise PeerError(stream.refusal)
 
-    def _runner_up(self, stream: RunnerStream, hello: supervisor_pb2.RunnerHello) -> None:
-        if stream.hello is not None:
-            raise PeerError("a runner says hello once in a stream")
-        check_hello(hello)
-        runner = wire.runner_id(hello.runner)
+    def _hello(self, stream: RunnerStream, spec: RunnerSpec) -> Connected:
+        if stream.spec is not None:
+            raise PeerError("a runner sends one hello in a stream")
+        if "/" in spec.runner.uuid:
+            raise PeerError(f"uuid {quoted(spec.runner.uuid)} has a slash")
         if stream.namespaces:
-            _check_identity(hello, stream.namespaces)
-        if self.core.leases.replaced(runner):
-            raise Superseded(f"runner {runner.uuid} has a newer incarnation than {runner.incarnation}")
-        if (older := self._streams.get(runner)) is not None:
+            _check_identity(spec, stream.namespaces)
+            rate = self._hellos_of.setdefault(stream.namespaces, Rate(HELLOS_PER_S, HELLO_BURST))
+            if rate.take(time.monotonic()):
+                raise TooMany(f"more than {HELLOS_PER_S:.0f} hellos a second with the same certificate")
+        if self.core.leases.replaced(spec.runner):
+            raise Superseded(f"runner {spec.runner.uuid} has a newer incarnation than {spec.runner.incarnation}")
+        stream.spec, stream.peer = spec, runner_peer(spec.runner)
+        if (older := self._streams.get(stream.peer)) is not None:
             older.outbox.close()
-        stream.hello, stream.runner = hello, runner
-        self._streams[runner] = stream
-        config = self.core.config
-        registered = supervisor_pb2.Registered(
-            lease_ms=round(config.lease_s * 1000), report_ms=round(config.report_s * 1000)
-        )
-        stream.outbox.put(ToRunner(registered=registered))
-        self.handle(wire.runner_up(hello))
+        self._streams[stream.peer] = stream
+        return Connected(stream.peer, spec)
 
     # ---------------------------------------------------------------------------------------------- scheduler
 
-    def _hello(self) -> list[scheduler_pb2.SupervisorToScheduler]:
-        hello = scheduler_pb2.SupervisorHello(supervisor_id=self._id, highest_term=self.core.highest_term)
-        return [
-            scheduler_pb2.SupervisorToScheduler(hello=hello),
-            scheduler_pb2.SupervisorToScheduler(keys=self._keys),
-        ]
+    def _from_scheduler(self, envelope: scheduler_pb2.SchedulerToSupervisor) -> None:
+        if envelope.HasField("outcome"):
+            message = transition.outcome_of(envelope.outcome)
+        elif envelope.HasField("orders") and not envelope.orders.order.HasField("change"):
+            message = transition.order_of(envelope.orders)
+        else:
+            message = SCHEDULER_TO_SUPERVISOR.decode(envelope)
+        if isinstance(message, OutcomeReport):
+            self.writer.put(message)  # refused when full: the writer asks for a new stream later
+        else:
+            self.handle(Received(SCHEDULER, message))
 
-    def _from_scheduler(self, message: scheduler_pb2.SchedulerToSupervisor) -> None:
-        match message.WhichOneof("message"):
-            case "hello":
-                self.handle(TermSeen(min(message.hello.term, MAX_TERM - 1)))
-            case "orders":
-                self.handle(wire.order_given(message.orders))
-            case "outcome":
-                self.journal.put(message.outcome)  # refused when full: the journal asks for a new stream later
-            case _:
-                log.warning("unknown message from the scheduler: ignored")
+    def _open_cluster(self, messages: Any, /) -> Any:
+        return self._cluster(self._encoded(messages))
 
-    def _learned(self, ack: predictor_pb2.ObserveAck) -> None:
-        self.pending.acknowledge(ack)
+    async def _encoded(self, messages: AsyncIterable[Any]) -> AsyncIterator[scheduler_pb2.SupervisorToScheduler]:
+        """Each message when gRPC asks for it: the full reports of many runners do not hold the loop."""
+        async for message in messages:
+            for envelope in self._envelopes(message):
+                yield envelope
+
+    def _envelopes(self, message: Any) -> Iterator[scheduler_pb2.SupervisorToScheduler]:
+        """One, or as many as a report needs to stay below what gRPC takes; losses and decisions come last."""
+        envelope = SUPERVISOR_TO_SCHEDULER.encode(message)
+        if isinstance(message, ClusterReport):
+            if envelope.ByteSize() > MAX_MESSAGE_BYTES and message.reports:
+                half = len(message.reports) // 2
+                if half:
+                    yield from self._envelopes(ClusterReport(message.reports[:half]))
+                else:
+                    runner = message.reports[0].runner
+                    refused("runner", PeerError("a full report that no message takes"), runner=runner.uuid)
+                yield from self._envelopes(
+                    ClusterReport(message.reports[max(half, 1) :], message.lost, message.preempts)
+                )
+                return
+            books = {book.spec.runner: book for book in self.core.live()}
+            for runner in dict.fromkeys(reported.runner for reported in message.reports):
+                if (book := books.get(runner)) is not None:
+                    envelope.report.runners.append(transition.state_of(book))
+        yield envelope
 
     # ---------------------------------------------------------------------------------------------- effects, time
 
-    def _do(self, effect: Effect) -> None:
+    def _perform(self, effect: Effect) -> None:
         match effect:
-            case SendReport():
-                for message in wire.cluster_reports(effect):
-                    self.scheduler.send(message)
-            case SendOrder():
-                if stream := self._streams.get(effect.runner):
-                    stream.outbox.put(wire.order(effect))
-            case EndStream():
-                if stream := self._streams.pop(effect.runner, None):
-                    stream.outbox.close()
+            case Send():
+                if effect.peer == SCHEDULER:
+                    self.scheduler.send(effect.message)
+                elif (stream := self._streams.get(effect.peer)) is not None:
+                    stream.outbox.put(effect.message)
+            case Close():
+                if (stream := self._streams.pop(effect.peer, None)) is None:
+                    return
+                if stream is self._speaking:
+                    stream.refusal = effect.reason  # it answers what the runner has just sent
+                stream.outbox.close()
             case PersistTerm():
-                self.journal.raise_term(effect.term)
-            case Note():
+                self.writer.raise_term(effect.term)
+            case LogEvent():
                 runner = f"{effect.runner.uuid}/{effect.runner.incarnation}"
                 log.info(effect.text, extra=kv(runner=runner, **dict(effect.fields)))
 
@@ -236,30 +322,32 @@ class SupervisorServer(SupervisorServicer):
                 async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
                     await self._wake.wait()
             except TimeoutError:
-                self.handle(Tick())
+                self.handle(TICK)
 
-    def _check(self) -> None:
-        """Leases decide who is alive, and runners tell theirs to the next process. Raises InvariantViolated."""
-        broken = violation(check_leases, self.core.leases) or violation(check_supervisor, self.core)
-        if broken:
-            raise InvariantViolated(broken)
-
-    async def _show(self) -> None:
-        shown = self.core.counters()
+    async def _update_metrics(self) -> None:
+        counters = self.core.counters()
         while not self._closed.is_set():
-            shown = metrics.show(self.core, shown)
-            metrics.FEEDBACK_PENDING.set(len(self.pending))
-            if self._idle.due():
-                self._check()
+            counters = metrics.update(self.core, counters)
+            metrics.FEEDBACK_PENDING.set(len(self.feedback))
+            if self._idle.due() and (broken := violation(self.core.check)):
+                raise InvariantViolated(broken)  # leases decide who is alive: the next process hears of all anew
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closed.wait(), SHOW_EVERY_S)
+                await asyncio.wait_for(self._closed.wait(), UPDATE_EVERY_S)
 
 
-def _check_identity(hello: supervisor_pb2.RunnerHello, namespaces: frozenset[str]) -> None:
-    """A runner's uuid begins with the namespace of its pool, so nobody else's certificate can name it. NotItsOwn."""
+async def _paced(messages: AsyncIterator[Any], rate: Rate) -> AsyncIterator[Any]:
+    """Not read faster than the rate: gRPC's flow control slows the sender down."""
+    async for message in messages:
+        if wait_s := rate.take(time.monotonic()):
+            await asyncio.sleep(wait_s)
+        yield message
+
+
+def _check_identity(spec: RunnerSpec, namespaces: frozenset[str]) -> None:
+    """A runner's uuid begins with the namespace of its pool, so no other certificate can name it. Raises NotItsOwn."""
     mine = f"the certificate is for runners of namespace {', '.join(sorted(namespaces))}"
-    namespace = hello.pool.partition("/")[0]
+    namespace = spec.pool.partition("/")[0]
     if namespace not in namespaces:
-        raise NotItsOwn(f"{mine}, not of pool {quoted(hello.pool)}")
-    if not hello.runner.uuid.startswith(f"{namespace}."):
-        raise NotItsOwn(f"{mine}: uuid {quoted(hello.runner.uuid)} does not begin with {quoted(namespace + '.')}")
+        raise NotItsOwn(f"{mine}, not of pool {quoted(spec.pool)}")
+    if not spec.runner.uuid.startswith(f"{namespace}."):
+        raise NotItsOwn(f"{mine}: uuid {quoted(spec.runner.uuid)} does not begin with {quoted(namespace + '.')}")

@@ -33,5 +33,5 @@ class Settings(ProcessSettings):
     predictor: Address = Field(PREDICTOR, description="the predictor's gRPC address")
     lease_ms: int = Field(2_000, ge=100, le=600_000, description="a runner silent this long is gone")
     report_ms: int = Field(50, ge=1, le=10_000, description="at most one merged report to the scheduler in this time")
-    preempt_ms: int = Field(5_000, ge=100, le=600_000, description="a victim still there after this is named again")
+    preempt_ms: int = Field(5_000, ge=100, le=600_000, description="a victim still there after this is chosen again")
     keep_days: int = Field(30, ge=1, le=3_650, description="outcomes older than this are deleted; usage stays")

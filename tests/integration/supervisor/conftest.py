@@ -1,6 +1,6 @@
 """A supervisor's shell on loopback with a real store; scheduler and predictor are fakes at the narrow seam.
 
-The fakes are gRPC servers that speak the contract and decide nothing: they collect what they are told in queues, so a
+The fakes are gRPC servers that speak the contract and decide nothing: they collect what they get in queues, so a
 test awaits the message it needs.
 """
 
@@ -15,10 +15,27 @@ import grpc.aio
 import pytest
 
 from harness.waiting import PATIENCE_S, soon
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.runner import (
+    ClusterReport,
+    Heartbeat,
+    Overrun,
+    Registered,
+    RunnerFigures,
+    RunnerReport,
+    RunnerSpec,
+    SequenceState,
+)
 from weft.store import migrate
 from weft.store.database import open_database, sqlite_url
 from weft.wire.channels import Outbox, both_ways, channel
-from weft.wire.v1 import common_pb2, predictor_pb2, scheduler_pb2, supervisor_pb2
+from weft.wire.codec import (
+    RUNNER_TO_SUPERVISOR,
+    SCHEDULER_TO_SUPERVISOR,
+    SUPERVISOR_TO_RUNNER,
+    SUPERVISOR_TO_SCHEDULER,
+)
+from weft.wire.v1 import common_pb2, predictor_pb2, scheduler_pb2
 from weft.wire.v1.predictor_pb2_grpc import PredictorServicer, add_PredictorServicer_to_server
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from weft.wire.v1.supervisor_pb2_grpc import (
@@ -33,31 +50,31 @@ from weft_supervisor.server import SupervisorServer
 
 
 class FakeScheduler(SchedulerServicer):
-    """Collects messages by kind; `send` reaches the newest supervisor stream."""
+    """Collects messages by class; `send` reaches the newest supervisor stream."""
 
     def __init__(self) -> None:
-        self.inbox: dict[str, asyncio.Queue] = {k: asyncio.Queue() for k in ("hello", "report", "outcome_ack", "keys")}
+        self.inbox: dict[type, asyncio.Queue] = {of: asyncio.Queue() for of in SUPERVISOR_TO_SCHEDULER.messages}
         self.outbox: Outbox = Outbox()
 
     async def Cluster(self, request_iterator, context):  # noqa: N802
         outbox = self.outbox = Outbox()
         async for message in both_ways(request_iterator, context, outbox, self._take):
-            yield message
+            yield SCHEDULER_TO_SUPERVISOR.encode(message)
 
-    def _take(self, message: scheduler_pb2.SupervisorToScheduler) -> None:
-        kind = message.WhichOneof("message")
-        self.inbox[kind].put_nowait(getattr(message, kind))
+    def _take(self, envelope: scheduler_pb2.SupervisorToScheduler) -> None:
+        message = SUPERVISOR_TO_SCHEDULER.decode(envelope)
+        self.inbox[type(message)].put_nowait(message)
 
-    async def next(self, kind: str):
-        return await soon(self.inbox[kind].get())
+    async def next(self, of: type):
+        return await soon(self.inbox[of].get())
 
-    async def report_with(self, condition) -> scheduler_pb2.ClusterReport:
-        while not condition(report := await self.next("report")):
+    async def report_with(self, condition) -> ClusterReport:
+        while not condition(report := await self.next(ClusterReport)):
             pass
         return report
 
-    def send(self, **message) -> None:
-        assert self.outbox.put(scheduler_pb2.SchedulerToSupervisor(**message))
+    def send(self, message) -> None:
+        assert self.outbox.put(message)
 
     def break_stream(self) -> None:
         self.outbox.close()
@@ -87,60 +104,47 @@ class FakePredictor(PredictorServicer):
         return await soon(self.inbox.get())
 
 
-def hello_of(runner: common_pb2.RunnerId, *, pool: str = "ns/pool", total_pages: int = 4) -> supervisor_pb2.RunnerHello:
+def spec_of(runner: RunnerId, *, pool: str = "ns/pool", total_pages: int = 4) -> RunnerSpec:
     """What an honest runner says of itself."""
-    return supervisor_pb2.RunnerHello(
-        runner=runner, address="h:1", pool=pool, page_tokens=16, total_pages=total_pages, max_sequences=8,
-        max_adapters=4, max_rank=8, max_context_tokens=16 * total_pages,
+    return RunnerSpec(
+        runner, "h:1", pool, page_tokens=16, total_pages=total_pages, max_sequences=8, max_adapters=4, max_rank=8,
+        max_context_tokens=16 * total_pages,
     )  # fmt: skip
 
 
 @dataclass
 class RunnerClient:
-    """A runner's end of its stream, told by the test what to say."""
+    """A runner's end of its stream; the test says what it sends."""
 
     call: grpc.aio.StreamStreamCall
-    number: int = 0
-    id: common_pb2.RunnerId = field(default_factory=lambda: common_pb2.RunnerId(uuid="a", incarnation="1"))
+    version: int = 0
+    id: RunnerId = field(default_factory=lambda: RunnerId("a", "1"))
 
-    async def hello(self, total_pages: int = 4) -> supervisor_pb2.Registered:
-        await self.call.write(supervisor_pb2.RunnerToSupervisor(hello=hello_of(self.id, total_pages=total_pages)))
-        return (await self.read()).registered
+    async def send(self, message) -> None:
+        await self.call.write(RUNNER_TO_SUPERVISOR.encode(message))
 
-    async def state(self, *names: str, free: int = 0, paused: tuple[str, ...] = (), **fields) -> None:
-        self.number += 1
-        state = supervisor_pb2.RunnerState(
-            sequence=self.number,
-            free_pages=free,
-            used_pages=len(names),
-            sequences=[
-                supervisor_pb2.SequenceState(
-                    request_id=name,
-                    epoch=common_pb2.Epoch(term=1, counter=i),
-                    admitted=i,
-                    reserved_pages=1,
-                    used_pages=1,
-                    reservation_tokens=16,
-                )
-                for i, name in enumerate(names)
-            ],
-            overruns=[
-                supervisor_pb2.Overrun(
-                    request_id=name, epoch=common_pb2.Epoch(term=1, counter=names.index(name)), reservation_tokens=32
-                )
-                for name in paused
-            ],
-            **fields,
-        )
-        await self.call.write(supervisor_pb2.RunnerToSupervisor(state=state))
+    async def hello(self, total_pages: int = 4) -> Registered:
+        await self.send(spec_of(self.id, total_pages=total_pages))
+        return await self.read()
+
+    async def report(
+        self, *names: str, free: int = 0, full: bool = True, paused: tuple[str, ...] = (), skip: int = 0, **fields
+    ) -> None:
+        """A report of these sequences; one that follows the last one, unless some are to be skipped."""
+        self.version += 1 + skip
+        sequences = [SequenceState(name, Epoch(1, i), "g", "", 1, 16, i) for i, name in enumerate(names)]
+        overruns = [Overrun(name, Epoch(1, names.index(name)), 1, 32) for name in paused]
+        of_report = {name: fields.pop(name) for name in list(fields) if name in RunnerReport._fields}
+        figures = RunnerFigures(free, len(names), **fields)
+        await self.send(RunnerReport(self.version, full, figures, sequences, overruns=overruns, **of_report))
 
     async def beat(self) -> None:
-        await self.call.write(supervisor_pb2.RunnerToSupervisor(heartbeat=supervisor_pb2.Heartbeat()))
+        await self.send(Heartbeat())
 
-    async def read(self) -> supervisor_pb2.SupervisorToRunner:
-        message = await soon(self.call.read())
-        assert message is not grpc.aio.EOF, "the stream has ended"
-        return message
+    async def read(self):
+        envelope = await soon(self.call.read())
+        assert envelope is not grpc.aio.EOF, "the stream has ended"
+        return SUPERVISOR_TO_RUNNER.decode(envelope)
 
     async def ended(self) -> bool:
         return await soon(self.call.read()) is grpc.aio.EOF
@@ -155,7 +159,7 @@ class World:
     admin: AdminStub
 
     def runner(self, uuid: str = "a", incarnation: str = "1") -> RunnerClient:
-        return RunnerClient(self.supervisor.Runner(), id=common_pb2.RunnerId(uuid=uuid, incarnation=incarnation))
+        return RunnerClient(self.supervisor.Runner(), id=RunnerId(uuid, incarnation))
 
 
 @pytest.fixture
@@ -183,7 +187,7 @@ async def world(store, config) -> AsyncIterator[World]:
     ):
         server = SupervisorServer(Supervisor(config, highest_term=3), store, to_peers, to_peers)
         admin = AdminServer(store, server)
-        await admin.tell_keys()
+        await admin.send_keys()
         async with listening(
             lambda s: (add_SupervisorServicer_to_server(server, s), add_AdminServicer_to_server(admin, s))
         ) as own_at:

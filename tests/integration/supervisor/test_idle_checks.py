@@ -7,12 +7,17 @@ import pytest
 from prometheus_client import REGISTRY
 
 from harness.waiting import soon
+from tests.integration.supervisor.conftest import spec_of
+from weft.domain.ids import RunnerId
+from weft.domain.machine import Connected, Received
+from weft.domain.runner import Heartbeat
 from weft.telemetry.invariants import InvariantViolated
 from weft.wire.channels import channel
 from weft_supervisor import server as shell
-from weft_supervisor.core.events import Beat, RunnerId, RunnerUp
-from weft_supervisor.core.supervisor import Config, Supervisor
+from weft_supervisor.core.supervisor import Config, Supervisor, runner_peer
 from weft_supervisor.server import SupervisorServer
+
+RUNNER = RunnerId("a", "1")
 
 
 def violations(check: str) -> float:
@@ -22,24 +27,24 @@ def violations(check: str) -> float:
 async def test_a_runner_without_a_lease_ends_the_process(
     store: Any, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shell, "SHOW_EVERY_S", 0.001)
-    before, core = violations("check_supervisor"), Supervisor(config)
+    monkeypatch.setattr(shell, "UPDATE_EVERY_S", 0.001)
+    before, core = violations("check_runners"), Supervisor(config)
     async with channel("127.0.0.1:1") as nobody:
         server = SupervisorServer(core, store, nobody, nobody)
-        server.handle(RunnerUp(RunnerId("a", "1"), "ns/pool", 4))
+        server.handle(Connected(runner_peer(RUNNER), spec_of(RUNNER)))
         core.leases.expire(1e9)
         running = asyncio.create_task(server.run(keep_days=30))
         with pytest.raises(ExceptionGroup) as ended:
             await soon(running)
-    assert ended.group_contains(InvariantViolated, match="check_supervisor")
-    assert violations("check_supervisor") == before + 1
+    assert ended.group_contains(InvariantViolated, match="check_runners")
+    assert violations("check_runners") == before + 1
 
 
 async def test_heartbeats_alone_are_no_activity(store: Any, config: Config) -> None:
     async with channel("127.0.0.1:1") as nobody:
         server = SupervisorServer(Supervisor(config), store, nobody, nobody)
         idle = server._idle  # pyright: ignore[reportPrivateUsage]
-        server.handle(RunnerUp(RunnerId("a", "1"), "ns/pool", 4))
+        server.handle(Connected(runner_peer(RUNNER), spec_of(RUNNER)))
         assert not idle.due()
-        server.handle(Beat(RunnerId("a", "1")))
+        server.handle(Received(runner_peer(RUNNER), Heartbeat()))
         assert idle.due()

@@ -18,17 +18,19 @@ from harness.certificates import Authority
 from harness.fleet import POOL, ROLES, Fleet
 from harness.quickstart import sure_cases
 from harness.waiting import soon
-from tests.integration.supervisor.conftest import hello_of
-from weft.identities import MAX_TERM
-from weft.wire import bounds
+from tests.integration.supervisor.conftest import spec_of
+from weft.domain.ids import MAX_TERM, RunnerId
 from weft.wire.channels import channel
+from weft.wire.codec import RUNNER_TO_SUPERVISOR
+from weft.wire.codec.cluster import MAX_CAPACITY
+from weft.wire.codec.values import MAX_PAGES, MAX_RANK, MAX_TOKENS
 from weft.wire.tls import Tls
 from weft.wire.v1 import common_pb2
 from weft.wire.v1.supervisor_pb2 import (
     AdapterState,
     Overrun,
     RunnerHello,
-    RunnerState,
+    RunnerReport,
     RunnerToSupervisor,
     SequenceState,
     SupervisorToRunner,
@@ -37,7 +39,18 @@ from weft.wire.v1.supervisor_pb2 import (
 EVIL = "evil/pool"
 MOST = 2**64 - 1
 INVALID, DENIED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED
-OLD_HIGHEST_TERM = b"\x50" + b"\xff" * 9 + b"\x01"  # field 10 of a RunnerState, 2**64 - 1
+CAPACITIES = {
+    "page_tokens": MAX_CAPACITY,
+    "total_pages": MAX_PAGES,
+    "max_sequences": MAX_CAPACITY,
+    "max_adapters": MAX_CAPACITY,
+    "max_rank": MAX_RANK,
+    "max_context_tokens": MAX_TOKENS,
+}
+
+
+def hello_of(uuid: str, incarnation: str) -> RunnerHello:
+    return RUNNER_TO_SUPERVISOR.encode(spec_of(RunnerId(uuid, incarnation), pool=EVIL)).hello
 
 
 class Liar:
@@ -48,7 +61,7 @@ class Liar:
         self._incarnations = itertools.count()
 
     def hello(self, *, uuid: str = "evil.u", **fields: Any) -> RunnerHello:
-        said = hello_of(common_pb2.RunnerId(uuid=uuid, incarnation=f"i{next(self._incarnations)}"), pool=EVIL)
+        said = hello_of(uuid, f"i{next(self._incarnations)}")
         said.MergeFrom(RunnerHello(**fields))
         for name in [name for name, value in fields.items() if not value]:
             said.ClearField(name)  # pyright: ignore[reportArgumentType]
@@ -89,8 +102,9 @@ def said(hello: RunnerHello) -> RunnerToSupervisor:
     return RunnerToSupervisor(hello=hello)
 
 
-def state(**fields: Any) -> RunnerToSupervisor:
-    return RunnerToSupervisor(state=RunnerState(**{"sequence": 1, "free_pages": 4, "ready": True} | fields))
+def report(**fields: Any) -> RunnerToSupervisor:
+    plain = {"version": 1, "full": True, "free_pages": 4, "ready": True}
+    return RunnerToSupervisor(report=RunnerReport(**plain | fields))
 
 
 def sequence(request_id: str, term: int = MAX_TERM - 1, **fields: Any) -> SequenceState:
@@ -98,39 +112,49 @@ def sequence(request_id: str, term: int = MAX_TERM - 1, **fields: Any) -> Sequen
 
 
 HUGE = 2**32 - 1
-BAD_STATES = {
-    "more free pages than there are": state(free_pages=HUGE),
-    "more used pages than there are": state(used_pages=HUGE),
-    "a term above all": state(sequences=[sequence("r", term=MOST)]),
-    "a sequence twice": state(sequences=[sequence("r"), sequence("r")]),
-    "a sequence without a name": state(sequences=[sequence("")]),
-    "a crowd": state(sequences=[sequence(f"r{i}") for i in range(1000)]),
+BAD_REPORTS = {
+    "more free pages than there are": report(free_pages=HUGE),
+    "more used pages than there are": report(used_pages=HUGE),
+    "a term above all": report(sequences=[sequence("r", term=MOST)]),
+    "a sequence without a name": report(sequences=[sequence("")]),
+    "more pages reserved than any runner has": report(sequences=[sequence("r", reserved_pages=HUGE)]),
+    "an overrun of more pages than any runner has": report(overruns=[Overrun(request_id="r", wanted_pages=HUGE)]),
+    "a crowd": report(sequences=[sequence(f"r{i}") for i in range(1000)]),
+    "a crowd that comes one by one": report(version=2, full=False, sequences=[sequence(f"r{i}") for i in range(9)]),
+    "an adapter used by more than there can be": report(adapters=[AdapterState(digest="sha256:x", running=HUGE)]),
+    "an adapter without a name": report(adapters=[AdapterState(rank=1)]),
     "garbage": b"\xff\xff\xff\xff garbage",
-    "garbage in a state": b"\x12\x04\xff\xff\xff\xff",
-    "a second hello": said(hello_of(common_pb2.RunnerId(uuid="evil.v", incarnation="i"), pool=EVIL)),
+    "garbage in a report": b"\x22\x04\xff\xff\xff\xff",
+    "a second hello": said(hello_of("evil.v", "i")),
+    "nothing": RunnerToSupervisor(),
 }
 # Allowed, and lies all the same: they are its own, whatever they are.
 OWN_LIES = {
-    "no end of work": [state(tokens=1), state(sequence=2, tokens=MOST), state(sequence=3)],
-    "the last report for ever": [state(sequence=MOST, desired_version=MOST, grown_pages=MOST, doublings=MOST)],
-    "full of what nobody sent": [
-        state(
+    "no end of work": [report(tokens=1), report(version=2, full=False, tokens=MOST), report(version=3, full=False)],
+    "the last report for ever": [report(version=MOST, desired_version=MOST, grown_pages=MOST, doublings=MOST)],
+    "full of what no gateway sent": [
+        report(
             free_pages=0,
             used_pages=4,
             adapter_pages=4,
-            sequences=[sequence(f"r{i}", admitted=MOST, reserved_pages=HUGE, reservation_tokens=HUGE) for i in "ab"],
+            sequences=[
+                sequence(f"r{i}", admitted=MOST, reserved_pages=MAX_PAGES, reservation_tokens=MAX_TOKENS) for i in "ab"
+            ],
             overruns=[
                 Overrun(
                     request_id="ra",
                     epoch=common_pb2.Epoch(term=MAX_TERM - 1, counter=MOST),
-                    wanted_pages=HUGE,
-                    reservation_tokens=HUGE,
+                    wanted_pages=MAX_PAGES,
+                    reservation_tokens=MAX_TOKENS,
                 )
             ],
-            adapters=[AdapterState(digest="sha256:x", error="e" * 100_000, bytes=MOST, rank=HUGE, running=HUGE)],
+            adapters=[AdapterState(digest="sha256:x", error="e" * 100_000, bytes=MOST, rank=MAX_RANK)],
         )
     ],
-    "a term as it was told once": [RunnerToSupervisor(state=RunnerState.FromString(OLD_HIGHEST_TERM))],
+    "ends and removals of what was never there": [
+        report(),
+        report(version=2, full=False, ended=["r"] * 1000, removed_adapters=["sha256:x"] * 1000, progress=[HUGE] * 1000),
+    ],
 }
 
 
@@ -148,22 +172,22 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 async def lie(fleet: Fleet, liar: Liar) -> None:
     """Everything once, each lie on a stream of its own."""
     victim = "weft-system." + (fleet.folder / "data" / "runner" / "uuid").read_text().strip()
-    for name, most in bounds.CAPACITIES.items():
+    for name, most in CAPACITIES.items():
         for value in (0, most + 1, HUGE):
             await liar.refused(INVALID, said(liar.hello(**{name: value})))
-            await liar.persists(said(liar.hello(**{name: value})), state(free_pages=0))
-    await liar.refused(INVALID, state())
+            await liar.persists(said(liar.hello(**{name: value})), report(free_pages=0))
+    await liar.refused(INVALID, report())
     await liar.refused(INVALID, said(liar.hello(address="h" * 1000)))
     await liar.refused(DENIED, said(liar.hello(uuid=victim)))
     await liar.refused(DENIED, said(liar.hello(uuid=victim, pool=POOL)))
     await liar.refused(DENIED, said(liar.hello(pool=POOL)))
-    for bad in BAD_STATES.values():
-        await liar.refused(INVALID, said(liar.hello()), state(), bad)
+    for bad in BAD_REPORTS.values():
+        await liar.refused(INVALID, said(liar.hello()), report(), bad)
     for words in OWN_LIES.values():
         async with liar.stream() as call:
             for message in (said(liar.hello()), *words):
                 await call.write(message.SerializeToString())
-            await _hears(call, "order")  # the scheduler has taken its state in
+            await _hears(call, "order")  # the scheduler has taken its report in
 
 
 async def _hears(call: Any, kind: str) -> None:

@@ -10,11 +10,12 @@ import pytest
 from harness.certificates import Authority
 from harness.waiting import PATIENCE_S
 from tests.integration.supervisor.conftest import RunnerClient, World
+from weft.domain.ids import RunnerId
 from weft.wire.channels import channel
 from weft.wire.serving import server_credentials
 from weft.wire.tls import Tls
-from weft.wire.v1 import common_pb2
 from weft.wire.v1.supervisor_pb2_grpc import SupervisorStub, add_SupervisorServicer_to_server
+from weft_supervisor import server as shell
 
 
 class Secured:
@@ -29,7 +30,7 @@ class Secured:
         folder = self._authority.folder(self._folder / "-".join(names), *names)
         self.opened.append(channel(self._at, Tls(folder, "runner"), "supervisor"))
         stub = SupervisorStub(self.opened[-1])
-        return RunnerClient(stub.Runner(), id=common_pb2.RunnerId(uuid=uuid, incarnation="1"))
+        return RunnerClient(stub.Runner(), id=RunnerId(uuid, "1"))
 
 
 @pytest.fixture
@@ -70,3 +71,45 @@ async def test_a_runner_does_not_take_the_uuid_of_another_namespace(secured: Sec
 
 async def test_a_certificate_that_names_no_namespace_is_for_all_of_them(secured: Secured) -> None:
     assert (await secured.runner().hello()).lease_ms
+
+
+async def test_one_certificate_has_so_many_streams_and_hellos_a_second(
+    secured: Secured, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "MAX_STREAMS", 1)
+    first = secured.runner("ns")
+    await first.hello()
+    for other, code in (
+        (secured.runner("ns", uuid="ns.b"), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (secured.runner("ns2", uuid="ns2.b"), grpc.StatusCode.PERMISSION_DENIED),  # it gets as far as its pool
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await other.hello()
+        assert refused.value.code() == code
+    monkeypatch.setattr(shell, "MAX_STREAMS", 100)
+    monkeypatch.setattr(shell, "HELLO_BURST", 2.0)
+    monkeypatch.setattr(shell, "HELLOS_PER_S", 1e-6)
+    world.server._hellos_of.clear()  # pyright: ignore[reportPrivateUsage]
+    for uuid in ("ns.b", "ns.c"):
+        await secured.runner("ns", uuid=uuid).hello()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await secured.runner("ns", uuid="ns.d").hello()
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "hellos a second" in str(refused.value.details())
+
+
+async def test_reports_are_read_no_faster_than_one_stream_may_send_them(
+    secured: Secured, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "REPORT_BURST", 5.0)
+    monkeypatch.setattr(shell, "REPORTS_PER_S", 1e-3)
+    fast, other = secured.runner("ns", uuid="ns.fast"), secured.runner("ns", uuid="ns.other")
+    await fast.hello()
+    for _ in range(20):
+        await fast.report(free=4)
+    monkeypatch.setattr(shell, "REPORT_BURST", 100.0)
+    await other.hello()
+    await other.report(free=4)
+    await world.scheduler.report_with(lambda report: any(one.runner == other.id for one in report.reports))
+    versions = {book.spec.runner: book.version for book in world.server.core.live()}
+    assert versions == {fast.id: 4, other.id: 1}, "the hello and four reports of twenty"

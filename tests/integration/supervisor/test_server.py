@@ -2,80 +2,137 @@ import grpc
 import grpc.aio
 import pytest
 
-from weft.wire.v1 import common_pb2, scheduler_pb2, supervisor_pb2
+from weft.domain.adapter import AdapterState, DesiredAdapter, DesiredChange, Tier
+from weft.domain.ids import Epoch
+from weft.domain.routes import Keys
+from weft.domain.runner import (
+    ClusterReport,
+    OrderedRunner,
+    Registered,
+    Resync,
+    RunnerOrder,
+    SchedulerHello,
+    SupervisorHello,
+)
+from weft.wire.codec import read_reported
+from weft.wire.v1 import supervisor_pb2
+from weft_supervisor import server as shell
+from weft_supervisor.server import MAX_MESSAGE_BYTES
 
 
-async def test_a_runner_is_registered_and_its_whole_state_reaches_the_scheduler(world):
+async def test_a_runner_is_registered_and_its_reports_reach_the_scheduler(world):
     runner = world.runner()
-    registered = await runner.hello()
-    assert (registered.lease_ms, registered.report_ms) == (600_000, 10)
-    adapters = [supervisor_pb2.AdapterState(digest="sha256:1", tier=supervisor_pb2.AdapterState.DEVICE)]
-    await runner.state("r1", free=3, adapters=adapters, ready=True)
-    hello = await world.scheduler.next("hello")
-    assert hello.highest_term == 3
-    report = await world.scheduler.next("report")
-    [state] = report.runners
-    assert state.runner.address == "h:1"
-    assert state.id == runner.id
-    assert state.ready
-    assert state.adapters[0].digest == "sha256:1"
-    assert [s.request_id for s in state.sequences] == ["r1"]
+    assert await runner.hello() == Registered(600_000, 10)
+    await runner.report("r1", free=3, adapters=[AdapterState("sha256:1", Tier.DEVICE)], ready=True)
+    assert (await world.scheduler.next(SupervisorHello)).highest_term == 3
+    [reported] = (await world.scheduler.next(ClusterReport)).reports
+    assert (reported.spec.address, reported.spec.runner, reported.runner) == ("h:1", runner.id, runner.id)
+    assert (reported.report.full, reported.report.figures.ready) == (True, True)
+    assert reported.report.adapters == [AdapterState("sha256:1", Tier.DEVICE)]
+    assert [s.request_id for s in reported.report.sequences] == ["r1"]
+    await runner.report(free=4, full=False, ended=["r1"])
+    [reported] = (await world.scheduler.next(ClusterReport)).reports
+    assert (reported.spec, reported.report.full, list(reported.report.ended)) == (None, False, ["r1"])
+
+
+async def test_a_missing_report_is_asked_for_and_a_scheduler_may_ask_too(world):
+    runner = world.runner()
+    await runner.hello()
+    await runner.report("r1", free=3)
+    await world.scheduler.report_with(lambda r: r.reports)
+    await runner.report("r2", free=2, full=False, skip=1)
+    assert await runner.read() == Resync()
+    await runner.report("r1", "r2", free=2)
+    [reported] = (await world.scheduler.next(ClusterReport)).reports
+    assert (reported.report.version, reported.report.full) == (4, True)
+    world.scheduler.send(Resync(runner.id))
+    assert (await world.scheduler.next(ClusterReport)).reports == (reported,)
 
 
 async def test_an_overrun_becomes_a_decision_and_the_counter_of_the_command(world):
     runner = world.runner()
     await runner.hello(total_pages=2)
-    await runner.state("old", "new", grown_pages=7, doublings=1)
-    await runner.state("old", "new", paused=("old",), grown_pages=7, doublings=2)
-    report = await world.scheduler.report_with(lambda r: r.preempts)
-    [preempt] = report.preempts
+    await runner.report("old", "new", grown_pages=7, doublings=1)
+    await runner.report("old", "new", full=False, paused=("old",), grown_pages=7, doublings=2)
+    [preempt] = (await world.scheduler.report_with(lambda r: r.preempts)).preempts
     assert (preempt.request_id, preempt.for_request_id, preempt.reservation_tokens) == ("new", "old", 16)
-    assert preempt.epoch == common_pb2.Epoch(term=1, counter=1)
-    told = await world.admin.ListRunners(supervisor_pb2.ListRunnersRequest())
-    assert (told.grows, told.preempts, told.doublings) == (7, 1, 2)
-    assert told.runners[0].runner.pool == "ns/pool"
+    assert preempt.epoch == Epoch(1, 1)
+    listed = await world.admin.ListRunners(supervisor_pb2.ListRunnersRequest())
+    assert (listed.grows, listed.preempts, listed.doublings) == (7, 1, 2)
+    [reported] = map(read_reported, listed.reported)
+    assert (reported.spec.pool, reported.report.full, reported.report.version) == ("ns/pool", True, 2)
 
 
-async def test_orders_reach_their_runner_and_again_when_it_reconnects(world):
+async def test_the_list_of_runners_fits_in_a_message_whatever_they_report(world, monkeypatch):
+    monkeypatch.setattr("weft_supervisor.admin.MAX_LISTED_BYTES", 3_000)
+    for i in range(3):
+        runner = world.runner(uuid=f"u{i}")
+        await runner.hello()
+        await runner.report(free=4, adapters=[AdapterState(f"sha256:{i}", Tier.DISK, error="e" * 1000)])
+        await world.scheduler.report_with(lambda r: r.reports)
+    listed = await world.admin.ListRunners(supervisor_pb2.ListRunnersRequest())
+    assert [reported.runner.uuid for reported in listed.reported] == ["u0", "u1"]
+
+
+async def test_a_full_report_that_no_message_takes_costs_its_runner_the_report_and_no_other(world, monkeypatch):
+    monkeypatch.setattr(shell, "MAX_MESSAGE_BYTES", 2_000)
+    await world.scheduler.next(SupervisorHello)
+    for uuid, errors in (("a", 1), ("b", 4), ("c", 1)):
+        runner = world.runner(uuid=uuid)
+        await runner.hello()
+        await runner.report(free=4)
+        await world.scheduler.report_with(lambda r: r.reports)
+        for i in range(errors):
+            error = AdapterState(f"sha256:{i}", Tier.DISK, error="e" * 900)
+            await runner.report(free=4, full=False, adapters=[error])
+            await world.scheduler.report_with(lambda r: r.reports)
+    world.scheduler.break_stream()
+    await world.scheduler.next(SupervisorHello)
+    found = [(await world.scheduler.report_with(lambda r: r.reports)).reports for _ in range(2)]
+    assert [[reported.runner.uuid for reported in reports] for reports in found] == [["a"], ["c"]]
+    assert MAX_MESSAGE_BYTES > 2_000
+
+
+async def test_orders_reach_their_runner_and_merged_when_it_reconnects(world):
     runner = world.runner()
     await runner.hello()
-    await runner.state(free=4)
-    await world.scheduler.report_with(lambda r: r.runners)
-    desired = supervisor_pb2.RunnerOrder(
-        has_desired=True, desired_version=9, desired=[supervisor_pb2.DesiredAdapter(digest="sha256:1", rank=8)]
-    )
-    world.scheduler.send(orders=scheduler_pb2.RunnerOrders(runner=runner.id, order=desired))
-    assert (await runner.read()).order == desired
-    drain = supervisor_pb2.RunnerOrder(drain=True)
-    world.scheduler.send(orders=scheduler_pb2.RunnerOrders(runner=runner.id, order=drain))
-    whole = (await runner.read()).order
-    assert (whole.drain, whole.desired_version, whole.desired[0].digest) == (True, 9, "sha256:1")
+    await runner.report(free=4)
+    await world.scheduler.report_with(lambda r: r.reports)
+    first, second = (DesiredAdapter(f"sha256:{i}", 8, 100, pinned=False, tier=Tier.DISK) for i in range(2))
+    orders = [
+        RunnerOrder(DesiredChange(9, True, (first,))),
+        RunnerOrder(DesiredChange(10, False, (second,))),
+        RunnerOrder(drain=True),
+    ]
+    for order in orders:
+        world.scheduler.send(OrderedRunner(runner.id, order))
+        assert await runner.read() == order
     runner.call.cancel()
     again = world.runner()
     await again.hello()
-    assert (await again.read()).order == whole
+    assert await again.read() == RunnerOrder(DesiredChange(10, True, (first, second)), drain=True)
 
 
-async def test_a_broken_scheduler_stream_is_told_everything_again(world):
+async def test_a_broken_scheduler_stream_is_sent_everything_again(world):
     runner = world.runner()
     await runner.hello()
-    await runner.state("r1", free=3)
-    await world.scheduler.report_with(lambda r: r.runners)
-    await world.scheduler.next("hello")
-    await world.scheduler.next("keys")
-    world.scheduler.send(hello=scheduler_pb2.SchedulerHello(term=8))
+    await runner.report("r1", free=3)
+    await world.scheduler.report_with(lambda r: r.reports)
+    await world.scheduler.next(SupervisorHello)
+    await world.scheduler.next(Keys)
+    world.scheduler.send(SchedulerHello(8))
     world.scheduler.break_stream()
-    assert (await world.scheduler.next("hello")).highest_term == 8
-    await world.scheduler.next("keys")
-    report = await world.scheduler.report_with(lambda r: r.runners)
-    assert [s.request_id for s in report.runners[0].sequences] == ["r1"]
+    assert (await world.scheduler.next(SupervisorHello)).highest_term == 8
+    await world.scheduler.next(Keys)
+    [reported] = (await world.scheduler.report_with(lambda r: r.reports)).reports
+    assert [s.request_id for s in reported.report.sequences] == ["r1"]
 
 
 async def test_a_new_incarnation_ends_the_old_stream_and_the_old_one_is_refused(world):
     old = world.runner(incarnation="1")
     await old.hello()
-    await old.state(free=4)
-    await world.scheduler.report_with(lambda r: r.runners)
+    await old.report(free=4)
+    await world.scheduler.report_with(lambda r: r.reports)
     new = world.runner(incarnation="2")
     await new.hello()
     report = await world.scheduler.report_with(lambda r: r.lost)
@@ -87,22 +144,22 @@ async def test_a_new_incarnation_ends_the_old_stream_and_the_old_one_is_refused(
     assert refusal.value.code() == grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_a_state_before_the_hello_breaks_the_contract(world):
+async def test_a_report_before_the_hello_breaks_the_contract(world):
     runner = world.runner()
-    await runner.state(free=4)
+    await runner.report(free=4)
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await runner.read()
     assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_key_is_known_to_the_scheduler_before_its_owner_sees_it(world):
-    await world.scheduler.next("keys")
+    await world.scheduler.next(Keys)
     created = await world.admin.CreateKey(supervisor_pb2.CreateKeyRequest(namespace="acme", note="demo"))
-    keys = await world.scheduler.next("keys")
+    keys = await world.scheduler.next(Keys)
     assert [(key.namespace, key.key_id) for key in keys.keys] == [("acme", created.key_id)]
     assert created.key not in str(keys)
     assert (await world.admin.RevokeKey(supervisor_pb2.RevokeKeyRequest(key_id=created.key_id))).existed
-    assert list((await world.scheduler.next("keys")).keys) == []
+    assert (await world.scheduler.next(Keys)).keys == ()
     [listed] = (await world.admin.ListKeys(supervisor_pb2.ListKeysRequest())).keys
     assert (listed.revoked, listed.note) == (True, "demo")
 
@@ -117,8 +174,8 @@ async def test_a_namespace_that_is_no_dns_label_is_refused(world, namespace):
 async def test_a_silent_runner_is_lost_and_may_come_back(world):
     runner, leases = world.runner(), world.server.core.leases
     await runner.hello()
-    await runner.state(free=4)
-    await world.scheduler.report_with(lambda r: r.runners)
+    await runner.report(free=4)
+    await world.scheduler.report_with(lambda r: r.reports)
     leases._lease_s = 0.05  # from the next message on
     await runner.beat()
     report = await world.scheduler.report_with(lambda r: r.lost)
@@ -127,6 +184,6 @@ async def test_a_silent_runner_is_lost_and_may_come_back(world):
     leases._lease_s = 600.0
     again = world.runner()
     await again.hello()
-    await again.state("r1", free=3)
-    report = await world.scheduler.report_with(lambda r: r.runners)
-    assert [s.request_id for s in report.runners[0].sequences] == ["r1"]
+    await again.report("r1", free=3)
+    report = await world.scheduler.report_with(lambda r: r.reports)
+    assert [s.request_id for s in report.reports[0].report.sequences] == ["r1"]

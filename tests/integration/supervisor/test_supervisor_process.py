@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TypeVar
 
 import grpc.aio
 import pytest
@@ -15,13 +16,32 @@ import pytest
 from harness.ports import free_addresses, free_port
 from harness.processes import started
 from harness.waiting import PATIENCE_S, soon
-from tests.integration.supervisor.conftest import hello_of
+from tests.integration.supervisor.conftest import spec_of
+from weft.domain.ids import NEVER, RunnerId
+from weft.domain.request import FinishReason, Outcome, OutcomeAck, OutcomeReport
+from weft.domain.routes import Keys
+from weft.domain.runner import (
+    ClusterReport,
+    RunnerFigures,
+    RunnerReport,
+    SchedulerHello,
+    SequenceState,
+    SupervisorHello,
+)
 from weft.wire.channels import Link, Outbox, both_ways, channel
-from weft.wire.v1 import common_pb2, predictor_pb2, scheduler_pb2
+from weft.wire.codec import (
+    RUNNER_TO_SUPERVISOR,
+    SCHEDULER_TO_SUPERVISOR,
+    SUPERVISOR_TO_SCHEDULER,
+    outcome_bytes,
+)
+from weft.wire.v1 import predictor_pb2, scheduler_pb2
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub, SupervisorStub
+
+Message = TypeVar("Message")
 
 
 def process(module: str, data: Path, *flags: str) -> AbstractContextManager[subprocess.Popen[str]]:
@@ -30,20 +50,23 @@ def process(module: str, data: Path, *flags: str) -> AbstractContextManager[subp
 
 
 class Scheduler(SchedulerServicer):
-    """Collects what the supervisor tells; forwards outcomes."""
+    """Collects what the supervisor sends; forwards outcomes."""
 
     def __init__(self) -> None:
-        self.inbox: asyncio.Queue[scheduler_pb2.SupervisorToScheduler] = asyncio.Queue()
-        self.outbox: Outbox[scheduler_pb2.SchedulerToSupervisor] = Outbox()
+        self.inbox: asyncio.Queue = asyncio.Queue()
+        self.outbox: Outbox = Outbox()
 
     async def Cluster(self, request_iterator, context):  # noqa: N802
         outbox = self.outbox = Outbox()
-        async for message in both_ways(request_iterator, context, outbox, self.inbox.put_nowait):
-            yield message
+        async for message in both_ways(request_iterator, context, outbox, self._take):
+            yield SCHEDULER_TO_SUPERVISOR.encode(message)
 
-    async def until(self, condition: Callable) -> scheduler_pb2.SupervisorToScheduler:
+    def _take(self, envelope: scheduler_pb2.SupervisorToScheduler) -> None:
+        self.inbox.put_nowait(SUPERVISOR_TO_SCHEDULER.decode(envelope))
+
+    async def until(self, of: type[Message], condition: Callable[[Message], object] = lambda _: True) -> Message:
         async with asyncio.timeout(PATIENCE_S):
-            while not condition(message := await self.inbox.get()):
+            while not (isinstance(message := await self.inbox.get(), of) and condition(message)):
                 pass
             return message
 
@@ -67,20 +90,12 @@ def supervisor(data: Path, port: int, scheduler, predictor_port: int):
     )
 
 
-def outcome(request_id: str) -> common_pb2.Outcome:
-    return common_pb2.Outcome(
-        request_id=request_id,
-        namespace="acme",
-        model_name="acme/upper",
-        completion_tokens=10,
-        finish_reason=common_pb2.FINISH_REASON_EOS,
-        finished_unix_ms=1_700_000_000_000,
-    )
-
-
 async def acknowledged(scheduler: Scheduler, request_id: str) -> None:
-    scheduler.outbox.put(scheduler_pb2.SchedulerToSupervisor(outcome=outcome(request_id)))
-    await scheduler.until(lambda m: request_id in m.outcome_ack.request_ids)
+    record = outcome_bytes(
+        Outcome(request_id, "acme/p", "acme", "acme/upper", "", 1, 10, FinishReason.EOS, 1_700_000_000_000)
+    )
+    scheduler.outbox.put(OutcomeReport(request_id, "acme/p", "", 10, False, record))
+    await scheduler.until(OutcomeAck, lambda ack: request_id in ack.request_ids)
 
 
 async def predicted(predictor: PredictorStub, *request_ids: str) -> None:
@@ -101,35 +116,33 @@ async def learned(predictor: PredictorStub, outcomes: int) -> None:
 
 async def test_outcomes_survive_kill_nine_reach_the_predictor_and_runners_come_back(tmp_path, scheduler):
     port, predictor_port = free_port(), free_port()
-    hello = hello_of(common_pb2.RunnerId(uuid="a", incarnation="1"))
-    state = pb.RunnerState(sequence=1, free_pages=3, used_pages=1)
-    state.sequences.add(request_id="r", admitted=1, reserved_pages=1, used_pages=1)
+    sequence = SequenceState("r", NEVER, "g", "", 1, 16, 1)
+    hello = (spec_of(RunnerId("a", "1")), RunnerReport(1, True, RunnerFigures(3, 1), [sequence]))
     with process("weft_predictor", tmp_path / "p", "--listen", f"127.0.0.1:{predictor_port}"):
         async with channel(f"127.0.0.1:{port}") as opened, channel(f"127.0.0.1:{predictor_port}") as to_predictor:
             registered = asyncio.Event()
             runner = Link(
                 "supervisor",
                 SupervisorStub(opened).Runner,
-                hello=lambda: [pb.RunnerToSupervisor(hello=hello), pb.RunnerToSupervisor(state=state)],
+                hello=lambda: map(RUNNER_TO_SUPERVISOR.encode, hello),
                 on_message=lambda _message: registered.set(),
             )
             running = asyncio.create_task(runner.run())
             with supervisor(tmp_path / "s", port, scheduler, predictor_port) as first:
                 await soon(registered.wait())
-                told = await scheduler.until(lambda m: m.report.runners)
-                assert [s.request_id for s in told.report.runners[0].sequences] == ["r"]
-                scheduler.outbox.put(scheduler_pb2.SchedulerToSupervisor(hello=scheduler_pb2.SchedulerHello(term=9)))
+                merged = await scheduler.until(ClusterReport, lambda m: m.reports)
+                assert [s.request_id for s in merged.reports[0].report.sequences] == ["r"]
+                scheduler.outbox.put(SchedulerHello(9))
                 created = await AdminStub(opened).CreateKey(pb.CreateKeyRequest(namespace="acme"))
                 await predicted(PredictorStub(to_predictor), "before", "after")
                 await acknowledged(scheduler, "before")
                 first.kill()
             with supervisor(tmp_path / "s", port, scheduler, predictor_port) as second:
-                again = await scheduler.until(lambda m: m.HasField("hello"))
-                assert again.hello.highest_term == 9
-                keys = await scheduler.until(lambda m: m.HasField("keys"))
-                assert [key.key_id for key in keys.keys.keys] == [created.key_id]
-                told = await scheduler.until(lambda m: m.report.runners)
-                assert [s.request_id for s in told.report.runners[0].sequences] == ["r"]
+                assert (await scheduler.until(SupervisorHello)).highest_term == 9
+                keys = await scheduler.until(Keys)
+                assert [key.key_id for key in keys.keys] == [created.key_id]
+                merged = await scheduler.until(ClusterReport, lambda m: m.reports)
+                assert [s.request_id for s in merged.reports[0].report.sequences] == ["r"]
                 await acknowledged(scheduler, "before")
                 await acknowledged(scheduler, "after")
                 await learned(PredictorStub(to_predictor), 2)

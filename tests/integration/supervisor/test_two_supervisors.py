@@ -91,7 +91,7 @@ async def refused(fleet: Fleet, key: str) -> bool:
 async def runners_at(fleet: Fleet, supervisor: str) -> int:
     async with channel(fleet.at[supervisor]) as opened:
         answer = await AdminStub(opened).ListRunners(pb.ListRunnersRequest(), wait_for_ready=True, timeout=PATIENCE_S)
-    return sum(runner.ready for runner in answer.runners)
+    return sum(reported.report.ready for reported in answer.reported)
 
 
 async def test_runners_of_both_serve_and_a_death_of_one_supervisor_loses_nothing(fleet: Fleet, url: URL) -> None:
@@ -144,7 +144,7 @@ async def test_a_key_made_or_revoked_at_one_is_the_others_after_a_moment(fleet: 
         async with channel(fleet.at["supervisor"]) as opened:
             await AdminStub(opened).RevokeKey(pb.RevokeKeyRequest(key_id=revoked.split("-")[1]), timeout=PATIENCE_S)
         fleet.kill("supervisor", "scheduler", "gateway")
-        for name in ("scheduler", "gateway"):  # new ones know no key but what the second supervisor tells
+        for name in ("scheduler", "gateway"):  # new ones know no key but what the second supervisor sends
             fleet.start_again(name)
         await fleet.ready("gateway")
         await eventually(lambda: accepted(fleet, kept))

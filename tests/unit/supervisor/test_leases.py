@@ -2,7 +2,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from weft_supervisor.core.events import RunnerId
+from weft.domain.ids import RunnerId
 from weft_supervisor.core.leases import Leases, check_leases
 
 A1, A2, B1 = RunnerId("a", "1"), RunnerId("a", "2"), RunnerId("b", "1")
@@ -36,6 +36,16 @@ def test_the_same_incarnation_may_come_back_after_its_lease_ran_out():
     assert not leases.replaced(A1)
     assert leases.grant(A1, 6.0) is None
     assert leases.holds(A1)
+
+
+def test_leases_that_were_extended_stay_in_order_with_those_renewed_after_it():
+    leases = Leases(2.0)
+    leases.grant(A1, 0.0)
+    leases.grant(B1, 1.9)
+    leases.extend_all(2.0, 3.0)
+    assert leases.renew(A1, 3.0)
+    check_leases(leases)
+    assert leases.expire(5.0) == [B1, A1]
 
 
 class LeaseMachine(RuleBasedStateMachine):

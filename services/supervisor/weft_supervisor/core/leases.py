@@ -1,12 +1,12 @@
 """Runner leases: every message renews one; a runner silent for `lease_s` is gone.
 
-A lease that ran out is forgotten, so the same incarnation may come back and tells everything anew. An incarnation that
-was replaced by a newer one of its uuid never comes back (the last 4 of each uuid are remembered).
+A lease that ran out is forgotten, so the same incarnation may come back, with a full report. An incarnation that was
+replaced by a newer one of its uuid never comes back (the last 4 of each uuid are remembered).
 """
 
 from collections import OrderedDict, deque
 
-from weft_supervisor.core.events import RunnerId
+from weft.domain.ids import RunnerId
 
 REMEMBERED = 4  # replaced incarnations of a uuid
 MAX_UUIDS = 10_000
@@ -54,7 +54,7 @@ class Leases:
         return True
 
     def expire(self, now: float) -> list[RunnerId]:
-        """The runners whose lease has run out, each told once."""
+        """The runners whose lease has run out, each given once."""
         gone: list[RunnerId] = []
         while self._expires:
             uuid, (expires, runner) = next(iter(self._expires.items()))
@@ -64,9 +64,10 @@ class Leases:
             gone.append(runner)
         return gone
 
-    def prolong(self, by_s: float) -> None:
-        """All leases last that much longer."""
-        self._expires = OrderedDict((uuid, (at + by_s, runner)) for uuid, (at, runner) in self._expires.items())
+    def extend_all(self, by_s: float, now: float) -> None:
+        """All leases last that much longer, none longer than one that is renewed now: their order stays."""
+        most = now + self._lease_s
+        self._expires = OrderedDict((uuid, (min(at + by_s, most), id_)) for uuid, (at, id_) in self._expires.items())
 
     def next_deadline(self) -> float | None:
         """When the next lease runs out unless renewed."""

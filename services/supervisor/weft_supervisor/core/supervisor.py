@@ -1,261 +1,394 @@
-"""handle(event, now) -> effects: the supervisor as a pure machine.
+"""The supervisor's machine: leases of runners, what each of them last reported, victims of overruns.
 
-To the scheduler go merged reports: whole states of the runners that changed, at most every `report_s`, at once for
-overruns, finishes and lost runners, so that freed room is used within one iteration. What a broken stream may have lost
-is told again on the next one: all live runners, the latest leases that ran out, undecided victims. The shell tells the
-highest term first.
+The scheduler gets the runners' reports merged and in their order: at most every `report_s`, and within `merge_s` where
+one says that a sequence ended, overran its reservation, or that a runner is lost, so that freed pages are used within
+one iteration. Nothing is sent twice on a stream; a new stream begins with a full report of every live runner, the
+runners lost last, and the victims that have not left.
+
+Orders go to the runners as they come. The supervisor also keeps the desired adapters of each runner, merged, and gives
+a runner that reconnects all of them. Asking the scheduler instead would not be exact: a change names no version that it
+follows, so one that is sent between the break of a runner's stream and the scheduler's answer would hide a lost one.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from weft_supervisor.core import memory
-from weft_supervisor.core.counters import Counters, Tally
-from weft_supervisor.core.events import (
-    Beat,
-    Effect,
-    EndStream,
-    Event,
-    Note,
-    OrderGiven,
-    PersistTerm,
-    Report,
-    RunnerId,
-    RunnerUp,
-    SchedulerDown,
-    SchedulerUp,
-    SendOrder,
-    SendReport,
-    TermSeen,
-    Tick,
+from weft.domain.adapter import DesiredAdapter, DesiredChange
+from weft.domain.ids import RunnerId
+from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send, Tick
+from weft.domain.runner import (
+    ClusterReport,
+    OrderedRunner,
+    Registered,
+    ReportedRunner,
+    ReportGap,
+    ReportInvalid,
+    Resync,
+    RunnerBook,
+    RunnerOrder,
+    RunnerReport,
+    RunnerSpec,
+    SchedulerHello,
 )
-from weft_supervisor.core.leases import Leases
-from weft_supervisor.core.overruns import Overruns
+from weft_supervisor.core.leases import Leases, check_leases
+from weft_supervisor.core.preemption import Preemption
+from weft_supervisor.core.totals import Counters, LostCounters, Memory, summarize, violation
 
-MAX_LOST = 1_000  # lost runners told again to a new scheduler, which finds others missing by itself
+MAX_LOST = 1_000  # lost runners that a new scheduler hears of; it finds others missing by itself
+FULL_REPORTS = 8  # in a message: one of 2,000 adapters takes some 15 ms to encode and to decode
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Times in seconds. `preempt_s`: how long a named victim may take to leave before it is named again."""
+    """Times in seconds. `preempt_s`: how long a chosen victim may take to leave before one is chosen again.
+
+    `merge_s`: urgent reports of several runners are merged for this long: a message costs gRPC 90 us, however small.
+    """
 
     lease_s: float = 2.0
     report_s: float = 0.05
+    merge_s: float = 0.002
     preempt_s: float = 5.0
+
+
+# ------------------------------------------------------------------------------------- effects beside Send and Close
+
+
+@dataclass(frozen=True, slots=True)
+class PersistTerm:
+    """A scheduler has announced a higher term than any before."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """A line for the log, about a runner."""
+
+    text: str
+    runner: RunnerId
+    fields: tuple[tuple[str, object], ...] = ()
+
+
+Effect = Send | Close | PersistTerm | LogEvent
+
+
+# ------------------------------------------------------------------------------------- state
+
+
+@dataclass(slots=True)
+class Desired:
+    """The scheduler's orders for one runner, merged."""
+
+    version: int = 0
+    adapters: dict[str, DesiredAdapter] = field(default_factory=dict[str, DesiredAdapter])
+    drain: bool = False
+
+    def apply(self, order: RunnerOrder) -> None:
+        self.drain = order.drain
+        if (change := order.desired) is None:
+            return
+        if change.full:
+            self.adapters = {}
+        self.version = change.version
+        for digest in change.removed:
+            self.adapters.pop(digest, None)
+        self.adapters.update((adapter.digest, adapter) for adapter in change.adapters)
+
+    def full(self) -> RunnerOrder | None:
+        """All of it as one order; None before the first one."""
+        if not (self.version or self.drain):
+            return None
+        change = DesiredChange(self.version, True, tuple(self.adapters.values())) if self.version else None
+        return RunnerOrder(change, self.drain)
 
 
 @dataclass(slots=True)
 class Runner:
-    """One incarnation: what it said of itself, its last report, the scheduler's last order for it."""
+    """One incarnation that holds a lease. `book` None: the scheduler believes in it, and it has not connected."""
 
     id: RunnerId
-    pool: str = ""
-    total_pages: int = 0
-    report: Report | None = None
-    drain: bool = False
-    desired: object | None = None
-    ordered: bool = False
-    retells: bool = False  # a new stream: the next report counts whatever its number
+    peer: Peer
+    book: RunnerBook | None = None
+    desired: Desired = field(default_factory=Desired)
+    resyncing: bool = False  # a full report was asked for: changes before it cannot be applied
+    violation: str | None = None
 
 
 class Supervisor:
-    """One owner, one thread. Call `handle` with whatever happens and with `Tick` at `next_deadline()`."""
+    """One owner, one thread. The runners' peers are named "uuid/incarnation"; there is one scheduler."""
 
     def __init__(self, config: Config, *, highest_term: int = 0) -> None:
         self.config = config
         self.highest_term = highest_term
-        self.runners: dict[RunnerId, Runner] = {}
         self.leases = Leases(config.lease_s)
-        self.overruns = Overruns(config.preempt_s)
-        self._linked = False
-        self._dirty: dict[RunnerId, None] = {}
-        self._lost: OrderedDict[RunnerId, None] = OrderedDict()
-        self._untold: dict[RunnerId, None] = {}  # of the lost ones
-        self._preempts: dict[RunnerId, None] = {}  # runners whose undecided victim has to be told
-        self._next_report = 0.0
+        self.preemption = Preemption(config.preempt_s)
+        self._runners: dict[str, Runner] = {}  # by the name of the peer
+        self._lost: OrderedDict[RunnerId, Desired] = OrderedDict()
+        self._lost_counters = LostCounters()
+        # What the scheduler has not got yet.
+        self._scheduler: Peer | None = None
+        self._reports: dict[RunnerId, list[ReportedRunner]] = {}
+        self._unreported_losses: dict[RunnerId, None] = {}
+        self._unreported_preempts: dict[RunnerId, None] = {}  # runners whose pending victim has to be reported
         self._urgent = False
-        self._tally = Tally()
+        self._flushed_at = float("-inf")
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: Received | Connected | Closed | Tick, now: float) -> list[Effect]:
         """Everything that follows from `event` at `now` (seconds, monotonic)."""
-        self._forgive_own_stall(now)
-        effects = list(self._react(event, now))
-        effects += self._expire(now)
-        effects += self._flush(now)
+        self._extend_after_own_stall(now)
+        effects: list[Effect] = []
+        match event:
+            case Received():
+                if event.peer.kind is Kind.RUNNER:
+                    self._from_runner(event.peer, event.message, now, effects)
+                else:
+                    self._from_scheduler(event.message, now, effects)
+            case Connected():
+                if event.peer.kind is Kind.RUNNER:
+                    assert isinstance(event.hello, RunnerSpec)
+                    self._runner_connected(event.peer, event.hello, now, effects)
+                else:
+                    self._scheduler_connected(event.peer, effects)
+            case Closed():
+                if event.peer == self._scheduler:  # a runner's lease runs on: it may be back within it
+                    self._scheduler, self._reports = None, {}
+            case Tick():
+                for id_ in self.preemption.due(now):
+                    self._preempt(self._live(id_), now)
+        for id_ in self.leases.expire(now):
+            self._lose(id_, "runner lost: its lease ran out", effects)
+        self._flush(now, effects)
         return effects
 
     def next_deadline(self) -> float | None:
-        """When `Tick` is due next; None: nothing to wait for."""
-        times = [self.leases.next_deadline(), self.overruns.next_deadline()]
-        if self._linked and self._dirty:
-            times.append(self._next_report)
+        """When TICK is due next; None: nothing to wait for."""
+        times = [self.leases.next_deadline(), self.preemption.next_deadline(), self._flush_due()]
         return min((time for time in times if time is not None), default=None)
 
-    def live(self) -> list[Runner]:
+    def check(self) -> None:
+        """Raises AssertionError for a state that cannot be."""
+        check_leases(self.leases)
+        self.check_runners()
+
+    def check_runners(self) -> None:
+        """Every lease has a runner and every runner a lease; books add up; pending victims are on live runners."""
+        runners = {runner.id for runner in self._runners.values()}
+        assert all(self.leases.holds(id_) for id_ in runners), "a runner without a lease is known"
+        assert len(runners) == len(self.leases), "a lease without a runner"
+        assert {decision.runner for decision in self.preemption.pending()} <= runners, "a victim on a lost runner"
+        assert self._reports.keys() <= runners, "a report of a lost runner waits"
+        for book in self.live():
+            reserved = sum(sequence.reserved_pages for sequence in book.sequences.values())
+            assert reserved == book.reserved_pages, f"{book.spec.runner}: {reserved} pages are reserved"
+
+    # -------------------------------------------------------------------------------------------- for people
+
+    def live(self) -> list[RunnerBook]:
         """Runners that hold a lease and have reported, by id."""
-        return [self.runners[id_] for id_ in sorted(self.runners) if self.runners[id_].report is not None]
+        books = [runner.book for runner in self._runners.values() if runner.book]
+        return sorted((book for book in books if book.version is not None), key=lambda book: book.spec.runner)
 
     def counters(self) -> Counters:
         """Sums over the incarnations that are and that were."""
-        grows, doublings = self._tally.sums()
-        return Counters(grows, self.overruns.preempts, doublings, self._tally.lost)
+        grown, doubled = self._lost_counters.sums(self.live())
+        return Counters(grown, self.preemption.preempts, doubled, self._lost_counters.lost)
 
-    def memory(self) -> dict[str, memory.Memory]:
-        """The memory picture, by pool."""
-        return memory.picture((r.pool, memory.memory_of(r.report, r.total_pages)) for r in self.live() if r.report)
+    def memory(self) -> dict[str, Memory]:
+        """Pages by pool."""
+        return summarize(self.live())
 
-    # -------------------------------------------------------------------------------------------- events
+    def desired(self, peer: Peer | None) -> RunnerOrder | None:
+        """Everything that a runner was ordered so far."""
+        runner = self._runners.get(peer.name) if peer else None
+        return runner.desired.full() if runner else None
 
-    def _react(self, event: Event, now: float) -> Iterator[Effect]:
-        match event:
-            case RunnerUp():
-                yield from self._runner_up(event, now)
-            case Report():
-                yield from self._report(event, now)
-            case Beat():
-                self.leases.renew(event.runner, now)
-            case OrderGiven():
-                yield from self._order(event, now)
-            case SchedulerUp():
-                self._scheduler_up()
-            case SchedulerDown():
-                self._linked = False
-            case TermSeen():
-                yield from self._term(event.term)
-            case Tick():
-                self._repeat_preempts(now)
+    # -------------------------------------------------------------------------------------------- runners
 
-    def _runner_up(self, event: RunnerUp, now: float) -> Iterator[Effect]:
-        if self.leases.replaced(event.runner):
-            yield Note("replaced incarnation refused", event.runner)
-            yield EndStream(event.runner)
+    def _runner_connected(self, peer: Peer, spec: RunnerSpec, now: float, effects: list[Effect]) -> None:
+        id_ = spec.runner
+        if self.leases.replaced(id_):
+            effects.append(LogEvent("replaced incarnation refused", id_))
+            effects.append(Close(peer, f"runner {id_.uuid} has a newer incarnation than {id_.incarnation}"))
             return
-        old = self.leases.grant(event.runner, now)
-        if old is not None:
-            self._lose(old)
-            yield Note("runner restarted", event.runner, (("old", old.incarnation),))
-            yield EndStream(old)
-        runner = self.runners.setdefault(event.runner, Runner(event.runner))
-        runner.pool, runner.total_pages = event.pool, event.total_pages
-        runner.retells = True
-        self._lost.pop(event.runner, None)
-        self._untold.pop(event.runner, None)
-        yield Note("runner registered", event.runner, (("pool", event.pool), ("total_pages", event.total_pages)))
-        if runner.ordered:
-            yield SendOrder(runner.id, runner.drain, runner.desired)
+        if (old := self.leases.grant(id_, now)) is not None:
+            self._lose(old, "runner replaced by a newer incarnation", effects)
+        runner = self._runners.get(peer.name) or self._add(id_)
+        if runner.book is None or runner.book.spec != spec:
+            runner.book = RunnerBook(spec)
+        runner.resyncing = False
+        effects.append(LogEvent("runner registered", id_, (("pool", spec.pool), ("total_pages", spec.total_pages))))
+        lease_ms, report_ms = round(self.config.lease_s * 1000), round(self.config.report_s * 1000)
+        effects.append(Send(peer, Registered(lease_ms, report_ms)))
+        if (order := runner.desired.full()) is not None:
+            effects.append(Send(peer, order))
 
-    def _report(self, report: Report, now: float) -> Iterator[Effect]:
-        if not self.leases.renew(report.runner, now):
-            return  # late words of an incarnation that is gone
-        runner = self.runners[report.runner]
-        before = runner.report
-        if before is not None and report.sequence <= before.sequence and not runner.retells:
-            return  # told before
-        if broken := memory.fault(report, runner.total_pages):
-            yield Note("page book does not balance", report.runner, (("fault", broken),))
-        runner.report, runner.retells = report, False
-        self._tally.count(report)
-        self._dirty[report.runner] = None
-        self._urgent |= before is None or _urgent(before, report)
-        self._decide(report, now)
+    def _add(self, id_: RunnerId) -> Runner:
+        """An incarnation that has just got a lease, the first one or one after it was lost."""
+        runner = Runner(id_, runner_peer(id_), desired=self._lost.pop(id_, None) or Desired())
+        self._unreported_losses.pop(id_, None)
+        self._runners[runner.peer.name] = runner
+        return runner
 
-    def _order(self, event: OrderGiven, now: float) -> Iterator[Effect]:
-        if self.leases.replaced(event.runner):
+    def _from_runner(self, peer: Peer, message: object, now: float, effects: list[Effect]) -> None:
+        runner = self._runners.get(peer.name)
+        if runner is None or runner.book is None or not self.leases.renew(runner.id, now):
+            return  # a late message of an incarnation that was lost
+        if isinstance(message, RunnerReport):
+            self._report(runner, runner.book, message, now, effects)
+
+    def _report(
+        self, runner: Runner, book: RunnerBook, report: RunnerReport, now: float, effects: list[Effect]
+    ) -> None:
+        if runner.resyncing and not report.full:
             return
-        current = self.leases.current(event.runner.uuid)
-        if current is None:
-            # The scheduler believes in a runner that this supervisor has not met (it was restarted): it gets one lease
-            # to say hello, and is reported lost if it does not.
-            self.leases.grant(event.runner, now)
-        elif current != event.runner:
+        first, urgent = book.version is None, _urgent(book, report)
+        try:
+            book.apply(report)
+        except ReportGap as gap:
+            runner.resyncing = True
+            effects.append(LogEvent("a report is missing", runner.id, (("gap", gap),)))
+            effects.append(Send(runner.peer, Resync()))
             return
-        runner = self.runners.setdefault(event.runner, Runner(event.runner))
-        runner.drain, runner.ordered = event.drain, True
-        runner.desired = runner.desired if event.desired is None else event.desired
-        yield SendOrder(runner.id, runner.drain, runner.desired)
+        except ReportInvalid as fault:
+            runner.book, runner.resyncing = RunnerBook(book.spec), False
+            self.preemption.forget(runner.id)
+            effects.append(Close(runner.peer, str(fault)))
+            return
+        runner.resyncing = False
+        if first:
+            self._lost_counters.drop(runner.id)
+        if (broken := violation(book)) != runner.violation:
+            runner.violation = broken
+            if broken:
+                effects.append(LogEvent("page table does not balance", runner.id, (("violation", broken),)))
+        self._forward(runner.id, report, book.spec)
+        self._urgent |= urgent
+        self._preempt(book, now)
 
-    def _scheduler_up(self) -> None:
-        self._linked = self._urgent = True
-        self._dirty = {runner.id: None for runner in self.live()}
-        self._untold = dict(self._lost)
-        self._preempts = {preempt.runner: None for preempt in self.overruns.undecided()}
-
-    def _term(self, term: int) -> Iterator[Effect]:
-        if term > self.highest_term:
-            self.highest_term = term
-            yield PersistTerm(term)
-
-    # -------------------------------------------------------------------------------------------- overruns, leases
-
-    def _decide(self, report: Report, now: float) -> None:
-        preempt = self.overruns.handle(report, now)
-        if preempt is not None:
-            self._preempts[preempt.runner] = None
+    def _preempt(self, book: RunnerBook, now: float) -> None:
+        if (decision := self.preemption.on_report(book, now)) is not None:
+            self._unreported_preempts[decision.runner] = None
             self._urgent = True
 
-    def _repeat_preempts(self, now: float) -> None:
-        for id_ in self.overruns.due(now):
-            report = self.runners[id_].report
-            assert report is not None, "a victim was named without a report"
-            self._decide(report, now)
-
-    def _expire(self, now: float) -> Iterator[Effect]:
-        for id_ in self.leases.expire(now):
-            self._lose(id_)
-            yield Note("runner lost: its lease ran out", id_)
-            yield EndStream(id_)
-
-    def _lose(self, id_: RunnerId) -> None:
-        self.runners.pop(id_, None)
-        self.overruns.forget(id_)
-        for book in (self._dirty, self._preempts):
-            book.pop(id_, None)
-        self._tally.lost += 1
-        self._lost[id_] = self._untold[id_] = None
+    def _lose(self, id_: RunnerId, text: str, effects: list[Effect]) -> None:
+        runner = self._runners.pop(_name(id_))
+        if runner.book is not None and runner.book.version is not None:
+            self._lost_counters.keep(id_, runner.book)
+        self.preemption.forget(id_)
+        self._reports.pop(id_, None)
+        self._unreported_preempts.pop(id_, None)
+        self._lost_counters.lost += 1
+        self._lost[id_], self._unreported_losses[id_] = runner.desired, None
         if len(self._lost) > MAX_LOST:
             oldest, _ = self._lost.popitem(last=False)
-            self._untold.pop(oldest, None)
+            self._unreported_losses.pop(oldest, None)
         self._urgent = True
+        effects.append(LogEvent(text, id_))
+        effects.append(Close(runner.peer, text))
 
-    def _forgive_own_stall(self, now: float) -> None:
-        """A supervisor that itself stood still has heard of nobody: that is no evidence against the runners."""
+    def _live(self, id_: RunnerId) -> RunnerBook:
+        book = self._runners[_name(id_)].book
+        assert book is not None, "a victim without a report"
+        return book
+
+    def _extend_after_own_stall(self, now: float) -> None:
+        """A supervisor that itself stood still has heard of no runner: that is no evidence against the runners."""
         deadline = self.leases.next_deadline()
         if deadline is not None and now - deadline > self.config.lease_s / 4:
-            self.leases.prolong(now - deadline + self.config.lease_s / 2)
+            self.leases.extend_all(now - deadline + self.config.lease_s / 2, now)
 
-    # -------------------------------------------------------------------------------------------- to the scheduler
+    # -------------------------------------------------------------------------------------------- scheduler
 
-    def _flush(self, now: float) -> Iterator[Effect]:
-        if not self._linked or not (self._dirty or self._untold or self._preempts):
+    def _scheduler_connected(self, peer: Peer, effects: list[Effect]) -> None:
+        self._scheduler, self._urgent = peer, True
+        self._unreported_losses = dict.fromkeys(self._lost)
+        self._unreported_preempts = {decision.runner: None for decision in self.preemption.pending()}
+        books = self.live()
+        for first in range(0, len(books), FULL_REPORTS):
+            reports = [ReportedRunner(b.spec.runner, b.full(), b.spec) for b in books[first : first + FULL_REPORTS]]
+            effects.append(Send(peer, ClusterReport(tuple(reports))))
+        self._reports = {}
+
+    def _from_scheduler(self, message: object, now: float, effects: list[Effect]) -> None:
+        match message:
+            case OrderedRunner():
+                self._order(message.runner, message.order, now, effects)
+            case Resync() if message.runner is not None:
+                runner = self._runners.get(_name(message.runner))
+                if runner is not None and runner.book is not None and runner.book.version is not None:
+                    self._forward(runner.id, runner.book.full(), runner.book.spec)
+                    self._urgent = True
+            case SchedulerHello() if message.term > self.highest_term:
+                self.highest_term = message.term
+                effects.append(PersistTerm(message.term))
+            case _:
+                pass
+
+    def _order(self, id_: RunnerId, order: RunnerOrder, now: float, effects: list[Effect]) -> None:
+        if self.leases.replaced(id_):
             return
-        if not self._urgent and now < self._next_report:
+        current = self.leases.current(id_.uuid)
+        if current is None:
+            # The scheduler believes in a runner that this supervisor has not met (it was restarted): the runner gets
+            # one lease to connect, and is reported lost if it does not.
+            self.leases.grant(id_, now)
+            self._add(id_)
+        elif current != id_:
             return
-        told = self._preempts
-        yield SendReport(
-            states=tuple(_reports(self.runners[id_] for id_ in self._dirty)),
-            lost=tuple(self._untold),
-            preempts=tuple(preempt for preempt in self.overruns.undecided() if preempt.runner in told),
+        runner = self._runners[_name(id_)]
+        runner.desired.apply(order)
+        effects.append(Send(runner.peer, order))
+
+    def _forward(self, id_: RunnerId, report: RunnerReport, spec: RunnerSpec) -> None:
+        """In order; a full report stands for those before it."""
+        if self._scheduler is None:
+            return
+        if report.full:
+            self._reports[id_] = [ReportedRunner(id_, report, spec)]
+        elif (waiting := self._reports.get(id_)) is None:
+            self._reports[id_] = [ReportedRunner(id_, report)]
+        else:
+            waiting.append(ReportedRunner(id_, report))
+
+    def _flush_due(self) -> float | None:
+        if self._scheduler is None or not (self._reports or self._unreported_losses or self._unreported_preempts):
+            return None
+        return self._flushed_at + (self.config.merge_s if self._urgent else self.config.report_s)
+
+    def _flush(self, now: float, effects: list[Effect]) -> None:
+        due = self._flush_due()
+        if due is None or now < due:
+            return
+        assert self._scheduler is not None
+        unreported = self._unreported_preempts
+        report = ClusterReport(
+            reports=tuple([reported for reports in self._reports.values() for reported in reports]),
+            lost=tuple(self._unreported_losses),
+            preempts=tuple([d for d in self.preemption.pending() if d.runner in unreported]) if unreported else (),
         )
-        self._dirty, self._untold, self._preempts, self._urgent = {}, {}, {}, False
-        self._next_report = now + self.config.report_s
+        effects.append(Send(self._scheduler, report))
+        self._reports, self._unreported_losses, self._unreported_preempts, self._urgent = {}, {}, {}, False
+        self._flushed_at = now
 
 
-def check_supervisor(supervisor: Supervisor) -> None:
-    """Whoever holds a lease is known, and nobody else; every undecided victim's runner is alive."""
-    runners = set(supervisor.runners)
-    assert all(supervisor.leases.holds(id_) for id_ in runners), "a runner without a lease is known"
-    assert len(runners) == len(supervisor.leases), "a lease without a runner"
-    assert {preempt.runner for preempt in supervisor.overruns.undecided()} <= runners, "a victim on a lost runner"
+def runner_peer(runner: RunnerId) -> Peer:
+    """The peer of an incarnation."""
+    return Peer(Kind.RUNNER, _name(runner))
 
 
-def _urgent(before: Report, after: Report) -> bool:
-    """Overruns, finishes and changes of readiness are told at once."""
-    held = {(s.request_id, s.epoch) for s in after.sequences}
-    finished = any((s.request_id, s.epoch) not in held for s in before.sequences)
-    changed = (before.ready, before.draining) != (after.ready, after.draining)
-    return finished or changed or bool(set(after.overruns) - set(before.overruns))
+def _name(runner: RunnerId) -> str:
+    return f"{runner.uuid}/{runner.incarnation}"
 
 
-def _reports(runners: Iterable[Runner]) -> Iterator[Report]:
-    return (runner.report for runner in runners if runner.report is not None)
+def _urgent(book: RunnerBook, report: RunnerReport) -> bool:
+    """Whether the scheduler has to know of a report at once: ends, overruns and changes of readiness."""
+    before, after = book.figures, report.figures
+    if book.version is None or report.ended or (before.ready, before.draining) != (after.ready, after.draining):
+        return True
+    if report.overruns and not set(report.overruns) <= set(book.overruns):
+        return True
+    held = book.sequences
+    if any(s.request_id in held and held[s.request_id].epoch != s.epoch for s in report.sequences):
+        return True
+    return report.full and not held.keys() <= {sequence.request_id for sequence in report.sequences}

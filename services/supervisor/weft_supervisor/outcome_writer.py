@@ -1,8 +1,9 @@
-"""Outcomes on their way: into the store first, then the acknowledgement, then the predictor.
+"""Outcomes: into the store first, then the acknowledgement, then the predictor.
 
-The store may be out of reach for a while (a full disk, a restarting server): what came is held, bounded, and tried
-again with bounded pauses for as long as the process lives, and readiness says so. What does not fit is not
-acknowledged: the scheduler keeps it and tells it again on a new stream, which is asked for once there is room.
+The store may be out of reach for a while (a full disk, a restarting server): what came is held, bounded, and written
+again with bounded pauses for as long as the process lives, and readiness says so. An outcome that does not fit is not
+acknowledged: the scheduler keeps it and sends it again on a new stream, which is asked for once half of the queue is
+empty.
 """
 
 import asyncio
@@ -14,35 +15,41 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from weft.domain.request import Outcome, OutcomeReport
 from weft.store import fencing_terms, outcomes
 from weft.store.errors import StoreError, Unstorable
+from weft.store.outcomes import StoredOutcome
 from weft.telemetry.logs import kv
+from weft.wire.codec import outcome_from_bytes
+from weft.wire.errors import PeerError
 from weft.wire.v1 import common_pb2, predictor_pb2
-from weft_supervisor import metrics, wire
+from weft_supervisor import metrics
 
 BATCH = 200
 MAX_WAITING = 10_000
 FORGET_EVERY_S = 3_600.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 5.0
-MAX_PENDING = 2_000  # for the predictor: at most some 30 MB of prompts
+MAX_UNACKED = 2_000  # for the predictor
 CHUNK = 32  # outcomes per message: the predictor learns one in about 0.2 ms, and others wait meanwhile
 log = logging.getLogger(__name__)
 
 
-class Journal:
+class OutcomeWriter:
     """The one writer of the store: outcomes in batched transactions, and the highest term."""
 
     def __init__(
         self,
         engine: AsyncEngine,
         *,
-        on_stored: Callable[[Sequence[common_pb2.Outcome]], None],
-        on_room: Callable[[], None],
+        on_stored: Callable[[Sequence[OutcomeReport]], None],
+        on_dropped: Callable[[str], None],
+        on_space: Callable[[], None],
     ) -> None:
-        """`on_room`: outcomes were refused, and half of the journal is empty again."""
-        self._engine, self._on_stored, self._on_room = engine, on_stored, on_room
+        """`on_dropped`: it is no outcome. `on_space`: some were refused, and half of the queue is empty again."""
+        self._engine, self._on_stored = engine, on_stored
+        self._on_dropped, self._on_space = on_dropped, on_space
         self._refused = False
-        self._waiting: OrderedDict[str, common_pb2.Outcome] = OrderedDict()
+        self._waiting: OrderedDict[str, OutcomeReport] = OrderedDict()
         self._term = self._stored_term = 0
         self._wake = asyncio.Event()
         self._close = asyncio.Event()
@@ -51,8 +58,13 @@ class Journal:
         self._forget_at = 0.0
         self.trouble: str | None = None
 
-    def put(self, outcome: common_pb2.Outcome) -> bool:
+    def put(self, outcome: OutcomeReport) -> bool:
         """Take an outcome. False: full, and not taken."""
+        if (fault := _fault(outcome)) is not None:
+            log.error("outcome cannot be read: dropped", extra=kv(request_id=outcome.request_id, error=fault))
+            metrics.OUTCOMES.labels("dropped").inc()
+            self._on_dropped(outcome.request_id)
+            return True
         if outcome.request_id not in self._waiting and len(self._waiting) >= MAX_WAITING:
             metrics.OUTCOMES.labels("refused").inc()
             self._refused = True
@@ -62,7 +74,7 @@ class Journal:
         return True
 
     def raise_term(self, term: int) -> None:
-        """Remember the highest term."""
+        """Store the highest term."""
         self._term = max(self._term, term)
         self._work()
 
@@ -130,7 +142,7 @@ class Journal:
         self._forget_at = time.monotonic() + FORGET_EVERY_S
         log.debug("old outcomes deleted", extra=kv(outcomes=gone))
 
-    async def _store(self, batch: Sequence[common_pb2.Outcome]) -> None:
+    async def _store(self, batch: Sequence[OutcomeReport]) -> None:
         new = await self._record(batch)
         for outcome in batch:
             del self._waiting[outcome.request_id]
@@ -139,11 +151,11 @@ class Journal:
         self._on_stored(batch)
         if self._refused and 2 * len(self._waiting) <= MAX_WAITING:
             self._refused = False
-            self._on_room()
+            self._on_space()
 
-    async def _record(self, batch: Sequence[common_pb2.Outcome]) -> set[str]:
+    async def _record(self, batch: Sequence[OutcomeReport]) -> set[str]:
         try:
-            rows = [wire.stored(outcome) for outcome in batch]
+            rows = [_row(outcome_from_bytes(outcome.record)) for outcome in batch]
             return await outcomes.record(self._engine, rows, now_unix_ms=_now_unix_ms())
         except Unstorable as error:
             if len(batch) > 1:  # one that no database takes must not keep the others waiting
@@ -153,39 +165,71 @@ class Journal:
             return set()
 
 
+def _fault(report: OutcomeReport) -> str | None:
+    try:
+        outcome_from_bytes(report.record)
+    except PeerError as error:
+        return str(error)
+    return None
+
+
+def _row(outcome: Outcome) -> StoredOutcome:
+    return StoredOutcome(
+        request_id=outcome.request_id,
+        pool=outcome.pool,
+        namespace=outcome.namespace,
+        model_name=outcome.model_name,
+        adapter_digest=outcome.adapter,
+        prompt_tokens=outcome.prompt_tokens,
+        completion_tokens=outcome.completion_tokens,
+        finish_reason=outcome.finish.value,
+        error=outcome.error,
+        censored=outcome.censored,
+        predicted_p50_tokens=outcome.predicted_p50_tokens,
+        predicted_p90_tokens=outcome.predicted_p90_tokens,
+        model_version=outcome.model_version,
+        ttft_ms=outcome.ttft_ms,
+        total_ms=outcome.total_ms,
+        moves=outcome.migrations,
+        doublings=outcome.doublings,
+        finished_unix_ms=outcome.finished_unix_ms,
+        choice=outcome.choice,
+    )
+
+
 def _now_unix_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Pending:
+class UnackedFeedback:
     """Outcomes that the predictor has not acknowledged. Bounded: the oldest go first, counted."""
 
-    def __init__(self, limit: int = MAX_PENDING) -> None:
-        self._outcomes: OrderedDict[str, common_pb2.Outcome] = OrderedDict()
+    def __init__(self, limit: int = MAX_UNACKED) -> None:
+        self._records: OrderedDict[str, bytes] = OrderedDict()
         self._limit = limit
 
     def __len__(self) -> int:
-        return len(self._outcomes)
+        return len(self._records)
 
-    def add(self, outcomes: Iterable[common_pb2.Outcome]) -> None:
+    def add(self, stored: Iterable[OutcomeReport]) -> None:
         """Keep until acknowledged."""
-        for outcome in outcomes:
-            self._outcomes[outcome.request_id] = outcome
-            if len(self._outcomes) > self._limit:
-                self._outcomes.popitem(last=False)
+        for outcome in stored:
+            self._records[outcome.request_id] = outcome.record
+            if len(self._records) > self._limit:
+                self._records.popitem(last=False)
                 metrics.FEEDBACK_DROPPED.inc()
 
-    def acknowledge(self, ack: predictor_pb2.ObserveAck) -> None:
+    def acknowledge(self, request_ids: Iterable[str]) -> None:
         """The predictor has learned these."""
-        for request_id in ack.request_ids:
-            self._outcomes.pop(request_id, None)
+        for request_id in request_ids:
+            self._records.pop(request_id, None)
 
     def messages(self) -> Iterator[predictor_pb2.ObserveRequest]:
-        """Everything pending, for a new connection."""
-        return chunks(list(self._outcomes.values()))
+        """Everything that is not acknowledged, for a new connection."""
+        return chunks(list(self._records.values()))
 
 
-def chunks(outcomes: Sequence[common_pb2.Outcome]) -> Iterator[predictor_pb2.ObserveRequest]:
+def chunks(records: Sequence[bytes]) -> Iterator[predictor_pb2.ObserveRequest]:
     """Messages of at most `CHUNK` outcomes."""
-    for start in range(0, len(outcomes), CHUNK):
-        yield predictor_pb2.ObserveRequest(outcomes=outcomes[start : start + CHUNK])
+    for start in range(0, len(records), CHUNK):
+        yield predictor_pb2.ObserveRequest(outcomes=map(common_pb2.Outcome.FromString, records[start : start + CHUNK]))

@@ -6,23 +6,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_supervisor.core.events import Epoch, Overrun, Preempt, Report, RunnerId, Sequence
-from weft_supervisor.core.memory import check_memory
-from weft_supervisor.core.overruns import Overruns, choose
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.runner import (
+    Overrun,
+    PreemptDecision,
+    RunnerBook,
+    RunnerFigures,
+    RunnerReport,
+    RunnerSpec,
+    SequenceState,
+)
+from weft_supervisor.core.preemption import Preemption, choose_victim
+from weft_supervisor.core.totals import violation
 
 RUNNER = RunnerId("u", "1")
 EPOCH = Epoch(1, 1)
 
 
-def sequence(name: str, admitted: int, *, pages: int = 1, reservation: int = 16) -> Sequence:
-    return Sequence(name, EPOCH, admitted, pages, pages, reservation)
+def sequence(name: str, admitted: int, *, pages: int = 1, reservation: int = 16) -> SequenceState:
+    return SequenceState(name, EPOCH, "g", "", pages, reservation, admitted)
 
 
-def report(*sequences: Sequence, paused: str = "", free: int = 0, number: int = 1) -> Report:
-    overruns = tuple(
-        Overrun(s.request_id, s.epoch, s.reservation_tokens * 2) for s in sequences if s.request_id in paused
+def book(*sequences: SequenceState, paused: str = "", free: int = 0, overruns: tuple[Overrun, ...] = ()) -> RunnerBook:
+    overruns = overruns or tuple(
+        Overrun(s.request_id, s.epoch, 1, s.reservation_tokens * 2) for s in sequences if s.request_id in paused
     )
-    return Report(RUNNER, number, free, sum(s.used_pages for s in sequences), sequences, overruns)
+    pages = free + sum(s.reserved_pages for s in sequences)
+    found = RunnerBook(RunnerSpec(RUNNER, "h:1", "ns/p", 16, max(pages, 1), 64, 4, 8, 16))
+    found.apply(RunnerReport(1, True, RunnerFigures(free), sequences, overruns=overruns))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -36,49 +48,49 @@ def report(*sequences: Sequence, paused: str = "", free: int = 0, number: int = 
     ],
 )
 def test_the_victim(case, paused, free, expected):
-    chosen = choose(report(sequence("a", 1), sequence("b", 2), sequence("c", 3), paused=paused, free=free))
+    chosen = choose_victim(book(sequence("a", 1), sequence("b", 2), sequence("c", 3), paused=paused, free=free))
     found = chosen and (chosen.request_id, chosen.for_request_id, chosen.reservation_tokens)
     assert found == expected, case
 
 
 def test_an_overrunner_that_is_alone_is_left_alone():
-    assert choose(report(sequence("a", 1), paused="a")) is None
+    assert choose_victim(book(sequence("a", 1), paused="a")) is None
 
 
 def test_an_overrun_of_an_epoch_that_has_left_calls_for_nobody():
-    stale = Report(RUNNER, 1, 0, 2, (sequence("a", 1), sequence("b", 2)), (Overrun("a", Epoch(0, 9), 32),))
-    assert choose(stale) is None
+    stale = Overrun("a", Epoch(0, 9), 1, 32)
+    assert choose_victim(book(sequence("a", 1), sequence("b", 2), overruns=(stale,))) is None
 
 
 def test_one_victim_at_a_time_until_a_report_shows_it_gone():
-    overruns = Overruns(5.0)
+    preemption = Preemption(5.0)
     a, b, c = sequence("a", 1), sequence("b", 2), sequence("c", 3)
-    first = overruns.handle(report(a, b, c, paused="a"), 0.0)
+    first = preemption.on_report(book(a, b, c, paused="a"), 0.0)
     assert first is not None
     assert first.request_id == "c"
-    assert overruns.handle(report(a, b, c, paused="ab"), 1.0) is None
-    second = overruns.handle(report(a, b, paused="ab"), 2.0)
+    assert preemption.on_report(book(a, b, c, paused="ab"), 1.0) is None
+    second = preemption.on_report(book(a, b, paused="ab"), 2.0)
     assert second is not None
     assert second.request_id == "b"
-    assert overruns.preempts == 2
+    assert preemption.preempts == 2
 
 
-def test_a_victim_that_stays_is_named_again_after_the_bound_and_counted_once():
-    overruns = Overruns(5.0)
-    held = report(sequence("a", 1), sequence("b", 2), paused="a")
-    first = overruns.handle(held, 0.0)
-    assert overruns.due(4.9) == []
-    assert overruns.due(5.0) == [RUNNER]
-    assert overruns.handle(held, 5.0) == first
-    assert overruns.preempts == 1
-    assert overruns.next_deadline() == 10.0
+def test_a_victim_that_stays_is_chosen_again_after_the_bound_and_counted_once():
+    preemption = Preemption(5.0)
+    held = book(sequence("a", 1), sequence("b", 2), paused="a")
+    first = preemption.on_report(held, 0.0)
+    assert preemption.due(4.9) == []
+    assert preemption.due(5.0) == [RUNNER]
+    assert preemption.on_report(held, 5.0) == first
+    assert preemption.preempts == 1
+    assert preemption.next_deadline() == 10.0
 
 
 def test_a_victim_that_stays_is_let_be_when_nobody_waits_any_more():
-    overruns = Overruns(5.0)
-    overruns.handle(report(sequence("a", 1), sequence("b", 2), paused="a"), 0.0)
-    assert overruns.handle(report(sequence("a", 1), sequence("b", 2), free=3), 5.0) is None
-    assert overruns.undecided() == []
+    preemption = Preemption(5.0)
+    preemption.on_report(book(sequence("a", 1), sequence("b", 2), paused="a"), 0.0)
+    assert preemption.on_report(book(sequence("a", 1), sequence("b", 2), free=3), 5.0) is None
+    assert preemption.pending() == []
 
 
 # ------------------------------------------------------------------------------------- a small runner with pages
@@ -101,7 +113,6 @@ class SmallRunner:
     total: int
     rows: list[Row] = field(default_factory=list)
     paused: list[Row] = field(default_factory=list)
-    reports: int = 0
     done: list[str] = field(default_factory=list)
 
     @property
@@ -140,13 +151,13 @@ class SmallRunner:
             self.paused.remove(row)
         return row
 
-    def report(self) -> Report:
-        self.reports += 1
-        sequences = tuple(
-            Sequence(row.name, EPOCH, row.admitted, row.reserved, row.used, row.reserved * 16) for row in self.rows
-        )
-        overruns = tuple(Overrun(row.name, EPOCH, row.reserved * 32) for row in self.paused)
-        return Report(RUNNER, self.reports, self.free, sum(row.used for row in self.rows), sequences, overruns)
+    def book(self) -> RunnerBook:
+        sequences = [SequenceState(r.name, EPOCH, "g", "", r.reserved, r.reserved * 16, r.admitted) for r in self.rows]
+        overruns = [Overrun(row.name, EPOCH, 1, row.reserved * 32) for row in self.paused]
+        found = RunnerBook(RunnerSpec(RUNNER, "h:1", "ns/p", 16, self.total, 64, 4, 8, 16))
+        figures = RunnerFigures(self.free, sum(row.used for row in self.rows))
+        found.apply(RunnerReport(1, True, figures, sequences, overruns=overruns))
+        return found
 
 
 @given(
@@ -157,9 +168,9 @@ class SmallRunner:
 )
 def test_the_oldest_always_makes_progress_and_everybody_finishes(lengths, total, delay, misses):
     """Preemption orders arrive `delay` steps late, some never (the bound names the victim again)."""
-    runner, overruns = SmallRunner(total), Overruns(10.0)
+    runner, preemption = SmallRunner(total), Preemption(10.0)
     waiting = [Row(f"r{i}", length, admitted=i) for i, length in enumerate(lengths)]
-    orders: list[tuple[int, Preempt]] = []
+    orders: list[tuple[int, PreemptDecision]] = []
     lost = iter(misses)
     admitted, still = len(lengths), 0
     for now in range(4_000):
@@ -176,9 +187,9 @@ def test_the_oldest_always_makes_progress_and_everybody_finishes(lengths, total,
             orders.remove((due, order))
             if any(row.name == order.request_id for row in runner.rows):
                 waiting.insert(0, runner.evict(order.request_id))
-        check_memory(runner.report(), total)
-        preempt = overruns.handle(runner.report(), float(now))
-        assert len(overruns.undecided()) <= 1
+        assert violation(runner.book()) is None
+        preempt = preemption.on_report(runner.book(), float(now))
+        assert len(preemption.pending()) <= 1
         if preempt:
             assert preempt.request_id != min(runner.rows, key=lambda row: row.admitted).name, "the oldest is spared"
         if preempt and not next(lost, False):

@@ -1,0 +1,84 @@
+"""An overrun without free pages: which sequence leaves (S3, section 3.4; Punica, section 5.3).
+
+Growth in place is the runner's. What is left here is a runner with a paused sequence and not one free page: its newest
+sequence leaves (it may be the overrunner), one at a time, until a report shows it gone or `bound_s` has passed. The
+oldest sequence is never chosen while another one is there, so it always makes progress, then the next: it terminates.
+Only an overrunner's reservation doubles; another victim keeps its own.
+"""
+
+from dataclasses import dataclass
+
+from weft.domain.ids import RunnerId
+from weft.domain.runner import PreemptDecision, RunnerBook
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPreemption:
+    """A victim that has been chosen and not yet been seen to leave; chosen again after `until` (seconds)."""
+
+    decision: PreemptDecision
+    until: float
+
+
+class Preemption:
+    """At most one pending victim per runner."""
+
+    def __init__(self, bound_s: float) -> None:
+        self._bound_s = bound_s
+        self._pending: dict[RunnerId, PendingPreemption] = {}
+        self.preempts = 0  # victims chosen, repeats not counted
+
+    def on_report(self, book: RunnerBook, now: float) -> PreemptDecision | None:
+        """The victim that the state of a runner calls for, if it is a new one or one that has not left in time."""
+        runner = book.spec.runner
+        pending = self._pending.get(runner)
+        if pending is None and not book.overruns:
+            return None
+        leaving = pending is not None and _is_there(pending.decision, book)
+        if pending is not None and leaving and now < pending.until:
+            return None
+        decision = choose_victim(book)
+        if decision is None:
+            self._pending.pop(runner, None)  # it has left, or no sequence waits for its pages any more
+            return None
+        before = pending.decision if pending is not None and leaving else None
+        same = before is not None and (before.request_id, before.epoch) == (decision.request_id, decision.epoch)
+        self.preempts += not same
+        self._pending[runner] = PendingPreemption(decision, now + self._bound_s)
+        return decision
+
+    def pending(self) -> list[PreemptDecision]:
+        """Victims that have not left: a new scheduler has to hear of them."""
+        return [pending.decision for pending in self._pending.values()]
+
+    def forget(self, runner: RunnerId) -> None:
+        """The runner is gone, and its sequences with it."""
+        self._pending.pop(runner, None)
+
+    def due(self, now: float) -> list[RunnerId]:
+        """Runners whose victim should have left by now."""
+        return [runner for runner, pending in self._pending.items() if pending.until <= now]
+
+    def next_deadline(self) -> float | None:
+        """When the next bound passes."""
+        return min((pending.until for pending in self._pending.values()), default=None)
+
+
+def choose_victim(book: RunnerBook) -> PreemptDecision | None:
+    """The newest sequence, where one is paused, no page is free and it is not alone."""
+    if book.figures.free_pages > 0 or len(book.sequences) < 2:
+        return None  # free pages: the runner grants them itself; alone: no other sequence's pages would help
+    paused = {(overrun.request_id, overrun.epoch): overrun for overrun in book.overruns}
+    waiting = [s for s in book.sequences.values() if (s.request_id, s.epoch) in paused]
+    if not waiting:
+        return None
+    victim = max(book.sequences.values(), key=lambda sequence: sequence.admitted)
+    own = paused.get((victim.request_id, victim.epoch))
+    reservation = own.reservation_tokens if own else victim.reservation_tokens
+    oldest = min(waiting, key=lambda sequence: sequence.admitted)
+    return PreemptDecision(book.spec.runner, victim.request_id, victim.epoch, oldest.request_id, reservation)
+
+
+def _is_there(decision: PreemptDecision, book: RunnerBook) -> bool:
+    sequence = book.sequences.get(decision.request_id)
+    return sequence is not None and sequence.epoch == decision.epoch

@@ -1,0 +1,106 @@
+"""Messages of runners, schedulers and commands that still send and read whole states. Goes when none of them does."""
+
+from weft.domain.adapter import AdapterState, DesiredAdapter, DesiredChange, Tier
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.request import OutcomeReport
+from weft.domain.runner import (
+    OrderedRunner,
+    Overrun,
+    RunnerBook,
+    RunnerFigures,
+    RunnerOrder,
+    RunnerReport,
+    RunnerSpec,
+    SequenceState,
+)
+from weft.wire.bounds import check_state
+from weft.wire.codec.cluster import TIER, TIERS, fill_spec
+from weft.wire.v1 import common_pb2, scheduler_pb2, supervisor_pb2
+
+
+def report_of(m: supervisor_pb2.RunnerState, spec: RunnerSpec) -> RunnerReport:
+    """A whole state as a full report. Raises PeerError."""
+    hello = supervisor_pb2.RunnerHello()
+    fill_spec(spec, hello)
+    check_state(m, hello)
+    figures = RunnerFigures(
+        m.free_pages, m.used_pages, m.adapter_pages, m.draining, m.ready, m.desired_version, m.iterations, m.forwards,
+        m.grown_pages, m.doublings, m.tokens, m.prefix_reused_tokens,
+    )  # fmt: skip
+    sequences = [
+        SequenceState(
+            s.request_id, Epoch(s.epoch.term, s.epoch.counter), s.gateway_id, s.adapter_digest, s.reserved_pages,
+            s.reservation_tokens, s.admitted,
+        )
+        for s in m.sequences
+    ]  # fmt: skip
+    adapters = [
+        AdapterState(
+            a.digest, TIERS.get(a.tier, Tier.UNSPECIFIED), a.running, a.bytes, a.rank, a.loading, a.error, a.shortfall
+        )
+        for a in m.adapters
+    ]  # fmt: skip
+    overruns = [
+        Overrun(o.request_id, Epoch(o.epoch.term, o.epoch.counter), o.wanted_pages, o.reservation_tokens)
+        for o in m.overruns
+    ]
+    progress = [s.tokens for s in m.sequences]
+    return RunnerReport(m.sequence, True, figures, sequences, (), adapters, (), overruns, progress)
+
+
+def state_of(book: RunnerBook) -> supervisor_pb2.RunnerState:
+    """A runner's book as a whole state."""
+    f = book.figures
+    state = supervisor_pb2.RunnerState(
+        sequence=book.version or 0, free_pages=f.free_pages, used_pages=f.used_pages, adapter_pages=f.adapter_pages,
+        draining=f.draining, ready=f.ready, desired_version=f.desired_version, iterations=f.iterations,
+        forwards=f.forwards, grown_pages=f.grown_pages, doublings=f.doublings, tokens=f.tokens,
+        prefix_reused_tokens=f.prefix_reused_tokens,
+    )  # fmt: skip
+    fill_spec(book.spec, state.runner)
+    state.id.CopyFrom(state.runner.runner)
+    page_tokens = book.spec.page_tokens
+    progress = [*book.progress, *[0] * (len(book.sequences) - len(book.progress))]
+    for s, tokens in zip(book.sequences.values(), progress, strict=False):
+        state.sequences.add(
+            request_id=s.request_id, epoch=_epoch(s.epoch), gateway_id=s.gateway, adapter_digest=s.adapter,
+            reserved_pages=s.reserved_pages, used_pages=min(-(-tokens // page_tokens), s.reserved_pages), tokens=tokens,
+            admitted=s.admitted, reservation_tokens=s.reservation_tokens,
+        )  # fmt: skip
+    for a in book.adapters.values():
+        state.adapters.add(
+            digest=a.digest, tier=TIER[a.tier], running=a.running, bytes=a.bytes, rank=a.rank, loading=a.loading,
+            error=a.error, shortfall=a.shortfall,
+        )  # fmt: skip
+    for o in book.overruns:
+        state.overruns.add(
+            request_id=o.request_id, epoch=_epoch(o.epoch), wanted_pages=o.wanted_pages,
+            reservation_tokens=o.reservation_tokens,
+        )  # fmt: skip
+    return state
+
+
+def order_of(m: scheduler_pb2.RunnerOrders) -> OrderedRunner:
+    """An order with a complete list."""
+    desired = tuple(
+        DesiredAdapter(d.digest, d.rank, d.bytes, d.pinned, TIERS.get(d.tier, Tier.UNSPECIFIED))
+        for d in m.order.desired
+    )
+    change = DesiredChange(m.order.desired_version, True, desired) if m.order.has_desired else None
+    return OrderedRunner(RunnerId(m.runner.uuid, m.runner.incarnation), RunnerOrder(change, m.order.drain))
+
+
+def add_list(m: supervisor_pb2.RunnerOrder, merged: RunnerOrder | None) -> None:
+    """The complete list beside a change of it."""
+    if m.HasField("change") and merged is not None and merged.desired is not None:
+        m.has_desired, m.desired_version = True, merged.desired.version
+        for a in merged.desired.adapters:
+            m.desired.add(digest=a.digest, rank=a.rank, bytes=a.bytes, pinned=a.pinned, tier=TIER[a.tier])
+
+
+def outcome_of(m: common_pb2.Outcome) -> OutcomeReport:
+    return OutcomeReport(m.request_id, m.pool, m.adapter_digest, m.completion_tokens, m.censored, m.SerializeToString())
+
+
+def _epoch(epoch: Epoch) -> common_pb2.Epoch:
+    return common_pb2.Epoch(term=epoch.term, counter=epoch.counter)
