@@ -14,7 +14,7 @@ EXIT_CANNOT_START = 2  # trying again does not help: `weft up` gives up at once,
 
 
 class CannotStart(Exception):
-    """Something outside has to be put right first. The message says what, where and what to do."""
+    """Something outside has to be corrected first. The message has what, where and what to do."""
 
 
 class DataDirInUse(CannotStart):
@@ -29,7 +29,7 @@ class AddressInUse(CannotStart):
     """An address this process was given cannot be listened on."""
 
     def __init__(self, flag: str, address: str, why: str) -> None:
-        super().__init__(f"{flag} {address}: {why}: stop what listens there, or choose another address")
+        super().__init__(f"{flag} {address}: {why}: stop what listens there, or give another address")
 
 
 def data_root() -> Path:
@@ -71,14 +71,14 @@ def _take(lock: int, data_dir: Path, component: str) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise DataDirInUse(
-            f"{data_dir} is in use by another {component}: stop that one, or choose another with --data-dir"
+            f"{data_dir} is in use by another {component}: stop that one, or give another with --data-dir"
         ) from error
     except OSError as error:
         raise DataDirUnusable(_unusable(data_dir, error)) from error
 
 
 def _unusable(data_dir: Path, error: OSError) -> str:
-    return f"{data_dir} cannot be used ({error.strerror}): make it writable, or choose another with --data-dir"
+    return f"{data_dir} cannot be used ({error.strerror}): make it writable, or give another with --data-dir"
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -90,7 +90,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def listen(address: str, flag: str) -> socket.socket:
-    """A listening socket, so that an address in use is told before anything starts. Raises AddressInUse.
+    """A listening socket, so that an address in use stops the start. Raises AddressInUse.
 
     From here on a client may connect; it is answered once the process serves.
     """

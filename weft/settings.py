@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from weft import process
 
-# Where each listens unless it is told otherwise; probes are one port above. One process of each kind on a machine finds
+# Where each listens by default; probes are one port above. One process of each kind on a machine finds
 # the others without a flag.
 GATEWAY = "127.0.0.1:8000"
 SCHEDULER, SCHEDULER_PROBES = "127.0.0.1:7410", "127.0.0.1:7411"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from weft.api.conditions import shown
+from weft.api.conditions import sanitize_message
 from weft_operator.judge import AdapterFacts, PoolFacts, Refusal, is_ready
 from weft_operator.resolution import Answer, Request, Resolution
 from weft_operator.resources import Object
@@ -194,7 +194,7 @@ def _written(condition: Condition, old: Object | None, generation: int, now: flo
         "type": condition.type,
         "status": condition.status,
         "reason": condition.reason,
-        "message": shown(condition.message),
+        "message": sanitize_message(condition.message),
         "observedGeneration": generation,
         "lastTransitionTime": timestamp(now) if moved or old is None else old["lastTransitionTime"],
     }

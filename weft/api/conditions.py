@@ -61,7 +61,7 @@ def set_condition(
     generation: int | None,
     now: datetime,
 ) -> tuple[Condition, ...]:
-    """The conditions with this one set; the others and the order stay. lastTransitionTime moves only with `status`.
+    """The conditions with this one set; the others and the order stay. lastTransitionTime changes only with `status`.
 
     Setting what is there already returns equal conditions, so that nothing is written to the API server.
     """
@@ -74,14 +74,14 @@ def set_condition(
         observed_generation=generation,
         last_transition_time=since,
         reason=reason,
-        message=shown(message),
+        message=sanitize_message(message),
     )
     if old is None:
         return (*before, new)
     return tuple(new if condition.type == kind else condition for condition in before)
 
 
-def shown(message: str) -> str:
-    """A message as it is stored: printable, whoever said it, and at most MAX_MESSAGE_CHARS."""
+def sanitize_message(message: str) -> str:
+    """A message as it is stored: printable, and at most MAX_MESSAGE_CHARS."""
     text = sanitize(message[: MAX_MESSAGE_CHARS + 1])
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 3] + "..."

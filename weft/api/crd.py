@@ -1,7 +1,7 @@
 """Typed resources -> CustomResourceDefinitions: `python -m weft.api.crd --write crds/`.
 
-The schema comes from the same types that read manifests, so both refuse the same things. What a type cannot say (a
-field that is set once, one field that depends on another) is a CEL rule beside the type.
+The schema comes from the same types that read manifests, so both refuse the same things. What a type cannot
+express (a field that is set once, one field that depends on another) is a CEL rule beside the type.
 """
 
 import argparse
@@ -144,21 +144,21 @@ def _structural(schema: Json, definitions: dict[str, Json]) -> Json:
         out["items"] = _structural(out["items"], definitions)
         out.pop("default", None)
     if out.get("pattern") in PATTERN_HELP:
-        out["x-kubernetes-validations"] = [_words_for(out.pop("pattern")), *out.get("x-kubernetes-validations", [])]
+        out["x-kubernetes-validations"] = [_pattern_rule(out.pop("pattern")), *out.get("x-kubernetes-validations", [])]
     if out.get("type") == "integer":
         out["format"] = "int64" if out.get("maximum", 1 << 62) >= 1 << 31 else "int32"
     return _ordered(out)
 
 
-def _words_for(pattern: str) -> Json:
-    """A pattern as a rule: the API server then tells what to write, not which expression did not match."""
+def _pattern_rule(pattern: str) -> Json:
+    """A pattern as a rule: the API server's message then is what to write, not which expression did not match."""
     return {"rule": f"self.matches(r'{pattern}')", "message": PATTERN_HELP[pattern]}
 
 
 def _inlined(schema: Json, definitions: dict[str, Json]) -> Json:
-    """`$ref` replaced by what it refers to, `anyOf [X, null]` by X (Kubernetes says null by absence), `const` by enum.
+    """`$ref` replaced by what it refers to, `anyOf [X, null]` by X (null is absence in Kubernetes), `const` by enum.
 
-    What stands beside a reference (a field's own description) wins over what it refers to.
+    Keys beside a reference (a field's own description) win over those of its target.
     """
     out = dict(schema)
     if "$ref" in out:

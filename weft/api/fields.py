@@ -24,7 +24,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from weft.api.rules import Rule, validations
 
-MAX_ERRORS = 50  # that are told of one object: finding a better name for each of 20,000 fields would take half a minute
+MAX_ERRORS = 50  # of one object in a report: finding a better name for each of 20,000 fields would take half a minute
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 OBJECT_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$"
@@ -37,7 +37,7 @@ URI_PATTERN = (
 )
 ENDPOINT_PATTERN = r"^https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$"
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
-# What people write wrong most often: the API server says these words too (a CEL rule stands for the pattern).
+# For the commonest mistakes; the API server has the same texts (a CEL rule stands for the pattern).
 PATTERN_HELP = {
     LABEL_PATTERN: "only lower-case letters, digits and '-' inside are allowed (RFC 1123 label)",
     OBJECT_NAME_PATTERN: "only lower-case letters, digits and, inside, '-' and '.' are allowed (RFC 1123 subdomain)",
@@ -156,7 +156,7 @@ def _breach(rule: Rule) -> InitErrorDetails:
 
 
 def _detail(model: type[BaseModel], item: Any) -> InitErrorDetails:
-    """An error again, with a better text where pydantic's own does not say what to write instead."""
+    """An error again, with a better text where pydantic's own does not name the correction."""
     kind, loc, text = str(item["type"]), item["loc"], str(item["msg"]).removeprefix("Value error, ")
     if kind == "extra_forbidden" and len(loc) == 1:
         kind, text = (

@@ -20,7 +20,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 
 MAX_FILE_BYTES = 16 << 20
 MAX_FILES = 10_000
-MAX_PROBLEMS = 100  # that are told at once; nothing is read beyond them
+MAX_PROBLEMS = 100  # of one report; nothing is read beyond them
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class _Reading:
 
     @property
     def full(self) -> bool:
-        """Nobody reads more problems than these."""
+        """A report has no place for more problems."""
         return len(self.problems) >= MAX_PROBLEMS
 
     def result(self) -> list[Object]:
@@ -125,7 +125,7 @@ class _Reading:
             return self._problem(name, number, "", "not a mapping with apiVersion, kind, metadata and spec")
         fields = cast("dict[str, Any]", value)
         if (fields.get("apiVersion"), fields.get("kind")) == ("v1", "Namespace"):
-            return None  # clusters want them made first; on one machine a namespace is there once something names it
+            return None  # clusters need them first; on one machine a namespace exists once an object names it
         if (kind := self._kind(name, number, fields)) is None:
             return None
         metadata = fields.get("metadata")

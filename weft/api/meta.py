@@ -51,7 +51,7 @@ class Resource(ApiModel):
 
 
 def is_empty(value: ApiModel) -> bool:
-    """Nothing is set: a status that nobody has written."""
+    """Nothing is set: a status that was never written."""
     return value == type(value)()
 
 
@@ -65,7 +65,7 @@ class HasImmutables(Protocol):
 
 
 def immutable_changes(old: HasImmutables, new: HasImmutables) -> list[str]:
-    """What an update must not do, as messages; the API server enforces the same with CEL rules."""
+    """The changes that an update must not make, as messages; CEL rules make the API server refuse the same."""
     before, after = old.immutables, new.immutables
     return [
         f"{path}: cannot change (it is {before[path]!r}); delete the object and create it again"

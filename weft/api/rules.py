@@ -1,4 +1,4 @@
-"""Rules that the type of one field cannot say: in CEL for the API server, in Python for everybody else."""
+"""Rules that the type of one field cannot express: in CEL for the API server, in Python for all others."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an object has to keep. `field` (as users write it, inside the object) is where a breach is told.
+    """A constraint on an object. `field` (as users write it, inside the object) is the path of a breach.
 
-    `cel` is evaluated by the API server with the object as `self` (None: its schema says it already), `holds` here with
-    the typed object: both say the same, and the table of bad manifests holds them to it.
+    `cel` is evaluated by the API server with the object as `self` (None: its schema has it already), `holds` here with
+    the typed object. Both mean the same; a test compares them on the table of bad manifests.
     """
 
     field: str
@@ -25,7 +25,7 @@ def validations(rules: tuple[Rule, ...]) -> list[dict[str, str]]:
 
 
 def unique_names(field: str, entries: Callable[[Any], Iterable[Any] | None]) -> Rule:
-    """A list whose entries are told apart by their names; the schema says it as `x-kubernetes-list-type: map`."""
+    """A list whose entries have different names; in the schema it is `x-kubernetes-list-type: map`."""
 
     def holds(value: Any) -> bool:
         names = [entry.name for entry in entries(value) or ()]

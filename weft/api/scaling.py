@@ -24,7 +24,7 @@ class Autoscaling(ApiModel):
     )
 
     min_replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] = 1
-    """Never fewer runners. 0: none while nobody asks; the gateway holds the first request until one is there."""
+    """Never fewer runners. 0: none while there are no requests; the gateway holds the first until a runner is ready."""
     max_replicas: Annotated[int, Field(strict=True, ge=1, le=MAX_RUNNERS)]
     """Never more runners."""
     idle_seconds: Annotated[int, Field(strict=True, ge=1, le=86_400)] = 60

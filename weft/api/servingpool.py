@@ -81,7 +81,7 @@ class SchedulerSettings(ApiModel):
     )
 
     placement: Literal["punica"] = "punica"
-    """The runner with the largest working set that has room (Punica, section 5.1)."""
+    """The runner with the largest working set that can take the request (Punica, section 5.1)."""
     queue: Literal["fcfs"] = "fcfs"
     """First come, first served."""
     reservation: Literal["calibrated"] = "calibrated"
@@ -94,11 +94,11 @@ class SchedulerSettings(ApiModel):
     """Prompts that one iteration of one runner works on."""
     token_time_ms: Annotated[int, Field(strict=True, ge=1, le=60_000)] = 100
     """Milliseconds within which each running sequence should get its next token: prompts are processed in chunks that
-    leave room for that, and placement prefers runners that keep it."""
+    keep to it, and placement prefers runners that do."""
     max_queue: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1000
     """Requests that may wait; more are answered 429 with a computed retry-after."""
     max_moves: Annotated[int, Field(strict=True, ge=1, le=1000)] = 8
-    """Moves of one request before it fails; NoRoom and preemption do not count."""
+    """Changes of the runner of one request before it fails; NoRoom and preemption do not count."""
 
 
 class AllowedNamespaces(ApiModel):
@@ -205,7 +205,7 @@ class PoolStatus(ApiModel):
     ready_replicas: Count | None = None
     """Runners that take requests."""
     selector: Annotated[str, Field(max_length=512)] | None = None
-    """The labels of the runners' pods, as /scale tells them to autoscalers."""
+    """The labels of the runners' pods, as /scale reports them to autoscalers."""
     last_scale: LastScale | None = None
     """The newest change of the wanted number of runners."""
     adapters: AdapterCounts | None = None

@@ -9,7 +9,7 @@ from weft.api.rules import Rule
 
 
 class SecretRef(ApiModel):
-    """A Secret of the object's own namespace; nobody but the depot reads it."""
+    """A Secret of the object's own namespace; only the depot reads it."""
 
     name: ObjectName
     """Of the Secret. Keys for hf: token. For s3: accessKeyId, secretAccessKey and, where there is one, sessionToken."""
@@ -42,7 +42,7 @@ class Artifact(ApiModel):
     uri: Uri
     """file:PATH below the depot's file root, pvc:CLAIM/PATH, hf:ORG/NAME or s3://BUCKET/PREFIX."""
     revision: Annotated[str, Field(min_length=1, max_length=255)] | None = None
-    """A branch, tag or commit of an hf: source; main when unset. A name that moves is followed."""
+    """A branch, tag or commit of an hf: source; main when unset. A branch or tag is followed."""
     digest: DigestText | None = None
     """The content that is expected; anything else is refused with DigestMismatch."""
     credentials_ref: SecretRef | None = None

@@ -1,4 +1,4 @@
-"""What the owner of a pool may say about its pods, and no more.
+"""What the owner of a pool may set of its pods, and no more.
 
 A pool's owner gets neither volumes, security contexts, service accounts nor commands: with them a pool would be a way
 to a node's files or to another's rights. Those are the platform's (`--site` of the operator, the chart's values).

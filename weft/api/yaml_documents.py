@@ -1,8 +1,8 @@
 """YAML text -> documents, bounded before they are built and without surprises while they are.
 
-YAML from strangers is bounded first: documents, depth, and nodes and characters after every alias is followed (a few
+YAML from outside is bounded first: documents, depth, and nodes and characters after every alias is followed (a few
 lines of nested aliases can stand for billions of nodes). A key that appears twice in a mapping is an error, and so is a
-scalar that looks like a number or a date and is none (PyYAML raises whatever Python does there). Tags that stand for
+scalar with the form of a number or a date that is none (PyYAML raises whatever Python does there). Tags that stand for
 nothing in JSON (`!!binary`, `!!set`) are unknown.
 """
 
@@ -132,7 +132,7 @@ def _children(node: Any) -> Iterator[Any]:
         seen: set[str] = set()
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise BadYaml("a key that is not a plain word", key.start_mark)
+                raise BadYaml("a key that is not a plain scalar", key.start_mark)
             if key.value in seen:
                 raise BadYaml(f"the key {key.value[:100]!r} is there twice", key.start_mark)
             seen.add(key.value)

@@ -20,7 +20,7 @@ async def highest(engine: AsyncEngine, role: str = "scheduler") -> int:
 
 
 async def raise_to(engine: AsyncEngine, term: int, role: str = "scheduler") -> None:
-    """Remember `term` unless a higher one is known, whoever else is raising it now. Raises StoreUnavailable."""
+    """Remember `term` unless a higher one is known, also while other processes raise it. Raises StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> None:
         insert = insert_into(connection, TermRow, [{"role": role, "term": term}])

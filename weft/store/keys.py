@@ -52,7 +52,7 @@ def key_hash(key: str) -> str:
 async def create(engine: AsyncEngine, namespace: str, note: str, *, now_unix_ms: int) -> NewKey:
     """Draw and store a key for `namespace`. An id that is taken (1 in 4 billion) is drawn again.
 
-    Raises StoreUnavailable; whether the key is there then is not known, and nobody has seen it.
+    Raises StoreUnavailable; whether the key is there then is unknown, and it was never shown.
     """
     while True:
         new = draw_key()

@@ -1,6 +1,6 @@
 """Invariants of a running service: `check_*` functions raise AssertionError; here a violation is logged and counted.
 
-Every service reports the same way. What follows from a violation is the service's to decide: it ends where its own
+Every service reports the same way. Each service decides what follows from a violation: it ends where its own
 state cannot be trusted (docs/architecture.md).
 """
 
@@ -37,7 +37,7 @@ def violation(check: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> st
 
 
 def holds(check: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> bool:
-    """Run a check; one that fails is reported, and the caller goes on."""
+    """Run a check; one that fails is reported, and the caller continues."""
     return violation(check, *args, **kwargs) is None
 
 
@@ -47,14 +47,14 @@ def report(error: Exception) -> str:
     name = next((frame.name for frame in reversed(frames) if frame.name.startswith("check_")), "other")
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     failed = (frames[-1].line or "") if frames else ""
-    about = kv(check=name, where=where, failed=failed, detail=f"{type(error).__name__}: {error}"[:MAX_DETAIL_CHARS])
-    log.error("an invariant does not hold", extra=about)
+    fields = kv(check=name, where=where, failed=failed, detail=f"{type(error).__name__}: {error}"[:MAX_DETAIL_CHARS])
+    log.error("an invariant does not hold", extra=fields)
     VIOLATIONS.labels(name).inc()
     return name
 
 
 class IdleCheck:
-    """When to check: once after each activity, at the first look that finds none since the look before."""
+    """When to check: once after each activity, at the first period without any."""
 
     def __init__(self) -> None:
         self._active = self._unchecked = False
@@ -64,7 +64,7 @@ class IdleCheck:
         self._active = True
 
     def due(self) -> bool:
-        """A look, at a fixed period."""
+        """Whether to check now; called at a fixed period."""
         due = self._unchecked and not self._active
         self._active, self._unchecked = False, self._active
         return due

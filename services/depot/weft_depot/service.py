@@ -5,7 +5,7 @@ A source that hangs holds the threads of its own host and of no other; see `core
 Every operation holds a lease on its blobs until it is forgotten, so a `retain` that does not know its digest yet takes
 nothing away from it.
 
-A blob may rot on the depot's disk. Whoever downloads one compares it with its digest; a download that did not match is
+A blob may rot on the depot's disk. Every caller compares a download with its digest; one that did not match is
 reported with the next request for the blob (`suspect`). The depot then reads the blob once, and removes it where it is
 damaged: its watches have changed and its artifact is no longer whole, so the operator's next resolve copies it again.
 """
@@ -39,8 +39,8 @@ KEEP_BROKEN_S = 3600.0  # a broken-off download that no operation continues
 CHECK_S = 5.0  # before an answer goes without the sources of a host that hangs
 CHECKER = ""  # the owner of checks in the queue: no namespace has that name
 MAX_RESULTS = 20_000  # of requests, the latest: a result is logged at INFO where it differs from the one before
-VERIFIED_S = 60.0  # a report about a blob that was verified within that time is not followed
-REFETCH_S = 120.0  # a blob that was removed as damaged is said to come back within that time
+VERIFIED_S = 60.0  # a report about a blob that was verified within that time is ignored
+REFETCH_S = 120.0  # the answer for a blob that was removed as damaged: 503 within that time, then 404
 MAX_SUSPECTS = 64  # blobs that wait to be verified; further reports wait with the download that makes them
 LIMITS = ConcurrencyLimits(total=16, per_host=8, per_owner=4)
 

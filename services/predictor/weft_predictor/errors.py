@@ -15,4 +15,4 @@ class CorruptModel(PredictorError):
 
 
 class BadData(PredictorError):
-    """Training data that cannot be used; the text says what is missing and where."""
+    """Training data that cannot be used; the message has what is missing and where."""

@@ -96,7 +96,7 @@ def test_an_address_is_split() -> None:
 def test_an_address_in_use_names_flag_address_and_cure() -> None:
     with listen("127.0.0.1:0", "--http") as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        says = f"{address}: Address already in use: stop what listens there, or choose another"
+        says = f"{address}: Address already in use: stop what listens there, or give another"
         with pytest.raises(AddressInUse, match=f"--http {says}"):
             listen(address, "--http")
         with pytest.raises(AddressInUse, match=f"--probes {says}"):

@@ -166,8 +166,8 @@ def test_a_key_twice_is_a_problem() -> None:
 
 
 @pytest.mark.parametrize("text", ["? [a]\n: b", "? {a: b}\n: c"])
-def test_a_key_that_is_no_word_is_a_problem(text: str) -> None:
-    assert "a key that is not a plain word" in problems(text)[0]
+def test_a_key_that_is_no_scalar_is_a_problem(text: str) -> None:
+    assert "a key that is not a plain scalar" in problems(text)[0]
 
 
 def test_anchors_and_merges_within_reason_work() -> None:

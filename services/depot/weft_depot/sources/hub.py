@@ -50,7 +50,7 @@ class Hub:
         self.endpoint, self.host = endpoint.rstrip("/"), parts.netloc
         self._secure, self._policy = parts.scheme == "https", policy
         timeout = httpx2.Timeout(policy.read_s, connect=policy.connect_s)
-        # One client asks for every tenant: what a hub hands to one (a session, say) is not carried to the next.
+        # One client asks for every tenant: what a hub hands to one (a session) is not carried to the next.
         no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
         self._http = httpx2.Client(timeout=timeout, follow_redirects=False, cookies=no_cookies)
 

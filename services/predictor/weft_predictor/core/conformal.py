@@ -2,7 +2,7 @@
 
 A calibrator keeps its ~1,000 latest scores (error over its expected size). The q-quantile of the scores bounds the next
 error with probability q if nothing drifts (Vovk et al. 2005; split conformal); when something does, the level
-itself is moved after every outcome: level += step * (q - covered) (adaptive conformal inference, Gibbs and Candes
+itself is adjusted after every outcome: level += step * (q - covered) (adaptive conformal inference, Gibbs and Candes
 2021), which bounds the coverage error over T outcomes by about 1 / (step * T) whatever the data do.
 
 Of a censored outcome only a lower bound of its score is known. A known score above that bound stands in for it (the
@@ -55,7 +55,7 @@ class ConformalCalibrator:
         return self.quantile(self.level)
 
     def learn(self, score: float) -> bool:
-        """Move the level, then take the score in. Returns whether the score had been covered."""
+        """Adjust the level, then add the score. Returns whether the score had been covered."""
         covered = score <= self.bound()
         # Above 1 the bound is the largest score, so a longer memory of misses would only overshoot afterwards.
         self.level = min(max(self.level + STEP * (self.target - covered), 0.5), 1.0)

@@ -14,7 +14,7 @@ BUCKETS = 10  # S3, section 3: ten equal buckets over the maximum length
 class Query:
     """A prompt to predict. `adapter` is the served model name, the base's for the base.
 
-    `request_id` is that of the request, or of the first of its choices; without one the model keeps nothing of it.
+    `request_id` is that of the request, or of its first choice; without one the model keeps nothing of it.
     """
 
     prompt_text: str
