@@ -160,7 +160,7 @@ class World:
 
     async def settled(self) -> None:
         """Every request has ended and every outcome is acknowledged."""
-        await until(lambda: not self.gateway.machine.in_flight and not self.gateway.machine.outcomes)
+        await until(lambda: not self.gateway.machine.admission.in_flight and not self.gateway.machine.outcomes)
         self.gateway.machine.check()
 
 
@@ -221,5 +221,5 @@ async def serving(world: World, settings: Settings) -> AsyncIterator[World]:
 async def world(parts: World, tmp_path: Path) -> AsyncIterator[World]:
     """Fakes and a ready gateway without keys."""
     async with serving(parts, parts.settings(tmp_path)):
-        await until(lambda: parts.gateway.machine.not_ready_reason() is None)
+        await until(lambda: parts.gateway.machine.admission.not_ready_reason() is None)
         yield parts

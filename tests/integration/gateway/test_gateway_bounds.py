@@ -60,7 +60,7 @@ async def test_the_loop_goes_on_beside_a_large_request(
 ) -> None:
     wide_context(parts)
     async with serving(parts, parts.settings(tmp_path)) as world, httpx2.AsyncClient(timeout=PATIENCE_S) as http:
-        await until(lambda: world.gateway.machine.not_ready_reason() is None)
+        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         turns: list[int] = []
         turning = asyncio.create_task(turn_beside_threads(monkeypatch, turns))
         response = await http.post(f"{world.url}{path}", json=body)
@@ -235,7 +235,7 @@ async def test_a_body_that_is_not_declared_as_json_is_a_415_that_says_what_to_se
 async def test_with_keys_metrics_name_only_what_the_caller_may_use(parts: World, tmp_path: Path) -> None:
     parts.scheduler.routes = with_keys(parts)
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.not_ready_reason() is None)
+        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         for name, model in (("acme", "acme/upper"), ("rival", "rival/secret")):
             await world.client(api_key=f"key-of-{name}").completions.create(model=model, prompt="hello")
         await world.settled()

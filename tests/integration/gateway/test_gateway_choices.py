@@ -222,15 +222,15 @@ async def test_a_choice_moves_alone_and_its_text_has_no_seam(three: World, other
 async def test_a_choice_counts_as_a_request_at_the_bound(parts: World, tmp_path: Path) -> None:
     parts.runner.autopilot = False
     async with serving(parts, parts.settings(tmp_path, max_in_flight=4)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.not_ready_reason() is None)
+        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         never = await http.post("/v1/completions", json=BODY | {"n": 5})
         assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
         posted = asyncio.create_task(http.post("/v1/completions", json=BODY))
         starts = await started(world, 3)
-        assert world.gateway.machine.in_flight == 3
+        assert world.gateway.machine.admission.in_flight == 3
         refused = await http.post("/v1/completions", json=BODY | {"n": 2})
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
-        assert world.gateway.machine.in_flight == 3, "what was refused counts no more"
+        assert world.gateway.machine.admission.in_flight == 3, "what was refused counts no more"
         fits = asyncio.create_task(http.post("/v1/completions", json=BODY | {"n": 1}))
         starts.append(await world.runner.next("start"))
         for start in starts:
@@ -277,7 +277,7 @@ async def test_what_comes_while_the_status_line_is_sent_is_not_lost(three: World
 
     async def send(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            await until(lambda: not three.gateway.machine.in_flight)
+            await until(lambda: not three.gateway.machine.admission.in_flight)
         sent.append(message)
 
     scope = {

@@ -27,7 +27,7 @@ async def test_the_first_requests_wait_for_the_route_table(parts: World, tmp_pat
     async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
         asked = asyncio.create_task(http.post("/v1/completions", json=TEXT))
         listed = asyncio.create_task(http.get("/v1/models"))
-        await until(lambda: world.gateway.machine.arriving == 2 and world.gateway.manager.scheduler.up)
+        await until(lambda: world.gateway.machine.admission.arriving == 2 and world.gateway.manager.scheduler.up)
         unready = await http.get("/readyz")
         assert (unready.status_code, unready.text) == (503, "no route table from the scheduler yet\n")
         world.scheduler.tell_routes(routes)
@@ -47,7 +47,7 @@ async def test_a_request_for_a_pool_at_zero_waits_for_its_tokenizer_and_wakes_th
     parts.scheduler.routes.pools[0].ready_runners = 0
     async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
         asked = asyncio.create_task(http.post("/v1/completions", json=TEXT))
-        await until(lambda: world.gateway.machine.waiting_for_tokenizer(world.base_digest))
+        await until(lambda: world.gateway.machine.admission.waiting_for_tokenizer(world.base_digest))
         assert world.depot.blobs.put(kept) == world.base_digest
         submit = await world.scheduler.next("submit")
         world.scheduler.assign(submit.request_id)
@@ -60,9 +60,9 @@ async def test_requests_held_for_a_tokenizer_that_does_not_come_leave_capacity_f
 ) -> None:
     parts.scheduler.routes = with_broken_pool(parts)
     async with serving(parts, parts.settings(tmp_path, max_in_flight=8)) as world, world.http() as http:
-        await until(lambda: world.gateway.machine.not_ready_reason() is None)
+        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         held = [asyncio.create_task(http.post("/v1/completions", json=TEXT | {"model": "broken"})) for _ in range(2)]
-        await until(lambda: world.gateway.machine.waiting_for_tokenizer(ABSENT) == 2)
+        await until(lambda: world.gateway.machine.admission.waiting_for_tokenizer(ABSENT) == 2)
         error = refused(await http.post("/v1/completions", json=TEXT | {"model": "broken"}), 503, "model_not_ready")
         assert "team/broken" in error["message"]
         answers = await asyncio.gather(*(http.post("/v1/completions", json=TEXT) for _ in range(6)))
@@ -77,7 +77,7 @@ async def test_a_hold_for_a_tokenizer_ends_with_the_reason(parts: World, tmp_pat
     async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
         error = refused(await http.post("/v1/completions", json=TEXT | {"model": "broken"}), 503, "model_not_ready")
         assert "not hold" in error["message"]
-        assert not world.gateway.machine.waiting_for_tokenizer(ABSENT)
+        assert not world.gateway.machine.admission.waiting_for_tokenizer(ABSENT)
 
 
 async def test_a_new_pool_without_its_tokenizer_takes_no_gateway_away(world: World) -> None:
@@ -95,6 +95,10 @@ async def test_a_request_that_is_held_when_the_process_stops_is_told_so_at_once(
     async with serving(parts, parts.settings(tmp_path, drain_seconds=600)) as world, world.http() as http:
         asked = asyncio.create_task(http.post("/v1/completions", json=TEXT | {"model": "broken"}))
         machine = world.gateway.machine
-        await until(lambda: machine.arriving and (missing == "routes" or machine.waiting_for_tokenizer(ABSENT)))
+        await until(
+            lambda: (
+                machine.admission.arriving and (missing == "routes" or machine.admission.waiting_for_tokenizer(ABSENT))
+            )
+        )
         await soon(world.gateway.manager.drain())
         refused(await soon(asked), 503, "shutting_down")

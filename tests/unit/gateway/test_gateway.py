@@ -31,6 +31,7 @@ from weft.domain.request import (
     Submit,
 )
 from weft.domain.routes import PoolRoute, ResyncRoutes, Route, Routes
+from weft_gateway.core.config import GatewayConfig
 from weft_gateway.core.deadlines import Deadlines
 from weft_gateway.core.events import (
     PREDICTOR,
@@ -56,7 +57,7 @@ from weft_gateway.core.events import (
     TokenizerChanged,
     TokenizerState,
 )
-from weft_gateway.core.gateway import Gateway, GatewayConfig
+from weft_gateway.core.gateway import Gateway
 from weft_gateway.core.stream import runner_peer
 
 CONFIG = GatewayConfig(max_in_flight=8, hold_s=30.0, predict_s=0.05, connect_s=5.0, session_idle_s=60.0, drain_s=10.0)
@@ -160,7 +161,7 @@ def test_a_hold_for_routes_ends_by_its_deadline() -> None:
     assert shell.wait(29.9) == []
     (refusal,) = shell.wait(0.2)
     assert isinstance(refusal, Refuse)
-    assert (refusal.failure.code, shell.machine.in_flight) == ("no_scheduler", 0)
+    assert (refusal.failure.code, shell.machine.admission.in_flight) == ("no_scheduler", 0)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_at_most_a_quarter_of_all_requests_waits_for_one_tokenizer() -> None:
     for name in "abc":
         effects = shell.feed(RequestArrived(name), ModelResolved(name, "team/base"))
         assert [type(effect) for effect in effects] == [Proceed] + [Refuse] * (name == "c")
-    assert shell.machine.waiting_for_tokenizer("sha256:t") == 2
+    assert shell.machine.admission.waiting_for_tokenizer("sha256:t") == 2
 
 
 def test_beyond_the_bound_a_request_is_refused_for_as_long_as_it_takes_until_enough_have_left() -> None:
@@ -223,7 +224,7 @@ def test_a_session_opens_for_the_first_assignment_and_closes_when_it_is_idle_for
     shell.step(b"ab", FinishReason.EOS)
     assert shell.wait(59.0) == []
     assert of(shell.wait(2.0), Close) == [Close(runner_peer(FIRST), "idle")]
-    assert shell.machine.sessions == 0
+    assert len(shell.machine.sessions) == 0
 
 
 def test_a_runner_that_does_not_answer_in_time_has_lost_its_requests() -> None:
@@ -388,7 +389,7 @@ def test_an_answer_that_fails_ends_the_others_of_its_request() -> None:
     effects = shell.wait(31.0)
     reasons = {one.request_id: one.reason for one in effects if isinstance(one, Finish)}
     assert reasons == {"r/0": FinishReason.FAILED, "r/1": FinishReason.CANCELLED}
-    assert shell.machine.in_flight == 0
+    assert shell.machine.admission.in_flight == 0
 
 
 # ---------------------------------------------------------------- the end of the process
@@ -399,7 +400,7 @@ def test_a_drain_waits_for_answers_and_for_their_outcomes_to_be_stored() -> None
     shell.submit()
     shell.run()
     assert shell.feed(DrainStarted()) == []
-    assert shell.machine.refusal() is not None
+    assert shell.machine.admission.refusal() is not None
     assert not of(shell.step(b"ab", FinishReason.EOS), Drained)
     assert shell.feed(Received(SCHEDULER, OutcomeAck(("r",)))) == [Drained()]
     assert shell.wait(100.0) == [Close(runner_peer(FIRST), "idle")], "drained once"
@@ -468,13 +469,13 @@ def test_every_answer_ends_once_whatever_happens_and_equal_events_have_equal_eff
     finished = [effect.request_id for effect in effects if isinstance(effect, Finish)]
     submitted = {submit.request_id for submit in sent(effects, Submit) if isinstance(submit, Submit)}
     assert sorted(finished) == sorted(submitted)
-    assert (shell.machine.in_flight, len(of(effects, Drained))) == (0, 1)
+    assert (shell.machine.admission.in_flight, len(of(effects, Drained))) == (0, 1)
     assert disturbed(seed)[1] == effects
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.one_of(st.none(), st.integers(0, 9))), max_size=200))
 def test_deadlines_come_up_in_order_each_key_once(changes: list[tuple[str, int | None]]) -> None:
-    deadlines: Deadlines[str] = Deadlines()
+    deadlines: Deadlines = Deadlines()
     model: dict[str, int] = {}
     for key, at in changes:
         deadlines.set(key, at)

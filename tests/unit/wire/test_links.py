@@ -15,7 +15,7 @@ from harness.waiting import soon
 from weft.wire.channels import Link, Outbox, both_ways, channel
 from weft.wire.errors import PeerError, peer_errors
 from weft.wire.v1 import runner_pb2, runner_pb2_grpc
-from weft_gateway.core.gateway import MAX_UNACKED
+from weft_gateway.core.config import MAX_UNACKED
 from weft_gateway.settings import Settings
 
 

@@ -75,7 +75,7 @@ async def parse_request(state: AppState, request: HttpRequest, kind: type[T], sl
     """Authenticate, read and parse. Raises ApiError: everything but the prompt is checked."""
     arrived_unix_ms = time.time_ns() // 1_000_000
     principal = principal_of(state, request)
-    if failure := state.machine.refusal():
+    if failure := state.machine.admission.refusal():
         raise from_failure(failure)
     _check_json(request)
     body = await _body(request, state.settings.max_body_bytes)

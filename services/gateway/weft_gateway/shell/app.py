@@ -66,7 +66,7 @@ class DrainMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_and_close(message: Message) -> None:
-            if message["type"] == "http.response.start" and self._state.machine.draining:
+            if message["type"] == "http.response.start" and self._state.machine.admission.draining:
                 message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
             await send(message)
 
@@ -154,7 +154,7 @@ async def _healthz(_state: AppState, _request: Request) -> Response:
 
 async def _readyz(state: AppState, _request: Request) -> Response:
     """Ready: a route table is there, and a tokenizer if one is to come. What is still missing is waited for."""
-    reason = state.machine.not_ready_reason()
+    reason = state.machine.admission.not_ready_reason()
     return Response(f"{reason or 'ok'}\n", 503 if reason else 200, media_type="text/plain")
 
 

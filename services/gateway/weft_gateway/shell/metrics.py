@@ -50,7 +50,9 @@ class Metrics:
             "Files of the disk cache that were damaged, and fetched again.",
             registry=registry,
         )
-        Gauge("weft_gateway_in_flight", "Requests now.", registry=registry).set_function(lambda: gateway.in_flight)
+        Gauge("weft_gateway_in_flight", "Requests now.", registry=registry).set_function(
+            lambda: gateway.admission.in_flight
+        )
         Gauge("weft_gateway_held", "Requests without a runner.", registry=registry).set_function(lambda: gateway.held)
         Gauge("weft_gateway_outcomes_unacked", "Outcomes not stored yet.", registry=registry).set_function(
             lambda: len(gateway.outcomes)

@@ -26,6 +26,7 @@ from weft.wire.codec.scheduling import GatewayMessage
 from weft.wire.errors import PeerError, refused
 from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from weft_gateway.core.config import GatewayConfig
 from weft_gateway.core.events import (
     PREDICTOR,
     SCHEDULER,
@@ -52,7 +53,7 @@ from weft_gateway.core.events import (
     RoutesChanged,
     Submitted,
 )
-from weft_gateway.core.gateway import Gateway, GatewayConfig
+from weft_gateway.core.gateway import Gateway
 from weft_gateway.errors import from_failure
 from weft_gateway.settings import Settings
 from weft_gateway.shell.metrics import Metrics
@@ -142,7 +143,7 @@ class RequestManager:
 
     async def drain(self) -> None:
         """Take no more requests, let running answers finish for `drain_seconds`, then end the rest by name."""
-        log.info("draining", extra=kv(in_flight=self.machine.in_flight))
+        log.info("draining", extra=kv(in_flight=self.machine.admission.in_flight))
         self.feed(DrainStarted())
         await self._drained.wait()
 

@@ -13,8 +13,8 @@ def status_of(state: AppState, authorization: str | None) -> dict[str, Any]:
     """Totals, then the caller's pools and models. With keys on and none given: totals only."""
     machine = state.machine
     totals: dict[str, Any] = {
-        "ready": machine.not_ready_reason() or "ok",
-        "in_flight": machine.in_flight,
+        "ready": machine.admission.not_ready_reason() or "ok",
+        "in_flight": machine.admission.in_flight,
         "held": machine.held,
         "scheduler": machine.scheduler_up,
         "version": machine.routes.version,

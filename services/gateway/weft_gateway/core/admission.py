@@ -1,0 +1,243 @@
+"""Requests before their submission: counted, held for a bounded time for what is missing, refused beyond the bound."""
+
+from collections.abc import Sized
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from weft.domain.machine import Send
+from weft.domain.prediction import PredictItem
+from weft_gateway.core.config import GatewayConfig
+from weft_gateway.core.deadlines import Deadlines, Timer
+from weft_gateway.core.events import (
+    PREDICTOR,
+    Effect,
+    Failure,
+    ModelResolved,
+    Proceed,
+    Refuse,
+    Request,
+    TokenizerChanged,
+    TokenizerState,
+)
+from weft_gateway.core.routes import RouteTable
+
+TOKENIZER_SHARE = 4  # at most a quarter of all requests waits for one tokenizer: a broken one leaves the others theirs
+MEAN_WEIGHT = 0.05  # of the newest request in the mean duration
+STOPPING = Failure("shutting_down", "This gateway is stopping.", 1000)
+
+
+class Stage(Enum):
+    """What a request waits for."""
+
+    SHELL = auto()
+    ROUTES = auto()
+    TOKENIZER = auto()
+    PREDICTION = auto()
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A request before its submission. `n`: how many answers it counts for."""
+
+    request_id: str
+    arrived: float
+    n: int = 1
+    stage: Stage = Stage.SHELL
+    pool: str = ""
+    digest: str = ""  # of the base model whose tokenizer it needs
+    request: Request | None = None
+
+
+class Admission:
+    """`active`: the answers that are submitted already; they count, too."""
+
+    def __init__(self, config: GatewayConfig, routes: RouteTable, deadlines: Deadlines, active: Sized) -> None:
+        self._config, self._routes, self._deadlines, self._active = config, routes, deadlines, active
+        self.draining = False
+        self.arriving = 0  # answers
+        self._arrivals: dict[str, Arrival] = {}
+        self._tokenizers: dict[str, TokenizerChanged] = {}
+        self._waiting: dict[str, dict[str, None]] = {}  # requests by the digest whose tokenizer they wait for
+        self._mean_s = 1.0  # from a request's arrival to its end, exponentially weighted
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._active) + self.arriving
+
+    def waiting_for_tokenizer(self, digest: str) -> int:
+        return len(self._waiting.get(digest, ()))
+
+    def refusal(self) -> Failure | None:
+        """Why no request is taken now. At the bound one leaves every mean duration / limit seconds (Little's law).
+
+        The caller counts already.
+        """
+        if self.draining:
+            return STOPPING
+        limit = self._config.max_in_flight
+        if self.in_flight <= limit:
+            return None
+        wait_ms = min(60_000, max(50, round(1000 * self._mean_s * (self.in_flight - limit) / limit)))
+        return Failure("rate_limit_exceeded", f"This gateway is at its limit of {limit} requests at once.", wait_ms)
+
+    def not_ready_reason(self) -> str | None:
+        """Why requests should go to another gateway, if there is one; None when they can be served here.
+
+        One tokenizer is enough: requests for the others are held, and a new pool must not take a serving gateway away.
+        """
+        if self.draining:
+            return "draining"
+        if not self._routes.known:
+            return "no route table from the scheduler yet"
+        digests = sorted({pool.base_digest for pool in self._routes.pools.values() if pool.base_digest})
+        tokenizers = [self._tokenizer(digest) for digest in digests]
+        loading = [one for one in tokenizers if one.state is TokenizerState.LOADING]
+        if not loading or any(one.state is TokenizerState.READY for one in tokenizers):
+            return None
+        digest, problem = loading[0].digest, loading[0].problem
+        return f"no tokenizer could be loaded: {problem}" if problem else f"loading the tokenizer of {digest}"
+
+    def hold_s(self, pool: str) -> float:
+        """How long a request of that pool may be without what it needs."""
+        row = self._routes.pools.get(pool)
+        return (row.hold_s if row else 0) or self._config.hold_s
+
+    # ---------------------------------------------------------------- steps
+
+    def arrive(self, request_id: str, now: float) -> list[Effect]:
+        arrival = self._arrivals[request_id] = Arrival(request_id, now)
+        self.arriving += 1
+        if self._routes.known:
+            return [Proceed(request_id)]  # the shell asks for `refusal` once it knows the caller
+        if failure := self.refusal():
+            return self._refuse(arrival, failure)
+        self._wait(arrival, Stage.ROUTES, now + self._config.hold_s)
+        return []
+
+    def resolve(self, event: ModelResolved, now: float) -> list[Effect]:
+        arrival = self._arrivals[event.request_id]
+        self.arriving += event.n - arrival.n
+        pool = self._routes.pools.get(event.pool)
+        arrival.n, arrival.pool, arrival.digest = event.n, event.pool, pool.base_digest if pool else ""
+        if failure := self.refusal():
+            return self._refuse(arrival, failure)
+        tokenizer = self._tokenizer(arrival.digest)
+        if tokenizer.state is TokenizerState.READY:
+            return [Proceed(arrival.request_id)]
+        crowded = self.waiting_for_tokenizer(arrival.digest) * TOKENIZER_SHARE >= self._config.max_in_flight
+        if tokenizer.state is not TokenizerState.LOADING or crowded:
+            return self._refuse(arrival, _no_tokenizer(arrival.pool, tokenizer))
+        self._waiting.setdefault(arrival.digest, {})[arrival.request_id] = None
+        self._wait(arrival, Stage.TOKENIZER, now + self.hold_s(arrival.pool))
+        return []
+
+    def predict(self, request: Request, now: float) -> list[Effect]:
+        """One prediction for all answers, under the request's own id."""
+        arrival = self._arrivals[request.request_id]
+        arrival.request = request
+        self._wait(arrival, Stage.PREDICTION, now + self._config.predict_s)
+        item = PredictItem(
+            request_id=request.request_id,
+            prompt_text=request.prompt_text,
+            pool=request.route.pool,
+            model_name=request.route.model_name,
+            prompt_tokens=len(request.prompt),
+            max_tokens=request.max_tokens,
+        )
+        return [Send(PREDICTOR, item)]
+
+    def take_predicted(self, request_id: str) -> Arrival | None:
+        """The request that waits for its prediction, which counts here no more."""
+        arrival = self._arrivals.get(request_id)
+        if arrival is None or arrival.stage is not Stage.PREDICTION:
+            return None
+        self._leave(arrival)
+        return arrival
+
+    def expire(self, request_id: str) -> list[Effect]:
+        """The hold of a request is over."""
+        arrival = self._arrivals[request_id]
+        if arrival.stage is Stage.TOKENIZER:
+            return self._refuse(arrival, _no_tokenizer(arrival.pool, self._tokenizer(arrival.digest)))
+        return self._refuse(arrival, Failure("no_scheduler", "The scheduler has not sent any route yet.", 1000))
+
+    def drop(self, request_id: str) -> None:
+        """The client has gone away, or the shell refused the request."""
+        if arrival := self._arrivals.get(request_id):
+            self._leave(arrival)
+
+    def finished(self, total_s: float) -> None:
+        """An answer has ended so long after its request's arrival."""
+        self._mean_s += MEAN_WEIGHT * (total_s - self._mean_s)
+
+    def on_routes(self) -> list[Effect]:
+        """A route table is there."""
+        held = [arrival for arrival in self._arrivals.values() if arrival.stage is Stage.ROUTES]
+        return [effect for arrival in held for effect in self._proceed(arrival)]
+
+    def on_tokenizer(self, event: TokenizerChanged) -> list[Effect]:
+        if event.state is TokenizerState.REMOVED:
+            self._tokenizers.pop(event.digest, None)
+        else:
+            self._tokenizers[event.digest] = event
+        if event.state is TokenizerState.LOADING:
+            return []
+        effects: list[Effect] = []
+        for request_id in list(self._waiting.get(event.digest, ())):
+            arrival = self._arrivals[request_id]
+            if event.state is TokenizerState.READY:
+                effects += self._proceed(arrival)
+            else:
+                effects += self._refuse(arrival, _no_tokenizer(arrival.pool, event))
+        return effects
+
+    def drain(self) -> list[Effect]:
+        """Take no more requests, and refuse those that are held."""
+        self.draining = True
+        held = [one for one in self._arrivals.values() if one.stage in (Stage.ROUTES, Stage.TOKENIZER)]
+        return [effect for arrival in held for effect in self._refuse(arrival, STOPPING)]
+
+    def check(self) -> None:
+        """Raises AssertionError."""
+        assert self.arriving == sum(one.n for one in self._arrivals.values()), "requests before their submission"
+        for arrival in self._arrivals.values():
+            waits = arrival.stage is not Stage.SHELL
+            assert waits == (self._deadlines.get((Timer.ARRIVAL, arrival.request_id)) is not None), "a wait has an end"
+            waiting = arrival.request_id in self._waiting.get(arrival.digest, ())
+            assert waiting == (arrival.stage is Stage.TOKENIZER), "who waits for which tokenizer"
+
+    def _tokenizer(self, digest: str) -> TokenizerChanged:
+        """One that the shell has not reported yet is on its way: the shell follows the routes."""
+        unknown = TokenizerState.LOADING if digest else TokenizerState.REMOVED
+        return self._tokenizers.get(digest) or TokenizerChanged(digest, unknown)
+
+    def _wait(self, arrival: Arrival, stage: Stage, until: float) -> None:
+        arrival.stage = stage
+        self._deadlines.set((Timer.ARRIVAL, arrival.request_id), until)
+
+    def _proceed(self, arrival: Arrival) -> list[Effect]:
+        self._end_wait(arrival)
+        return [Proceed(arrival.request_id)]
+
+    def _refuse(self, arrival: Arrival, failure: Failure) -> list[Effect]:
+        self._leave(arrival)
+        return [Refuse(arrival.request_id, failure)]
+
+    def _leave(self, arrival: Arrival) -> None:
+        self._end_wait(arrival)
+        del self._arrivals[arrival.request_id]
+        self.arriving -= arrival.n
+
+    def _end_wait(self, arrival: Arrival) -> None:
+        self._deadlines.set((Timer.ARRIVAL, arrival.request_id), None)
+        if arrival.stage is Stage.TOKENIZER:
+            waiting = self._waiting[arrival.digest]
+            del waiting[arrival.request_id]
+            if not waiting:
+                del self._waiting[arrival.digest]
+        arrival.stage = Stage.SHELL
+
+
+def _no_tokenizer(pool: str, tokenizer: TokenizerChanged) -> Failure:
+    problem = tokenizer.problem or "it is being loaded"
+    return Failure("model_not_ready", f"The tokenizer of pool {pool} is not available: {problem}.", 1000)

@@ -1,0 +1,18 @@
+"""What a gateway's machine is configured with."""
+
+from dataclasses import dataclass
+
+MAX_UNACKED = 10_000  # outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """Durations in seconds."""
+
+    max_in_flight: int = 2000  # answers at once; beyond it requests are refused
+    hold_s: float = 30.0  # without a runner, where the pool has no hold time of its own
+    predict_s: float = 0.05  # for a prediction
+    connect_s: float = 5.0  # for a runner's session to come up
+    session_idle_s: float = 60.0  # a session without requests closes
+    drain_s: float = 10.0  # for running answers to finish before the process ends
+    max_unacked: int = MAX_UNACKED

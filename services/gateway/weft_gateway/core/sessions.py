@@ -1,0 +1,90 @@
+"""Sessions to runners: one for each incarnation, opened for its first assignment, closed when it is idle for long."""
+
+from dataclasses import dataclass, field
+
+from weft.domain.ids import RunnerId
+from weft.domain.machine import Close, Peer
+from weft.domain.request import Assign, SessionHello
+from weft_gateway.core.config import GatewayConfig
+from weft_gateway.core.deadlines import Deadlines, Timer
+from weft_gateway.core.events import OpenSession
+from weft_gateway.core.stream import runner_peer
+
+
+@dataclass(slots=True)
+class Session:
+    """A stream to a runner's incarnation, and the requests that run there. `ready`: the runner has answered."""
+
+    peer: Peer
+    runner: RunnerId
+    ready: bool = False
+    requests: dict[str, None] = field(default_factory=dict[str, None])  # an ordered set
+
+
+class Sessions:
+    """Each session has a deadline while it connects, and while no request runs there."""
+
+    def __init__(self, gateway_id: str, config: GatewayConfig, deadlines: Deadlines) -> None:
+        self._gateway_id, self._config, self._deadlines = gateway_id, config, deadlines
+        self._open: dict[Peer, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, peer: Peer) -> Session | None:
+        return self._open.get(peer)
+
+    def replaced_by(self, runner: RunnerId) -> list[Session]:
+        """Sessions to earlier incarnations of its device; none once it has a session itself."""
+        if runner_peer(runner) in self._open:
+            return []
+        return [one for one in self._open.values() if one.runner.uuid == runner.uuid]
+
+    def enter(self, assign: Assign, request_id: str, now: float) -> list[OpenSession]:
+        """A request runs there now."""
+        peer, opened = runner_peer(assign.runner), list[OpenSession]()
+        if peer not in self._open:
+            self._open[peer] = Session(peer, assign.runner)
+            self._deadlines.set((Timer.SESSION, peer), now + self._config.connect_s)
+            opened = [OpenSession(peer, assign.address, SessionHello(self._gateway_id, assign.runner.incarnation))]
+        session = self._open[peer]
+        session.requests[request_id] = None
+        if session.ready:
+            self._deadlines.set((Timer.SESSION, peer), None)
+        return opened
+
+    def leave(self, assign: Assign, request_id: str, now: float) -> None:
+        """The request does not run there any more."""
+        if session := self._open.get(runner_peer(assign.runner)):
+            session.requests.pop(request_id, None)
+            self._watch(session, now)
+
+    def connected(self, session: Session, now: float) -> None:
+        session.ready = True
+        self._deadlines.set((Timer.SESSION, session.peer), None)
+        self._watch(session, now)
+
+    def remove(self, session: Session) -> None:
+        """The session is over."""
+        del self._open[session.peer]
+        self._deadlines.set((Timer.SESSION, session.peer), None)
+
+    def close(self, session: Session, reason: str) -> Close:
+        self.remove(session)
+        return Close(session.peer, reason)
+
+    def overdue(self, session: Session) -> str:
+        """Why a session whose deadline has come closes."""
+        return "idle" if session.ready else f"no session: no answer within {self._config.connect_s:g} s"
+
+    def check(self, running: dict[Peer, set[str]]) -> None:
+        """`running`: the requests that run at each runner. Raises AssertionError."""
+        held = {one.peer: set(one.requests) for one in self._open.values() if one.requests}
+        assert held == running, "the requests of a session are those that run there"
+        for peer, session in self._open.items():
+            watched = self._deadlines.get((Timer.SESSION, peer)) is not None
+            assert watched == (not (session.ready and session.requests)), "an unused session has a deadline"
+
+    def _watch(self, session: Session, now: float) -> None:
+        if session.ready and not session.requests:
+            self._deadlines.set((Timer.SESSION, session.peer), now + self._config.session_idle_s)
