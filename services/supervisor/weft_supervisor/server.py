@@ -252,12 +252,7 @@ class SupervisorServer(SupervisorServicer):
     # ---------------------------------------------------------------------------------------------- scheduler
 
     def _from_scheduler(self, envelope: scheduler_pb2.SchedulerToSupervisor) -> None:
-        if envelope.HasField("outcome"):
-            message = transition.outcome_of(envelope.outcome)
-        elif envelope.HasField("orders") and not envelope.orders.order.HasField("change"):
-            message = transition.order_of(envelope.orders)
-        else:
-            message = SCHEDULER_TO_SUPERVISOR.decode(envelope)
+        message = SCHEDULER_TO_SUPERVISOR.decode(envelope)
         if isinstance(message, OutcomeReport):
             self.writer.put(message)  # refused when full: the writer asks for a new stream later
         else:
@@ -275,23 +270,16 @@ class SupervisorServer(SupervisorServicer):
     def _envelopes(self, message: Any) -> Iterator[scheduler_pb2.SupervisorToScheduler]:
         """One, or as many as a report needs to stay below what gRPC takes; losses and decisions come last."""
         envelope = SUPERVISOR_TO_SCHEDULER.encode(message)
-        if isinstance(message, ClusterReport):
-            if envelope.ByteSize() > MAX_MESSAGE_BYTES and message.reports:
-                half = len(message.reports) // 2
-                if half:
-                    yield from self._envelopes(ClusterReport(message.reports[:half]))
-                else:
-                    runner = message.reports[0].runner
-                    refused("runner", PeerError("a full report that no message takes"), runner=runner.uuid)
-                yield from self._envelopes(
-                    ClusterReport(message.reports[max(half, 1) :], message.lost, message.preempts)
-                )
-                return
-            books = {book.spec.runner: book for book in self.core.live()}
-            for runner in dict.fromkeys(reported.runner for reported in message.reports):
-                if (book := books.get(runner)) is not None:
-                    envelope.report.runners.append(transition.state_of(book))
-        yield envelope
+        if not (isinstance(message, ClusterReport) and message.reports and envelope.ByteSize() > MAX_MESSAGE_BYTES):
+            yield envelope
+            return
+        half = len(message.reports) // 2
+        if half:
+            yield from self._envelopes(ClusterReport(message.reports[:half]))
+        else:
+            runner = message.reports[0].runner
+            refused("runner", PeerError("a full report that no message takes"), runner=runner.uuid)
+        yield from self._envelopes(ClusterReport(message.reports[max(half, 1) :], message.lost, message.preempts))
 
     # ---------------------------------------------------------------------------------------------- effects, time
 

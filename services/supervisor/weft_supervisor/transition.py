@@ -1,10 +1,8 @@
-"""Messages of runners, schedulers and commands that still send and read whole states. Goes when none of them does."""
+"""Messages of runners and commands that still send and read whole states. Goes when none of them does."""
 
-from weft.domain.adapter import AdapterState, DesiredAdapter, DesiredChange, Tier
-from weft.domain.ids import Epoch, RunnerId
-from weft.domain.request import OutcomeReport
+from weft.domain.adapter import AdapterState, Tier
+from weft.domain.ids import Epoch
 from weft.domain.runner import (
-    OrderedRunner,
     Overrun,
     RunnerBook,
     RunnerFigures,
@@ -15,7 +13,7 @@ from weft.domain.runner import (
 )
 from weft.wire.bounds import check_state
 from weft.wire.codec.cluster import TIER, TIERS, fill_spec
-from weft.wire.v1 import common_pb2, scheduler_pb2, supervisor_pb2
+from weft.wire.v1 import common_pb2, supervisor_pb2
 
 
 def report_of(m: supervisor_pb2.RunnerState, spec: RunnerSpec) -> RunnerReport:
@@ -80,26 +78,12 @@ def state_of(book: RunnerBook) -> supervisor_pb2.RunnerState:
     return state
 
 
-def order_of(m: scheduler_pb2.RunnerOrders) -> OrderedRunner:
-    """An order with a complete list."""
-    desired = tuple(
-        DesiredAdapter(d.digest, d.rank, d.bytes, d.pinned, TIERS.get(d.tier, Tier.UNSPECIFIED))
-        for d in m.order.desired
-    )
-    change = DesiredChange(m.order.desired_version, True, desired) if m.order.has_desired else None
-    return OrderedRunner(RunnerId(m.runner.uuid, m.runner.incarnation), RunnerOrder(change, m.order.drain))
-
-
 def add_list(m: supervisor_pb2.RunnerOrder, merged: RunnerOrder | None) -> None:
     """The complete list beside a change of it."""
     if m.HasField("change") and merged is not None and merged.desired is not None:
         m.has_desired, m.desired_version = True, merged.desired.version
         for a in merged.desired.adapters:
             m.desired.add(digest=a.digest, rank=a.rank, bytes=a.bytes, pinned=a.pinned, tier=TIER[a.tier])
-
-
-def outcome_of(m: common_pb2.Outcome) -> OutcomeReport:
-    return OutcomeReport(m.request_id, m.pool, m.adapter_digest, m.completion_tokens, m.censored, m.SerializeToString())
 
 
 def _epoch(epoch: Epoch) -> common_pb2.Epoch:
