@@ -12,7 +12,7 @@ from typing import Self
 from weft_bench.errors import EngineRefused
 from weft_bench.playing import Ask, Folders, Life, Played, Player
 from weft_runner.engine import Engine, Iteration
-from weft_runner.engine_factory import Built, build_engine
+from weft_runner.engine_factory import EngineBundle, build_engine
 from weft_runner.errors import RunnerError
 from weft_runner.settings import Settings, parse_settings
 
@@ -44,7 +44,7 @@ class Sizes:
 class Subject(Player):
     """One engine under measurement, from enter to exit. Raises EngineRefused when it cannot be built."""
 
-    built: Built
+    built: EngineBundle
 
     def __init__(self, files: Mapping[str, Path], sizes: Sizes) -> None:
         self.adapters = Folders()

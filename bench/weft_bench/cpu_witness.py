@@ -77,9 +77,9 @@ class Witness:
         self._waiting: deque[_Seen] = deque()  # launched, not accounted for
         self._batch, self._chosen, self._running = Batch((), 0), 0.0, False
         self._choose, self._account = engine.pool.choose, engine.pool.account
-        self._carry_out, self._put = engine.adapters.carry_out, engine.adapters.put
+        self._execute, self._put = engine.adapters.execute, engine.adapters.put
         engine.pool.choose, engine.pool.account = self._noting_choose, self._noting_account
-        engine.adapters.carry_out = self._noting_carry_out
+        engine.adapters.execute = self._noting_execute
         engine.adapters.put = self._noting_put
         for name in ("run", "launch", "follow"):
             self._watch(engine.executor, name)
@@ -140,11 +140,11 @@ class Witness:
         self._seen.append(seen)
         self._waiting.append(seen)
 
-    def _noting_carry_out(self, actions: Iterable[Action]) -> None:
+    def _noting_execute(self, actions: Iterable[Action]) -> None:
         actions = list(actions)
         gone = {action.slot for action in actions if isinstance(action, Unload)}
         self._seats = {seat: digest for seat, digest in self._seats.items() if seat not in gone}
-        self._carry_out(actions)
+        self._execute(actions)
 
     def _noting_put(self, loaded: Loaded) -> None:
         self._put(loaded)

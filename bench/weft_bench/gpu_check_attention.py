@@ -44,7 +44,9 @@ def checks(context: CheckContext) -> Checks:
             for splits in {1, MOST_SPLITS if not context.tiny else 3, 0}:
                 yield f"{label}, decode, {splits or 'usual'} splits", partial(_decode, context, dtype, family, splits)
             yield f"{label}, prefill", partial(_prefill, context, dtype, family)
-            if dtype == torch.bfloat16 and not flashinfer.why_not(family.dim, "bf16", real=context.gpu.is_real):
+            if dtype == torch.bfloat16 and not flashinfer.unsupported_reason(
+                family.dim, "bf16", real=context.gpu.is_real
+            ):
                 yield f"{label}, FlashInfer", partial(_library, context, dtype, family)
 
 

@@ -73,7 +73,7 @@ class Loading:
         self._store, self._adapter = executor.adapters, adapter
         needed = self._store.needs(adapter.tensors, adapter.scales)
         self.pages = pair.device.deck.deal(-(-needed // executor.page_bytes))
-        executor.lend_pages(self.pages)
+        executor.allocate_adapter_pages(self.pages)
         self._built: DeviceAdapter | None = None
         self._thread = threading.Thread(target=self._build, daemon=True)
         self._thread.start()

@@ -22,7 +22,7 @@ from weft_bench.gpu_placed import Deck
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.executor import Executor
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.weights import LayerWeights, ModelWeights
 
@@ -102,7 +102,7 @@ class Driven:
         store = self.executor.adapters
         size = store.page_bytes and -(-store.needs(adapter.tensors, adapter.scales) // store.page_bytes)
         pages = self.lent[slot] = self.deck.deal(size)
-        self.executor.lend_pages(pages)
+        self.executor.allocate_adapter_pages(pages)
         store.put(slot, store.build(adapter.tensors, adapter.scales, pages))
 
     def evict(self, slot: int) -> None:
@@ -146,7 +146,7 @@ def device_executor(
 def reference_executor(spec: ModelSpec, weights: ModelWeights, rows: int, slots: int) -> Driven:
     """fp32 on the host."""
     pages = _pages(spec, rows, 0)
-    table = LoraTable(spec, slots)
+    table = TorchAdapterStore(spec, slots)
     return Driven(ReferenceExecutor(spec, weights, KvCache(spec, pages, PAGE_TOKENS), table), Deck(pages, seed=1))
 
 

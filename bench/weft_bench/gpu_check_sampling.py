@@ -9,13 +9,13 @@ import torch
 
 from weft_bench.gpu_check import CheckContext, Checks, Differs
 from weft_runner.core.sequence import Sampling
-from weft_runner.model.cuda.gpu_sampler import DeviceChooser
-from weft_runner.model.sampling import Draw, choose
+from weft_runner.model.cuda.gpu_sampler import GpuSampler
+from weft_runner.model.sampling import SamplingArgs, sample
 
 VOCABULARIES, TINY_VOCABULARIES = (257, 32000, 128256, 151936), (100,)
 TEMPERATURES = (0.01, 0.7, 1.0, 3.0, 100.0)
 TOP_P = (1.0, 0.9, 0.1, 1e-6)
-Make = Callable[[random.Random, int, int], Draw]
+Make = Callable[[random.Random, int, int], SamplingArgs]
 
 
 def checks(context: CheckContext) -> Checks:
@@ -31,8 +31,8 @@ def _same(context: CheckContext, vocab: int, make: Make) -> None:
     (n_rows,) = context.of((64,), (4,))
     logits = _logits(n_rows, vocab)
     draws = [make(rng, row, vocab) for row in range(n_rows)]
-    expected = [None if choice is None else choice.token for choice in choose(logits, draws)]
-    chooser = DeviceChooser(n_rows, vocab, context.device)
+    expected = [None if choice is None else choice.token for choice in sample(logits, draws)]
+    chooser = GpuSampler(n_rows, vocab, context.device)
     found = [None if token < 0 else token for token in chooser.tokens(logits.to(context.device), draws).tolist()]
     wrong = [row for row in range(n_rows) if found[row] != expected[row]]
     if wrong:
@@ -68,30 +68,30 @@ def _sampling(rng: random.Random, row: int, *, top_p: float) -> Sampling:
     return Sampling(seed=rng.getrandbits(63), temperature=TEMPERATURES[row % len(TEMPERATURES)], top_p=top_p)
 
 
-def _plain(rng: random.Random, row: int, vocab: int) -> Draw:
+def _plain(rng: random.Random, row: int, vocab: int) -> SamplingArgs:
     del rng, vocab
-    return Draw(Sampling(), row)
+    return SamplingArgs(Sampling(), row)
 
 
-def _drawn(rng: random.Random, row: int, vocab: int) -> Draw:
+def _drawn(rng: random.Random, row: int, vocab: int) -> SamplingArgs:
     del vocab
-    return Draw(_sampling(rng, row, top_p=TOP_P[row % len(TOP_P)]), row)
+    return SamplingArgs(_sampling(rng, row, top_p=TOP_P[row % len(TOP_P)]), row)
 
 
-def _whole(rng: random.Random, row: int, vocab: int) -> Draw:
+def _whole(rng: random.Random, row: int, vocab: int) -> SamplingArgs:
     """No row cuts: the device then launches less."""
     del vocab
-    return Draw(_sampling(rng, row, top_p=1.0), row)
+    return SamplingArgs(_sampling(rng, row, top_p=1.0), row)
 
 
-def _shifted(rng: random.Random, row: int, vocab: int) -> Draw:
+def _shifted(rng: random.Random, row: int, vocab: int) -> SamplingArgs:
     """Biases and penalties; every third row greedy, every fourth without any."""
     base = Sampling() if row % 3 == 0 else _sampling(rng, row, top_p=0.9)
     bias = tuple((token, rng.uniform(-5, 5)) for token in rng.sample(range(vocab), min(vocab, 20)))
     if row % 4 == 0:
-        return Draw(base, row)
+        return SamplingArgs(base, row)
     shifted = Sampling(
         seed=base.seed, temperature=base.temperature, top_p=base.top_p, frequency_penalty=0.5, presence_penalty=0.25,
         logit_bias=bias,
     )  # fmt: skip
-    return Draw(shifted, row, shifted.shifts(rng.choices(range(vocab), k=50)))
+    return SamplingArgs(shifted, row, shifted.shifts(rng.choices(range(vocab), k=50)))

@@ -29,10 +29,10 @@ from weft_bench.gpu_plan import ADDED, BANDWIDTH, BEYOND_BYTES, FLOOR, STARTED, 
 from weft_bench.gpu_timing import MANY, Times
 from weft_bench.roofline import Shape, Work, adapter_work, decode_work
 from weft_runner.core.sequence import Sampling
-from weft_runner.model.cuda.adapters import PagedAdapter, PagedStore, layout_of
+from weft_runner.model.cuda.adapters import PagedAdapter, PagedAdapterStore, layout_of
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
-from weft_runner.model.partition import Part
-from weft_runner.model.sampling import Draw
+from weft_runner.model.partition import Partition
+from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import Step
 
 PAGE_TOKENS = 16
@@ -95,10 +95,10 @@ class Loaded:
 
 def _adapter_pages(spec: ModelSpec) -> int:
     page = spec.layers * 2 * spec.kv_heads * PAGE_TOKENS * spec.head_dim
-    return pages_needed(layout_of(Part(spec), RANK), RANK, page)
+    return pages_needed(layout_of(Partition(spec), RANK), RANK, page)
 
 
-def _seat(store: PagedStore, adapters: int, slots: int, deck: Deck) -> None:
+def _seat(store: PagedAdapterStore, adapters: int, slots: int, deck: Deck) -> None:
     """So many adapters, of the usual rank, in all slots by turns."""
     entries = places(store.tables.layout, [RANK] * adapters, store.tables.arena.shape[1], deck)
     for slot in range(slots):
@@ -178,7 +178,7 @@ def _tell_added(context: Context, ran: Ran, base: Ran) -> None:
 
 def _assert_finite(loaded: Loaded, logits: torch.Tensor) -> None:
     """Every row has a token: a step of NaNs would be no step. Raises WrongAdapter."""
-    choices = loaded.executor.choose(logits, [Draw(Sampling(), 0)] * len(logits))
+    choices = loaded.executor.sample(logits, [SamplingArgs(Sampling(), 0)] * len(logits))
     if any(choice is None for choice in choices):
         raise WrongAdapter(f"rows without a finite maximum: {[i for i, c in enumerate(choices) if c is None]}")
 

@@ -23,7 +23,7 @@ from weft_runner.model.cuda.adapters import layout_of
 from weft_runner.model.cuda.executor import CudaExecutor
 from weft_runner.model.cuda.executor import Sizes as ExecutorSizes
 from weft_runner.model.executor import Executor
-from weft_runner.model.partition import Part
+from weft_runner.model.partition import Partition
 
 PAGE_TOKENS = 16
 WARM_TOKENS = 256  # of the largest step that kernels are compiled for at start: few prompts here are longer
@@ -108,5 +108,5 @@ def _limits(shape: Shape, sizes: Sizes, page_bytes: int) -> PoolLimits:
 def _pages(shape: Shape, sizes: Sizes) -> int:
     """Of every row at its longest, of every slot's adapter, and of as many that wait for one as there are rows."""
     page_numbers = shape.layers * 2 * shape.kv * PAGE_TOKENS
-    each = pages_needed(layout_of(Part(spec_of(shape, sizes.context)), RANK), RANK, page_numbers)
+    each = pages_needed(layout_of(Partition(spec_of(shape, sizes.context)), RANK), RANK, page_numbers)
     return sizes.rows * (-(-sizes.context // PAGE_TOKENS) + 1) + (sizes.slots + sizes.rows) * each

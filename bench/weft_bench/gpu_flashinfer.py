@@ -52,7 +52,7 @@ class Case:
 def measure(context: Context) -> None:
     """Every context and grouping of the plan, then a prompt of each grouping."""
     dim = context.amounts.heads[1]
-    if why := flashinfer.why_not(dim, "bf16", real=context.gpu.is_real):
+    if why := flashinfer.unsupported_reason(dim, "bf16", real=context.gpu.is_real):
         log.warning("not measured: %s", why)
         return
     for n_rows, length, group in attention_cases(context.amounts):

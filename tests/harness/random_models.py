@@ -28,7 +28,7 @@ from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.executor import Executor
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.step import Step, StepRow, check_step
 from weft_runner.model.weights import load_weights
@@ -229,7 +229,7 @@ def reference_executor(model: OracleModel, pages: int, page_tokens: int) -> Exec
     """Any executor is made by a function of this form."""
     kv = KvCache(model.spec, pages, page_tokens)
     return ReferenceExecutor(
-        model.spec, load_weights(model.files, model.spec), kv, LoraTable(model.spec, len(model.adapters) or 1)
+        model.spec, load_weights(model.files, model.spec), kv, TorchAdapterStore(model.spec, len(model.adapters) or 1)
     )
 
 

@@ -17,13 +17,13 @@ import torch
 from harness.waiting import PATIENCE_S
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft_runner import executors
-from weft_runner.executors import Base, make_executor
+from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.adapter_store import AdapterFiles, map_tensors
 from weft_runner.model.checkpoint import read_spec
-from weft_runner.model.tensor_parallel import Group
+from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.parallel.adapters import ShardedAdapter
-from weft_runner.parallel.executor import ShardedExecutor, SplitExecutor
-from weft_runner.parallel.pipeline import PipelinedExecutor
+from weft_runner.parallel.executor import MultiProcessExecutor, TensorParallelExecutor
+from weft_runner.parallel.pipeline import PipelineParallelExecutor
 from weft_runner.settings import Settings, parse_settings
 
 T = TypeVar("T")
@@ -46,17 +46,17 @@ def settings_of(**flags: object) -> Settings:
     return parse_settings([f"--{name}={value}" for name, value in named.items()])
 
 
-def base_of(files: dict[str, Path]) -> Base:
-    return Base(read_spec(files["config.json"], files.get("generation_config.json")), files, 1, lambda: False)
+def base_of(files: dict[str, Path]) -> ModelSource:
+    return ModelSource(read_spec(files["config.json"], files.get("generation_config.json")), files, 1, lambda: False)
 
 
 @contextmanager
 def split(
     files: dict[str, Path], ranks: int = 2, patience_s: float = NEVER_S, **flags: object
-) -> Iterator[ShardedExecutor]:
+) -> Iterator[TensorParallelExecutor]:
     """A model on so many processes, this one included; they have ended when the block is left."""
     executor = _patient(settings_of(tensor_parallel=ranks, **flags), files, patience_s)
-    assert isinstance(executor, ShardedExecutor)
+    assert isinstance(executor, TensorParallelExecutor)
     try:
         yield executor
     finally:
@@ -66,10 +66,10 @@ def split(
 @contextmanager
 def staged(
     files: dict[str, Path], stages: int = 2, patience_s: float = NEVER_S, **flags: object
-) -> Iterator[PipelinedExecutor]:
+) -> Iterator[PipelineParallelExecutor]:
     """A model cut into stages, this process the first of them; the others have ended when the block is left."""
     executor = _patient(settings_of(pipeline_parallel=stages, **flags), files, patience_s)
-    assert isinstance(executor, PipelinedExecutor)
+    assert isinstance(executor, PipelineParallelExecutor)
     try:
         yield executor
     finally:
@@ -78,7 +78,7 @@ def staged(
 
 def _patient(settings: Settings, files: dict[str, Path], patience_s: float) -> Any:
     """What a runner makes, but for the patience of its ranks."""
-    starts = ("start_sharded", "start_pipelined")
+    starts = ("launch_tensor_parallel", "launch_pipeline_parallel")
     patient = {name: partial(getattr(executors, name), patience_s=patience_s) for name in starts}
     with mock.patch.multiple(executors, **patient):
         return make_executor(settings, base_of(files))
@@ -90,7 +90,7 @@ def adapter_files(folder: Path) -> AdapterFiles:
     return AdapterFiles(folder / "adapter_model.safetensors", scales)
 
 
-def load(executor: SplitExecutor, slot: int, folder: Path) -> ShardedAdapter:
+def load(executor: MultiProcessExecutor, slot: int, folder: Path) -> ShardedAdapter:
     """An adapter into a slot, as the adapter pool does it."""
     files = adapter_files(folder)
     adapter = executor.adapters.build(map_tensors(files.tensors), files.scales)
@@ -142,7 +142,7 @@ class ThreadGroup:
         return self.all_gather(x)[0]
 
 
-def on_threads(size: int, act: Callable[[Group], T]) -> list[T]:
+def on_threads(size: int, act: Callable[[ProcessGroup], T]) -> list[T]:
     """What each of `size` ranks returns, all at the same time."""
     barrier, given = threading.Barrier(size), [torch.empty(0)] * size
 

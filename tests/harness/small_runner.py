@@ -31,7 +31,7 @@ from weft_runner.errors import ArtifactUnknown
 from weft_runner.memory.adapter_pool import AdapterPool
 from weft_runner.model.adapter_store import AdapterFiles
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.weights import load_weights
 
@@ -215,7 +215,7 @@ def small_config() -> dict[str, Any]:
 
 def reference_executor(files: dict[str, Path], spec: ModelSpec, limits: PoolLimits) -> ReferenceExecutor:
     kv = KvCache(spec, limits.total_pages, limits.page_tokens)
-    return ReferenceExecutor(spec, load_weights(files, spec), kv, LoraTable(spec, limits.max_adapters))
+    return ReferenceExecutor(spec, load_weights(files, spec), kv, TorchAdapterStore(spec, limits.max_adapters))
 
 
 class Driver:

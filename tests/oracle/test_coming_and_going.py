@@ -15,7 +15,7 @@ from weft_runner.core.sequence import Sampling
 from weft_runner.errors import AdapterInvalid, ExecutorLost
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.step import Step, StepRow
-from weft_runner.parallel.executor import ShardedExecutor
+from weft_runner.parallel.executor import TensorParallelExecutor
 
 PAGES, PAGE_TOKENS, SLOTS = 64, 16, 2
 TOLERANCE = 5e-4
@@ -34,12 +34,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> OracleModel:
 
 
 @pytest.fixture(scope="module")
-def ranks(model: OracleModel) -> Iterator[ShardedExecutor]:
+def ranks(model: OracleModel) -> Iterator[TensorParallelExecutor]:
     with split(model.files, kv_pages=PAGES, page_tokens=PAGE_TOKENS, max_adapters=SLOTS) as executor:
         yield executor
 
 
-def last_logits(ranks: ShardedExecutor, slot: int | None, width: int = 0) -> torch.Tensor:
+def last_logits(ranks: TensorParallelExecutor, slot: int | None, width: int = 0) -> torch.Tensor:
     ranks.clear_pages([0, 1, 2])
     plan = plan_rows([slot] * len(TOKENS), {} if slot is None else {slot: width})
     return ranks.run(Step(TOKENS, (StepRow(0, len(TOKENS), 0, (2, 0, 1), True),), plan))[0]

@@ -14,7 +14,7 @@ from weft_kernels.plan import SegmentPlan, plan_rows
 from weft_runner.core.iteration import Limits
 from weft_runner.core.sequence import Sampling
 from weft_runner.model.step import Step, StepRow
-from weft_runner.parallel.pipeline import PipelinedExecutor
+from weft_runner.parallel.pipeline import PipelineParallelExecutor
 
 PAGES, PAGE_TOKENS, ANSWER = 64, 16, 8
 CUTS = [("llama", 2), ("qwen2", 3), ("qwen3", 2)]  # what Mistral has some layers of Qwen2 have
@@ -40,7 +40,7 @@ class Cut(NamedTuple):
 
     model: OracleModel
     alone: Any
-    stages: PipelinedExecutor
+    stages: PipelineParallelExecutor
 
 
 def written(folder: Path, family: str) -> OracleModel:

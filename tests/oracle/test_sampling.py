@@ -12,7 +12,7 @@ from transformers.generation.logits_process import (
 )
 
 from weft_runner.core.sequence import Sampling
-from weft_runner.model.sampling import Draw, choose
+from weft_runner.model.sampling import SamplingArgs, sample
 
 NO_TOKENS = torch.zeros(1, 1).long()
 finite_logits = st.lists(st.floats(-60, 60, width=32), min_size=1, max_size=60)
@@ -20,8 +20,8 @@ finite_logits = st.lists(st.floats(-60, 60, width=32), min_size=1, max_size=60)
 
 def chosen_of(logits: torch.Tensor, sampling: Sampling, n: int) -> list[int]:
     """What one row chooses at positions 0..n-1."""
-    draws = [Draw(sampling, position, sampling.shifts(())) for position in range(n)]
-    return [choice.token for choice in choose(logits.repeat(n, 1), draws) if choice is not None]
+    draws = [SamplingArgs(sampling, position, sampling.shifts(())) for position in range(n)]
+    return [choice.token for choice in sample(logits.repeat(n, 1), draws) if choice is not None]
 
 
 @given(finite_logits, st.dictionaries(st.integers(0, 59), st.floats(-100, 100, width=32), max_size=8))

@@ -13,7 +13,7 @@ from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.lora import SITES
 from weft_runner.model.step import Step, StepRow
 from weft_runner.model.tensor_parallel import COLUMN_SITES
-from weft_runner.parallel.executor import ShardedExecutor
+from weft_runner.parallel.executor import TensorParallelExecutor
 
 PAGES, PAGE_TOKENS, ANSWER = 64, 16, 8
 LOGIT_TOLERANCE = 5e-4  # as between any executor and the oracle (test_families)
@@ -37,7 +37,7 @@ class Pair(NamedTuple):
 
     model: OracleModel
     alone: Any
-    ranks: ShardedExecutor
+    ranks: TensorParallelExecutor
 
 
 @pytest.fixture(scope="module", params=["llama", pytest.param("mistral", marks=pytest.mark.long), "qwen2", "qwen3"])

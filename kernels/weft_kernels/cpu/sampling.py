@@ -58,7 +58,7 @@ class Sampler:
         self._workspace = np.empty(0, np.uint8)
         self._out = np.empty(0, CHOICE)
 
-    def choose(
+    def sample(
         self, logits: int, row_stride: int, vocab: int, n_rows: int, draws: npt.NDArray[np.void] | None = None
     ) -> npt.NDArray[np.void]:
         """A CHOICE for each row of float32 logits [n_rows, vocab] at the address `logits` (stride in elements).

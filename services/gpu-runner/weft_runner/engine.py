@@ -26,8 +26,8 @@ from weft_runner.core.sequence import Epoch, Request
 from weft_runner.errors import ExecutorLost
 from weft_runner.flights import NOTHING, Flights, InFlight, Pipeline, draws_of
 from weft_runner.memory.adapter_pool import AdapterPool
-from weft_runner.memory.load_results import Fetched, FetchFailed, FromAdapters, Loaded, LoadFailed, OnDisk
-from weft_runner.model.executor import Executor, LooksAhead, Pipelined
+from weft_runner.memory.load_results import Fetched, FetchFailed, FoundOnDisk, FromAdapters, Loaded, LoadFailed
+from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined
 from weft_runner.steps import Prepared, Steps
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class Engine:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.adapters = make_adapters(self.post)  # loads report back to this engine's queue
         self._steps = Steps(pool, self.adapters.ranks)
-        self._flights = Flights(pool, self._steps, executor) if isinstance(executor, LooksAhead) else None
+        self._flights = Flights(pool, self._steps, executor) if isinstance(executor, AsyncExecutor) else None
         self._next: InFlight | None = None  # launched already, behind the step that ran last
         self._pipeline = Pipeline(pool, self._steps, executor) if isinstance(executor, Pipelined) else None
         self._launching_s = 0.0  # in beats that launched, since one landed
@@ -154,8 +154,8 @@ class Engine:
 
     def _order_adapters(self) -> None:
         """What the books decided about adapters. Steps that may still touch the pages that these get come first."""
-        self.executor.lend_pages(self.pool.take_lent_pages())
-        self.adapters.carry_out(self.pool.adapters.take_actions())
+        self.executor.allocate_adapter_pages(self.pool.take_lent_pages())
+        self.adapters.execute(self.pool.adapters.take_actions())
 
     def _check(self) -> None:
         if self.pool.pages.total_pages <= CHECKED_PAGES:
@@ -201,7 +201,7 @@ class Engine:
                 pool.fetched(digest, n_bytes=n_bytes, host_bytes=host_bytes)
             case FetchFailed(digest, reason, detail, permanent):
                 pool.fetch_failed(digest, reason, detail, permanent=permanent)
-            case OnDisk(digests):
+            case FoundOnDisk(digests):
                 pool.adapters.on_found_on_disk(digests)
 
     def _put(self, loaded: Loaded) -> None:
@@ -248,13 +248,13 @@ class Engine:
         prepared = self._steps.prepare(rows, keep=keep)
         logits = self.executor.run(prepared.step)
         self.pool.forwards += 1
-        return _by_key(prepared, self.executor.choose(logits, draws_of(prepared)))
+        return _by_key(prepared, self.executor.sample(logits, draws_of(prepared)))
 
     def _fly(self, flights: Flights, flight: InFlight) -> tuple[dict[str, Choice], dict[str, str]]:
         """Launch the next step behind this one, unless somebody has come meanwhile; then wait for this one."""
         if self._commands.empty():
             self._next = flights.follow(flight)
-        return _by_key(flight.prepared, flight.landing.choices())
+        return _by_key(flight.prepared, flight.landing.result())
 
     # ---- several batches in flight
 

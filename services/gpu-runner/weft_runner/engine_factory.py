@@ -15,13 +15,13 @@ from weft_runner.core.measured import Profile
 from weft_runner.core.pace import GUESS
 from weft_runner.core.request_pool import PoolLimits, RequestPool
 from weft_runner.engine import Broken, Command, Engine, Iteration
-from weft_runner.executors import Base, make_executor
+from weft_runner.executors import ModelSource, make_executor
 from weft_runner.memory.adapter_pool import AdapterPool
 from weft_runner.model.adapter_store import Source
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.executor import Executor
 from weft_runner.model.weights import Files
-from weft_runner.parallel.executor import SplitExecutor
+from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.profile import measure_profile
 from weft_runner.settings import Settings
 
@@ -31,7 +31,7 @@ MOST_TORCH_THREADS = 4  # of the reference executor's operators: they do not gai
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class EngineBundle:
     """An engine that is not running yet, and what it was made of."""
 
     engine: Engine
@@ -49,7 +49,7 @@ def build_engine(
     source: Source,
     on_iteration: Callable[[Iteration], None],
     stopping: Callable[[], bool] = lambda: False,
-) -> Built:
+) -> EngineBundle:
     """Load the base, make its engine, and time it.
 
     Raises ModelUnsupported, WeightsInvalid, ExecutorUnavailable, StoppedAtStart.
@@ -60,7 +60,7 @@ def build_engine(
         1, (settings.threads or default_threads(spec)) // (settings.tensor_parallel * settings.pipeline_parallel)
     )
     torch.set_num_threads(min(threads, MOST_TORCH_THREADS))
-    executor = make_executor(settings, Base(spec, files, threads, stopping))
+    executor = make_executor(settings, ModelSource(spec, files, threads, stopping))
     limits = pool_limits(settings, spec, executor.page_bytes, keep_copies=executor.adapters.page_bytes > 0)
 
     def make_adapters(post: Callable[[Command], None]) -> AdapterPool:
@@ -72,12 +72,12 @@ def build_engine(
     pool = RequestPool(limits, profile.model if profile else GUESS)
     engine = Engine(pool, executor, make_adapters, on_iteration)
     close = _watched(executor, engine)
-    return Built(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile, close)
+    return EngineBundle(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile, close)
 
 
 def _watched(executor: Executor, engine: Engine) -> Callable[[], None]:
     """A rank that is lost ends the engine, also while that has nothing to do. Returns what ends the other ranks."""
-    if not isinstance(executor, SplitExecutor):
+    if not isinstance(executor, MultiProcessExecutor):
         return lambda: None
     executor.watch(lambda error: engine.post(Broken(error)))
     return executor.close

@@ -18,20 +18,20 @@ from weft_kernels.cpu.library import load
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
-from weft_runner.model.cpu.packed_weights import why_not
+from weft_runner.model.cpu.packed_weights import unsupported_reason
 from weft_runner.model.cuda import flashinfer
 from weft_runner.model.cuda.device import DTYPES, Gpu, GpuUnavailable, find_gpu
-from weft_runner.model.cuda.device import why_not as why_not_cuda
+from weft_runner.model.cuda.device import unsupported_reason as unsupported_on_gpu
 from weft_runner.model.executor import Executor
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.memory_estimate import available_memory, check_memory, device_workspace, memory_needed
-from weft_runner.model.partition import Part, check_divisible, stage_of
-from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.memory_estimate import available_memory, check_memory, device_workspace, estimate_memory
+from weft_runner.model.partition import Partition, check_divisible, stage_of
+from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
-from weft_runner.model.tensor_parallel import Alone, Group
+from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup
 from weft_runner.model.weights import Files, load_weights
-from weft_runner.parallel.executor import ShardedExecutor, start_sharded
-from weft_runner.parallel.pipeline import PipelinedExecutor, start_pipelined
+from weft_runner.parallel.executor import TensorParallelExecutor, launch_tensor_parallel
+from weft_runner.parallel.pipeline import PipelineParallelExecutor, launch_pipeline_parallel
 from weft_runner.settings import CPU_PAGE, Settings, told
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ COST = "fp32 in torch, one operator after the other: twice the bytes a token, an
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class ModelSource:
     """The model to compute, and how many threads may (of each rank). `stopping`: asked while weights load."""
 
     spec: ModelSpec
@@ -48,7 +48,7 @@ class Base:
     stopping: Callable[[], bool]
 
 
-def make_executor(settings: Settings, base: Base) -> Executor:
+def make_executor(settings: Settings, base: ModelSource) -> Executor:
     """The executor that `--executor` names. Raises ExecutorUnavailable, WeightsInvalid, OutOfMemory, StoppedAtStart."""
     if settings.attention == "flashinfer":
         settings = replace(settings, executor="cuda")  # who names an attention of GPUs asks for one
@@ -74,7 +74,7 @@ def make_executor(settings: Settings, base: Base) -> Executor:
         return _reference(settings, base)
 
 
-def _split(settings: Settings, base: Base) -> Executor:
+def _split(settings: Settings, base: ModelSource) -> Executor:
     """`auto`: on GPUs wherever there is one, since a split model is not for a CPU; too few of them is an error."""
     if settings.executor == "auto":
         kind = "cuda" if torch.cuda.is_available() else "reference"
@@ -84,14 +84,14 @@ def _split(settings: Settings, base: Base) -> Executor:
     return _sharded(settings, base) if settings.tensor_parallel > 1 else _pipelined(settings, base)
 
 
-def _cuda(settings: Settings, base: Base) -> Executor:
+def _cuda(settings: Settings, base: ModelSource) -> Executor:
     """Raises GpuUnavailable before any weight is read, OutOfMemory."""
     found = find_gpu()
-    _check_gpu(settings, found, Part(base.spec))
-    return _cuda_part(settings, base, found, Part(base.spec), Alone())
+    _check_gpu(settings, found, Partition(base.spec))
+    return _cuda_part(settings, base, found, Partition(base.spec), SingleProcessGroup())
 
 
-def _check_gpus(settings: Settings, how: str, parts: Sequence[Part]) -> str:
+def _check_gpus(settings: Settings, how: str, parts: Sequence[Partition]) -> str:
     """One for each part; what kind of device they are. Raises ExecutorUnavailable, OutOfMemory."""
     try:
         found = [find_gpu(rank) for rank in range(len(parts))]
@@ -102,12 +102,12 @@ def _check_gpus(settings: Settings, how: str, parts: Sequence[Part]) -> str:
     return found[0].device.type
 
 
-def _check_gpu(settings: Settings, found: Gpu, part: Part) -> None:
+def _check_gpu(settings: Settings, found: Gpu, part: Partition) -> None:
     """Raises GpuUnavailable, OutOfMemory."""
-    reason = why_not_cuda(part, settings.dtype, settings.page_tokens, settings.max_rank)
+    reason = unsupported_on_gpu(part, settings.dtype, settings.page_tokens, settings.max_rank)
     library = settings.attention == "flashinfer"
     if library:
-        reason = reason or flashinfer.why_not(part.local.head_dim, settings.dtype, real=found.is_real)
+        reason = reason or flashinfer.unsupported_reason(part.local.head_dim, settings.dtype, real=found.is_real)
     if reason:
         raise GpuUnavailable(reason)
     from weft_runner.model.cuda.cuda_graphs import sizes  # not where torch comes without Triton
@@ -118,11 +118,11 @@ def _check_gpu(settings: Settings, found: Gpu, part: Part) -> None:
         page_tokens=settings.page_tokens, recorded=sizes(settings.max_sequences) if found.is_real else (),
     )  # fmt: skip
     beside += flashinfer.workspace_bytes(part.local.windows) if library else 0
-    needed = memory_needed(part.local, kind, kv_pages=pages, page_tokens=settings.page_tokens, workspace_bytes=beside)
+    needed = estimate_memory(part.local, kind, kv_pages=pages, page_tokens=settings.page_tokens, workspace_bytes=beside)
     check_memory(needed, found.available if found.is_real else available_memory())
 
 
-def _cuda_part(settings: Settings, base: Base, found: Gpu, part: Part, group: Group) -> Executor:
+def _cuda_part(settings: Settings, base: ModelSource, found: Gpu, part: Partition, group: ProcessGroup) -> Executor:
     from weft_runner.model.cuda.executor import CudaExecutor, Sizes  # not where torch comes without Triton
 
     dtype = DTYPES[settings.dtype]
@@ -152,11 +152,11 @@ def _context(settings: Settings, spec: ModelSpec) -> int:
     return min(spec.max_positions, settings.kv_pages * settings.page_tokens)
 
 
-def _cpu(settings: Settings, base: Base) -> Executor:
+def _cpu(settings: Settings, base: ModelSource) -> Executor:
     """Raises NativeUnavailable before any weight is read."""
     if settings.page_tokens % CPU_PAGE:
         raise NativeUnavailable(f"--page-tokens {settings.page_tokens} is no multiple of {CPU_PAGE}")
-    if reason := why_not(base.spec):
+    if reason := unsupported_reason(base.spec):
         raise NativeUnavailable(reason)
     library = load()
     _check_room(settings, base, settings.dtype)
@@ -171,12 +171,12 @@ def _cpu(settings: Settings, base: Base) -> Executor:
     )
 
 
-def _reference(settings: Settings, base: Base) -> Executor:
+def _reference(settings: Settings, base: ModelSource) -> Executor:
     _check_room(settings, base, "reference")
-    return make_part(settings, base, Alone())
+    return make_partition(settings, base, SingleProcessGroup())
 
 
-def make_part(settings: Settings, base: Base, group: Group) -> Executor:
+def make_partition(settings: Settings, base: ModelSource, group: ProcessGroup) -> Executor:
     """A rank's part of the torch executor that `--executor` names; alone, all of it. See `model.partition`.
 
     Raises WeightsInvalid, StoppedAtStart.
@@ -187,57 +187,57 @@ def make_part(settings: Settings, base: Base, group: Group) -> Executor:
     return _reference_part(settings, base, part, beside)
 
 
-def _part_of(settings: Settings, spec: ModelSpec, group: Group) -> tuple[Part, Group]:
+def _part_of(settings: Settings, spec: ModelSpec, group: ProcessGroup) -> tuple[Partition, ProcessGroup]:
     """A rank's part of the model, and those that it computes each layer with: a stage is alone in that."""
     if settings.pipeline_parallel > 1:
-        return stage_of(spec, group.rank, group.size), Alone()
-    return Part(spec, group.rank, group.size), group
+        return stage_of(spec, group.rank, group.size), SingleProcessGroup()
+    return Partition(spec, group.rank, group.size), group
 
 
-def _reference_part(settings: Settings, base: Base, part: Part, group: Group) -> ReferenceExecutor:
+def _reference_part(settings: Settings, base: ModelSource, part: Partition, group: ProcessGroup) -> ReferenceExecutor:
     weights = load_weights(base.files, base.spec, stopping=base.stopping, part=part)
     kv_cache = KvCache(part.local, settings.kv_pages, settings.page_tokens)
-    adapters = LoraTable(base.spec, settings.max_adapters, part)
+    adapters = TorchAdapterStore(base.spec, settings.max_adapters, part)
     return ReferenceExecutor(part.local, weights, kv_cache, adapters, group)
 
 
-def _sharded(settings: Settings, base: Base) -> ShardedExecutor:
-    """Raises ExecutorUnavailable, ExecutorLost, OutOfMemory, and what `make_part` raises on any rank."""
+def _sharded(settings: Settings, base: ModelSource) -> TensorParallelExecutor:
+    """Raises ExecutorUnavailable, ExecutorLost, OutOfMemory, and what `make_partition` raises on any rank."""
     size = settings.tensor_parallel
     check_divisible(base.spec, size)
     device = "cpu"
     if settings.executor == "cuda":
-        device = _check_gpus(settings, "tensor-parallel", [Part(base.spec, rank, size) for rank in range(size)])
+        device = _check_gpus(settings, "tensor-parallel", [Partition(base.spec, rank, size) for rank in range(size)])
     else:
         _check_room(settings, base, "reference", size)
-    own = partial(make_part, settings, base)
-    executor = start_sharded(base.spec, size, _start(settings, base, device), own, base.stopping)
-    log.info("the model is split", extra=kv(ranks=size, others=executor.followers))
+    own = partial(make_partition, settings, base)
+    executor = launch_tensor_parallel(base.spec, size, _start(settings, base, device), own, base.stopping)
+    log.info("the model is split", extra=kv(ranks=size, others=executor.workers))
     return executor
 
 
-def _pipelined(settings: Settings, base: Base) -> PipelinedExecutor:
-    """Raises ExecutorUnavailable, ExecutorLost, OutOfMemory, and what `make_part` raises on any stage."""
+def _pipelined(settings: Settings, base: ModelSource) -> PipelineParallelExecutor:
+    """Raises ExecutorUnavailable, ExecutorLost, OutOfMemory, and what `make_partition` raises on any stage."""
     stages = settings.pipeline_parallel
     parts, device = [stage_of(base.spec, stage, stages) for stage in range(stages)], "cpu"
     if settings.executor == "cuda":
         device = _check_gpus(settings, "pipeline-parallel", parts)
     else:
         _check_room(settings, base, "reference", stages=stages)
-    own = partial(make_part, settings, base)
-    executor = start_pipelined(base.spec, stages, _start(settings, base, device), own, base.stopping)
-    log.info("the model is cut into stages", extra=kv(layers=[len(p.layers) for p in parts], others=executor.followers))
+    own = partial(make_partition, settings, base)
+    executor = launch_pipeline_parallel(base.spec, stages, _start(settings, base, device), own, base.stopping)
+    log.info("the model is cut into stages", extra=kv(layers=[len(p.layers) for p in parts], others=executor.workers))
     return executor
 
 
-def _start(settings: Settings, base: Base, device: str) -> dict[str, Any]:
-    """What a follower is told at its start."""
+def _start(settings: Settings, base: ModelSource, device: str) -> dict[str, Any]:
+    """What a worker is told at its start."""
     files = {name: str(path.absolute()) for name, path in base.files.items()}
     return {"settings": told(settings), "files": files, "threads": base.threads, "device": device}
 
 
-def _check_room(settings: Settings, base: Base, kind: str, ranks: int = 1, stages: int = 1) -> None:
+def _check_room(settings: Settings, base: ModelSource, kind: str, ranks: int = 1, stages: int = 1) -> None:
     """Raises OutOfMemory. All ranks and stages compute in this machine's memory."""
     sizes = {"kv_pages": settings.kv_pages, "page_tokens": settings.page_tokens}
-    needed = memory_needed(base.spec, kind, **sizes, ranks=ranks, stages=stages)
+    needed = estimate_memory(base.spec, kind, **sizes, ranks=ranks, stages=stages)
     check_memory(needed, available_memory())

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from weft_runner.core.choice import Choice
 from weft_runner.core.iteration import Batch
 from weft_runner.core.request_pool import RequestPool
-from weft_runner.model.executor import Flight, LooksAhead, Pipelined
-from weft_runner.model.sampling import Draw
+from weft_runner.model.executor import AsyncExecutor, Pipelined, StepHandle
+from weft_runner.model.sampling import SamplingArgs
 from weft_runner.steps import Prepared, Steps
 
 
@@ -25,8 +25,8 @@ class InFlight:
 
     batch: Batch
     prepared: Prepared
-    draws: list[Draw]
-    landing: Flight
+    draws: list[SamplingArgs]
+    landing: StepHandle
 
     def still_there(self, pool: RequestPool) -> Batch:
         """The batch without the rows whose sequences have left since it was launched."""
@@ -38,7 +38,7 @@ class InFlight:
 class Flights:
     """Launches for one engine."""
 
-    def __init__(self, pool: RequestPool, steps: Steps, executor: LooksAhead) -> None:
+    def __init__(self, pool: RequestPool, steps: Steps, executor: AsyncExecutor) -> None:
         self._pool, self._steps, self._executor = pool, steps, executor
 
     def launch(self, batch: Batch) -> InFlight:
@@ -99,7 +99,7 @@ class Pipeline:
     def land(self) -> Landed:
         """Wait for the oldest one."""
         flight, keys, began = self._flying[0]
-        found = flight.landing.choices()
+        found = flight.landing.result()
         self._flying.popleft()
         return Landed(flight, found, keys, (time.monotonic() - began) * 1e3)
 
@@ -107,6 +107,6 @@ class Pipeline:
 NOTHING = Batch((), 0)
 
 
-def draws_of(prepared: Prepared) -> list[Draw]:
+def draws_of(prepared: Prepared) -> list[SamplingArgs]:
     """How the rows that get a token choose it."""
-    return [Draw(s.request.sampling, len(s.tokens), s.shifts) for s in prepared.sampled]
+    return [SamplingArgs(s.request.sampling, len(s.tokens), s.shifts) for s in prepared.sampled]

@@ -17,7 +17,7 @@ from weft.wire.v1 import common_pb2, supervisor_pb2, supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
 from weft_runner.depot import DepotSource
 from weft_runner.engine import EngineThread, Iteration
-from weft_runner.engine_factory import Built, build_engine
+from weft_runner.engine_factory import EngineBundle, build_engine
 from weft_runner.errors import ArtifactUnreachable, StoppedAtStart
 from weft_runner.identity import Identity, read_identity
 from weft_runner.metrics import Metrics
@@ -72,7 +72,7 @@ async def serve_runner(
 
 def load(
     settings: Settings, source: DepotSource, on_iteration: Callable[[Iteration], None], stopping: Callable[[], bool]
-) -> Built:
+) -> EngineBundle:
     """The base from the depot, and the engine around it. Blocking. Raises RunnerError."""
     files = fetch_base(source, settings.base_wait_s, stopping)
     return build_engine(settings, files, source, on_iteration, stopping)
@@ -107,7 +107,7 @@ class _Life:
         self,
         settings: Settings,
         identity: Identity,
-        built: Built,
+        built: EngineBundle,
         metrics: Metrics,
         stop: asyncio.Event,
         tls: Tls | None,
@@ -186,7 +186,7 @@ class _Life:
         self.server.abort()
         self._stop.set()
 
-    def _hello(self, built: Built) -> supervisor_pb2.RunnerHello:
+    def _hello(self, built: EngineBundle) -> supervisor_pb2.RunnerHello:
         settings, limits = self._settings, built.limits
         hello = supervisor_pb2.RunnerHello(
             runner=common_pb2.RunnerId(uuid=self._identity.uuid, incarnation=self._identity.incarnation),

@@ -16,8 +16,8 @@ from weft_kernels.plan import SegmentPlan
 from weft_runner.core.measured import DecodeTime, PrefillTime, Profile, make_profile
 from weft_runner.core.request_pool import PoolLimits
 from weft_runner.core.sequence import Sampling
-from weft_runner.model.executor import Executor, LooksAhead, Pipelined
-from weft_runner.model.sampling import Draw
+from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined
+from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import Step, StepRow
 
 BUDGET_S = 1.0
@@ -112,8 +112,8 @@ class _Bench:
 
     def _run_ms(self, step: Step) -> float:
         began = self._clock()
-        if isinstance(self._executor, LooksAhead | Pipelined):  # its `run` may return before it has run
-            self._executor.launch(step, [Draw(Sampling(), row.context) for row in step.rows]).choices()
+        if isinstance(self._executor, AsyncExecutor | Pipelined):  # its `run` may return before it has run
+            self._executor.launch(step, [SamplingArgs(Sampling(), row.context) for row in step.rows]).result()
         else:
             self._executor.run(step)
             if torch.cuda.is_initialized():  # as above, of a model that is split over GPUs

@@ -24,7 +24,7 @@ from weft_runner.core.sequence import Epoch, Finish, Phase, Sampling
 from weft_runner.engine import Drain, Stop
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.step import Step, StepRow
-from weft_runner.parallel.pipeline import PipelinedExecutor
+from weft_runner.parallel.pipeline import PipelineParallelExecutor
 
 GREEDY = Sampling(ignore_eos=True)
 PAGES, PAGE_TOKENS, SLOTS = 48, 4, 2
@@ -56,14 +56,14 @@ def model(tmp_path_factory: pytest.TempPathFactory, new_world: Any) -> Any:
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["two stages", "three stages"])
-def stages(request: Any, model: Any) -> Iterator[PipelinedExecutor]:
+def stages(request: Any, model: Any) -> Iterator[PipelineParallelExecutor]:
     files = {path.name: path for path in model.base.iterdir()}
     with staged(files, request.param, kv_pages=PAGES, page_tokens=PAGE_TOKENS, max_adapters=SLOTS) as executor:
         yield executor
 
 
 @pytest.fixture
-def driver_of(model: Any, stages: PipelinedExecutor, make_driver: Callable[..., Any]) -> Callable[..., Any]:
+def driver_of(model: Any, stages: PipelineParallelExecutor, make_driver: Callable[..., Any]) -> Callable[..., Any]:
     """Drivers of the stages, or of one process (`alone=True`); every beat leaves balanced books behind."""
 
     def make(*, alone: bool = False, **limits: Any) -> Any:
@@ -78,9 +78,9 @@ def driver_of(model: Any, stages: PipelinedExecutor, make_driver: Callable[..., 
 
 
 @contextmanager
-def held(stages: PipelinedExecutor) -> Iterator[None]:
+def held(stages: PipelineParallelExecutor) -> Iterator[None]:
     """The last stage does nothing meanwhile."""
-    pid = stages.followers[-1]
+    pid = stages.workers[-1]
     os.kill(pid, signal.SIGSTOP)
     try:
         wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "a stage stops")
@@ -303,9 +303,9 @@ def test_whatever_comes_and_goes_each_request_gets_the_tokens_that_it_gets_alone
 def test_stages_are_ended_whatever_is_in_flight(stages, monkeypatch):
     """Last of this module, since nothing flies afterwards. One that is stopped does not end by itself."""
     monkeypatch.setattr("weft_runner.parallel.worker_group.END_S", 0.05)
-    step, followers = Step([1, 2, 3], (StepRow(0, 3, 0, (0,), True),), SegmentPlan(3, ())), stages.followers
-    os.kill(followers[-1], signal.SIGSTOP)
+    step, workers = Step([1, 2, 3], (StepRow(0, 3, 0, (0,), True),), SegmentPlan(3, ())), stages.workers
+    os.kill(workers[-1], signal.SIGSTOP)
     flights = [stages.launch(step, []) for _ in range(2)]
     stages.close()
     assert all(flight.logits is not None for flight in flights)
-    assert not any(psutil.pid_exists(pid) for pid in followers)
+    assert not any(psutil.pid_exists(pid) for pid in workers)

@@ -27,7 +27,7 @@ from harness.waiting import PATIENCE_S, wait_until
 from weft_kernels.plan import SegmentPlan
 from weft_runner.core.sequence import Sampling
 from weft_runner.errors import ExecutorLost, StoppedAtStart, WeightsInvalid
-from weft_runner.executors import Base, make_executor
+from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.step import Step, StepRow
 from weft_runner.parallel.commands import Kind
 
@@ -92,7 +92,7 @@ def test_what_is_wrong_with_a_part_is_told_by_its_name(files):
 def test_a_runner_that_is_told_to_stop_does_not_wait_for_its_ranks(files, how):
     base = base_of(files)
     with pytest.raises(StoppedAtStart, match="before rank 1 was ready"):
-        make_executor(settings_of(**{how: 2}), Base(base.spec, base.files, 1, lambda: True))
+        make_executor(settings_of(**{how: 2}), ModelSource(base.spec, base.files, 1, lambda: True))
 
 
 # ---- while it serves
@@ -122,7 +122,7 @@ def test_a_rank_that_is_killed_is_told_at_once_and_ends_the_engine(files, drive,
     lost: queue.SimpleQueue[str] = queue.SimpleQueue()
     with HOW[how](files) as ranks, engine_on(ranks, drive) as driver:
         ranks.watch(lambda error: lost.put(str(error)))  # an error that is kept holds on to the group
-        os.kill(ranks.followers[0], signal.SIGKILL)
+        os.kill(ranks.workers[0], signal.SIGKILL)
         assert "rank 1 of the model" in lost.get(timeout=PATIENCE_S)
         with pytest.raises(ExecutorLost):
             driver.finish()
@@ -130,7 +130,7 @@ def test_a_rank_that_is_killed_is_told_at_once_and_ends_the_engine(files, drive,
 
 def test_an_engine_whose_stage_fails_ends(files, drive):
     with staged(files) as stages, engine_on(stages, drive) as driver:
-        stages._followers.tell(Kind.HELLO)  # no command: a bug of ours
+        stages._workers.broadcast(Kind.HELLO)  # no command: a bug of ours
         with pytest.raises(ExecutorLost):
             driver.finish()
 
@@ -139,7 +139,7 @@ def test_an_engine_whose_stage_fails_ends(files, drive):
 def test_a_rank_that_hangs_is_waited_for_so_long_and_then_killed(files):
     with split(files, patience_s=SHORT_S) as ranks:
         ranks.run(STEP)
-        os.kill(ranks.followers[0], signal.SIGSTOP)
+        os.kill(ranks.workers[0], signal.SIGSTOP)
         with pytest.raises(ExecutorLost):
             ranks.run(STEP)
 
@@ -149,10 +149,10 @@ def test_a_stage_that_hangs_is_waited_for_so_long_and_then_killed(files):
     """In the middle: the one behind it hears of the step and gets nothing, the one before it hears nothing."""
     with staged(files, 3, patience_s=SHORT_S) as stages:
         stages.run(STEP)
-        os.kill(stages.followers[0], signal.SIGSTOP)
+        os.kill(stages.workers[0], signal.SIGSTOP)
         flights = [stages.launch(STEP, []) for _ in range(3)]  # told all the same
         with pytest.raises(ExecutorLost, match="logits"):
-            flights[0].choices()
+            flights[0].result()
 
 
 # ---- the whole process

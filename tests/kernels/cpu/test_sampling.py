@@ -20,7 +20,7 @@ from weft_kernels.cpu.sampling import CHOICE, DRAW, MAX_TOP, Sampler
 from weft_kernels.cpu.sources import LEVELS, SOURCES
 from weft_runner.core.choice import Choice
 from weft_runner.core.sequence import MAX_TOP_LOGPROBS, Sampling
-from weft_runner.model.sampling import Draw, NativeChooser, choose
+from weft_runner.model.sampling import NativeSampler, SamplingArgs, sample
 
 EXAMPLES = settings.default.max_examples  # `make test-long` has more
 HEADER = SOURCES.folder / "weft_sampling.h"
@@ -36,9 +36,9 @@ def library() -> Library:
 
 
 @pytest.fixture(scope="module")
-def choosers(library: Library) -> dict[str, NativeChooser]:
+def choosers(library: Library) -> dict[str, NativeSampler]:
     """One for each level that this CPU has."""
-    return {level: NativeChooser(Sampler(library.native, NUMBERS.index(level))) for level in library.levels}
+    return {level: NativeSampler(Sampler(library.native, NUMBERS.index(level))) for level in library.levels}
 
 
 def told(choices: list[Choice | None]) -> list[str]:
@@ -46,14 +46,14 @@ def told(choices: list[Choice | None]) -> list[str]:
     return [repr(choice) for choice in choices]
 
 
-def assert_same(choosers: dict[str, NativeChooser], logits: torch.Tensor, draws: list[Draw]) -> None:
-    expected = told(choose(logits, draws))
+def assert_same(choosers: dict[str, NativeSampler], logits: torch.Tensor, draws: list[SamplingArgs]) -> None:
+    expected = told(sample(logits, draws))
     for level, chooser in choosers.items():
-        assert told(chooser.choose(logits, draws)) == expected, level
+        assert told(chooser.sample(logits, draws)) == expected, level
 
 
-def draw_of(sampling: Sampling, position: int = 0, answer: tuple[int, ...] = ()) -> Draw:
-    return Draw(sampling, position, sampling.shifts(answer))
+def draw_of(sampling: Sampling, position: int = 0, answer: tuple[int, ...] = ()) -> SamplingArgs:
+    return SamplingArgs(sampling, position, sampling.shifts(answer))
 
 
 # ---- the same as numpy, whatever the row
@@ -135,7 +135,7 @@ def test_draws_reach_every_part_of_a_flat_distribution(choosers):
     logits = torch.zeros(2000, 3000)
     draws = [draw_of(Sampling(seed=9, temperature=1.0, top_p=0.25), position) for position in range(2000)]
     for chooser in choosers.values():
-        tokens = [choice.token for choice in chooser.choose(logits, draws) if choice is not None]
+        tokens = [choice.token for choice in chooser.sample(logits, draws) if choice is not None]
         assert len(tokens) == 2000
         assert max(tokens) < 750
         assert len(set(tokens)) > 650, "1 - exp(-2000 / 750) of 750 are 698"
@@ -154,9 +154,9 @@ def test_a_row_chooses_the_same_whatever_its_batch_mates_and_its_place(choosers,
     draws = [draw_of(sampling, int(random.integers(10_000)), (1, 2, 2)) for sampling in chosen]
     order = random.permutation(len(draws)).tolist()
     for chooser in choosers.values():
-        alone = [told(chooser.choose(logits[i : i + 1], [draw]))[0] for i, draw in enumerate(draws)]
-        assert told(chooser.choose(logits, draws)) == alone
-        assert told(chooser.choose(logits[order], [draws[i] for i in order])) == [alone[i] for i in order]
+        alone = [told(chooser.sample(logits[i : i + 1], [draw]))[0] for i, draw in enumerate(draws)]
+        assert told(chooser.sample(logits, draws)) == alone
+        assert told(chooser.sample(logits[order], [draws[i] for i in order])) == [alone[i] for i in order]
 
 
 def test_what_lies_between_and_behind_the_rows_is_not_read(choosers):
@@ -165,7 +165,7 @@ def test_what_lies_between_and_behind_the_rows_is_not_read(choosers):
     whole[:, :130] = torch.randn(5, 130, generator=torch.Generator().manual_seed(1))
     draws = [draw_of(Sampling(seed=i, temperature=float(i), logprobs=True, top_logprobs=20)) for i in range(5)]
     for chooser in choosers.values():
-        assert told(chooser.choose(whole[:, :130], draws)) == told(choose(whole[:, :130].contiguous(), draws))
+        assert told(chooser.sample(whole[:, :130], draws)) == told(sample(whole[:, :130].contiguous(), draws))
 
 
 def test_the_workspace_is_all_that_is_written_and_what_it_held_does_not_matter(library):
@@ -196,7 +196,7 @@ def test_inputs_stay_as_they_are(choosers):
     before = logits.clone()
     draws = [draw_of(Sampling(temperature=1.0, presence_penalty=1.0, logprobs=True), i, (1, 2, 3)) for i in range(3)]
     for chooser in choosers.values():
-        chooser.choose(logits, draws)
+        chooser.sample(logits, draws)
     assert torch.equal(logits, before)
 
 
@@ -212,13 +212,13 @@ def test_a_draw_that_makes_no_sense_is_refused_before_anything_is_read(library, 
     draws = np.zeros(2, DRAW)
     draws[field][1] = value
     with pytest.raises(CallRefused, match="out of bounds"):
-        sampler.choose(0, 10, 10, 2, draws)
+        sampler.sample(0, 10, 10, 2, draws)
 
 
 @pytest.mark.parametrize(("stride", "vocab", "rows"), [(9, 10, 1), (10, 0, 1), (10, -5, 1), (10, 10, -1)])
 def test_sizes_that_make_no_sense_are_refused(library, stride, vocab, rows):
     with pytest.raises(CallRefused, match="out of bounds"):
-        Sampler(library.native, library.level_number).choose(0, stride, vocab, rows)
+        Sampler(library.native, library.level_number).sample(0, stride, vocab, rows)
 
 
 def test_a_small_workspace_and_an_unknown_level_are_refused(library):
@@ -228,7 +228,7 @@ def test_a_small_workspace_and_an_unknown_level_are_refused(library):
     assert native.weft_choose(0, 0, 100, 100, 1, None, 0, 0, size - 1) == -3
     for level in (-1, len(NUMBERS)):
         with pytest.raises(CallRefused, match="level"):
-            Sampler(native, level).choose(0, 10, 10, 1)
+            Sampler(native, level).sample(0, 10, 10, 1)
 
 
 # ---- the mirrors

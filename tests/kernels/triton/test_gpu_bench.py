@@ -84,13 +84,13 @@ def test_every_row_that_a_case_announced_is_measured(
 def play_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is there, and computes here."""
     monkeypatch.setitem(sys.modules, "flashinfer", played_flashinfer)
-    monkeypatch.setattr(flashinfer, "why_not", lambda *_, **__: "")
+    monkeypatch.setattr(flashinfer, "unsupported_reason", lambda *_, **__: "")
 
 
 def test_without_flashinfer_its_rows_are_not_measured_and_the_log_says_why(
     figures: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(flashinfer, "why_not", lambda *_, **__: "it is not installed")
+    monkeypatch.setattr(flashinfer, "unsupported_reason", lambda *_, **__: "it is not installed")
     figures.told.clear()
     assert figures.run("flashinfer").error == ""
     assert figures.told == []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weft_kernels.triton.sampling import LISTED, SHARE, Sampler, argmax, shift
 from weft_runner.core.sequence import Sampling
-from weft_runner.model.sampling import Draw, choose, draw_bits
+from weft_runner.model.sampling import SamplingArgs, random_bits, sample
 
 EXAMPLES = settings.default.max_examples  # `make test-long` has more
 NAN, INF = math.nan, math.inf
@@ -69,7 +69,9 @@ def test_rows_without_a_finite_largest_have_no_token_and_the_others_do(device: t
 # ---- draw
 
 
-def drawn(logits: torch.Tensor, draws: Sequence[Draw], device: torch.device, listed: int = LISTED) -> list[int | None]:
+def drawn(
+    logits: torch.Tensor, draws: Sequence[SamplingArgs], device: torch.device, listed: int = LISTED
+) -> list[int | None]:
     """By the device, as an executor would ask for it."""
     assert len(logits) == len(draws)
     logits = logits.to(device)
@@ -84,7 +86,7 @@ def drawn(logits: torch.Tensor, draws: Sequence[Draw], device: torch.device, lis
         shifted = torch.empty_like(logits)
         shift(shifted, logits, put(rows, device), put(tokens, device), put(values, device, torch.float64))
         logits = shifted
-    bits = [draw_bits(draw.sampling.seed, draw.sampling.choice, draw.position) for draw in draws]
+    bits = [random_bits(draw.sampling.seed, draw.sampling.choice, draw.position) for draw in draws]
     chosen = torch.full((len(draws),), -7, dtype=torch.int32, device=device)
     Sampler(len(draws) + 1, logits.shape[1], device, listed).draw(
         logits,
@@ -101,8 +103,8 @@ def put(x: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int
     return torch.tensor(x, dtype=dtype, device=device)
 
 
-def assert_same(logits: torch.Tensor, draws: list[Draw], device: torch.device, listed: int = LISTED) -> None:
-    expected = [None if choice is None else choice.token for choice in choose(logits, draws)]
+def assert_same(logits: torch.Tensor, draws: list[SamplingArgs], device: torch.device, listed: int = LISTED) -> None:
+    expected = [None if choice is None else choice.token for choice in sample(logits, draws)]
     assert drawn(logits, draws, device, listed) == expected
 
 
@@ -158,7 +160,7 @@ def logits_of(kind: str, n_rows: int, vocab: int, seed: int) -> torch.Tensor:
 def test_the_device_draws_what_numpy_draws(
     kind: str, samplings: list[Sampling], vocab: int, seed: int, position: int, device: torch.device
 ) -> None:
-    draws = [Draw(sampling, position + row) for row, sampling in enumerate(samplings)]
+    draws = [SamplingArgs(sampling, position + row) for row, sampling in enumerate(samplings)]
     assert_same(logits_of(kind, len(draws), vocab, seed), draws, device)
 
 
@@ -172,26 +174,26 @@ def test_the_device_draws_what_numpy_draws(
 def test_logits_are_shifted_as_numpy_shifts_them(
     samplings: list[Sampling], answer: list[int], seed: int, device: torch.device
 ) -> None:
-    draws = [Draw(sampling, row, sampling.shifts(answer[row:])) for row, sampling in enumerate(samplings)]
+    draws = [SamplingArgs(sampling, row, sampling.shifts(answer[row:])) for row, sampling in enumerate(samplings)]
     assert_same(logits_of("normal", len(draws), 40, seed), draws, device)
 
 
 @pytest.mark.parametrize("kind", ["all equal", "narrow", "many ties", "normal"])
 def test_a_bin_with_more_tokens_than_are_listed_is_searched_in_the_row(kind: str, device: torch.device) -> None:
-    draws = [Draw(Sampling(seed=row, temperature=1.0, top_p=p), 1) for row, p in enumerate([0.3, 0.95, 1.0])]
+    draws = [SamplingArgs(Sampling(seed=row, temperature=1.0, top_p=p), 1) for row, p in enumerate([0.3, 0.95, 1.0])]
     assert_same(logits_of(kind, len(draws), 1500, 0), draws, device, listed=16)
 
 
 def test_tokens_are_drawn_from_all_over_the_row(device: torch.device) -> None:
     logits = logits_of("normal", 1, 1000, 3).repeat(16, 1)
-    draws = [Draw(Sampling(seed=9, temperature=1.5, top_p=0.99), position) for position in range(16)]
-    expected = [choice and choice.token for choice in choose(logits, draws)]
+    draws = [SamplingArgs(Sampling(seed=9, temperature=1.5, top_p=0.99), position) for position in range(16)]
+    expected = [choice and choice.token for choice in sample(logits, draws)]
     assert len(set(expected)) > 8
     assert drawn(logits, draws, device) == expected
 
 
 def test_a_vocabulary_as_large_as_a_models_is_drawn_from_alike(device: torch.device) -> None:
-    draws = [Draw(Sampling(seed=row, temperature=1.0, top_p=0.9 + 0.1 * row), 5) for row in range(2)]
+    draws = [SamplingArgs(Sampling(seed=row, temperature=1.0, top_p=0.9 + 0.1 * row), 5) for row in range(2)]
     assert_same(logits_of("normal", 2, 128_256, 4), draws, device)
 
 
@@ -199,16 +201,16 @@ def test_scratch_that_was_used_before_does_not_show(device: torch.device) -> Non
     sampler, vocab = Sampler(3, 300, device), 300
     for seed in range(3):
         logits = logits_of("normal", 3 - seed, vocab, seed)
-        draws = [Draw(Sampling(seed=seed, temperature=0.8, top_p=0.7), row) for row in range(len(logits))]
+        draws = [SamplingArgs(Sampling(seed=seed, temperature=0.8, top_p=0.7), row) for row in range(len(logits))]
         chosen = torch.full((len(draws),), -7, dtype=torch.int32, device=device)
         sampler.draw(
             logits.to(device),
             chosen,
-            put([draw_bits(seed, 0, row) for row in range(len(draws))], device, torch.int64),
+            put([random_bits(seed, 0, row) for row in range(len(draws))], device, torch.int64),
             put([0.8] * len(draws), device, torch.float64),
             put([0.7] * len(draws), device, torch.float64),
         )
-        assert chosen.tolist() == [choice and choice.token for choice in choose(logits, draws)]
+        assert chosen.tolist() == [choice and choice.token for choice in sample(logits, draws)]
 
 
 def test_padding_and_tokens_outside_the_vocabulary_are_passed_over(device: torch.device) -> None:

@@ -23,10 +23,10 @@ from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_runner.model.checkpoint import Files, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
-from weft_runner.model.cpu.packed_weights import why_not
+from weft_runner.model.cpu.packed_weights import unsupported_reason
 from weft_runner.model.executor import Executor
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.weights import ModelWeights, load_weights
 
@@ -89,7 +89,7 @@ class Stage:
 
     @cache  # noqa: B019 (as above)
     def reference(self, dtype: str = "fp32") -> ReferenceExecutor:
-        table = LoraTable(self.spec, max(SLOTS, len(self.ranks)))
+        table = TorchAdapterStore(self.spec, max(SLOTS, len(self.ranks)))
         weights = load_weights(self.files, self.spec)
         if dtype == "int8":
             weights = rounded_to_int8(weights)
@@ -404,7 +404,7 @@ def test_an_adapters_bytes_follow_its_true_ranks(stage_of: Callable[[str], Stage
 
 def test_sizes_that_the_kernels_cannot_compute_are_named(tmp_path: Path) -> None:
     files = write_model(tmp_path / "odd", 0, hidden_size=100, num_attention_heads=4, head_dim=20)
-    reason = why_not(read_spec(files["config.json"]))
+    reason = unsupported_reason(read_spec(files["config.json"]))
     assert "hidden_size 100, head_dim 20" in reason
 
 

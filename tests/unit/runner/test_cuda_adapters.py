@@ -11,9 +11,9 @@ from harness.small_runner import PROJECTIONS, adapter_tensors
 from weft.domain.model.config import parse_spec
 from weft_runner.errors import AdapterInvalid
 from weft_runner.model.cuda import adapters as paged_adapters
-from weft_runner.model.cuda.adapters import PagedStore
+from weft_runner.model.cuda.adapters import PagedAdapterStore
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.partition import Part
+from weft_runner.model.partition import Partition
 
 PAGES = 64
 
@@ -25,10 +25,10 @@ class Doubled:
 
 
 @pytest.fixture
-def store(small_config, monkeypatch) -> PagedStore:
+def store(small_config, monkeypatch) -> PagedAdapterStore:
     """On the CPU, with pages of host memory that begin as zeros: two images are then equal in their gaps too."""
     spec = parse_spec({**small_config, "hidden_size": 64, "intermediate_size": 96})
-    made = PagedStore(Part(spec), KvCache(spec, PAGES, 16), slots=2, max_rank=16)
+    made = PagedAdapterStore(Partition(spec), KvCache(spec, PAGES, 16), slots=2, max_rank=16)
     empty = made.host_page
     monkeypatch.setattr(made, "host_page", lambda: empty().zero_())
     return made
@@ -53,7 +53,7 @@ def packed_layers(monkeypatch) -> list[int]:
     return seen
 
 
-def pages_of(store: PagedStore, pages: list[int]) -> torch.Tensor:
+def pages_of(store: PagedAdapterStore, pages: list[int]) -> torch.Tensor:
     return store._pages[pages].clone()
 
 

@@ -7,8 +7,8 @@ from triton import knobs
 from weft.domain.model.config import parse_spec
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.cuda import device as gpu
-from weft_runner.model.cuda.device import GpuUnavailable, device_errors, find_gpu, why_not
-from weft_runner.model.partition import Part
+from weft_runner.model.cuda.device import GpuUnavailable, device_errors, find_gpu, unsupported_reason
+from weft_runner.model.partition import Partition
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_why_there_is_none_is_told(machine, made, why):
 )
 def test_what_the_kernels_cannot_compute_is_told_by_name(small_config, changed, dtype, page_tokens, why):
     config = {**small_config, "hidden_size": 64, "head_dim": 16, "intermediate_size": 96, **changed}
-    said = why_not(Part(parse_spec(config)), dtype, page_tokens, 16)
+    said = unsupported_reason(Partition(parse_spec(config)), dtype, page_tokens, 16)
     assert said.startswith(why)
     assert bool(said) == bool(why)
 

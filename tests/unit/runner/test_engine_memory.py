@@ -24,7 +24,7 @@ from weft_runner.core.sequence import Sampling
 from weft_runner.errors import ArtifactUnreachable
 from weft_runner.memory.adapter_pool import AdapterPool
 from weft_runner.memory.load_results import Fetched, Loaded
-from weft_runner.model.adapter_store import KeepsTensors
+from weft_runner.model.adapter_store import HostTensorStore
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
 
@@ -188,11 +188,11 @@ class Orders:
         self.pool = AdapterPool(store, 64, source, self.reports.put)
 
     def __call__(self, *orders: Any) -> Any:
-        self.pool.carry_out(orders)
+        self.pool.execute(orders)
         return self.reports.get(timeout=PATIENCE_S)
 
 
-class Store(KeepsTensors):
+class Store(HostTensorStore):
     """Builds nothing, and notes what it was given."""
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ def test_a_download_waits_for_no_other(world, slow):
     world.write_adapter("a")
     orders = Orders(Store(), SimpleNamespace(adapter=adapter))
     try:
-        orders.pool.carry_out(Fetch(f"slow {i}", urgent=True) for i in range(slow))
+        orders.pool.execute(Fetch(f"slow {i}", urgent=True) for i in range(slow))
         for _ in range(slow):
             assert held.acquire(timeout=PATIENCE_S)
         assert orders(Fetch("a", urgent=True)).digest == "a"

@@ -9,7 +9,7 @@ from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_runner import executors
 from weft_runner.errors import ExecutorUnavailable
-from weft_runner.executors import Base, make_executor
+from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.settings import Settings, parse_settings
 
@@ -39,8 +39,8 @@ def settings(*flags: str) -> Settings:
 
 
 @pytest.fixture
-def base(world) -> Base:
-    return Base(world.spec, {path.name: path for path in world.base.iterdir()}, 1, lambda: False)
+def base(world) -> ModelSource:
+    return ModelSource(world.spec, {path.name: path for path in world.base.iterdir()}, 1, lambda: False)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def no_library(monkeypatch) -> None:
 @pytest.fixture
 def any_model(monkeypatch) -> None:
     """The small model's sizes do not matter: the library is what is missing."""
-    monkeypatch.setattr(executors, "why_not", no_fault)
+    monkeypatch.setattr(executors, "unsupported_reason", no_fault)
 
 
 def test_reference_is_what_it_is_asked_to_be(base):
@@ -78,7 +78,7 @@ def test_without_a_library_the_reference_serves_and_the_log_says_why_and_what_it
 @pytest.mark.parametrize("how", [["--executor=auto"], ["--executor=cuda"], ["--pipeline-parallel=2"]])
 def test_who_names_an_attention_of_gpus_is_not_served_by_a_cpu(base, how, monkeypatch):
     """Under the interpreter our kernels would run, and FlashInfer does not. What else the model lacks is not asked."""
-    monkeypatch.setattr(executors, "why_not_cuda", lambda *_: "")
+    monkeypatch.setattr(executors, "unsupported_on_gpu", lambda *_: "")
     with pytest.raises(ExecutorUnavailable, match="--attention flashinfer needs a GPU"):
         make_executor(settings("--attention=flashinfer", *how), base)
 
@@ -116,7 +116,7 @@ def test_pages_that_the_kernels_cannot_lay_out_are_refused_by_name_or_served_by_
 
 
 def test_a_model_whose_sizes_do_not_fit_is_served_by_the_reference(base, monkeypatch, caplog):
-    monkeypatch.setattr(executors, "why_not", odd_heads)
+    monkeypatch.setattr(executors, "unsupported_reason", odd_heads)
     with caplog.at_level(logging.WARNING, "weft_runner.executors"):
         assert isinstance(make_executor(settings(), base), ReferenceExecutor)
     assert caplog.records[0].__dict__["kv"]["why"] == "head_dim 7 is odd"

@@ -16,7 +16,7 @@ from harness import played_flashinfer
 from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import ExecutorUnavailable
 from weft_runner.model.cuda import flashinfer
-from weft_runner.model.cuda.flashinfer import FlashInfer, page_table, why_not
+from weft_runner.model.cuda.flashinfer import FlashInfer, page_table, unsupported_reason
 from weft_runner.model.step import Step, StepRow
 
 INSTALLED = importlib.util.find_spec("flashinfer") is not None
@@ -58,7 +58,7 @@ def test_a_page_table_names_every_token_of_each_context_in_order_and_nothing_els
 def test_why_it_cannot_be_used_is_told(monkeypatch, installed, head_dim, dtype, real, why):
     spec = ModuleSpec("flashinfer", None) if installed else None
     monkeypatch.setattr(flashinfer, "find_spec", lambda _: spec)
-    said = why_not(head_dim, dtype, real=real)
+    said = unsupported_reason(head_dim, dtype, real=real)
     assert why in said
     assert bool(said) == bool(why)
 

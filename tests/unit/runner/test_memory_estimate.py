@@ -16,15 +16,15 @@ from harness.ranks import settings_of
 from weft.domain.model.config import ModelSpec, parse_spec
 from weft.domain.model.tensors import model_tensors
 from weft_runner.errors import OutOfMemory
-from weft_runner.executors import Base, make_executor
+from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.cuda.cuda_graphs import sizes
 from weft_runner.model.cuda.step import DeviceStep, graph_shape
 from weft_runner.model.memory_estimate import (
-    Available,
+    MemoryLimit,
     available_memory,
     check_memory,
     device_workspace,
-    memory_needed,
+    estimate_memory,
     packed_bytes,
     page_bytes,
 )
@@ -46,7 +46,7 @@ LLAMA_8B: dict[str, Any] = {
 
 
 def needed(config: dict[str, Any], kind: str, **change: Any):
-    return memory_needed(parse_spec(config), kind, **{"kv_pages": 1024, "page_tokens": 16, **change})
+    return estimate_memory(parse_spec(config), kind, **{"kv_pages": 1024, "page_tokens": 16, **change})
 
 
 def parameters(spec: ModelSpec) -> int:
@@ -113,9 +113,9 @@ def test_native_packing_takes_as_many_bytes_as_are_counted():
 
 def test_too_little_memory_is_refused_with_the_numbers():
     want = needed(LLAMA_8B, "bf16", adapter_bytes=GIB, workspace_bytes=GIB // 4)
-    check_memory(want, Available(want.total, "this machine"))
+    check_memory(want, MemoryLimit(want.total, "this machine"))
     with pytest.raises(OutOfMemory) as caught:
-        check_memory(want, Available(want.total - 1, "this container (limit 8.00 GiB)"))
+        check_memory(want, MemoryLimit(want.total - 1, "this container (limit 8.00 GiB)"))
     message = str(caught.value)
     numbers = [float(number) for number in re.findall(r"([\d.]+) GiB", message)]
     assert numbers[0] == pytest.approx(sum(numbers[1:6]), abs=0.03), message
@@ -135,7 +135,7 @@ def test_a_runner_that_cannot_hold_its_model_says_so_before_it_opens_a_file(exec
     spec = replace(parse_spec(LLAMA_8B), layers=1 << 20)
     settings = parse_settings([*FLAGS, f"--executor={executor}"])
     with pytest.raises(OutOfMemory, match="GiB") as caught:
-        make_executor(settings, Base(spec, {}, threads=1, stopping=lambda: False))
+        make_executor(settings, ModelSource(spec, {}, threads=1, stopping=lambda: False))
     assert float(re.findall(r"([\d.]+) GiB", str(caught.value))[0]) > 100_000
 
 
@@ -180,7 +180,7 @@ def test_a_container_has_its_limit_less_what_it_uses_but_for_file_pages(tmp_path
     root = tmp_path / "fs"
     stat = "anon 70\nactive_file 10\ninactive_file 15\nshmem 3\n"
     write_group(root / "kubepods" / "pod1" / "c1", memory__max="200\n", memory__current="100\n", memory__stat=stat)
-    assert available_memory(proc, root) == Available(200 - 100 + 25, "this container (limit 0.00 GiB)")
+    assert available_memory(proc, root) == MemoryLimit(200 - 100 + 25, "this container (limit 0.00 GiB)")
 
 
 def test_the_tightest_group_above_counts(tmp_path, proc):
@@ -236,4 +236,4 @@ def test_a_gpu_that_has_no_room_for_what_steps_work_on_is_told_with_the_flags_th
     spec = parse_spec({**small_config, "hidden_size": 64, "intermediate_size": 96})
     settings = settings_of(executor="cuda", page_tokens=16, kv_pages=77, max_rank=16)
     with pytest.raises(OutOfMemory, match=r"fewer --kv-pages \(77\), --max-sequences .* CUDA out of memory"):
-        make_executor(settings, Base(spec, {}, 1, lambda: False))
+        make_executor(settings, ModelSource(spec, {}, 1, lambda: False))

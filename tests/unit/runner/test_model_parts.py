@@ -15,7 +15,7 @@ from weft_runner.errors import AdapterInvalid, WeightsInvalid
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.lora import SITES, adapter_pairs, build_adapter
-from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.step import Step, StepRow, check_step
 from weft_runner.model.weights import load_weights
@@ -232,7 +232,7 @@ def one_row_step(tokens: tuple[int, ...], position: int = 0) -> Step:
 def executor_of(world) -> ReferenceExecutor:
     spec = world.spec
     weights = load_weights({p.name: p for p in world.base.iterdir()}, spec)
-    return ReferenceExecutor(spec, weights, KvCache(spec, 2, 4), LoraTable(spec, 1))
+    return ReferenceExecutor(spec, weights, KvCache(spec, 2, 4), TorchAdapterStore(spec, 1))
 
 
 def test_layers_in_two_parts_give_the_whole_and_each_layer_marks_its_end(world):

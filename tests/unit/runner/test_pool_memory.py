@@ -68,7 +68,7 @@ class Device:
     def step(self, tokens: Iterator[int], failing: bool = False) -> None:
         pool = self.pool
         batch = pool.choose()
-        self.carry_out()
+        self.execute()
         if not batch.rows:
             return
         for page in pool.take_granted_pages():
@@ -85,9 +85,9 @@ class Device:
         failures = {batch.rows[0].key: "broken"} if failing else {}
         sampling = [row.key for row in batch.rows if row.samples and row.key not in failures]
         pool.account(batch, {key: Choice(next(tokens)) for key in sampling}, failures)
-        self.carry_out()
+        self.execute()
 
-    def carry_out(self) -> None:
+    def execute(self) -> None:
         for action in self.pool.adapters.take_actions():
             match action:
                 case Fetch():
@@ -114,7 +114,7 @@ class Device:
         else:
             self.in_slots[order.slot] = order.digest
             self.pool.loaded(order.digest, rank=1, n_bytes=SIZES[order.digest], host_bytes=None, load_cost=1.0)
-        self.carry_out()
+        self.execute()
 
     def check(self) -> None:
         check_pool(self.pool)
@@ -205,7 +205,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.hear()
 
     def hear(self) -> None:
-        self.device.carry_out()
+        self.device.execute()
         for event in self.pool.take_events():
             ended = isinstance(event, Ended | NoRoom) or event.finish is not Finish.NONE
             if ended and self.live.get(event.request_id) == event.epoch:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from weft_runner.core.choice import Choice
 from weft_runner.core.sequence import Sampling
 from weft_runner.model import sampling as sampling_module
-from weft_runner.model.sampling import Draw, choose, draw_bits, mass_bits, masses, uniform
+from weft_runner.model.sampling import SamplingArgs, mass_bits, masses, random_bits, sample, uniform
 
 ROW = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
 finite_logits = st.lists(st.floats(-60, 60, width=32), min_size=1, max_size=60)
@@ -20,12 +20,12 @@ finite_logits = st.lists(st.floats(-60, 60, width=32), min_size=1, max_size=60)
 def tokens_of(logits: torch.Tensor, sampling: Sampling, n: int, answer: tuple[int, ...] = ()) -> list[int]:
     """What one row chooses at positions 0..n-1."""
     shifts = sampling.shifts(answer)
-    chosen = choose(logits.repeat(n, 1), [Draw(sampling, position, shifts) for position in range(n)])
+    chosen = sample(logits.repeat(n, 1), [SamplingArgs(sampling, position, shifts) for position in range(n)])
     return [choice.token for choice in chosen if choice is not None]
 
 
 def one(logits: torch.Tensor, sampling: Sampling, position: int = 0, answer: tuple[int, ...] = ()) -> Choice:
-    (choice,) = choose(logits[None], [Draw(sampling, position, sampling.shifts(answer))])
+    (choice,) = sample(logits[None], [SamplingArgs(sampling, position, sampling.shifts(answer))])
     assert choice is not None
     return choice
 
@@ -37,7 +37,7 @@ def one(logits: torch.Tensor, sampling: Sampling, position: int = 0, answer: tup
 def test_a_draw_is_a_pure_number_in_the_unit_interval(seed, choice, position):
     draw = uniform(seed, choice, position)
     assert 0.0 <= draw < 1.0
-    assert draw == uniform(seed, choice, position) == draw_bits(seed, choice, position) / 2**53
+    assert draw == uniform(seed, choice, position) == random_bits(seed, choice, position) / 2**53
 
 
 def test_draws_of_neighbouring_positions_seeds_and_choices_are_spread_evenly():
@@ -216,7 +216,7 @@ def test_a_draw_on_a_border_belongs_to_the_likelier_side_of_what_follows(monkeyp
     row = torch.zeros(4)
     for quarter in range(4):
         for bits, token in (((quarter << 51), quarter), ((quarter + 1 << 51) - 1, quarter)):
-            monkeypatch.setattr(sampling_module, "draw_bits", lambda *_, bits=bits: bits)
+            monkeypatch.setattr(sampling_module, "random_bits", lambda *_, bits=bits: bits)
             assert one(row, Sampling(temperature=1.0)).token == token
 
 
@@ -263,18 +263,21 @@ def test_impossible_tokens_are_never_drawn_and_never_told():
 def test_rows_without_a_finite_maximum_have_no_token_and_the_others_do():
     logits = torch.tensor([[1.0, 2.0], [math.nan, 2.0], [-math.inf, -math.inf], [math.inf, 0.0], [2.0, 1.0]])
     for sampling in (Sampling(), Sampling(temperature=1e-3), Sampling(presence_penalty=1.0, logprobs=True)):
-        chosen = choose(logits, [Draw(sampling, 1, sampling.shifts(()))] * 5)
+        chosen = sample(logits, [SamplingArgs(sampling, 1, sampling.shifts(()))] * 5)
         assert [choice and choice.token for choice in chosen] == [1, None, None, None, 0]
 
 
 def test_a_bias_that_leaves_no_finite_maximum_ends_the_row_alone():
     overflow = Sampling(logit_bias=((0, 3.4e38),))
     logits = torch.full((2, 2), 3e38)
-    assert choose(logits, [Draw(overflow, 1, overflow.shifts(())), Draw(Sampling(), 1)]) == [None, Choice(0)]
+    assert sample(logits, [SamplingArgs(overflow, 1, overflow.shifts(())), SamplingArgs(Sampling(), 1)]) == [
+        None,
+        Choice(0),
+    ]
 
 
 def test_no_rows_choose_nothing():
-    assert choose(torch.zeros(0, 5), []) == []
+    assert sample(torch.zeros(0, 5), []) == []
 
 
 sampled = st.builds(
@@ -294,8 +297,10 @@ sampled = st.builds(
 @given(st.lists(sampled, min_size=1, max_size=6), st.integers(0, 2**32 - 1), st.randoms(use_true_random=False))
 def test_a_row_chooses_the_same_whatever_its_batch_mates(samplings, seed, random):
     logits = torch.randn(len(samplings), 40, generator=torch.Generator().manual_seed(seed)) * 4
-    draws = [Draw(s, random.randrange(1000), s.shifts([random.randrange(40) for _ in range(9)])) for s in samplings]
-    together = choose(logits, draws)
-    assert together == [choose(logits[i : i + 1], [draw])[0] for i, draw in enumerate(draws)]
+    draws = [
+        SamplingArgs(s, random.randrange(1000), s.shifts([random.randrange(40) for _ in range(9)])) for s in samplings
+    ]
+    together = sample(logits, draws)
+    assert together == [sample(logits[i : i + 1], [draw])[0] for i, draw in enumerate(draws)]
     order = random.sample(range(len(draws)), len(draws))
-    assert [together[i] for i in order] == choose(logits[order], [draws[i] for i in order])
+    assert [together[i] for i in order] == sample(logits[order], [draws[i] for i in order])

@@ -11,7 +11,7 @@ from weft_runner.core.choice import TokenLogprob
 from weft_runner.core.events import Ended, EndReason, Tokens
 from weft_runner.core.sequence import Epoch, Finish, Sampling
 from weft_runner.engine import Stop
-from weft_runner.model.sampling import Draw, choose
+from weft_runner.model.sampling import SamplingArgs, sample
 from weft_runner.wire import request_of, step_to
 
 PENALISED = Sampling(frequency_penalty=0.7, presence_penalty=0.4, logit_bias=((5, 1.0), (9, -2.0)), ignore_eos=True)
@@ -206,5 +206,5 @@ def test_a_sequences_account_is_that_of_its_answer_whenever_it_is_looked_at(answ
     logits = torch.linspace(0, 1, 7)[None]
     for n, token in enumerate(answer):
         rebuilt = sampling.shifts(answer[:n])
-        assert choose(logits, [Draw(sampling, n, kept)]) == choose(logits, [Draw(sampling, n, rebuilt)])
+        assert sample(logits, [SamplingArgs(sampling, n, kept)]) == sample(logits, [SamplingArgs(sampling, n, rebuilt)])
         kept.add(token)

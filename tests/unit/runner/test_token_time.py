@@ -67,13 +67,13 @@ class Instant:
     def clear_pages(self, pages: list[int]) -> None:
         del pages
 
-    def lend_pages(self, pages: Any) -> None:
+    def allocate_adapter_pages(self, pages: Any) -> None:
         del pages
 
     def run(self, step: Any) -> torch.Tensor:
         return self._logits[: len(step.rows)]
 
-    def choose(self, logits: torch.Tensor, draws: list[Any]) -> list[Choice]:
+    def sample(self, logits: torch.Tensor, draws: list[Any]) -> list[Choice]:
         del logits
         return [self._choice] * len(draws)
 
@@ -84,7 +84,7 @@ class NoAdapters:
     def __init__(self) -> None:
         self.ranks: dict[int, int] = {}
 
-    def carry_out(self, actions: Any) -> None:
+    def execute(self, actions: Any) -> None:
         assert not list(actions)
 
 

@@ -5,7 +5,7 @@ import pytest
 from weft_kernels.plan import Segment, SegmentPlan
 from weft_kernels.triton.chunks import chunk_table
 from weft_kernels.triton.lora import chunk_bucket
-from weft_runner.model.cuda.cuda_graphs import blank_steps
+from weft_runner.model.cuda.cuda_graphs import warm_up_steps
 from weft_runner.model.step import check_step
 
 P = 16
@@ -18,7 +18,7 @@ def block_m(n_tokens: int) -> int:
 @pytest.mark.parametrize("most", [1, 7, 64, 130, 512, 2048])
 def test_every_number_of_chunks_falls_into_a_bucket_that_was_met(most):
     met = set()
-    for step in blank_steps(most, block_m, P):
+    for step in warm_up_steps(most, block_m, P):
         check_step(step, P)
         block = block_m(len(step.tokens))
         met.add((block, chunk_bucket(len(chunk_table(step.plan, block)))))

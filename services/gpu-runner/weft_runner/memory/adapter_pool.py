@@ -21,9 +21,9 @@ from weft_runner.errors import AdapterInvalid, RunnerError
 from weft_runner.memory.load_results import (
     Fetched,
     FetchFailed,
+    FoundOnDisk,
     Loaded,
     LoadFailed,
-    OnDisk,
     Report,
     failure,
     is_permanent,
@@ -33,8 +33,8 @@ from weft_runner.model.adapter_store import (
     AdapterStore,
     DeviceAdapter,
     HostAdapter,
+    HostTensors,
     Source,
-    Tensors,
     map_tensors,
 )
 
@@ -69,7 +69,7 @@ class AdapterPool:
         """slot -> the largest width of its stacked sites."""
         return self._ranks
 
-    def carry_out(self, actions: Iterable[Action]) -> None:
+    def execute(self, actions: Iterable[Action]) -> None:
         """Orders of the residency book, in their order. Called between two iterations by the engine's thread."""
         for action in actions:
             match action:
@@ -135,7 +135,7 @@ class AdapterPool:
     def _source_of(self, load: Load, files: AdapterFiles | None) -> HostAdapter:
         """Its host copy, made now if it is to have one; else views of its file."""
         if files is not None and not load.to_host:
-            return Tensors(self._store, map_tensors(files.tensors), files.scales)
+            return HostTensors(self._store, map_tensors(files.tensors), files.scales)
         if files is not None:
             self._read(load.digest, files)
         return self._host[load.digest]
@@ -217,6 +217,6 @@ class AdapterPool:
             with self._lock:
                 kept = digests | self._wanted.keys()
             self._source.retain(kept)
-            self._report(OnDisk(self._source.on_disk(digests)))
+            self._report(FoundOnDisk(self._source.on_disk(digests)))
         except (RunnerError, OSError):
             log.exception("tidying the adapter cache failed; the next change of desired adapters tries again")

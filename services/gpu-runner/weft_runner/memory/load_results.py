@@ -52,11 +52,11 @@ class FetchFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class OnDisk:
+class FoundOnDisk:
     digests: frozenset[str]
 
 
-FromAdapters = Loaded | LoadFailed | Fetched | FetchFailed | OnDisk
+FromAdapters = Loaded | LoadFailed | Fetched | FetchFailed | FoundOnDisk
 Report = Callable[[FromAdapters], None]
 
 

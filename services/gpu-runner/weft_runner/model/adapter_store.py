@@ -53,12 +53,12 @@ def map_tensors(path: Path) -> dict[str, torch.Tensor]:
     return {name: MappedTensor(file, info).view() for name, info in header.tensors.items()}
 
 
-def copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def copy_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same in memory of their own."""
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def bytes_of(tensors: Mapping[str, torch.Tensor]) -> int:
+def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
@@ -137,7 +137,7 @@ class AdapterStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Tensors:
+class HostTensors:
     """A HostAdapter as its file has it: views of the mapping, or copies of them."""
 
     store: AdapterStore
@@ -146,7 +146,7 @@ class Tensors:
 
     @property
     def n_bytes(self) -> int:
-        return bytes_of(self.tensors)
+        return tensor_bytes(self.tensors)
 
     def complete(self) -> None:
         """It is, where the tensors are copies."""
@@ -158,9 +158,9 @@ class Tensors:
         return self.store.build(self.tensors, self.scales, pages)
 
 
-class KeepsTensors:
+class HostTensorStore:
     """A store whose host copies are the tensors themselves."""
 
     def copy(self: AdapterStore, tensors: Mapping[str, torch.Tensor], scales: Scales) -> HostAdapter:
         """See `AdapterStore.copy`."""
-        return Tensors(self, copied(tensors), scales)
+        return HostTensors(self, copy_tensors(tensors), scales)

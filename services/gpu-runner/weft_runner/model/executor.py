@@ -12,33 +12,33 @@ import torch
 from weft.domain.model.config import ModelSpec
 from weft_runner.core.choice import Choice
 from weft_runner.model.adapter_store import AdapterStore
-from weft_runner.model.sampling import Draw
+from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import Step
 
 LayerDone = Callable[[int], None]  # called with the layer's index when its keys, values and output are complete
 
 
-class Flight(Protocol):
+class StepHandle(Protocol):
     """A step that was launched: what it will choose."""
 
-    def choices(self) -> list[Choice | None]:
+    def result(self) -> list[Choice | None]:
         """Wait for it. One for each row that samples, see `Executor.choose`."""
         ...
 
 
 @runtime_checkable
-class LooksAhead(Protocol):
+class AsyncExecutor(Protocol):
     """An executor whose steps run while the host does something else, the next one already launched behind them."""
 
-    def launch(self, step: Step, draws: Sequence[Draw]) -> Flight:
+    def launch(self, step: Step, draws: Sequence[SamplingArgs]) -> StepHandle:
         """Run a whole step and choose; returns before that is done."""
         ...
 
-    def can_follow(self, step: Step, draws: Sequence[Draw]) -> bool:
+    def can_follow(self, step: Step, draws: Sequence[SamplingArgs]) -> bool:
         """What this step of decode rows chooses can be the input of the next one without passing through the host."""
         ...
 
-    def follow(self, step: Step, draws: Sequence[Draw]) -> Flight:
+    def follow(self, step: Step, draws: Sequence[SamplingArgs]) -> StepHandle:
         """The next step of the same rows, a position further each (`Step.advance`), on the tokens chosen last."""
         ...
 
@@ -54,7 +54,7 @@ class Pipelined(Protocol):
     @property
     def depth(self) -> int: ...
 
-    def launch(self, step: Step, draws: Sequence[Draw]) -> Flight:
+    def launch(self, step: Step, draws: Sequence[SamplingArgs]) -> StepHandle:
         """Run a whole step and choose; returns before that is done. No row of it is in a step that is in flight."""
         ...
 
@@ -101,7 +101,7 @@ class Executor(Protocol):
         """
         ...
 
-    def choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
+    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
         """A choice for each row of the logits that `run` returned, see `model.sampling`; None where it has none."""
         ...
 
@@ -109,6 +109,6 @@ class Executor(Protocol):
         """Pages that changed hands: nothing of their last owner stays."""
         ...
 
-    def lend_pages(self, pages: list[int]) -> None:
+    def allocate_adapter_pages(self, pages: list[int]) -> None:
         """Adapters have borrowed what these pages take: nobody reads or writes them before they are cleared again."""
         ...

@@ -20,26 +20,26 @@ NO_LIMIT = 1 << 60  # cgroup v1 writes a number near 2^63 where there is none, v
 
 
 @dataclass(frozen=True, slots=True)
-class Available:
+class MemoryLimit:
     """`limit` says whose memory it is, for whoever is told that it does not suffice."""
 
     n_bytes: int
     limit: str
 
 
-def available_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> Available:
+def available_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> MemoryLimit:
     """The least that the machine and any control group above this process have left. Page cache counts as free."""
-    machine = Available(psutil.virtual_memory().available, "this machine")
+    machine = MemoryLimit(psutil.virtual_memory().available, "this machine")
     return min((machine, *_groups(proc, cgroup)), key=lambda one: one.n_bytes)
 
 
-def _groups(proc: Path, cgroup: Path) -> list[Available]:
+def _groups(proc: Path, cgroup: Path) -> list[MemoryLimit]:
     """Every group from the process's own up to the root. In a container the own one may be mounted as the root."""
     try:
         lines = proc.read_text().splitlines()
     except OSError:
         return []  # not Linux, or no /proc: the machine is all there is to ask
-    found: list[Available] = []
+    found: list[MemoryLimit] = []
     for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
         if controllers in ("", "memory"):
             root = cgroup / controllers if controllers else cgroup
@@ -50,13 +50,13 @@ def _groups(proc: Path, cgroup: Path) -> list[Available]:
     return found
 
 
-def _left(group: Path) -> Available | None:
+def _left(group: Path) -> MemoryLimit | None:
     """v2's names, then v1's; None where the group has no limit or is not visible from here."""
     for most, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
         limit, usage = _number(group / most), _number(group / used)
         if limit is not None and usage is not None and limit < NO_LIMIT:
             left = max(0, limit - usage + _cache(group / "memory.stat"))
-            return Available(min(left, limit), f"this container (limit {limit / (1 << 30):.2f} GiB)")
+            return MemoryLimit(min(left, limit), f"this container (limit {limit / (1 << 30):.2f} GiB)")
     return None
 
 
@@ -86,7 +86,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Footprint:
+class MemoryEstimate:
     """Bytes beside what the process takes anyway."""
 
     layers: int
@@ -111,7 +111,7 @@ class Footprint:
         return ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
 
 
-def memory_needed(
+def estimate_memory(
     spec: ModelSpec,
     kind: str,
     *,
@@ -121,7 +121,7 @@ def memory_needed(
     workspace_bytes: int = 0,
     ranks: int = 1,
     stages: int = 1,
-) -> Footprint:
+) -> MemoryEstimate:
     """`kind`: bf16, fp32 or int8, what the cpu executor packs matrices as; or a kind of `PLAIN`.
 
     Adapters that share the budget of the KV pages are no `adapter_bytes`. `ranks`: processes of this machine that the
@@ -129,7 +129,7 @@ def memory_needed(
     processes that it is cut into; the first has the embedding and the last one the head, tied or not.
     """
     more = ranks - 1 + (stages > 1 and spec.tied_embeddings)
-    return Footprint(
+    return MemoryEstimate(
         layers=spec.layers * _layer_bytes(spec, kind),
         embedding=_embedding_bytes(spec, kind) + more * spec.vocab_size * spec.hidden_size * MATRIX_BYTES[kind],
         kv_pages=kv_pages * page_bytes(spec, kind, page_tokens) * max(1, ranks // spec.kv_heads),
@@ -165,7 +165,7 @@ def packed_bytes(n_out: int, n_in: int, kind: str) -> int:
     return rows * columns * MATRIX_BYTES[kind] + (rows * 4 if kind == "int8" else 0)
 
 
-def check_memory(needed: Footprint, available: Available) -> None:
+def check_memory(needed: MemoryEstimate, available: MemoryLimit) -> None:
     """Raises OutOfMemory, with the numbers."""
     if needed.total > available.n_bytes:
         raise OutOfMemory(

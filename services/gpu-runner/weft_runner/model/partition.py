@@ -33,7 +33,7 @@ ROW = ("o_proj", "down_proj")  # split by inputs
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Partition:
     """Rank `rank` of `size` of layers [first, last) (None: to the end); alone it is the whole model.
 
     What is divided was checked by `check_divisible`; which layers a stage of a pipeline has says `model.partition`. The
@@ -158,10 +158,10 @@ def check_divisible(spec: ModelSpec, size: int) -> None:
         )
 
 
-def stage_of(whole: ModelSpec, stage: int, stages: int) -> Part:
+def stage_of(whole: ModelSpec, stage: int, stages: int) -> Partition:
     """The part of stage `stage` of `stages`. Raises ExecutorUnavailable."""
     ends = _ends(whole, stages)
-    return Part(whole, first=ends[stage - 1] if stage else 0, last=ends[stage])
+    return Partition(whole, first=ends[stage - 1] if stage else 0, last=ends[stage])
 
 
 def _ends(whole: ModelSpec, stages: int) -> list[int]:

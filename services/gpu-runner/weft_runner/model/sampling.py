@@ -40,7 +40,7 @@ Floats = npt.NDArray[np.float32]
 Masses = npt.NDArray[np.int64]
 
 
-class Draw(NamedTuple):
+class SamplingArgs(NamedTuple):
     """How one row's token is chosen. `position`: the absolute one of that token; `shifts`: the sequence's."""
 
     sampling: Sampling
@@ -53,7 +53,7 @@ class Draw(NamedTuple):
         return self.sampling.temperature == 0.0 and self.shifts is None and not self.sampling.logprobs
 
 
-def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
+def sample(logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
     """A choice for each row of logits [rows, V], in numpy; None where the row has no finite maximum."""
     best = logits.max(dim=-1)
     peaks, tokens = best.values.tolist(), best.indices.tolist()
@@ -67,20 +67,20 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
     ]
 
 
-class NativeChooser:
+class NativeSampler:
     """The same choices by the native library. Owned by the executor's thread."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
-    def choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
+    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
         """A choice for each row of logits [rows, V], float32 on the CPU with unit stride inside a row."""
         assert logits.dtype == torch.float32, logits.dtype
         assert logits.stride(1) == 1, logits.stride()
         if not draws:
             return []
         rows = None if all(draw.is_plain for draw in draws) else _draws_of(draws)
-        chosen = self._sampler.choose(logits.data_ptr(), logits.stride(0), logits.shape[1], len(draws), rows)
+        chosen = self._sampler.sample(logits.data_ptr(), logits.stride(0), logits.shape[1], len(draws), rows)
         told = _logprobs_of(chosen) if any(draw.sampling.logprobs for draw in draws) else [None] * len(draws)
         return [
             None if token < 0 else Choice(token, logprob if draw.sampling.logprobs else None)
@@ -90,10 +90,10 @@ class NativeChooser:
 
 def uniform(seed: int, choice: int, position: int) -> float:
     """A number in [0, 1) with 53 random bits, a pure function of its arguments."""
-    return draw_bits(seed, choice, position) * 2.0**-53
+    return random_bits(seed, choice, position) * 2.0**-53
 
 
-def draw_bits(seed: int, choice: int, position: int) -> int:
+def random_bits(seed: int, choice: int, position: int) -> int:
     """The 53 random bits of a draw."""
     return _mix(_mix(_mix(seed & _MASK) ^ (choice & _MASK)) ^ (position & _MASK)) >> 11
 
@@ -101,7 +101,7 @@ def draw_bits(seed: int, choice: int, position: int) -> int:
 # ---- one row in numpy
 
 
-def _choose_row(row: Floats, draw: Draw) -> Choice | None:
+def _choose_row(row: Floats, draw: SamplingArgs) -> Choice | None:
     shifted = row if draw.shifts is None else _shift(row, draw.shifts)
     if not math.isfinite(shifted.max()):
         return None
@@ -126,7 +126,7 @@ def _drawn(row: Floats, sampling: Sampling, position: int) -> int:
     total = int(mass[-1])
     needed = total if sampling.top_p >= 1.0 else min(math.ceil(sampling.top_p * float(total)), total)
     kept = int(mass[np.searchsorted(mass, needed)])
-    target = (draw_bits(sampling.seed, sampling.choice, position) * kept) >> 53
+    target = (random_bits(sampling.seed, sampling.choice, position) * kept) >> 53
     return int(order[np.searchsorted(mass, target, side="right")])
 
 
@@ -176,7 +176,7 @@ def _largest(row: Floats) -> float:
 # ---- to and from the native library
 
 
-def _draws_of(draws: Sequence[Draw]) -> npt.NDArray[np.void]:
+def _draws_of(draws: Sequence[SamplingArgs]) -> npt.NDArray[np.void]:
     return np.array([_draw_of(*draw) for draw in draws], DRAW)
 
 

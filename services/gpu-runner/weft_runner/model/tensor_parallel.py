@@ -31,7 +31,7 @@ COLUMN_SITES = (QKV, GATE_UP)
 ROW_SITES = (OUT, DOWN)
 
 
-class Group(Protocol):
+class ProcessGroup(Protocol):
     """Ranks 0 .. size - 1. What a rank that is lost raises is the transport's own error; the group is over then."""
 
     @property
@@ -62,7 +62,7 @@ class Group(Protocol):
         ...
 
 
-class Alone:
+class SingleProcessGroup:
     """The group of a model that is whole on one device. It has no state."""
 
     rank, size, sent_bytes = 0, 1, 0
@@ -83,7 +83,7 @@ class Alone:
 class TensorParallel:
     """What the operators of a rank ask of the others; every rank asks the same in the same order. Alone: nothing."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self._group = group
 
     @property

@@ -12,7 +12,7 @@ from weft.domain.model.config import ModelSpec
 from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD, NORM
 from weft_runner.errors import WeightsInvalid
 from weft_runner.model.checkpoint import Checkpoint, Files, open_checkpoint
-from weft_runner.model.partition import Part
+from weft_runner.model.partition import Partition
 
 FINITE_CHUNK = 1 << 18  # numbers; 12.7 GB/s of bf16 on two cores of a Xeon with AMX, 1.1 with torch.isfinite
 # dtype -> integer of the same width, all bits but the sign, the exponent's bits: all of these set is NaN or infinite
@@ -60,13 +60,13 @@ def load_weights(
     dtype: torch.dtype = torch.float32,
     stopping: Callable[[], bool] = lambda: False,
     device: torch.device | str = "cpu",
-    part: Part | None = None,
+    part: Partition | None = None,
 ) -> ModelWeights:
     """The model, converted and stacked, on `device`: all of it, or `part`. Norms are fp32.
 
     Raises WeightsInvalid, StoppedAtStart.
     """
-    part, checkpoint = part or Part(spec), open_checkpoint(files, spec, stopping)
+    part, checkpoint = part or Partition(spec), open_checkpoint(files, spec, stopping)
     embedding = _converted(EMBEDDING, part.embedding(checkpoint.embedding), dtype, device)
     shared, head = spec.tied_embeddings and part.begins, EMBEDDING if spec.tied_embeddings else HEAD
     return ModelWeights(
@@ -93,7 +93,7 @@ def check_finite(name: str, tensor: torch.Tensor) -> None:
 
 
 def _stacked(
-    checkpoint: Checkpoint, part: Part, index: int, dtype: torch.dtype, device: torch.device | str
+    checkpoint: Checkpoint, part: Partition, index: int, dtype: torch.dtype, device: torch.device | str
 ) -> LayerWeights:
     layer = part.layer(checkpoint.layer(index))
     where = f"of layer {index}" + (f", part {part.rank} of {part.size}" if part.size > 1 else "")

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from weft_runner.model.adapter_store import AdapterStore, DeviceAdapter, KeepsTensors
+from weft_runner.model.adapter_store import AdapterStore, DeviceAdapter, HostTensorStore
 from weft_runner.model.lora import Scales
-from weft_runner.parallel.commands import Kind, Share, read_share, write_ints, write_json
-from weft_runner.parallel.shared_tensors import NotedScales, carry
-from weft_runner.parallel.worker_group import Followers
+from weft_runner.parallel.commands import BuiltShard, Kind, read_shard, write_ints, write_json
+from weft_runner.parallel.shared_tensors import RecordedScales, share_tensors
+from weft_runner.parallel.worker_group import WorkerGroup
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +32,14 @@ class ShardedAdapter:
     n_bytes: int
 
 
-class ShardedStore(KeepsTensors):
+class ShardedAdapterStore(HostTensorStore):
     """The AdapterStore of a ShardedExecutor: no rank has a larger part than rank 0.
 
     What is built and never put is forgotten when the next one is put.
     """
 
-    def __init__(self, own: AdapterStore, followers: Followers) -> None:
-        self._own, self._followers = own, followers
+    def __init__(self, own: AdapterStore, workers: WorkerGroup) -> None:
+        self._own, self._workers = own, workers
         self._numbers = itertools.count(1)
         self._lends = 0  # times that pages were lent
         self._gone: deque[int] = deque()  # of adapters that nobody has any more here
@@ -54,7 +54,7 @@ class ShardedStore(KeepsTensors):
 
     def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, pages: Sequence[int] = ()) -> ShardedAdapter:
         """See `AdapterStore.build`; returns when every rank has built its part. Raises ExecutorLost too."""
-        noted = NotedScales(scales)
+        noted = RecordedScales(scales)
         self._own.needs(tensors, noted)  # a wrong one is refused before anybody else hears of it
         number = next(self._numbers)
         told = {"number": number, "pages": list(pages), "lends": self._lends}
@@ -72,71 +72,71 @@ class ShardedStore(KeepsTensors):
         """See `AdapterStore.put`."""
         assert isinstance(adapter, ShardedAdapter), adapter
         gone = [self._gone.popleft() for _ in range(len(self._gone))]
-        self._followers.tell(Kind.PUT, write_ints((slot, adapter.number, *gone)))
+        self._workers.broadcast(Kind.PUT, write_ints((slot, adapter.number, *gone)))
         self._own.put(slot, adapter.own)
 
     def clear(self, slot: int) -> None:
         """See `AdapterStore.clear`."""
-        self._followers.tell(Kind.CLEAR, write_ints((slot,)))
+        self._workers.broadcast(Kind.CLEAR, write_ints((slot,)))
         self._own.clear(slot)
 
-    def lent(self) -> None:
+    def on_pages_allocated(self) -> None:
         """The other ranks have been told of pages that were lent. The engine's thread."""
         self._lends += 1
 
     # ---- the builder's thread
 
-    def _whole(self, number: int, own: DeviceAdapter, others: Sequence[Share]) -> ShardedAdapter:
+    def _whole(self, number: int, own: DeviceAdapter, others: Sequence[BuiltShard]) -> ShardedAdapter:
         del others  # none is larger
         return ShardedAdapter(number, own, own.rank, own.site_rank, own.n_bytes)
 
     def _built(
         self, tensors: Mapping[str, torch.Tensor], scales: Scales, pages: Sequence[int]
-    ) -> tuple[DeviceAdapter, list[Share]]:
+    ) -> tuple[DeviceAdapter, list[BuiltShard]]:
         """This rank's part, once all ranks have theirs."""
         try:
             own = self._own.build(tensors, scales, pages)
         except Exception:
-            self._followers.answers()
+            self._workers.replies()
             raise
         return own, self._shares()
 
-    def _shares(self) -> list[Share]:
-        return [read_share(frame.body) for frame in self._followers.answers()]
+    def _shares(self) -> list[BuiltShard]:
+        return [read_shard(frame.body) for frame in self._workers.replies()]
 
     def _order(
         self, kind: Kind, tensors: Mapping[str, torch.Tensor], scales: Mapping[str, float], told: Mapping[str, Any]
     ) -> None:
-        file, table = carry(tensors)
+        file, table = share_tensors(tensors)
         try:
-            self._followers.order(kind, write_json({**told, "scales": dict(scales), "tensors": table}), file)
+            self._workers.request(kind, write_json({**told, "scales": dict(scales), "tensors": table}), file)
         finally:
             os.close(file)
 
 
-class StagedStore(ShardedStore):
+class PipelineAdapterStore(ShardedAdapterStore):
     """The AdapterStore of a PipelinedExecutor: stages have more layers or fewer, and an adapter may skip some of them.
 
     Pages have the same numbers on all stages, so that it takes as many as the stage that needs most of them.
     """
 
-    def __init__(self, own: AdapterStore, followers: Followers, page_bytes: int) -> None:
+    def __init__(self, own: AdapterStore, workers: WorkerGroup, page_bytes: int) -> None:
         """`page_bytes`: of a KV page on stage 0, in which adapters are counted."""
-        super().__init__(own, followers)
+        super().__init__(own, workers)
         self._kv_page_bytes = page_bytes
 
     def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> int:
         """See `AdapterStore.needs`. Raises ExecutorLost too."""
-        noted = NotedScales(scales)
+        noted = RecordedScales(scales)
         own = self._own.needs(tensors, noted)
         self._order(Kind.NEEDS, tensors, noted.told, {})
         return self._most(own, self._shares())
 
-    def _whole(self, number: int, own: DeviceAdapter, others: Sequence[Share]) -> ShardedAdapter:
+    def _whole(self, number: int, own: DeviceAdapter, others: Sequence[BuiltShard]) -> ShardedAdapter:
         rank = max(own.rank, *(other.rank for other in others))
         site_rank = max(own.site_rank, *(other.site_rank for other in others))
         return ShardedAdapter(number, own, rank, site_rank, self._most(own.n_bytes, others))
 
-    def _most(self, own_bytes: int, others: Sequence[Share]) -> int:
+    def _most(self, own_bytes: int, others: Sequence[BuiltShard]) -> int:
         pages = max(-(-own_bytes // self._kv_page_bytes), *(other.pages for other in others))
         return pages * self._kv_page_bytes

@@ -1,6 +1,6 @@
 """What rank 0 tells the others, and how it is written: int32 arrays for what is told each step, JSON for the rest.
 
-`STEPS` (in their order, between two steps): RUN, AGAIN, PUT, CLEAR, CLEAR_PAGES, LEND_PAGES. `LOADS` (beside steps):
+`STEPS` (in their order, between two steps): RUN, AGAIN, PUT, CLEAR, CLEAR_PAGES, ADAPTER_PAGES. `LOADS` (beside steps):
 START and its READY or REFUSED; BUILD and NEEDS, and the SHARE or REFUSED that answers either.
 """
 
@@ -32,7 +32,7 @@ class Kind(IntEnum):
     PUT = 9
     CLEAR = 10
     CLEAR_PAGES = 11
-    LEND_PAGES = 12
+    ADAPTER_PAGES = 12
     NEEDS = 13
 
 
@@ -46,7 +46,7 @@ class Layers:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class BuiltShard:
     """What a rank has, or will have, of an adapter: its ranks there (0: nothing, or not built) and its KV pages."""
 
     pages: int
@@ -94,7 +94,7 @@ def read_again(body: bytes, step: Step) -> Layers:
 
 
 def write_ints(numbers: Sequence[int]) -> bytes:
-    """CLEAR: a slot; CLEAR_PAGES, LEND_PAGES: pages; PUT: a slot, the adapter for it, and adapters to forget."""
+    """CLEAR: a slot; CLEAR_PAGES, ADAPTER_PAGES: pages; PUT: a slot, the adapter for it, and adapters to forget."""
     return np.asarray(numbers, "<i4").tobytes()
 
 
@@ -102,13 +102,13 @@ def read_ints(body: bytes) -> list[int]:
     return np.frombuffer(body, "<i4").tolist()
 
 
-def write_share(share: Share) -> bytes:
+def write_shard(share: BuiltShard) -> bytes:
     """SHARE."""
     return write_ints((share.pages, share.rank, share.site_rank))
 
 
-def read_share(body: bytes) -> Share:
-    return Share(*read_ints(body))
+def read_shard(body: bytes) -> BuiltShard:
+    return BuiltShard(*read_ints(body))
 
 
 def write_json(value: Mapping[str, Any]) -> bytes:

@@ -13,19 +13,19 @@ from weft.domain.model.config import ModelSpec
 from weft_runner.core.choice import Choice
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import Executor, LayerDone
-from weft_runner.model.sampling import Draw
+from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import Step
-from weft_runner.model.tensor_parallel import Group
-from weft_runner.parallel.adapters import ShardedStore
+from weft_runner.model.tensor_parallel import ProcessGroup
+from weft_runner.parallel.adapters import ShardedAdapterStore
 from weft_runner.parallel.commands import Kind, Layers, write_again, write_ints, write_run
-from weft_runner.parallel.worker_group import PATIENCE_S, Ranks, start_ranks
+from weft_runner.parallel.worker_group import PATIENCE_S, LaunchedRanks, launch_ranks
 
 
-class SplitExecutor:
+class MultiProcessExecutor:
     """What executors of several ranks have in common: all but how a step runs. Any failure of a rank ends them all."""
 
-    def __init__(self, whole: ModelSpec, ranks: Ranks, adapters: ShardedStore) -> None:
-        self._whole, self._own, self._followers = whole, ranks.own, ranks.followers
+    def __init__(self, whole: ModelSpec, ranks: LaunchedRanks, adapters: ShardedAdapterStore) -> None:
+        self._whole, self._own, self._workers = whole, ranks.own, ranks.workers
         self._ending = ranks.ending
         self._adapters = adapters
 
@@ -42,7 +42,7 @@ class SplitExecutor:
         return self._own.torch_threads
 
     @property
-    def adapters(self) -> ShardedStore:
+    def adapters(self) -> ShardedAdapterStore:
         return self._adapters
 
     @property
@@ -51,40 +51,40 @@ class SplitExecutor:
         return self._own.page_bytes
 
     @property
-    def followers(self) -> tuple[int, ...]:
+    def workers(self) -> tuple[int, ...]:
         """Their processes."""
-        return self._followers.pids
+        return self._workers.pids
 
     def watch(self, on_lost: Callable[[ExecutorLost], None]) -> None:
         """`on_lost` hears of a rank that is lost between steps, from any thread."""
-        self._followers.watch(on_lost)
+        self._workers.watch(on_lost)
 
-    def choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
-        return self._own.choose(logits, draws)
+    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
+        return self._own.sample(logits, draws)
 
     def clear_pages(self, pages: list[int]) -> None:
         if pages:
-            self._followers.tell(Kind.CLEAR_PAGES, write_ints(pages))
+            self._workers.broadcast(Kind.CLEAR_PAGES, write_ints(pages))
             self._own.clear_pages(pages)
 
-    def lend_pages(self, pages: list[int]) -> None:
+    def allocate_adapter_pages(self, pages: list[int]) -> None:
         if pages:
-            self._followers.tell(Kind.LEND_PAGES, write_ints(pages))
-            self._own.lend_pages(pages)
-            self._adapters.lent()
+            self._workers.broadcast(Kind.ADAPTER_PAGES, write_ints(pages))
+            self._own.allocate_adapter_pages(pages)
+            self._adapters.on_pages_allocated()
 
     def close(self) -> None:
         """The other ranks' processes have ended when this returns. Not while a step runs."""
         self._ending.close()
 
 
-class ShardedExecutor(SplitExecutor):
+class TensorParallelExecutor(MultiProcessExecutor):
     """See `model.executor.Executor`: every rank has a part of each layer (`model.tensor_parallel`)."""
 
-    def __init__(self, whole: ModelSpec, ranks: Ranks) -> None:
-        super().__init__(whole, ranks, ShardedStore(ranks.own.adapters, ranks.followers))
-        self._group: Group = ranks.group
-        self._told: Step | None = None  # the followers have it too
+    def __init__(self, whole: ModelSpec, ranks: LaunchedRanks) -> None:
+        super().__init__(whole, ranks, ShardedAdapterStore(ranks.own.adapters, ranks.workers))
+        self._group: ProcessGroup = ranks.group
+        self._told: Step | None = None  # the workers have it too
 
     @property
     def sent_bytes(self) -> int:
@@ -112,19 +112,19 @@ class ShardedExecutor(SplitExecutor):
     def _tell_step(self, step: Step, layers: Layers) -> None:
         """One that they have is told by its tokens and positions alone."""
         if step is self._told:
-            self._followers.tell(Kind.AGAIN, write_again(step, layers))
+            self._workers.broadcast(Kind.AGAIN, write_again(step, layers))
         else:
-            self._followers.tell(Kind.RUN, write_run(step, layers))
+            self._workers.broadcast(Kind.RUN, write_run(step, layers))
             self._told = step
 
 
-def start_sharded(
+def launch_tensor_parallel(
     whole: ModelSpec,
     size: int,
     settings: Mapping[str, Any],
-    make_own: Callable[[Group], Executor],
+    make_own: Callable[[ProcessGroup], Executor],
     stopping: Callable[[], bool],
     patience_s: float = PATIENCE_S,
-) -> ShardedExecutor:
-    """See `start_ranks`."""
-    return ShardedExecutor(whole, start_ranks(size, settings, make_own, stopping, patience_s))
+) -> TensorParallelExecutor:
+    """See `launch_ranks`."""
+    return TensorParallelExecutor(whole, launch_ranks(size, settings, make_own, stopping, patience_s))

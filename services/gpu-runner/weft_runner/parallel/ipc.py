@@ -98,6 +98,6 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
-def nameless_file(name: str) -> int:
+def memfd(name: str) -> int:
     """A file in memory that is gone with the last process that has it open. `name` is for people, in /proc alone."""
     return os.memfd_create(name)

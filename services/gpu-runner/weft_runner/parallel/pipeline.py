@@ -1,9 +1,10 @@
 """One executor of several stages: the first in the runner's process, the others in its children (ORCA, section 4.1).
 
-A step is told to all stages at once, before any of them has computed anything of it; tensors follow from stage to stage
-(`parallel.pipeline_channel`). While a stage works on one step the one before it works on the next: `depth` of them are in flight.
-Each stage does what it is told in one order, steps and pages and adapters alike. So a page that changes hands, or a
-slot that is emptied, while steps are in flight is changed on every stage after those steps and before the next.
+Rank 0 sends a step's command to all stages at once, before any stage has computed anything of it; tensors follow from
+stage to stage (`parallel.pipeline_channel`). While one stage computes a step, the stage before it computes the next:
+`depth` steps are in flight. Each stage executes its commands in one order: steps, pages, adapters. So a page
+that changes its owner, or a slot that is emptied, while steps are in flight is changed on every stage after those steps
+and before the next.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,50 +17,50 @@ from weft.domain.model.config import ModelSpec
 from weft_runner.core.choice import Choice
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import Executor, LayerDone
-from weft_runner.model.sampling import Draw
+from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import Step
-from weft_runner.model.tensor_parallel import Group
-from weft_runner.parallel.adapters import StagedStore
+from weft_runner.model.tensor_parallel import ProcessGroup
+from weft_runner.parallel.adapters import PipelineAdapterStore
 from weft_runner.parallel.commands import Kind, Layers, write_run
-from weft_runner.parallel.executor import SplitExecutor
-from weft_runner.parallel.pipeline_channel import Arrival, Line
-from weft_runner.parallel.worker_group import PATIENCE_S, Ranks, start_ranks
+from weft_runner.parallel.executor import MultiProcessExecutor
+from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
+from weft_runner.parallel.worker_group import PATIENCE_S, LaunchedRanks, launch_ranks
 
-Choose = Callable[[torch.Tensor, Sequence[Draw]], list[Choice | None]]
+Sample = Callable[[torch.Tensor, Sequence[SamplingArgs]], list[Choice | None]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StagedFlight:
+class PipelineStepHandle:
     """A step on its way through the stages. `logits`: None where no row samples, and nothing comes back."""
 
-    logits: Arrival | None
-    draws: Sequence[Draw]
-    choose: Choose
+    logits: PendingTensor | None
+    draws: Sequence[SamplingArgs]
+    sample: Sample
 
-    def choices(self) -> list[Choice | None]:
-        """See `model.executor.Flight`. Raises ExecutorLost."""
-        return [] if self.logits is None else self.choose(_landed(self.logits), self.draws)
+    def result(self) -> list[Choice | None]:
+        """See `model.executor.StepHandle`. Raises ExecutorLost."""
+        return [] if self.logits is None else self.sample(_landed(self.logits), self.draws)
 
 
-class PipelinedExecutor(SplitExecutor):
+class PipelineParallelExecutor(MultiProcessExecutor):
     """See `model.executor.Pipelined`."""
 
-    def __init__(self, whole: ModelSpec, ranks: Ranks) -> None:
-        super().__init__(whole, ranks, StagedStore(ranks.own.adapters, ranks.followers, ranks.own.page_bytes))
-        self._line = Line(ranks.group, whole)
+    def __init__(self, whole: ModelSpec, ranks: LaunchedRanks) -> None:
+        super().__init__(whole, ranks, PipelineAdapterStore(ranks.own.adapters, ranks.workers, ranks.own.page_bytes))
+        self._channel = PipelineChannel(ranks.group, whole)
 
     @property
     def depth(self) -> int:
-        return self._line.stages
+        return self._channel.stages
 
     @property
     def sent_bytes(self) -> int:
         """Of tensors by stage 0 (`model.partition`)."""
-        return self._line.sent_bytes
+        return self._channel.sent_bytes
 
-    def launch(self, step: Step, draws: Sequence[Draw]) -> StagedFlight:
+    def launch(self, step: Step, draws: Sequence[SamplingArgs]) -> PipelineStepHandle:
         """Returns once this stage's part is done, or launched. Raises ExecutorLost."""
-        return StagedFlight(self._begin(step), draws, self._own.choose)
+        return PipelineStepHandle(self._begin(step), draws, self._own.sample)
 
     def run(
         self,
@@ -80,32 +81,34 @@ class PipelinedExecutor(SplitExecutor):
 
     def close(self) -> None:
         super().close()
-        self._line.close()
+        self._channel.close()
 
-    def _begin(self, step: Step) -> Arrival | None:
-        self._followers.tell(Kind.RUN, write_run(step, Layers(0, self._whole.layers, hidden=False)))
+    def _begin(self, step: Step) -> PendingTensor | None:
+        self._workers.broadcast(Kind.RUN, write_run(step, Layers(0, self._whole.layers, hidden=False)))
         try:
-            self._line.on(self._own.run(step))
+            self._channel.send_next(self._own.run(step))
             rows = sum(row.samples for row in step.rows)
-            return self._line.logits(rows) if rows else None
+            return self._channel.logits(rows) if rows else None
         except Exception as error:
             raise ExecutorLost(f"a step of {self.depth} stages failed on stage 0: {error}") from error
 
 
-def _landed(logits: Arrival) -> torch.Tensor:
+def _landed(logits: PendingTensor) -> torch.Tensor:
     try:
         return logits.wait()
     except RuntimeError as error:
         raise ExecutorLost(f"the last stage's logits did not come: {error}") from error
 
 
-def start_pipelined(
+def launch_pipeline_parallel(
     whole: ModelSpec,
     stages: int,
     settings: Mapping[str, Any],
-    make_own: Callable[[Group], Executor],
+    make_own: Callable[[ProcessGroup], Executor],
     stopping: Callable[[], bool],
     patience_s: float = PATIENCE_S,
-) -> PipelinedExecutor:
-    """See `start_ranks`."""
-    return PipelinedExecutor(whole, start_ranks(stages, settings, make_own, stopping, patience_s, in_line=True))
+) -> PipelineParallelExecutor:
+    """See `launch_ranks`."""
+    return PipelineParallelExecutor(
+        whole, launch_ranks(stages, settings, make_own, stopping, patience_s, pipelined=True)
+    )

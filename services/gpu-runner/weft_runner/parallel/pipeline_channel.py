@@ -12,7 +12,7 @@ import torch
 from weft.domain.model.config import ModelSpec
 
 
-class Arrival(Protocol):
+class PendingTensor(Protocol):
     """A tensor on its way."""
 
     def wait(self) -> torch.Tensor:
@@ -32,17 +32,17 @@ class Peers(Protocol):
     @property
     def sent_bytes(self) -> int: ...
 
-    def send(self, x: torch.Tensor, to: int) -> Arrival: ...
+    def send(self, x: torch.Tensor, to: int) -> PendingTensor: ...
 
-    def receive(self, shape: tuple[int, ...], source: int) -> Arrival: ...
+    def receive(self, shape: tuple[int, ...], source: int) -> PendingTensor: ...
 
 
-class Line:
+class PipelineChannel:
     """One stage's place in it."""
 
     def __init__(self, peers: Peers, whole: ModelSpec) -> None:
         self._peers, self._whole = peers, whole
-        self._sending: deque[Arrival] = deque()  # the oldest first; kept until the other has it
+        self._sending: deque[PendingTensor] = deque()  # the oldest first; kept until the other has it
 
     @property
     def stages(self) -> int:
@@ -53,19 +53,19 @@ class Line:
         """By this stage."""
         return self._peers.sent_bytes
 
-    def hidden(self, tokens: int) -> Arrival:
+    def hidden(self, tokens: int) -> PendingTensor:
         """Begin to receive a step's hidden rows [T, H] from the stage before. In the order of the steps."""
         return self._peers.receive((tokens, self._whole.hidden_size), self._peers.rank - 1)
 
-    def logits(self, rows: int) -> Arrival:
+    def logits(self, rows: int) -> PendingTensor:
         """Begin to receive a step's logits [S, V], on stage 0. Steps without a row that samples have none."""
         assert rows, "nobody sends these"
         return self._peers.receive((rows, self._whole.vocab_size), self._peers.size - 1)
 
-    def on(self, x: torch.Tensor) -> None:
+    def send_next(self, x: torch.Tensor) -> None:
         """What this stage has made of a step, to whom it concerns. Waits only where `stages` steps have not been taken.
 
-        Raises RuntimeError as `Arrival.wait` does.
+        Raises RuntimeError as `PendingTensor.wait` does.
         """
         if len(x):
             self._sending.append(self._peers.send(x, (self._peers.rank + 1) % self._peers.size))

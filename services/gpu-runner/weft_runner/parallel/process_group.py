@@ -34,7 +34,7 @@ class Transfer:
         return self._x
 
 
-class TorchGroup:
+class TorchProcessGroup:
     """`torch.distributed`'s default group of this process, on one host: Gloo between CPUs, NCCL between GPUs."""
 
     def __init__(self, rank: int, size: int, device: torch.device, meeting_fd: int, timeout_s: float) -> None:
@@ -47,11 +47,11 @@ class TorchGroup:
         self._meeting_fd, self._timeout_s, self._joined = meeting_fd, timeout_s, False
         self._down: dist.ProcessGroup | None = None
 
-    def join(self, *, in_line: bool = False) -> None:
-        """Wait for the others. `in_line`: they will send each other tensors too. Raises ExecutorLost."""
+    def join(self, *, pipelined: bool = False) -> None:
+        """Wait for the others. `pipelined`: they will send each other tensors too. Raises ExecutorLost."""
         try:
             self._join()
-            if in_line:
+            if pipelined:
                 self._open_way_down()
         except RuntimeError as error:
             raise ExecutorLost(f"the {self._size} ranks of the model did not meet: {error}") from error

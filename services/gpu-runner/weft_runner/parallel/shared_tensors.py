@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from weft_runner.model.lora import DTYPES, Scales
-from weft_runner.parallel.ipc import nameless_file
+from weft_runner.parallel.ipc import memfd
 
 ALIGNED = 64  # bytes
 _NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
-class NotedScales:
+class RecordedScales:
     """Another's scales, and which were asked for: `told` by module."""
 
     def __init__(self, scales: Scales) -> None:
@@ -30,7 +30,7 @@ class NotedScales:
         return scale
 
 
-class ToldScales:
+class FixedScales:
     """What was noted."""
 
     def __init__(self, told: Mapping[str, float]) -> None:
@@ -40,14 +40,14 @@ class ToldScales:
         return self._told[module]
 
 
-def carry(tensors: Mapping[str, torch.Tensor]) -> tuple[int, list[list[Any]]]:
+def share_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[int, list[list[Any]]]:
     """A file with all of them, and where each is: name, dtype, shape, offset. The caller closes the file."""
     table: list[list[Any]] = []
     end = 0
     for name, tensor in tensors.items():
         table.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), end])
         end += -(-tensor.nbytes // ALIGNED) * ALIGNED
-    file = nameless_file("weft-adapter")
+    file = memfd("weft-adapter")
     os.ftruncate(file, end)
     memory = mmap.mmap(file, end)
     for view, tensor in zip(_views(memory, table).values(), tensors.values(), strict=True):
@@ -55,7 +55,7 @@ def carry(tensors: Mapping[str, torch.Tensor]) -> tuple[int, list[list[Any]]]:
     return file, table
 
 
-def carried(file: int, table: list[list[Any]]) -> dict[str, torch.Tensor]:
+def open_shared(file: int, table: list[list[Any]]) -> dict[str, torch.Tensor]:
     """Views of the file, which lives as long as one of them. Closes `file`."""
     memory = mmap.mmap(file, 0)
     os.close(file)

@@ -1,7 +1,7 @@
 """Ranks 1 and up as child processes of the runner: started, spoken to, watched, ended.
 
 Each has two channels: `steps` for what happens in order, between and in steps, and `loads` for adapters, which are
-built beside steps. A follower ends when its runner's ends of them close, however the runner ended; a follower that
+built beside steps. A worker ends when its runner's ends of them close, however the runner ended; a worker that
 ends, or stands still for too long, is the end of the runner (`ExecutorLost`): its requests go on elsewhere.
 """
 
@@ -17,20 +17,20 @@ from typing import Any, TypeVar
 from weft_runner import errors
 from weft_runner.errors import ExecutorLost, RunnerError, StoppedAtStart
 from weft_runner.model.executor import Executor
-from weft_runner.model.tensor_parallel import Group
+from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.parallel.commands import Kind, read_json, write_json
-from weft_runner.parallel.ipc import Channel, ChannelLost, Frame, nameless_file, pair
-from weft_runner.parallel.process_group import TorchGroup, device_of
+from weft_runner.parallel.ipc import Channel, ChannelLost, Frame, memfd, pair
+from weft_runner.parallel.process_group import TorchProcessGroup, device_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 START_S = 600.0  # to import torch, or to load a part of the model
 POLL_S = 0.2  # how soon a start is given up that is told to
-END_S = 2.0  # for a follower to end by itself
+END_S = 2.0  # for a worker to end by itself
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Follower:
+class Worker:
     """One child."""
 
     rank: int
@@ -39,9 +39,9 @@ class Follower:
     loads: Channel
 
 
-def spawn(size: int, meeting_fd: int) -> list[Follower]:
+def spawn_workers(size: int, meeting_fd: int) -> list[Worker]:
     """Ranks 1 .. size - 1, in sessions of their own: a terminal's Ctrl-C is the runner's business, which drains."""
-    followers: list[Follower] = []
+    workers: list[Worker] = []
     for rank in range(1, size):
         (steps, theirs), (loads, theirs_too) = pair(), pair()
         files = theirs.fileno(), theirs_too.fileno(), meeting_fd
@@ -49,34 +49,34 @@ def spawn(size: int, meeting_fd: int) -> list[Follower]:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=files, start_new_session=True)  # noqa: S603
         theirs.close()
         theirs_too.close()
-        followers.append(Follower(rank, process, Channel(steps), Channel(loads)))
-    return followers
+        workers.append(Worker(rank, process, Channel(steps), Channel(loads)))
+    return workers
 
 
-class Followers:
+class WorkerGroup:
     """All of them. `tell` is the engine's thread's, `order` and `answers` are the builder's; `close` is anybody's."""
 
-    def __init__(self, followers: Sequence[Follower], patience_s: float) -> None:
-        """`patience_s`: how long a follower may leave a message, or an adapter, lying."""
-        self._followers, self._patience_s = followers, patience_s
+    def __init__(self, workers: Sequence[Worker], patience_s: float) -> None:
+        """`patience_s`: how long a worker may leave a message, or an adapter, lying."""
+        self._workers, self._patience_s = workers, patience_s
         self._on_lost: Callable[[ExecutorLost], None] = lambda _: None
         self._closing = threading.Event()
-        for follower in followers:
-            follower.steps.set_patience(patience_s)
-            follower.loads.set_patience(patience_s)
+        for worker in workers:
+            worker.steps.set_patience(patience_s)
+            worker.loads.set_patience(patience_s)
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return tuple(follower.process.pid for follower in self._followers)
+        return tuple(worker.process.pid for worker in self._workers)
 
     # ---- start
 
     def start(self, settings: Mapping[str, Any], stopping: Callable[[], bool]) -> None:
         """Tell each what it is to be, once it can hear. Raises ExecutorLost, StoppedAtStart."""
         self._await(Kind.HELLO, stopping)
-        for follower in self._followers:
-            message = {**settings, "rank": follower.rank}
-            self._with(follower, lambda f, m=message: f.loads.send(Kind.START, write_json(m)))
+        for worker in self._workers:
+            message = {**settings, "rank": worker.rank}
+            self._with(worker, lambda f, m=message: f.loads.send(Kind.START, write_json(m)))
 
     def await_ready(self, stopping: Callable[[], bool]) -> None:
         """Each has loaded its part. Raises what one was refused for, ExecutorLost, StoppedAtStart."""
@@ -85,27 +85,27 @@ class Followers:
     def watch(self, on_lost: Callable[[ExecutorLost], None]) -> None:
         """`on_lost` hears from now on, from any thread, that one is lost: at once where it ended."""
         self._on_lost = on_lost
-        for follower in self._followers:
-            name = f"watch-rank-{follower.rank}"
-            threading.Thread(target=self._wait_for, args=(follower,), name=name, daemon=True).start()
+        for worker in self._workers:
+            name = f"watch-rank-{worker.rank}"
+            threading.Thread(target=self._wait_for, args=(worker,), name=name, daemon=True).start()
 
     # ---- talk
 
-    def tell(self, kind: Kind, body: bytes = b"") -> None:
+    def broadcast(self, kind: Kind, body: bytes = b"") -> None:
         """In the order of the steps. Does not wait for what it says to be done. Raises ExecutorLost."""
-        for follower in self._followers:
-            self._with(follower, lambda f: f.steps.send(kind, body))
+        for worker in self._workers:
+            self._with(worker, lambda f: f.steps.send(kind, body))
 
-    def order(self, kind: Kind, body: bytes, file: int) -> None:
+    def request(self, kind: Kind, body: bytes, file: int) -> None:
         """Beside the steps, to be answered. Raises ExecutorLost."""
-        for follower in self._followers:
-            self._with(follower, lambda f: f.loads.send(kind, body, file))
+        for worker in self._workers:
+            self._with(worker, lambda f: f.loads.send(kind, body, file))
 
-    def answers(self) -> list[Frame]:
+    def replies(self) -> list[Frame]:
         """One of each, in order of ranks, once all have answered. Raises what one refused with, ExecutorLost."""
-        frames = [self._with(follower, lambda f: f.loads.receive()) for follower in self._followers]
-        for follower, frame in zip(self._followers, frames, strict=True):
-            _raise_if_refused(follower.rank, frame)
+        frames = [self._with(worker, lambda f: f.loads.receive()) for worker in self._workers]
+        for worker, frame in zip(self._workers, frames, strict=True):
+            _raise_if_refused(worker.rank, frame)
         return frames
 
     # ---- end
@@ -113,46 +113,46 @@ class Followers:
     def close(self) -> None:
         """All have ended when this returns; what waits for one of them is told so at once."""
         self._closing.set()
-        for follower in self._followers:
-            follower.steps.close()
-            follower.loads.close()
-        for follower in self._followers:
+        for worker in self._workers:
+            worker.steps.close()
+            worker.loads.close()
+        for worker in self._workers:
             try:
-                follower.process.wait(END_S)
+                worker.process.wait(END_S)
             except subprocess.TimeoutExpired:
-                log.warning("rank %d did not end by itself and is killed", follower.rank)
-                follower.process.kill()
-                follower.process.wait()
+                log.warning("rank %d did not end by itself and is killed", worker.rank)
+                worker.process.kill()
+                worker.process.wait()
 
     # ---- inside
 
     def _await(self, kind: Kind, stopping: Callable[[], bool]) -> None:
-        for follower in self._followers:
+        for worker in self._workers:
             left = START_S
-            while not follower.loads.has_news(POLL_S):
+            while not worker.loads.has_news(POLL_S):
                 left -= POLL_S
                 if stopping():
-                    raise StoppedAtStart(f"told to stop before rank {follower.rank} was ready")
+                    raise StoppedAtStart(f"told to stop before rank {worker.rank} was ready")
                 if left <= 0:
-                    raise self._lost(follower, f"it has not said {kind.name} for {START_S:.0f} s")
-            frame = self._with(follower, lambda f: f.loads.receive())
-            _raise_if_refused(follower.rank, frame)
+                    raise self._lost(worker, f"it has not said {kind.name} for {START_S:.0f} s")
+            frame = self._with(worker, lambda f: f.loads.receive())
+            _raise_if_refused(worker.rank, frame)
             assert frame.kind == kind, frame
 
-    def _with(self, follower: Follower, act: Callable[[Follower], T]) -> T:
+    def _with(self, worker: Worker, act: Callable[[Worker], T]) -> T:
         try:
-            return act(follower)
+            return act(worker)
         except ChannelLost as error:
-            raise self._lost(follower, str(error)) from error
+            raise self._lost(worker, str(error)) from error
 
-    def _wait_for(self, follower: Follower) -> None:
-        code = follower.process.wait()
+    def _wait_for(self, worker: Worker) -> None:
+        code = worker.process.wait()
         if not self._closing.is_set():
-            log.error("rank %d (pid %d) ended with %d", follower.rank, follower.process.pid, code)
-            self._lost(follower, f"its process ended with {code}, see its log")
+            log.error("rank %d (pid %d) ended with %d", worker.rank, worker.process.pid, code)
+            self._lost(worker, f"its process ended with {code}, see its log")
 
-    def _lost(self, follower: Follower, why: str) -> ExecutorLost:
-        error = ExecutorLost(f"rank {follower.rank} of the model (pid {follower.process.pid}) is lost: {why}")
+    def _lost(self, worker: Worker, why: str) -> ExecutorLost:
+        error = ExecutorLost(f"rank {worker.rank} of the model (pid {worker.process.pid}) is lost: {why}")
         if not self._closing.is_set():
             self._on_lost(error)
         return error
@@ -174,37 +174,37 @@ PATIENCE_S = 60.0  # of ranks for each other, within a step and when an adapter 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ranks:
+class LaunchedRanks:
     """Rank 0's own executor, and the others. `ending`: what closing undoes."""
 
     own: Executor
-    group: TorchGroup
-    followers: Followers
+    group: TorchProcessGroup
+    workers: WorkerGroup
     ending: ExitStack
 
 
-def start_ranks(
+def launch_ranks(
     size: int,
     settings: Mapping[str, Any],
-    make_own: Callable[[Group], Executor],
+    make_own: Callable[[ProcessGroup], Executor],
     stopping: Callable[[], bool],
     patience_s: float,
     *,
-    in_line: bool = False,
-) -> Ranks:
-    """`settings`: what a follower's part is made of, and its kind of `device` (`worker.loop`).
+    pipelined: bool = False,
+) -> LaunchedRanks:
+    """`settings`: what a worker's part is made of, and its kind of `device` (`worker.loop`).
 
-    `patience_s`: of the ranks for each other. `in_line`: they will be the stages of a pipeline. Raises ExecutorLost,
+    `patience_s`: of the ranks for each other. `pipelined`: they will be the stages of a pipeline. Raises ExecutorLost,
     StoppedAtStart, and what loading a part raises on any rank; nothing is left behind then.
     """
     with ExitStack() as ending:
-        meeting = nameless_file("weft-ranks")
-        group = TorchGroup(0, size, device_of(settings["device"], 0), meeting, patience_s)
+        meeting = memfd("weft-ranks")
+        group = TorchProcessGroup(0, size, device_of(settings["device"], 0), meeting, patience_s)
         ending.callback(group.close)
-        followers = Followers(spawn(size, meeting), patience_s)
-        ending.callback(followers.close)
-        followers.start({**settings, "size": size, "patience_s": patience_s}, stopping)
-        group.join(in_line=in_line)
+        workers = WorkerGroup(spawn_workers(size, meeting), patience_s)
+        ending.callback(workers.close)
+        workers.start({**settings, "size": size, "patience_s": patience_s}, stopping)
+        group.join(pipelined=pipelined)
         own = make_own(group)
-        followers.await_ready(stopping)
-        return Ranks(own, group, followers, ending.pop_all())
+        workers.await_ready(stopping)
+        return LaunchedRanks(own, group, workers, ending.pop_all())

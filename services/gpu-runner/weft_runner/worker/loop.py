@@ -17,25 +17,25 @@ import torch
 
 from weft.telemetry.logs import configure
 from weft_runner.errors import RunnerError
-from weft_runner.executors import Base, make_part
+from weft_runner.executors import ModelSource, make_partition
 from weft_runner.model.adapter_store import DeviceAdapter
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.executor import Executor
 from weft_runner.model.step import Step
 from weft_runner.parallel.commands import (
+    BuiltShard,
     Kind,
     Layers,
-    Share,
     read_again,
     read_ints,
     read_json,
     read_run,
-    write_share,
+    write_shard,
 )
 from weft_runner.parallel.ipc import Channel, ChannelLost, Frame
-from weft_runner.parallel.pipeline_channel import Arrival, Line
-from weft_runner.parallel.process_group import TorchGroup, device_of
-from weft_runner.parallel.shared_tensors import ToldScales, carried
+from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
+from weft_runner.parallel.process_group import TorchProcessGroup, device_of
+from weft_runner.parallel.shared_tensors import FixedScales, open_shared
 from weft_runner.parallel.worker_group import refusal
 from weft_runner.settings import read_told
 
@@ -47,8 +47,8 @@ def serve(steps: Channel, loads: Channel, meeting_fd: int) -> int:
     """Be the rank that the runner says, until it has closed. Returns the exit code: 1 after a failure, see the log."""
     try:
         rank = _start(loads, meeting_fd)
-        threading.Thread(target=rank.build_for_ever, args=(loads,), name="builder", daemon=True).start()
-        rank.act_for_ever(steps)
+        threading.Thread(target=rank.run_builds, args=(loads,), name="builder", daemon=True).start()
+        rank.run_steps(steps)
     except ChannelLost:
         return 0
     except RunnerError as error:
@@ -59,38 +59,38 @@ def serve(steps: Channel, loads: Channel, meeting_fd: int) -> int:
     return 1
 
 
-def _start(loads: Channel, meeting_fd: int) -> "Rank":
+def _start(loads: Channel, meeting_fd: int) -> "WorkerLoop":
     """Raises what loading a part raises, ExecutorLost, ChannelLost."""
     loads.send(Kind.HELLO)
     start = read_json(loads.receive().body)
     settings = read_told(start["settings"])
     configure(f"rank {start['rank']}", level=settings.log_level, fmt=settings.log_format)
     torch.set_num_threads(start["threads"])
-    group = TorchGroup(
+    group = TorchProcessGroup(
         start["rank"], start["size"], device_of(start["device"], start["rank"]), meeting_fd, start["patience_s"]
     )
-    in_line, base = settings.pipeline_parallel > 1, _base(start)
-    group.join(in_line=in_line)
-    executor = make_part(settings, base, group)
+    pipelined, base = settings.pipeline_parallel > 1, _base(start)
+    group.join(pipelined=pipelined)
+    executor = make_partition(settings, base, group)
     loads.send(Kind.READY)
-    if in_line:
-        work = StageWork(executor, Line(group, base.spec), early=group.device.type == "cpu")
+    if pipelined:
+        work = StageWork(executor, PipelineChannel(group, base.spec), early=group.device.type == "cpu")
     else:
         work = TensorWork(executor, group)
-    return Rank(executor, work, start["patience_s"])
+    return WorkerLoop(executor, work, start["patience_s"])
 
 
-def _base(start: dict[str, Any]) -> Base:
+def _base(start: dict[str, Any]) -> ModelSource:
     """The watch ends a load that nobody waits for."""
     files = {name: Path(path) for name, path in start["files"].items()}
     spec = read_spec(files["config.json"], files.get("generation_config.json"))
-    return Base(spec, files, start["threads"], lambda: False)
+    return ModelSource(spec, files, start["threads"], lambda: False)
 
 
 class TensorWork:
     """A step on a rank that has a part of each layer."""
 
-    def __init__(self, executor: Executor, group: TorchGroup) -> None:
+    def __init__(self, executor: Executor, group: TorchProcessGroup) -> None:
         self._executor, self._group = executor, group
 
     def begin(self, step: Step, layers: Layers) -> Act:
@@ -112,24 +112,24 @@ class StageWork:
     receives would take multiprocessors from what computes, as long as nothing comes: there it begins in its turn.
     """
 
-    def __init__(self, executor: Executor, line: Line, *, early: bool) -> None:
-        self._executor, self._line, self._early = executor, line, early
+    def __init__(self, executor: Executor, channel: PipelineChannel, *, early: bool) -> None:
+        self._executor, self._channel, self._early = executor, channel, early
 
     def begin(self, step: Step, layers: Layers) -> Act:
         if not self._early:
             return partial(self.run, step, layers)
-        return partial(self._run, step, self._line.hidden(len(step.tokens)))
+        return partial(self._run, step, self._channel.hidden(len(step.tokens)))
 
     def run(self, step: Step, layers: Layers) -> None:
         del layers  # its own
-        self._run(step, self._line.hidden(len(step.tokens)))
+        self._run(step, self._channel.hidden(len(step.tokens)))
 
-    def _run(self, step: Step, hidden: Arrival) -> None:
-        self._line.on(self._executor.run(step, hidden=hidden.wait()))
+    def _run(self, step: Step, hidden: PendingTensor) -> None:
+        self._channel.send_next(self._executor.run(step, hidden=hidden.wait()))
 
 
-class Rank:
-    """What a follower does. `build_for_ever` is the builder's thread, all else the main one's."""
+class WorkerLoop:
+    """What a worker does. `run_builds` is the builder's thread, all else the main one's."""
 
     def __init__(self, executor: Executor, work: TensorWork | StageWork, patience_s: float) -> None:
         self._executor, self._work, self._patience_s = executor, work, patience_s
@@ -137,7 +137,7 @@ class Rank:
         self._step: Step | None = None
         self._lends, self._lent = 0, threading.Condition()
 
-    def act_for_ever(self, steps: Channel) -> NoReturn:
+    def run_steps(self, steps: Channel) -> NoReturn:
         """In the order of the frames; those that are here already are read before the first of them is acted on.
 
         Rank 0 has a few steps in flight at the most, and says little between two of them.
@@ -162,7 +162,7 @@ class Rank:
                 return partial(executor.adapters.clear, *read_ints(body))
             case Kind.CLEAR_PAGES:
                 return partial(executor.clear_pages, read_ints(body))
-            case Kind.LEND_PAGES:
+            case Kind.ADAPTER_PAGES:
                 return partial(self._lend, read_ints(body))
             case _:
                 raise AssertionError(f"no command: {frame.kind}")
@@ -181,14 +181,14 @@ class Rank:
             self._built.pop(one, None)
 
     def _lend(self, pages: list[int]) -> None:
-        self._executor.lend_pages(pages)
+        self._executor.allocate_adapter_pages(pages)
         with self._lent:
             self._lends += 1
             self._lent.notify()
 
     # ---- the builder's thread
 
-    def build_for_ever(self, loads: Channel) -> None:
+    def run_builds(self, loads: Channel) -> None:
         """A failure that has no name ends the process, as one of the main thread does."""
         torch.set_num_threads(1)
         try:
@@ -204,21 +204,21 @@ class Rank:
         assert frame.file is not None, frame.kind
         told = read_json(frame.body)
         try:
-            tensors, scales = carried(frame.file, told["tensors"]), ToldScales(told["scales"])
+            tensors, scales = open_shared(frame.file, told["tensors"]), FixedScales(told["scales"])
             if frame.kind == Kind.NEEDS:
-                share = Share(self._pages(self._executor.adapters.needs(tensors, scales)))
+                share = BuiltShard(self._pages(self._executor.adapters.needs(tensors, scales)))
             else:
                 share = self._build(told, tensors, scales)
         except RunnerError as error:
             loads.send(Kind.REFUSED, refusal(error))
         else:
-            loads.send(Kind.SHARE, write_share(share))
+            loads.send(Kind.SHARE, write_shard(share))
 
-    def _build(self, told: dict[str, Any], tensors: dict[str, torch.Tensor], scales: ToldScales) -> Share:
+    def _build(self, told: dict[str, Any], tensors: dict[str, torch.Tensor], scales: FixedScales) -> BuiltShard:
         self._await_lends(told["lends"])
         adapter = self._executor.adapters.build(tensors, scales, told["pages"])
         self._built[told["number"]] = adapter
-        return Share(self._pages(adapter.n_bytes), adapter.rank, adapter.site_rank)
+        return BuiltShard(self._pages(adapter.n_bytes), adapter.rank, adapter.site_rank)
 
     def _await_lends(self, times: int) -> None:
         """Until the steps that were told before these pages were lent are behind this rank: they may write to them."""

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from weft_runner.errors import AdapterInvalid, ExecutorLost
-from weft_runner.model.adapter_store import KeepsTensors
-from weft_runner.parallel.adapters import ShardedStore
+from weft_runner.model.adapter_store import HostTensorStore
+from weft_runner.parallel.adapters import ShardedAdapterStore
 from weft_runner.parallel.commands import Kind, read_ints, read_json
 
 TENSORS = {"base_model.model.m.lora_A.weight": torch.ones(2, 3)}
@@ -22,7 +22,7 @@ class Built:
 
 
 @dataclass
-class Own(KeepsTensors):
+class Own(HostTensorStore):
     """Rank 0's store."""
 
     slots: dict[int, Any] = field(default_factory=dict)
@@ -52,16 +52,16 @@ class Followers:
     told: list[tuple[Kind, Any]] = field(default_factory=list)
     answer: Exception | None = None
 
-    def order(self, kind: Kind, body: bytes, file: int) -> None:
+    def request(self, kind: Kind, body: bytes, file: int) -> None:
         self.told.append((kind, read_json(body)))
 
-    def answers(self) -> list[Any]:
+    def replies(self) -> list[Any]:
         self.told.append((Kind.SHARE, None))
         if self.answer:
             raise self.answer
         return []
 
-    def tell(self, kind: Kind, body: bytes) -> None:
+    def broadcast(self, kind: Kind, body: bytes) -> None:
         self.told.append((kind, read_ints(body)))
 
 
@@ -79,53 +79,51 @@ def own() -> Own:
 
 
 @pytest.fixture
-def followers() -> Followers:
+def workers() -> Followers:
     return Followers()
 
 
 @pytest.fixture
-def store(own: Own, followers: Followers) -> ShardedStore:
-    return ShardedStore(own, followers)  # type: ignore[arg-type]
+def store(own: Own, workers: Followers) -> ShardedAdapterStore:
+    return ShardedAdapterStore(own, workers)  # type: ignore[arg-type]
 
 
-def test_all_build_it_before_any_has_it_in_a_slot(store, own, followers):
+def test_all_build_it_before_any_has_it_in_a_slot(store, own, workers):
     adapter = store.build(TENSORS, Halves(), (5, 6))
     assert (adapter.rank, adapter.site_rank, adapter.n_bytes) == (2, 4, 100)
     store.put(3, adapter)
     assert isinstance(own.slots[3], Built)
     store.clear(3)
     assert own.slots == {}
-    (build, told), *rest = followers.told
+    (build, told), *rest = workers.told
     assert build == Kind.BUILD
     assert (told["scales"], told["pages"]) == ({"m": 0.5}, [5, 6])
     assert rest == [(Kind.SHARE, None), (Kind.PUT, [3, told["number"]]), (Kind.CLEAR, [3])]
 
 
-def test_what_is_built_and_not_put_is_forgotten_by_all(store, followers):
+def test_what_is_built_and_not_put_is_forgotten_by_all(store, workers):
     """Its rank was above the runner's, or its sequences are gone."""
     unwanted = [store.build(TENSORS, Halves()).number for _ in range(2)]
     store.put(0, adapter := store.build(TENSORS, Halves()))
-    assert followers.told[-1] == (Kind.PUT, [0, adapter.number, *unwanted])
+    assert workers.told[-1] == (Kind.PUT, [0, adapter.number, *unwanted])
     store.put(1, another := store.build(TENSORS, Halves()))
-    assert followers.told[-1] == (Kind.PUT, [1, another.number]), "once"
+    assert workers.told[-1] == (Kind.PUT, [1, another.number]), "once"
 
 
 @pytest.mark.parametrize("error", [AdapterInvalid("no"), MemoryError()])
-def test_one_that_rank_0_cannot_build_is_answered_by_the_others_all_the_same_and_forgotten(
-    store, own, followers, error
-):
+def test_one_that_rank_0_cannot_build_is_answered_by_the_others_all_the_same_and_forgotten(store, own, workers, error):
     own.error = error
     with pytest.raises(type(error)):
         store.build(TENSORS, Halves())
-    assert followers.told[-1] == (Kind.SHARE, None), "else the next answer would be this one's"
+    assert workers.told[-1] == (Kind.SHARE, None), "else the next answer would be this one's"
     own.error = None
     store.put(0, adapter := store.build(TENSORS, Halves()))
-    assert followers.told[-1] == (Kind.PUT, [0, adapter.number, 1])
+    assert workers.told[-1] == (Kind.PUT, [0, adapter.number, 1])
 
 
 @pytest.mark.parametrize("error", [AdapterInvalid("rank 1: no"), ExecutorLost("rank 1")])
-def test_one_that_another_rank_cannot_build_is_not_loaded(store, followers, error):
-    followers.answer = error
+def test_one_that_another_rank_cannot_build_is_not_loaded(store, workers, error):
+    workers.answer = error
     with pytest.raises(type(error), match="rank 1"):
         store.build(TENSORS, Halves())
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from weft_kernels.plan import plan_rows
 from weft_runner.model.step import Step, StepRow, check_step
 from weft_runner.parallel.commands import Layers, read_again, read_ints, read_run, write_again, write_ints, write_run
-from weft_runner.parallel.shared_tensors import NotedScales, ToldScales, carried, carry
+from weft_runner.parallel.shared_tensors import FixedScales, RecordedScales, open_shared, share_tensors
 
 rows_of_a_step = st.lists(
     st.tuples(st.integers(1, 9), st.integers(0, 100), st.sampled_from((None, 0, 1, 7)), st.booleans()), min_size=1
@@ -52,12 +52,12 @@ def test_an_adapters_tensors_and_scales_are_carried_as_they_are():
         "strided": torch.randn(4, 6).t()[::2],
         "c": torch.randn(1),
     }
-    file, table = carry(tensors)
-    found = carried(file, table)
+    file, table = share_tensors(tensors)
+    found = open_shared(file, table)
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert found[name].dtype is tensor.dtype
         assert torch.equal(found[name], tensor)
-    noted = NotedScales(ToldScales({"m": 0.5, "n": 2.0}))
+    noted = RecordedScales(FixedScales({"m": 0.5, "n": 2.0}))
     assert noted.scale_of("m") == 0.5
     assert noted.told == {"m": 0.5}

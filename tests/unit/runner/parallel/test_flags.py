@@ -10,8 +10,8 @@ from weft.domain.model.config import parse_spec
 from weft_runner.core.sequence import Sampling
 from weft_runner.engine import Broken
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, OutOfMemory
-from weft_runner.executors import Base, make_executor
-from weft_runner.model.memory_estimate import Available, memory_needed
+from weft_runner.executors import ModelSource, make_executor
+from weft_runner.model.memory_estimate import MemoryLimit, estimate_memory
 from weft_runner.settings import read_told, told
 
 
@@ -32,7 +32,7 @@ def test_auto_splits_over_gpus_wherever_there_is_one(sees, takes, how, maker, sm
     made: list[str] = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: sees)
     monkeypatch.setattr(f"weft_runner.executors.{maker}", lambda settings, _: made.append(settings.executor))
-    base = Base(parse_spec(small_config), {}, 1, lambda: False)
+    base = ModelSource(parse_spec(small_config), {}, 1, lambda: False)
     make_executor(settings_of(executor="auto", **{f"{how}_parallel": 2}), base)
     assert made == [takes]
 
@@ -41,7 +41,7 @@ def test_too_few_gpus_are_told_by_number(small_config, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr("triton.knobs.runtime.interpret", False)
-    base = Base(parse_spec(small_config | {"vocab_size": 64}), {}, 1, lambda: False)
+    base = ModelSource(parse_spec(small_config | {"vocab_size": 64}), {}, 1, lambda: False)
     with pytest.raises(ExecutorUnavailable, match="--tensor-parallel 2: torch sees 0 GPUs, and GPU 0 is needed"):
         make_executor(settings_of(executor="auto", tensor_parallel=2), base)
 
@@ -61,17 +61,17 @@ def test_settings_reach_another_process_as_they_are(flags):
 def test_each_rank_has_the_embedding_and_shared_key_value_heads_of_its_own(small_config, tied):
     spec = parse_spec(small_config | {"tie_word_embeddings": tied, "vocab_size": 64})
     sizes = {"kv_pages": 10, "page_tokens": 4}
-    whole, two, four = (memory_needed(spec, "reference", **sizes, ranks=ranks) for ranks in (1, 2, 4))
+    whole, two, four = (estimate_memory(spec, "reference", **sizes, ranks=ranks) for ranks in (1, 2, 4))
     embedding = 64 * 32 * 4
     assert (two.layers, two.kv_pages, two.embedding) == (whole.layers, whole.kv_pages, whole.embedding + embedding)
     assert (four.kv_pages, four.embedding) == (2 * whole.kv_pages, whole.embedding + 3 * embedding)
 
 
 def test_ranks_that_find_no_room_on_this_machine_are_not_started(world, small_config, monkeypatch):
-    monkeypatch.setattr("weft_runner.executors.available_memory", lambda: Available(1000, "this machine"))
+    monkeypatch.setattr("weft_runner.executors.available_memory", lambda: MemoryLimit(1000, "this machine"))
     spec = parse_spec(small_config | {"vocab_size": 64})
     with pytest.raises(OutOfMemory, match="this machine has"):
-        make_executor(settings_of(tensor_parallel=2), Base(spec, {}, 1, lambda: False))
+        make_executor(settings_of(tensor_parallel=2), ModelSource(spec, {}, 1, lambda: False))
 
 
 def failing(*_: Any, **__: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.waiting import PATIENCE_S
-from weft_runner.parallel.ipc import Channel, ChannelLost, Frame, nameless_file, pair
+from weft_runner.parallel.ipc import Channel, ChannelLost, Frame, memfd, pair
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_frames_arrive_whole_and_in_order(ends):
 
 def test_a_file_comes_with_its_frame(ends):
     one, other = ends
-    file = nameless_file("test")
+    file = memfd("test")
     os.write(file, b"content")
     one.send(1, b"before")
     one.send(2, b"with", file)

@@ -12,8 +12,8 @@ from weft_runner.errors import ExecutorUnavailable
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.lora import SITES, AdapterPairs, LoraPair
-from weft_runner.model.partition import ROW, Part, check_divisible
-from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.partition import ROW, Partition, check_divisible
+from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.weights import load_weights
 
 
@@ -25,8 +25,8 @@ def even_world(tmp_path: Any, new_world: Any, small_config: dict[str, Any]) -> A
     return world
 
 
-def parts_of(spec: ModelSpec, size: int) -> list[Part]:
-    return [Part(spec, rank, size) for rank in range(size)]
+def parts_of(spec: ModelSpec, size: int) -> list[Partition]:
+    return [Partition(spec, rank, size) for rank in range(size)]
 
 
 def files_of(world: Any) -> dict[str, Any]:
@@ -55,17 +55,19 @@ def test_the_parts_of_the_weights_are_the_model(even_world, size):
 def test_a_rank_holds_its_part_alone(even_world):
     """Of matrices, of pages, of adapters; the embedding is on all of them."""
     spec, files = even_world.spec, files_of(even_world)
-    whole, half = (load_weights(files, spec, part=part) for part in (Part(spec), Part(spec, 1, 2)))
+    whole, half = (load_weights(files, spec, part=part) for part in (Partition(spec), Partition(spec, 1, 2)))
     for layer, mine in zip(whole.layers, half.layers, strict=True):
         for name in ("qkv", "o", "gate_up", "down"):
             matrix, own = getattr(layer, name), getattr(mine, name)
             assert 2 * own.untyped_storage().nbytes() == matrix.untyped_storage().nbytes() == matrix.nbytes
     assert half.embedding.shape == whole.embedding.shape
-    assert 2 * KvCache(Part(spec, 1, 2).local, 4, 4).page_bytes == KvCache(spec, 4, 4).page_bytes
+    assert 2 * KvCache(Partition(spec, 1, 2).local, 4, 4).page_bytes == KvCache(spec, 4, 4).page_bytes
     adapter = even_world.write_adapter("a", rank=4)
     source = even_world.adapter(adapter.name)
-    built = [LoraTable(spec, 1, part).build(map_tensors(source.tensors), source.scales) for part in parts_of(spec, 2)]
-    alone = LoraTable(spec, 1).build(map_tensors(source.tensors), source.scales)
+    built = [
+        TorchAdapterStore(spec, 1, part).build(map_tensors(source.tensors), source.scales) for part in parts_of(spec, 2)
+    ]
+    alone = TorchAdapterStore(spec, 1).build(map_tensors(source.tensors), source.scales)
     assert [one.n_bytes for one in built] == [alone.n_bytes // 2] * 2
     assert {(one.rank, one.site_rank) for one in built} == {(alone.rank, alone.site_rank)}
 
@@ -127,7 +129,7 @@ adapters = st.fixed_dictionaries({name: st.sampled_from((0, 1, 2, 3, 8)) for nam
 def test_the_parts_of_an_adapter_are_the_adapter(ranks, size):
     """A at column sites by ranks in turn, so that part r mod N has row r as its row r // N; all else in one piece."""
     whole = pairs_of(ranks)
-    parts = [Part(SPEC, rank, size).pairs(whole) for rank in range(size)]
+    parts = [Partition(SPEC, rank, size).pairs(whole) for rank in range(size)]
     for index, site in enumerate(whole[0]):
         mine = [part[0][index] for part in parts]
         if not site:
@@ -146,7 +148,7 @@ def test_the_parts_of_an_adapter_are_the_adapter(ranks, size):
 @given(ranks=adapters)
 def test_b_is_split_by_outputs_everywhere_and_says_where_its_own_begin(ranks):
     whole = pairs_of(ranks)
-    parts = [Part(SPEC, rank, 2).pairs(whole) for rank in range(2)]
+    parts = [Partition(SPEC, rank, 2).pairs(whole) for rank in range(2)]
     for index, site in enumerate(whole[0]):
         for i, pair in enumerate(site):
             own = [part[0][index][i] for part in parts]
@@ -157,5 +159,5 @@ def test_b_is_split_by_outputs_everywhere_and_says_where_its_own_begin(ranks):
 
 def test_alone_nothing_is_copied(even_world):
     spec, pairs = even_world.spec, pairs_of(dict.fromkeys((name for names in SITES for name in names), 2))
-    assert Part(spec).local == spec
-    assert Part(spec).pairs(pairs) is pairs
+    assert Partition(spec).local == spec
+    assert Partition(spec).pairs(pairs) is pairs

@@ -17,18 +17,18 @@ from weft.domain.model.config import ModelSpec, RopeSpec, parse_spec
 from weft_kernels.plan import Segment, SegmentPlan
 from weft_runner.core.measured import DecodeTime, PrefillTime, make_profile
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory, WeightsInvalid
-from weft_runner.executors import Base, make_executor
+from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.memory_estimate import Available, memory_needed
+from weft_runner.model.memory_estimate import MemoryLimit, estimate_memory
 from weft_runner.model.partition import layer_cost, stage_of
-from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.step import Step, StepRow
 from weft_runner.model.weights import load_weights
-from weft_runner.parallel.commands import Kind, Layers, Share, read_share, write_ints, write_run, write_share
+from weft_runner.parallel.commands import BuiltShard, Kind, Layers, read_shard, write_ints, write_run, write_shard
 from weft_runner.parallel.ipc import Frame
-from weft_runner.parallel.pipeline_channel import Line
-from weft_runner.worker.loop import Rank, StageWork
+from weft_runner.parallel.pipeline_channel import PipelineChannel
+from weft_runner.worker.loop import StageWork, WorkerLoop
 
 
 def spec_of(layers: int, vocab: int = 64) -> ModelSpec:
@@ -97,12 +97,12 @@ def test_a_stage_has_its_own_layers_of_weights_cache_and_adapters(tmp_path, new_
         assert weights.has_head == (stage == 2)
         assert torch.equal(weights.head, whole.head if stage == 2 else whole.head[:0])
         assert KvCache(part.local, 4, 4).tensor.shape[1] == len(part.layers)
-        table = LoraTable(spec, 2, part)
+        table = TorchAdapterStore(spec, 2, part)
         adapter = table.build(tensors, source.scales)
         table.put(1, adapter)
         assert all(table.sites(layer, 0)[1] is not None for layer in range(len(part.layers)))
         bytes_of.append(table.needs(tensors, source.scales))
-    assert sum(bytes_of) == LoraTable(spec, 2).needs(tensors, source.scales)
+    assert sum(bytes_of) == TorchAdapterStore(spec, 2).needs(tensors, source.scales)
 
 
 def test_what_is_wrong_with_the_weights_of_a_stage_is_told_by_the_number_of_its_layer_in_the_model(tmp_path, world):
@@ -125,7 +125,7 @@ def test_a_stage_that_an_adapter_leaves_alone_has_nothing_of_it(world):
     world.write_adapter("a")
     source, part = world.adapter("a"), stage_of(world.spec, 0, 2)
     tensors = {name: t for name, t in map_tensors(source.tensors).items() if ".layers.1." in name}
-    adapter = LoraTable(world.spec, 2, part).build(tensors, source.scales)
+    adapter = TorchAdapterStore(world.spec, 2, part).build(tensors, source.scales)
     assert (adapter.rank, adapter.site_rank, adapter.n_bytes) == (0, 0, 0)
 
 
@@ -170,13 +170,13 @@ STEP = Step(
 def test_bytes_on_the_wire_are_those_of_the_formula():
     """Of `model.partition`: T = 5, S = 2, R = 3, G = 1, P = 5."""
     spec, size = spec_of(6), 3
-    lines = [Line(Peers(rank, size), spec) for rank in range(size)]
+    lines = [PipelineChannel(Peers(rank, size), spec) for rank in range(size)]
     for line in lines[:-1]:
-        line.on(torch.ones(5, spec.hidden_size))
+        line.send_next(torch.ones(5, spec.hidden_size))
         assert line.sent_bytes == 4 * 5 * spec.hidden_size
-    lines[-1].on(torch.ones(2, spec.vocab_size))
+    lines[-1].send_next(torch.ones(2, spec.vocab_size))
     assert lines[-1].sent_bytes == 4 * 2 * spec.vocab_size
-    lines[-1].on(torch.ones(0, spec.vocab_size))
+    lines[-1].send_next(torch.ones(0, spec.vocab_size))
     assert lines[-1].sent_bytes == 4 * 2 * spec.vocab_size, "no row samples"
     assert len(write_run(STEP, Layers(0, 6, hidden=False))) == 4 * (6 + 5 + 5 * 3 + 4 * 1 + 5)
 
@@ -184,22 +184,22 @@ def test_bytes_on_the_wire_are_those_of_the_formula():
 def test_each_stage_sends_to_the_next_and_the_last_one_to_the_first():
     spec = spec_of(6)
     for rank in range(3):
-        line = Line(peers := Peers(rank, 3), spec)
-        line.on(torch.ones(1, 2))
+        line = PipelineChannel(peers := Peers(rank, 3), spec)
+        line.send_next(torch.ones(1, 2))
         assert [to for to, _ in peers.sent] == [(rank + 1) % 3]
-    line = Line(peers := Peers(1, 3), spec)
+    line = PipelineChannel(peers := Peers(1, 3), spec)
     line.hidden(7)
     assert peers.asked == [(7, 32, 0)]
-    line = Line(peers := Peers(0, 3), spec)
+    line = PipelineChannel(peers := Peers(0, 3), spec)
     line.logits(2)
     assert peers.asked == [(2, 64, 2)]
 
 
 def test_a_stage_whose_steps_are_not_taken_waits_for_the_oldest():
     """What is in flight is bounded, also where no step brings anything back."""
-    line, peers = Line(peers := Peers(0, 2), spec_of(2)), peers
+    line, peers = PipelineChannel(peers := Peers(0, 2), spec_of(2)), peers
     for i in range(5):
-        line.on(torch.full((1, 1), float(i)))
+        line.send_next(torch.full((1, 1), float(i)))
     assert [float(x) for x in peers.waited] == [0, 1, 2]
 
 
@@ -222,7 +222,7 @@ class Executor:
     def clear_pages(self, pages: list[int]) -> None:
         self.did.append(f"clear {pages}")
 
-    def lend_pages(self, pages: list[int]) -> None:
+    def allocate_adapter_pages(self, pages: list[int]) -> None:
         self.did.append(f"lend {pages}")
 
     def build(self, tensors: Any, scales: Any, pages: Any) -> Any:
@@ -235,7 +235,7 @@ class Executor:
 @pytest.mark.parametrize("early", [True, False])
 def test_hidden_rows_are_received_from_when_a_step_is_told_and_everything_is_done_in_its_turn(early):
     executor, peers = Executor(), Peers(1, 2)
-    rank = Rank(executor, StageWork(executor, Line(peers, spec_of(2)), early=early), PATIENCE_S)
+    rank = WorkerLoop(executor, StageWork(executor, PipelineChannel(peers, spec_of(2)), early=early), PATIENCE_S)
     frames = [
         Frame(Kind.RUN, write_run(STEP, Layers(0, 2, hidden=False))),
         Frame(Kind.CLEAR_PAGES, write_ints([3])),
@@ -251,21 +251,23 @@ def test_hidden_rows_are_received_from_when_a_step_is_told_and_everything_is_don
 def test_an_adapter_is_built_after_the_steps_that_may_write_to_its_pages():
     """The builder's thread hears of it at once; the main one of the pages, behind the steps."""
     executor = Executor()
-    rank = Rank(executor, StageWork(executor, Line(Peers(1, 2), spec_of(2)), early=True), PATIENCE_S)
-    shares: list[Share] = []
+    rank = WorkerLoop(executor, StageWork(executor, PipelineChannel(Peers(1, 2), spec_of(2)), early=True), PATIENCE_S)
+    shares: list[BuiltShard] = []
     told = {"number": 1, "pages": [3], "lends": 1}
     builder = threading.Thread(target=lambda: shares.append(rank._build(told, {}, None)))
     builder.start()
     rank.act_of(Frame(Kind.RUN, write_run(STEP, Layers(0, 2, hidden=False))))()
-    rank.act_of(Frame(Kind.LEND_PAGES, write_ints([3])))()
+    rank.act_of(Frame(Kind.ADAPTER_PAGES, write_ints([3])))()
     builder.join(PATIENCE_S)
     assert executor.did == ["run 5", "lend [3]", "build"]
-    assert shares == [Share(2, 2, 4)]
-    assert read_share(write_share(shares[0])) == shares[0]
+    assert shares == [BuiltShard(2, 2, 4)]
+    assert read_shard(write_shard(shares[0])) == shares[0]
 
 
 def test_pages_that_are_never_lent_are_not_waited_for_for_ever():
-    rank = Rank(executor := Executor(), StageWork(executor, Line(Peers(1, 2), spec_of(2)), early=True), 0.01)
+    rank = WorkerLoop(
+        executor := Executor(), StageWork(executor, PipelineChannel(Peers(1, 2), spec_of(2)), early=True), 0.01
+    )
     with pytest.raises(TimeoutError, match="lent 1 times, and 0 times"):
         rank._build({"number": 1, "pages": [3], "lends": 1}, {}, None)
 
@@ -290,14 +292,14 @@ def test_what_cannot_be_cut_into_stages_is_refused_by_name(flags, why, capsys):
 @pytest.mark.parametrize("tied", [True, False])
 def test_stages_take_the_memory_of_one_and_a_head_of_its_own_where_it_is_tied(small_config, tied):
     spec = parse_spec(small_config | {"tie_word_embeddings": tied})
-    one, two = (memory_needed(spec, "reference", kv_pages=10, page_tokens=4, stages=stages) for stages in (1, 2))
+    one, two = (estimate_memory(spec, "reference", kv_pages=10, page_tokens=4, stages=stages) for stages in (1, 2))
     assert two.total - one.total == (61 * 32 * 4 if tied else 0)
 
 
 def test_stages_that_find_no_room_on_this_machine_are_not_started(world, monkeypatch):
-    monkeypatch.setattr("weft_runner.executors.available_memory", lambda: Available(1000, "this machine"))
+    monkeypatch.setattr("weft_runner.executors.available_memory", lambda: MemoryLimit(1000, "this machine"))
     with pytest.raises(OutOfMemory, match="this machine has"):
-        make_executor(settings_of(pipeline_parallel=2), Base(world.spec, {}, 1, lambda: False))
+        make_executor(settings_of(pipeline_parallel=2), ModelSource(world.spec, {}, 1, lambda: False))
 
 
 def test_the_best_number_of_sequences_is_that_of_all_batches_in_flight():

@@ -10,11 +10,11 @@ from weft_kernels.plan import plan_rows
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.lora import DOWN, GATE_UP, OUT, QKV
-from weft_runner.model.partition import Part
-from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.partition import Partition
+from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.step import Step, StepRow
-from weft_runner.model.tensor_parallel import Alone, Group, TensorParallel
+from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup, TensorParallel
 from weft_runner.model.weights import load_weights
 
 SIZES = (1, 2, 3, 4)
@@ -25,7 +25,7 @@ SIZES = (1, 2, 3, 4)
 def test_at_column_sites_every_rank_gets_the_shrunk_rows_in_the_order_of_the_ranks(size, site):
     whole = torch.randn(5, 7)
 
-    def rank(group: Group) -> torch.Tensor:
+    def rank(group: ProcessGroup) -> torch.Tensor:
         tensor = TensorParallel(group)
         part = torch.full((5, tensor.own_width(7, site)), torch.nan)  # what no rank has is not read
         own = whole[:, group.rank :: group.size]
@@ -38,7 +38,7 @@ def test_at_column_sites_every_rank_gets_the_shrunk_rows_in_the_order_of_the_ran
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("site", [OUT, DOWN])
 def test_at_row_sites_shrunk_rows_and_outputs_are_summed(size, site):
-    def rank(group: Group) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def rank(group: ProcessGroup) -> tuple[torch.Tensor, torch.Tensor, int]:
         tensor, mine = TensorParallel(group), torch.full((3, 2), 1.0 + group.rank)
         return tensor.shrunk(mine, site), tensor.summed(mine, site), tensor.own_width(2, site)
 
@@ -94,9 +94,9 @@ def test_a_split_model_gives_the_logits_of_the_whole(model, size):
     """Mixed ranks, subsets of modules, fewer ranks of an adapter than devices, fewer key-value heads than devices."""
     spec, files = model.spec, {path.name: path for path in model.base.iterdir()}
 
-    def logits(group: Group) -> torch.Tensor:
-        part = Part(spec, group.rank, group.size)
-        table, ranks = LoraTable(spec, 4, part), {}
+    def logits(group: ProcessGroup) -> torch.Tensor:
+        part = Partition(spec, group.rank, group.size)
+        table, ranks = TorchAdapterStore(spec, 4, part), {}
         for slot in range(4):
             source = model.adapter(f"a{slot}")
             table.put(slot, built := table.build(map_tensors(source.tensors), source.scales))
@@ -104,6 +104,6 @@ def test_a_split_model_gives_the_logits_of_the_whole(model, size):
         weights, kv = load_weights(files, spec, part=part), KvCache(part.local, 8, 4)
         return ReferenceExecutor(part.local, weights, kv, table, group).run(step_of(ranks))
 
-    whole, told = logits(Alone()), on_threads(size, logits)
+    whole, told = logits(SingleProcessGroup()), on_threads(size, logits)
     assert torch.allclose(told[0], whole, rtol=0, atol=2e-5)
     assert torch.equal(torch.stack(told[1:]), told[0].view(5, size, -1).permute(1, 0, 2)[1:])

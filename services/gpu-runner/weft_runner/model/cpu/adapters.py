@@ -15,7 +15,7 @@ from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import Memory
 from weft_kernels.cpu.pool import Pool
 from weft_kernels.cpu.structs import BF16, FP32, LoraSite, LoraSlice
-from weft_runner.model.adapter_store import DeviceAdapter, KeepsTensors
+from weft_runner.model.adapter_store import DeviceAdapter, HostTensorStore
 from weft_runner.model.lora import SITES, LoraPair, Scales, adapter_pairs
 
 N_SITES = len(SITES)
@@ -24,7 +24,7 @@ _LINE = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NativeAdapter:
+class CpuAdapter:
     """`sites` [L * 4] point into `memory`. `site_rank` counts each projection's rank rounded up to 2."""
 
     sites: "ctypes.Array[LoraSite]"
@@ -37,14 +37,14 @@ class NativeAdapter:
         return self.memory.n_bytes
 
 
-class NativeStore(KeepsTensors):
+class CpuAdapterStore(HostTensorStore):
     """The AdapterStore of the native executor. `table`: slot -> address of its sites, which a step reads."""
 
     def __init__(self, library: Library, spec: ModelSpec, slots: int, kind: int) -> None:
         self.table = (ctypes.c_void_p * slots)()
         self._library, self._spec, self._kind = library, spec, kind
         self._pool: Pool = library.pool(1)  # of the builder's thread, so that packing never meets a running step
-        self._held: dict[int, NativeAdapter] = {}
+        self._held: dict[int, CpuAdapter] = {}
         self._sizes: dict[tuple[int, int, int], int] = {}
         self._starts = tuple(_starts(names, spec) for names in SITES)
 
@@ -61,7 +61,7 @@ class NativeStore(KeepsTensors):
         """See `AdapterStore.needs`."""
         return sum(self._site_bytes(site) for layer in adapter_pairs(tensors, scales, self._spec) for site in layer)
 
-    def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, pages: Sequence[int] = ()) -> NativeAdapter:
+    def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, pages: Sequence[int] = ()) -> CpuAdapter:
         """See `AdapterStore.build`."""
         del pages  # memory of its own: what was lent to it stays with the machine
         by_site = [site for layer in adapter_pairs(tensors, scales, self._spec) for site in layer]
@@ -75,11 +75,11 @@ class NativeStore(KeepsTensors):
                 address += n_bytes[index]
         rank = max(pair.rank for site in by_site for pair in site)
         widest = max(sum(_even(pair.rank) for pair in site) for site in by_site)
-        return NativeAdapter(sites, memory, rank=rank, site_rank=widest)
+        return CpuAdapter(sites, memory, rank=rank, site_rank=widest)
 
     def put(self, slot: int, adapter: DeviceAdapter) -> None:
         """See `AdapterStore.put`."""
-        assert isinstance(adapter, NativeAdapter), adapter
+        assert isinstance(adapter, CpuAdapter), adapter
         self._held[slot] = adapter
         self.table[slot] = ctypes.addressof(adapter.sites)
 

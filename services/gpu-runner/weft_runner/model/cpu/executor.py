@@ -20,10 +20,10 @@ from weft_kernels.cpu.structs import FP32
 from weft_kernels.cpu.structs import Step as NativeStep
 from weft_runner.core.choice import Choice
 from weft_runner.model.checkpoint import Checkpoint
-from weft_runner.model.cpu.adapters import NativeStore
-from weft_runner.model.cpu.packed_weights import PackedBase
+from weft_runner.model.cpu.adapters import CpuAdapterStore
+from weft_runner.model.cpu.packed_weights import PackedWeights
 from weft_runner.model.executor import LayerDone
-from weft_runner.model.sampling import Draw, NativeChooser
+from weft_runner.model.sampling import NativeSampler, SamplingArgs
 from weft_runner.model.step import Step
 
 VERSION = "1"
@@ -48,14 +48,14 @@ class CpuExecutor:
         """Pack the base (`dtype`: bf16, fp32, int8 for the weights alone). Raises WeightsInvalid, StoppedAtStart."""
         self._library, self._spec, self._dtype = library, checkpoint.spec, dtype
         self._pool = library.pool(threads)
-        self._base = PackedBase(library, self._pool, checkpoint, dtype, page_tokens)
+        self._base = PackedWeights(library, self._pool, checkpoint, dtype, page_tokens)
         model, spec = self._base.model, checkpoint.spec
         element = 4 if model.kind == FP32 else 2
         self.page_bytes = spec.layers * 2 * spec.kv_size * page_tokens * element
         self._kv = Memory(pages * self.page_bytes)
         model.kv = self._kv.address
-        self._adapters = NativeStore(library, spec, slots, model.kind)
-        self._chooser = NativeChooser(Sampler(library.native, library.level_number))
+        self._adapters = CpuAdapterStore(library, spec, slots, model.kind)
+        self._chooser = NativeSampler(Sampler(library.native, library.level_number))
         self._workspace = Memory(0)
         self._hidden, self._logits = torch.empty(0, spec.hidden_size), torch.empty(0, spec.vocab_size)
         self._native, self._prepared = NativeStep(), None
@@ -76,7 +76,7 @@ class CpuExecutor:
         return 1
 
     @property
-    def adapters(self) -> NativeStore:
+    def adapters(self) -> CpuAdapterStore:
         return self._adapters
 
     def run(
@@ -101,17 +101,17 @@ class CpuExecutor:
             return self._hidden[: native.n_tokens].clone()
         return self._logits[: native.n_sampled]
 
-    def choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
-        """See `model.executor.Executor.choose`."""
-        return self._chooser.choose(logits, draws)
+    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
+        """See `model.executor.Executor.sample`."""
+        return self._chooser.sample(logits, draws)
 
     def clear_pages(self, pages: list[int]) -> None:
         """See `model.executor.Executor.clear_pages`."""
         for page in pages:
             self._kv.clear(page * self.page_bytes, self.page_bytes)
 
-    def lend_pages(self, pages: list[int]) -> None:
-        """See `model.executor.Executor.lend_pages`."""
+    def allocate_adapter_pages(self, pages: list[int]) -> None:
+        """See `model.executor.Executor.allocate_adapter_pages`."""
         for page in pages:
             self._kv.discard(page * self.page_bytes, self.page_bytes)
 

@@ -24,7 +24,7 @@ KINDS = {"bf16": BF16, "fp32": FP32, "int8": INT8}
 _STORED = {torch.bfloat16: BF16, torch.float32: FP32}
 
 
-class PackedBase:
+class PackedWeights:
     """`model` is what the native step reads; it points into memory that lives as long as this. `kv` is set later."""
 
     def __init__(self, library: Library, pool: Pool, checkpoint: Checkpoint, dtype: str, page_tokens: int) -> None:
@@ -149,7 +149,7 @@ def _matrices(spec: ModelSpec) -> Iterator[tuple[int, int]]:
     yield spec.vocab_size, hidden
 
 
-def why_not(spec: ModelSpec) -> str:
+def unsupported_reason(spec: ModelSpec) -> str:
     """What the native kernels cannot compute of this model; empty when they can."""
     sizes = {
         "hidden_size": spec.hidden_size,

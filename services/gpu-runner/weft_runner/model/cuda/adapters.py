@@ -21,7 +21,7 @@ from weft_runner.model.adapter_store import DeviceAdapter
 from weft_runner.model.cuda.device import on_device
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.lora import SITES, LoraPair, Scales, adapter_pairs
-from weft_runner.model.partition import Part
+from weft_runner.model.partition import Partition
 from weft_runner.model.tensor_parallel import ROW_SITES
 
 
@@ -36,14 +36,14 @@ class PagedAdapter:
     n_bytes: int
 
 
-class PackedAdapter:
+class HostImage:
     """A HostAdapter: the image, packed as far as it was needed, in pinned memory where there is a device.
 
     Each page is memory of its own: torch keeps freed pinned blocks by size, so the next adapter gets those of one that
     has gone (once no copy reads them), and a page of a power of two wastes nothing.
     """
 
-    def __init__(self, store: "PagedStore", adapter: Adapter, rank: int, site_rank: int) -> None:
+    def __init__(self, store: "PagedAdapterStore", adapter: Adapter, rank: int, site_rank: int) -> None:
         self._store, self.rank, self.site_rank = store, rank, site_rank
         self.plan = store.plan(adapter)
         self.pages: list[torch.Tensor] = []
@@ -74,10 +74,10 @@ class PackedAdapter:
                 self._adapter = None
 
 
-class PagedStore:
+class PagedAdapterStore:
     """The AdapterStore of the cuda executor. `tables` is what its kernels look up."""
 
-    def __init__(self, part: Part, kv: KvCache, slots: int, max_rank: int) -> None:
+    def __init__(self, part: Partition, kv: KvCache, slots: int, max_rank: int) -> None:
         """`part`: this device's of the model; adapters are shared out with it (`model.tensor_parallel`)."""
         self._part, self._kv, self._max_rank, self._layers = part, kv, max_rank, part.local.layers
         self.layout = layout_of(part, max_rank)
@@ -101,12 +101,12 @@ class PagedStore:
         """See `AdapterStore.build`. Returns when all copies are under way."""
         return self.place(self.copy(tensors, scales), pages)
 
-    def copy(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> PackedAdapter:
+    def copy(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> HostImage:
         """See `AdapterStore.copy`. It is packed when it is built for the first time, or completed."""
-        return PackedAdapter(self, *self._parts(tensors, scales))
+        return HostImage(self, *self._parts(tensors, scales))
 
     @on_device
-    def place(self, packed: PackedAdapter, pages: Sequence[int]) -> PagedAdapter:
+    def place(self, packed: HostImage, pages: Sequence[int]) -> PagedAdapter:
         """It goes to these pages. Returns when all copies are under way."""
         try:
             arrived = self._copy(packed, pages)
@@ -135,7 +135,7 @@ class PagedStore:
         self.tables.clear(slot)
 
     @on_device
-    def lent(self) -> None:
+    def on_pages_allocated(self) -> None:
         """Pages have just been lent: what is launched now may still touch them, and copies into them wait for it."""
         if self._copies is not None:
             self._lent = torch.cuda.Event()
@@ -180,7 +180,7 @@ class PagedStore:
         """Memory for a page of an image."""
         return torch.empty(self._pages.shape[1], dtype=self._pages.dtype, pin_memory=self._copies is not None)
 
-    def _copy(self, packed: PackedAdapter, pages: Sequence[int]) -> tuple[torch.cuda.Event, ...]:
+    def _copy(self, packed: HostImage, pages: Sequence[int]) -> tuple[torch.cuda.Event, ...]:
         """A layer at a time, packed if it is not yet; a page that two layers share is copied with both."""
         arrived: list[torch.cuda.Event] = []
         done = 0
@@ -198,7 +198,7 @@ class PagedStore:
         return tuple(arrived)
 
 
-def layout_of(part: Part, max_rank: int) -> Layout:
+def layout_of(part: Partition, max_rank: int) -> Layout:
     """The sites of a device's part of a model, in the order of `model.lora.SITES`."""
 
     def shape(site: int, names: Sequence[str]) -> SiteShape:
@@ -209,7 +209,7 @@ def layout_of(part: Part, max_rank: int) -> Layout:
     return Layout(part.local.layers, tuple(shape(site, names) for site, names in enumerate(SITES)), max_rank)
 
 
-def why_not_in_pages(part: Part, page_tokens: int, max_rank: int) -> str:
+def unsupported_in_pages(part: Partition, page_tokens: int, max_rank: int) -> str:
     """Why adapters of this model cannot live in such pages; empty when they can."""
     page = part.local.layers * 2 * part.local.kv_heads * page_tokens * part.whole.head_dim
     if page % UNIT:

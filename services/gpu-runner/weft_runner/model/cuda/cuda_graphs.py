@@ -36,13 +36,13 @@ class Outputs:
 Forward = Callable[[DeviceStep, bool], Outputs]
 
 
-class Recording(Protocol):
+class Replayable(Protocol):
     """A forward that can be run again."""
 
     def replay(self) -> Outputs: ...
 
 
-class Captured:
+class CapturedGraph:
     """A forward as a CUDA graph. Warm-ups first: kernels are compiled and libraries' workspaces made.
 
     Graphs of one `pool` share the memory of their intermediates, since one runs at a time; of one `stream`, the
@@ -64,7 +64,7 @@ class Captured:
         return self._outputs
 
 
-class Rerun:
+class EagerReplay:
     """A forward that runs anew, where there are no graphs: the same steps, tables and padding under the interpreter."""
 
     def __init__(self, forward: Callable[[], Outputs]) -> None:
@@ -74,17 +74,17 @@ class Rerun:
         return self._forward()
 
 
-class Graphs:
+class CudaGraphs:
     """Of one executor, all recorded at start: no other thread may allocate while one is."""
 
     def __init__(self, forward: Forward, device: torch.device, most: int, row_pages: int, block_m: int) -> None:
         self._sizes = sizes(most)
         self._steps = {size: DeviceStep(graph_shape(size, row_pages, block_m), device) for size in self._sizes}
         self._written: tuple[Step | None, int] = None, 0
-        record: Callable[[Callable[[], Outputs]], Recording] = Rerun
+        record: Callable[[Callable[[], Outputs]], Replayable] = EagerReplay
         if device.type == "cuda":
-            record = partial(Captured, pool=torch.cuda.graph_pool_handle(), stream=torch.cuda.Stream(device))
-        self._recorded: dict[tuple[int, bool], Recording] = {  # the largest first: the others find room in its memory
+            record = partial(CapturedGraph, pool=torch.cuda.graph_pool_handle(), stream=torch.cuda.Stream(device))
+        self._recorded: dict[tuple[int, bool], Replayable] = {  # the largest first: the others find room in its memory
             (size, lora): record(partial(forward, self._steps[size], lora))
             for size in reversed(self._sizes)
             for lora in (True, False)
@@ -112,7 +112,7 @@ class Graphs:
         return self._recorded[size, bool(step.plan.segments)].replay()
 
 
-def blank_steps(tokens: int, block_m: Callable[[int], int], page_tokens: int) -> Iterator[Step]:
+def warm_up_steps(tokens: int, block_m: Callable[[int], int], page_tokens: int) -> Iterator[Step]:
     """For each size of chunks and each bucket of their number that steps of up to `tokens` tokens can have, one.
 
     All tokens but one are a prompt's. They name slot 0, and lie on page 0.
@@ -124,10 +124,10 @@ def blank_steps(tokens: int, block_m: Callable[[int], int], page_tokens: int) ->
         for bucket in {chunk_bucket(n) for n in range(-(-n_tokens // block), n_tokens + 1)}:
             if (block, bucket) not in seen:
                 seen.add((block, bucket))
-                yield _blank_step(n_tokens, bucket // 4 + 1, page_tokens)
+                yield _warm_up_step(n_tokens, bucket // 4 + 1, page_tokens)
 
 
-def _blank_step(n_tokens: int, segments: int, page_tokens: int) -> Step:
+def _warm_up_step(n_tokens: int, segments: int, page_tokens: int) -> Step:
     """`segments`: at least so many chunks, if there are so many tokens."""
     ends = sorted({*range(1, min(segments, n_tokens)), n_tokens})
     plan = SegmentPlan(n_tokens, tuple(Segment(a, b, 0, 1) for a, b in zip([0, *ends], ends, strict=False)))

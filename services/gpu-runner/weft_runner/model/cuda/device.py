@@ -16,8 +16,8 @@ import torch
 
 from weft.domain.model.config import ModelSpec
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.memory_estimate import Available
-from weft_runner.model.partition import Part
+from weft_runner.model.memory_estimate import MemoryLimit
+from weft_runner.model.partition import Partition
 
 OLDEST = (8, 0)  # Ampere: bf16 in tensor cores, copies to shared memory that do not wait
 HEAD_DIMS = (16, 32, 64, 128, 256)
@@ -75,10 +75,10 @@ class Gpu:
         return self.device.type == "cuda"
 
     @property
-    def available(self) -> Available:
+    def available(self) -> MemoryLimit:
         """Its free memory."""
         free, _ = torch.cuda.mem_get_info(self.device)
-        return Available(free, f"GPU {self.device.index} ({torch.cuda.get_device_name(self.device)})")
+        return MemoryLimit(free, f"GPU {self.device.index} ({torch.cuda.get_device_name(self.device)})")
 
 
 def find_gpu(index: int = 0) -> Gpu:
@@ -104,9 +104,9 @@ def find_gpu(index: int = 0) -> Gpu:
     return Gpu(torch.device("cuda", index))
 
 
-def why_not(part: Part, dtype: str, page_tokens: int, max_rank: int) -> str:
+def unsupported_reason(part: Partition, dtype: str, page_tokens: int, max_rank: int) -> str:
     """What of a model's part the kernels cannot compute; empty when they can."""
-    from weft_runner.model.cuda.adapters import layout_of, why_not_in_pages
+    from weft_runner.model.cuda.adapters import layout_of, unsupported_in_pages
 
     spec = part.local
     if dtype not in DTYPES:
@@ -119,7 +119,7 @@ def why_not(part: Part, dtype: str, page_tokens: int, max_rank: int) -> str:
         return f"{', '.join(odd)}: computed are multiples of 16"
     if odd := sorted({w for site in layout_of(part, max_rank).sites for w in site.widths if w % 16}):
         return f"this device's outputs of a projection are {', '.join(map(str, odd))}: computed are multiples of 16"
-    return why_not_in_pages(part, page_tokens, max_rank)
+    return unsupported_in_pages(part, page_tokens, max_rank)
 
 
 def _sizes(spec: ModelSpec) -> dict[str, int]:

@@ -16,22 +16,22 @@ from weft.domain.model.config import ModelSpec
 from weft_kernels.triton import attention, fused
 from weft_runner.core.choice import Choice, TokenLogprob
 from weft_runner.core.sequence import Sampling
-from weft_runner.model.cuda.adapters import PagedStore
+from weft_runner.model.cuda.adapters import PagedAdapterStore
 from weft_runner.model.cuda.attention import Attention, TritonAttention
-from weft_runner.model.cuda.cuda_graphs import Graphs, Outputs, blank_steps
+from weft_runner.model.cuda.cuda_graphs import CudaGraphs, Outputs, warm_up_steps
 from weft_runner.model.cuda.device import on_device
 from weft_runner.model.cuda.flashinfer import FlashInfer
-from weft_runner.model.cuda.gpu_sampler import DeviceChooser, DeviceFlight, take_off
+from weft_runner.model.cuda.gpu_sampler import GpuSampler, GpuStepHandle, copy_to_host
 from weft_runner.model.cuda.ops import Device, TritonOps
 from weft_runner.model.cuda.step import DeviceStep, shape_of, slots_of, tiles_of
 from weft_runner.model.decoder import run_layers
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.partition import Part
+from weft_runner.model.partition import Partition
 from weft_runner.model.rope import cos_sin, inverse_frequencies
-from weft_runner.model.sampling import Draw, logprob
+from weft_runner.model.sampling import SamplingArgs, logprob
 from weft_runner.model.step import Step
-from weft_runner.model.tensor_parallel import Alone, Group, TensorParallel
+from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup, TensorParallel
 from weft_runner.model.weights import ModelWeights
 
 VERSION = "1"
@@ -68,20 +68,20 @@ class CudaExecutor:
         whole: ModelSpec,
         weights: ModelWeights,
         sizes: Sizes,
-        group: Group | None = None,
-        part: Part | None = None,
+        group: ProcessGroup | None = None,
+        part: Partition | None = None,
     ) -> None:
         """`weights`, of this rank's part, are on the device already, in the dtype that it computes with.
 
         `part`: a stage's layers (`model.partition`); None: what the group says. A stage captures no graphs.
         """
-        group = group or Alone()
-        part, self._tensor = part or Part(whole, group.rank, group.size), TensorParallel(group)
+        group = group or SingleProcessGroup()
+        part, self._tensor = part or Partition(whole, group.rank, group.size), TensorParallel(group)
         self._spec = spec = part.local
         self._weights = weights
         self.at, self._dtype = weights.embedding.device, weights.embedding.dtype
         kv = KvCache(spec, sizes.pages, sizes.page_tokens, self._dtype, self.at)
-        self._store = PagedStore(part, kv, sizes.slots, sizes.max_rank)
+        self._store = PagedAdapterStore(part, kv, sizes.slots, sizes.max_rank)
         self._prompt_tile = attention.prefill_block(spec.heads, spec.kv_heads, spec.head_dim, self._dtype)
         self._flashinfer = self._library(kv) if sizes.flashinfer else None
         rotary = _rotary(spec, max(sizes.context, sizes.tokens)).to(self.at)  # also for steps that warm up
@@ -89,7 +89,7 @@ class CudaExecutor:
             spec, part, self._tensor, kv, self._store.tables, rotary, _processors(self.at),
             torch.cuda.Stream(self.at) if sizes.beside and self.at.type == "cuda" else None,
         )  # fmt: skip
-        self._chooser = DeviceChooser(sizes.rows, spec.vocab_size, self.at)
+        self._chooser = GpuSampler(sizes.rows, spec.vocab_size, self.at)
         self._samples = group.rank == 0  # the others have a part of the logits
         self._outputs: Outputs | None = None  # of the graph that ran last
         width = spec.vocab_size if self._samples else len(weights.head)
@@ -119,7 +119,7 @@ class CudaExecutor:
         return 1
 
     @property
-    def adapters(self) -> PagedStore:
+    def adapters(self) -> PagedAdapterStore:
         return self._store
 
     @property
@@ -147,19 +147,19 @@ class CudaExecutor:
         return self._eager(step, first, last, hidden, layer_done)
 
     @on_device
-    def choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
-        """See `model.executor.Executor.choose`."""
+    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
+        """See `model.executor.Executor.sample`."""
         if not draws:
             return []
-        return self._choose(logits, draws).choices()
+        return self._choose(logits, draws).result()
 
-    # ---- steps that run while the host does something else, see `model.executor.LooksAhead`
+    # ---- steps that run while the host does something else, see `model.executor.AsyncExecutor`
 
     @on_device
-    def launch(self, step: Step, draws: Sequence[Draw]) -> DeviceFlight:
+    def launch(self, step: Step, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
         return self._choose(self.run(step), draws)
 
-    def can_follow(self, step: Step, draws: Sequence[Draw]) -> bool:
+    def can_follow(self, step: Step, draws: Sequence[SamplingArgs]) -> bool:
         """A captured step whose choices nobody counts (penalties) or explains (log probabilities)."""
         return (
             self._graphs is not None
@@ -168,7 +168,7 @@ class CudaExecutor:
         )
 
     @on_device
-    def follow(self, step: Step, draws: Sequence[Draw]) -> DeviceFlight:
+    def follow(self, step: Step, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
         assert self._graphs is not None
         assert self._tokens is not None, "nothing was launched before"
         size = self._graphs.size_of(step)
@@ -176,18 +176,18 @@ class CudaExecutor:
         self._outputs = self._graphs.replay(step, size, self._tokens)
         return self._choose(self._outputs.logits[: len(step.rows)], draws)
 
-    def _choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> DeviceFlight:
+    def _choose(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
         likeliest = None if self._outputs is None else self._outputs.tokens
         self._tokens = self._chooser.tokens(logits, draws, likeliest)
-        return take_off(self._tokens, draws, partial(_told, logits))
+        return copy_to_host(self._tokens, draws, partial(_told, logits))
 
     def clear_pages(self, pages: list[int]) -> None:
         """Nothing is read of a page but what its present owner wrote: the kernels load no key beyond a context."""
 
-    def lend_pages(self, pages: list[int]) -> None:
-        """See `model.executor.Executor.lend_pages`: adapters are copied into them beside the steps that follow."""
+    def allocate_adapter_pages(self, pages: list[int]) -> None:
+        """See `Executor.allocate_adapter_pages`: adapters are copied into them beside the steps that follow."""
         if pages:
-            self._store.lent()
+            self._store.on_pages_allocated()
 
     # ---- how
 
@@ -199,7 +199,7 @@ class CudaExecutor:
         steps compute nobody reads; their keys and values go to page 0, which its first owner overwrites.
         """
         logits = torch.zeros(1, self._spec.vocab_size, device=self.at)  # of another stage
-        for step in blank_steps(tokens, self._block_m, self._device.kv.page_tokens):
+        for step in warm_up_steps(tokens, self._block_m, self._device.kv.page_tokens):
             for widths in (None, self._most_ranks):
                 here = self._written(step)
                 ops = TritonOps(self._device, here, self._attention(step, here), self._begun(here), widths)
@@ -208,7 +208,7 @@ class CudaExecutor:
                     logits = self._logits(x[here.sampled])
         if self._samples:
             biased = Sampling(temperature=1.0, top_p=0.5, logit_bias=((0, 0.0),))
-            self._choose(logits, [Draw(biased, 0, biased.shifts(()))]).choices()
+            self._choose(logits, [SamplingArgs(biased, 0, biased.shifts(()))]).result()
 
     def _eager(
         self, step: Step, first: int, last: int, hidden: torch.Tensor | None, layer_done: LayerDone | None
@@ -254,9 +254,9 @@ class CudaExecutor:
         return PROMPT_CHUNK if n_tokens >= PROMPT_TOKENS else DECODE_CHUNK
 
     @on_device
-    def _record(self, sizes: Sizes) -> Graphs:
+    def _record(self, sizes: Sizes) -> CudaGraphs:
         row_pages = -(-sizes.context // sizes.page_tokens)
-        return Graphs(self._whole, self.at, sizes.rows, row_pages, DECODE_CHUNK)
+        return CudaGraphs(self._whole, self.at, sizes.rows, row_pages, DECODE_CHUNK)
 
     def _whole(self, step: DeviceStep, with_lora: bool) -> Outputs:
         """What a graph holds: every row gets a token. All graphs write to the same outputs: one runs at a time."""
@@ -304,7 +304,7 @@ def _rotary(spec: ModelSpec, context: int) -> torch.Tensor:
     return torch.stack((cos[:, 0, :half], sin[:, 0, :half]), dim=1).contiguous()
 
 
-def _told(logits: torch.Tensor, row: int, token: int, draw: Draw) -> TokenLogprob | None:
+def _told(logits: torch.Tensor, row: int, token: int, draw: SamplingArgs) -> TokenLogprob | None:
     """Of the raw logits, by the host's own arithmetic: few requests ask for it."""
     if not draw.sampling.logprobs:
         return None

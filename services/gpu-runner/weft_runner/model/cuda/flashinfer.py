@@ -26,7 +26,7 @@ PLANNED = 8 << 20  # bytes of a plan, on the device and on the host
 Ints = npt.NDArray[np.int32]
 
 
-def why_not(head_dim: int, dtype: str, *, real: bool) -> str:
+def unsupported_reason(head_dim: int, dtype: str, *, real: bool) -> str:
     """Why FlashInfer cannot attend here; empty when it can. `real`: there is a GPU."""
     if not real:
         return "--attention flashinfer needs a GPU: there is no interpreter for it"

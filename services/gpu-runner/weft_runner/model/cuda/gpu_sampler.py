@@ -10,10 +10,10 @@ import torch
 from weft_kernels.triton import sampling as device
 from weft_runner.core.choice import Choice, TokenLogprob
 from weft_runner.model.cuda.device import device_errors
-from weft_runner.model.sampling import Draw, draw_bits
+from weft_runner.model.sampling import SamplingArgs, random_bits
 
 
-class DeviceChooser:
+class GpuSampler:
     """For up to `rows` rows of logits fp32 [rows, V]. Owned by the executor."""
 
     def __init__(self, rows: int, vocab: int, at: torch.device) -> None:
@@ -29,7 +29,7 @@ class DeviceChooser:
         return tokens
 
     def tokens(
-        self, logits: torch.Tensor, draws: Sequence[Draw], likeliest: torch.Tensor | None = None
+        self, logits: torch.Tensor, draws: Sequence[SamplingArgs], likeliest: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Each row's token, on the device: int32 [rows], -1 where it has none. Valid until the next choice.
 
@@ -41,9 +41,9 @@ class DeviceChooser:
             return self.likeliest(logits) if likeliest is None else likeliest[: len(draws)]
         return self._draw(logits, draws)
 
-    def _draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    def _draw(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> torch.Tensor:
         tokens = self._tokens[: len(draws)]
-        bits = [draw_bits(d.sampling.seed, d.sampling.choice, d.position) for d in draws]
+        bits = [random_bits(d.sampling.seed, d.sampling.choice, d.position) for d in draws]
         self._sampler.draw(
             self._shifted(logits, draws), tokens, self._upload(bits, np.int64),
             self._upload([d.sampling.temperature for d in draws], np.float64),
@@ -52,7 +52,7 @@ class DeviceChooser:
         )  # fmt: skip
         return tokens
 
-    def _shifted(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    def _shifted(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> torch.Tensor:
         """Logits with biases and penalties, in a copy: log probabilities are of the raw ones."""
         shifts = [(row, s) for row, draw in enumerate(draws) if (s := draw.shifts) is not None and len(s.tokens)]
         if not shifts:
@@ -69,19 +69,21 @@ class DeviceChooser:
         return host.to(self._at, non_blocking=True)
 
 
-Told = Callable[[int, int, Draw], TokenLogprob | None]  # row, token, draw -> its log probability, where one is wanted
+Told = Callable[
+    [int, int, SamplingArgs], TokenLogprob | None
+]  # row, token, draw -> its log probability, where one is wanted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeviceFlight:
+class GpuStepHandle:
     """`tokens`: int32 [rows] in pinned memory, valid after `landed` (None: at once); -1: the row has no choice."""
 
     tokens: torch.Tensor
     landed: torch.cuda.Event | None
-    draws: Sequence[Draw]
+    draws: Sequence[SamplingArgs]
     told: Told
 
-    def choices(self) -> list[Choice | None]:
+    def result(self) -> list[Choice | None]:
         if self.landed is not None:
             with device_errors():
                 self.landed.synchronize()
@@ -89,12 +91,12 @@ class DeviceFlight:
         return [None if token < 0 else Choice(token, self.told(i, token, draw)) for i, (token, draw) in found]
 
 
-def take_off(tokens: torch.Tensor, draws: Sequence[Draw], told: Told) -> DeviceFlight:
+def copy_to_host(tokens: torch.Tensor, draws: Sequence[SamplingArgs], told: Told) -> GpuStepHandle:
     """Copy tokens [rows] to the host behind what computes them. They may be overwritten by what is launched next."""
     if not tokens.is_cuda:
-        return DeviceFlight(tokens.clone(), None, draws, told)
+        return GpuStepHandle(tokens.clone(), None, draws, told)
     host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
     host.copy_(tokens, non_blocking=True)
     landed = torch.cuda.Event()
     landed.record()
-    return DeviceFlight(host, landed, draws, told)
+    return GpuStepHandle(host, landed, draws, told)

@@ -19,7 +19,7 @@ from weft_runner.model.cuda.attention import Attention
 from weft_runner.model.cuda.step import DeviceStep
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.lora import GATE_UP, QKV, SITES
-from weft_runner.model.partition import Part
+from weft_runner.model.partition import Partition
 from weft_runner.model.tensor_parallel import COLUMN_SITES, TensorParallel
 from weft_runner.model.weights import LayerWeights
 
@@ -32,7 +32,7 @@ class Device:
     """
 
     spec: ModelSpec
-    part: Part
+    part: Partition
     tensor: TensorParallel
     kv: KvCache
     tables: LoraTables

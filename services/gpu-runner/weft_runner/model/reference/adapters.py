@@ -6,16 +6,16 @@ import torch
 
 from weft.domain.model.config import ModelSpec
 from weft_kernels.lora import LoraSite
-from weft_runner.model.adapter_store import DeviceAdapter, KeepsTensors
+from weft_runner.model.adapter_store import DeviceAdapter, HostTensorStore
 from weft_runner.model.lora import SITES, AdapterPairs, AdapterWeights, Scales, adapter_pairs, stack_adapter
-from weft_runner.model.partition import Part
+from weft_runner.model.partition import Partition
 
 
-class LoraTable(KeepsTensors):
+class TorchAdapterStore(HostTensorStore):
     """An `AdapterStore`. `sites(layer, site)` is what the kernels index by slot. `part`: of the model, if not all."""
 
-    def __init__(self, spec: ModelSpec, slots: int, part: Part | None = None) -> None:
-        self._part = part or Part(spec)
+    def __init__(self, spec: ModelSpec, slots: int, part: Partition | None = None) -> None:
+        self._part = part or Partition(spec)
         self._table: list[list[list[LoraSite | None]]] = [[[None] * slots for _ in SITES] for _ in self._part.layers]
 
     def sites(self, layer: int, site: int) -> Sequence[LoraSite | None]:

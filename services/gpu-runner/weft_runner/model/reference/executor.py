@@ -13,13 +13,13 @@ from weft_runner.core.choice import Choice
 from weft_runner.model.decoder import run_layers
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.ops import ReferenceOps
 from weft_runner.model.reference.step import StepMaker
 from weft_runner.model.rope import inverse_frequencies
-from weft_runner.model.sampling import Draw, choose
+from weft_runner.model.sampling import SamplingArgs, sample
 from weft_runner.model.step import Step
-from weft_runner.model.tensor_parallel import Alone, Group, TensorParallel
+from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup, TensorParallel
 from weft_runner.model.weights import ModelWeights
 
 VERSION = "1"
@@ -33,10 +33,15 @@ class ReferenceExecutor:
     """
 
     def __init__(
-        self, spec: ModelSpec, weights: ModelWeights, kv: KvCache, adapters: LoraTable, group: Group | None = None
+        self,
+        spec: ModelSpec,
+        weights: ModelWeights,
+        kv: KvCache,
+        adapters: TorchAdapterStore,
+        group: ProcessGroup | None = None,
     ) -> None:
         self._spec, self._weights, self._kv, self._adapters = spec, weights, kv, adapters
-        self._tensor = TensorParallel(group or Alone())
+        self._tensor = TensorParallel(group or SingleProcessGroup())
         self._steps = StepMaker(kv, inverse_frequencies(spec), frozenset(spec.windows))
         self._torch_threads = torch.get_num_threads()
 
@@ -53,17 +58,17 @@ class ReferenceExecutor:
         return self._torch_threads
 
     @property
-    def adapters(self) -> LoraTable:
+    def adapters(self) -> TorchAdapterStore:
         return self._adapters
 
-    def choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
-        return choose(logits, draws)
+    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
+        return sample(logits, draws)
 
     @property
     def page_bytes(self) -> int:
         return self._kv.page_bytes
 
-    def lend_pages(self, pages: list[int]) -> None:
+    def allocate_adapter_pages(self, pages: list[int]) -> None:
         """Their memory stays with the tensor: this executor is the oracle, not the one that serves a full machine."""
 
     def clear_pages(self, pages: list[int]) -> None:

@@ -13,7 +13,7 @@ from weft.domain.model.config import ModelSpec
 from weft_kernels.lora import LoraSite, add_lora
 from weft_kernels.reference import expand, shrink
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.reference.adapters import LoraTable
+from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.step import DecodeRows, PrefillRow, PreparedStep
 from weft_runner.model.rope import rotate
 from weft_runner.model.tensor_parallel import TensorParallel
@@ -21,7 +21,7 @@ from weft_runner.model.weights import LayerWeights
 
 
 class ReferenceOps:
-    """`Operators` of one prepared step, of the part of the model that `spec` describes (`model.partition.Part.local`).
+    """`Operators` of one prepared step, of the part of the model that `spec` describes (`Partition.local`).
 
     `residual`: [T, H], what the first layer reads; it is not written to.
     """
@@ -30,7 +30,7 @@ class ReferenceOps:
         self,
         spec: ModelSpec,
         kv: KvCache,
-        adapters: LoraTable,
+        adapters: TorchAdapterStore,
         tensor: TensorParallel,
         prepared: PreparedStep,
         residual: torch.Tensor,
