@@ -32,7 +32,6 @@ from weft.domain.request import (
 )
 from weft.domain.routes import PoolRoute, ResyncRoutes, Route, Routes
 from weft_gateway.core.config import GatewayConfig
-from weft_gateway.core.deadlines import Deadlines
 from weft_gateway.core.events import (
     PREDICTOR,
     SCHEDULER,
@@ -471,20 +470,3 @@ def test_every_answer_ends_once_whatever_happens_and_equal_events_have_equal_eff
     assert sorted(finished) == sorted(submitted)
     assert (shell.machine.admission.in_flight, len(of(effects, Drained))) == (0, 1)
     assert disturbed(seed)[1] == effects
-
-
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.one_of(st.none(), st.integers(0, 9))), max_size=200))
-def test_deadlines_come_up_in_order_each_key_once(changes: list[tuple[str, int | None]]) -> None:
-    deadlines: Deadlines = Deadlines()
-    model: dict[str, int] = {}
-    for key, at in changes:
-        deadlines.set(key, at)
-        model.pop(key, None)
-        if at is not None:
-            model[key] = at
-        assert deadlines.next() == min(model.values(), default=None)
-    due = []
-    while (key := deadlines.pop_due(4)) is not None:
-        due.append(key)
-    assert due == sorted((key for key, at in model.items() if at <= 4), key=model.__getitem__)
-    assert len(deadlines) == len(model) - len(due)

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_scheduler.core.timers import Timer, TimerKind, TimerQueue
+from weft.domain.timers import TimerQueue
+from weft_scheduler.core.timers import Timer, TimerKind
 
 NAMES = st.sampled_from(["a", "b", "c"])
 STEPS = st.lists(st.tuples(st.sampled_from(["set", "earlier", "clear", "due"]), NAMES, st.integers(0, 20)))
@@ -11,7 +12,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["set", "earlier", "clear", "due"]), 
 
 @given(STEPS)
 def test_what_is_due_comes_out_once_in_order(steps: list[tuple[str, str, int]]) -> None:
-    timers, model = TimerQueue(), dict[str, int]()
+    timers, model = TimerQueue[Timer](), dict[str, int]()
     for what, name, when in steps:
         timer = Timer(TimerKind.AVOIDANCE, name)
         if what == "set":
@@ -33,7 +34,7 @@ def test_what_is_due_comes_out_once_in_order(steps: list[tuple[str, str, int]]) 
 
 
 def test_a_deadline_that_moves_often_does_not_grow_the_heap() -> None:
-    timers = TimerQueue()
+    timers = TimerQueue[Timer]()
     for i in range(10_000):
         timers.set(Timer(TimerKind.AVOIDANCE, "a"), float(i))
     assert len(timers._heap) < 100  # pyright: ignore[reportPrivateUsage]

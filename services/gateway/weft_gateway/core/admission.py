@@ -6,8 +6,7 @@ from enum import Enum, auto
 
 from weft.domain.machine import Send
 from weft.domain.prediction import PredictItem
-from weft_gateway.core.config import GatewayConfig
-from weft_gateway.core.deadlines import Deadlines, Timer
+from weft_gateway.core.config import GatewayConfig, Timer, Timers
 from weft_gateway.core.events import (
     PREDICTOR,
     Effect,
@@ -51,8 +50,8 @@ class Arrival:
 class Admission:
     """`active`: the answers that are submitted already; they count, too."""
 
-    def __init__(self, config: GatewayConfig, routes: RouteTable, deadlines: Deadlines, active: Sized) -> None:
-        self._config, self._routes, self._deadlines, self._active = config, routes, deadlines, active
+    def __init__(self, config: GatewayConfig, routes: RouteTable, timers: Timers, active: Sized) -> None:
+        self._config, self._routes, self._timers, self._active = config, routes, timers, active
         self.draining = False
         self.arriving = 0  # answers
         self._arrivals: dict[str, Arrival] = {}
@@ -202,7 +201,7 @@ class Admission:
         assert self.arriving == sum(one.n for one in self._arrivals.values()), "requests before their submission"
         for arrival in self._arrivals.values():
             waits = arrival.stage is not Stage.SHELL
-            assert waits == (self._deadlines.get((Timer.ARRIVAL, arrival.request_id)) is not None), "a wait has an end"
+            assert waits == ((Timer.ARRIVAL, arrival.request_id) in self._timers), "a wait has an end"
             waiting = arrival.request_id in self._waiting.get(arrival.digest, ())
             assert waiting == (arrival.stage is Stage.TOKENIZER), "who waits for which tokenizer"
 
@@ -213,7 +212,7 @@ class Admission:
 
     def _wait(self, arrival: Arrival, stage: Stage, until: float) -> None:
         arrival.stage = stage
-        self._deadlines.set((Timer.ARRIVAL, arrival.request_id), until)
+        self._timers.set((Timer.ARRIVAL, arrival.request_id), until)
 
     def _proceed(self, arrival: Arrival) -> list[Effect]:
         self._end_wait(arrival)
@@ -229,7 +228,7 @@ class Admission:
         self.arriving -= arrival.n
 
     def _end_wait(self, arrival: Arrival) -> None:
-        self._deadlines.set((Timer.ARRIVAL, arrival.request_id), None)
+        self._timers.clear((Timer.ARRIVAL, arrival.request_id))
         if arrival.stage is Stage.TOKENIZER:
             waiting = self._waiting[arrival.digest]
             del waiting[arrival.request_id]

@@ -1,6 +1,9 @@
-"""What a gateway's machine is configured with."""
+"""What a gateway's machine is configured with, and the kinds of its deadlines."""
 
 from dataclasses import dataclass
+from enum import StrEnum, auto
+
+from weft.domain.timers import TimerQueue
 
 MAX_UNACKED = 10_000  # outcomes
 
@@ -16,3 +19,15 @@ class GatewayConfig:
     session_idle_s: float = 60.0  # a session without requests closes
     drain_s: float = 10.0  # for running answers to finish before the process ends
     max_unacked: int = MAX_UNACKED
+
+
+class Timer(StrEnum):
+    """What a deadline is for; the name beside it is that of a request, an answer or a peer."""
+
+    ARRIVAL = auto()  # a request before its submission
+    HOLD = auto()  # an answer without a runner
+    SESSION = auto()  # connecting, or idle
+    DRAIN = auto()
+
+
+Timers = TimerQueue[tuple[Timer, str]]

@@ -36,8 +36,7 @@ from weft.domain.request import (
 )
 from weft.domain.routes import ResyncRoutes, Routes, RoutesGap
 from weft_gateway.core.admission import Admission, Arrival
-from weft_gateway.core.config import GatewayConfig
-from weft_gateway.core.deadlines import Deadlines, Key, Timer
+from weft_gateway.core.config import GatewayConfig, Timer, Timers
 from weft_gateway.core.events import (
     SCHEDULER,
     ClientGone,
@@ -75,7 +74,7 @@ from weft_gateway.core.stream import (
 ACK_S = 1.0  # for outcomes to be stored before the process ends
 _BUG = Failure("internal_error", "The gateway failed on this request.")
 _STOPPED = Failure("shutting_down", "The gateway stopped before the answer was complete.", 1000)
-_DRAIN: Key = (Timer.DRAIN, "")
+_DRAIN = (Timer.DRAIN, "")
 
 
 @dataclass(slots=True)
@@ -101,9 +100,9 @@ class Gateway:
         self.requests: dict[str, ActiveRequest] = {}  # by the answer's id
         self.outcomes: dict[str, OutcomeReport] = {}  # not acknowledged yet, the oldest first
         self.scheduler_up = False
-        self._deadlines = Deadlines()
-        self.admission = Admission(config, self.routes, self._deadlines, self.requests)
-        self.sessions = Sessions(gateway_id, config, self._deadlines)
+        self._timers = Timers()
+        self.admission = Admission(config, self.routes, self._timers, self.requests)
+        self.sessions = Sessions(gateway_id, config, self._timers)
         self._answers: dict[str, tuple[str, ...]] = {}  # of each submitted request that is not over
         self._by_pool: dict[str, dict[str, None]] = {}  # ordered sets of answers
         self._resyncing = False
@@ -143,31 +142,31 @@ class Gateway:
                 effects = self.admission.on_tokenizer(event)
             case DrainStarted():
                 effects = self.admission.drain()
-                self._deadlines.set(_DRAIN, now + self.config.drain_s)
+                self._timers.set(_DRAIN, now + self.config.drain_s)
             case _:
                 assert event is TICK
                 effects = []
-                while (key := self._deadlines.pop_due(now)) is not None:  # what one ends may have had another
+                while (key := self._timers.take_due(now)) is not None:  # what one ends may have had another
                     effects += self._on_deadline(key, now)
         if self.admission.draining:
             effects += self._drained(now)
         return effects
 
     def next_deadline(self) -> float | None:
-        return self._deadlines.next()
+        return self._timers.next()
 
-    def _on_deadline(self, key: Key, now: float) -> list[Effect]:
+    def _on_deadline(self, key: tuple[Timer, str], now: float) -> list[Effect]:
         match key:
-            case (Timer.ARRIVAL, str(request_id)):
+            case (Timer.ARRIVAL, request_id):
                 if arrival := self.admission.take_predicted(request_id):
                     return self._submit(arrival, Prediction(request_id), now)
                 return self.admission.expire(request_id)
-            case (Timer.HOLD, str(request_id)):
+            case (Timer.HOLD, request_id):
                 active = self.requests[request_id]
                 active.hold_deadline = None
                 return self._apply(active, HoldExpired(self._hold_failure(active.stream)), now)
-            case (Timer.SESSION, Peer() as peer):
-                session = self.sessions.get(peer)
+            case (Timer.SESSION, name):
+                session = self.sessions.get(Peer(Kind.RUNNER, name))
                 assert session is not None
                 return self._close(session, self.sessions.overdue(session), now)
             case _:
@@ -339,7 +338,11 @@ class Gateway:
         deadline = active.stream.hold_deadline
         if deadline != active.hold_deadline:
             active.hold_deadline = deadline
-            self._deadlines.set((Timer.HOLD, active.stream.request_id), deadline)
+            key = (Timer.HOLD, active.stream.request_id)
+            if deadline is None:
+                self._timers.clear(key)
+            else:
+                self._timers.set(key, deadline)
 
     def _hold_failure(self, stream: RequestStream) -> Failure:
         seconds = f"{stream.hold_s:g} s"
@@ -389,17 +392,17 @@ class Gateway:
         if self._acking:
             return [Drained()]
         self._acking = True
-        self._deadlines.set(_DRAIN, now + ACK_S)
+        self._timers.set(_DRAIN, now + ACK_S)
         return [effect for one in list(self.requests.values()) for effect in self._apply(one, Abort(_STOPPED), now)]
 
     def _drained(self, now: float) -> list[Effect]:
-        if self._deadlines.get(_DRAIN) is None:
+        if _DRAIN not in self._timers:
             return []  # Drained was returned already
         effects: list[Effect] = []
         if not self._acking and not self.admission.in_flight:
             effects += self._end_all(now)
         if self._acking and not (self.outcomes and self.scheduler_up):
-            self._deadlines.set(_DRAIN, None)
+            self._timers.clear(_DRAIN)
             effects.append(Drained())
         return effects
 
@@ -415,7 +418,7 @@ class Gateway:
             assert stream.end is None, "an ended request is active"
             check_stream(stream)
             assert active.hold_deadline == stream.hold_deadline, "a held request with another deadline"
-            assert active.hold_deadline == self._deadlines.get((Timer.HOLD, request_id)), "a hold without a deadline"
+            assert active.hold_deadline == self._timers.get((Timer.HOLD, request_id)), "a hold without a deadline"
             assert request_id in self._answers[stream.request.request_id], "an answer of no request"
             by_pool.setdefault(active.pool, set()).add(request_id)
             if stream.running:

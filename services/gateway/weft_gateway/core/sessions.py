@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from weft.domain.ids import RunnerId
 from weft.domain.machine import Close, Peer
 from weft.domain.request import Assign, SessionHello
-from weft_gateway.core.config import GatewayConfig
-from weft_gateway.core.deadlines import Deadlines, Timer
+from weft_gateway.core.config import GatewayConfig, Timer, Timers
 from weft_gateway.core.events import OpenSession
 from weft_gateway.core.stream import runner_peer
 
@@ -24,8 +23,8 @@ class Session:
 class Sessions:
     """Each session has a deadline while it connects, and while no request runs there."""
 
-    def __init__(self, gateway_id: str, config: GatewayConfig, deadlines: Deadlines) -> None:
-        self._gateway_id, self._config, self._deadlines = gateway_id, config, deadlines
+    def __init__(self, gateway_id: str, config: GatewayConfig, timers: Timers) -> None:
+        self._gateway_id, self._config, self._timers = gateway_id, config, timers
         self._open: dict[Peer, Session] = {}
 
     def __len__(self) -> int:
@@ -45,12 +44,12 @@ class Sessions:
         peer, opened = runner_peer(assign.runner), list[OpenSession]()
         if peer not in self._open:
             self._open[peer] = Session(peer, assign.runner)
-            self._deadlines.set((Timer.SESSION, peer), now + self._config.connect_s)
+            self._timers.set((Timer.SESSION, peer.name), now + self._config.connect_s)
             opened = [OpenSession(peer, assign.address, SessionHello(self._gateway_id, assign.runner.incarnation))]
         session = self._open[peer]
         session.requests[request_id] = None
         if session.ready:
-            self._deadlines.set((Timer.SESSION, peer), None)
+            self._timers.clear((Timer.SESSION, peer.name))
         return opened
 
     def leave(self, assign: Assign, request_id: str, now: float) -> None:
@@ -61,13 +60,13 @@ class Sessions:
 
     def connected(self, session: Session, now: float) -> None:
         session.ready = True
-        self._deadlines.set((Timer.SESSION, session.peer), None)
+        self._timers.clear((Timer.SESSION, session.peer.name))
         self._watch(session, now)
 
     def remove(self, session: Session) -> None:
         """The session is over."""
         del self._open[session.peer]
-        self._deadlines.set((Timer.SESSION, session.peer), None)
+        self._timers.clear((Timer.SESSION, session.peer.name))
 
     def close(self, session: Session, reason: str) -> Close:
         self.remove(session)
@@ -82,9 +81,9 @@ class Sessions:
         held = {one.peer: set(one.requests) for one in self._open.values() if one.requests}
         assert held == running, "the requests of a session are those that run there"
         for peer, session in self._open.items():
-            watched = self._deadlines.get((Timer.SESSION, peer)) is not None
+            watched = (Timer.SESSION, peer.name) in self._timers
             assert watched == (not (session.ready and session.requests)), "an unused session has a deadline"
 
     def _watch(self, session: Session, now: float) -> None:
         if session.ready and not session.requests:
-            self._deadlines.set((Timer.SESSION, session.peer), now + self._config.session_idle_s)
+            self._timers.set((Timer.SESSION, session.peer.name), now + self._config.session_idle_s)

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -12,7 +13,7 @@ from starlette.requests import Request as HttpRequest
 
 from weft.domain.request import Sampling
 from weft.domain.routes import PoolRoute, Route
-from weft_gateway.core.events import Request
+from weft_gateway.core.events import ModelResolved, Request
 from weft_gateway.core.routes import Principal
 from weft_gateway.errors import (
     BadRequest,
@@ -30,7 +31,6 @@ from weft_gateway.openai.schema import Common, parse
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import authenticate
 from weft_gateway.shell.request_ids import ids_of
-from weft_gateway.shell.request_manager import AdmissionSlot
 from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
 
 THREAD_BYTES = 20_000  # a body this long is parsed in a thread: the loop goes on streaming
@@ -42,16 +42,16 @@ T = TypeVar("T", bound=Common)
 Encode = Callable[[ModelTokenizer, int], list[int]]  # within a context of so many tokens
 
 
-def admission_slot(state: AppState, request: HttpRequest) -> AdmissionSlot:
+def arriving(state: AppState, request: HttpRequest) -> AbstractAsyncContextManager[None]:
     """Counts the request until its submission and holds it while there is no route table."""
-    return state.manager.slot(ids_of(request.scope).request_id)
+    return state.manager.arriving(ids_of(request.scope).request_id)
 
 
 async def wait_for_routes(state: AppState, request: HttpRequest) -> None:
     """A process that has just started holds its first requests. Raises Unavailable, Overloaded."""
     if not state.machine.routes.known:
-        async with admission_slot(state, request):
-            pass
+        async with arriving(state, request):
+            state.manager.client_gone(ids_of(request.scope).request_id)  # it needs nothing more
 
 
 def principal_of(state: AppState, request: HttpRequest) -> Principal:
@@ -71,7 +71,7 @@ class ParsedRequest(Generic[T]):
     arrived_unix_ms: int
 
 
-async def parse_request(state: AppState, request: HttpRequest, kind: type[T], slot: AdmissionSlot) -> ParsedRequest[T]:
+async def parse_request(state: AppState, request: HttpRequest, kind: type[T]) -> ParsedRequest[T]:
     """Authenticate, read and parse. Raises ApiError: everything but the prompt is checked."""
     arrived_unix_ms = time.time_ns() // 1_000_000
     principal = principal_of(state, request)
@@ -88,7 +88,7 @@ async def parse_request(state: AppState, request: HttpRequest, kind: type[T], sl
     if params.n > limit:
         raise ParameterError(f"n: this gateway takes {limit} requests at once, and each choice is one.", param="n")
     route, pool = found
-    await slot.resolve(pool.pool, params.n)
+    await state.manager.step(ModelResolved(ids_of(request.scope).request_id, pool.pool, params.n))
     tokenizer = state.tokenizers.get(pool.base_digest)
     if tokenizer is None:
         text = f"The tokenizer of pool {pool.pool} is not available: the pool has changed."

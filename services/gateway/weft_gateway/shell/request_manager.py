@@ -5,13 +5,13 @@ step wakes a request at most once; what a slow client has not read yet gathers i
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
-from types import TracebackType
-from typing import Self, cast
+from collections.abc import AsyncGenerator, Callable
+from typing import cast
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -116,9 +116,18 @@ class RequestManager:
 
     # ---------------------------------------------------------------- what handlers use
 
-    def slot(self, request_id: str) -> "AdmissionSlot":
-        """What one request counts for until it is submitted."""
-        return AdmissionSlot(self, request_id)
+    @contextlib.asynccontextmanager
+    async def arriving(self, request_id: str) -> AsyncGenerator[None]:
+        """Count a request until its submission and wait for the route table. An exception ends the request.
+
+        Raises Unavailable, Overloaded.
+        """
+        try:
+            await self.step(RequestArrived(request_id))
+            yield
+        except BaseException:
+            self.client_gone(request_id)
+            raise
 
     async def step(self, event: RequestArrived | ModelResolved) -> None:
         """Wait until the request may take its next step. Raises ApiError."""
@@ -299,36 +308,6 @@ class RequestManager:
         entry = self._answers.get(request_id)
         model = {"model": entry[0].request.route.model_name} if entry else {}
         return kv(request_id=request_id, **model, **fields)
-
-
-class AdmissionSlot:
-    """A request on its way to its submission. What leaves the block without one counts no more."""
-
-    def __init__(self, manager: RequestManager, request_id: str) -> None:
-        self._manager, self._request_id, self._submitted = manager, request_id, False
-
-    async def __aenter__(self) -> Self:
-        """Wait for the route table. Raises Unavailable, Overloaded."""
-        try:
-            await self._manager.step(RequestArrived(self._request_id))
-        except BaseException:
-            self._manager.client_gone(self._request_id)
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._submitted:
-            self._manager.client_gone(self._request_id)
-
-    async def resolve(self, pool: str, n: int) -> None:
-        """Count the request's answers and wait for its pool's tokenizer. Raises Unavailable, Overloaded."""
-        await self._manager.step(ModelResolved(self._request_id, pool, n))
-
-    def submit(self, request: Request) -> ResponseGroup:
-        self._submitted = True
-        return self._manager.submit(request)
 
 
 def check_gateway(machine: Gateway) -> None:

@@ -3,6 +3,7 @@
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.machine import Kind, Peer, Send
 from weft.domain.runner import SchedulerHello
+from weft.domain.timers import TimerQueue
 from weft_scheduler.core.config import Config
 from weft_scheduler.core.effects import Effect, PersistTerm
 from weft_scheduler.core.model.gateway import Gateway
@@ -14,7 +15,7 @@ from weft_scheduler.core.policy import reservation
 from weft_scheduler.core.policy.reservation import OutputLengthStats, ReservationPolicy
 from weft_scheduler.core.published_state import PublishedState
 from weft_scheduler.core.routes import RouteTable
-from weft_scheduler.core.timers import Timer, TimerKind, TimerQueue
+from weft_scheduler.core.timers import Timer, TimerKind
 
 MAX_REPLACED = 20_000  # replaced incarnations remembered, twice the fleet that this is made for
 
@@ -34,7 +35,7 @@ class State:
         self.supervisors: dict[str, Peer] = {}  # in order of arrival
         self.registry_known = False
         self.settled = False  # the cluster has had the time to report itself
-        self.timers = TimerQueue()
+        self.timers = TimerQueue[Timer]()
         self.outcomes = OutcomeBuffer(config.max_outcomes)
         self.routes = RouteTable()
         self.published = PublishedState()
