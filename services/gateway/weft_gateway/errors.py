@@ -1,4 +1,4 @@
-"""What a client is told when a request cannot be served, split by what the caller can do.
+"""The errors of the API, split by what the caller can do.
 
     ApiError                  any answer in OpenAI's error shape
     |- BadRequest      400    correct the request (ParameterError: this parameter; BodyTimeout 408: send it at once)
@@ -10,7 +10,7 @@
     |- Unavailable     503    try again: something is missing that is expected back
     `- Internal        500    report a bug
 
-A stream that fails carries a core `Failure`; `from_failure` translates it, here and nowhere else.
+The core names what fails by a `Failure`; `from_failure` translates it, here and nowhere else.
 """
 
 import math
@@ -69,7 +69,7 @@ class ParameterError(BadRequest):
 
 
 class BodyTimeout(BadRequest):
-    """The body did not arrive in time. What is left of it would be read for nothing: the connection ends."""
+    """The body did not arrive in time. The connection ends: reading the rest of the body would serve nothing."""
 
     status, code = 408, "timeout"
 
@@ -87,7 +87,7 @@ class Unauthorized(ApiError):
 
 
 class ModelNotFound(ApiError):
-    """No such model for this caller. Another tenant's model looks exactly the same."""
+    """This caller has no such model. The answer for another tenant's model is exactly the same."""
 
     status, kind, code = 404, INVALID, "model_not_found"
 
@@ -139,7 +139,7 @@ _STATUS_CODE = {"model_not_found": 404}
 
 
 def from_failure(failure: Failure) -> ApiError:
-    """A stream's named failure as the client sees it; what is not in the table is a 503."""
+    """The HTTP error of a named failure; what is not in the table is a 503."""
     kind = _STATUS.get(failure.code, Unavailable)
     return kind(
         failure.message,

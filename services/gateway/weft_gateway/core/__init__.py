@@ -1,1 +1,1 @@
-"""The gateway's pure part: one request's life, stop strings, whole characters. No loop, no socket, no clock."""
+"""The gateway's machine: requests from their arrival to their outcomes. No loop, no socket, no clock."""

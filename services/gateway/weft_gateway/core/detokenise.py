@@ -50,7 +50,7 @@ class Decoding:
 
 
 class UnsupportedDecoder(ValueError):
-    """The tokenizer's decoder is none of those Weft knows."""
+    """The tokenizer's decoder is none that Weft supports."""
 
 
 def decoding_of(decoder: Mapping[str, Any] | None) -> Decoding:

@@ -23,7 +23,7 @@ ANY_NAMESPACE = Principal(None)
 
 
 class RouteTable:
-    """One table for the life of a gateway. `known`: a table has come from a scheduler."""
+    """The one table of a gateway. `known`: a table has come from a scheduler."""
 
     def __init__(self) -> None:
         self.known = False

@@ -125,7 +125,7 @@ class RequestStream:
     `hold_s` bounds the time with nowhere to go. A request that merely queues (new, preempted, or refused by NoCapacity)
     in a pool that is available has somewhere to go: its hold time stands still, for the queue's bound and the client's
     patience end such a wait. The hold time of a request that lost its runner otherwise (crash, drain, error) runs until
-    the next assignment. It runs on over assignments that came to nothing and starts anew once a runner has begun.
+    the next assignment. It runs on over assignments that came to nothing and starts again once a runner has begun.
     """
 
     def __init__(self, request: Request, index: int, *, hold_s: float, now: float, available: bool = False) -> None:
@@ -264,7 +264,7 @@ class RequestStream:
             self._held_since = None
 
     def _cancel(self, end: End, *, scheduler_knows: bool = False) -> list[StreamEffect]:
-        """The end from outside: stop the runner, tell the scheduler."""
+        """The end from outside: stop the runner, cancel at the scheduler."""
         effects: list[StreamEffect] = [self._stop(self.running)] if self.running else []
         if not scheduler_knows:
             effects.append(Send(SCHEDULER, Cancel(self.request_id)))

@@ -1,1 +1,1 @@
-"""The OpenAI API: what is taken, what is refused, and how answers look on the wire."""
+"""The OpenAI API: which requests are accepted, and the shape of answers."""

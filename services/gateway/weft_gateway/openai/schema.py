@@ -1,4 +1,4 @@
-"""Requests as clients send them. What is listed here is honoured; everything else is refused by name, never ignored.
+"""The requests of clients. The parameters here are honoured; every other one is refused by name, never ignored.
 
 A `null` counts as absent. Types are strict: no text for a number, no number for a flag.
 """
@@ -13,12 +13,12 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from weft_gateway.core.stops import MAX_STOP_CHARS, MAX_STOPS
 from weft_gateway.errors import BadRequest, ParameterError
 from weft_gateway.openai.unsupported import advice
-from weft_gateway.shell.request_ids import MAX_CHOICES
+from weft_gateway.shell.request_ids import MAX_N
 
 ROLES = ("system", "user", "assistant")
 MAX_MESSAGES = 4096
 MAX_INT32 = 2**31 - 1
-MAX_ALTERNATIVES = 20  # told beside each token
+MAX_ALTERNATIVES = 20  # reported beside each token
 MAX_BIASES, MAX_BIAS = 300, 100
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 T = TypeVar("T", bound="Common")
@@ -109,7 +109,7 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    """What a stream says besides its text."""
+    """What a stream holds beside its text."""
 
     include_usage: bool = Field(False, description="a last chunk with the tokens used")
 
@@ -129,7 +129,7 @@ class Common(Strict):
     temperature: float = Field(1.0, ge=0, le=2, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
-    n: int = Field(1, ge=1, le=MAX_CHOICES, description="answers to this one prompt, each drawn by itself")
+    n: int = Field(1, ge=1, le=MAX_N, description="answers to this one prompt, each drawn by itself")
     frequency_penalty: float = Field(0.0, ge=-2, le=2, description="times how often a token stands in the answer")
     presence_penalty: float = Field(0.0, ge=-2, le=2, description="for each token that stands in the answer")
     logit_bias: Annotated[
@@ -143,7 +143,7 @@ class Common(Strict):
 
     @property
     def alternatives(self) -> int | None:
-        """How many tokens are told beside each chosen one; None: no log probabilities at all."""
+        """How many tokens are reported beside each sampled one; None: no log probabilities at all."""
         raise NotImplementedError
 
     @property
@@ -163,8 +163,10 @@ class ChatRequest(Common):
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
-    logprobs: bool = Field(False, description="tell the log probability of each token")
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES, description="likeliest tokens told beside each")
+    logprobs: bool = Field(False, description="report the log probability of each token")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_ALTERNATIVES, description="likeliest tokens reported beside each"
+    )
 
     @property
     def limit(self) -> int | None:
@@ -180,7 +182,10 @@ class CompletionRequest(Common):
 
     prompt: Annotated[str | list[int], PlainValidator(_prompt, json_schema_input_type=str | list[int])]
     logprobs: int | None = Field(
-        None, ge=0, le=MAX_ALTERNATIVES, description="tell log probabilities, and so many likeliest tokens beside each"
+        None,
+        ge=0,
+        le=MAX_ALTERNATIVES,
+        description="report log probabilities, and so many likeliest tokens beside each",
     )
     best_of: int | None = Field(None, description="only when it equals n")
 
@@ -216,7 +221,7 @@ def _check_together(request: Common) -> None:
     if request.stream_options and not request.stream:
         raise ParameterError("stream_options is only taken with stream: true.", param="stream_options")
     if isinstance(request, CompletionRequest) and request.best_of not in (None, request.n):
-        text = f"best_of is only taken when it equals n, here {request.n}: every answer is returned, none is chosen."
+        text = f"best_of is only taken when it equals n, here {request.n}: every answer is returned, none is selected."
         raise ParameterError(text, param="best_of", code="unsupported_value")
     if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
         raise ParameterError("top_logprobs is only taken with logprobs: true.", param="top_logprobs")

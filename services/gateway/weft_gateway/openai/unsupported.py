@@ -1,17 +1,17 @@
 """Parameters that clients know from OpenAI or vLLM and that Weft does not serve: what to do instead.
 
-Ignoring one would answer another question than was asked, so each is refused, by name, with a word of help.
+Ignoring one would answer another question than was asked, so each is refused by name, with an advice.
 """
 
 _LEAVE_OUT = "leave it out"
 _TOOLS = "tools are not served: describe them in a message and read the answer's text"
 _SOUND = "answers are text: leave it out"
 _THINKING = "it is for reasoning models of OpenAI: ask for it in a message"
-_ACCOUNT = "requests are told apart by their API key and `x-request-id`: leave it out"
+_ACCOUNT = "requests are distinguished by their API key and `x-request-id`: leave it out"
 _CACHE = "prompts are reused by themselves, within a namespace: leave it out"
 _STORE = "answers are not stored: leave it out"
 _SHAPE = "answers are plain text: ask for the form in a message, and check it"
-_NUCLEUS = "top_p bounds what is drawn from"
+_NUCLEUS = "top_p bounds what is sampled from"
 _PENALTY = "frequency_penalty and presence_penalty discourage repetition"
 _STOP = "the model's end of sequence and `stop` end an answer"
 
@@ -55,5 +55,5 @@ _ADVICE = {
 
 
 def advice(parameter: str) -> str:
-    """What to do about a parameter that is not served; "" for one that nobody knows."""
+    """What to do about a parameter that is not served; "" for an unknown one."""
     return _ADVICE.get(parameter, "")

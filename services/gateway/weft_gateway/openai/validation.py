@@ -123,7 +123,7 @@ async def validate(
 
 
 def response_meta(request: HttpRequest, parsed: ParsedRequest[T]) -> ResponseMeta:
-    """What every chunk of the answer says."""
+    """What every chunk of the answer holds."""
     return ResponseMeta(
         request_id=ids_of(request.scope).request_id,
         model=parsed.params.model,

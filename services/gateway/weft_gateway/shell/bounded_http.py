@@ -112,7 +112,7 @@ class BoundedHttp(HttpToolsProtocol):
         return bool(self.cycle) and not self.cycle.response_complete
 
     def _refuse(self, status: HTTPStatus, code: str, message: str) -> None:
-        """Say why where no answer is under way, and close."""
+        """Send the reason where no answer is under way, and close."""
         if not self._answering and not self.transport.is_closing():
             body = BadRequest(message, code=code, status=status).body()
             head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"

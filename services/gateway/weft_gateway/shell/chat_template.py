@@ -2,7 +2,7 @@
 
 The template comes with the base model, so it is data: it runs in jinja2's immutable sandbox and sees what Hugging Face
 templates expect (messages, add_generation_prompt, the special tokens, raise_exception, strftime_now, tojson). Its
-loops, calls, products and output are bounded, so that a hostile one costs a thread a second and not the process.
+loops, calls, products and output are bounded, so that a hostile one costs a second of one thread and not the process.
 """
 
 import json
@@ -20,7 +20,7 @@ Message = Mapping[str, str]  # {"role": ..., "content": ...}
 
 
 class TemplateRefused(ValueError):
-    """The template does not take these messages, and says why."""
+    """The template refuses these messages, with a reason."""
 
 
 class RenderedTooLong(TemplateRefused):

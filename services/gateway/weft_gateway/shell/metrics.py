@@ -1,4 +1,4 @@
-"""What the gateway counts (`weft_gateway_*`). Labels are bounded: the first models have their own, others share one."""
+"""The gateway's metrics (`weft_gateway_*`). Labels are bounded: the first models have their own, others share one."""
 
 from collections.abc import Iterator
 from copy import copy
@@ -97,7 +97,7 @@ def exposition(registry: CollectorRegistry, shown: frozenset[str] | None) -> byt
 
 
 class _Shown(Collector):
-    """The samples of another registry that say nothing of hidden models and pools."""
+    """The samples of another registry without those of hidden models and pools."""
 
     def __init__(self, registry: CollectorRegistry, shown: frozenset[str]) -> None:
         self._registry, self._shown = registry, shown

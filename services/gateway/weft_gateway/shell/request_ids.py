@@ -1,4 +1,4 @@
-"""Request ids: the client's `x-request-id` where it is fit, made unique for our own use, returned on every answer."""
+"""Request ids: the client's `x-request-id` where it is valid, made unique inside Weft, returned on every answer."""
 
 import re
 import secrets
@@ -8,22 +8,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_ID_CHARS = 128  # of a request id anywhere: what the store keeps
 _UNIQUE_BYTES = 8
-MAX_CHOICES = 16  # of one request
-_CHOICE_CHARS = len(f"/{MAX_CHOICES - 1}")
-MAX_CLIENT_ID_CHARS = MAX_ID_CHARS - 1 - 2 * _UNIQUE_BYTES - _CHOICE_CHARS  # what follows has to fit
+MAX_N = 16  # answers of one request
+_INDEX_CHARS = len(f"/{MAX_N - 1}")
+MAX_CLIENT_ID_CHARS = MAX_ID_CHARS - 1 - 2 * _UNIQUE_BYTES - _INDEX_CHARS  # the random part and the index follow
 _FIT = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/-]{0,%d}" % (MAX_CLIENT_ID_CHARS - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """`client_request_id` is what the client sees; `request_id` is unique, so that two clients' ids cannot collide."""
+    """`client_request_id` goes back to the client; `request_id` is unique: the ids of two clients cannot collide."""
 
     client_request_id: str
     request_id: str
-
-    def choice(self, index: int, n: int) -> str:
-        """The id of one of `n` choices: the request's own where there is but one."""
-        return self.request_id if n == 1 else f"{self.request_id}/{index}"
 
 
 class RequestIds:
@@ -55,7 +51,7 @@ def ids_of(scope: Scope) -> Ids:
 
 
 def _ids(header: bytes) -> Ids:
-    """An id that is missing, too long or oddly spelled is replaced by our own."""
+    """An id that is missing, too long or of other characters is replaced."""
     if _FIT.fullmatch(header):
         given = header.decode()
         return Ids(given, f"{given}-{secrets.token_hex(_UNIQUE_BYTES)}")

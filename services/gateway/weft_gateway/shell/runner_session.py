@@ -81,7 +81,7 @@ class RunnerSession:
                 log.info("session up", extra=kv(runner=self.peer.name, address=self._address))
                 self._on_event(self, Connected(self.peer))
             case _ if not self._ready:
-                raise PeerError("a runner says who it is first")
+                raise PeerError("a message before SessionReady")
             case Draining():
                 log.info("runner drains", extra=kv(runner=self.peer.name))
             case message:

@@ -32,7 +32,7 @@ def status_of(state: AppState, authorization: str | None) -> dict[str, Any]:
 
 
 def visible_labels(state: AppState, authorization: str | None) -> frozenset[str] | None:
-    """Names of models and pools that the caller's metrics may hold; None: every one, since no keys are asked for."""
+    """Names of models and pools that the caller's metrics may hold; None: every one, for keys are off."""
     if not state.settings.auth:
         return None
     routes = state.machine.routes

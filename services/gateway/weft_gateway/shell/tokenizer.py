@@ -1,8 +1,8 @@
 """Text to tokens and back, for one base model: its tokenizer and its chat template.
 
-What a user types in a chat is plain text, also where it spells a control token: such spellings are hidden while the
-template renders and encoded on their own by a tokenizer that knows no control tokens. Raw completion prompts are the
-caller's whole prompt and may hold control tokens.
+A message of a chat is plain text, also where it spells a control token: such spellings are hidden while the template
+renders, and a tokenizer without control tokens encodes them. The prompt of a completion is the caller's whole prompt
+and may hold control tokens.
 """
 
 import contextlib
@@ -26,22 +26,22 @@ from weft_gateway.shell.chat_template import (
 )
 from weft_gateway.shell.special_tokens import MARK, SpecialTokenEscaper, TooManySpecialTokens
 
-UNKNOWN_CONTEXT_TOKENS = 1 << 20  # while no runner has told a pool's context: only a bound
+UNKNOWN_CONTEXT_TOKENS = 1 << 20  # while no runner has reported a pool's context: only a bound
 MIN_PIECE_CHARS = 16  # a vocabulary of short pieces may still fold or drop runs of spaces
 BATCH_TEXTS = 1024  # of one call: each costs memory until its ids are taken
 _LOOKS_LIKE_CONTROL = re.compile(r"[<\[].+[>\]]", re.DOTALL)
 
 
 class NotEncodable(ValueError):
-    """This text cannot become a prompt of this model; the message says why."""
+    """This text cannot become a prompt of this model; the message has the reason."""
 
 
 class TooLong(NotEncodable):
-    """This text cannot fit the context."""
+    """This text does not fit the context."""
 
 
 class TokenizerPanic(ValueError):
-    """The tokenizer library gave up on these files or this text: a bug of it, or files made to find one."""
+    """The tokenizer library panicked on these files or this text: a bug of the library, or files made to find one."""
 
 
 class ModelTokenizer:
@@ -93,7 +93,7 @@ class ModelTokenizer:
         """Longer texts are refused before they are encoded: even tokens of the longest piece would not fit.
 
         A tokenizer that drops or folds characters (runs of spaces, unknown words) could make fewer tokens of a text;
-        what is beyond this bound is refused there too.
+        a text beyond this bound is refused for such a tokenizer, too.
         """
         return context_tokens * max(self._longest_piece, MIN_PIECE_CHARS)
 
@@ -112,13 +112,13 @@ class ModelTokenizer:
         return found
 
     def name_of(self, token: int) -> str | None:
-        """How a token is told that stands for no text: a special one as it is spelled, an unknown one by its id."""
+        """The name of a token that stands for no text: the spelling of a special one, the id of an unknown one."""
         if (special := self._special.get(token)) is not None:
             return special
         return None if self.bytes_of(token) else f"token_id:{token}"
 
     def _encode_rendered(self, rendered: str, hidden: Mapping[str, str]) -> list[int]:
-        """What is between two marks as text, each mark as what it hides."""
+        """Encode the text between two marks as it is, and each mark as the spelling that it hides."""
         pieces = MARK.split(rendered)
         plain = {piece: self._encode_plain(hidden.get(piece, piece)) for piece in set(pieces[1::2])}
         ids: list[int] = []
@@ -139,14 +139,14 @@ class ModelTokenizer:
         return [i for char in _encode(self._uncontrolled, list(text), add_special_tokens=False) for i in char]
 
     def _check_control(self, ids: Sequence[int], rendered: str) -> None:
-        """Every special token stems from the template: a normalizer may make one of look-alike characters."""
+        """Every special token has to stem from the template: a normalizer may make one of similar characters."""
         found = Counter(self._special[i] for i in ids if i in self._special)
         if found - self._control.count(rendered):
             raise NotEncodable("a message holds text that the tokenizer turns into a control token")
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
-    """The batch call, for one text too: `encode` itself keeps the interpreter while it works."""
+    """The batch call, for one text too: `encode` holds the interpreter lock while it works."""
     try:
         with _panics_named("the model's tokenizer failed on this text"):
             encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
@@ -159,7 +159,7 @@ def _encode(tokenizer: tokenizers.Tokenizer, texts: list[str], *, add_special_to
 
 @contextlib.contextmanager
 def _panics_named(what: str) -> Generator[None]:
-    """The library's panics are no Exception and would end a whole task unseen; their class has no importable name."""
+    """The library's panics are no Exception and would end a whole task unseen; their class cannot be imported."""
     try:
         yield
     except BaseException as error:
@@ -169,7 +169,7 @@ def _panics_named(what: str) -> Generator[None]:
 
 
 def _plainly(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Whole texts, as they are: a tokenizer.json may come with training's truncation and padding."""
+    """Encode whole texts: a tokenizer.json may come with training's truncation and padding."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
