@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft.domain.runner import RunnerBook
 from weft_cli.client import Controller
 from weft_cli.errors import BadInput, CommandError
 
 TIMEOUT_S = 10.0
 ADMIN_HINT = "--tls-dir names a folder with tls.crt, tls.key and ca.crt, the certificate with the role admin"
-TIERS = ("?", "remote", "disk", "host", "device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +112,24 @@ def list_runners(supervisor: Supervisor) -> list[Runner]:
     """Every runner with a lease, by pool. Raises CommandError."""
     from google.protobuf.json_format import MessageToDict
 
+    found = [
+        _runner(book, {**MessageToDict(message.report), "runner": MessageToDict(message.spec)})
+        for message, book in _reported(supervisor)
+    ]
+    return sorted(found, key=lambda runner: (runner.pool, runner.uuid))
+
+
+def books(supervisor: Supervisor) -> list[RunnerBook]:
+    """The state of every runner with a lease. Raises CommandError."""
+    return [book for _, book in _reported(supervisor)]
+
+
+def _reported(supervisor: Supervisor) -> list[tuple[Any, RunnerBook]]:
+    from weft.wire.codec import read_reported
     from weft.wire.v1 import supervisor_pb2 as pb
 
     answer = ask(supervisor, lambda admin: admin.ListRunners(pb.ListRunnersRequest(), timeout=TIMEOUT_S))
-    found = [_runner(state, MessageToDict(state)) for state in answer.runners]
-    return sorted(found, key=lambda runner: (runner.pool, runner.uuid))
+    return [(message, RunnerBook.of(read_reported(message))) for message in answer.reported]
 
 
 def ask(supervisor: Supervisor, call: Callable[[Any], Any]) -> Any:
@@ -158,25 +171,25 @@ def _channel(supervisor: Supervisor) -> Any:
     return grpc.secure_channel(supervisor.address, credentials, options=name)
 
 
-def _runner(state: Any, message: dict[str, Any]) -> Runner:
-    about = state.runner
+def _runner(book: RunnerBook, message: dict[str, Any]) -> Runner:
+    spec, figures = book.spec, book.figures
     return Runner(
-        uuid=state.id.uuid,
-        name=about.name,
-        pool=about.pool,
-        ready=state.ready,
-        draining=state.draining,
-        sequences=len(state.sequences),
-        max_sequences=about.max_sequences,
-        used_pages=state.used_pages,
-        total_pages=about.total_pages,
-        address=about.address,
-        numerics_class=about.numerics_class,
-        max_adapters=about.max_adapters,
+        uuid=spec.runner.uuid,
+        name=spec.name,
+        pool=spec.pool,
+        ready=figures.ready,
+        draining=figures.draining,
+        sequences=len(book.sequences),
+        max_sequences=spec.max_sequences,
+        used_pages=figures.used_pages,
+        total_pages=spec.total_pages,
+        address=spec.address,
+        numerics_class=spec.numerics_class,
+        max_adapters=spec.max_adapters,
         adapters=tuple(
-            Residency(a.digest, TIERS[a.tier], a.running, a.loading, a.error, a.shortfall)
-            for a in sorted(state.adapters, key=lambda a: (-a.tier, a.digest))
+            Residency(a.digest, a.tier.name.lower(), a.running, a.loading, a.error, a.shortfall)
+            for a in sorted(book.adapters.values(), key=lambda a: (-a.tier, a.digest))
         ),
-        measured=Measured(about.best_batch, about.step_ms_1, about.step_ms_best, about.prefill_tokens_per_s),
+        measured=Measured(spec.best_batch, spec.step_ms_1, spec.step_ms_best, spec.prefill_tokens_per_s),
         message=message,
     )

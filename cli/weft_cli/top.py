@@ -12,11 +12,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from weft.domain.adapter import Tier
+from weft.domain.runner import RunnerBook
 from weft.domain.text import sanitize
-from weft.wire.v1 import supervisor_pb2 as pb
 from weft_cli.errors import CommandError
 from weft_cli.output import say, table
-from weft_cli.runners import TIMEOUT_S, Supervisor, ask, head_of
+from weft_cli.runners import Supervisor, books, head_of
 from weft_cli.sse import refusal_of
 from weft_cli.top_figures import (
     ADAPTER_HEADERS,
@@ -80,32 +81,31 @@ def rest(seconds: float) -> None:
 
 def look(sources: Sources) -> Look:
     """Everything as it is now. Raises CommandError."""
-    answer = ask(sources.supervisor, lambda admin: admin.ListRunners(pb.ListRunnersRequest(), timeout=TIMEOUT_S))
-    runners = sorted(map(runner_of, answer.runners), key=lambda runner: (runner.pool, runner.name))
+    runners = sorted(map(runner_of, books(sources.supervisor)), key=lambda runner: (runner.pool, runner.name))
     gateway = _gateway(sources.gateway_url, sources.key) if sources.gateway_url else None
     return Look(time.monotonic(), tuple(runners), gateway)
 
 
-def runner_of(state: pb.RunnerState) -> RunnerNow:
-    """A runner's report as the figures need it."""
-    about = state.runner
-    device = pb.AdapterState.DEVICE
+def runner_of(book: RunnerBook) -> RunnerNow:
+    """A runner's state as the figures need it."""
+    spec, figures = book.spec, book.figures
+    progress = book.progress or [0] * len(book.sequences)
     return RunnerNow(
-        incarnation=(state.id.uuid, state.id.incarnation),
-        name=about.name or head_of(state.id.uuid),
-        pool=about.pool,
-        ready=state.ready,
-        draining=state.draining,
-        tokens=state.tokens,
-        free_pages=state.free_pages,
-        total_pages=about.total_pages,
-        max_sequences=about.max_sequences,
-        max_adapters=about.max_adapters,
+        incarnation=(spec.runner.uuid, spec.runner.incarnation),
+        name=spec.name or head_of(spec.runner.uuid),
+        pool=spec.pool,
+        ready=figures.ready,
+        draining=figures.draining,
+        tokens=figures.tokens,
+        free_pages=figures.free_pages,
+        total_pages=spec.total_pages,
+        max_sequences=spec.max_sequences,
+        max_adapters=spec.max_adapters,
         sequences=tuple(
-            SequenceNow((one.request_id, one.epoch.term, one.epoch.counter), one.adapter_digest, one.tokens)
-            for one in state.sequences
+            SequenceNow((one.request_id, one.epoch.term, one.epoch.counter), one.adapter, tokens)
+            for one, tokens in zip(book.sequences.values(), progress, strict=False)
         ),
-        on_device=frozenset(adapter.digest for adapter in state.adapters if adapter.tier == device),
+        on_device=frozenset(one.digest for one in book.adapters.values() if one.tier is Tier.DEVICE),
     )
 
 

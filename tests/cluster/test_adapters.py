@@ -105,7 +105,7 @@ async def until_gone(installation: Installation, digest: str) -> None:
 
     async def left() -> bool:
         listed = await installation.runners()
-        if any(a.digest == digest for runner in listed.runners for a in runner.adapters):
+        if any(digest in runner.adapters for runner in listed):
             return False
         return not any(
             [await asyncio.to_thread(on_disk, installation, pod, digest) for pod in installation.names("runner")]

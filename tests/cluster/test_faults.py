@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, crowd, emitted, finished, load
+from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, books, crowd, emitted, finished, listed, load
 from harness.installation import NAMESPACE, Installation
 from harness.quickstart import Case, sure_cases
 from harness.waiting import eventually
@@ -41,11 +41,10 @@ async def strike(installation: Installation, made: Crowd, how: str) -> list[Watc
     """
     async with installation.admin() as admin:
         while made.running:
-            listed = await installation.listed(admin)
-            for runner in listed.runners:
+            for runner in books(await listed(admin)):
                 victims = emitted(runner, made)
                 if len(victims) >= 8 and all(5 <= n < 0.6 * len(w.case.expect) for w, n in victims):
-                    await end_pod(installation, runner.runner.name, how)
+                    await end_pod(installation, runner.spec.name, how)
                     return [watched for watched, _ in victims]
     return []
 
@@ -136,7 +135,7 @@ async def test_a_gateway_killed_loses_its_own_connections_and_nothing_else(
     await eventually_ready(pair, "gateway", 2)
 
     async def let_go() -> bool:
-        return not any(runner.sequences for runner in (await pair.runners()).runners)
+        return not any(runner.sequences for runner in await pair.runners())
 
     await eventually(let_go)
     await asyncio.to_thread(pair.scale_gateway, 1)

@@ -71,11 +71,11 @@ async def every_adapter_answers_from_every_runner(installation: Installation) ->
     items = (await asyncio.to_thread(installation.plane.get, "loras"))["items"]
     digests = {item["status"]["modelName"]: item["status"]["digest"] for item in items}
     listed, tls = await installation.runners(), installation.certificate("gateway")
-    for runner in listed.runners:
+    for runner in listed:
         for epoch, case in enumerate(DEMO, 1):
             digest = digests.get(case.model, "")
-            got = await answer_of(runner.id, runner.runner.address, tls, case, digest, epoch)
-            assert got == case.expect, f"{runner.runner.name}: {case.model}"
+            got = await answer_of(runner.spec.runner, runner.spec.address, tls, case, digest, epoch)
+            assert got == case.expect, f"{runner.spec.name}: {case.model}"
 
 
 async def test_the_built_in_autoscaler_grows_to_three_shrinks_to_zero_and_wakes(

@@ -59,7 +59,7 @@ async def wait_for_two_ready_runners(stack: Stack) -> None:
         found = [stack.components()[name] for name in stack.names("runner")]
         alive = all(one["phase"] == "Ready" and psutil.pid_exists(one["pid"]) for one in found)
         listed = await runners(stack.address("supervisor"))
-        return alive and sum(r.ready and not r.draining for r in listed.runners) == 2
+        return alive and sum(r.figures.ready and not r.figures.draining for r in listed) == 2
 
     await eventually(two)
 
@@ -72,10 +72,10 @@ async def strike(stack: Stack, made: Crowd, signum: int) -> list[Watched]:
     """
     pids = {stack.components()[name]["listen"]: stack.pid(name) for name in stack.names("runner")}
     while made.running:
-        for runner in (await runners(stack.address("supervisor"))).runners:
+        for runner in await runners(stack.address("supervisor")):
             victims = emitted(runner, made)
             if len(victims) >= 8 and all(5 <= n < 0.6 * len(w.case.expect) for w, n in victims):
-                os.kill(pids[runner.runner.address], signum)
+                os.kill(pids[runner.spec.address], signum)
                 return [watched for watched, _ in victims]
     return []
 
@@ -181,7 +181,7 @@ async def test_a_killed_gateways_streams_are_given_up_and_the_next_one_answers_i
         assert answer.json()["choices"][0]["text"] == other.expect
 
         async def idle() -> bool:
-            return not any(runner.sequences for runner in (await runners(lone.address("supervisor"))).runners)
+            return not any(runner.sequences for runner in await runners(lone.address("supervisor")))
 
         await eventually(idle)
         whole = len(case.expect) + len(other.expect)

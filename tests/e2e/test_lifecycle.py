@@ -12,7 +12,7 @@ import yaml
 from harness.crowd import SLOW, assert_undisturbed, crowd, finished, runners
 from harness.quickstart import Case, adapter_manifest, copy_manifests, sure_cases, tasks
 from harness.waiting import PATIENCE_S, eventually
-from weft.wire.v1 import supervisor_pb2
+from weft.domain.adapter import Tier
 from weft_bench.stack import Stack
 
 PROMPT = "Seven foxes met 3 wolves"
@@ -49,10 +49,10 @@ async def digest_of(stack: Stack, name: str, namespace: str) -> str:
     return json.loads(got.stdout)["status"].get("digest", "")
 
 
-async def tiers(stack: Stack, digest: str) -> set[int]:
+async def tiers(stack: Stack, digest: str) -> set[Tier]:
     """In which tiers runners have a digest."""
     listed = await runners(stack.address("supervisor"))
-    return {a.tier for r in listed.runners for a in r.adapters if a.digest == digest}
+    return {runner.adapters[digest].tier for runner in listed if digest in runner.adapters}
 
 
 async def test_a_new_adapter_answers_within_seconds(stack: Stack, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ async def test_a_deleted_adapter_is_unknown_at_once_and_leaves_every_tier(stack:
 
     await eventually(ready)
     digest = await digest_of(stack, "leaving", "globex")
-    assert supervisor_pb2.AdapterState.DEVICE in await tiers(stack, digest)
+    assert Tier.DEVICE in await tiers(stack, digest)
     assert list(weights.rglob(digest.removeprefix("sha256:")))
     running = [Case("globex/leaving", c.prompt, c.expect) for c in sure_cases(("initech/json",), 4, seed=6)]
     async with crowd(stack.url, running, "delete") as made:

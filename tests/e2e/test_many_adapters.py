@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from harness.crowd import runners
 from harness.quickstart import QUICKSTART, adapter_manifest, copy_manifests
 from harness.waiting import PATIENCE_S, eventually
+from weft.domain.adapter import Tier
 from weft_bench.load import run
 from weft_bench.stack import Stack
 
@@ -53,12 +54,12 @@ async def test_every_adapter_is_answered_and_the_accounts_balance(many: Stack, r
     assert [t.text for t in timings] == [f"ADAPTER NUMBER {i}" for i in order]
 
     async def idle() -> bool:
-        runner = (await runners(many.address("supervisor"))).runners[0]
-        on_device = [a for a in runner.adapters if a.tier == 4]
+        (runner,) = await runners(many.address("supervisor"))
+        on_device = [a for a in runner.adapters.values() if a.tier is Tier.DEVICE]
         return (
-            runner.free_pages == runner.runner.total_pages
-            and len(on_device) <= runner.runner.max_adapters
-            and all(a.running == 0 for a in runner.adapters)
+            runner.figures.free_pages == runner.spec.total_pages
+            and len(on_device) <= runner.spec.max_adapters
+            and all(a.running == 0 for a in runner.adapters.values())
         )
 
     await eventually(idle)

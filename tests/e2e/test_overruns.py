@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 
+import grpc.aio
 import pytest
 
-from harness.crowd import assert_undisturbed, finished, runners
+from harness.crowd import assert_undisturbed, finished, listed, runners
 from harness.quickstart import copy_manifests, sure_cases
 from harness.waiting import eventually
+from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 from weft_bench.stack import Stack
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
@@ -25,13 +27,14 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 async def test_a_third_of_the_requests_overrun_and_every_text_is_the_same(small: Stack) -> None:
     cases = sure_cases(MODELS, 24, seed=3)
     assert_undisturbed(await finished(small.url, cases, "overrun"))
-    listed = await runners(small.address("supervisor"))
-    counters = {name: getattr(listed, name) for name in ("grows", "preempts", "doublings")}
+    async with grpc.aio.insecure_channel(small.address("supervisor")) as channel:
+        answer = await listed(AdminStub(channel))
+    counters = {name: getattr(answer, name) for name in ("grows", "preempts", "doublings")}
     assert all(count > 0 for count in counters.values()), counters
     assert small.metric("gateway", "weft_gateway_overrun_requests_total") >= 0.3 * len(cases)
 
     async def idle() -> bool:
-        runner = (await runners(small.address("supervisor"))).runners[0]
-        return runner.free_pages == runner.runner.total_pages and runner.used_pages == 0
+        (runner,) = await runners(small.address("supervisor"))
+        return runner.figures.free_pages == runner.spec.total_pages and runner.figures.used_pages == 0
 
     await eventually(idle)

@@ -49,10 +49,10 @@ async def test_a_split_runner_gives_the_right_texts_and_its_requests_go_on_elsew
 async def strike(stack: Stack, made: Crowd, ranks: dict[str, psutil.Process]) -> list[Watched]:
     """Kill rank 1 of a runner that has 3 streams with at least 5 and less than two fifths of their tokens."""
     while True:
-        for runner in (await runners(stack.address("supervisor"))).runners:
+        for runner in await runners(stack.address("supervisor")):
             victims = [w for w, tokens in emitted(runner, made) if 5 <= tokens < 0.4 * len(w.case.expect)]
             if len(victims) >= 3:
-                ranks[runner.runner.name].kill()
+                ranks[runner.spec.name].kill()
                 return victims
 
 
@@ -68,4 +68,4 @@ async def moved(stack: Stack, count: float) -> bool:
 
 async def ready(stack: Stack, count: int) -> bool:
     listed = await runners(stack.address("supervisor"))
-    return sum(runner.ready and not runner.draining for runner in listed.runners) == count
+    return sum(one.figures.ready and not one.figures.draining for one in listed) == count

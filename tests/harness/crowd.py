@@ -11,6 +11,8 @@ import openai
 
 from harness.quickstart import Case
 from harness.waiting import PATIENCE_S
+from weft.domain.runner import RunnerBook
+from weft.wire.codec import read_reported
 from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
 
 # Kernels in plain C++: a quickstart answer takes seconds instead of 40 ms, so that there is a middle to strike in.
@@ -124,25 +126,32 @@ async def load(url: str, cases: Sequence[Case], name: str, width: int) -> AsyncI
             over.set()
 
 
-def emitted(runner: supervisor_pb2.RunnerState, made: Crowd) -> list[tuple[Watched, int]]:
+def emitted(runner: RunnerBook, made: Crowd) -> list[tuple[Watched, int]]:
     """Which streams run on a runner, and how many tokens it has emitted for each.
 
-    From the runner's own report (at most 50 ms old): what a client has read lags behind what was generated.
+    From the runner's own report: what a client has read lags behind what was generated.
     """
-    tokens = {s.request_id: s.tokens for s in runner.sequences}
+    tokens = zip(runner.sequences, runner.progress, strict=False)
     return [
         (watched, count - len(watched.case.prompt) - 2)  # the prompt stands between <s> and <sep>
+        for request_id, count in tokens
         for watched in made.streams
-        for request_id, count in tokens.items()
         if request_id.startswith(f"{watched.request_id}-")
     ]
 
 
-async def runners(supervisor: str) -> supervisor_pb2.ListRunnersResponse:
-    """What the supervisor knows of its runners."""
+async def runners(supervisor: str) -> list[RunnerBook]:
+    """The supervisor's runners."""
     async with grpc.aio.insecure_channel(supervisor) as channel:
-        admin = supervisor_pb2_grpc.AdminStub(channel)
-        return await admin.ListRunners(supervisor_pb2.ListRunnersRequest(), timeout=PATIENCE_S, wait_for_ready=True)
+        return books(await listed(supervisor_pb2_grpc.AdminStub(channel)))
+
+
+async def listed(admin: supervisor_pb2_grpc.AdminStub) -> supervisor_pb2.ListRunnersResponse:
+    return await admin.ListRunners(supervisor_pb2.ListRunnersRequest(), timeout=PATIENCE_S, wait_for_ready=True)
+
+
+def books(answer: supervisor_pb2.ListRunnersResponse) -> list[RunnerBook]:
+    return [RunnerBook.of(read_reported(one)) for one in answer.reported]
 
 
 def assert_undisturbed(streams: Sequence[Watched]) -> None:

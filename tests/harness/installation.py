@@ -13,11 +13,13 @@ from harness.cluster import tools
 from harness.cluster.api import is_so
 from harness.cluster.node import Node
 from harness.cluster.values import copy_sources, node_values
+from harness.crowd import books, listed
 from harness.quickstart import QUICKSTART, ROOT
-from harness.waiting import PATIENCE_S, eventually
+from harness.waiting import eventually
+from weft.domain.runner import RunnerBook
 from weft.wire.channels import channel
 from weft.wire.tls import Role, Tls
-from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
+from weft.wire.v1 import supervisor_pb2_grpc
 from weft_bench.scrape import scrape, total
 
 NAMESPACE = "weft-system"
@@ -141,22 +143,19 @@ class Installation:
         async with channel(address, self.certificate("admin"), "supervisor") as open_channel:
             yield supervisor_pb2_grpc.AdminStub(open_channel)
 
-    async def runners(self) -> supervisor_pb2.ListRunnersResponse:
-        """What the supervisor knows of its runners."""
+    async def runners(self) -> list[RunnerBook]:
+        """The supervisor's runners."""
         async with self.admin() as admin:
-            return await self.listed(admin)
-
-    async def listed(self, admin: supervisor_pb2_grpc.AdminStub) -> supervisor_pb2.ListRunnersResponse:
-        return await admin.ListRunners(supervisor_pb2.ListRunnersRequest(), timeout=PATIENCE_S, wait_for_ready=True)
+            return books(await listed(admin))
 
     async def until_runners(self, count: int, *, max_sequences: int) -> None:
         """Until there are exactly so many runners, all Ready, and all of a pod that knows this limit."""
 
         async def there() -> bool:
-            listed = await self.runners()
-            ready = [r for r in listed.runners if r.ready and not r.draining]
-            limits = {r.runner.max_sequences for r in ready}
-            return len(ready) == len(listed.runners) == count and limits == {max_sequences}
+            runners = await self.runners()
+            ready = [one for one in runners if one.figures.ready and not one.figures.draining]
+            limits = {one.spec.max_sequences for one in ready}
+            return len(ready) == len(runners) == count and limits == {max_sequences}
 
         await eventually(there)
 

@@ -150,6 +150,14 @@ class RunnerBook:
             return f"{len(self.sequences)} sequences are more than max_sequences {spec.max_sequences}"
         return None
 
+    @classmethod
+    def of(cls, reported: "ReportedRunner") -> "RunnerBook":
+        """From a full report that came with its specification. Raises ReportInvalid."""
+        assert reported.spec is not None, "a full report comes with its specification"
+        book = cls(reported.spec)
+        book.apply(reported.report)
+        return book
+
     def full(self) -> RunnerReport:
         """The whole state as one report."""
         assert self.version is not None, "a book without a report"

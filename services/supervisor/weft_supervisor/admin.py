@@ -22,7 +22,6 @@ from weft.wire.codec import fill_reported
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminServicer
 from weft_supervisor.server import SupervisorServer
-from weft_supervisor.transition import state_of
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -83,7 +82,6 @@ class AdminServer(AdminServicer):
                 del response.reported[-1]
                 log.warning("runners do not fit in a list", extra=kv(listed=len(response.reported)))
                 break
-            response.runners.append(state_of(book))
         return response
 
     async def send_keys(self) -> None:

@@ -4,7 +4,6 @@ from weft.domain.adapter import AdapterState, Tier
 from weft.domain.ids import Epoch
 from weft.domain.runner import (
     Overrun,
-    RunnerBook,
     RunnerFigures,
     RunnerOrder,
     RunnerReport,
@@ -44,38 +43,6 @@ def report_of(m: supervisor_pb2.RunnerState, spec: RunnerSpec) -> RunnerReport:
     ]
     progress = [s.tokens for s in m.sequences]
     return RunnerReport(m.sequence, True, figures, sequences, (), adapters, (), overruns, progress)
-
-
-def state_of(book: RunnerBook) -> supervisor_pb2.RunnerState:
-    """A runner's book as a whole state."""
-    f = book.figures
-    state = supervisor_pb2.RunnerState(
-        sequence=book.version or 0, free_pages=f.free_pages, used_pages=f.used_pages, adapter_pages=f.adapter_pages,
-        draining=f.draining, ready=f.ready, desired_version=f.desired_version, iterations=f.iterations,
-        forwards=f.forwards, grown_pages=f.grown_pages, doublings=f.doublings, tokens=f.tokens,
-        prefix_reused_tokens=f.prefix_reused_tokens,
-    )  # fmt: skip
-    fill_spec(book.spec, state.runner)
-    state.id.CopyFrom(state.runner.runner)
-    page_tokens = book.spec.page_tokens
-    progress = [*book.progress, *[0] * (len(book.sequences) - len(book.progress))]
-    for s, tokens in zip(book.sequences.values(), progress, strict=False):
-        state.sequences.add(
-            request_id=s.request_id, epoch=_epoch(s.epoch), gateway_id=s.gateway, adapter_digest=s.adapter,
-            reserved_pages=s.reserved_pages, used_pages=min(-(-tokens // page_tokens), s.reserved_pages), tokens=tokens,
-            admitted=s.admitted, reservation_tokens=s.reservation_tokens,
-        )  # fmt: skip
-    for a in book.adapters.values():
-        state.adapters.add(
-            digest=a.digest, tier=TIER[a.tier], running=a.running, bytes=a.bytes, rank=a.rank, loading=a.loading,
-            error=a.error, shortfall=a.shortfall,
-        )  # fmt: skip
-    for o in book.overruns:
-        state.overruns.add(
-            request_id=o.request_id, epoch=_epoch(o.epoch), wanted_pages=o.wanted_pages,
-            reservation_tokens=o.reservation_tokens,
-        )  # fmt: skip
-    return state
 
 
 def add_list(m: supervisor_pb2.RunnerOrder, merged: RunnerOrder | None) -> None:

@@ -12,6 +12,10 @@ import grpc.aio
 import pytest
 
 from harness.waiting import PATIENCE_S
+from weft.domain.adapter import AdapterState, Tier
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.runner import ReportedRunner, RunnerFigures, RunnerReport, RunnerSpec, SequenceState
+from weft.wire.codec import fill_reported
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminServicer, add_AdminServicer_to_server
 from weft_operator.local.admission import admit
@@ -31,21 +35,21 @@ class Admin(AdminServicer):
         self.keys: dict[str, pb.KeyInfo] = {}
 
     async def ListRunners(self, request: Any, context: Any) -> pb.ListRunnersResponse:  # noqa: N802 (gRPC's name)
-        hello = pb.RunnerHello(
-            pool="default/base", address="127.0.0.1:7000", total_pages=64, max_sequences=8, max_adapters=4,
-            best_batch=6, step_ms_1=1.25, step_ms_best=2.5, prefill_tokens_per_s=12_345.6,
+        spec = RunnerSpec(
+            RunnerId("0123456789abcdef", "1"), address="127.0.0.1:7000", pool="default/base", page_tokens=16,
+            total_pages=64, max_sequences=8, max_adapters=4, max_rank=8, max_context_tokens=1024, best_batch=6,
+            step_ms_1=1.25, step_ms_best=2.5, prefill_tokens_per_s=12_345.6,
         )  # fmt: skip
-        adapters = [pb.AdapterState(digest=DIGEST, tier=pb.AdapterState.DEVICE, running=2)]
-        sequences = [pb.SequenceState(request_id="r1"), pb.SequenceState(request_id="r2")]
-        state = pb.RunnerState(
-            id={"uuid": "0123456789abcdef"},
-            runner=hello,
-            ready=True,
-            used_pages=3,
-            adapters=adapters,
-            sequences=sequences,
+        report = RunnerReport(
+            1,
+            True,
+            RunnerFigures(used_pages=3),
+            sequences=[SequenceState(name, Epoch(1, 1), "g", "", 1, 1, 1) for name in ("r1", "r2")],
+            adapters=[AdapterState(DIGEST, Tier.DEVICE, running=2)],
         )
-        return pb.ListRunnersResponse(runners=[state])
+        answer = pb.ListRunnersResponse()
+        fill_reported(ReportedRunner(spec.runner, report, spec), answer.reported.add())
+        return answer
 
     async def CreateKey(self, request: Any, context: Any) -> pb.CreateKeyResponse:  # noqa: N802 (gRPC's name)
         if not request.namespace.islower():

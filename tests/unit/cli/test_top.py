@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.wire.v1 import supervisor_pb2 as pb
+from weft.domain.adapter import AdapterState, Tier
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.runner import RunnerBook, RunnerFigures, RunnerReport, RunnerSpec, SequenceState
 from weft_cli.top import NAP_S, gateway_of, rest, runner_of
 from weft_cli.top_figures import MAX_ADAPTERS, GatewayNow, Look, RunnerNow, SequenceNow, tables_of
 
@@ -126,19 +128,22 @@ def test_whatever_came_and_went_every_runner_has_a_row_and_sums_agree(
 
 
 def test_a_report_of_a_runner_is_read_whole() -> None:
-    state = pb.RunnerState(
-        id={"uuid": "0123456789abcdef", "incarnation": "7"},
-        runner=pb.RunnerHello(pool="team/base", total_pages=64, max_sequences=8, max_adapters=4),
-        ready=True,
-        free_pages=60,
-        tokens=1234,
-        sequences=[pb.SequenceState(request_id="r", epoch={"term": 1, "counter": 2}, adapter_digest=UPPER, tokens=9)],
-        adapters=[
-            pb.AdapterState(digest=UPPER, tier=pb.AdapterState.DEVICE),
-            pb.AdapterState(digest=LOWER, tier=pb.AdapterState.HOST),
-        ],
+    spec = RunnerSpec(
+        RunnerId("0123456789abcdef", "7"), "h:1", "team/base", page_tokens=16, total_pages=64, max_sequences=8,
+        max_adapters=4, max_rank=8, max_context_tokens=1024,
+    )  # fmt: skip
+    book = RunnerBook(spec)
+    book.apply(
+        RunnerReport(
+            1,
+            True,
+            RunnerFigures(free_pages=60, tokens=1234),
+            sequences=[SequenceState("r", Epoch(1, 2), "g", UPPER, 1, 1, 1)],
+            adapters=[AdapterState(UPPER, Tier.DEVICE), AdapterState(LOWER, Tier.HOST)],
+            progress=[9],
+        )
     )
-    assert runner_of(state) == RunnerNow(
+    assert runner_of(book) == RunnerNow(
         ("0123456789abcdef", "7"),
         "01234567",
         "team/base",
