@@ -50,35 +50,23 @@ def lock_data_dir(data_dir: Path, component: str) -> Generator[None]:
 
     Raises DataDirInUse, DataDirUnusable.
     """
-    lock = _open_lock(data_dir)
+    unusable = f"{data_dir} cannot be used (%s): make it writable, or give another with --data-dir"
     try:
-        _take(lock, data_dir, component)
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise DataDirUnusable(unusable % error.strerror) from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            why = f"{data_dir} is in use by another {component}: stop that one, or give another with --data-dir"
+            raise DataDirInUse(why) from error
+        except OSError as error:
+            raise DataDirUnusable(unusable % error.strerror) from error
         yield
     finally:
         os.close(lock)
-
-
-def _open_lock(data_dir: Path) -> int:
-    try:
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise DataDirUnusable(_unusable(data_dir, error)) from error
-
-
-def _take(lock: int, data_dir: Path, component: str) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise DataDirInUse(
-            f"{data_dir} is in use by another {component}: stop that one, or give another with --data-dir"
-        ) from error
-    except OSError as error:
-        raise DataDirUnusable(_unusable(data_dir, error)) from error
-
-
-def _unusable(data_dir: Path, error: OSError) -> str:
-    return f"{data_dir} cannot be used ({error.strerror}): make it writable, or give another with --data-dir"
 
 
 def split_address(address: str) -> tuple[str, int]:

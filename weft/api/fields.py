@@ -104,10 +104,11 @@ class ApiModel(BaseModel):
             found = error.errors(include_url=False)
             details = [_detail(cls, item) for item in found[:MAX_ERRORS]]
             if len(found) > MAX_ERRORS:
-                details.append(_more(len(found) - MAX_ERRORS))
+                details.append(_error("more", f"{len(found) - MAX_ERRORS} more problems", (), {}))
             raise ValidationError.from_exception_data(cls.__name__, details) from error
-        if broken := [_breach(rule) for rule in cls.rules if not rule.holds(made)]:
-            raise ValidationError.from_exception_data(cls.__name__, broken)
+        if broken := [rule for rule in cls.rules if not rule.holds(made)]:
+            details = [_error("rule", rule.message, tuple(rule.field.split(".")), {}) for rule in broken]
+            raise ValidationError.from_exception_data(cls.__name__, details)
         return made
 
     @classmethod
@@ -143,28 +144,17 @@ def did_you_mean(name: str, names: list[str]) -> str:
     return f"there are: {', '.join(names)}"
 
 
-def _more(number: int) -> InitErrorDetails:
-    code: Any = "more"
-    text: Any = f"{number} more problems"
-    return InitErrorDetails(type=PydanticCustomError(code, text), loc=(), input={})
-
-
-def _breach(rule: Rule) -> InitErrorDetails:
-    code: Any = "rule"
-    text: Any = rule.message
-    return InitErrorDetails(type=PydanticCustomError(code, text), loc=tuple(rule.field.split(".")), input={})
+def _error(kind: Any, text: Any, loc: tuple[str | int, ...], given: Any) -> InitErrorDetails:
+    """`text` is taken as it is: without a context it is no template."""
+    return InitErrorDetails(type=PydanticCustomError(kind, text), loc=loc, input=given)
 
 
 def _detail(model: type[BaseModel], item: Any) -> InitErrorDetails:
     """An error again, with a better text where pydantic's own does not name the correction."""
     kind, loc, text = str(item["type"]), item["loc"], str(item["msg"]).removeprefix("Value error, ")
     if kind == "extra_forbidden" and len(loc) == 1:
-        kind, text = (
-            "unknown_field",
-            f"unknown field {str(loc[0])[:100]!r}; {did_you_mean(str(loc[0]), names_of(model))}",
-        )
+        name = str(loc[0])
+        kind, text = "unknown_field", f"unknown field {name[:100]!r}; {did_you_mean(name, names_of(model))}"
     elif (pattern := item.get("ctx", {}).get("pattern")) in PATTERN_HELP:
         text = PATTERN_HELP[pattern]
-    code: Any = kind
-    template: Any = text  # without a context it is taken as it is
-    return InitErrorDetails(type=PydanticCustomError(code, template), loc=loc, input=item["input"])
+    return _error(kind, text, loc, item["input"])

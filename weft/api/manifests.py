@@ -173,7 +173,8 @@ def _files(paths: list[Path], problems: list[Problem]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         try:
-            files = _below(path) if path.is_dir() else [path]
+            below = path.iterdir() if path.is_dir() else None
+            files = sorted(c for c in below if c.suffix in SUFFIXES and c.is_file()) if below is not None else [path]
         except OSError as error:
             problems.append(Problem(str(path), 0, "", f"cannot be read: {error.strerror}"))
             continue
@@ -184,11 +185,6 @@ def _files(paths: list[Path], problems: list[Problem]) -> list[Path]:
         problems.append(Problem(str(paths[0]), 0, "", f"{len(found)} files, the limit is {MAX_FILES}"))
         return []
     return found
-
-
-def _below(folder: Path) -> list[Path]:
-    """The manifests of a folder. Raises OSError."""
-    return sorted(child for child in folder.iterdir() if child.suffix in SUFFIXES and child.is_file())
 
 
 def _is_deeper(value: object, most: int) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, String, case, delete, func, select
+from sqlalchemy import String, case, delete, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from weft.store.models import ModelVersionRow, OutcomeRow, UsageRow
@@ -116,16 +116,13 @@ async def forget(engine: AsyncEngine, *, before_unix_ms: int) -> int:
 
 
 async def _insert_outcomes(connection: AsyncConnection, outcomes: list[StoredOutcome], now_unix_ms: int) -> set[str]:
-    rows = [_row(outcome) | {"stored_unix_ms": now_unix_ms} for outcome in outcomes]
+    rows = [asdict(outcome) | {"stored_unix_ms": now_unix_ms} for outcome in outcomes]
+    for row in rows:
+        del row["choice"]
     insert = insert_into(connection, OutcomeRow, rows)
     statement = insert.on_conflict_do_nothing(index_elements=[OutcomeRow.request_id])
     inserted = await connection.execute(statement.returning(OutcomeRow.request_id))
     return set(inserted.scalars())
-
-
-def _row(outcome: StoredOutcome) -> dict[str, Any]:
-    """Its columns."""
-    return {name: value for name, value in asdict(outcome).items() if name != "choice"}
 
 
 async def _add_usage(connection: AsyncConnection, outcomes: Iterable[StoredOutcome]) -> None:
@@ -149,13 +146,20 @@ async def _add_usage(connection: AsyncConnection, outcomes: Iterable[StoredOutco
 async def _add_model_versions(connection: AsyncConnection, outcomes: Iterable[StoredOutcome]) -> None:
     rows: dict[str, dict[str, Any]] = {}
     for outcome in outcomes:
-        version = model_family(outcome.model_version)
-        if version:
-            _count_version(rows, version, outcome)
+        if version := model_family(outcome.model_version):
+            seen = outcome.finished_unix_ms
+            first = {"version": version, "first_seen_unix_ms": seen, "last_seen_unix_ms": seen}
+            row = rows.setdefault(version, first | dict.fromkeys(_VERSION_SUMS, 0))
+            row["first_seen_unix_ms"] = min(row["first_seen_unix_ms"], seen)
+            row["last_seen_unix_ms"] = max(row["last_seen_unix_ms"], seen)
+            row["outcomes"] += 1
+            row["uncensored"] += not outcome.censored
+            row["covered_p90"] += not outcome.censored and outcome.completion_tokens <= outcome.predicted_p90_tokens
     if rows:
         insert = insert_into(connection, ModelVersionRow, [rows[version] for version in sorted(rows)])
         sums = {name: getattr(ModelVersionRow, name) + insert.excluded[name] for name in _VERSION_SUMS}
-        last = _greater(ModelVersionRow.last_seen_unix_ms, insert.excluded["last_seen_unix_ms"])
+        known, new = ModelVersionRow.last_seen_unix_ms, insert.excluded["last_seen_unix_ms"]
+        last = case((known > new, known), else_=new)  # greatest() and max() are spelled differently
         await connection.execute(
             insert.on_conflict_do_update(
                 index_elements=[ModelVersionRow.version],
@@ -171,23 +175,6 @@ def model_family(model_version: str) -> str:
 
 _USAGE_SUMS = ("requests", "prompt_tokens", "completion_tokens")
 _VERSION_SUMS = ("outcomes", "uncensored", "covered_p90")
-
-
-def _count_version(rows: dict[str, dict[str, Any]], version: str, outcome: StoredOutcome) -> None:
-    seen = outcome.finished_unix_ms
-    row = rows.setdefault(
-        version,
-        {"version": version, "first_seen_unix_ms": seen, "last_seen_unix_ms": seen} | dict.fromkeys(_VERSION_SUMS, 0),
-    )
-    row["first_seen_unix_ms"] = min(row["first_seen_unix_ms"], seen)
-    row["last_seen_unix_ms"] = max(row["last_seen_unix_ms"], seen)
-    row["outcomes"] += 1
-    row["uncensored"] += not outcome.censored
-    row["covered_p90"] += not outcome.censored and outcome.completion_tokens <= outcome.predicted_p90_tokens
-
-
-def _greater(left: Any, right: Any) -> ColumnElement[int]:
-    return case((left > right, left), else_=right)  # greatest() and max() are spelled differently
 
 
 def _fitted(outcome: StoredOutcome) -> StoredOutcome:

@@ -5,14 +5,16 @@ itself (the bytes that are served are the bytes that were checked) and blobs kep
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic.alias_generators import to_camel
 
 from weft.artifacts.adapter_config import MAX_CONFIG_BYTES as MAX_ADAPTER_CONFIG_BYTES
 from weft.artifacts.adapter_config import MAX_RANK, parse_adapter_config
 from weft.artifacts.digest import Kind
 from weft.artifacts.errors import Reason, Refused
-from weft.artifacts.verify import check_base_name, check_finite, verdict_of, verify_model
+from weft.artifacts.verify import AdapterVerdict, ModelVerdict, check_base_name, check_finite, verdict_of, verify_model
 from weft.domain.model.adapter import check_adapter
 from weft.domain.model.config import MAX_CONFIG_BYTES as MAX_MODEL_CONFIG_BYTES
 from weft.domain.model.config import ModelSpec, parse_model_config
@@ -56,9 +58,6 @@ class Limits:
     adapter_bytes: int = 4 << 30
     model_bytes: int = 1 << 40
 
-    def of(self, kind: Kind) -> int:
-        return self.adapter_bytes if kind == "adapter" else self.model_bytes
-
 
 def file_filter(kind: Kind) -> FileFilter:
     """Which names of a source matter: those that are copied, and pickles, which are only ever reported."""
@@ -74,10 +73,13 @@ def file_filter(kind: Kind) -> FileFilter:
 def select_files(kind: Kind, files: Files, limits: Limits) -> tuple[str, ...]:
     """The names to copy. Raises Refused: MissingFile, UnsafeFormat, TooLarge."""
     names = [name for name in files.sizes if not name.endswith(_PICKLES)]
+    pickles = files.sizes.keys() - set(names)
     if MODEL_INDEX in names or SINGLE in names:
         names = [name for name in names if not name.startswith(_SECOND_COPY)]
     weights = [name for name in names if name.endswith(".safetensors")]
-    _check_format(weights, [name for name in files.sizes if name.endswith(_PICKLES)])
+    if pickles and not weights:
+        why = f"{min(pickles)} is a pickle, which can run code when it is opened; save the weights as safetensors"
+        raise Refused(Reason.UNSAFE_FORMAT, why)
     required = (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if kind == "adapter" else (MODEL_CONFIG, TOKENIZER)
     for name in required:
         if name not in names:
@@ -85,7 +87,13 @@ def select_files(kind: Kind, files: Files, limits: Limits) -> tuple[str, ...]:
             raise Refused(Reason.MISSING_FILE, f"{name} is not there; found: {found or 'no files'}")
     if not weights:
         raise Refused(Reason.MISSING_FILE, "no *.safetensors is there")
-    _check_sizes(files, names, weights, limits.of(kind))
+    for name in names:
+        if name not in weights and files.sizes[name] > MAX_TEXT_BYTES:
+            raise Refused(Reason.TOO_LARGE, f"{name} has {files.sizes[name]} bytes, the limit is {MAX_TEXT_BYTES}")
+    total = sum(files.sizes[name] for name in names)
+    most = limits.adapter_bytes if kind == "adapter" else limits.model_bytes
+    if total > most or len(weights) > MAX_WEIGHT_FILES:
+        raise Refused(Reason.TOO_LARGE, f"{len(names)} files of {total} bytes, the limit is {most} bytes")
     return tuple(sorted(names))
 
 
@@ -119,15 +127,7 @@ def _check_adapter(files: Files, base: Base | None, max_rank: int) -> dict[str, 
         raise Refused(Reason.BASE_MISMATCH, "an adapter is only taken against a base; the request names none")
     check_base_name(spec, base.names)
     pairs = check_adapter(spec, header, base.shape, max_rank=max_rank)
-    verdict = verdict_of(spec, pairs, _total(files))
-    return {
-        "rank": verdict.rank,
-        "alpha": verdict.alpha,
-        "targetModules": list(verdict.target_modules),
-        "sizeBytes": verdict.size_bytes,
-        "dtype": verdict.dtype,
-        "baseModel": verdict.base_model,
-    }
+    return _to_json(verdict_of(spec, pairs, sum(files.sizes.values())))
 
 
 def _check_model(files: Files) -> dict[str, Any]:
@@ -139,33 +139,11 @@ def _check_model(files: Files) -> dict[str, Any]:
     for name in files.sizes:
         if name.endswith(".json"):
             _json(files, name, MAX_TEXT_BYTES)
-    verdict = verify_model(shape, headers, _total(files))
-    return {
-        "architecture": verdict.architecture,
-        "hiddenSize": verdict.hidden_size,
-        "layers": verdict.layers,
-        "vocabSize": verdict.vocab_size,
-        "maxContext": verdict.max_context,
-        "sizeBytes": verdict.size_bytes,
-        "dtype": verdict.dtype,
-    }
+    return _to_json(verify_model(shape, headers, sum(files.sizes.values())))
 
 
-def _check_format(weights: list[str], pickles: list[str]) -> None:
-    if pickles and not weights:
-        raise Refused(
-            Reason.UNSAFE_FORMAT,
-            f"{min(pickles)} is a pickle, which can run code when it is opened; save the weights as safetensors",
-        )
-
-
-def _check_sizes(files: Files, names: list[str], weights: list[str], max_bytes: int) -> None:
-    for name in names:
-        if name not in weights and files.sizes[name] > MAX_TEXT_BYTES:
-            raise Refused(Reason.TOO_LARGE, f"{name} has {files.sizes[name]} bytes, the limit is {MAX_TEXT_BYTES}")
-    total = sum(files.sizes[name] for name in names)
-    if total > max_bytes or len(weights) > MAX_WEIGHT_FILES:
-        raise Refused(Reason.TOO_LARGE, f"{len(names)} files of {total} bytes, the limit is {max_bytes} bytes")
+def _to_json(verdict: AdapterVerdict | ModelVerdict) -> dict[str, Any]:
+    return {to_camel(name): list(v) if isinstance(v, tuple) else v for name, v in asdict(verdict).items()}
 
 
 def _check_index(files: Files, headers: dict[str, Header]) -> None:
@@ -198,15 +176,7 @@ def _json(files: Files, name: str, max_bytes: int) -> dict[str, Any]:
 
 def _text(files: Files, name: str, max_bytes: int) -> bytes:
     with files.open(name) as file:
-        return _bounded_read(file, name, max_bytes)
-
-
-def _bounded_read(file: BinaryIO, name: str, max_bytes: int) -> bytes:
-    raw = file.read(max_bytes + 1)
+        raw = file.read(max_bytes + 1)
     if len(raw) > max_bytes:
         raise Refused(Reason.TOO_LARGE, f"{name} has more than {max_bytes} bytes")
     return raw
-
-
-def _total(files: Files) -> int:
-    return sum(files.sizes.values())

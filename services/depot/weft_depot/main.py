@@ -8,12 +8,10 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette.applications import Starlette
 
 from weft.artifacts.blobs import BlobStore
 from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir
@@ -21,7 +19,7 @@ from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
 from weft.wire.http_server import QuietServer
-from weft.wire.tls import Tls, load_tls
+from weft.wire.tls import load_tls
 from weft_depot.artifact_layout import Limits
 from weft_depot.core.fair_queue import ConcurrencyLimits
 from weft_depot.core.operations import Operations
@@ -130,33 +128,20 @@ def _serve(settings: Settings) -> int:
             failed.set()
             stop()
 
-        server = QuietServer(_config(build_app(build(settings), probes, on_failure=fail), tls))
-
+        app, secured = build_app(build(settings), probes, on_failure=fail), dict[str, Any]()
+        if tls:
+            secured = {"ssl_context_factory": lambda *_: tls.server_context(), "http": TlsPeerHttp}  # pyright: ignore[reportUnknownLambdaType]
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, timeout_graceful_shutdown=DRAIN_S, lifespan="on", **secured
+        )
+        server = QuietServer(config)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)  # takes what comes early, and what uvicorn raises again at its end
         log.info("serving", extra=kv(listen=f"{host}:{port}", data_dir=settings.data_dir, tls=tls is not None))
-        with _running(probes):
+        with contextlib.ExitStack() as stack:
+            if probes:
+                probes.start()
+                stack.callback(probes.close)
             server.run(sockets=[listener])
         log.info("stopped")
         return 1 if failed.is_set() else 0
-
-
-@contextlib.contextmanager
-def _running(probes: Probes | None) -> Generator[None]:
-    if probes is None:
-        yield
-        return
-    probes.start()
-    try:
-        yield
-    finally:
-        probes.close()
-
-
-def _config(app: Starlette, tls: Tls | None) -> uvicorn.Config:
-    secured: dict[str, Any] = {}
-    if tls:
-        secured = {"ssl_context_factory": lambda *_: tls.server_context(), "http": TlsPeerHttp}  # pyright: ignore[reportUnknownLambdaType]
-    return uvicorn.Config(
-        app, log_config=None, access_log=False, timeout_graceful_shutdown=DRAIN_S, lifespan="on", **secured
-    )

@@ -73,7 +73,8 @@ def build_app(
 
     async def operation(request: Request) -> Response:
         found = await depot.wait(request.path_params["id"], _wait_s(request))
-        return JSONResponse(_to_json(found)) if found else _error(404, "UnknownOperation", "forgotten or never started")
+        unknown = {"reason": "UnknownOperation", "message": "forgotten or never started"}
+        return JSONResponse(_to_json(found)) if found else JSONResponse(unknown, 404)
 
     async def blob(request: Request) -> Response:
         digest = parse_digest(request.path_params["digest"])
@@ -150,7 +151,10 @@ class _BlobResponse(FileResponse):
 
 
 async def _body(request: Request, kind: type[Body]) -> Body:
-    _check_media_type(request.headers.get("content-type", ""))
+    """Only JSON: a web page may send other types to any address, but JSON only after a preflight request."""
+    media_type = request.headers.get("content-type", "")
+    if media_type.partition(";")[0].strip().lower() != JSON:
+        raise _NotJson([f"Content-Type is {quoted(media_type)}, it has to be {JSON}"])
     raw = bytearray()
     async for chunk in request.stream():
         raw += chunk
@@ -159,17 +163,8 @@ async def _body(request: Request, kind: type[Body]) -> Body:
     try:
         return kind.model_validate_json(bytes(raw))
     except ValidationError as error:
-        raise _BadRequest([_field_error(item) for item in error.errors(include_url=False)]) from error
-
-
-def _check_media_type(media_type: str) -> None:
-    """Only JSON: a web page may send other types to any address, but JSON only after a preflight request."""
-    if media_type.partition(";")[0].strip().lower() != JSON:
-        raise _NotJson([f"Content-Type is {quoted(media_type)}, it has to be {JSON}"])
-
-
-def _field_error(item: Any) -> str:
-    return f"{'.'.join(str(part) for part in item['loc']) or 'body'}: {item['msg']}"
+        errors = [(".".join(map(str, e["loc"])) or "body", e["msg"]) for e in error.errors(include_url=False)]
+        raise _BadRequest([f"{field}: {message}" for field, message in errors]) from error
 
 
 def _wait_s(request: Request) -> float:
@@ -190,10 +185,6 @@ def _to_json(operation: Operation) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _error(status: int, reason: str, message: str, **headers: str) -> JSONResponse:
-    return JSONResponse({"reason": reason, "message": message}, status, headers)
-
-
 def _busy(what: str, status: int, message: str) -> JSONResponse:
     metrics.TURNED_AWAY.labels(what).inc()
     return JSONResponse({"reason": "Busy", "message": message}, status, {"retry-after": "1"})
@@ -207,7 +198,7 @@ async def _bad_request(_: Request, error: Exception) -> Response:
 async def _artifact_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ArtifactError)
     status = 400 if isinstance(error, BadDigest) else 404 if isinstance(error, UnknownDigest) else 500
-    return _error(status, str(error.reason), error.message)
+    return JSONResponse({"reason": str(error.reason), "message": error.message}, status)
 
 
 async def _ok(_: Request) -> Response:

@@ -18,7 +18,7 @@ from weft_predictor.checkpoint import load, save
 from weft_predictor.core.batch_fit import fit_ridge
 from weft_predictor.core.conformal import ConformalCalibrators
 from weft_predictor.core.features import Features, features
-from weft_predictor.core.length_model import Predicted, Query
+from weft_predictor.core.length_model import Query
 from weft_predictor.core.offsets import Offsets, shrunk_median
 from weft_predictor.core.predictor import COLD_SCALE, DIM, TARGET, LengthPredictor
 from weft_predictor.core.residual_scale import ResidualScale
@@ -89,9 +89,9 @@ def measure(model: LengthPredictor, parts: Split, max_context_tokens: int) -> Re
     """Figures of a model on the part kept for that. The model does not learn from it."""
     used = np.array([row.tokens for row in parts.measure], dtype=np.int64)
     known = np.array([row.tokens for row in parts.fit], dtype=np.int64)
-    return evaluate(
-        _predict(model, parts.measure, max_context_tokens), used, known, max_context_tokens=max_context_tokens
-    )
+    queries = [Query(row.prompt, row.adapter, row.prompt_tokens) for row in parts.measure]
+    predicted = model.predict_batch(queries, max_context_tokens=max_context_tokens)
+    return evaluate(predicted, used, known, max_context_tokens=max_context_tokens)
 
 
 def promote(model: LengthPredictor, report: Report, parts: Split, out: Path, max_context_tokens: int) -> str:
@@ -147,11 +147,6 @@ def _calibrate(model: LengthPredictor, xs: Sequence[Features], rows: Sequence[Ro
         model.residual_scale.learn(centre, real - centre)
     for row, real, centre in zip(rows, target, centres, strict=True):
         model.calibrators.learn(row.adapter, (real - centre) / model.residual_scale.of(centre))
-
-
-def _predict(model: LengthPredictor, rows: Sequence[Row], max_context_tokens: int) -> list[Predicted]:
-    queries = [Query(row.prompt, row.adapter, row.prompt_tokens) for row in rows]
-    return model.predict_batch(queries, max_context_tokens=max_context_tokens)
 
 
 def _place(row: Row) -> int:

@@ -21,7 +21,7 @@ def cold() -> LengthPredictor:
 
 
 def predict(model: LengthPredictor, query: Query, **options):
-    return model.predict(query, max_context_tokens=2_048, **options)
+    return model.predict_batch([query], max_context_tokens=2_048, **options)[0]
 
 
 def taught(world, count: int, **options) -> LengthPredictor:
@@ -178,7 +178,7 @@ def test_no_sequence_of_outcomes_breaks_the_numbers(outcomes):
 
 def gone(model: LengthPredictor, answer: Answer, **fields) -> Observed:
     """The outcome of a request whose features the model does not have: predicted before a restart, or long ago."""
-    predicted = model.predict(replace(answer.query, request_id=""), max_context_tokens=2_048)
+    predicted = predict(model, replace(answer.query, request_id=""))
     scheduled = {"predicted_p50_tokens": predicted.p50_tokens, "model_version": model.version} | fields
     return Observed(answer.query.request_id, answer.query.adapter, answer.tokens, answer.censored, **scheduled)
 

@@ -111,7 +111,8 @@ class Hub:
             response = self._http.send(request, stream=True)
             with contextlib.closing(response):
                 if response.next_request is None:
-                    check_status(response, repo, self.host)
+                    if response.status_code not in (200, 206):
+                        raise _meaning(response, repo, f"hf:{repo.name} at {self.host}")
                     yield response
                     return
             request = response.next_request  # without the token where it leaves the hub's origin
@@ -124,16 +125,9 @@ class Hub:
         check_address(str(url.copy_with(query=None, fragment=None)), inside=is_inside(self.endpoint), what=what)
 
 
-def check_status(response: httpx2.Response, repo: Repo, host: str) -> None:
-    """Raises what a hub's answer means: Refused, Unavailable (429), TransientError."""
-    if response.status_code in (200, 206):
-        return
-    code = response.headers.get("x-error-code", "")
-    raise _meaning(response, code, repo, f"hf:{repo.name} at {host}")
-
-
-def _meaning(response: httpx2.Response, code: str, repo: Repo, about: str) -> ArtifactError | TransientError:
-    status = response.status_code
+def _meaning(response: httpx2.Response, repo: Repo, about: str) -> ArtifactError | TransientError:
+    """The error that a hub's answer stands for: Refused, Unavailable (429), TransientError."""
+    status, code = response.status_code, response.headers.get("x-error-code", "")
     if status == 429:
         return Unavailable(f"{about}: too many requests{_wait_of(response)}; it is asked again later")
     if status in _AGAIN or status == 416:

@@ -78,10 +78,6 @@ class LengthPredictor:
     def adapters(self) -> int:
         return len(self.offsets)
 
-    def predict(self, query: Query, *, max_context_tokens: int, scale: float = 1.0) -> Predicted:
-        """A batch of one."""
-        return self.predict_batch((query,), max_context_tokens=max_context_tokens, scale=scale)[0]
-
     def predict_batch(
         self, queries: Sequence[Query], *, max_context_tokens: int, scale: float = 1.0
     ) -> list[Predicted]:
