@@ -210,6 +210,16 @@ def test_a_prediction_is_made_once_for_all_answers_and_a_late_one_counts_no_more
     assert shell.feed(Received(PREDICTOR, Prediction("r", 7, 21))) == []
 
 
+def test_a_client_that_goes_away_while_its_request_is_predicted_leaves_one_outcome_for_each_answer() -> None:
+    shell = Shell().ready()
+    shell.feed(RequestArrived("r"), ModelResolved("r", "team/base", 2))
+    request = Request("r", "c", "acme", TABLE.routes[0], (1, 2), "text", 9, Sampling(), bytes_of, 0, n=2)
+    effects = shell.feed(RequestReady(request), ClientGone("r"))
+    assert [finish.reason for finish in effects if isinstance(finish, Finish)] == [FinishReason.CANCELLED] * 2
+    assert shell.feed(Received(PREDICTOR, Prediction("r", 7, 21))) == []
+    assert (shell.machine.admission.in_flight, shell.machine.next_deadline()) == (0, None)
+
+
 # ---------------------------------------------------------------- runners
 
 

@@ -35,28 +35,10 @@ from weft.domain.request import (
     Submit,
 )
 from weft.domain.routes import ResyncRoutes, Routes, RoutesGap
+from weft_gateway.core import events
 from weft_gateway.core.admission import Admission, Arrival
 from weft_gateway.core.config import GatewayConfig, Timer, Timers
-from weft_gateway.core.events import (
-    SCHEDULER,
-    ClientGone,
-    Drained,
-    DrainStarted,
-    Effect,
-    Event,
-    Failure,
-    Finish,
-    ModelResolved,
-    OutcomeDropped,
-    PeerViolation,
-    RequestAborted,
-    RequestArrived,
-    RequestFailed,
-    RequestReady,
-    RoutesChanged,
-    Submitted,
-    TokenizerChanged,
-)
+from weft_gateway.core.events import SCHEDULER, Effect, Event, Failure
 from weft_gateway.core.routes import RouteTable
 from weft_gateway.core.sessions import Session, Sessions
 from weft_gateway.core.stream import (
@@ -122,25 +104,27 @@ class Gateway:
                     effects = self._on_runner(peer, message, now)
                 else:
                     effects = self._on_control(message, now)
-            case RequestArrived():
+            case events.RequestArrived():
                 effects = self.admission.arrive(event.request_id, now)
-            case ModelResolved():
+            case events.ModelResolved():
                 effects = self.admission.resolve(event, now)
-            case RequestReady():
+            case events.RequestReady():
                 effects = self.admission.predict(event.request, now)
-            case ClientGone(request_id):
+            case events.ClientGone(request_id):
+                arrival = self.admission.take_predicted(request_id)  # from RequestReady on it has an outcome
+                effects = self._submit(arrival, Prediction(request_id), now) if arrival else []
                 self.admission.drop(request_id)
-                effects = self._abandon(request_id, now)
-            case RequestAborted(request_id, failure):
+                effects += self._abandon(request_id, now)
+            case events.RequestAborted(request_id, failure):
                 active = self.requests.get(request_id)
                 effects = self._apply(active, Abort(failure), now) if active else []
             case Connected(peer) | Closed(peer) if peer.kind is Kind.SCHEDULER:
                 effects = self._on_scheduler(isinstance(event, Connected), now)
             case Connected(peer) | Closed(peer):
                 effects = self._on_session(event, now)
-            case TokenizerChanged():
+            case events.TokenizerChanged():
                 effects = self.admission.on_tokenizer(event)
-            case DrainStarted():
+            case events.DrainStarted():
                 effects = self.admission.drain()
                 self._timers.set(_DRAIN, now + self.config.drain_s)
             case _:
@@ -179,7 +163,7 @@ class Gateway:
         request = arrival.request
         assert request is not None
         pool = request.route.pool
-        effects: list[Effect] = [Submitted(request, prediction.p90_tokens > 0)]
+        effects: list[Effect] = [events.Submitted(request, prediction.p90_tokens > 0)]
         self._answers[request.request_id] = tuple(request.id_of(index) for index in range(request.n))
         for index in range(request.n):
             stream = RequestStream(
@@ -235,7 +219,7 @@ class Gateway:
             asked, self._resyncing = self._resyncing, True
             return [] if asked else [Send(SCHEDULER, ResyncRoutes())]
         self._resyncing = False
-        effects: list[Effect] = [RoutesChanged(first or bool(pools)), *self.admission.on_routes()]
+        effects: list[Effect] = [events.RoutesChanged(first or bool(pools)), *self.admission.on_routes()]
         for pool in pools:
             effects += self._on_availability(pool, now)
         return effects
@@ -279,7 +263,7 @@ class Gateway:
             running = active.stream.running
             if running and running.epoch == one.epoch and running.runner != session.runner:
                 reason = f"it speaks for request {one.request_id!r}, whose epoch another runner has"
-                effects.append(PeerViolation(peer, reason))
+                effects.append(events.PeerViolation(peer, reason))
                 return effects + self._close(session, f"it broke the contract: {reason}", now)
             effects += self._apply(active, one, now)
         return effects
@@ -311,7 +295,7 @@ class Gateway:
         try:
             return self._advance(active, event, now)
         except Exception as error:  # noqa: BLE001 (the shell logs it)
-            return [RequestFailed(active.stream.request_id, error), *self._advance(active, Abort(_BUG), now)]
+            return [events.RequestFailed(active.stream.request_id, error), *self._advance(active, Abort(_BUG), now)]
 
     def _advance(self, active: ActiveRequest, event: StreamEvent, now: float) -> list[Effect]:
         stream = active.stream
@@ -363,7 +347,7 @@ class Gateway:
         ttft_s = None if stream.first_token_at is None else stream.first_token_at - active.arrived
         self.admission.finished(total_s)
         outcome = _outcome_of(active, total_s, ttft_s)
-        effects: list[Effect] = [Finish(request_id, end.reason, end.failure, outcome, ttft_s, total_s)]
+        effects: list[Effect] = [events.Finish(request_id, end.reason, end.failure, outcome, ttft_s, total_s)]
         assert request_id not in self.outcomes, "a second outcome"
         report = OutcomeReport(
             request_id,
@@ -378,7 +362,7 @@ class Gateway:
         if len(self.outcomes) > self.config.max_unacked:
             oldest = next(iter(self.outcomes))
             del self.outcomes[oldest]
-            effects.append(OutcomeDropped(oldest))
+            effects.append(events.OutcomeDropped(oldest))
         if end.failure:
             effects += self._abandon(request.request_id, now)
         if not any(answer in self.requests for answer in self._answers.get(request.request_id, ())):
@@ -390,7 +374,7 @@ class Gateway:
     def _end_all(self, now: float) -> list[Effect]:
         """The drain's time is over: end what runs by name, then wait for the outcomes to be stored."""
         if self._acking:
-            return [Drained()]
+            return [events.Drained()]
         self._acking = True
         self._timers.set(_DRAIN, now + ACK_S)
         return [effect for one in list(self.requests.values()) for effect in self._apply(one, Abort(_STOPPED), now)]
@@ -403,7 +387,7 @@ class Gateway:
             effects += self._end_all(now)
         if self._acking and not (self.outcomes and self.scheduler_up):
             self._timers.clear(_DRAIN)
-            effects.append(Drained())
+            effects.append(events.Drained())
         return effects
 
     # ---------------------------------------------------------------- invariants

@@ -26,33 +26,9 @@ from weft.wire.codec.scheduling import GatewayMessage
 from weft.wire.errors import PeerError, refused
 from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from weft_gateway.core import events
 from weft_gateway.core.config import GatewayConfig
-from weft_gateway.core.events import (
-    PREDICTOR,
-    SCHEDULER,
-    ClientGone,
-    Drained,
-    DrainStarted,
-    Effect,
-    Emit,
-    Event,
-    Failure,
-    Finish,
-    FirstToken,
-    ModelResolved,
-    OpenSession,
-    OutcomeDropped,
-    PeerViolation,
-    Proceed,
-    Refuse,
-    Request,
-    RequestAborted,
-    RequestArrived,
-    RequestFailed,
-    RequestReady,
-    RoutesChanged,
-    Submitted,
-)
+from weft_gateway.core.events import PREDICTOR, SCHEDULER, Effect, Event, Failure, Request
 from weft_gateway.core.gateway import Gateway
 from weft_gateway.errors import from_failure
 from weft_gateway.settings import Settings
@@ -123,13 +99,13 @@ class RequestManager:
         Raises Unavailable, Overloaded.
         """
         try:
-            await self.step(RequestArrived(request_id))
+            await self.step(events.RequestArrived(request_id))
             yield
         except BaseException:
             self.client_gone(request_id)
             raise
 
-    async def step(self, event: RequestArrived | ModelResolved) -> None:
+    async def step(self, event: events.RequestArrived | events.ModelResolved) -> None:
         """Wait until the request may take its next step. Raises ApiError."""
         future = self._steps[event.request_id] = asyncio.get_running_loop().create_future()
         try:
@@ -143,17 +119,17 @@ class RequestManager:
         group = ResponseGroup(request)
         for index, answer in enumerate(group.answers):
             self._answers[request.id_of(index)] = group, answer
-        self.feed(RequestReady(request))
+        self.feed(events.RequestReady(request))
         return group
 
     def client_gone(self, request_id: str) -> None:
         """Nothing reads the request's answers any more. Harmless after the end."""
-        self.feed(ClientGone(request_id))
+        self.feed(events.ClientGone(request_id))
 
     async def drain(self) -> None:
         """Take no more requests, let running answers finish for `drain_seconds`, then end the rest by name."""
         log.info("draining", extra=kv(in_flight=self.machine.admission.in_flight))
-        self.feed(DrainStarted())
+        self.feed(events.DrainStarted())
         await self._drained.wait()
 
     async def run(self) -> None:
@@ -214,52 +190,52 @@ class RequestManager:
         except Exception:
             request_id: str = getattr(effect.message if isinstance(effect, Send) else effect, "request_id", "")
             log.exception("request failed inside the gateway", extra=self._log_fields(request_id))
-            self._events.append(RequestAborted(request_id, _BUG))
+            self._events.append(events.RequestAborted(request_id, _BUG))
 
     def _dispatch(self, effect: Effect) -> None:
         match effect:
-            case Emit():
+            case events.Emit():
                 if entry := self._answers.get(effect.request_id):
                     group, answer = entry
                     answer.add(effect)
                     group.wake()
             case Send():
                 self._send(effect)
-            case FirstToken(request_id):
+            case events.FirstToken(request_id):
                 if entry := self._answers.get(request_id):
                     entry[0].wake()
-            case Finish():
+            case events.Finish():
                 self._finish(effect)
-            case Proceed(request_id):
+            case events.Proceed(request_id):
                 if (step := self._steps.get(request_id)) and not step.done():
                     step.set_result(None)
-            case Refuse(request_id, failure):
+            case events.Refuse(request_id, failure):
                 if (step := self._steps.get(request_id)) and not step.done():
                     step.set_exception(from_failure(failure))
-            case Submitted(request, predicted):
+            case events.Submitted(request, predicted):
                 self.metrics.predict_failures.inc(not predicted)
                 for index in range(request.n):
                     fields = self._log_fields(request.id_of(index), prompt_tokens=len(request.prompt))
                     log.info("submitted", extra=fields)
-            case RoutesChanged(pools):
+            case events.RoutesChanged(pools):
                 routes = self.machine.routes
                 log.info("route table", extra=kv(version=routes.version, models=len(routes)))
                 self._on_routes(pools)
-            case OpenSession():
+            case events.OpenSession():
                 self._sessions[effect.peer] = RunnerSession(effect, self._on_session, self._tls)
             case Close(peer, reason):
                 if session := self._sessions.pop(peer, None):
                     session.close()
                     log.info("session down", extra=kv(runner=peer.name, reason=reason))
-            case PeerViolation(peer, reason):
+            case events.PeerViolation(peer, reason):
                 refused("runner", PeerError(reason), runner=peer.name)
-            case OutcomeDropped(request_id):
+            case events.OutcomeDropped(request_id):
                 self.metrics.outcomes_dropped.inc()
                 log.warning("outcome dropped: too many are unacknowledged", extra=kv(request_id=request_id))
-            case RequestFailed(request_id, error):
+            case events.RequestFailed(request_id, error):
                 fields = self._log_fields(request_id)
                 log.error("request failed inside the gateway", exc_info=error, extra=fields)
-            case Drained():
+            case events.Drained():
                 self._drained.set()
 
     def _send(self, send: Send) -> None:
@@ -279,7 +255,7 @@ class RequestManager:
             if self.scheduler.up:  # without a stream the next one begins with everything that counts
                 self.scheduler.send(GATEWAY_TO_SCHEDULER.encode(cast(GatewayMessage, message)))
 
-    def _finish(self, finish: Finish) -> None:
+    def _finish(self, finish: events.Finish) -> None:
         """The one end: the client is woken whatever fails here."""
         fields = self._log_fields(
             finish.request_id,
