@@ -197,14 +197,16 @@ class Pool:
         """It is gone: what it contributed too."""
         self.runners.pop(runner.id.uuid, None)
         self.placement.remove(runner.id.uuid)
-        self._count(runner, None)
+        self._count(runner, None, ())
         self.set_errors(runner, [*runner.errors], gone=True)
         self.autoscaler.forget(runner.id.uuid)
 
     def update_runner(self, runner: Runner) -> None:
         """Its accounts have changed: index it anew, and count what it contributes."""
-        self._count(runner, runner.contributes(self.adapters.pinned))
-        self._index(runner)
+        standing = runner.standing(self.adapters.pinned)
+        if standing != runner.counted:
+            self._count(runner, runner.contributes(self.adapters.pinned), standing)
+            self._index(runner)
 
     def _index(self, runner: Runner) -> None:
         load = runner.load(self.adapters.pinned)
@@ -213,10 +215,10 @@ class Pool:
         else:
             self.placement.remove(runner.id.uuid)
 
-    def _count(self, runner: Runner, after: Contribution | None) -> None:
+    def _count(self, runner: Runner, after: Contribution | None, standing: tuple[object, ...]) -> None:
         before, accepted = runner.contribution, runner.accepting
+        runner.count(standing, after)
         if after != before:
-            runner.contribute(after)
             self.autoscaler.capacity.replace(before, after)
         accepting = after is not None and not runner.cordoned
         if accepting != accepted:

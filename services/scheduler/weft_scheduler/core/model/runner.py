@@ -48,7 +48,9 @@ class Runner:
         "cordoned",
         "desired_sent",
         "errors",
+        "counted",
         "figures",
+        "good_sequences",
         "id",
         "overdue_pages",
         "owned",
@@ -73,6 +75,7 @@ class Runner:
         self.serving = False  # has been able to serve once: what is pinned later does not hold it back
         self.spec: RunnerSpec | None = None
         self.shape = RunnerShape(0, 0)  # of the spec
+        self.good_sequences = 0  # of the spec
         self.version: int | None = None  # of the last report
         self.figures = RunnerFigures(ready=False)
         self.overdue_pages = 0  # that paused sequences wait for
@@ -88,6 +91,7 @@ class Runner:
         self.accepting = False  # counted by its pool: it takes something new now or soon
         self.ready_version: int | None = None  # the desired version it is Ready with
         self.desired_sent = 0
+        self.counted: tuple[object, ...] = ()  # its standing as its pool has counted it
         self._busy: tuple[str, ...] | None = None  # cache of `busy_adapters`
         self._busy_pinned: Sequence[str] = ()
 
@@ -123,8 +127,9 @@ class Runner:
         """At least half full, of sequences (those that it runs well) or of pages: not lightly loaded."""
         if self.spec is None:
             return False
-        full = 2 * self.working_set >= self.spec.good_sequences
-        return full or (self.working_set > 0 and 2 * self.free_pages <= self.spec.total_pages)
+        working_set = self.working_set
+        full = 2 * working_set >= self.good_sequences
+        return full or (working_set > 0 and 2 * self.free_pages <= self.spec.total_pages)
 
     def includes(self, request_id: str, epoch: Epoch) -> bool:
         """Whether its last report counts that epoch."""
@@ -139,14 +144,22 @@ class Runner:
             self._busy, self._busy_pinned = tuple(dict.fromkeys((*self.active, *protected))), pinned
         return self._busy
 
+    def standing(self, pinned: Sequence[str]) -> tuple[object, ...]:
+        """All that `load` and `contributes` depend on: while it is the same they need not be asked again."""
+        if self.spec is None:
+            return ()
+        figures = self.figures
+        flags = (self.confirmed, self.serving, self.cordoned, figures.draining, self.version is None)
+        return (self.free_pages, self.working_set, self.busy_adapters(pinned), len(pinned), flags)
+
     def load(self, pinned: Sequence[str]) -> RunnerLoad | None:
         """What placement indexes; None where nothing fits."""
-        spec, free_tokens = self.spec, self.free_tokens
-        if spec is None or not self.placeable or not free_tokens or self.working_set >= spec.max_sequences:
+        spec, free_tokens, working_set = self.spec, self.free_tokens, self.working_set
+        if spec is None or not self.placeable or not free_tokens or working_set >= spec.max_sequences:
             return None
         busy = self.busy_adapters(pinned)
         full = busy if len(busy) >= spec.max_adapters else None
-        return RunnerLoad(self.id.uuid, self.shape, self.working_set, spec.good_sequences, free_tokens, full)
+        return RunnerLoad(self.id.uuid, self.shape, working_set, self.good_sequences, free_tokens, full)
 
     def contributes(self, pinned: Sequence[str]) -> Contribution | None:
         """What it adds to its pool: nothing before its first report, nor while it drains."""
@@ -157,7 +170,7 @@ class Runner:
         reserved = spec.total_pages - self.free_pages
         serves = self.confirmed and self.serving
         return Contribution(
-            spec.good_sequences,
+            self.good_sequences,
             spec.total_pages * spec.page_tokens,
             reserved * spec.page_tokens,
             spec.max_adapters - protected,
@@ -186,7 +199,7 @@ class Runner:
     def describe(self, spec: RunnerSpec) -> None:
         """What does not change while it lives; only the first one counts."""
         if self.spec is None:
-            self.spec = spec
+            self.spec, self.good_sequences = spec, spec.good_sequences
             self.shape = RunnerShape(spec.max_rank, spec.max_context_tokens, spec.numerics_class)
 
     def confirm(self, supervisor: str) -> bool:
@@ -218,9 +231,9 @@ class Runner:
         before, self.ready_version = self.ready_version, version
         return before
 
-    def contribute(self, contribution: Contribution | None) -> None:
+    def count(self, standing: tuple[object, ...], contribution: Contribution | None) -> None:
         """What its pool counts of it from now on."""
-        self.contribution = contribution
+        self.counted, self.contribution = standing, contribution
 
     def accept(self, accepting: bool) -> None:
         """Whether its pool counts it among those that take something new now or soon."""

@@ -87,10 +87,11 @@ class Punica:
 
     def place(self, request: PlacementRequest, closed: Container[RunnerShape]) -> str | None:
         found: RunnerKey | None = None
-        for shape, index in self._index.by_shape.items():
+        index = self._index
+        for shape in index.by_shape:
             if shape in closed or not shape.fits(request.rank, request.context_tokens, request.numerics_class):
                 continue
-            key = index.best(request.adapter, request.footprint_tokens, request.avoid, request.skip_limit)
+            key = index.best(shape, request.adapter, request.footprint_tokens, request.avoid, request.skip_limit)
             if key is not None and (found is None or key > found):
                 found = key
         return found.uuid if found is not None else None
@@ -98,9 +99,9 @@ class Punica:
     def placeable_shapes(self, request: PlacementRequest) -> AbstractSet[RunnerShape]:
         return {
             shape
-            for shape, index in self._index.by_shape.items()
+            for shape in self._index.by_shape
             if shape.fits(request.rank, request.context_tokens, request.numerics_class)
-            and index.best(BASE, 0, request.avoid, request.skip_limit) is not None
+            and self._index.best(shape, BASE, 0, request.avoid, request.skip_limit) is not None
         }
 
     def has_capacity(self, closed: Container[RunnerShape]) -> bool:

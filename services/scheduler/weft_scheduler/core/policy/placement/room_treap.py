@@ -5,6 +5,7 @@ tree depends on nothing but its members.
 """
 
 from collections.abc import Container, Iterator
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple, Optional
 
@@ -30,8 +31,9 @@ class TreapNode:
 Tree = Optional[TreapNode]  # noqa: UP045 (a forward reference needs the spelled form)
 
 
+@lru_cache(maxsize=20_000)
 def priority_of(uuid: str) -> int:
-    """The treap priority of a runner."""
+    """The treap priority of a runner; hashing takes as long as a quarter of an insertion."""
     return int.from_bytes(blake2b(uuid.encode(), digest_size=8).digest(), "big")
 
 
@@ -47,7 +49,7 @@ class RoomTreap:
 
     def __iter__(self) -> Iterator[tuple[RunnerKey, int]]:
         """(key, free tokens), best first."""
-        return _descending(self._root, 0)
+        return self.descending(0)
 
     def put(self, key: RunnerKey, free_tokens: int, priority: int) -> None:
         """Insert a key that is not in the set."""
@@ -70,8 +72,9 @@ class RoomTreap:
         if node is None:
             raise KeyError(key)
         node.free_tokens = free_tokens
-        _refresh(node)
-        for node in reversed(path):
+        path.append(node)
+        while path:
+            node = path.pop()
             before = node.maximum
             _refresh(node)
             if node.maximum == before:
@@ -79,12 +82,27 @@ class RoomTreap:
 
     def best(self, free_tokens: int, avoid: Container[str] = (), skip_limit: int = 64) -> RunnerKey | None:
         """The highest key with at least `free_tokens` that is not avoided, past at most `skip_limit` avoided ones."""
-        for skipped, (key, _) in enumerate(_descending(self._root, free_tokens)):
+        for skipped, (key, _) in enumerate(self.descending(free_tokens)):
             if key.uuid not in avoid:
                 return key
             if skipped >= skip_limit:
                 return None
         return None
+
+    def descending(self, free_tokens: int) -> Iterator[tuple[RunnerKey, int]]:
+        """Members with at least `free_tokens`, highest key first; subtrees without such a member are not entered."""
+        stack: list[TreapNode] = []
+        node = self._root
+        while node is not None or stack:
+            while node is not None and node.maximum >= free_tokens:
+                stack.append(node)
+                node = node.right
+            if not stack:
+                return
+            node = stack.pop()
+            if node.free_tokens >= free_tokens:
+                yield node.key, node.free_tokens
+            node = node.left
 
 
 def _refresh(node: TreapNode) -> None:
@@ -133,19 +151,3 @@ def _drop(node: Tree, key: RunnerKey) -> Tree:
         node.right = _drop(node.right, key)
     _refresh(node)
     return node
-
-
-def _descending(root: Tree, free_tokens: int) -> Iterator[tuple[RunnerKey, int]]:
-    """Members with at least `free_tokens`, highest key first; subtrees without such a member are not entered."""
-    stack: list[TreapNode] = []
-    node = root
-    while node is not None or stack:
-        while node is not None and node.maximum >= free_tokens:
-            stack.append(node)
-            node = node.right
-        if not stack:
-            return
-        node = stack.pop()
-        if node.free_tokens >= free_tokens:
-            yield node.key, node.free_tokens
-        node = node.left
