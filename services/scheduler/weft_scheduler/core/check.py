@@ -4,13 +4,16 @@ Used by tests, the simulator and the idle service; nothing here changes anything
 """
 
 from collections import Counter
+from collections.abc import Set as AbstractSet
 
 from weft.domain.ids import BASE, NEVER
 from weft_scheduler.core.model.pool import Pool
-from weft_scheduler.core.model.request import Phase
+from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import Runner
 from weft_scheduler.core.policy.autoscaling import Contribution
-from weft_scheduler.core.policy.placement import placement_score
+from weft_scheduler.core.policy.placement import RunnerShape, placement_score
+from weft_scheduler.core.policy.queue import Admitted, Overtaking
+from weft_scheduler.core.scheduling import PoolContext
 from weft_scheduler.core.state import State
 
 # Violated, a request may run twice or nowhere: what this machine knows of requests cannot be trusted.
@@ -29,6 +32,7 @@ def check_all(state: State) -> None:
     check_nothing_lost(state)
     check_epochs(state)
     check_queues(state)
+    check_scheduled(state)
     check_accounts(state)
     check_placement_index(state)
     check_counts(state)
@@ -82,6 +86,32 @@ def check_queues(state: State) -> None:
         counts = pool.overtaking.counts
         assert all(count <= state.config.starvation_bound for count in counts.values()), (pool.name, counts)
         assert {r for r, count in counts.items() if count} <= {r.id for r in pool.queue}, (pool.name, counts)
+
+
+def check_scheduled(state: State) -> None:
+    """No waiting request could be placed now: what a pass leaves out, because nothing changed for it, is blocked."""
+    due = state.timers.next()
+    if due is not None and due <= state.now:
+        return
+    for pool in state.pools.values():
+        if not len(pool.queue):
+            continue
+        dry, overtaking = DryRun(state, pool, None), Overtaking()
+        overtaking.counts = pool.overtaking.counts
+        overtaking.schedule(pool.queue, dry, state.config.starvation_bound, state.config.window)
+        assert dry.placeable is None, (pool.name, dry.placeable)
+
+
+class DryRun(PoolContext):
+    """Admits nothing, and remembers what it could have admitted."""
+
+    placeable: tuple[str, str] | None = None
+
+    def admit(self, request: Request, closed: AbstractSet[RunnerShape]) -> Admitted | None:
+        uuid = self.place(request, closed)
+        if uuid is not None:
+            self.placeable = (request.id, uuid)
+        return None
 
 
 def check_accounts(state: State) -> None:

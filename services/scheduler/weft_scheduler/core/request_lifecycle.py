@@ -17,7 +17,7 @@ def enqueue(state: State, request: Request) -> None:
     if request.awaited_class:
         state.timers.set(Timer(TimerKind.CLASS_WAIT, request.id), request.same_class_until)
     state.pool(request.pool).enqueue(request)
-    state.mark_schedulable(request.pool)
+    state.mark_schedulable(request.pool, ())
 
 
 def assign(state: State, pool: Pool, request: Request, runner: Runner) -> None:
@@ -101,7 +101,7 @@ def drop(state: State, request: Request) -> None:
         state.timers.set(timer, max(state.now, draining.grace_until))
     del state.requests[request.id]
     state.gateways[request.gateway].remove(request.id, pool.name)
-    state.mark_schedulable(pool.name)
+    state.mark_schedulable(pool.name, ())
 
 
 def reject(state: State, request: Request, reason: RejectReason, message: str, retry_after_ms: int = 0) -> None:

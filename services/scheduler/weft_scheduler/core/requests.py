@@ -154,8 +154,7 @@ def _enqueue_and_schedule(state: State, request: Request) -> None:
     if infeasible is not None:
         reject(state, request, *infeasible)
         return
-    schedule_pool(state, pool)
-    state.schedulable.pop(pool.name, None)  # this was that pass
+    schedule_pool(state, pool, state.schedulable.pop(pool.name, None))
     if request.phase is not Phase.WAITING:
         return
     limit = pool.declared.max_queue if pool.spec is not None else 0
@@ -165,7 +164,7 @@ def _enqueue_and_schedule(state: State, request: Request) -> None:
         reject(state, request, RejectReason.QUEUE_FULL, message, after_ms)
         return
     if pool.autoscaler.victims:
-        state.mark_schedulable(pool.name)  # one that should have gone may be needed again
+        state.mark_schedulable(pool.name, ())  # one that should have gone may be needed again
     state.emit(Queued(request.id, pool.name, "no runner has capacity"))
 
 

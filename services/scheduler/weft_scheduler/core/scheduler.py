@@ -131,11 +131,11 @@ class Scheduler:
         state = self.state
         while state.schedulable:
             name = next(iter(state.schedulable))
-            del state.schedulable[name]
+            changed = state.schedulable.pop(name)
             pool = state.pools.get(name)
             if pool is not None:
                 reject_infeasible(state, pool)
-                schedule_pool(state, pool)
+                schedule_pool(state, pool, changed)
                 if pool.autoscaler.victims and len(pool.queue):
                     scale(state, pool, at_once=True)  # a victim may be needed again
                 if not pool.in_use:

@@ -1,8 +1,9 @@
 """One scheduling pass over a pool's queue: who is placed now, and who can never be."""
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from collections.abc import Set as AbstractSet
 
+from weft.domain.ids import BASE
 from weft.domain.request import RejectReason
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Request
@@ -12,11 +13,11 @@ from weft_scheduler.core.request_lifecycle import assign, reject
 from weft_scheduler.core.state import State
 
 
-def schedule_pool(state: State, pool: Pool) -> None:
-    """Place what the pool's policies place now."""
+def schedule_pool(state: State, pool: Pool, changed: Collection[str] | None) -> None:
+    """Place what the pool's policies place now. `changed`: runners that have changed since the last pass; None: all."""
     if len(pool.queue):
         bound, window = state.config.starvation_bound, state.config.window
-        pool.overtaking.schedule(pool.queue, PoolContext(state, pool), bound, window)
+        pool.overtaking.schedule(pool.queue, PoolContext(state, pool, changed), bound, window)
 
 
 def reject_infeasible(state: State, pool: Pool) -> None:
@@ -42,20 +43,33 @@ def infeasible_reason(state: State, pool: Pool, request: Request) -> tuple[Rejec
 class PoolContext:
     """A pool's runners, as its queue policy sees them."""
 
-    def __init__(self, state: State, pool: Pool) -> None:
-        self._state, self._pool = state, pool
+    def __init__(self, state: State, pool: Pool, changed: Collection[str] | None) -> None:
+        self._state, self._pool, self._all = state, pool, changed is None
+        runners = [pool.runners[uuid] for uuid in changed or () if uuid in pool.runners]
+        loads = [load for runner in runners if (load := runner.load(pool.adapters.pinned)) is not None]
+        self._free_tokens = max((load.free_tokens for load in loads), default=0)
+        self._open = any(load.busy_adapters is None for load in loads)
+        self._adapters = {adapter for load in loads for adapter in (BASE, *(load.busy_adapters or ()))}
+
+    def changed_for(self, request: Request) -> bool:
+        fits = request.queued_tokens <= self._free_tokens and (self._open or request.adapter in self._adapters)
+        return self._all or fits
 
     def admit(self, request: Request, closed: AbstractSet[RunnerShape]) -> Admitted | None:
-        """Place it, in its own numerics class first; None where no other shape can take it."""
-        place = self._pool.placement.place
-        uuid = place(self._ask(request, request.numerics_class), closed)
-        if uuid is None and request.numerics_class and not self._required_class(request):
-            uuid = place(self._ask(request, ""), closed)
+        uuid = self.place(request, closed)
         if uuid is None:
             return None
         runner = self._state.runners[uuid]
         assign(self._state, self._pool, request, runner)
         return Admitted(runner.shape, uuid)
+
+    def place(self, request: Request, closed: AbstractSet[RunnerShape]) -> str | None:
+        """The runner for it, of its own numerics class first; None where no shape that is not closed can take it."""
+        place = self._pool.placement.place
+        uuid = place(self._ask(request, request.numerics_class), closed)
+        if uuid is None and request.numerics_class and not self._required_class(request):
+            uuid = place(self._ask(request, ""), closed)
+        return uuid
 
     def waits_for(self, request: Request, admitted: Admitted) -> bool:
         rank = self._pool.adapters.rank(request.adapter)

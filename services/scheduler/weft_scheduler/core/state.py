@@ -1,5 +1,7 @@
 """What the handlers of one machine share: everything it knows by name, its clock, its deadlines, its effects."""
 
+from collections.abc import Iterable
+
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.machine import Kind, Peer, Send
 from weft.domain.runner import SchedulerHello
@@ -43,7 +45,8 @@ class State:
         self.reservation: dict[str, ReservationPolicy] = {
             name: policy(lengths) for name, policy in reservation.POLICIES.items()
         }
-        self.schedulable: dict[str, None] = {}  # pools whose queue may move, in order
+        # pools whose queue may move, in order, and the runners that have changed there; None: anything may have
+        self.schedulable: dict[str, set[str] | None] = {}
         self._arrivals = 0
         self._versions = 0
         self._replaced: dict[str, str] = {}  # uuid -> the incarnation that a newer one has replaced
@@ -100,9 +103,13 @@ class State:
 
     # ------------------------------------------------------------ what has to follow
 
-    def mark_schedulable(self, pool: str) -> None:
-        """Something changed there: its queue may move, its status may differ."""
-        self.schedulable[pool] = None
+    def mark_schedulable(self, pool: str, changed: Iterable[str] | None = None) -> None:
+        """Its queue may move, its status may differ: by a change of these runners only, or (None) of anything."""
+        known = self.schedulable.setdefault(pool, set())
+        if changed is None or known is None:
+            self.schedulable[pool] = None
+        else:
+            known.update(changed)
         self.mark_dirty(pool)
 
     def mark_dirty(self, pool: str) -> None:
@@ -119,9 +126,13 @@ class State:
     def update_runner(self, runner: Runner, *, schedule: bool = True) -> None:
         """After a change of a runner's accounts. `schedule`: a queued request may fit now."""
         if runner.spec is not None:
-            self.pool_of(runner).update_runner(runner)
-            if schedule:
-                self.mark_schedulable(runner.spec.pool)
+            pool = self.pool_of(runner)
+            shapes = len(pool.accepting_shapes)
+            changed = pool.update_runner(runner)
+            if schedule and changed:  # where a shape comes or goes, others may not have to wait for it any longer
+                self.mark_schedulable(pool.name, (runner.id.uuid,) if shapes == len(pool.accepting_shapes) else None)
+            else:
+                self.mark_dirty(pool.name)
 
     # ------------------------------------------------------------ epochs, versions
 

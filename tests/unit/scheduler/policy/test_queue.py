@@ -55,6 +55,9 @@ class Room:
     def placeable_shapes(self, request: Waiting) -> AbstractSet[RunnerShape]:
         return {shape for shape in (SMALL, LARGE) if shape.max_context_tokens >= request.size}
 
+    def changed_for(self, request: Waiting) -> bool:
+        return True
+
     def has_capacity(self, closed: AbstractSet[RunnerShape]) -> bool:
         return any(free for shape, free in self.free.items() if shape not in closed)
 

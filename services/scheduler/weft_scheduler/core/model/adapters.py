@@ -2,8 +2,8 @@
 
 A digest that is replaced or deleted *drains*: requests that use it run on, and for a short grace new ones are accepted,
 since a gateway with an older route table may send some; at its deadline its requests are ended. Runners are sent only
-what they have to hold (pinned, or of tier Disk or Host) and what they have to remove; a change of one adapter costs what
-that adapter carries.
+what they have to hold (pinned, or of tier Disk or Host) and what they have to remove: a change of one adapter costs
+what that adapter carries.
 """
 
 from dataclasses import dataclass, replace

@@ -201,12 +201,14 @@ class Pool:
         self.set_errors(runner, [*runner.errors], gone=True)
         self.autoscaler.forget(runner.id.uuid)
 
-    def update_runner(self, runner: Runner) -> None:
-        """Its accounts have changed: index it anew, and count what it contributes."""
+    def update_runner(self, runner: Runner) -> bool:
+        """Its accounts may have changed: index it anew, and count what it contributes. True where they have."""
         standing = runner.standing(self.adapters.pinned)
-        if standing != runner.counted:
-            self._count(runner, runner.contributes(self.adapters.pinned), standing)
-            self._index(runner)
+        if standing == runner.counted:
+            return False
+        self._count(runner, runner.contributes(self.adapters.pinned), standing)
+        self._index(runner)
+        return True
 
     def _index(self, runner: Runner) -> None:
         load = runner.load(self.adapters.pinned)

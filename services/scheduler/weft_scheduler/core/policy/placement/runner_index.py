@@ -16,7 +16,6 @@ from typing import NamedTuple
 from weft.domain.ids import BASE
 from weft_scheduler.core.policy.placement.room_treap import RoomTreap, RunnerKey, priority_of
 
-
 MAX_COMPARED = 32  # holders: comparing so many costs 10 us
 
 
