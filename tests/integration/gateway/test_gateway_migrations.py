@@ -444,6 +444,6 @@ async def test_a_runner_that_does_not_say_who_it_is_first_is_not_listened_to(wor
     world.runner.step(await world.runner.next("start"), 0, running.tokens[:2])
     failed = await world.scheduler.next("failed")
     assert (failed.reason, failed.emitted_tokens) == (scheduler_pb2.Failed.SESSION_LOST, 0)
-    assert "who it is first" in failed.detail
+    assert "before SessionReady" in failed.detail
     world.scheduler.assign(running.request_id, other)
     await running.ends_well_on(other)
