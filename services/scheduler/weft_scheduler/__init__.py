@@ -1,1 +1,1 @@
-"""The scheduler: who runs where. `core` decides, `server` talks; no tensor and no token passes through here."""
+"""The scheduler: which runner serves which request. `core` decides, `server` has the streams; no token passes here."""

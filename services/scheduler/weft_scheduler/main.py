@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def run(settings: Settings) -> int:
-    """The life of the process. Raises CannotStart."""
+    """Serve until a signal. Raises CannotStart."""
     stop = stop_on_signals()
     try:
         return await _serve(settings, TermFile(settings.data_dir), stop)

@@ -11,7 +11,7 @@ PLACEMENT_BUCKETS_S = (20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 2
 
 
 class Metrics:
-    """Counts effects as the shell executes them; gauges are read from the state when asked."""
+    """Counts effects as the shell performs them; gauges are read from the state once a second."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -21,7 +21,7 @@ class Metrics:
             return Gauge(f"weft_scheduler_{name}", text, labels, registry=registry)
 
         self.decisions = counter("decisions_total", "Decisions on requests, by result", "result")
-        self.moves = counter("moves_total", "Requests that left a runner and were queued again", "reason")
+        self.migrations = counter("moves_total", "Requests that left a runner and were queued again", "reason")
         self.resumed = counter(
             "resumed_total",
             "Requests with tokens that got a runner again, by numerics class",
@@ -60,7 +60,7 @@ class Metrics:
             case Queued():
                 self.decisions.labels("queued").inc()
             case Requeued():
-                self.moves.labels(effect.reason).inc()
+                self.migrations.labels(effect.reason).inc()
             case Resumed():
                 self.resumed.labels("same" if effect.from_class == effect.to_class else "across").inc()
             case Stale():

@@ -61,7 +61,7 @@ class Server(rpc.SchedulerServicer):
         self._gauges: asyncio.TimerHandle | None = None
         log.info("term taken", extra=kv(term=term))
 
-    # ------------------------------------------------------------ life of the process
+    # ------------------------------------------------------------ process
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the service to a server of the running loop."""
@@ -158,7 +158,7 @@ class Server(rpc.SchedulerServicer):
         self._gauges = asyncio.get_running_loop().call_later(GAUGES_S, self._observe)
 
     def _check(self) -> None:
-        """Between two events. Who owns a request has to be beyond doubt; accounts that are wrong only place badly."""
+        """Between two events. The owner of a request has to be beyond doubt; wrong accounts only place badly."""
         broken = violation(self.core.check)
         if broken in OWNERSHIP:
             self._fail(InvariantViolated(broken))

@@ -1,4 +1,4 @@
-"""The open streams of the scheduler's peers: which peer a stream is of, what it receives, what its end means.
+"""The open streams of the scheduler's peers: whose a stream is, what it receives, what its end means.
 
 A peer that connects again replaces its older stream, and what that one still delivers is dropped.
 """
@@ -72,7 +72,7 @@ class Sessions:
 
 
 class Session:
-    """One stream. Its first message says which peer it is of; a registry, which has no hello, is named here.
+    """One stream. Its first message names its peer; a registry, which has no hello, is named here.
 
     A supervisor's hello is answered with every outcome that is not stored: as many as `max_outcomes`.
     """

@@ -26,14 +26,16 @@ class Settings(ProcessSettings):
     drain_s: int = Field(300, ge=1, description="streams of a deleted or replaced adapter may run on this long")
     absent_ms: int = Field(10000, ge=1, description="a runner that no supervisor reports is gone after this long")
     status_ms: int = Field(200, ge=1, description="statuses to the registry are gathered this long")
-    give_back_s: int = Field(60, ge=1, description="runners nobody needs are kept this long, where a pool does not say")
-    starvation_bound: int = Field(32, ge=0, description="how often a waiting request may be passed by later ones")
-    window: int = Field(64, ge=1, description="how many waiting requests may be passed in one look at a queue")
+    give_back_s: int = Field(60, ge=1, description="idle runners are kept this long, where a pool sets no time")
+    starvation_bound: int = Field(32, ge=0, description="how often a waiting request may be overtaken by later ones")
+    window: int = Field(64, ge=1, description="how many waiting requests may block in one scheduling pass")
     max_outcomes: int = Field(20000, ge=1, description="outcomes kept until a supervisor has stored them")
-    default_output_tokens: int = Field(256, ge=1, description="reserved when nobody predicts and nothing was seen yet")
+    default_output_tokens: int = Field(
+        256, ge=1, description="reserved without a prediction and before the first outcome"
+    )
 
     def config(self) -> Config:
-        """What the core is told."""
+        """The limits and times of the core."""
         return Config(
             assign_s=self.assign_ms / 1000,
             avoid_s=self.avoid_ms / 1000,

@@ -1,6 +1,6 @@
 """The scheduler's term: a counter in the data directory, raised and durable before the first order under it.
 
-It has to grow also when the directory was lost, so without a file that can be believed it begins anew at a number of
+It has to grow also when the directory was lost, so without a valid file it starts again at a number of
 seconds: fewer schedulers start than seconds pass.
 """
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class TermFile:
-    """`DIR/term`. The process owns the directory (`weft.process.lock_data_dir`), so nobody else writes it."""
+    """`DIR/term`. The process owns the directory (`weft.process.lock_data_dir`), so no other process writes it."""
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
         self._path, self._clock = directory / "term", clock
@@ -41,7 +41,7 @@ class TermFile:
             raise TermNotDurable(f"{self._path} is not readable: {error}") from error
         if text.strip().isdigit() and len(text) <= len(f"{MAX_TERM}\n") and int(text) < MAX_TERM:
             return int(text)
-        log.error("the file holds no term: terms begin anew", extra=kv(path=self._path, content=text[:40]))
+        log.error("the file holds no term: terms start again", extra=kv(path=self._path, content=text[:40]))
         return None
 
     def write(self, term: int) -> None:

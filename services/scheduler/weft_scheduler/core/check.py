@@ -129,7 +129,7 @@ def check_accounts(state: State) -> None:
 
 
 def check_placement_index(state: State) -> None:
-    """A runner is indexed exactly as its room and working set are; what is indexed is placeable."""
+    """A runner is indexed as its free pages and working set are; what is indexed is placeable."""
     for pool in state.pools.values():
         indexed = pool.placement.loads()
         for uuid, runner in pool.runners.items():

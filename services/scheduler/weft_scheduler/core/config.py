@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Seconds unless the name says otherwise."""
+    """In seconds unless the name has another unit."""
 
     assign_s: float = 5.0  # an Assign neither started nor reported by then is taken back
     avoid_s: float = 3.0  # a gateway's requests avoid a runner whose session it lost

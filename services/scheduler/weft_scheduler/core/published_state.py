@@ -19,7 +19,7 @@ class PendingDeletion:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """An open stream of a registry; `term`: of the operator's leadership that it speaks under."""
+    """An open stream of a registry; `term`: of the operator's leadership."""
 
     peer: Peer
     term: int

@@ -87,7 +87,7 @@ def on_adapter_drain(state: State, pool: Pool, digest: str) -> None:
 
 
 def _leads(state: State, peer: Peer, term: int) -> bool:
-    """Whether that registry speaks under the highest term; every stream of a lower one is closed."""
+    """Whether that registry has the highest term; every stream of a lower one is closed."""
     published = state.published
     published.registries[peer.name] = Registry(peer, max(term, published.registries[peer.name].term))
     published.registry_term = max(published.registry_term, term)
@@ -97,7 +97,7 @@ def _leads(state: State, peer: Peer, term: int) -> bool:
     ]
     for registry in over:
         del published.registries[registry.peer.name]
-        reason = f"term {registry.term} is over: another registry leads under {published.registry_term}"
+        reason = f"term {registry.term} is over: another registry leads with {published.registry_term}"
         state.emit(Close(registry.peer, reason))
     return leads
 

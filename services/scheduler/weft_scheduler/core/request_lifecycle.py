@@ -1,4 +1,4 @@
-"""The steps of a request's life: into the queue, onto runners, off them, over. Every other module takes these steps."""
+"""The steps of every request: into the queue, onto runners, off them, over. All other modules use these steps."""
 
 from weft.domain.ids import BASE
 from weft.domain.machine import Kind, Peer

@@ -184,7 +184,7 @@ def _unknown(state: State, submit: Submit, newcomer: bool) -> tuple[RejectReason
 
 
 def _adopt(state: State, pool: Pool, request: Request, runner_id: RunnerId) -> None:
-    """It runs: leave it there. On an incarnation that is over, ask for its Failed."""
+    """It runs: leave it there. On an incarnation that is over, await its Failed."""
     runner = state.runners.get(runner_id.uuid)
     if runner is None and not state.was_replaced(runner_id):
         runner = state.new_runner(runner_id)

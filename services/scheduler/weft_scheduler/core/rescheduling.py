@@ -2,7 +2,7 @@
 
 Exactly one new placement follows each epoch's end: the first trigger (the gateway's Failed, a deadline here) takes the
 request off its runner and back to the queue; later triggers of that epoch find it there and change nothing. When a
-lease runs out the gateway is informed and asked, rather than the request requeued at once, because the gateway alone
+lease runs out the gateway is informed and answers, rather than the request requeued at once: the gateway alone
 knows how many tokens were emitted; a gateway that stays silent for `assign_s` loses that privilege.
 """
 

@@ -1,4 +1,4 @@
-"""What supervisors send: who is there, what each runner holds, which sequence has to leave.
+"""What supervisors send: which runners there are, what each holds, which sequence has to leave.
 
 Nothing is placed on a runner before its first full report on its supervisor's present stream. A runner that no
 supervisor reports for `absent_s`, while there is one to report it, is gone. A report costs what it carries.
@@ -91,7 +91,7 @@ def on_cluster_report(state: State, peer: Peer, report: ClusterReport) -> None:
 
 
 def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
-    """Take one runner's report over, or ask for a full one."""
+    """Take one runner's report over, or request a full one."""
     runner_id, report, spec = reported
     runner = state.runners.get(runner_id.uuid)
     if runner is None or runner.id != runner_id:
@@ -193,7 +193,7 @@ def push_desired(
 
 
 def resync_all(state: State) -> None:
-    """The registry is known now: full reports say which digests runners have on their disks."""
+    """The registry is known now: full reports list the digests on the runners' disks."""
     for runner in state.runners.values():
         if runner.confirmed:
             state.send(state.supervisors[runner.supervisor], Resync(runner.id))

@@ -127,7 +127,7 @@ class Scheduler:
                 state.mark_dirty(timer.name)
 
     def _finish(self) -> None:
-        """Let queues move where something changed, and see to it that statuses are published."""
+        """Schedule the pools where something changed, and forget those that are not in use."""
         state = self.state
         while state.schedulable:
             name = next(iter(state.schedulable))

@@ -1,4 +1,4 @@
-"""One scheduling pass over a pool's queue: who is placed now, and who can never be."""
+"""One scheduling pass over a pool's queue: which requests are placed now, and which can never be."""
 
 from collections.abc import Collection, Container
 from collections.abc import Set as AbstractSet

@@ -45,7 +45,7 @@ class State:
         self.reservation: dict[str, ReservationPolicy] = {
             name: policy(lengths) for name, policy in reservation.POLICIES.items()
         }
-        # pools whose queue may move, in order, and the runners that have changed there; None: anything may have
+        # pools to schedule, in order, and the runners that have changed there; None: anything may have
         self.schedulable: dict[str, set[str] | None] = {}
         self._arrivals = 0
         self._versions = 0
@@ -104,7 +104,7 @@ class State:
     # ------------------------------------------------------------ what has to follow
 
     def mark_schedulable(self, pool: str, changed: Iterable[str] | None = None) -> None:
-        """Its queue may move, its status may differ: by a change of these runners only, or (None) of anything."""
+        """It is scheduled, and its status may differ: by a change of these runners only, or (None) of anything."""
         known = self.schedulable.setdefault(pool, set())
         if changed is None or known is None:
             self.schedulable[pool] = None
@@ -152,7 +152,7 @@ class State:
         return Epoch(self.term, self.counter)
 
     # The file, the terms that supervisors have stored, and gateways' epochs raise the term. What runners report never
-    # does: whoever owns a pool decides what runs in its runners, and could use the terms up.
+    # does: the owner of a pool decides what runs in its runners, and could use the terms up.
 
     def advance_term(self, term: int) -> None:
         """Stay above a term that a supervisor has stored; above our own, too, while no epoch was given under it."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class TimerKind(StrEnum):
-    """What a deadline is for; the name beside it says whose. At one moment the order is that of the values."""
+    """What a deadline is for, and of what (the timer's name). At one moment the order is that of the values."""
 
     ADAPTER_DRAIN = "adapter_drain"  # pool, adapter: a draining digest's grace or deadline
     ASSIGN_TIMEOUT = "assign_timeout"  # request: not started, or stopping while its gateway is silent

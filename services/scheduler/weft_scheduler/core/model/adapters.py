@@ -88,7 +88,7 @@ class PoolAdapters:
         del self.draining[digest]
         self._unpublished[digest] = None
 
-    # ------------------------------------------------------------ questions
+    # ------------------------------------------------------------ reading
 
     def registered(self, digest: str) -> bool:
         """Whether an adapter of the registry has that content."""
@@ -113,7 +113,7 @@ class PoolAdapters:
 
     @property
     def publishable(self) -> bool:
-        """Whether `publish` may have something to say."""
+        """Whether `publish` may find a change."""
         return bool(self._unpublished) or not self.version
 
     def publish(self, version: int) -> DesiredChange | None:

@@ -174,7 +174,7 @@ class Pool:
         self.recheck_feasible = True
 
     def rechecked(self) -> bool:
-        """Whether they may have; asked once."""
+        """Whether they may have, since the last call."""
         recheck, self.recheck_feasible = self.recheck_feasible, False
         return recheck
 
@@ -202,7 +202,7 @@ class Pool:
         self.autoscaler.forget(runner.id.uuid)
 
     def update_runner(self, runner: Runner) -> bool:
-        """Its accounts may have changed: index it anew, and count what it contributes. True where they have."""
+        """Its accounts may have changed: index it again, and count what it contributes. True where they have."""
         standing = runner.standing(self.adapters.pinned)
         if standing == runner.counted:
             return False

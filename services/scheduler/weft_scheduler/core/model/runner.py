@@ -34,7 +34,7 @@ class StaleReport(Exception):
 
 
 class Runner:
-    """One incarnation. Without a spec it is known by name only: a gateway said that its request runs there."""
+    """One incarnation. Without a spec it is known by name only: a gateway submitted a request that runs there."""
 
     __slots__ = (
         "_busy",
@@ -145,7 +145,7 @@ class Runner:
         return self._busy
 
     def standing(self, pinned: Sequence[str]) -> tuple[object, ...]:
-        """All that `load` and `contributes` depend on: while it is the same they need not be asked again."""
+        """All that `load` and `contributes` depend on: while it is equal they are, too."""
         if self.spec is None:
             return ()
         figures = self.figures

@@ -1,4 +1,4 @@
-"""A pool's number of runners and its scale-down victims; `README.md` in this folder says how."""
+"""A pool's number of runners and its scale-down victims; `README.md` in this folder has the rules."""
 
 from collections.abc import Callable, Iterable
 from heapq import nsmallest

@@ -1,4 +1,4 @@
-"""How many runners a load asks for, and for how long: pure functions, and the memory of what was asked for."""
+"""How many runners a load needs, and for how long: pure functions, and the memory of what was recommended."""
 
 import math
 from collections import deque
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 SPARE_RUNNERS = 0.5  # kept beyond the load: a runner is lightly loaded below half
 ROUNDING = 1e-9
-MAX_RUNNERS = 1_000_000  # a pool whose runners compute next to nothing asks for no more
+MAX_RUNNERS = 1_000_000  # a pool whose runners compute next to nothing wants no more
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Punica's placement; `README.md` in this folder says what it decides and why."""
+"""Punica's placement; `README.md` in this folder has its rules and the reasons."""
 
 from collections.abc import Container
 from collections.abc import Set as AbstractSet

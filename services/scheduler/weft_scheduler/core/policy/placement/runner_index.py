@@ -3,7 +3,7 @@
 Runners of one shape (the same maximum rank, context and numerics class) share an index. A runner with a free device
 slot takes any adapter: it is in `open`. One whose slots are all busy takes only the adapters that hold them, and the
 base: it is in `full`, and among the holders of these adapters. So a change of a runner costs O(log runners), however
-many slots it has, and a decision asks two treaps for each shape.
+many slots it has, and a decision searches two treaps for each shape.
 
 Of the holders of an adapter either all are compared, or the full runners are visited in placement order until a holder
 comes: with k holders among n full runners one of the two ends after about sqrt(n) steps. A treap for each adapter

@@ -1,4 +1,4 @@
-"""First come, first served; `README.md` in this folder says who may overtake whom."""
+"""First come, first served; `README.md` in this folder has the rules of overtaking."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ class QueuePolicy(Protocol[R]):
         ...
 
     def candidates(self, window: int) -> Iterator[R]:
-        """Requests to offer, one after the other: each is removed or stays before the next is asked for.
+        """Requests to offer, one after the other: each is removed or stays before the next is taken.
 
         The iteration ends where `window` offered requests have stayed.
         """
@@ -56,7 +56,7 @@ class QueuePolicy(Protocol[R]):
 class Fcfs(Generic[R]):
     """By age. Requests that wait for a numerics class have a lane of their own, and a window of their own.
 
-    Otherwise as many of them as the window has would keep everybody behind them from being offered at all.
+    Otherwise, once as many of them wait as the window has, no request behind them would be offered.
     """
 
     def __init__(self) -> None:
@@ -130,14 +130,14 @@ class PlacementContext(Protocol[R_in]):
 class Overtaking:
     """How often each waiting request was overtaken, whatever the order of the policy; never above `bound`.
 
-    A request that was blocked in the last pass is asked for a placement only where something changed for it: behind a
-    long queue an event costs 1 us for each blocked request, and not a search.
+    A request that was blocked in the last pass is offered again only where something changed for it: behind a long
+    queue an event costs 1 us for each blocked request, and not a search.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._blocked: set[str] = set()  # ids that the last passes found blocked
-        self._closed: set[RunnerShape] = set()  # in the last pass: where it closed shapes, the next asks for all
+        self._closed: set[RunnerShape] = set()  # by the last pass; where there are some, the next pass offers all
 
     def schedule(self, queue: QueuePolicy[R], context: PlacementContext[R], bound: int, window: int) -> None:
         """Offer the queue's candidates to the placement, and close the runners of those overtaken too often."""

@@ -1,7 +1,7 @@
 """Waiting requests in an order, at millions of them: buckets of a sorted list.
 
-Adding and removing cost O(log n) comparisons and one move within a bucket: in one list of a million requests, each
-removal at its front moved 8 MB (0.4 ms).
+Adding and removing cost O(log n) comparisons and one shift within a bucket: in one list of a million requests, each
+removal at its front shifted 8 MB (0.4 ms).
 """
 
 from bisect import bisect_left, insort

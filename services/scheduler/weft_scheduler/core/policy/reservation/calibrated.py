@@ -1,4 +1,4 @@
-"""How many output tokens a request reserves; `README.md` in this folder says why."""
+"""How many output tokens a request reserves; `README.md` in this folder has the reasons."""
 
 import math
 from collections import OrderedDict, deque
