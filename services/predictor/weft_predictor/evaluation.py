@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from weft_predictor.core.length_model import Predicted, bucket
+from weft.domain.prediction import Prediction
+from weft_predictor.core.length_model import bucket
 from weft_predictor.core.predictor import TARGET
 
 Tokens = NDArray[np.int64]
@@ -44,7 +45,7 @@ class Report:
     packings: tuple[Packing, ...]
 
 
-def evaluate(predicted: Sequence[Predicted], used: Tokens, known: Tokens, *, max_context_tokens: int) -> Report:
+def evaluate(predicted: Sequence[Prediction], used: Tokens, known: Tokens, *, max_context_tokens: int) -> Report:
     """Compare predictions with the tokens really `used` [n]; `known` [m]: the lengths that a constant is made of."""
     p50 = np.array([p.p50_tokens for p in predicted], dtype=np.int64)
     p90 = np.array([p.p90_tokens for p in predicted], dtype=np.int64)
@@ -57,7 +58,7 @@ def evaluate(predicted: Sequence[Predicted], used: Tokens, known: Tokens, *, max
     }
     return Report(
         rows=len(used),
-        bucket_accuracy=float(np.mean([p.bucket for p in predicted] == real)),
+        bucket_accuracy=float(np.mean([bucket(int(n), max_context_tokens) for n in p50] == real)),
         majority=float(np.bincount(real).max() / len(real)),
         kendall_tau=_tau(p50, used),
         r2_log=_r2(np.log(p50), np.log(used)),

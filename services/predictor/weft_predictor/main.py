@@ -62,11 +62,11 @@ def first_model(path: Path, trained: Path | None) -> LengthPredictor:
 async def _run(settings: Settings) -> None:
     stop, tls = stop_on_signals(), load_tls(settings.tls_dir, "predictor")
     path = settings.data_dir / "model.npz"
-    server = PredictorServer(
-        first_model(path, settings.model), max_context_tokens=settings.max_context_tokens, scale=settings.scale
-    )
+    model = first_model(path, settings.model)
+    model.scale = settings.scale
+    server = PredictorServer(model, max_context_tokens=settings.max_context_tokens)
     checkpointer = Checkpointer(server, path, outcomes=settings.save_outcomes, seconds=settings.save_seconds)
-    log.info("model ready", extra=kv(version=server.version))
+    log.info("model ready", extra=kv(version=model.version))
     probes = Probes(settings.probes, lambda: "draining" if stop.is_set() else None)
     probes.start()
     saving = asyncio.create_task(checkpointer.run())

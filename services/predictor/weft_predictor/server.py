@@ -13,33 +13,30 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from weft.domain.prediction import PredictItem
+from weft.domain.request import Outcome
 from weft.wire.channels import Outbox, both_ways
-from weft.wire.errors import PeerError, peer_errors
+from weft.wire.codec.prediction import observed, predict_items, predict_response
+from weft.wire.errors import peer_errors
 from weft.wire.v1 import predictor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorServicer
-from weft_predictor import metrics, wire
-from weft_predictor.core.length_model import LengthModel
+from weft_predictor import metrics
+from weft_predictor.core.length_model import LengthModel, bucket
 
 T = TypeVar("T")
-MAX_ITEMS = 1_024
 MAX_CALLS = 256  # Predict calls that wait or run; a gateway has one at a time
 
 
 class PredictorServer(PredictorServicer):
     """Answers from one model and teaches it. One event loop, and the inference thread."""
 
-    def __init__(self, model: LengthModel, *, max_context_tokens: int, scale: float = 1.0) -> None:
+    def __init__(self, model: LengthModel, *, max_context_tokens: int) -> None:
         self.model = model
-        self._max_context_tokens, self._scale = max_context_tokens, scale
+        self._max_context_tokens = max_context_tokens
         self._streams: set[Outbox[pb.ObserveAck]] = set()
         self._inference = ThreadPoolExecutor(1, thread_name_prefix="inference")
         self._calls = 0
         self.learned_some = asyncio.Event()
-
-    @property
-    def version(self) -> str:
-        """The model's version, and the scale where there is one."""
-        return self.model.version + wire.scale_suffix(self._scale)
 
     async def in_turn(self, work: Callable[[], T]) -> T:
         """Run `work` in the inference thread, after what waits there already."""
@@ -48,14 +45,13 @@ class PredictorServer(PredictorServicer):
     async def Predict(  # noqa: N802 (the contract's name)
         self, request: pb.PredictRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> pb.PredictResponse:
-        if len(request.items) > MAX_ITEMS:
-            text = f"{len(request.items)} items in one call, at most {MAX_ITEMS}"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         if self._calls >= MAX_CALLS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_CALLS} calls wait already")
+        async with peer_errors("gateway", context):
+            items = predict_items(request)
         self._calls += 1
         try:
-            return await self.in_turn(partial(self._predict, request))
+            return await self.in_turn(partial(self._predict, items))
         finally:
             self._calls -= 1
 
@@ -87,27 +83,23 @@ class PredictorServer(PredictorServicer):
     async def _learned(self, requests: AsyncIterator[pb.ObserveRequest]) -> AsyncIterator[pb.ObserveAck]:
         """The acknowledgement of each message, once it is learned; the next message is read after that."""
         async for message in requests:
-            if len(message.outcomes) > wire.MAX_OUTCOMES:
-                raise PeerError(f"{len(message.outcomes)} outcomes in one message, at most {wire.MAX_OUTCOMES}")
-            await self.in_turn(partial(self._observe, message))
+            outcomes = observed(message)
+            await self.in_turn(partial(self._observe, outcomes))
             self.learned_some.set()
-            yield pb.ObserveAck(request_ids=[outcome.request_id for outcome in message.outcomes])
+            yield pb.ObserveAck(request_ids=[outcome.request_id for outcome in outcomes])
 
     # ---- the inference thread
 
-    def _predict(self, request: pb.PredictRequest) -> pb.PredictResponse:
+    def _predict(self, items: list[PredictItem]) -> pb.PredictResponse:
         with metrics.PREDICT_SECONDS.time():
-            predicted = self.model.predict_batch(
-                [wire.query(item) for item in request.items],
-                max_context_tokens=self._max_context_tokens,
-                scale=self._scale,
-            )
-            items = [wire.prediction(item.request_id, p) for item, p in zip(request.items, predicted, strict=True)]
+            predicted = self.model.predict_batch(items)
+            buckets = [bucket(item.p50_tokens, self._max_context_tokens) for item in predicted]
+            response = predict_response(predicted, buckets, self.model.version)
         metrics.PREDICTIONS.inc(len(items))
-        return pb.PredictResponse(items=items, model_version=self.version)
+        return response
 
-    def _observe(self, message: pb.ObserveRequest) -> None:
-        for outcome in [wire.observed(outcome, self._scale) for outcome in message.outcomes]:
+    def _observe(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
             metrics.OUTCOMES.labels(self.model.observe(outcome).lesson).inc()
         if self.model.coverage is not None:
             metrics.COVERAGE.set(self.model.coverage)

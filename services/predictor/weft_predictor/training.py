@@ -14,11 +14,11 @@ from typing import TextIO, TypeVar
 
 import numpy as np
 
+from weft.domain.prediction import PredictItem
 from weft_predictor.checkpoint import load, save
 from weft_predictor.core.batch_fit import fit_ridge
 from weft_predictor.core.conformal import ConformalCalibrators
 from weft_predictor.core.features import Features, features
-from weft_predictor.core.length_model import Query
 from weft_predictor.core.offsets import Offsets, shrunk_median
 from weft_predictor.core.predictor import COLD_SCALE, DIM, TARGET, LengthPredictor
 from weft_predictor.core.residual_scale import ResidualScale
@@ -89,8 +89,8 @@ def measure(model: LengthPredictor, parts: Split, max_context_tokens: int) -> Re
     """Figures of a model on the part kept for that. The model does not learn from it."""
     used = np.array([row.tokens for row in parts.measure], dtype=np.int64)
     known = np.array([row.tokens for row in parts.fit], dtype=np.int64)
-    queries = [Query(row.prompt, row.adapter, row.prompt_tokens) for row in parts.measure]
-    predicted = model.predict_batch(queries, max_context_tokens=max_context_tokens)
+    items = [PredictItem("", row.prompt, "", row.adapter, row.prompt_tokens, 0) for row in parts.measure]
+    predicted = model.predict_batch(items)
     return evaluate(predicted, used, known, max_context_tokens=max_context_tokens)
 
 

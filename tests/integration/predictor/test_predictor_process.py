@@ -34,7 +34,8 @@ async def teach(stub: PredictorStub, *names: str) -> None:
     items = [pb.PredictItem(request_id=name, prompt_text="hello there", adapter="acme/upper") for name in names]
     await stub.Predict(pb.PredictRequest(items=items))
     call = stub.Observe()
-    outcomes = [common_pb2.Outcome(request_id=n, model_name="acme/upper", completion_tokens=10) for n in names]
+    ended = {"completion_tokens": 10, "finish_reason": common_pb2.FINISH_REASON_EOS}
+    outcomes = [common_pb2.Outcome(request_id=name, model_name="acme/upper", **ended) for name in names]
     await call.write(pb.ObserveRequest(outcomes=outcomes))
     assert list((await call.read()).request_ids) == list(names)
 

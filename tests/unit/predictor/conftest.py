@@ -5,10 +5,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from random import Random
+from typing import Any
 
 import pytest
 
-from weft_predictor.core.length_model import LengthModel, ObservationResult, Observed, Query
+from weft.domain.prediction import PredictItem
+from weft.domain.request import FinishReason, Outcome
+from weft_predictor.core.length_model import LengthModel, ObservationResult
 
 TASKS = {"name": 24, "list": 60, "explain": 150, "essay": 450}
 TOPICS = ("rivers", "engines", "bread", "history", "planets", "markets", "birds", "glass")
@@ -21,22 +24,36 @@ _ids = count()
 class Answer:
     """A prompt and how long its answer was."""
 
-    query: Query
+    query: PredictItem
     tokens: int
     censored: bool = False
 
 
 def teach(model: LengthModel, answer: Answer) -> ObservationResult:
     """A request's whole way: predicted, answered, observed."""
-    model.predict_batch([answer.query], max_context_tokens=2_048)
-    return model.observe(
-        Observed(answer.query.request_id, answer.query.adapter, answer.tokens, censored=answer.censored)
+    model.predict_batch([answer.query])
+    return model.observe(outcome_of(answer))
+
+
+def outcome_of(answer: Answer, request_id: str = "", **fields: Any) -> Outcome:
+    query = answer.query
+    fields = {"censored": answer.censored, "finish": FinishReason.EOS} | fields
+    return Outcome(
+        request_id=request_id or query.request_id,
+        pool=query.pool,
+        namespace="",
+        model_name=query.model_name,
+        adapter="",
+        prompt_tokens=query.prompt_tokens,
+        completion_tokens=answer.tokens,
+        finished_unix_ms=0,
+        **fields,
     )
 
 
-def query_of(text: str, adapter: str, prompt_tokens: int = 0) -> Query:
+def query_of(text: str, adapter: str, prompt_tokens: int = 0) -> PredictItem:
     """A prompt in a request of its own."""
-    return Query(text, adapter, prompt_tokens, f"r{next(_ids)}")
+    return PredictItem(f"r{next(_ids)}", text, "default/pool", adapter, prompt_tokens, 1_000)
 
 
 @dataclass(frozen=True)
@@ -46,10 +63,10 @@ class World:
     rng: Random
     sigma: float = 0.4
 
-    def median(self, query: Query, drift: float = 1.0) -> float:
-        return TASKS[query.prompt_text.split()[0]] * FACTORS[query.adapter] * drift
+    def median(self, query: PredictItem, drift: float = 1.0) -> float:
+        return TASKS[query.prompt_text.split()[0]] * FACTORS[query.model_name] * drift
 
-    def query(self, adapter: str | None = None) -> Query:
+    def query(self, adapter: str | None = None) -> PredictItem:
         task, topic = self.rng.choice(list(TASKS)), self.rng.choice(TOPICS)
         filler = " ".join(self.rng.choice(TOPICS) for _ in range(self.rng.randrange(4)))
         return query_of(f"{task} something about {topic} {filler}", adapter or self.rng.choice(list(FACTORS)), 8)

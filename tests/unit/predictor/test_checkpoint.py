@@ -29,7 +29,7 @@ def test_a_loaded_model_answers_and_learns_exactly_like_the_one_that_was_saved(m
     assert again.version == model.version
     assert again.coverage == model.coverage
     for outcome in world(2).answers(200):
-        answers = [m.predict_batch([outcome.query], max_context_tokens=2_048) for m in (model, again)]
+        answers = [m.predict_batch([outcome.query]) for m in (model, again)]
         assert answers[0] == answers[1]
         assert teach(model, outcome) == teach(again, outcome)
     check_calibrator(again.calibrators.pooled)

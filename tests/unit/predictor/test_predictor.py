@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.predictor.conftest import Answer, World, query_of, teach
+from tests.unit.predictor.conftest import Answer, World, outcome_of, query_of, teach
+from weft.domain.prediction import PredictItem
+from weft.domain.request import FinishReason, Outcome
 from weft_predictor.core.feature_cache import FeatureCache
 from weft_predictor.core.features import feature_rows
-from weft_predictor.core.length_model import Observed, Query, bucket
+from weft_predictor.core.length_model import bucket
 from weft_predictor.core.predictor import LengthPredictor
 
 DIM = 1 << 14
@@ -20,8 +22,8 @@ def cold() -> LengthPredictor:
     return LengthPredictor.cold("ridge-test", dim=DIM)
 
 
-def predict(model: LengthPredictor, query: Query, **options):
-    return model.predict_batch([query], max_context_tokens=2_048, **options)[0]
+def predict(model: LengthPredictor, query: PredictItem):
+    return model.predict_batch([query])[0]
 
 
 def taught(world, count: int, **options) -> LengthPredictor:
@@ -46,7 +48,7 @@ def coverage(model: LengthPredictor, outcomes) -> float:
 
 
 def test_a_cold_model_answers_at_once_with_a_wide_margin():
-    answer = predict(cold(), Query("anything", "acme/plain"))
+    answer = predict(cold(), query_of("anything", "acme/plain"))
     assert 100 <= answer.p50_tokens <= 150
     assert answer.p90_tokens > 3 * answer.p50_tokens
 
@@ -61,7 +63,7 @@ def test_it_learns_what_the_prompt_and_the_adapter_say(world):
 
 def test_an_adapter_it_has_hardly_seen_is_answered_like_the_others(world):
     model = taught(world(2), 1_000, adapter="acme/plain")
-    fresh, known = (predict(model, Query("list something about birds", a, 8)) for a in ("new/one", "acme/plain"))
+    fresh, known = (predict(model, query_of("list something about birds", a, 8)) for a in ("new/one", "acme/plain"))
     assert fresh.p50_tokens == pytest.approx(known.p50_tokens, rel=0.3)
 
 
@@ -96,14 +98,14 @@ def test_censored_answers_do_not_teach_that_answers_are_short(world):
 
 
 def test_answers_that_are_always_cut_off_push_the_prediction_up_to_the_limit_and_not_away(world):
-    model, query = cold(), Query("list something", "acme/plain", 3)
+    model, query = cold(), query_of("list something", "acme/plain", 3)
     for _ in range(500):
         teach(model, Answer(query_of("list something", "acme/plain", 3), 1_000, censored=True))
     assert 900 <= predict(model, query).p50_tokens <= 20_000
 
 
 def test_a_client_that_left_after_one_token_teaches_nothing():
-    model, query = cold(), Query("list something", "acme/plain", 3)
+    model, query = cold(), query_of("list something", "acme/plain", 3)
     before = predict(model, query)
     for _ in range(100):
         answer = Answer(query_of("list something", "acme/plain", 3), 1, censored=True)
@@ -123,7 +125,10 @@ def test_the_version_changes_when_the_model_does(world):
 def test_scale_multiplies_every_prediction(world):
     model = taught(world(7), 300)
     query = world(8).query()
-    plain, tenfold = predict(model, query), predict(model, query, scale=10.0)
+    plain = predict(model, query)
+    model.scale = 10.0
+    tenfold = predict(model, query)
+    assert tenfold.model_version == plain.model_version + "x10"
     assert tenfold.p50_tokens == pytest.approx(10 * plain.p50_tokens, abs=10)
     assert tenfold.p90_tokens == pytest.approx(10 * plain.p90_tokens, abs=10)
 
@@ -135,31 +140,33 @@ def test_a_batch_is_answered_to_the_bit_as_its_prompts_are_one_by_one(seed, othe
     model = cold()
     for outcome in here.answers(30):
         teach(model, outcome)
-    queries = [here.query() for _ in range(20)] + [Query(text, "acme/plain", tokens) for text, tokens in others]
+    queries = [here.query() for _ in range(20)] + [query_of(text, "acme/plain", tokens) for text, tokens in others]
     here.rng.shuffle(queries)
     prompts = [(query.prompt_text, query.prompt_tokens) for query in queries]
     centres = model.ridge.predict_rows(feature_rows(prompts, DIM))
     alone = [model.ridge.predict_rows(feature_rows([prompt], DIM))[0] for prompt in prompts]
     assert centres.tolist() == alone
-    assert model.predict_batch(queries, max_context_tokens=2_048) == [predict(model, query) for query in queries]
+    assert model.predict_batch(queries) == [predict(model, query) for query in queries]
 
 
 def test_a_long_batch_is_computed_in_parts_and_answered_whole(world, monkeypatch):
     here = world(9)
     model = taught(here, 100)
     queries = [here.query() for _ in range(50)]
-    whole = model.predict_batch(queries, max_context_tokens=2_048)
+    whole = model.predict_batch(queries)
     for chars in (1, 100, 1_000):
         monkeypatch.setattr("weft_predictor.core.predictor.PART_CHARS", chars)
-        assert model.predict_batch(queries, max_context_tokens=2_048) == whole
-    assert model.predict_batch([], max_context_tokens=2_048) == []
+        assert model.predict_batch(queries) == whole
+    assert model.predict_batch([]) == []
 
 
 @given(st.text(max_size=200), st.integers(0, 2**32 - 1), st.floats(0.001, 1_000))
 def test_whatever_is_asked_the_answer_is_ordered_and_fits_the_wire(text, prompt_tokens, scale):
-    answer = predict(cold(), Query(text, "a", prompt_tokens), scale=scale)
+    model = cold()
+    model.scale = scale
+    answer = predict(model, query_of(text, "a", prompt_tokens))
     assert 1 <= answer.p50_tokens <= answer.p90_tokens < 2**32
-    assert 0 <= answer.bucket <= 9
+    assert 0 <= bucket(answer.p50_tokens, 2_048) <= 9
 
 
 @given(st.integers(0, 10**6), st.integers(10, 10**6))
@@ -169,18 +176,18 @@ def test_a_bucket_is_a_tenth_of_the_maximum(tokens, maximum):
 
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.booleans()), max_size=40))
 def test_no_sequence_of_outcomes_breaks_the_numbers(outcomes):
-    model, query = cold(), Query("x", "a")
+    model, query = cold(), query_of("x", "a")
     for tokens, censored in outcomes:
         teach(model, Answer(query_of("x", "a"), tokens, censored))
     answer = predict(model, query)
     assert 1 <= answer.p50_tokens <= answer.p90_tokens < 2**32
 
 
-def gone(model: LengthPredictor, answer: Answer, **fields) -> Observed:
+def gone(model: LengthPredictor, answer: Answer, **fields) -> Outcome:
     """The outcome of a request whose features the model does not have: predicted before a restart, or long ago."""
     predicted = predict(model, replace(answer.query, request_id=""))
     scheduled = {"predicted_p50_tokens": predicted.p50_tokens, "model_version": model.version} | fields
-    return Observed(answer.query.request_id, answer.query.adapter, answer.tokens, answer.censored, **scheduled)
+    return outcome_of(answer, **scheduled)
 
 
 def test_an_outcome_without_features_teaches_offset_and_calibration_and_not_the_ridge(world):
@@ -219,31 +226,52 @@ def test_an_outcome_without_features_and_without_a_prediction_of_this_model_teac
     assert all((array == before[name]).all() for name, array in model.save().items())
 
 
-def test_the_choices_of_a_request_share_the_features_of_its_prompt(world):
+@pytest.mark.parametrize("predicted_as", ["req-1", "req-1/0"])
+def test_the_choices_of_a_request_share_the_features_of_its_prompt(predicted_as):
     model, query = cold(), query_of("list something", "acme/plain", 3)
-    predict(model, replace(query, request_id="req-1/0"))
-    lessons = [model.observe(Observed(f"req-1/{choice}", "acme/plain", 20)).lesson for choice in (2, 0, 1)]
+    predict(model, replace(query, request_id=predicted_as))
+    answer = Answer(query, 20)
+    lessons = [model.observe(outcome_of(answer, f"req-1/{choice}")).lesson for choice in (2, 0, 1)]
     assert lessons == ["learned"] * 3
-    assert model.observe(Observed("req-1", "acme/plain", 20)).lesson == "learned"
-    assert model.observe(Observed("req-1/3", "acme/plain", 20)).lesson == "unknown", "the whole request has ended"
+    assert model.observe(outcome_of(answer, "req-1")).lesson == "learned"
+    assert model.observe(outcome_of(answer, "req-1/3")).lesson == "unknown", "the whole request has ended"
 
 
 def test_features_are_kept_until_the_outcome_and_no_longer_and_within_their_bound(world):
     here, model = world(13), cold()
     queries = [here.query() for _ in range(300)]
-    model.predict_batch(queries, max_context_tokens=2_048)
+    model.predict_batch(queries)
     assert len(model.features) == 300
     for query in queries[:100]:
-        model.observe(Observed(query.request_id, query.adapter, 20))
+        model.observe(outcome_of(Answer(query, 20)))
     assert len(model.features) == 200
     size_bytes = model.features.size_bytes
     model.features = FeatureCache(size_bytes // 2)
-    model.predict_batch(queries, max_context_tokens=2_048)
+    model.predict_batch(queries)
     assert size_bytes // 4 < model.features.size_bytes <= size_bytes // 2
-    lessons = [model.observe(Observed(query.request_id, query.adapter, 20)).lesson for query in queries[100:]]
+    lessons = [model.observe(outcome_of(Answer(query, 20))).lesson for query in queries[100:]]
     assert lessons[0] == "unknown", "the oldest are dropped"
     assert lessons[-1] == "learned"
     assert model.features.size_bytes == 0
+
+
+@pytest.mark.parametrize("finish", [FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.FAILED])
+def test_an_answer_that_was_cut_off_is_a_lower_bound_also_without_the_flag(finish):
+    model = cold()
+    for _ in range(20):
+        answer = Answer(query_of("list something", "acme/plain", 3), 1)
+        predict(model, answer.query)
+        assert model.observe(outcome_of(answer, finish=finish)).lesson == "censored"
+
+
+def test_an_outcome_of_a_scaled_prediction_is_measured_against_the_plain_one(world):
+    here = world(15)
+    plain, scaled = taught(here, 400), taught(world(15), 400)
+    scaled.scale = 10.0
+    for answer in here.answers(100):
+        for model in (plain, scaled):
+            assert model.observe(gone(model, answer)).lesson == "partial"
+    assert scaled.offsets.of("acme/plain") == pytest.approx(plain.offsets.of("acme/plain"), abs=0.05)
 
 
 def test_an_outcome_that_arrives_again_teaches_once(world):

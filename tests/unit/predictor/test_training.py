@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
+from weft.domain.prediction import Prediction
 from weft_predictor import training
 from weft_predictor.checkpoint import load
-from weft_predictor.core.length_model import Predicted
 from weft_predictor.datasets import Columns, read
 from weft_predictor.errors import BadData
 from weft_predictor.evaluation import best_constant, evaluate, packing
@@ -17,7 +17,7 @@ from weft_predictor.evaluation import best_constant, evaluate, packing
 @pytest.fixture
 def data(world, tmp_path):
     rows = [
-        {"prompt": f"{o.query.prompt_text} {i}", "adapter": o.query.adapter, "n_in": 8, "n_out": o.tokens}
+        {"prompt": f"{o.query.prompt_text} {i}", "adapter": o.query.model_name, "n_in": 8, "n_out": o.tokens}
         for i, o in enumerate(world(1).answers(1_500))
     ]
     path = tmp_path / "data.jsonl.gz"
@@ -123,7 +123,7 @@ def test_s3_doubling_is_counted_per_request():
 
 def test_a_predictor_that_knows_everything_scores_like_the_oracle():
     used = np.arange(1, 101)
-    report = evaluate([Predicted(int(n), int(n), 0) for n in used], used, used, max_context_tokens=1_000)
+    report = evaluate([Prediction("", int(n), int(n)) for n in used], used, used, max_context_tokens=1_000)
     assert report.kendall_tau == pytest.approx(1.0)
     assert report.coverage == 1.0
     assert report.pinball == 0.0

@@ -1,13 +1,19 @@
-"""Gateway <-> predictor: one call at a time, with everything that gathered while the last one was in flight."""
+"""Gateway <-> predictor: one call at a time, with everything that gathered while the last one was in flight.
+
+Supervisor -> predictor: outcomes, which the predictor acknowledges by request id.
+"""
 
 from collections.abc import Sequence
 
 from weft.domain.prediction import Prediction, PredictItem
-from weft.wire.codec.values import MAX_TOKENS, number, text
+from weft.domain.request import Outcome
+from weft.wire.codec.scheduling import outcome
+from weft.wire.codec.values import MAX_MODEL, MAX_TOKENS, number, text
 from weft.wire.errors import PeerError
 from weft.wire.v1 import predictor_pb2 as pb
 
-MAX_ITEMS = 1024  # of one call (the contract's bound)
+MAX_ITEMS = 1024  # of one call or message (the contract's bound)
+MAX_PROMPT_CHARS = 1 << 16  # the gateway cuts at 4,096
 
 
 def predict_request(items: Sequence[PredictItem]) -> pb.PredictRequest:
@@ -38,3 +44,34 @@ def predictions(items: Sequence[PredictItem], response: pb.PredictResponse) -> l
         )
         for item in response.items
     ]
+
+
+def predict_items(request: pb.PredictRequest) -> list[PredictItem]:
+    """Raises PeerError."""
+    number(len(request.items), "the number of items in one call", MAX_ITEMS)
+    return [
+        PredictItem(
+            text(item.request_id, "a request id"),
+            text(item.prompt_text, "a prompt", MAX_PROMPT_CHARS),
+            text(item.pool, "a pool's name"),
+            text(item.adapter, "a model's name", MAX_MODEL),
+            item.prompt_tokens,
+            item.max_tokens,
+        )
+        for item in request.items
+    ]
+
+
+def predict_response(predicted: Sequence[Prediction], buckets: Sequence[int], version: str) -> pb.PredictResponse:
+    response = pb.PredictResponse(model_version=version)
+    for item, bucket in zip(predicted, buckets, strict=True):
+        response.items.add(
+            request_id=item.request_id, p50_tokens=item.p50_tokens, p90_tokens=item.p90_tokens, bucket=bucket
+        )
+    return response
+
+
+def observed(request: pb.ObserveRequest) -> list[Outcome]:
+    """Raises PeerError."""
+    number(len(request.outcomes), "the number of outcomes in one message", MAX_ITEMS)
+    return [outcome(message) for message in request.outcomes]

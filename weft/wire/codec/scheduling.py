@@ -207,6 +207,11 @@ def outcome_from_bytes(record: bytes) -> Outcome:
         m = common_pb2.Outcome.FromString(record)
     except DecodeError as error:
         raise PeerError(f"the record of an outcome is none: {error}") from error
+    return outcome(m)
+
+
+def outcome(m: common_pb2.Outcome) -> Outcome:
+    """Raises PeerError."""
     return Outcome(
         request_id=named(m.request_id, "a request id"),
         pool=text(m.pool, "a pool's name"),

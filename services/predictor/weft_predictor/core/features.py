@@ -21,10 +21,10 @@ AnyIndex = NDArray[np.int64] | NDArray[np.int32]
 AnyValue = NDArray[np.float64] | NDArray[np.float32]
 Codes = tuple[NDArray[np.uint64], Index]  # one after the other, and which prompt each belongs to
 
-_WORD = re.compile(r"\w+|[^\w\s]")
+_UNIGRAM_PATTERN = re.compile(r"\w+|[^\w\s]")
 # Odd multipliers of a polynomial hash modulo 2^64, one starting value per kind of gram so that kinds do not collide.
 _BASE = np.uint64(0x9E3779B97F4A7C15)
-_WORD_1, _WORD_2, _CHAR_3, _CHAR_4, _SIZE = (np.uint64(k * 0xD6E8FEB86659FD93 % 2**64) for k in range(1, 6))
+_UNIGRAM, _BIGRAM, _CHAR_3, _CHAR_4, _SIZE = (np.uint64(k * 0xD6E8FEB86659FD93 % 2**64) for k in range(1, 6))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ def feature_rows(prompts: Sequence[tuple[str, int]], dim: int) -> FeatureRows:
     """
     assert dim & (dim - 1) == 0, f"dim {dim} is not a power of two"
     texts = [" ".join(text[:MAX_CHARS].lower().split()) for text, _ in prompts]
-    words, chars = _word_hashes(texts), _char_codes(texts)
+    unigrams, chars = _unigram_hashes(texts), _char_codes(texts)
     blocks = (
-        _keys(_grams(*words, 1), _BASE, _WORD_1),
-        _keys(_grams(*words, 2), _BASE, _WORD_2),
+        _keys(_grams(*unigrams, 1), _BASE, _UNIGRAM),
+        _keys(_grams(*unigrams, 2), _BASE, _BIGRAM),
         _keys(_grams(*chars, 3), np.uint64(1), _CHAR_3),
         _keys(_grams(*chars, 4), np.uint64(1), _CHAR_4),
         _keys(_size_classes([tokens for _, tokens in prompts], texts), _BASE, _SIZE),
@@ -68,10 +68,10 @@ def feature_rows(prompts: Sequence[tuple[str, int]], dim: int) -> FeatureRows:
     return _merge(*_weigh(blocks, dim), len(texts), dim)
 
 
-def _word_hashes(texts: Sequence[str]) -> Codes:
-    words = [[crc32(word.encode()) for word in _WORD.findall(text)] for text in texts]
-    hashes = np.array([code for row in words for code in row], dtype=np.uint64)
-    return hashes, _row_of([len(row) for row in words])
+def _unigram_hashes(texts: Sequence[str]) -> Codes:
+    rows = [[crc32(unigram.encode()) for unigram in _UNIGRAM_PATTERN.findall(text)] for text in texts]
+    hashes = np.array([code for row in rows for code in row], dtype=np.uint64)
+    return hashes, _row_of([len(row) for row in rows])
 
 
 def _char_codes(texts: Sequence[str]) -> Codes:

@@ -1,4 +1,4 @@
-"""What the server and the simulator need of a length model, and the values between them."""
+"""What the server and the simulator need of a length model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,48 +6,12 @@ from typing import Any, Literal, Protocol
 
 from numpy.typing import NDArray
 
+from weft.domain.prediction import Prediction, PredictItem
+from weft.domain.request import Outcome
+
 Arrays = Mapping[str, NDArray[Any]]
-BUCKETS = 10  # S3, section 3: ten equal buckets over the maximum length
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """A prompt to predict. `adapter` is the served model name, the base's for the base.
-
-    `request_id` is that of the request, or of its first choice; without one the model keeps nothing of it.
-    """
-
-    prompt_text: str
-    adapter: str
-    prompt_tokens: int = 0
-    request_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """Output tokens: the median, the bound that covers 90 %, and S3's bucket (0..9) of the median."""
-
-    p50_tokens: int
-    p90_tokens: int
-    bucket: int
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """The length of an answer. `censored`: it would have been at least `tokens` long (a limit, a client that left).
-
-    `predicted_p50_tokens` and `model_version` are what the request was scheduled with; 0 is no prediction.
-    """
-
-    request_id: str
-    adapter: str
-    tokens: int
-    censored: bool = False
-    predicted_p50_tokens: float = 0.0
-    model_version: str = ""
-
-
 Lesson = Literal["learned", "partial", "censored", "unknown", "duplicate"]
+BUCKETS = 10  # S3, section 3: ten equal buckets over the maximum length
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +50,11 @@ class LengthModel(Protocol):
         """Adapters with an offset of their own."""
         ...
 
-    def predict_batch(
-        self, queries: Sequence[Query], *, max_context_tokens: int, scale: float = 1.0
-    ) -> list[Predicted]:
-        """One prediction for each query, in order. `scale` multiplies the lengths (experiments)."""
+    def predict_batch(self, items: Sequence[PredictItem]) -> list[Prediction]:
+        """One prediction for each item, in order. Of an item without a request id the model keeps nothing."""
         ...
 
-    def observe(self, outcome: Observed) -> ObservationResult:
+    def observe(self, outcome: Outcome) -> ObservationResult:
         """Learn the outcome of a request."""
         ...
 

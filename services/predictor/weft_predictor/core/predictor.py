@@ -20,10 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.domain.lru import LruDict
+from weft.domain.prediction import Prediction, PredictItem
+from weft.domain.request import FinishReason, Outcome
 from weft_predictor.core.conformal import WINDOW, ConformalCalibrator, ConformalCalibrators
 from weft_predictor.core.feature_cache import FeatureCache, compact
 from weft_predictor.core.features import MAX_CHARS, Features, feature_rows
-from weft_predictor.core.length_model import Arrays, ObservationResult, Observed, Predicted, Query, bucket
+from weft_predictor.core.length_model import Arrays, ObservationResult
 from weft_predictor.core.offsets import Offsets
 from weft_predictor.core.residual_scale import OCTAVES, ResidualScale
 from weft_predictor.core.ridge import Ridge
@@ -38,10 +40,13 @@ COVERAGE_WINDOW = 1_000
 PART_CHARS = 4_096  # of a batch that is computed at once: more leaves the cache, and is slower
 MAX_SEEN = 20_000  # request ids of outcomes: an outcome that arrives again does not teach twice
 LAYOUT = 1  # of a checkpoint
+_CUT_OFF = (FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.FAILED)
 
 
 class LengthPredictor:
-    """A LengthModel. Not thread-safe: one owner."""
+    """A LengthModel. Not thread-safe: one owner. `scale` multiplies every prediction (experiments)."""
+
+    scale = 1.0
 
     def __init__(
         self,
@@ -67,8 +72,12 @@ class LengthPredictor:
 
     @property
     def version(self) -> str:
-        """The fit, then how many outcomes were learned since."""
-        return f"{self.family}+{self.learned}"
+        """The fit, how many outcomes were learned since, and the scale where there is one."""
+        return f"{self.family}+{self.learned}{self._scale_suffix}"
+
+    @property
+    def _scale_suffix(self) -> str:
+        return "" if self.scale == 1.0 else f"x{self.scale:g}"
 
     @property
     def coverage(self) -> float | None:
@@ -78,24 +87,22 @@ class LengthPredictor:
     def adapters(self) -> int:
         return len(self.offsets)
 
-    def predict_batch(
-        self, queries: Sequence[Query], *, max_context_tokens: int, scale: float = 1.0
-    ) -> list[Predicted]:
+    def predict_batch(self, items: Sequence[PredictItem]) -> list[Prediction]:
         """A prediction does not depend on the others of its batch.
 
         On a Zen 4 core 22 us each where they have 40 characters (150 us alone), 54 us with 185 (190 us).
         """
-        predicted: list[Predicted] = []
-        for part in _parts(queries):
-            rows = feature_rows([(query.prompt_text, query.prompt_tokens) for query in part], len(self.ridge.weight))
-            for query, shared in zip(part, self.ridge.predict_rows(rows).tolist(), strict=True):
-                centre = self._centre(shared, query.adapter)
-                p50, p90 = (_tokens(self.quantile_at(centre, query.adapter, level), scale) for level in (0.5, None))
-                predicted.append(Predicted(p50, max(p50, p90), bucket(p50, max_context_tokens)))
-            if any(query.request_id for query in part):
-                for query, x in zip(part, compact(rows, len(part)), strict=True):
-                    if query.request_id:
-                        self.features.put(query.request_id, x)
+        predicted, version = list[Prediction](), self.version
+        for part in _parts(items):
+            rows = feature_rows([(item.prompt_text, item.prompt_tokens) for item in part], len(self.ridge.weight))
+            for item, shared in zip(part, self.ridge.predict_rows(rows).tolist(), strict=True):
+                centre, name = self._centre(shared, item.model_name), item.model_name
+                p50, p90 = (_tokens(self.quantile_at(centre, name, level), self.scale) for level in (0.5, None))
+                predicted.append(Prediction(item.request_id, p50, max(p50, p90), version))
+            if any(item.request_id for item in part):
+                for item, x in zip(part, compact(rows, len(part)), strict=True):
+                    if item.request_id:
+                        self.features.put(item.request_id, x)
         return predicted
 
     def quantile_at(self, centre: float, adapter: str, level: float | None) -> float:
@@ -104,20 +111,22 @@ class LengthPredictor:
         score = calibrator.bound() if level is None else calibrator.quantile(level)
         return centre + self.residual_scale.of(centre) * score
 
-    def observe(self, outcome: Observed) -> ObservationResult:
-        """Learn an outcome, once. A censored one counts as a lower bound, never as a short answer."""
+    def observe(self, outcome: Outcome) -> ObservationResult:
+        """Learn an outcome, once. An answer that was cut off is a lower bound of its length, never a short answer."""
         if outcome.request_id in self._seen:
             return ObservationResult("duplicate")
         self._seen[outcome.request_id] = None
-        adapter, x = outcome.adapter, self.features.take(outcome.request_id)
+        adapter, x = outcome.model_name, self.features.take(outcome.request_id)
         if x is not None:
             centre = self._centre(self.ridge.predict(x), adapter)
         elif outcome.predicted_p50_tokens > 0 and self._is_own(outcome.model_version):
-            centre = self._centre_of_median(math.log(max(outcome.predicted_p50_tokens - 0.5, 0.5)), adapter)
+            p50_tokens = outcome.predicted_p50_tokens / self.scale - 0.5  # it was rounded up
+            centre = self._centre_of_median(math.log(max(p50_tokens, 0.5)), adapter)
         else:
             return ObservationResult("unknown")
-        score = (math.log(max(outcome.tokens, 1)) - centre) / self.residual_scale.of(centre)
-        if outcome.censored and (score := self.calibrators.of(adapter).impute_censored(score)) is None:
+        score = (math.log(max(outcome.completion_tokens, 1)) - centre) / self.residual_scale.of(centre)
+        censored = outcome.censored or outcome.finish in _CUT_OFF
+        if censored and (score := self.calibrators.of(adapter).impute_censored(score)) is None:
             return ObservationResult("censored")
         covered = self._learn(x, adapter, centre, score)
         return ObservationResult("partial" if x is None else "learned", covered)
@@ -137,8 +146,10 @@ class LengthPredictor:
         return covered
 
     def _is_own(self, version: str) -> bool:
-        """Whether a version is one of this model, earlier or later. A scaled one (+3x10) is another's."""
-        family, _, learned = version.rpartition("+")
+        """Whether a version is one of this model, earlier or later, under the same scale."""
+        if not version.endswith(self._scale_suffix):
+            return False
+        family, _, learned = version.removesuffix(self._scale_suffix).rpartition("+")
         return family == self.family and learned.isdigit()
 
     def _centre(self, shared: float, adapter: str) -> float:
@@ -212,11 +223,11 @@ class LengthPredictor:
         return model
 
 
-def _parts(queries: Iterable[Query]) -> Iterator[list[Query]]:
-    part, chars = list[Query](), 0
-    for query in queries:
-        part.append(query)
-        chars += min(len(query.prompt_text), MAX_CHARS)
+def _parts(items: Iterable[PredictItem]) -> Iterator[list[PredictItem]]:
+    part, chars = list[PredictItem](), 0
+    for item in items:
+        part.append(item)
+        chars += min(len(item.prompt_text), MAX_CHARS)
         if chars >= PART_CHARS:
             yield part
             part, chars = [], 0
