@@ -35,12 +35,11 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         status: int | None = None,
-        kind: str | None = None,
         retry_after_ms: int = 0,
     ) -> None:
         super().__init__(message)
         self.message, self.param, self.retry_after_ms = message, param, retry_after_ms
-        self.code, self.status, self.kind = code or self.code, status or self.status, kind or self.kind
+        self.code, self.status = code or self.code, status or self.status
 
     def body(self) -> bytes:
         """The JSON that clients parse, before or after the first byte."""

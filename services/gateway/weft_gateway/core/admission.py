@@ -109,7 +109,7 @@ class Admission:
         if self._routes.known:
             return [Proceed(request_id)]  # the shell asks for `refusal` once it knows the caller
         if failure := self.refusal():
-            return self._refuse(arrival, failure)
+            return [self._refuse(arrival, failure)]
         self._wait(arrival, Stage.ROUTES, now + self._config.hold_s)
         return []
 
@@ -119,13 +119,13 @@ class Admission:
         pool = self._routes.pools.get(event.pool)
         arrival.n, arrival.pool, arrival.digest = event.n, event.pool, pool.base_digest if pool else ""
         if failure := self.refusal():
-            return self._refuse(arrival, failure)
+            return [self._refuse(arrival, failure)]
         tokenizer = self._tokenizer(arrival.digest)
         if tokenizer.state is TokenizerState.READY:
             return [Proceed(arrival.request_id)]
         crowded = self.waiting_for_tokenizer(arrival.digest) * TOKENIZER_SHARE >= self._config.max_in_flight
         if tokenizer.state is not TokenizerState.LOADING or crowded:
-            return self._refuse(arrival, _no_tokenizer(arrival.pool, tokenizer))
+            return [self._refuse(arrival, _no_tokenizer(arrival.pool, tokenizer))]
         self._waiting.setdefault(arrival.digest, {})[arrival.request_id] = None
         self._wait(arrival, Stage.TOKENIZER, now + self.hold_s(arrival.pool))
         return []
@@ -153,12 +153,13 @@ class Admission:
         self._leave(arrival)
         return arrival
 
-    def expire(self, request_id: str) -> list[Effect]:
+    def expire(self, request_id: str) -> Refuse:
         """The hold of a request is over."""
         arrival = self._arrivals[request_id]
+        failure = Failure("no_scheduler", "The scheduler has not sent any route yet.", 1000)
         if arrival.stage is Stage.TOKENIZER:
-            return self._refuse(arrival, _no_tokenizer(arrival.pool, self._tokenizer(arrival.digest)))
-        return self._refuse(arrival, Failure("no_scheduler", "The scheduler has not sent any route yet.", 1000))
+            failure = _no_tokenizer(arrival.pool, self._tokenizer(arrival.digest))
+        return self._refuse(arrival, failure)
 
     def drop(self, request_id: str) -> None:
         """The client has gone away, or the shell refused the request."""
@@ -172,7 +173,7 @@ class Admission:
     def on_routes(self) -> list[Effect]:
         """A route table is there."""
         held = [arrival for arrival in self._arrivals.values() if arrival.stage is Stage.ROUTES]
-        return [effect for arrival in held for effect in self._proceed(arrival)]
+        return [self._proceed(arrival) for arrival in held]
 
     def on_tokenizer(self, event: TokenizerChanged) -> list[Effect]:
         if event.state is TokenizerState.REMOVED:
@@ -185,16 +186,16 @@ class Admission:
         for request_id in list(self._waiting.get(event.digest, ())):
             arrival = self._arrivals[request_id]
             if event.state is TokenizerState.READY:
-                effects += self._proceed(arrival)
+                effects.append(self._proceed(arrival))
             else:
-                effects += self._refuse(arrival, _no_tokenizer(arrival.pool, event))
+                effects.append(self._refuse(arrival, _no_tokenizer(arrival.pool, event)))
         return effects
 
     def drain(self) -> list[Effect]:
         """Take no more requests, and refuse those that are held."""
         self.draining = True
         held = [one for one in self._arrivals.values() if one.stage in (Stage.ROUTES, Stage.TOKENIZER)]
-        return [effect for arrival in held for effect in self._refuse(arrival, STOPPING)]
+        return [self._refuse(arrival, STOPPING) for arrival in held]
 
     def check(self) -> None:
         """Raises AssertionError."""
@@ -214,13 +215,13 @@ class Admission:
         arrival.stage = stage
         self._timers.set((Timer.ARRIVAL, arrival.request_id), until)
 
-    def _proceed(self, arrival: Arrival) -> list[Effect]:
+    def _proceed(self, arrival: Arrival) -> Proceed:
         self._end_wait(arrival)
-        return [Proceed(arrival.request_id)]
+        return Proceed(arrival.request_id)
 
-    def _refuse(self, arrival: Arrival, failure: Failure) -> list[Effect]:
+    def _refuse(self, arrival: Arrival, failure: Failure) -> Refuse:
         self._leave(arrival)
-        return [Refuse(arrival.request_id, failure)]
+        return Refuse(arrival.request_id, failure)
 
     def _leave(self, arrival: Arrival) -> None:
         self._end_wait(arrival)

@@ -144,7 +144,7 @@ class Gateway:
             case (Timer.ARRIVAL, request_id):
                 if arrival := self.admission.take_predicted(request_id):
                     return self._submit(arrival, Prediction(request_id), now)
-                return self.admission.expire(request_id)
+                return [self.admission.expire(request_id)]
             case (Timer.HOLD, request_id):
                 active = self.requests[request_id]
                 active.hold_deadline = None
@@ -152,7 +152,8 @@ class Gateway:
             case (Timer.SESSION, name):
                 session = self.sessions.get(Peer(Kind.RUNNER, name))
                 assert session is not None
-                return self._close(session, self.sessions.overdue(session), now)
+                reason = "idle" if session.ready else f"no session: no answer within {self.config.connect_s:g} s"
+                return self._close(session, reason, now)
             case _:
                 return self._end_all(now)
 

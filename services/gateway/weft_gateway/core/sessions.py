@@ -72,10 +72,6 @@ class Sessions:
         self.remove(session)
         return Close(session.peer, reason)
 
-    def overdue(self, session: Session) -> str:
-        """Why a session whose deadline has come closes."""
-        return "idle" if session.ready else f"no session: no answer within {self._config.connect_s:g} s"
-
     def check(self, running: dict[Peer, set[str]]) -> None:
         """`running`: the requests that run at each runner. Raises AssertionError."""
         held = {one.peer: set(one.requests) for one in self._open.values() if one.requests}

@@ -1,6 +1,6 @@
 """Log probabilities as OpenAI's clients read them, for chats and for completions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from weft_gateway.core.events import TokenLogprobOut
@@ -49,17 +49,10 @@ def _token(token: int, logprob: float, names: TokenNames) -> dict[str, Any]:
 
 
 def _by_name(out: TokenLogprobOut, alternatives: int, names: TokenNames) -> dict[str, float]:
-    return _first_of_each(
-        (_spelled(token, names), _finite(logprob))
-        for token, logprob in (*out.logprob.top[:alternatives], (out.token, out.logprob.logprob))
-    )
-
-
-def _first_of_each(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Two tokens may be spelled the same: the likelier one stands."""
     found: dict[str, float] = {}
-    for name, logprob in pairs:
-        found.setdefault(name, logprob)
+    for token, logprob in (*out.logprob.top[:alternatives], (out.token, out.logprob.logprob)):
+        found.setdefault(_spelled(token, names), _finite(logprob))
     return found
 
 

@@ -29,7 +29,7 @@ from weft_gateway.shell.special_tokens import MARK, SpecialTokenEscaper, TooMany
 UNKNOWN_CONTEXT_TOKENS = 1 << 20  # while no runner has reported a pool's context: only a bound
 MIN_PIECE_CHARS = 16  # a vocabulary of short pieces may still fold or drop runs of spaces
 BATCH_TEXTS = 1024  # of one call: each costs memory until its ids are taken
-_LOOKS_LIKE_CONTROL = re.compile(r"[<\[].+[>\]]", re.DOTALL)
+_CONTROL_SPELLING = re.compile(r"[<\[].+[>\]]", re.DOTALL)
 
 
 class NotEncodable(ValueError):
@@ -180,7 +180,7 @@ def _without_control(spec: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _is_control(token: tokenizers.AddedToken) -> bool:
-    return token.special or _LOOKS_LIKE_CONTROL.fullmatch(token.content) is not None
+    return token.special or _CONTROL_SPELLING.fullmatch(token.content) is not None
 
 
 def _template(files: Mapping[str, bytes]) -> ChatTemplate | None:

@@ -1,7 +1,7 @@
 """The tokenizers of all pools, loaded in the background as the route table names them.
 
 A pool whose tokenizer cannot be loaded does not disturb the others: the load is tried again for as long as a route
-needs it (pauses bounded), and the gateway holds the pool's requests meanwhile. What can never succeed is tried once.
+needs it (pauses bounded), and the gateway holds the pool's requests. A load that can never succeed is tried once.
 """
 
 import asyncio
