@@ -9,7 +9,7 @@ import torch
 
 from weft_bench.gpu_check import CheckContext
 from weft_bench.gpu_placed import planes_shape
-from weft_kernels.triton.lora import Chunked, Planes, shrink
+from weft_kernels.triton.lora import ChunkTable, PartialSums, shrink
 from weft_kernels.triton.packing import Adapter, Projection, fill_layer, plan_image
 from weft_kernels.triton.tables import UNIT, Layout, LoraTables, SiteShape
 
@@ -50,13 +50,13 @@ class Loaded:
         """The slot of an adapter that touches no site."""
         return next(slot for slot, adapter in enumerate(self.adapters) if not any(adapter[0]))
 
-    def shrunk(self, x: torch.Tensor, chunked: Chunked, layer: int, site: int) -> Planes:
+    def shrunk(self, x: torch.Tensor, chunked: ChunkTable, layer: int, site: int) -> PartialSums:
         """In as many parts as the engine makes of it, on planes that were NaN."""
         tables = self.tables.at(layer, site)
         shape = planes_shape(tables, len(chunked), len(x), self.context.gpu.sms)
-        planes = Planes(torch.full(shape, math.nan, device=x.device))
-        shrink(planes, x, tables, chunked)
-        return planes
+        partials = PartialSums(torch.full(shape, math.nan, device=x.device))
+        shrink(partials, x, tables, chunked)
+        return partials
 
     def dense(self, y: torch.Tensor, x: torch.Tensor, slots: Slots, layer: int, site: int) -> torch.Tensor:
         """y with each row's adapter added, in fp64. Rows beyond the slots have none."""

@@ -10,7 +10,7 @@ import torch
 from weft_bench.gpu_check import CheckContext, Checks, Rows, assert_close, assert_same, short
 from weft_bench.gpu_check_adapters import Loaded, Slots
 from weft_kernels.triton.fused import add_norm, embed, rope_write, silu_mul
-from weft_kernels.triton.lora import Pending
+from weft_kernels.triton.lora import DeferredExpand
 from weft_kernels.triton.tables import Layout, SiteShape
 from weft_runner.model.cuda.executor import DECODE_CHUNK, PROMPT_CHUNK
 
@@ -158,11 +158,11 @@ def _dense(loaded: Loaded, y: torch.Tensor, x: torch.Tensor, made: Rows, slots: 
     return loaded.dense(y, x, _token_slots(made, slots), 0, 0)[: len(made.step.tokens)]
 
 
-def _pending(loaded: Loaded, x: torch.Tensor, made: Rows, slots: Slots) -> Pending | None:
+def _pending(loaded: Loaded, x: torch.Tensor, made: Rows, slots: Slots) -> DeferredExpand | None:
     """As the engine leaves it; a step of the base has none."""
     if all(slot is None for slot in slots):
         return None
-    return Pending(loaded.shrunk(x, made.here.chunked, 0, 0), loaded.tables.at(0, 0))
+    return DeferredExpand(loaded.shrunk(x, made.here.chunked, 0, 0), loaded.tables.at(0, 0))
 
 
 def _positions(rows: Sequence[tuple[int, int]], device: torch.device) -> torch.Tensor:

@@ -9,7 +9,7 @@ from weft_bench.gpu_check import CheckContext, Checks, assert_close, assert_same
 from weft_bench.gpu_check_adapters import Loaded, Slots
 from weft_kernels.plan import plan_rows
 from weft_kernels.triton.chunks import chunk_table
-from weft_kernels.triton.lora import Chunked, expand
+from weft_kernels.triton.lora import ChunkTable, expand
 from weft_kernels.triton.tables import Layout, SiteShape
 from weft_runner.model.cuda.executor import DECODE_CHUNK, PROMPT_CHUNK
 
@@ -89,6 +89,6 @@ def _run(
     before, expected = y.clone(), loaded.dense(y, x, slots, layer, site)
     table = chunk_table(plan_rows(slots, dict.fromkeys(range(len(loaded.adapters)), 1)), block_m)
     padding = torch.zeros(PADDING, 3, dtype=torch.int32)
-    chunked = Chunked(torch.cat((torch.from_numpy(table), padding)).to(device), block_m)
+    chunked = ChunkTable(torch.cat((torch.from_numpy(table), padding)).to(device), block_m)
     expand(y, loaded.shrunk(x, chunked, layer, site), loaded.tables.at(layer, site), chunked)
     return y, expected, before

@@ -24,7 +24,7 @@ from weft_bench.gpu_context import Context
 from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_machine import empties
 from weft_bench.gpu_models import Numbers, StepOf, random_tokens, random_weights, spec_of, step_of
-from weft_bench.gpu_placed import Deck, pages_needed, places
+from weft_bench.gpu_placed import Deck, pages_needed, row_offsets
 from weft_bench.gpu_plan import ADDED, BANDWIDTH, BEYOND_BYTES, FLOOR, STARTED, decode_name
 from weft_bench.gpu_timing import MANY, Times
 from weft_bench.roofline import Shape, Work, adapter_work, decode_work
@@ -100,7 +100,7 @@ def _adapter_pages(spec: ModelSpec) -> int:
 
 def _seat(store: PagedAdapterStore, adapters: int, slots: int, deck: Deck) -> None:
     """So many adapters, of the usual rank, in all slots by turns."""
-    entries = places(store.tables.layout, [RANK] * adapters, store.tables.arena.shape[1], deck)
+    entries = row_offsets(store.tables.layout, [RANK] * adapters, store.tables.arena.shape[1], deck)
     for slot in range(slots):
         store.put(slot, PagedAdapter(entries[slot % adapters], (), RANK, 3 * RANK, 0))
 

@@ -15,13 +15,13 @@ from weft_bench.gpu_amounts import Batch, Operator, has_baselines, is_raw, opera
 from weft_bench.gpu_baselines import Dense, gather, loop
 from weft_bench.gpu_context import Context
 from weft_bench.gpu_device import Gpu
-from weft_bench.gpu_placed import Deck, pages_needed, places, planes_shape, rows_at
+from weft_bench.gpu_placed import Deck, pages_needed, planes_shape, row_offsets, rows_at
 from weft_bench.gpu_plan import BANDWIDTH, BEYOND_FLOOR, GATHER, LOOP, PUNICA
 from weft_bench.gpu_timing import Times
 from weft_kernels.plan import plan_rows
 from weft_kernels.triton.chunks import chunk_table
-from weft_kernels.triton.lora import Chunked, Planes, expand, shrink
-from weft_kernels.triton.tables import Entry, Layout, LoraTables, SiteShape, SiteTables
+from weft_kernels.triton.lora import ChunkTable, PartialSums, expand, shrink
+from weft_kernels.triton.tables import Layout, LoraTables, SiteShape, SiteTables, SlotEntry
 from weft_runner.model.cuda.executor import DECODE_CHUNK
 
 PAGE = 1 << 20  # numbers: a KV page of 16 tokens of an 8B model
@@ -37,14 +37,14 @@ class Case:
     batch: Batch
     x: torch.Tensor
     y: torch.Tensor
-    planes: Planes
+    partials: PartialSums
     tables: SiteTables
-    chunked: Chunked
+    chunked: ChunkTable
     dense: Dense
 
     def run(self) -> None:
-        shrink(self.planes, self.x, self.tables, self.chunked)
-        expand(self.y, self.planes, self.tables, self.chunked)
+        shrink(self.partials, self.x, self.tables, self.chunked)
+        expand(self.y, self.partials, self.tables, self.chunked)
 
     @property
     def n_bytes(self) -> float:
@@ -77,15 +77,17 @@ def made(gpu: Gpu, operator: Operator, batch: Batch) -> Case:
     deck_pages = sum(pages_needed(layout, rank, PAGE) for rank in ranks)
     arena = torch.randn(deck_pages + 1, PAGE, device=gpu.device, dtype=gpu.dtype)
     tables = LoraTables(arena, layout, len(ranks))
-    entries = places(layout, ranks, PAGE, Deck(deck_pages))
+    entries = row_offsets(layout, ranks, PAGE, Deck(deck_pages))
     for slot, entry in enumerate(entries):
         tables.put(slot, entry)
     chunked = _chunked(gpu, batch)
     site = tables.at(0, 0)
-    planes = torch.empty(planes_shape(site, len(chunked), batch.rows, gpu.sms), device=gpu.device)
+    partials = torch.empty(planes_shape(site, len(chunked), batch.rows, gpu.sms), device=gpu.device)
     x = torch.randn(batch.rows, operator.n_in, device=gpu.device, dtype=gpu.dtype)
     y = torch.randn(batch.rows, sum(operator.widths), device=gpu.device, dtype=gpu.dtype)
-    return Case(operator, batch, x, y, Planes(planes), site, chunked, _dense(gpu, arena, operator, batch, entries))
+    return Case(
+        operator, batch, x, y, PartialSums(partials), site, chunked, _dense(gpu, arena, operator, batch, entries)
+    )
 
 
 def check(case: Case) -> None:
@@ -106,7 +108,7 @@ def _all(context: Context) -> Iterator[tuple[Operator, Batch]]:
             yield operator, batch
 
 
-def _chunked(gpu: Gpu, batch: Batch) -> Chunked:
+def _chunked(gpu: Gpu, batch: Batch) -> ChunkTable:
     """As many chunks as rows, as in a captured step. Raises WrongAdapter unless each row is in one of its adapter."""
     table = chunk_table(plan_rows(batch.adapters, dict.fromkeys(range(batch.rows), 1)), DECODE_CHUNK)
     found = [slot for slot, _, tokens in table.tolist() for _ in range(tokens)]
@@ -114,13 +116,13 @@ def _chunked(gpu: Gpu, batch: Batch) -> Chunked:
         raise WrongAdapter(f"chunks have the adapters {found}, asked for were {batch.adapters}")
     padded = np.zeros((batch.rows, 3), np.int32)
     padded[: len(table)] = table
-    return Chunked(torch.from_numpy(padded).to(gpu.device), DECODE_CHUNK)
+    return ChunkTable(torch.from_numpy(padded).to(gpu.device), DECODE_CHUNK)
 
 
-def _dense(gpu: Gpu, arena: torch.Tensor, operator: Operator, batch: Batch, entries: list[Entry]) -> Dense:
+def _dense(gpu: Gpu, arena: torch.Tensor, operator: Operator, batch: Batch, entries: list[SlotEntry]) -> Dense:
     """The same adapters as plain matrices, for the baselines."""
-    most = entries[0].places.shape[-1]
-    at = torch.stack([entry.places[0].view(2, most) for entry in entries])
+    most = entries[0].row_offsets.shape[-1]
+    at = torch.stack([entry.row_offsets[0].view(2, most) for entry in entries])
     ends = [entry.ends[0, 0].tolist() for entry in entries]
     scale = float(entries[0].scales[0, 0, 0])
 

@@ -11,7 +11,7 @@ import torch
 
 from weft_kernels.triton.lora import BLOCK_R, chunk_bucket, part_length
 from weft_kernels.triton.packing import Adapter, Projection, plan_image
-from weft_kernels.triton.tables import UNIT, Entry, Layout, SiteTables, units
+from weft_kernels.triton.tables import UNIT, Layout, SiteTables, SlotEntry, units
 
 SCALE = 0.25  # over sqrt(inputs), so that scale * B A x is about as large as x at the usual rank
 
@@ -46,7 +46,7 @@ def shaped(layout: Layout, rank: int) -> Adapter:
     return [sites] * layout.layers
 
 
-def places(layout: Layout, ranks: Sequence[int], page_elements: int, deck: Deck) -> list[Entry]:
+def row_offsets(layout: Layout, ranks: Sequence[int], page_elements: int, deck: Deck) -> list[SlotEntry]:
     """Adapter i has rank ranks[i]."""
     images = {rank: plan_image(shaped(layout, rank), layout, page_elements // UNIT) for rank in {*ranks}}
     return [images[rank].on_pages(deck.deal(images[rank].n_pages)) for rank in ranks]
@@ -64,8 +64,8 @@ def planes_shape(tables: SiteTables, n_chunks: int, tokens: int, sms: int) -> tu
     return -(-tables.shape.n_in // length), tokens, ranks
 
 
-def rows_at(arena: torch.Tensor, places: torch.Tensor, length: int) -> torch.Tensor:
+def rows_at(arena: torch.Tensor, row_offsets: torch.Tensor, length: int) -> torch.Tensor:
     """The rows of so many numbers that begin at these places: [places, length], a copy."""
     inside = torch.arange(units(length))
-    index = (places.long()[:, None] + inside).to(arena.device)
-    return arena.view(-1, UNIT)[index].view(len(places), -1)[:, :length]
+    index = (row_offsets.long()[:, None] + inside).to(arena.device)
+    return arena.view(-1, UNIT)[index].view(len(row_offsets), -1)[:, :length]

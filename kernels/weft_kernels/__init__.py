@@ -1,4 +1,1 @@
-"""LoRA kernels over a segment plan: one public operator (`lora.add_lora`), several implementations.
-
-Knows nothing of serving.
-"""
+"""LoRA kernels over a segment plan (`plan`): `lora` in plain torch, `cpu` native, `triton` for GPUs. No serving."""

@@ -73,7 +73,7 @@ esac
 def small_sources(folder: Path, *, abi: int = ABI, usable: str = "weft_compiled_levels()") -> Sources:
     """Units of every level; `usable` is a C expression of the levels that this machine is to have."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("weft_cpu.h", "stamp.cpp"):
+    for name in ("weft_cpu.h", "version.cpp"):
         shutil.copy(SOURCES.folder / name, folder)
     (folder / "shared.h").write_text(_SHARED)
     (folder / "common.cpp").write_text(_COMMON % {"abi": abi, "usable": usable})

@@ -78,15 +78,15 @@ def _tables(layout: Layout, layer: int, site: int, dtype: torch.dtype) -> SiteTa
     return LoraTables(meta(1024, 2, KV_HEADS, PAGE, HEAD_DIM, dtype=dtype), layout, SLOTS).at(layer, site)
 
 
-def _chunked(tokens: int, block_m: int, *, shifted: bool = False) -> lora.Chunked:
+def _chunked(tokens: int, block_m: int, *, shifted: bool = False) -> lora.ChunkTable:
     """Decode (chunks of 16 and less): one adapter a token."""
-    return lora.Chunked(_table(tokens if block_m == 16 else tokens // block_m, 3, shifted=shifted), block_m)
+    return lora.ChunkTable(_table(tokens if block_m == 16 else tokens // block_m, 3, shifted=shifted), block_m)
 
 
-def _planes(layout: Layout, site: int, chunked: lora.Chunked, tokens: int) -> lora.Planes:
+def _partials(layout: Layout, site: int, chunked: lora.ChunkTable, tokens: int) -> lora.PartialSums:
     n_in = layout.sites[site].n_in
     length = lora.part_length(n_in, len(layout.sites[site].widths) * len(chunked), sms=SMS)
-    return lora.Planes(meta(-(-n_in // length), tokens, layout.most_ranks(site), dtype=torch.float32))
+    return lora.PartialSums(meta(-(-n_in // length), tokens, layout.most_ranks(site), dtype=torch.float32))
 
 
 def _shrink(
@@ -94,7 +94,7 @@ def _shrink(
 ) -> None:
     chunked, tables = _chunked(tokens, block_m), _tables(layout, layer, site, dtype)
     x = meta(tokens, layout.sites[site].n_in, dtype=dtype)
-    lora.shrink(_planes(layout, site, chunked, tokens), x, tables, chunked)
+    lora.shrink(_partials(layout, site, chunked, tokens), x, tables, chunked)
 
 
 def _expand(
@@ -102,7 +102,7 @@ def _expand(
 ) -> None:
     chunked, tables = _chunked(tokens, block_m), _tables(layout, layer, site, dtype)
     y = meta(tokens, sum(layout.sites[site].widths), dtype=dtype)
-    lora.expand(y, _planes(layout, site, chunked, tokens), tables, chunked)
+    lora.expand(y, _partials(layout, site, chunked, tokens), tables, chunked)
 
 
 def shrink_decode() -> None:
@@ -254,9 +254,9 @@ def prefill_fp32() -> None:
 # ---- between
 
 
-def _pending(layout: Layout, site: int, chunked: lora.Chunked, tokens: int, layer: int) -> lora.Pending:
+def _pending(layout: Layout, site: int, chunked: lora.ChunkTable, tokens: int, layer: int) -> lora.DeferredExpand:
     """An adapter's part that is still to be added."""
-    return lora.Pending(_planes(layout, site, chunked, tokens), _tables(layout, layer, site, torch.bfloat16))
+    return lora.DeferredExpand(_partials(layout, site, chunked, tokens), _tables(layout, layer, site, torch.bfloat16))
 
 
 def _rope_write(

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_kernels import reference
-from weft_kernels.lora import LoraSite, LoraSlice, add_lora
+from weft_kernels.lora import LoraSite, LoraSlice, add_lora, expand, shrink
 from weft_kernels.plan import Segment, SegmentPlan, check_plan, plan_rows
 
 H_IN = 24
@@ -118,13 +117,13 @@ def test_shrink_alone_and_expand_alone_equal_their_dense_parts():
     sites = [make_site(0, (4, 2, 3), torch.float32), None, make_site(2, (None, 5, None), torch.float32)]
     plan = plan_rows([0, 0, 1, 2], {0: 9, 1: 1, 2: 5})
     x = torch.randn(4, H_IN)
-    v = reference.shrink(x, sites, plan)
+    v = shrink(x, sites, plan)
     assert v[1] is None
     for segment, shrunk in zip(plan.segments, v, strict=True):
         if shrunk is not None:
             assert_close(shrunk, x[segment.start : segment.end].double() @ sites[segment.slot].a_t.double())
     y = torch.zeros(4, sum(WIDTHS))
-    reference.expand(y, v, sites, plan)
+    expand(y, v, sites, plan)
     assert_close(y, dense(torch.zeros_like(y), x, sites, [0, 0, 1, 2]))
 
 

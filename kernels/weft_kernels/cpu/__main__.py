@@ -1,4 +1,4 @@
-"""`python -m weft_kernels.cpu`: build the CPU kernels if need be, and tell what they can do here.
+"""`python -m weft_kernels.cpu`: build the CPU kernels if need be, and print what they can do here.
 
 Run once after an installation from a checkout, so that the first runner does not have to wait for the compiler. Exit
 code 0 also where they cannot be built: then the reference executor serves, and this says why.

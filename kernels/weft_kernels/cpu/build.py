@@ -1,6 +1,6 @@
-"""The library, compiled and linked into a folder. Who keeps it, and where, is `cache`'s matter, or the wheel's.
+"""The library, compiled and linked into a folder. `build_cache` or the wheel keeps it.
 
-A level that this compiler cannot compile is left out, and the plain units are told; the others are there all the same.
+A level that this compiler cannot compile is left out, with a definition for the plain units; the others are built.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ def build(what: Sources, compiler: Compiler, folder: Path, *, limit_s: float = L
         raise NativeUnavailable(f"{what.folder} changed while it was compiled: start again")
     (folder / CHECKSUM).write_text(checksum(library))
     built = Built(library, left_out, round(limit.taken_s(), 1))
-    _tell(built)
+    _log_result(built)
     return built
 
 
@@ -55,7 +55,7 @@ def checksum(library: Path) -> str:
     return hashlib.sha256(library.read_bytes()).hexdigest()
 
 
-def _tell(built: Built) -> None:
+def _log_result(built: Built) -> None:
     for level, why in built.left_out.items():
         log.warning("the CPU kernels lack a level", extra={"kv": {"level": level, "compiler_says": why}})
     log.info("CPU kernels built", extra={"kv": {"seconds": built.seconds, "bytes": built.library.stat().st_size}})
@@ -79,7 +79,7 @@ def _levels(what: Sources, compiler: Compiler, folder: Path, limit: Limit) -> tu
 
 
 def _definitions(digest: str, levels: Mapping[str, Path]) -> tuple[str, ...]:
-    """What the plain units are told: of which sources they are, and which levels are not there."""
+    """Definitions for the plain units: the hash of the sources, and the levels that are left out."""
     missing = [level for level in sources.LEVELS if level not in levels]
     return (f'-DWEFT_SOURCE_HASH="{digest}"', *map(sources.without, missing))
 

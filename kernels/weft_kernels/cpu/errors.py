@@ -1,8 +1,8 @@
 """What can go wrong with the CPU kernels, split by what the caller can do.
 
 NativeError
-├── NativeUnavailable   there is no library on this machine: serve without it, and tell `reason`
-├── LevelUnusable       an instruction level was asked for that this CPU or this library lacks: choose one of `usable`
+├── NativeUnavailable   there is no library on this machine: serve without it, and log `reason`
+├── LevelUnusable       an instruction level was asked for that this CPU or this library lacks: use one of `usable`
 └── CallRefused         a kernel refused its arguments: a mistake of the calling code
 """
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from weft_kernels.cpu import sources
 from weft_kernels.cpu.build import LIBRARY
-from weft_kernels.cpu.cache import PlaceUnusable, caches, whole
+from weft_kernels.cpu.build_cache import FolderUnusable, cache_folders, is_intact
 from weft_kernels.cpu.compiler import find_compiler
 from weft_kernels.cpu.errors import CallRefused, LevelUnusable, NativeUnavailable
 from weft_kernels.cpu.pool import Pool
@@ -29,7 +29,7 @@ LEVEL_VARIABLE = "WEFT_CPU_LEVEL"
 PACKAGED = Path(__file__).with_name(LIBRARY)
 BLOCK_FLOP = 2 * 16 * 16 * 32  # of `weft_peak_seconds`
 
-_NOBODY = LayerDone()  # a null pointer
+_NO_CALLBACK = LayerDone()  # a null pointer
 
 log = logging.getLogger(__name__)
 
@@ -129,12 +129,12 @@ class Library:
 
         Raises CallRefused, and what `layer_done` raised: then it is not called again, and the layers ran to the end.
         """
-        told = None if layer_done is None else _Told(layer_done)
-        step.layer_done = _NOBODY if told is None else told.callback
+        callback = None if layer_done is None else _LayerDone(layer_done)
+        step.layer_done = _NO_CALLBACK if callback is None else callback.callback
         with pool.lock:
             code = self.native.weft_run(self.level_number, pool.handle, byref(model), byref(step))
-        if told is not None and told.error is not None:
-            raise told.error
+        if callback is not None and callback.error is not None:
+            raise callback.error
         _checked("weft_run", code)
 
     def read_bandwidth(self, pool: Pool, n_bytes: int = 512 << 20, repetitions: int = 5) -> float:
@@ -144,7 +144,7 @@ class Library:
         """
         buffer = (ctypes.c_char * (n_bytes + 64))()
         aligned = -(-ctypes.addressof(buffer) // 64) * 64
-        ctypes.memset(aligned, 1, n_bytes)  # pages that nobody wrote to are all one page of zeros
+        ctypes.memset(aligned, 1, n_bytes)  # pages that were never written are all one page of zeros
         with pool.lock:
             seconds = self.native.weft_read_seconds(self.level_number, pool.handle, aligned, n_bytes, repetitions)
         return n_bytes / _checked_seconds("weft_read_seconds", seconds)
@@ -156,7 +156,7 @@ class Library:
         return blocks * BLOCK_FLOP * pool.threads / _checked_seconds("weft_peak_seconds", seconds)
 
 
-class _Told:
+class _LayerDone:
     """`layer_done` behind a C callback, which cannot raise: the first error waits for the call's end."""
 
     def __init__(self, layer_done: Callable[[int], None]) -> None:
@@ -178,7 +178,7 @@ def _packaged(path: Path, what: Sources) -> tuple[Path, CDLL] | None:
     if not path.exists():
         return None
     try:
-        if not whole(path):
+        if not is_intact(path):
             raise NativeUnavailable("its checksum is another")
         native = _open(path)
         if _text(native.weft_source_hash()) != what.digest():
@@ -193,11 +193,11 @@ def _cached(what: Sources, environment: Mapping[str, str]) -> tuple[Path, CDLL]:
     """From the first folder that can be written to and executed from."""
     compiler = find_compiler(environment)
     unusable: list[str] = []
-    for cache in caches(environment):
+    for cache in cache_folders(environment):
         try:
             path = cache.get(what, compiler)
             return path, _open(path)
-        except PlaceUnusable as error:
+        except FolderUnusable as error:
             unusable.append(error.reason)
         except OSError as error:  # such as a file system mounted noexec
             unusable.append(str(error))

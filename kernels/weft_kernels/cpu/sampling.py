@@ -1,4 +1,4 @@
-"""`Sampler`: tokens chosen from logits by the native library (`src/weft_sampling.h`). Pointers are ints; no torch.
+"""`Sampler`: tokens sampled from logits by the native library (`src/weft_sampling.h`). Pointers are ints; no torch.
 
 The tokens are those of the numpy statement of the same arithmetic, on every level: see `src/sampling.cpp`.
 """
@@ -12,7 +12,7 @@ from weft_kernels.cpu.errors import CallRefused
 from weft_kernels.cpu.structs import CODES
 
 MAX_TOP = 20
-DRAW = np.dtype(
+SAMPLING_ARGS = np.dtype(
     [
         ("seed", np.uint64),
         ("choice", np.uint64),
@@ -26,7 +26,7 @@ DRAW = np.dtype(
     ],
     align=True,
 )
-CHOICE = np.dtype(
+SAMPLED = np.dtype(
     [
         ("token", np.int32),
         ("n_top", np.int32),
@@ -45,42 +45,42 @@ class Sampler:
     """One caller at a time: it owns the workspace. `level` is an index of weft_cpu.h's levels."""
 
     def __init__(self, library: ctypes.CDLL, level: int) -> None:
-        self._choose, self._level = library.weft_choose, level
-        self._workspace_bytes = library.weft_choose_workspace_bytes
-        self._choose.argtypes = (
+        self._sample, self._level = library.weft_sample, level
+        self._workspace_bytes = library.weft_sample_workspace_bytes
+        self._sample.argtypes = (
             [ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32]
             + [ctypes.c_void_p] * 3
             + [ctypes.c_int64]
         )
-        self._choose.restype = ctypes.c_int32
+        self._sample.restype = ctypes.c_int32
         self._workspace_bytes.argtypes, self._workspace_bytes.restype = [ctypes.c_int32], ctypes.c_int64
         self._vocab = 0
         self._workspace = np.empty(0, np.uint8)
-        self._out = np.empty(0, CHOICE)
+        self._out = np.empty(0, SAMPLED)
 
     def sample(
         self, logits: int, row_stride: int, vocab: int, n_rows: int, draws: npt.NDArray[np.void] | None = None
     ) -> npt.NDArray[np.void]:
-        """A CHOICE for each row of float32 logits [n_rows, vocab] at the address `logits` (stride in elements).
+        """A SAMPLED for each row of float32 logits [n_rows, vocab] at the address `logits` (stride in elements).
 
-        `draws`: DRAW of each row (the arrays they point to live until this returns); None: the likeliest token of each
-        row and no log probabilities. The result is valid until the next call. Raises CallRefused.
+        `draws`: SAMPLING_ARGS of each row (the arrays they point to live until this returns); None: the likeliest token
+        of each row and no log probabilities. The result is valid until the next call. Raises CallRefused.
         """
-        self._make_room(vocab, n_rows)
+        self._grow(vocab, n_rows)
         rows = None if draws is None else draws.ctypes.data
-        code = self._choose(
+        code = self._sample(
             self._level, logits, row_stride, vocab, n_rows, rows, self._out.ctypes.data, *self._aligned_workspace()
         )
         if code:
-            raise CallRefused("weft_choose", code, _CODES[code])
+            raise CallRefused("weft_sample", code, _CODES[code])
         return self._out[:n_rows]
 
-    def _make_room(self, vocab: int, n_rows: int) -> None:
+    def _grow(self, vocab: int, n_rows: int) -> None:
         if vocab != self._vocab:
             self._workspace = np.empty(max(self._workspace_bytes(vocab), 0) + _ALIGNMENT, np.uint8)
             self._vocab = vocab
         if n_rows > len(self._out):
-            self._out = np.empty(n_rows, CHOICE)
+            self._out = np.empty(n_rows, SAMPLED)
 
     def _aligned_workspace(self) -> tuple[int, int]:
         padding = -self._workspace.ctypes.data % _ALIGNMENT

@@ -1,7 +1,7 @@
 """What the library is compiled from, and how: one translation unit for each instruction level, plain ones for the rest.
 
-A level's own flags reach its own unit only, so the library runs on any CPU of its architecture and chooses at run time.
-No -march=native and no -ffast-math: which machine compiled it, and which runs it, must not show in the bits.
+A level's own flags reach its own unit only, so the library runs on any CPU of its architecture and selects a level at
+run time. No -march=native and no -ffast-math: which machine compiled it, and which runs it, must not show in the bits.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ class Sources:
 
 
 def without(level: str) -> str:
-    """The definition that tells the plain units of a level that is not there."""
+    """The definition by which the plain units leave out a level."""
     return f"-DWEFT_WITHOUT_{level.upper()}"
 
 

@@ -1,6 +1,6 @@
 """weft_cpu.h in ctypes: the same structs, fields and order. `tests/kernels/cpu` compares every size and offset.
 
-Pointers are plain addresses; whoever fills them in keeps the memory alive for as long as a call may read it.
+Pointers are plain addresses; the caller keeps their memory alive for as long as a call may read it.
 """
 
 import ctypes

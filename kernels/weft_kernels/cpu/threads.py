@@ -16,10 +16,10 @@ _V1_FOLDERS = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
 def cpu_quota(mount: Path = MOUNT, membership: Path = MEMBERSHIP, cpus: int | None = None) -> int:
     """Whole CPUs, at least one. `cpus`: those that the affinity allows (default: this process's)."""
     allowed = len(os.sched_getaffinity(0)) if cpus is None else cpus
-    return max(1, min([allowed, *(int(quota) for quota in quotas(mount, membership))]))
+    return max(1, min([allowed, *(int(quota) for quota in cgroup_cpu_limits(mount, membership))]))
 
 
-def quotas(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> Iterator[float]:
+def cgroup_cpu_limits(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> Iterator[float]:
     """The CPUs that each cgroup with a quota grants, from the process's own one up. What cannot be read has none."""
     for controllers, path in _memberships(membership):
         if not controllers:  # "0::/path": version 2, all controllers in one tree

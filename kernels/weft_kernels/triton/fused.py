@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from weft_kernels.triton.chunks import PER_ROW
-from weft_kernels.triton.lora import NOTHING_PENDING, Chunked, Pending, add_expanded, slice_of
+from weft_kernels.triton.lora import NO_DEFERRED_EXPAND, ChunkTable, DeferredExpand, add_expanded, slice_of
 
 BLOCK_M = (16, 32, 64, 128)
 
@@ -54,7 +54,7 @@ def rope_write(
     rows: torch.Tensor,
     pages: torch.Tensor,
     row_of: torch.Tensor,
-    chunked: Chunked,
+    chunked: ChunkTable,
     cos_sin: torch.Tensor,
     *,
     layer: int,
@@ -62,7 +62,7 @@ def rope_write(
     k_norm: torch.Tensor | None,
     eps: float,
     heads: int,
-    pending: Pending | None = None,
+    pending: DeferredExpand | None = None,
 ) -> None:
     """Queries and keys normed (q_norm, k_norm fp32 [D], or neither) and rotated; keys and values to their pages.
 
@@ -93,7 +93,7 @@ def rope_write(
         k_norm,
         layer,
         eps,
-        **(NOTHING_PENDING if pending is None else pending.arguments()),
+        **(NO_DEFERRED_EXPAND if pending is None else pending.arguments()),
         HEADS=heads,
         KV_HEADS=kv_heads,
         LAYERS=layers,
@@ -105,7 +105,9 @@ def rope_write(
     )
 
 
-def silu_mul(out: torch.Tensor, gate_up: torch.Tensor, chunked: Chunked, *, pending: Pending | None = None) -> None:
+def silu_mul(
+    out: torch.Tensor, gate_up: torch.Tensor, chunked: ChunkTable, *, pending: DeferredExpand | None = None
+) -> None:
     """out [T, I] = silu(gate) * up; gate_up [T, 2 I], gate first. `pending`: the adapters' part of it, added first."""
     inner, chunks, block_m = out.shape[1], chunked.table, chunked.block_m
     assert gate_up.shape[1] == 2 * inner, (gate_up.shape, inner)
@@ -117,7 +119,7 @@ def silu_mul(out: torch.Tensor, gate_up: torch.Tensor, chunked: Chunked, *, pend
     grid = (len(chunks), triton.cdiv(inner, block_i))
     warps = _tile_warps(2 * block_m * block_i)
     _silu_mul[grid](
-        out, gate_up, chunks, **(NOTHING_PENDING if pending is None else pending.arguments()),
+        out, gate_up, chunks, **(NO_DEFERRED_EXPAND if pending is None else pending.arguments()),
         I=inner, BLOCK_I=block_i, BLOCK_M=block_m, num_warps=warps, enable_fp_fusion=True,
     )  # fmt: skip
 
@@ -169,13 +171,13 @@ def _rope_write(
     k_norm,
     layer,
     eps,
-    planes,
+    partials,
     arena,
     ends,
     scales,
-    places,
+    row_offsets,
     head_stride,
-    place_stride,
+    offset_stride,
     part_stride,
     r_stride,
     PARTS: tl.constexpr,
@@ -191,11 +193,11 @@ def _rope_write(
     """Program (chunk, head): q heads, then k heads, then v heads."""
     chunk, head = chunks + 3 * tl.program_id(0), tl.program_id(1)
     slot, first, count = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
-    first_rank, last_rank, scale, places_here, column = 0, 0, 0.0, places, 0
+    first_rank, last_rank, scale, places_here, column = 0, 0, 0.0, row_offsets, 0
     if PARTS:
         index = (head >= HEADS).to(tl.int32) + (head >= HEADS + KV_HEADS).to(tl.int32)
         first_rank, last_rank, scale = slice_of(ends, scales, slot, head_stride, index)
-        places_here = places + slot.to(tl.int64) * place_stride
+        places_here = row_offsets + slot.to(tl.int64) * offset_stride
         column = (
             head - tl.where(index == 0, 0, HEADS + (index - 1) * KV_HEADS)
         ) * DIM  # where the head begins in its slice
@@ -203,13 +205,13 @@ def _rope_write(
         for token in range(first, first + count):
             _rope_tile(
                 q, kv, qkv, rows, pages, row_of, cos_sin, q_norm, k_norm, layer, eps, token, 1, head,
-                planes, arena, places_here, first_rank, last_rank, scale, column, part_stride, r_stride,
+                partials, arena, places_here, first_rank, last_rank, scale, column, part_stride, r_stride,
                 PARTS, PARTS_UP, BLOCK_R, HEADS, KV_HEADS, LAYERS, PAGE, DIM, BLOCK_M=1,
             )  # fmt: skip
     else:
         _rope_tile(
             q, kv, qkv, rows, pages, row_of, cos_sin, q_norm, k_norm, layer, eps, first, count, head,
-            planes, arena, places_here, first_rank, last_rank, scale, column, part_stride, r_stride,
+            partials, arena, places_here, first_rank, last_rank, scale, column, part_stride, r_stride,
             PARTS, PARTS_UP, BLOCK_R, HEADS, KV_HEADS, LAYERS, PAGE, DIM, BLOCK_M,
         )  # fmt: skip
 
@@ -230,9 +232,9 @@ def _rope_tile(
     first,
     count,
     head,  # [0, HEADS): q, then N of k, then N of v
-    planes,
+    partials,
     arena,
-    places,
+    row_offsets,
     first_rank,
     last_rank,
     scale,
@@ -261,10 +263,11 @@ def _rope_tile(
     high = tl.load(product + HALF, mask=inside[:, None], other=0.0).to(tl.float32)
     if PARTS:
         columns = first_column + tl.arange(0, HALF)
-        low = add_expanded(low, planes, arena, places, first_rank, last_rank, scale, token, inside, columns,
+        low = add_expanded(low, partials, arena, row_offsets, first_rank, last_rank, scale, token, inside, columns,
                            first_column + DIM, part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
-        high = add_expanded(high, planes, arena, places, first_rank, last_rank, scale, token, inside, columns + HALF,
-                            first_column + DIM, part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
+        high = add_expanded(high, partials, arena, row_offsets, first_rank, last_rank, scale, token, inside,
+                            columns + HALF, first_column + DIM, part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M,
+                            BLOCK_R)  # fmt: skip
 
     row = tl.load(row_of + token, mask=inside, other=-1)
     live = row >= 0
@@ -298,13 +301,13 @@ def _silu_mul(
     out,
     gate_up,
     chunks,
-    planes,
+    partials,
     arena,
     ends,
     scales,
-    places,
+    row_offsets,
     head_stride,
-    place_stride,
+    offset_stride,
     part_stride,
     r_stride,
     PARTS: tl.constexpr,
@@ -317,20 +320,20 @@ def _silu_mul(
     """Program (chunk, tile of columns)."""
     chunk = chunks + 3 * tl.program_id(0)
     slot, first, count = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
-    gate_ranks, ranks, gate_scale, up_scale, places_here = 0, 0, 0.0, 0.0, places
+    gate_ranks, ranks, gate_scale, up_scale, places_here = 0, 0, 0.0, 0.0, row_offsets
     if PARTS:
         _, gate_ranks, gate_scale = slice_of(ends, scales, slot, head_stride, 0)
         _, ranks, up_scale = slice_of(ends, scales, slot, head_stride, 1)
-        places_here = places + slot.to(tl.int64) * place_stride
+        places_here = row_offsets + slot.to(tl.int64) * offset_stride
     if count < _PER_ROW:
         for token in range(first, first + count):
             _silu_tile(
-                out, gate_up, token, 1, planes, arena, places_here, gate_ranks, ranks, gate_scale, up_scale,
+                out, gate_up, token, 1, partials, arena, places_here, gate_ranks, ranks, gate_scale, up_scale,
                 part_stride, r_stride, PARTS, PARTS_UP, BLOCK_R, I, BLOCK_I, BLOCK_M=1,
             )  # fmt: skip
     else:
         _silu_tile(
-            out, gate_up, first, count, planes, arena, places_here, gate_ranks, ranks, gate_scale, up_scale,
+            out, gate_up, first, count, partials, arena, places_here, gate_ranks, ranks, gate_scale, up_scale,
             part_stride, r_stride, PARTS, PARTS_UP, BLOCK_R, I, BLOCK_I, BLOCK_M,
         )  # fmt: skip
 
@@ -341,9 +344,9 @@ def _silu_tile(
     gate_up,
     first,
     count,
-    planes,
+    partials,
     arena,
-    places,
+    row_offsets,
     gate_ranks,  # ranks [0, gate_ranks) are the gate's, [gate_ranks, ranks) up's
     ranks,
     gate_scale,
@@ -367,8 +370,8 @@ def _silu_tile(
     gate = tl.load(product, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(product + I, mask=inside, other=0.0).to(tl.float32)
     if PARTS:
-        gate = add_expanded(gate, planes, arena, places, 0, gate_ranks, gate_scale, token, m < count, columns, I,
+        gate = add_expanded(gate, partials, arena, row_offsets, 0, gate_ranks, gate_scale, token, m < count, columns, I,
                             part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
-        up = add_expanded(up, planes, arena, places, gate_ranks, ranks, up_scale, token, m < count, columns, I,
+        up = add_expanded(up, partials, arena, row_offsets, gate_ranks, ranks, up_scale, token, m < count, columns, I,
                           part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
     tl.store(out + row * I + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)

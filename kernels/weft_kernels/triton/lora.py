@@ -24,7 +24,7 @@ import triton.language as tl
 
 from weft_kernels.triton.chunks import PER_ROW
 from weft_kernels.triton.dot import dot
-from weft_kernels.triton.tables import OWN, UNIT, SiteTables
+from weft_kernels.triton.tables import A_ROWS, UNIT, SiteTables
 
 BLOCK_R = 16  # ranks at a time: what a tensor core's tile has at least
 PROGRAMS_PER_SM = 2  # with fewer, too few loads are under way to fill the memory's pipes
@@ -33,11 +33,11 @@ MOST_PARTS = 32
 
 _PER_ROW = tl.constexpr(PER_ROW)
 _UNIT = tl.constexpr(UNIT)
-_OWN = tl.constexpr(OWN)
+_A_ROWS = tl.constexpr(A_ROWS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chunked:
+class ChunkTable:
     """A step's chunks on the device, int32 [C, 3] (`chunks.chunk_table`), and the most tokens of one."""
 
     table: torch.Tensor
@@ -48,10 +48,10 @@ class Chunked:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Planes:
+class PartialSums:
     """What a shrink leaves for the expand of the same site: fp32 [parts, T, ranks], valid until the next shrink.
 
-    Columns beyond an adapter's own ranks, and rows without an adapter, hold anything: nobody reads them.
+    Columns beyond an adapter's own ranks, and rows without an adapter, are undefined and never read.
     """
 
     tensor: torch.Tensor
@@ -62,26 +62,26 @@ class Planes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pending:
-    """An expand that is still to come: whoever reads the projection next adds it."""
+class DeferredExpand:
+    """An expand that the next kernel which reads the projection adds."""
 
-    planes: Planes
+    partials: PartialSums
     tables: SiteTables
 
     def arguments(self) -> dict[str, object]:
         """What a kernel with an expand in it takes, beside the chunks."""
-        planes, tables = self.planes, self.tables
+        partials, tables = self.partials, self.tables
         return {
-            "planes": planes.tensor, "arena": tables.arena, "ends": tables.ends, "scales": tables.scales,
-            "places": tables.b, "head_stride": tables.head_stride, "place_stride": tables.place_stride,
-            "part_stride": planes.tensor.stride(0), "r_stride": planes.tensor.stride(1), "PARTS": planes.parts,
-            "PARTS_UP": triton.next_power_of_2(planes.parts), "BLOCK_R": BLOCK_R,
+            "partials": partials.tensor, "arena": tables.arena, "ends": tables.ends, "scales": tables.scales,
+            "row_offsets": tables.b, "head_stride": tables.head_stride, "offset_stride": tables.offset_stride,
+            "part_stride": partials.tensor.stride(0), "r_stride": partials.tensor.stride(1), "PARTS": partials.parts,
+            "PARTS_UP": triton.next_power_of_2(partials.parts), "BLOCK_R": BLOCK_R,
         }  # fmt: skip
 
 
-NOTHING_PENDING: dict[str, object] = {
-    **dict.fromkeys(("planes", "arena", "ends", "scales", "places")),
-    **dict.fromkeys(("head_stride", "place_stride", "part_stride", "r_stride"), 0),
+NO_DEFERRED_EXPAND: dict[str, object] = {
+    **dict.fromkeys(("partials", "arena", "ends", "scales", "row_offsets")),
+    **dict.fromkeys(("head_stride", "offset_stride", "part_stride", "r_stride"), 0),
     "PARTS": 0, "PARTS_UP": 0, "BLOCK_R": BLOCK_R,
 }  # fmt: skip
 
@@ -97,27 +97,27 @@ def part_length(n_in: int, programs: int, sms: int) -> int:
     return triton.cdiv(triton.cdiv(n_in, parts), PART_STEP) * PART_STEP
 
 
-def shrink(planes: Planes, x: torch.Tensor, tables: SiteTables, chunked: Chunked) -> None:
+def shrink(partials: PartialSums, x: torch.Tensor, tables: SiteTables, chunked: ChunkTable) -> None:
     """planes[., t, r] = parts of x[t] . A[r] for every rank r of token t's adapter at this site. x [T, n_in].
 
     The number of planes says how many parts h_in is cut into: `cdiv(n_in, part_length(...))`.
     """
     n_in, slices = tables.shape.n_in, len(tables.shape.widths)
-    parts, tokens, stride = planes.tensor.shape
+    parts, tokens, stride = partials.tensor.shape
     assert x.shape[-1] == n_in, (x.shape, tables.shape)
     assert x.stride(-1) == 1, x.stride()
     assert stride >= tables.most_ranks, (stride, tables.most_ranks)
     length = triton.cdiv(n_in, parts)
     block_k = min(PART_STEP, max(16, triton.next_power_of_2(length)))
     _shrink[(parts, slices, len(chunked))](
-        planes.tensor, x, tables.arena, tables.ends, tables.a, chunked.table,
-        tables.head_stride, tables.place_stride, x.stride(0), tokens, stride,
+        partials.tensor, x, tables.arena, tables.ends, tables.a, chunked.table,
+        tables.head_stride, tables.offset_stride, x.stride(0), tokens, stride,
         N_IN=n_in, SLICES=slices, LENGTH=triton.cdiv(length, block_k) * block_k, BLOCK_M=chunked.block_m,
         BLOCK_K=block_k, TILE_K=min(block_k, 128), BLOCK_R=BLOCK_R, num_stages=3, **_options(chunked),
     )  # fmt: skip
 
 
-def expand(y: torch.Tensor, planes: Planes, tables: SiteTables, chunked: Chunked) -> None:
+def expand(y: torch.Tensor, partials: PartialSums, tables: SiteTables, chunked: ChunkTable) -> None:
     """y[t, columns of a slice] += scale * V[t, its ranks] B^T, V the sum of the planes. y [T, sum of the widths]."""
     widths = (*tables.shape.widths, 0, 0)[:3]
     assert y.shape[-1] == sum(widths), (y.shape, widths)
@@ -128,11 +128,11 @@ def expand(y: torch.Tensor, planes: Planes, tables: SiteTables, chunked: Chunked
     _expand[(tiles, len(chunked))](
         y, chunks=chunked.table, y_stride=y.stride(0), W0=widths[0], W1=widths[1], W2=widths[2],
         BLOCK_M=chunked.block_m, BLOCK_N=block_n, num_stages=2,
-        **Pending(planes, tables).arguments(), **_options(chunked),
+        **DeferredExpand(partials, tables).arguments(), **_options(chunked),
     )  # fmt: skip
 
 
-def _options(chunked: Chunked) -> dict[str, object]:
+def _options(chunked: ChunkTable) -> dict[str, object]:
     """Twice the threads where a tile has twice the rows: the accumulators have to stay in registers."""
     return {"num_warps": 8 if chunked.block_m >= 128 else 4, "enable_fp_fusion": True}
 
@@ -142,7 +142,7 @@ def _options(chunked: Chunked) -> dict[str, object]:
 
 @triton.jit(do_not_specialize=["n_tokens"])
 def _shrink(
-    planes, x, arena, ends, places, chunks, head_stride, place_stride, x_stride, n_tokens, r_stride,
+    partials, x, arena, ends, row_offsets, chunks, head_stride, offset_stride, x_stride, n_tokens, r_stride,
     N_IN: tl.constexpr, SLICES: tl.constexpr, LENGTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
     TILE_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
@@ -151,12 +151,12 @@ def _shrink(
     slot, t0, n = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
     if (slot < 0) | (n == 0):
         return
-    ranks = tl.load(ends + slot * head_stride + _OWN)
-    rows = places + slot.to(tl.int64) * place_stride
+    ranks = tl.load(ends + slot * head_stride + _A_ROWS)
+    rows = row_offsets + slot.to(tl.int64) * offset_stride
     for r0 in range(lane * BLOCK_R, ranks, SLICES * BLOCK_R):
         r = r0 + tl.arange(0, BLOCK_R)
         a = arena + tl.load(rows + r, mask=r < ranks, other=0).to(tl.int64) * _UNIT
-        out = planes + (part * n_tokens + t0).to(tl.int64) * r_stride + r
+        out = partials + (part * n_tokens + t0).to(tl.int64) * r_stride + r
         if n < _PER_ROW:
             for i in range(n):
                 token = x + (t0 + i).to(tl.int64) * x_stride
@@ -199,7 +199,7 @@ def _shrink_tile(
 
 @triton.jit
 def add_expanded(
-    y, planes, arena, rows, first_rank, last_rank, scale, tokens, live_tokens, columns, width, part_stride, r_stride,
+    y, partials, arena, rows, first_rank, last_rank, scale, tokens, live_tokens, columns, width, part_stride, r_stride,
     PARTS: tl.constexpr, PARTS_UP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """y [M, N] fp32 + scale * V[tokens, ranks of the slice] B^T[., columns]: an adapter's tile of one projection.
@@ -212,7 +212,7 @@ def add_expanded(
         live = r < last_rank
         b = arena + tl.load(rows + r, mask=live, other=0).to(tl.int64) * _UNIT
         b = tl.load(b[:, None] + columns[None, :], mask=live[:, None] & (columns < width)[None, :], other=0.0)
-        v = planes + tokens.to(tl.int64)[:, None] * r_stride + r[None, :]
+        v = partials + tokens.to(tl.int64)[:, None] * r_stride + r[None, :]
         if BLOCK_M == 1:
             p = tl.arange(0, PARTS_UP)
             parts = tl.load(
@@ -240,7 +240,7 @@ def slice_of(ends, scales, slot, head_stride, index):
 
 @triton.jit
 def _expand(
-    y, planes, arena, ends, scales, places, chunks, head_stride, place_stride, y_stride, part_stride, r_stride,
+    y, partials, arena, ends, scales, row_offsets, chunks, head_stride, offset_stride, y_stride, part_stride, r_stride,
     W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, PARTS: tl.constexpr, PARTS_UP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
@@ -256,27 +256,27 @@ def _expand(
     y += tl.multiple_of(tl.where(index == 0, 0, tl.where(index == 1, W0, W0 + W1)), 16)
     tile -= tl.where(index == 0, 0, tl.where(index == 1, T0, T0 + T1))
     first_rank, last_rank, scale = slice_of(ends, scales, slot, head_stride, index)
-    rows = places + slot.to(tl.int64) * place_stride
+    rows = row_offsets + slot.to(tl.int64) * offset_stride
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     if first_rank < last_rank:
         if n < _PER_ROW:
             for i in range(n):
-                _expand_tile(y, planes, arena, rows, first_rank, last_rank, scale, t0 + i, 1, columns, width, y_stride,
-                             part_stride, r_stride, PARTS, PARTS_UP, 1, BLOCK_R)  # fmt: skip
+                _expand_tile(y, partials, arena, rows, first_rank, last_rank, scale, t0 + i, 1, columns, width,
+                             y_stride, part_stride, r_stride, PARTS, PARTS_UP, 1, BLOCK_R)  # fmt: skip
         else:
-            _expand_tile(y, planes, arena, rows, first_rank, last_rank, scale, t0, n, columns, width, y_stride,
+            _expand_tile(y, partials, arena, rows, first_rank, last_rank, scale, t0, n, columns, width, y_stride,
                          part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
 
 
 @triton.jit
 def _expand_tile(
-    y, planes, arena, rows, first_rank, last_rank, scale, t0, n, columns, width, y_stride, part_stride, r_stride,
+    y, partials, arena, rows, first_rank, last_rank, scale, t0, n, columns, width, y_stride, part_stride, r_stride,
     PARTS: tl.constexpr, PARTS_UP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     m = tl.arange(0, BLOCK_M)
     here = y + (t0 + m).to(tl.int64)[:, None] * y_stride + columns[None, :]
     live = (m < n)[:, None] & (columns < width)[None, :]
     out = tl.load(here, mask=live, other=0.0).to(tl.float32)
-    out = add_expanded(out, planes, arena, rows, first_rank, last_rank, scale, t0 + m, m < n, columns, width,
+    out = add_expanded(out, partials, arena, rows, first_rank, last_rank, scale, t0 + m, m < n, columns, width,
                        part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
     tl.store(here, out.to(y.dtype.element_ty), mask=live)

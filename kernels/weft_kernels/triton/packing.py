@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft_kernels.triton.tables import OWN, UNIT, Entry, Layout, empty_entry, units
+from weft_kernels.triton.tables import A_ROWS, UNIT, Layout, SlotEntry, empty_entry, units
 
 
 class Projection(NamedTuple):
@@ -34,37 +34,37 @@ Adapter = Sequence[
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Image:
+class PackedImage:
     """Where an adapter's rows lie in its image.
 
-    `entry.places` count from the image's begin; `ends[layer]` is the first page that layers up to it do not need.
+    `entry.row_offsets` count from the image's begin; `ends[layer]` is the first page that layers up to it do not need.
     """
 
-    entry: Entry
+    entry: SlotEntry
     n_pages: int
     page_units: int
     ends: tuple[int, ...]
 
-    def on_pages(self, pages: Sequence[int]) -> Entry:
+    def on_pages(self, pages: Sequence[int]) -> SlotEntry:
         """The entry of this adapter in the first of these pages of the arena."""
         assert len(pages) >= self.n_pages, (len(pages), self.n_pages)
-        page, offset = divmod(self.entry.places.numpy(), self.page_units)
-        places = np.asarray(pages or [0], np.int64)[page] * self.page_units + offset
-        assert places.max(initial=0) < 2**31, "the arena is larger than places can tell"
-        return Entry(self.entry.ends, self.entry.scales, torch.from_numpy(places.astype(np.int32)))
+        page, offset = divmod(self.entry.row_offsets.numpy(), self.page_units)
+        row_offsets = np.asarray(pages or [0], np.int64)[page] * self.page_units + offset
+        assert row_offsets.max(initial=0) < 2**31, "the arena is larger than 32-bit offsets can address"
+        return SlotEntry(self.entry.ends, self.entry.scales, torch.from_numpy(row_offsets.astype(np.int32)))
 
 
-def plan_image(adapter: Adapter, layout: Layout, page_units: int) -> Image:
+def plan_image(adapter: Adapter, layout: Layout, page_units: int) -> PackedImage:
     """Where every row goes. Ranks are at most `layout.max_rank`, a row at most a page."""
     entry, cursor, ends = empty_entry(layout), _Cursor(page_units), list[int]()
     for layer, sites in enumerate(adapter):
         for site, projections in enumerate(sites):
             _plan_site(entry, cursor, layout, layer, site, projections)
         ends.append(cursor.n_pages)
-    return Image(entry, cursor.n_pages, page_units, tuple(ends))
+    return PackedImage(entry, cursor.n_pages, page_units, tuple(ends))
 
 
-def fill_layer(pages: Sequence[torch.Tensor], plan: Image, adapter: Adapter, layout: Layout, layer: int) -> None:
+def fill_layer(pages: Sequence[torch.Tensor], plan: PackedImage, adapter: Adapter, layout: Layout, layer: int) -> None:
     """Write a layer's rows into the image's pages (each [page elements]), in their dtype."""
     for site, projections in enumerate(adapter[layer]):
         a, b = _site_places(plan.entry, layout, layer, site)
@@ -89,19 +89,19 @@ class _Cursor:
     def take(self, count: int, length: int) -> npt.NDArray[np.int64]:
         """Places of so many rows of `length` units."""
         assert length <= self._page_units, (length, self._page_units)
-        places = np.empty(count, np.int64)
+        row_offsets = np.empty(count, np.int64)
         done = 0
         while done < count:
             here = min(count - done, (self._page_units - self._at % self._page_units) // length)
-            places[done : done + here] = self._at + length * np.arange(here)
+            row_offsets[done : done + here] = self._at + length * np.arange(here)
             done, self._at = done + here, self._at + here * length
             if done < count:
                 self._at = -(-self._at // self._page_units) * self._page_units
-        return places
+        return row_offsets
 
 
 def _plan_site(
-    entry: Entry, cursor: _Cursor, layout: Layout, layer: int, site: int, projections: Sequence[Projection]
+    entry: SlotEntry, cursor: _Cursor, layout: Layout, layer: int, site: int, projections: Sequence[Projection]
 ) -> None:
     a, b = _site_places(entry, layout, layer, site)
     shape, at_a, at_b = layout.sites[site], 0, 0
@@ -115,25 +115,25 @@ def _plan_site(
             at_a, at_b = at_a + own, at_b + rank
             entry.scales[layer, site, index] = projection.scale
         entry.ends[layer, site, index] = at_b
-    entry.ends[layer, site, OWN] = at_a
+    entry.ends[layer, site, A_ROWS] = at_a
 
 
-def _site_places(entry: Entry, layout: Layout, layer: int, site: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _site_places(entry: SlotEntry, layout: Layout, layer: int, site: int) -> tuple[torch.Tensor, torch.Tensor]:
     first = layout.first(site) * layout.max_rank
-    a, b = entry.places[layer, :, first : first + layout.most_ranks(site)]
+    a, b = entry.row_offsets[layer, :, first : first + layout.most_ranks(site)]
     return a, b
 
 
-def _fill(pages: Sequence[torch.Tensor], page_units: int, places: torch.Tensor, rows: torch.Tensor) -> None:
+def _fill(pages: Sequence[torch.Tensor], page_units: int, row_offsets: torch.Tensor, rows: torch.Tensor) -> None:
     """Rows [r, n] to their places; those that follow each other in one copy."""
     length = units(rows.shape[1])
-    for first, last in _runs(places.numpy(), length, page_units):
-        page, start = divmod(int(places[first]), page_units)
+    for first, last in _runs(row_offsets.numpy(), length, page_units):
+        page, start = divmod(int(row_offsets[first]), page_units)
         run = pages[page][start * UNIT : (start + (last - first) * length) * UNIT]
         run.view(-1, length * UNIT)[:, : rows.shape[1]].copy_(rows[first:last])
 
 
-def _runs(places: npt.NDArray[np.int32], length: int, page_units: int) -> Iterator[tuple[int, int]]:
+def _runs(row_offsets: npt.NDArray[np.int32], length: int, page_units: int) -> Iterator[tuple[int, int]]:
     """[first, last) of rows that follow each other on one page."""
-    breaks = np.flatnonzero((np.diff(places) != length) | np.diff(places // page_units).astype(bool)) + 1
-    return itertools.pairwise(sorted({0, *breaks.tolist(), len(places)}))
+    breaks = np.flatnonzero((np.diff(row_offsets) != length) | np.diff(row_offsets // page_units).astype(bool)) + 1
+    return itertools.pairwise(sorted({0, *breaks.tolist(), len(row_offsets)}))

@@ -1,5 +1,5 @@
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
-"""Tokens chosen on the device: `argmax`, and `Sampler.draw`, the same tokens as the choosers on the host, bit for bit.
+"""Tokens sampled on the device: `argmax`, and `Sampler.draw`, the same tokens as the samplers on the host, bit for bit.
 
 What is drawn is stated in `weft_runner.model.sampling`: a token's mass is a whole number, round(2^b * exp((x - largest)
 / temperature)), with an exp made of float64 multiplications and additions in a fixed order. So here: nothing is

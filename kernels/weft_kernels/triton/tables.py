@@ -1,9 +1,9 @@
 """Where each slot's adapter lies on the device: what shrink and expand look up.
 
 An adapter is rows: of A [h_in] and of B transposed [h_out], one of each for every rank of every projection. Each row
-lies in one piece somewhere in one tensor, the *arena* (the KV cache: adapters live in pages that the page book lends
-them, after S-LoRA's unified paging, arXiv 2311.03285, section 5.1, but for every projection and at true ranks). So an
-adapter needs no room of a fixed size, nothing is padded to a largest rank, and ranks may differ from module to module.
+is contiguous in one tensor, the *arena* (the KV cache: adapters live in pages that the page table allocates to them,
+after S-LoRA's unified paging, arXiv 2311.03285, section 5.1, but for every projection and at true ranks). So an adapter
+needs no memory of a fixed size, nothing is padded to a largest rank, and ranks may differ from module to module.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ import torch
 
 UNIT = 64  # elements: rows begin at multiples of it, so that every load of 16 bytes is aligned
 SLICES = 3  # most projections of one site: q, k and v
-HEAD = 4  # numbers of a site's head: where each slice's ranks end, and how many rows of A are here
-OWN = 3  # place of the last one
+HEADER = 4  # numbers of a site's head: where each slice's ranks end, and how many rows of A are here
+A_ROWS = 3  # place of the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +52,23 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
+class SlotEntry:
     """One adapter's place, on the host, for `LoraTables.put`."""
 
     ends: torch.Tensor  # int32 [L, sites, HEAD]: where each slice's ranks end in the site's stack; rows of A
     scales: torch.Tensor  # fp32 [L, sites, HEAD]
-    places: (
+    row_offsets: (
         torch.Tensor
     )  # int32 [L, 2, projections * max_rank], of rows of A, of rows of B^T: units from the arena's begin
 
 
-def empty_entry(layout: Layout) -> Entry:
+def empty_entry(layout: Layout) -> SlotEntry:
     """An adapter that touches nothing."""
-    heads = (layout.layers, len(layout.sites), HEAD)
-    places = (layout.layers, 2, layout.projections * layout.max_rank)
-    return Entry(torch.zeros(heads, dtype=torch.int32), torch.zeros(heads), torch.zeros(places, dtype=torch.int32))
+    heads = (layout.layers, len(layout.sites), HEADER)
+    row_offsets = (layout.layers, 2, layout.projections * layout.max_rank)
+    return SlotEntry(
+        torch.zeros(heads, dtype=torch.int32), torch.zeros(heads), torch.zeros(row_offsets, dtype=torch.int32)
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +88,7 @@ class SiteTables:
         return self.ends.stride(0)
 
     @property
-    def place_stride(self) -> int:
+    def offset_stride(self) -> int:
         return self.a.stride(0)
 
 
@@ -97,33 +99,33 @@ class LoraTables:
         assert arena.is_contiguous(), arena.shape
         self.arena, self.layout, self.slots = arena, layout, slots
         blank = empty_entry(layout)
-        self.ends, self.scales, self.places = (
+        self.ends, self.scales, self.row_offsets = (
             torch.zeros((slots, *part.shape), dtype=part.dtype, device=arena.device)
-            for part in (blank.ends, blank.scales, blank.places)
+            for part in (blank.ends, blank.scales, blank.row_offsets)
         )
         self._sites = [[self._site(layer, site) for site in range(len(layout.sites))] for layer in range(layout.layers)]
 
     def at(self, layer: int, site: int) -> SiteTables:
         return self._sites[layer][site]
 
-    def put(self, slot: int, entry: Entry) -> None:
+    def put(self, slot: int, entry: SlotEntry) -> None:
         """In stream order: steps that were launched before still see what was there."""
         for table, part in self._parts(entry):
             table[slot].copy_(part, non_blocking=True)
 
     def clear(self, slot: int) -> None:
-        """A slot without ranks: whoever names it adds nothing."""
+        """A slot without ranks: segments that name it add nothing."""
         self.ends[slot].zero_()
 
     def _site(self, layer: int, site: int) -> SiteTables:
         first, most = self.layout.first(site) * self.layout.max_rank, self.layout.most_ranks(site)
-        a, b = (self.places[:, layer, half, first : first + most] for half in (0, 1))
+        a, b = (self.row_offsets[:, layer, half, first : first + most] for half in (0, 1))
         return SiteTables(
             self.layout.sites[site], most, self.arena, self.ends[:, layer, site], self.scales[:, layer, site], a, b
         )
 
-    def _parts(self, entry: Entry) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
-        return (self.ends, entry.ends), (self.scales, entry.scales), (self.places, entry.places)
+    def _parts(self, entry: SlotEntry) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
+        return (self.ends, entry.ends), (self.scales, entry.scales), (self.row_offsets, entry.row_offsets)
 
 
 def units(elements: int) -> int:

@@ -17,9 +17,9 @@ import pytest
 
 from harness import processes
 from harness.small_native import compiler_script, compiler_stub, small_sources
-from weft_kernels.cpu import cache as caching
+from weft_kernels.cpu import build_cache as caching
 from weft_kernels.cpu.build import CHECKSUM, LIBRARY
-from weft_kernels.cpu.cache import KEPT, Cache, PlaceUnusable, caches, key, untrusted, whole
+from weft_kernels.cpu.build_cache import KEPT, Cache, FolderUnusable, cache_folders, is_intact, key, untrusted_reason
 from weft_kernels.cpu.compiler import Compiler, find_compiler
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.sources import Sources
@@ -74,7 +74,7 @@ def cache(tmp_path: Path) -> Cache:
 
 def test_the_first_builds_and_the_second_calls_no_compiler(what: Sources, cache: Cache, counting: Counting):
     first = cache.get(what, counting.compiler)
-    assert whole(first)
+    assert is_intact(first)
     shutil.rmtree(what.folder / "none", ignore_errors=True)
     assert cache.get(what, Compiler(counting.compiler.command, counting.compiler.version)) == first
     assert counting.builds() == 1
@@ -121,7 +121,7 @@ def test_a_broken_entry_is_built_again(what: Sources, cache: Cache, counting: Co
             checksum.unlink()
         case _:
             checksum.write_bytes(b"\xff\xfe")
-    assert not whole(library)
+    assert not is_intact(library)
     assert cache.get(what, counting.compiler) == library
     assert library.read_bytes() == good
     assert counting.builds() == 2
@@ -134,7 +134,7 @@ def test_what_a_killed_process_left_behind_is_removed(what: Sources, cache: Cach
         folder.mkdir()
         (folder / "common.o").write_text("half an object")
     first.unlink()
-    assert whole(cache.get(what, counting.compiler))
+    assert is_intact(cache.get(what, counting.compiler))
     assert [folder for folder in left if folder.exists()] == []
 
 
@@ -168,7 +168,7 @@ def test_a_lock_is_waited_for_no_longer_than_a_build_may_take(
         cache.get(what, counting.compiler, limit_s=0.2)
     assert sum("waiting" in record.message for record in caplog.records) == 1
     assert counting.builds() == 0
-    assert whole(cache.get(what, counting.compiler)), "the lock was given back"
+    assert is_intact(cache.get(what, counting.compiler)), "the lock was given back"
 
 
 def test_a_failed_build_leaves_nothing_and_the_next_one_may_succeed(what: Sources, cache: Cache, real: Counting):
@@ -178,7 +178,7 @@ def test_a_failed_build_leaves_nothing_and_the_next_one_may_succeed(what: Source
         cache.get(what, real.compiler)
     assert [file.name for file in cache.folder.iterdir()] == ["lock"]
     (what.folder / "common.cpp").write_text(text)
-    assert whole(cache.get(what, real.compiler))
+    assert is_intact(cache.get(what, real.compiler))
 
 
 def test_the_oldest_entries_go(what: Sources, cache: Cache, counting: Counting):
@@ -199,7 +199,7 @@ def test_a_folder_of_somebody_else_is_refused_whatever_lies_in_it(what: Sources,
     if os.geteuid() == 0:  # root's folders are trusted by all: give them to a third
         for folder in (library.parent, cache.folder):
             os.chown(folder, 4711, 4711)
-    with pytest.raises(PlaceUnusable, match="belongs to user"):
+    with pytest.raises(FolderUnusable, match="belongs to user"):
         other.get(what, counting.compiler)
     assert counting.builds() == 1
 
@@ -211,14 +211,14 @@ def test_a_folder_that_others_can_write_to_is_refused(
 ):
     cache.get(what, counting.compiler)
     (cache.folder, *cache.folder.parents)[which].chmod(mode)
-    with pytest.raises(PlaceUnusable, match=rf"can be written to by others \(mode {mode:o}\)"):
+    with pytest.raises(FolderUnusable, match=rf"can be written to by others \(mode {mode:o}\)"):
         cache.get(what, counting.compiler)
 
 
 def test_a_sticky_folder_such_as_tmp_may_be_on_the_way(what: Sources, cache: Cache, counting: Counting):
     cache._prepare()
     cache.folder.parents[1].chmod(0o1777)
-    assert whole(cache.get(what, counting.compiler))
+    assert is_intact(cache.get(what, counting.compiler))
 
 
 def test_somebody_elses_link_is_refused_and_ones_own_is_followed(
@@ -228,21 +228,21 @@ def test_somebody_elses_link_is_refused_and_ones_own_is_followed(
     real.mkdir(mode=0o700)
     cache.folder.parents[1].mkdir(mode=0o700)
     cache.folder.parent.symlink_to(real)
-    assert whole(cache.get(what, counting.compiler))
+    assert is_intact(cache.get(what, counting.compiler))
     real.chmod(0o777)
-    with pytest.raises(PlaceUnusable, match="elsewhere can be written to by others"):
+    with pytest.raises(FolderUnusable, match="elsewhere can be written to by others"):
         cache.get(what, counting.compiler)
     status = cache.folder.parent.lstat()
-    assert untrusted(status, os.geteuid()) is None
+    assert untrusted_reason(status, os.geteuid()) is None
     if os.geteuid() == 0:
         os.lchown(cache.folder.parent, 4711, 4711)
-        with pytest.raises(PlaceUnusable, match="belongs to user 4711"):
+        with pytest.raises(FolderUnusable, match="belongs to user 4711"):
             cache.get(what, counting.compiler)
 
 
 def test_a_place_that_cannot_be_made_says_so(what: Sources, counting: Counting, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(PlaceUnusable, match=r"cannot be made: (Not a directory|File exists)"):
+    with pytest.raises(FolderUnusable, match=r"cannot be made: (Not a directory|File exists)"):
         Cache(tmp_path / "file" / "weft" / "kernels", os.geteuid()).get(what, counting.compiler)
 
 
@@ -251,7 +251,7 @@ def test_a_full_disk_is_no_crash(what: Sources, cache: Cache, counting: Counting
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(caching, "build", full)
-    with pytest.raises(PlaceUnusable, match="cannot be written to: No space left on device"):
+    with pytest.raises(FolderUnusable, match="cannot be written to: No space left on device"):
         cache.get(what, counting.compiler)
 
 
@@ -259,7 +259,7 @@ def test_places_are_the_users_cache_and_then_the_temporary_folder():
     temporary = Path("/t") / f"weft-{os.geteuid()}" / "kernels"
 
     def places(**environment: str) -> list[Path]:
-        return [place.folder for place in caches({"TMPDIR": "/t", **environment})]
+        return [place.folder for place in cache_folders({"TMPDIR": "/t", **environment})]
 
     assert places(XDG_CACHE_HOME="/c", HOME="/h") == [Path("/c/weft/kernels"), temporary]
     assert places(HOME="/h") == [Path("/h/.cache/weft/kernels"), temporary]
@@ -272,4 +272,4 @@ def test_where_there_is_no_temporary_folder_at_all_one_place_is_left(monkeypatch
         raise FileNotFoundError(2, "No usable temporary directory found")
 
     monkeypatch.setattr("tempfile.gettempdir", none_usable)
-    assert [place.folder for place in caches({"HOME": "/h"})] == [Path("/h/.cache/weft/kernels")]
+    assert [place.folder for place in cache_folders({"HOME": "/h"})] == [Path("/h/.cache/weft/kernels")]

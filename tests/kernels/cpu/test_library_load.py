@@ -13,7 +13,7 @@ import pytest
 from harness.small_native import compiler_script, small_sources
 from harness.waiting import PATIENCE_S
 from weft_kernels.cpu.build import CHECKSUM, LIBRARY, build
-from weft_kernels.cpu.cache import caches
+from weft_kernels.cpu.build_cache import cache_folders
 from weft_kernels.cpu.compiler import find_compiler
 from weft_kernels.cpu.errors import CallRefused, LevelUnusable, NativeUnavailable
 from weft_kernels.cpu.library import LEVEL_VARIABLE, Library, load
@@ -136,7 +136,7 @@ def test_a_library_that_the_system_does_not_load_is_sought_in_the_next_place(wha
     """As on a file system that is mounted noexec: the file is whole, and still cannot be loaded."""
     told = environment(tmp_path / "home", TMPDIR=str(tmp_path / "temporary"))
     one_level = Sources(what.folder, "aarch64")
-    places = [place.get(one_level, find_compiler(told)) for place in caches(told)]
+    places = [place.get(one_level, find_compiler(told)) for place in cache_folders(told)]
     not_loadable(places[0])
     assert load(what=one_level, packaged=ABSENT, environment=told).path == places[1]
 
@@ -144,7 +144,7 @@ def test_a_library_that_the_system_does_not_load_is_sought_in_the_next_place(wha
 def test_where_no_place_can_be_loaded_from_every_one_is_named(what: Sources, tmp_path: Path):
     told = environment(tmp_path / "home", TMPDIR=str(tmp_path / "temporary"))
     one_level = Sources(what.folder, "aarch64")
-    places = [place.get(one_level, find_compiler(told)) for place in caches(told)]
+    places = [place.get(one_level, find_compiler(told)) for place in cache_folders(told)]
     for place in places:
         not_loadable(place)
     with pytest.raises(NativeUnavailable) as refused:

@@ -78,7 +78,7 @@ def test_levels_stand_in_the_order_of_the_header(tmp_path: Path):
 
 
 def test_every_function_of_the_header_is_declared():
-    ours = {name for name in SIGNATURES if name not in ("weft_source_hash", "weft_compiled_levels")}  # stamp.cpp's
+    ours = {name for name in SIGNATURES if name not in ("weft_source_hash", "weft_compiled_levels")}  # version.cpp's
     assert ours == set(FUNCTIONS)
 
 

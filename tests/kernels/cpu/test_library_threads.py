@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_kernels.cpu.threads import cpu_quota, quotas
+from weft_kernels.cpu.threads import cgroup_cpu_limits, cpu_quota
 
 
 class Tree:
@@ -127,7 +127,7 @@ def test_never_more_than_any_level_grants_and_never_none(
         tree.v2(path, "max 100000" if level is None else f"{level[0]} {level[1]}")
     tree.member_of(f"0::{path or '/'}")
     granted = [quota / period for quota, period in filter(None, levels)]
-    assert sorted(quotas(tree.mount, tree.membership)) == sorted(granted)
+    assert sorted(cgroup_cpu_limits(tree.mount, tree.membership)) == sorted(granted)
     cpus = tree.cpus(allowed)
     assert 1 <= cpus <= allowed
     assert all(cpus <= max(1.0, grant) for grant in granted)

@@ -87,7 +87,7 @@ def test_a_wheel_with_kernels_is_for_one_platform_and_any_python(wheel: Path):
 
 
 def test_sources_travel_too_so_that_the_library_can_be_told_from_a_stale_one(wheel: Path):
-    assert {"weft_kernels/cpu/src/weft_cpu.h", "weft_kernels/cpu/src/stamp.cpp"} <= names(wheel)
+    assert {"weft_kernels/cpu/src/weft_cpu.h", "weft_kernels/cpu/src/version.cpp"} <= names(wheel)
 
 
 def test_it_is_built_outside_of_the_source_tree(wheel: Path, project: Path):

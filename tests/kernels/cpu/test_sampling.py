@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from weft_kernels.cpu.errors import CallRefused, NativeUnavailable
 from weft_kernels.cpu.library import Library, load
-from weft_kernels.cpu.sampling import CHOICE, DRAW, MAX_TOP, Sampler
+from weft_kernels.cpu.sampling import MAX_TOP, SAMPLED, SAMPLING_ARGS, Sampler
 from weft_kernels.cpu.sources import LEVELS, SOURCES
 from weft_runner.core.choice import Choice
 from weft_runner.core.sequence import MAX_TOP_LOGPROBS, Sampling
@@ -170,17 +170,17 @@ def test_what_lies_between_and_behind_the_rows_is_not_read(choosers):
 
 def test_the_workspace_is_all_that_is_written_and_what_it_held_does_not_matter(library):
     native, vocab = library.native, 1000
-    size = native.weft_choose_workspace_bytes(vocab)
+    size = native.weft_sample_workspace_bytes(vocab)
     logits = np.random.default_rng(0).normal(size=(3, vocab)).astype(np.float32)
-    draws = np.zeros(3, DRAW)
+    draws = np.zeros(3, SAMPLING_ARGS)
     draws["temperature"], draws["top_p"], draws["n_top"], draws["seed"] = 1.0, 0.95, 20, (1, 2, 3)
     results = []
     for filling in (0, 255):
         memory = np.full(size + 128, filling, np.uint8)
         start = -memory.ctypes.data % 64 + 64
         memory[:start], memory[start + size :] = 7, 7
-        out = np.zeros(4, CHOICE)
-        assert not native.weft_choose(
+        out = np.zeros(4, SAMPLED)
+        assert not native.weft_sample(
             library.level_number, logits.ctypes.data, vocab, vocab, 3, draws.ctypes.data, out.ctypes.data,
             memory.ctypes.data + start, size,
         )  # fmt: skip
@@ -209,7 +209,7 @@ def test_inputs_stay_as_they_are(choosers):
 )
 def test_a_draw_that_makes_no_sense_is_refused_before_anything_is_read(library, field, value):
     sampler = Sampler(library.native, library.level_number)
-    draws = np.zeros(2, DRAW)
+    draws = np.zeros(2, SAMPLING_ARGS)
     draws[field][1] = value
     with pytest.raises(CallRefused, match="out of bounds"):
         sampler.sample(0, 10, 10, 2, draws)
@@ -224,8 +224,8 @@ def test_sizes_that_make_no_sense_are_refused(library, stride, vocab, rows):
 def test_a_small_workspace_and_an_unknown_level_are_refused(library):
     native = library.native
     Sampler(native, 0)
-    size = native.weft_choose_workspace_bytes(100)
-    assert native.weft_choose(0, 0, 100, 100, 1, None, 0, 0, size - 1) == -3
+    size = native.weft_sample_workspace_bytes(100)
+    assert native.weft_sample(0, 0, 100, 100, 1, None, 0, 0, size - 1) == -3
     for level in (-1, len(NUMBERS)):
         with pytest.raises(CallRefused, match="level"):
             Sampler(native, level).sample(0, 10, 10, 1)
@@ -238,7 +238,7 @@ def test_the_mirrors_are_the_structs_of_the_header(tmp_path: Path):
     if shutil.which("g++") is None:
         pytest.skip("no g++: apt-get install g++")
     lines, ours = [], []
-    for struct, mirror in (("weft_draw", DRAW), ("weft_choice", CHOICE)):
+    for struct, mirror in (("weft_draw", SAMPLING_ARGS), ("weft_sampled", SAMPLED)):
         assert mirror.fields is not None
         lines.append(f'printf("%zu\\n", sizeof({struct}));')
         ours.append(mirror.itemsize)
@@ -250,15 +250,17 @@ def test_the_mirrors_are_the_structs_of_the_header(tmp_path: Path):
     subprocess.run(["g++", "-std=c++17", source, "-o", tmp_path / "ask"], check=True)
     answer = subprocess.run([tmp_path / "ask"], check=True, capture_output=True, text=True).stdout
     assert [int(line) for line in answer.split()] == ours
-    assert all(earlier < later for earlier, later in pairwise(ours[1 : 1 + len(DRAW)])), "in the header's order"
+    assert all(earlier < later for earlier, later in pairwise(ours[1 : 1 + len(SAMPLING_ARGS)])), (
+        "in the header's order"
+    )
 
 
 def test_the_mirrors_leave_no_field_out():
     text = re.sub(r"//.*", "", HEADER.read_text())
     bodies = {name: body for body, name in re.findall(r"typedef struct \{([^}]*)\} (\w+);", text)}
-    for struct, mirror in (("weft_draw", DRAW), ("weft_choice", CHOICE)):
+    for struct, mirror in (("weft_draw", SAMPLING_ARGS), ("weft_sampled", SAMPLED)):
         names = re.findall(r"(\w+)(?:\[\w+\])?\s*[,;]", bodies[struct])
         assert tuple(names) == mirror.names
     assert f"#define WEFT_MAX_TOP {MAX_TOP}" in text
     assert MAX_TOP == MAX_TOP_LOGPROBS
-    assert ctypes.sizeof(ctypes.c_void_p) == DRAW["shifted"].itemsize
+    assert ctypes.sizeof(ctypes.c_void_p) == SAMPLING_ARGS["shifted"].itemsize

@@ -9,7 +9,7 @@ import triton
 from weft_kernels.plan import plan_rows
 from weft_kernels.triton.chunks import NO_SLOT, PER_ROW, chunk_table
 from weft_kernels.triton.fused import add_norm, embed, rope_write, silu_mul
-from weft_kernels.triton.lora import Chunked
+from weft_kernels.triton.lora import ChunkTable
 from weft_runner.model.rope import rotate
 
 # What fp64 of the same inputs may differ by: the rounding of what is stored (a device rounds to the nearest, the
@@ -138,7 +138,7 @@ def rope_case(step: str, family: Heads, dtype: torch.dtype, block_m: int, layer:
         put(layout.table),
         put(layout.pages),
         put(layout.row_of),
-        Chunked(layout.chunks.to(device), block_m),
+        ChunkTable(layout.chunks.to(device), block_m),
         cos_sin.to(device),
         layer=layer,
         q_norm=None if q_norm is None else q_norm.to(device),
@@ -194,7 +194,7 @@ def test_silu_mul_gates(inner: int, block_m: int, dtype: torch.dtype, device: to
     chunks = torch.tensor([[NO_SLOT, at, size] for at, size in zip(first, sizes, strict=True)], dtype=torch.int32)
     before = torch.randn(30, inner).to(dtype)
     out = before.to(device, copy=True)
-    silu_mul(out, gate_up.to(device), Chunked(chunks.to(device), block_m))
+    silu_mul(out, gate_up.to(device), ChunkTable(chunks.to(device), block_m))
 
     gate, up = gate_up[: sum(sizes)].double().chunk(2, dim=1)
     assert_close(out[: sum(sizes)], torch.nn.functional.silu(gate) * up)
@@ -205,7 +205,7 @@ def test_silu_mul_gates(inner: int, block_m: int, dtype: torch.dtype, device: to
 def test_silu_mul_takes_chunks_of_every_size(count: int, device: torch.device) -> None:
     gate_up, out = torch.randn(22, 32), torch.full((22, 16), 7.0, device=device)
     chunks = torch.tensor([[NO_SLOT, 1, count]], dtype=torch.int32, device=device)
-    silu_mul(out, gate_up.to(device), Chunked(chunks, 32))
+    silu_mul(out, gate_up.to(device), ChunkTable(chunks, 32))
     gate, up = gate_up[1 : 1 + count].double().chunk(2, dim=1)
     assert_close(out[1 : 1 + count], torch.nn.functional.silu(gate) * up)
     assert (out[0] == 7.0).all()

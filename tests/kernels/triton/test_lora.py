@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from weft_kernels.plan import plan_rows
 from weft_kernels.triton.chunks import NO_SLOT, PER_ROW, chunk_table
-from weft_kernels.triton.lora import Chunked, Planes, expand, part_length, shrink
+from weft_kernels.triton.lora import ChunkTable, PartialSums, expand, part_length, shrink
 from weft_kernels.triton.packing import Adapter, Projection, fill_layer, plan_image
 from weft_kernels.triton.tables import UNIT, Layout, LoraTables, SiteShape
 
@@ -84,9 +84,9 @@ def run(
     before, expected = y.clone(), dense(y, x, loaded, row_slots, layer, site)
     table = torch.from_numpy(chunk_table(plan_rows(row_slots, dict.fromkeys(range(len(loaded.adapters)), 1)), block_m))
     table = torch.cat([table, torch.zeros(pad, 3, dtype=torch.int32)])
-    planes = Planes(torch.full((parts, len(row_slots), LAYOUT.most_ranks(site)), math.nan))
-    shrink(planes, x, loaded.tables.at(layer, site), Chunked(table, block_m))
-    expand(y, planes, loaded.tables.at(layer, site), Chunked(table, block_m))
+    partials = PartialSums(torch.full((parts, len(row_slots), LAYOUT.most_ranks(site)), math.nan))
+    shrink(partials, x, loaded.tables.at(layer, site), ChunkTable(table, block_m))
+    expand(y, partials, loaded.tables.at(layer, site), ChunkTable(table, block_m))
     return y, expected, before
 
 

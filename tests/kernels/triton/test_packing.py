@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_kernels.triton.packing import Adapter, Image, Projection, fill_layer, plan_image
+from weft_kernels.triton.packing import Adapter, PackedImage, Projection, fill_layer, plan_image
 from weft_kernels.triton.tables import UNIT, Layout, SiteShape, units
 
 LAYOUT = Layout(2, (SiteShape(80, (48, 16, 16)), SiteShape(64, (128,))), max_rank=9)
@@ -27,14 +27,14 @@ def made(ranks: list[int | None]) -> Adapter:
     return [[site(shape) for shape in LAYOUT.sites] for _ in range(LAYOUT.layers)]
 
 
-def placed(adapter: Adapter, plan: Image) -> Iterator[tuple[int, torch.Tensor]]:
+def placed(adapter: Adapter, plan: PackedImage) -> Iterator[tuple[int, torch.Tensor]]:
     """(place, row) of all rows of A and of B transposed."""
     for layer, sites in enumerate(adapter):
         for index, projections in enumerate(sites):
             first = LAYOUT.first(index) * LAYOUT.max_rank
-            for half, places in enumerate(plan.entry.places[layer, :, first:].tolist()):
+            for half, row_offsets in enumerate(plan.entry.row_offsets[layer, :, first:].tolist()):
                 rows = [row for p in projections for row in (p.b.t() if half else p.a)]
-                yield from zip(places, rows, strict=False)
+                yield from zip(row_offsets, rows, strict=False)
 
 
 @given(RANKS, st.integers(2, 7))

@@ -84,7 +84,7 @@ static void matmul_as(weft::Team& team, const weft_matrix& w, const From* from, 
 #if WEFT_LEVEL == 4
         shape_for_matrix(n);
 #endif
-        Ahead nothing;
+        Prefetch nothing;
         product<Kind>(w, x + row * stride, stride, n, span, panel, me.scratch() + kPanelBytes, nothing);
         for (int i = 0; i < n; i++) std::memcpy(y + int64_t(row + i) * w.n_out + 16 * span.group, panel + i * kUnitColumns, sizeof(float) * columns);
       }
@@ -136,7 +136,7 @@ static double peak_seconds(weft::Team& team, int64_t blocks) {
     float* y = reinterpret_cast<float*>(memory + 16384);
     const char* w = memory + 8192;
 #if WEFT_LEVEL == 4
-    Ahead nothing;
+    Prefetch nothing;
     shape_for_matrix(32);
     tiles_32x32<false>(x, 32, w, 1, y, 32, false, nothing);
     for (int64_t i = 0; i < blocks; i += 4) {

@@ -69,23 +69,23 @@ static inline void widen(const char* from, char* to, int blocks) {
   }
 }
 
-static inline void tiles_of_int8(const uint16_t* x, ptrdiff_t xs, int rows, const char* data, ptrdiff_t group_bytes, const Span& span, int blocks, float* y, char* widened, Ahead& ahead) {
+static inline void tiles_of_int8(const uint16_t* x, ptrdiff_t xs, int rows, const char* data, ptrdiff_t group_bytes, const Span& span, int blocks, float* y, char* widened, Prefetch& prefetch) {
   for (int k = 0; k < blocks; k += kWidenedBlocks) {
     const int n = blocks - k < kWidenedBlocks ? blocks - k : kWidenedBlocks;
     for (int g = 0; g < span.count; g++) widen(data + (span.group + g) * group_bytes + k * 512, widened + g * n * kTileBytes, n);
-    tile_matrix(x + 32 * k, xs, rows, widened, span.count, n, y + span.column, kUnitColumns, k > 0, ahead);
+    tile_matrix(x + 32 * k, xs, rows, widened, span.count, n, y + span.column, kUnitColumns, k > 0, prefetch);
   }
 }
 #endif
 
 // y[rows][kUnitColumns] = x W^T (* scale) (+ bias) in the span's columns. `y` has room for whole blocks of 32 rows. What
-// is `ahead` has been asked for when it ends.
+// is `prefetch` has been asked for when it ends.
 template <class Kind>
-static inline void product(const weft_matrix& w, const typename Kind::X* x, ptrdiff_t xs, int rows, const Span& span, float* y, char* widened, Ahead& ahead) {
+static inline void product(const weft_matrix& w, const typename Kind::X* x, ptrdiff_t xs, int rows, const Span& span, float* y, char* widened, Prefetch& prefetch) {
   const int pairs = int(round_up(w.n_in, 32) / 2);
   const char* data = static_cast<const char*>(w.data);
   if constexpr (std::is_same<Kind, Fp32Kind>::value) {
-    ahead.all();
+    prefetch.all();
     vectors<Fp32W>(x, xs, rows, data, ptrdiff_t(pairs) * 128, 128, span, pairs, y);
   } else {
     const bool int8 = w.kind == WEFT_INT8;
@@ -93,16 +93,16 @@ static inline void product(const weft_matrix& w, const typename Kind::X* x, ptrd
 #if WEFT_LEVEL == 4
     if (!int8 || rows >= kTileRowsOfInt8) {
       const int blocks = pairs / kTilePairs;
-      ahead.over(rows <= 16 ? blocks : (rows + 31) / 32 * (span.count / 2) * blocks);
+      prefetch.over(rows <= 16 ? blocks : (rows + 31) / 32 * (span.count / 2) * blocks);
       if (int8)
-        tiles_of_int8(x, xs, rows, data, group_bytes, span, blocks, y, widened, ahead);
+        tiles_of_int8(x, xs, rows, data, group_bytes, span, blocks, y, widened, prefetch);
       else
-        tile_matrix(x, xs, rows, data + span.group * group_bytes, span.count, blocks, y + span.column, kUnitColumns, false, ahead);
-      ahead.all();
+        tile_matrix(x, xs, rows, data + span.group * group_bytes, span.count, blocks, y + span.column, kUnitColumns, false, prefetch);
+      prefetch.all();
     } else
 #endif
     {
-      ahead.all();
+      prefetch.all();
       if (int8)
         vectors<Int8W>(x, xs, rows, data, group_bytes, 32, span, pairs, y);
       else
@@ -139,9 +139,9 @@ static inline const char* columns_of(const weft_lora_slice& slice, int group) {
 
 // The part of B that `expand` will read: each adapter's is a few lines at a place of its own, which no hardware foresees.
 template <class Kind>
-static inline void ahead_of_expand(const weft_lora_slice& slice, const Span& span, Ahead& ahead) {
+static inline void prefetch_expand(const weft_lora_slice& slice, const Span& span, Prefetch& prefetch) {
   const Overlap here(slice, span);
-  if (here.begin < here.end) ahead.add(columns_of<Kind>(slice, here.begin), columns_of<Kind>(slice, here.end));
+  if (here.begin < here.end) prefetch.add(columns_of<Kind>(slice, here.begin), columns_of<Kind>(slice, here.end));
 }
 
 // y[rows][kUnitColumns] += v B in the span's columns, for one slice of an adapter. v[rows] begins at the slice's part.

@@ -1,6 +1,6 @@
 // Persistent threads that walk through a step together: every thread runs the same function and meets the others at
 // barriers. In a phase each takes the units of a range of its own, in order, since what lies side by side in memory is
-// best read in one go; then what others have left, so a thread that the machine held up delays nobody by more than a
+// best read in one go; then what others have left, so a thread that the machine held up delays no other by more than a
 // unit. Who computes a unit never changes its result.
 #pragma once
 #include <atomic>
@@ -33,7 +33,7 @@ class Team {
 
   // Run f(context, thread) on all threads, the caller's as number 0; returns when all have returned.
   void run(void (*f)(void*, int), void* context);
-  // Every thread calls it equally often; nobody passes before all have come.
+  // Every thread calls it equally often; no thread passes before all have come.
   void barrier();
   char* scratch(int thread) { return scratch_[thread]; }
 

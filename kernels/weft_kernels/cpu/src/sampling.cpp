@@ -2,7 +2,7 @@
 //
 // Probabilities are integers. The mass of a token is round(2^b * exp((x - peak) / T)), with b as large as keeps the sum of
 // a whole vocabulary below 2^63 (47 bits for 49,152 tokens), so sums are exact in any order, and what a full stable sort
-// would choose is found by selection: O(vocab), whatever the distribution. Rounding moves less than vocab * 2^-(b+1) of
+// would sample is found by selection: O(vocab), whatever the distribution. Rounding moves less than vocab * 2^-(b+1) of
 // the probability (2^-32 for 49,152 tokens) between tokens.
 #include "weft_sampling.h"
 
@@ -195,7 +195,7 @@ uint64_t mix(uint64_t value) {  // SplitMix64's finalizer
   return value ^ (value >> 31);
 }
 
-uint64_t draw_bits(const weft_draw& draw) { return mix(mix(mix(draw.seed) ^ draw.choice) ^ draw.position) >> 11; }
+uint64_t random_bits(const weft_draw& draw) { return mix(mix(mix(draw.seed) ^ draw.choice) ^ draw.position) >> 11; }
 
 // floor(bits * mass / 2^53): where in [0, mass) a draw of 53 bits falls.
 int64_t part_of(uint64_t bits, int64_t mass) {
@@ -304,7 +304,7 @@ int32_t drawn(const Row& row, const weft_draw& draw, const Passes& passes, const
   Selection selection(row, draw.temperature, space);
   const int64_t needed = needed_mass(draw.top_p, total);
   const int64_t kept = needed == total ? total : selection.find(needed - 1).through;
-  return selection.find(part_of(draw_bits(draw), kept)).token;
+  return selection.find(part_of(random_bits(draw), kept)).token;
 }
 
 const float* shift(const float* x, int32_t vocab, const weft_draw& draw, float* shifted) {
@@ -338,7 +338,7 @@ int32_t likeliest_n(const Row& row, int32_t n, const Space& space, int32_t* toke
   return held;
 }
 
-void tell_logprobs(const Row& row, int32_t n_top, const Passes& passes, const Space& space, weft_choice* out) {
+void write_logprobs(const Row& row, int32_t n_top, const Passes& passes, const Space& space, weft_sampled* out) {
   const double peak = static_cast<double>(value_of(row.peak));
   const int32_t bits = mass_bits(row.vocab);
   const int64_t total = passes.weigh(row.x, row.vocab, peak, 1.0, bits, space.mass);
@@ -353,8 +353,8 @@ bool usable(const Peak& peak) {
   return peak.widest <= kInfinite && peak.key < kInfinite && peak.key > key_of(-std::numeric_limits<float>::infinity());
 }
 
-void choose(const float* x, int32_t vocab, const weft_draw* draw, const Passes& passes, const Space& space,
-            weft_choice* out) {
+void sample_row(const float* x, int32_t vocab, const weft_draw* draw, const Passes& passes, const Space& space,
+            weft_sampled* out) {
   out->token = -1;
   out->n_top = 0;
   out->logprob = 0.0f;
@@ -371,31 +371,31 @@ void choose(const float* x, int32_t vocab, const weft_draw* draw, const Passes& 
   }
   const bool greedy = draw == nullptr || draw->temperature == 0.0;
   out->token = greedy ? row.likeliest() : drawn(row, *draw, passes, space);
-  if (draw != nullptr && draw->n_top >= 0) tell_logprobs(raw, draw->n_top, passes, space, out);
+  if (draw != nullptr && draw->n_top >= 0) write_logprobs(raw, draw->n_top, passes, space, out);
 }
 
 }  // namespace
 
 extern "C" {
 
-__attribute__((visibility("default"))) int64_t weft_choose_workspace_bytes(int32_t vocab) {
+__attribute__((visibility("default"))) int64_t weft_sample_workspace_bytes(int32_t vocab) {
   Space space;
   return vocab < 1 ? static_cast<int64_t>(WEFT_E_SIZE) : lay_out(nullptr, vocab, &space);
 }
 
-__attribute__((visibility("default"))) int32_t weft_choose(int32_t level, const float* logits, int64_t row_stride,
+__attribute__((visibility("default"))) int32_t weft_sample(int32_t level, const float* logits, int64_t row_stride,
                                                            int32_t vocab, int32_t n_rows, const weft_draw* rows,
-                                                           weft_choice* out, void* workspace, int64_t workspace_bytes) {
+                                                           weft_sampled* out, void* workspace, int64_t workspace_bytes) {
   const Passes* const passes = passes_of(level);
   if (passes == nullptr) return WEFT_E_LEVEL;
   if (vocab < 1 || n_rows < 0 || row_stride < vocab) return WEFT_E_SIZE;
   for (int32_t i = 0; rows != nullptr && i < n_rows; ++i)
     if (rows[i].n_top > WEFT_MAX_TOP || rows[i].n_shifted < 0 || !(rows[i].temperature >= 0.0)) return WEFT_E_SIZE;
-  if (workspace_bytes < weft_choose_workspace_bytes(vocab)) return WEFT_E_WORKSPACE;
+  if (workspace_bytes < weft_sample_workspace_bytes(vocab)) return WEFT_E_WORKSPACE;
   Space space;
   lay_out(static_cast<char*>(workspace), vocab, &space);
   for (int32_t i = 0; i < n_rows; ++i)
-    choose(logits + i * row_stride, vocab, rows == nullptr ? nullptr : rows + i, *passes, space, out + i);
+    sample_row(logits + i * row_stride, vocab, rows == nullptr ? nullptr : rows + i, *passes, space, out + i);
   return 0;
 }
 

@@ -130,9 +130,9 @@ class Step {
       const Span span{u * kUnitGroups, std::min(kUnitGroups, groups - u * kUnitGroups), 0};
       float* y = reinterpret_cast<float*>(me.scratch());
       ready(rows);
-      Ahead ahead;
-      ahead_of_lora(layer, site, row, rows, &span, 1, ahead);
-      product<Kind>(w, x + row * xs, xs, rows, span, y, me.scratch() + kPanelBytes, ahead);
+      Prefetch prefetch;
+      prefetch_lora(layer, site, row, rows, &span, 1, prefetch);
+      product<Kind>(w, x + row * xs, xs, rows, span, y, me.scratch() + kPanelBytes, prefetch);
       add_lora(layer, site, row, rows, &span, 1, y);
       epilogue(y, row, rows, span);
     });
@@ -148,9 +148,9 @@ class Step {
       const Span both{2 * group, 2 * count, 0}, spans[2] = {{group, count, 0}, {half + group, count, 16 * count}};
       float* y = reinterpret_cast<float*>(me.scratch());
       ready(rows);
-      Ahead ahead;
-      ahead_of_lora(layer, kGateUp, row, rows, spans, 2, ahead);
-      product<Kind>(w, x_ + row * at_.x_stride, at_.x_stride, rows, both, y, me.scratch() + kPanelBytes, ahead);
+      Prefetch prefetch;
+      prefetch_lora(layer, kGateUp, row, rows, spans, 2, prefetch);
+      product<Kind>(w, x_ + row * at_.x_stride, at_.x_stride, rows, both, y, me.scratch() + kPanelBytes, prefetch);
       add_lora(layer, kGateUp, row, rows, spans, 2, y);
       for (int m = 0; m < rows; m++)
         for (int g = 0; g < count; g++) {
@@ -197,7 +197,7 @@ class Step {
   void shrink_rows(weft::Member& me, const weft_lora_site& site, const X* x, ptrdiff_t xs, int n_in, int row, int rows, const Span& span) const {
     const weft_matrix a{site.a, nullptr, nullptr, n_in, site.rank, m_.kind, 0};
     float* y = reinterpret_cast<float*>(me.scratch());
-    Ahead nothing;
+    Prefetch nothing;
     ready(rows);
     product<Kind>(a, x, xs, rows, span, y, nullptr, nothing);
     int column = 0;
@@ -228,10 +228,10 @@ class Step {
     }
   }
 
-  void ahead_of_lora(int layer, int site, int row, int rows, const Span* spans, int n_spans, Ahead& ahead) const {
+  void prefetch_lora(int layer, int site, int row, int rows, const Span* spans, int n_spans, Prefetch& prefetch) const {
     each_adapter(layer, site, row, rows, [&](int, int, const weft_lora_site& a) {
       for (int j = 0; j < a.n_slices; j++)
-        for (int k = 0; k < n_spans; k++) ahead_of_expand<Kind>(a.slice[j], spans[k], ahead);
+        for (int k = 0; k < n_spans; k++) prefetch_expand<Kind>(a.slice[j], spans[k], prefetch);
     });
   }
 
@@ -376,7 +376,7 @@ class Step {
       for (int row = 0; row < s_.n_sampled; row += kPanelRows) {
         const int rows = std::min(kPanelRows, s_.n_sampled - row);
         ready(rows);
-        Ahead nothing;
+        Prefetch nothing;
         product<Kind>(m_.head, head_ + row * at_.x_stride, at_.x_stride, rows, span, y, me.scratch() + kPanelBytes, nothing);
         const int n = std::min(16 * span.count, m_.vocab - 16 * span.group);
         for (int m = 0; m < rows; m++)

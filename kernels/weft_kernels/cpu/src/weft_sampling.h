@@ -1,7 +1,7 @@
 // Choosing tokens from logits: plain structs and raw pointers, mirrored by weft_kernels/cpu/sampling.py.
 //
 // Every operation is an IEEE addition, multiplication or comparison, or one on integers, in an order that depends on the
-// row alone: all levels and compilers (with -ffp-contract=off), and the numpy version, choose the same tokens.
+// row alone: all levels and compilers (with -ffp-contract=off), and the numpy version, sample the same tokens.
 #pragma once
 #include <stdint.h>
 
@@ -28,14 +28,14 @@ typedef struct {
   int32_t reserved;
   int32_t top_token[WEFT_MAX_TOP];  // likeliest first, the lower id first among equals
   float top_logprob[WEFT_MAX_TOP];
-} weft_choice;
+} weft_sampled;
 
-int64_t weft_choose_workspace_bytes(int32_t vocab);
+int64_t weft_sample_workspace_bytes(int32_t vocab);
 
 // A token for each row of logits [n_rows, vocab] (row stride in elements). `rows` NULL: the likeliest one everywhere and no
 // log probabilities. The workspace is 64-byte aligned; calls with different workspaces may run at the same time.
-int32_t weft_choose(int32_t level, const float* logits, int64_t row_stride, int32_t vocab, int32_t n_rows,
-                    const weft_draw* rows, weft_choice* out, void* workspace, int64_t workspace_bytes);
+int32_t weft_sample(int32_t level, const float* logits, int64_t row_stride, int32_t vocab, int32_t n_rows,
+                    const weft_draw* rows, weft_sampled* out, void* workspace, int64_t workspace_bytes);
 
 #ifdef __cplusplus
 }

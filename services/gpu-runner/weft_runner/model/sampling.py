@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft_kernels.cpu.sampling import DRAW, Sampler
+from weft_kernels.cpu.sampling import SAMPLING_ARGS, Sampler
 from weft_runner.core.choice import Choice, TokenLogprob
 from weft_runner.core.sequence import Sampling
 from weft_runner.core.shifts import Shifts
@@ -177,11 +177,11 @@ def _largest(row: Floats) -> float:
 
 
 def _draws_of(draws: Sequence[SamplingArgs]) -> npt.NDArray[np.void]:
-    return np.array([_draw_of(*draw) for draw in draws], DRAW)
+    return np.array([_draw_of(*draw) for draw in draws], SAMPLING_ARGS)
 
 
 def _draw_of(sampling: Sampling, position: int, shifts: Shifts | None) -> tuple[int | float, ...]:
-    """The fields of DRAW, in its order. The addresses are those of the sequence's own arrays."""
+    """The fields of SAMPLING_ARGS, in its order. The addresses are those of the sequence's own arrays."""
     tokens, n_shifted = (0, 0) if shifts is None else shifts.tokens.buffer_info()
     values = 0 if shifts is None else shifts.values.buffer_info()[0]
     n_top = sampling.top_logprobs if sampling.logprobs else -1

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft_kernels.triton.packing import Adapter, Image, Projection, fill_layer, plan_image
-from weft_kernels.triton.tables import SLICES, UNIT, Entry, Layout, LoraTables, SiteShape
+from weft_kernels.triton.packing import Adapter, PackedImage, Projection, fill_layer, plan_image
+from weft_kernels.triton.tables import SLICES, UNIT, Layout, LoraTables, SiteShape, SlotEntry
 from weft_runner.errors import AdapterInvalid
 from weft_runner.model.adapter_store import DeviceAdapter
 from weft_runner.model.cuda.device import on_device
@@ -29,7 +29,7 @@ from weft_runner.model.tensor_parallel import ROW_SITES
 class PagedAdapter:
     """`arrived[layer]`: an event after which its rows of layers up to it are there; empty: all of them are."""
 
-    entry: Entry
+    entry: SlotEntry
     arrived: tuple[torch.cuda.Event, ...]
     rank: int
     site_rank: int
@@ -116,7 +116,7 @@ class PagedAdapterStore:
             raise
         entry = packed.plan.on_pages(pages)
         if self._copies is not None:  # what `put` copies must not make the engine wait for the step that runs
-            entry = Entry(entry.ends.pin_memory(), entry.scales.pin_memory(), entry.places.pin_memory())
+            entry = SlotEntry(entry.ends.pin_memory(), entry.scales.pin_memory(), entry.row_offsets.pin_memory())
         return PagedAdapter(entry, arrived, packed.rank, packed.site_rank, packed.n_bytes)
 
     @on_device
@@ -172,7 +172,7 @@ class PagedAdapterStore:
         adapter = [[_site(site, names) for site, names in zip(layer, SITES, strict=True)] for layer in own]
         return adapter, rank, site_rank
 
-    def plan(self, adapter: Adapter) -> Image:
+    def plan(self, adapter: Adapter) -> PackedImage:
         """Where its rows go."""
         return plan_image(adapter, self.layout, self._pages.shape[1] // UNIT)
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 
 from weft.domain.model.config import ModelSpec
 from weft_kernels.triton import fused, lora
-from weft_kernels.triton.lora import Planes
+from weft_kernels.triton.lora import PartialSums
 from weft_kernels.triton.tables import LoraTables
 from weft_runner.model.cuda.attention import Attention
 from weft_runner.model.cuda.step import DeviceStep
@@ -61,7 +61,7 @@ class TritonOps:
         """
         self._device, self._step, self._attention = device, step, attention
         self._residual, self._widths = residual, widths
-        self._planes: Planes | None = None  # of the projection that was made last, if its expand is still to come
+        self._planes: PartialSums | None = None  # of the projection that was made last, if its expand is still to come
 
     def add_norm(self, y: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
         x = self._device.new(*self._residual.shape)
@@ -80,29 +80,29 @@ class TritonOps:
         width = 0 if self._widths is None else self._widths(layer, site)
         if not width:
             return self._device.tensor.summed(F.linear(x, weight, bias), site)
-        planes = self._planes_for(x, layer, site)
+        partials = self._planes_for(x, layer, site)
         with self._beside():
-            lora.shrink(planes, x, self._device.tables.at(layer, site), self._step.chunked)
+            lora.shrink(partials, x, self._device.tables.at(layer, site), self._step.chunked)
         y = F.linear(x, weight, bias)
         self._join()
-        self._add_lora(y, self._gathered(planes, site, width), layer, site)
+        self._add_lora(y, self._gathered(partials, site, width), layer, site)
         return self._device.tensor.summed(y, site)
 
-    def _add_lora(self, y: torch.Tensor, planes: Planes, layer: int, site: int) -> None:
+    def _add_lora(self, y: torch.Tensor, partials: PartialSums, layer: int, site: int) -> None:
         """At column sites whoever reads y adds what is pending; at row sites it is added to this device's outputs."""
         if site in COLUMN_SITES:
-            self._planes = planes
+            self._planes = partials
             return
         own = self._device.part.outputs(SITES[site][0])
-        lora.expand(y[:, own], planes, self._device.tables.at(layer, site), self._step.chunked)
+        lora.expand(y[:, own], partials, self._device.tables.at(layer, site), self._step.chunked)
 
-    def _gathered(self, planes: Planes, site: int, width: int) -> Planes:
+    def _gathered(self, partials: PartialSums, site: int, width: int) -> PartialSums:
         """Shrunk by all devices together, see `model.tensor_parallel`."""
         tensor = self._device.tensor
         if tensor.size == 1:
-            return planes
-        own = planes.tensor[:, :, : tensor.own_width(width, site)].sum(dim=0)
-        return Planes(tensor.shrunk(own, site)[None].contiguous())
+            return partials
+        own = partials.tensor[:, :, : tensor.own_width(width, site)].sum(dim=0)
+        return PartialSums(tensor.shrunk(own, site)[None].contiguous())
 
     def heads(self, qkv: torch.Tensor, layer: int, weights: LayerWeights) -> torch.Tensor:
         """Queries [T, heads, D], not scaled."""
@@ -138,15 +138,15 @@ class TritonOps:
         if self._device.side is not None:
             torch.cuda.current_stream().wait_stream(self._device.side)
 
-    def _planes_for(self, x: torch.Tensor, layer: int, site: int) -> Planes:
+    def _planes_for(self, x: torch.Tensor, layer: int, site: int) -> PartialSums:
         tables, chunked = self._device.tables.at(layer, site), self._step.chunked
         programs = lora.chunk_bucket(len(chunked)) * len(tables.shape.widths)
         length = lora.part_length(tables.shape.n_in, programs, self._device.sms)
         parts = -(-tables.shape.n_in // length)
         ranks = -(-tables.most_ranks // lora.BLOCK_R) * lora.BLOCK_R  # strides of one divisibility: one binary
-        return Planes(self._device.new(parts, x.shape[0], ranks, dtype=torch.float32))
+        return PartialSums(self._device.new(parts, x.shape[0], ranks, dtype=torch.float32))
 
-    def _pending(self, layer: int, site: int) -> lora.Pending | None:
+    def _pending(self, layer: int, site: int) -> lora.DeferredExpand | None:
         """The expand that the last projection left to whoever reads it."""
-        planes, self._planes = self._planes, None
-        return None if planes is None else lora.Pending(planes, self._device.tables.at(layer, site))
+        partials, self._planes = self._planes, None
+        return None if partials is None else lora.DeferredExpand(partials, self._device.tables.at(layer, site))

@@ -13,7 +13,7 @@ import torch
 
 from weft_kernels.triton.attention import prefill_tiles
 from weft_kernels.triton.chunks import chunk_table
-from weft_kernels.triton.lora import Chunked
+from weft_kernels.triton.lora import ChunkTable
 from weft_runner.model.step import Step
 
 Ints = npt.NDArray[np.int32]
@@ -61,7 +61,7 @@ class DeviceStep:
         views = [self._device[where] for where in at]
         self.tokens, self.row_of, self.picked, self.sampled, self.pages = (views[i] for i in (0, 1, 4, 6, 7))
         self.rows, self.tiles = views[2].view(-1, 4), views[5].view(-1, 2)
-        self.chunked = Chunked(views[3].view(-1, 3), shape.block_m)
+        self.chunked = ChunkTable(views[3].view(-1, 3), shape.block_m)
         self.decodes = True  # some row may have a single token
 
     def write(self, step: Step, tiles: Ints) -> None:

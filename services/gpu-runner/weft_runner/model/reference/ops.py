@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 
 from weft.domain.model.config import ModelSpec
-from weft_kernels.lora import LoraSite, add_lora
-from weft_kernels.reference import expand, shrink
+from weft_kernels.lora import LoraSite, add_lora, expand, shrink
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.step import DecodeRows, PrefillRow, PreparedStep

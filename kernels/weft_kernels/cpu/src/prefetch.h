@@ -5,7 +5,7 @@
 
 namespace WEFT_NS {
 
-class Ahead {
+class Prefetch {
  public:
   // What does not fit is not asked for: it comes when it is read.
   void add(const char* begin, const char* end) {

@@ -2,8 +2,8 @@
 
 KEY covers the sources, the flags, the compiler, the architecture and the C library, so an entry is never out of date.
 Of processes that start together one builds and the others wait, on a lock that ends with its holder. Code is loaded
-from folders only that nobody else can write to. Where the cache folder cannot be used (a container without a home) the
-system's temporary folder takes its place.
+only from folders that no other user can write to. Where the cache folder cannot be used (a container without a home)
+the system's temporary folder takes its place.
 """
 
 import fcntl
@@ -30,7 +30,7 @@ POLL_S = 0.05
 log = logging.getLogger(__name__)
 
 
-class PlaceUnusable(NativeUnavailable):
+class FolderUnusable(NativeUnavailable):
     """A folder cannot be written to, or others can write to it: the next one is tried."""
 
 
@@ -49,21 +49,21 @@ class Cache:
         """
         entry = self.folder / key(what, compiler)
         self._prepare()
-        if whole(entry / LIBRARY):
+        if is_intact(entry / LIBRARY):
             return entry / LIBRARY
         with self._lock(limit_s):
-            if not whole(entry / LIBRARY):
+            if not is_intact(entry / LIBRARY):
                 self._build(what, compiler, entry, limit_s)
         return entry / LIBRARY
 
     def _prepare(self) -> None:
-        """The folder, made if need be; refused where somebody else could change what is in it."""
+        """The folder, made if need be; refused where another user could change its content."""
         self._refuse_foreign()
         try:
             for folder in (*reversed(self.folder.parents), self.folder):
                 folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise PlaceUnusable(f"{self.folder} cannot be made: {error.strerror}") from error
+            raise FolderUnusable(f"{self.folder} cannot be made: {error.strerror}") from error
         self._refuse_foreign()
 
     def _refuse_foreign(self) -> None:
@@ -71,7 +71,7 @@ class Cache:
         for end in (self.folder, self.folder.resolve()):
             for folder in (end, *end.parents):
                 if why := _untrusted_path(folder, self.uid):
-                    raise PlaceUnusable(f"{folder} {why}: code is not loaded from there")
+                    raise FolderUnusable(f"{folder} {why}: code is not loaded from there")
 
     def _build(self, what: Sources, compiler: Compiler, entry: Path, limit_s: float) -> None:
         """With the lock held: build in a folder beside the entry, then put it in the entry's place."""
@@ -86,7 +86,7 @@ class Cache:
             shutil.rmtree(entry, ignore_errors=True)
             work.rename(entry)
         except OSError as error:
-            raise PlaceUnusable(f"{self.folder} cannot be written to: {error.strerror}") from error
+            raise FolderUnusable(f"{self.folder} cannot be written to: {error.strerror}") from error
         finally:
             shutil.rmtree(work, ignore_errors=True)
         self._forget_old()
@@ -103,7 +103,7 @@ class Cache:
         try:
             lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise PlaceUnusable(f"{self.folder} cannot be written to: {error.strerror}") from error
+            raise FolderUnusable(f"{self.folder} cannot be written to: {error.strerror}") from error
         try:
             _take(lock, self.folder, limit_s)
             yield
@@ -111,7 +111,7 @@ class Cache:
             os.close(lock)
 
 
-def caches(environment: Mapping[str, str] = os.environ) -> list[Cache]:
+def cache_folders(environment: Mapping[str, str] = os.environ) -> list[Cache]:
     """Where entries may lie, in the order in which they are tried: $XDG_CACHE_HOME, ~/.cache, a temporary folder."""
     uid, given = os.geteuid(), environment.get("XDG_CACHE_HOME", "")
     home = Path(given) if given.startswith("/") else Path(environment.get("HOME") or "/nonexistent") / ".cache"
@@ -127,7 +127,7 @@ def key(what: Sources, compiler: Compiler) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def whole(library: Path) -> bool:
+def is_intact(library: Path) -> bool:
     """Whether the library is there with the checksum that was written beside it."""
     try:
         return library.with_name(CHECKSUM).read_text() == checksum(library)
@@ -135,8 +135,8 @@ def whole(library: Path) -> bool:
         return False
 
 
-def untrusted(status: os.stat_result, uid: int) -> str | None:
-    """Why somebody else could change what a folder or a link leads to; None where nobody but `uid` and root can."""
+def untrusted_reason(status: os.stat_result, uid: int) -> str | None:
+    """Why another user could change what a folder or a link leads to; None where only `uid` and root can."""
     if status.st_uid not in (uid, 0):
         return f"belongs to user {status.st_uid}"
     open_to_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(status.st_mode)
@@ -147,14 +147,14 @@ def untrusted(status: os.stat_result, uid: int) -> str | None:
 
 def _untrusted_path(path: Path, uid: int) -> str | None:
     try:
-        return untrusted(path.lstat(), uid)
+        return untrusted_reason(path.lstat(), uid)
     except OSError:  # not there: `_prepare` makes it, or says why not
         return None
 
 
 def _take(lock: int, folder: Path, limit_s: float) -> None:
     """The lock, at the latest when its holder's own time is over."""
-    started, told = time.monotonic(), False
+    started, logged = time.monotonic(), False
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -162,7 +162,7 @@ def _take(lock: int, folder: Path, limit_s: float) -> None:
         except BlockingIOError:
             if time.monotonic() - started > limit_s:
                 raise NativeUnavailable(f"another process has been building in {folder} for {limit_s:g} s") from None
-        if not told:
+        if not logged:
             log.info("another process builds the CPU kernels: waiting", extra={"kv": {"at_most_s": limit_s}})
-            told = True
+            logged = True
         time.sleep(POLL_S)
