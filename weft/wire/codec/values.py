@@ -31,6 +31,8 @@ def text(value: str, what: str, most: int = MAX_ID) -> str:
 
 def named(value: str, what: str, most: int = MAX_ID) -> str:
     """A text that may not be empty. Raises PeerError."""
+    if 0 < len(value) <= most:
+        return value
     if not value:
         raise PeerError(f"{what} is empty")
     return text(value, what, most)
@@ -55,7 +57,8 @@ def term(value: int) -> int:
 
 def epoch(message: common_pb2.Epoch) -> Epoch:
     """Raises PeerError."""
-    return Epoch(term(message.term), message.counter)
+    value = message.term
+    return Epoch(value if value < MAX_TERM else term(value), message.counter)
 
 
 def fill_epoch(value: Epoch, message: common_pb2.Epoch) -> None:
