@@ -119,6 +119,7 @@ class SupervisorServer(SupervisorServicer):
         self._hellos_of: dict[frozenset[str], Rate] = {}  # one entry a namespace's certificate
         self._speaking: RunnerStream | None = None  # whose message is being handled
         self._wake, self._closed = asyncio.Event(), asyncio.Event()
+        self._wakes_at = float("inf")  # when the timer does: later deadlines leave it alone, for most events renew one
         self._idle = IdleCheck()
         self._cluster: Opener = SchedulerStub(scheduler).Cluster
         self.scheduler: Link[Any, scheduler_pb2.SchedulerToSupervisor] = Link(
@@ -142,7 +143,9 @@ class SupervisorServer(SupervisorServicer):
             self._idle.active()
         for effect in self.core.handle(event, time.monotonic()):
             self._perform(effect)
-        self._wake.set()  # the next deadline may be another
+        deadline = self.core.next_deadline()
+        if deadline is not None and deadline < self._wakes_at:
+            self._wake.set()
 
     async def run(self, *, keep_days: int) -> None:
         """Links, writer and timers, until drained or one of them fails."""
@@ -305,12 +308,15 @@ class SupervisorServer(SupervisorServicer):
     async def _tick(self) -> None:
         while not self._closed.is_set():
             deadline = self.core.next_deadline()
-            self._wake.clear()
-            try:
-                async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
-                    await self._wake.wait()
-            except TimeoutError:
+            if deadline is not None and deadline <= time.monotonic():
                 self.handle(TICK)
+                await asyncio.sleep(0)
+                continue
+            self._wake.clear()
+            self._wakes_at = float("inf") if deadline is None else deadline
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
+                    await self._wake.wait()
 
     async def _update_metrics(self) -> None:
         counters = self.core.counters()

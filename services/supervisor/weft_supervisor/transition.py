@@ -1,4 +1,4 @@
-"""Messages of runners and commands that still send and read whole states. Goes when none of them does."""
+"""Messages of runners that still send whole states and read complete lists. Goes when none of them does."""
 
 from weft.domain.adapter import AdapterState, Tier
 from weft.domain.ids import Epoch
@@ -12,7 +12,7 @@ from weft.domain.runner import (
 )
 from weft.wire.bounds import check_state
 from weft.wire.codec.cluster import TIER, TIERS, fill_spec
-from weft.wire.v1 import common_pb2, supervisor_pb2
+from weft.wire.v1 import supervisor_pb2
 
 
 def report_of(m: supervisor_pb2.RunnerState, spec: RunnerSpec) -> RunnerReport:
@@ -51,7 +51,3 @@ def add_list(m: supervisor_pb2.RunnerOrder, merged: RunnerOrder | None) -> None:
         m.has_desired, m.desired_version = True, merged.desired.version
         for a in merged.desired.adapters:
             m.desired.add(digest=a.digest, rank=a.rank, bytes=a.bytes, pinned=a.pinned, tier=TIER[a.tier])
-
-
-def _epoch(epoch: Epoch) -> common_pb2.Epoch:
-    return common_pb2.Epoch(term=epoch.term, counter=epoch.counter)

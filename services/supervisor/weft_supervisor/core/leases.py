@@ -71,7 +71,9 @@ class Leases:
 
     def next_deadline(self) -> float | None:
         """When the next lease runs out unless renewed."""
-        return next((expires for expires, _ in self._expires.values()), None)
+        for expires, _ in self._expires.values():
+            return expires
+        return None
 
     def _renew(self, runner: RunnerId, now: float) -> None:
         self._expires[runner.uuid] = (now + self._lease_s, runner)

@@ -156,8 +156,9 @@ class Supervisor:
             case Tick():
                 for id_ in self.preemption.due(now):
                     self._preempt(self._live(id_), now)
-        for id_ in self.leases.expire(now):
-            self._lose(id_, "runner lost: its lease ran out", effects)
+        if (deadline := self.leases.next_deadline()) is not None and deadline <= now:
+            for id_ in self.leases.expire(now):
+                self._lose(id_, "runner lost: its lease ran out", effects)
         self._flush(now, effects)
         return effects
 
