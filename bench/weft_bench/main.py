@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -190,6 +191,33 @@ def gpu(context: typer.Context) -> None:
     from weft_bench import gpu as bench
 
     raise typer.Exit(bench.main(context.args))
+
+
+@app.command()
+def control(
+    cases: Annotated[
+        str, typer.Option(help="Of reports, adapter, models, decisions; separated by commas.")
+    ] = "reports,adapter,models,decisions",
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: shows that it works, not how fast.")] = False,
+    live: Annotated[
+        int, typer.Option(min=0, help="Also apply, list and delete that many adapters on a `weft up` of its own.")
+    ] = 0,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """What each change costs the control plane: reports, adapters, routes, decisions; targets beside.
+
+    Needs no model and no stack, 4 GiB of memory and about five minutes of one core, most of them for the million
+    requests of `decisions`; `--quick` takes seconds. With --live 1000: a stack of its own in a temporary data
+    directory; run it on an otherwise idle machine.
+    """
+    from weft_bench import control as bench
+    from weft_bench.control_live import measure
+    from weft_bench.machine import origin
+
+    chosen, of = among("cases", cases, bench.CASES), origin("protobuf")
+    with failures_told():
+        figures = bench.figures(of, chosen, bench.QUICK if quick else bench.Amounts(), progress)
+        keep("control", bench.__doc__ or "", chain(figures, measure(of, live, progress) if live else ()), docs)
 
 
 @app.command()

@@ -19,6 +19,7 @@ from weft_bench.scrape import scrape, total
 from weft_operator.local.ports import PortSource
 
 POLL_S = 0.02
+CONTROLLER = "controller"  # the process of `weft up` itself
 PATIENCE_S = 180.0  # for a stack that starts, stops or answers a command on a slow and busy machine
 
 
@@ -87,6 +88,9 @@ class Stack:
         return sorted(name for name in self.components() if name.startswith(prefix))
 
     def pid(self, name: str) -> int:
+        if name == CONTROLLER:
+            assert self._process is not None
+            return self._process.pid
         pid = self.components()[name]["pid"]
         if pid is None:
             raise StackFailed(f"{name} does not run now")
@@ -100,11 +104,13 @@ class Stack:
         """The sum of a metric's samples over the components of that prefix."""
         return sum(total(scrape(self.components()[name]["probes"]), sample, **labels) for name in self.names(prefix))
 
-    def cli(self, *arguments: str, check: bool = True, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    def cli(
+        self, *arguments: str, check: bool = True, stdin: str | None = None, timeout_s: float = PATIENCE_S
+    ) -> subprocess.CompletedProcess[str]:
         """Run the `weft` command against this stack."""
         command = [sys.executable, "-m", "weft_cli", *arguments, "--data-dir", str(self.data_dir)]
         done = subprocess.run(
-            command, capture_output=True, text=True, env=self._environment, input=stdin, timeout=PATIENCE_S, check=False
+            command, capture_output=True, text=True, env=self._environment, input=stdin, timeout=timeout_s, check=False
         )
         if check and done.returncode:
             raise StackFailed(f"weft {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")

@@ -1,0 +1,97 @@
+"""`weft bench control`: what the control plane costs for each change, however much exists beside what changes.
+
+Each case drives the shipped cores and codecs of one process with the messages that its peers send, one core, no
+network. CPU times are those of the measuring thread. *Reports*: runners with 64 sequences and 2,000 adapters in host
+memory send 20 reports a second; with each report one sequence has ended, another one has begun, and all others have
+grown. A core carries 1 / (20 x CPU of a report) runners; the CPU of gRPC for the same messages stands beside.
+*One adapter more*: an adapter on demand is added to
+100,000. *Models*: `GET /v1/models` of a tenant with 1,000 of 100,000 adapters, without HTTP. *Decisions*: one pool of
+10,000 runners, 100,000 adapters, 640,000 requests running and 360,000 queued; an event is a request's submission, its
+outcome, or a report of its end, and the latter two let a queued request start. *Live* (`--live N`): N adapters, copies
+of the quickstart's, are applied to a `weft up` of its own, left alone, listed and deleted.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from weft_bench import control_cases as cases
+from weft_bench.cpu_context import Bar
+from weft_bench.lines import Line, Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """How much exists and how often it is measured. `QUICK` shows that everything works."""
+
+    runners: int = 100  # whose reports alternate
+    rounds: int = 20
+    host_copies: int = 2_000
+    adapters: int = 100_000
+    fleet: int = 10_000
+    decisions: int = 20_000
+    messages: int = 20_000  # through gRPC
+
+
+QUICK = Amounts(4, 3, 50, 1_000, 40, 400, 1_000)
+
+
+def reports(origin: Origin, amounts: Amounts, bar: Bar) -> Iterator[Line]:
+    """Supervisor and scheduler: reports of busy runners."""
+    with bar("reports", amounts.rounds + 1) as advance:
+        supervisor, scheduler = cases.report_costs(amounts.runners, amounts.host_copies, amounts.rounds, advance)
+    case = f"busy runners, {amounts.host_copies:,} adapters in host memory"
+    for name, cost, target in (("supervisor", supervisor, 1500), ("scheduler", scheduler, 2000)):
+        grpc_us = cases.grpc_us(cost.received_bytes, amounts.messages)
+        rate = 1e6 / cases.REPORTS_A_SECOND
+        yield origin.line(case, f"{name}: CPU of a report, codec and handler", cost.cpu_us, "us")
+        yield origin.line(case, f"{name}: runners a core", rate / cost.cpu_us, "", target=f">= {target}")
+        yield origin.line(case, f"{name}: CPU of gRPC for the message with a report", grpc_us, "us")
+        yield origin.line(case, f"{name}: runners a core, with gRPC", rate / (cost.cpu_us + grpc_us), "")
+        yield origin.line(case, f"{name}: bytes received of a report", cost.received_bytes, "B")
+
+
+def adapter(origin: Origin, amounts: Amounts, bar: Bar) -> Iterator[Line]:
+    """One adapter more, through scheduler and gateway."""
+    with bar("one adapter more", amounts.rounds) as advance:
+        found = cases.one_adapter_more(amounts.adapters, amounts.rounds, advance)
+    case = f"one adapter more at {amounts.adapters:,}"
+    yield origin.line(case, "scheduler, codec and handler", found.scheduler_ms, "ms", target="<= 5")
+    yield origin.line(case, "stall of a gateway's loop", found.gateway_ms, "ms", target="<= 2")
+    yield origin.line(case, "bytes to a gateway", found.gateway_bytes, "B")
+    yield origin.line(case, "bytes to a runner that does not use it", found.runner_bytes, "B", target="<= 0")
+
+
+def models(origin: Origin, amounts: Amounts, bar: Bar) -> Iterator[Line]:
+    """The models of one tenant among many."""
+    tenants = max(amounts.adapters // 1_000, 1)
+    with bar("models", 1):
+        milliseconds = cases.models_ms(amounts.adapters, tenants, amounts.rounds)
+    case = f"GET /v1/models, {amounts.adapters // tenants:,} of {amounts.adapters:,} adapters"
+    yield origin.line(case, "CPU", milliseconds, "ms", target="<= 10")
+
+
+def decisions(origin: Origin, amounts: Amounts, bar: Bar) -> Iterator[Line]:
+    """The scheduler with everything that it may have at once."""
+    requests = amounts.fleet * 100
+    with bar("decisions", requests + amounts.decisions) as advance:
+        found = cases.decision_us(amounts.fleet, amounts.adapters, requests, amounts.decisions, advance)
+    case = f"{amounts.fleet:,} runners, {amounts.adapters:,} adapters, {requests:,} requests"
+    yield origin.line(case, "decision, p50", found.p50, "us")
+    yield origin.line(case, "decision, p99", found.p99, "us", target="<= 300")
+    for kind, p99 in found.p99_by_kind.items():
+        yield origin.line(case, f"decision, p99: {kind}", p99, "us")
+    yield origin.line(case, "memory", found.memory_mib, "MiB")
+
+
+CASES: dict[str, Callable[[Origin, Amounts, Bar], Iterator[Line]]] = {
+    "reports": reports,
+    "adapter": adapter,
+    "models": models,
+    "decisions": decisions,
+}
+
+
+def figures(origin: Origin, chosen: Sequence[str], amounts: Amounts, bar: Bar) -> Iterator[Line]:
+    """The lines of the chosen cases."""
+    for name in chosen:
+        yield from CASES[name](origin, amounts, bar)
