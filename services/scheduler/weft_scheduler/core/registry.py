@@ -83,7 +83,7 @@ def on_adapter_drain(state: State, pool: Pool, digest: str) -> None:
         reject(state, state.requests[request_id], RejectReason.UNKNOWN_ADAPTER, message)
     state.timers.clear(timer)
     pool.adapters.drained(digest)
-    _publish_desired(state, pool)
+    state.desired_changed[pool.name] = None
 
 
 def _leads(state: State, peer: Peer, term: int) -> bool:
@@ -196,13 +196,18 @@ def _settle(state: State, pool: Pool, *, snapshot: bool) -> None:
         for digest in sorted(pool.requests):
             if digest != BASE and not pool.adapters.knows(digest):
                 drain_unknown(state, pool, digest)
-    _publish_desired(state, pool)
+    state.desired_changed[pool.name] = None
+
+
+def publish_desired(state: State) -> None:
+    """The changes of what runners have to hold, at the end of an event: one for each pool, to all of its runners."""
+    while state.desired_changed and state.registry_known:
+        name, _ = state.desired_changed.popitem()
+        if name in state.pools and state.pools[name].adapters.publishable:
+            _publish_desired(state, state.pools[name])
 
 
 def _publish_desired(state: State, pool: Pool) -> None:
-    """The change of what runners have to hold, to all of them."""
-    if not (state.registry_known and pool.adapters.publishable):
-        return
     base_version, pinned = pool.adapters.version, pool.adapters.pinned
     change = pool.adapters.publish(state.version())
     if change is None:

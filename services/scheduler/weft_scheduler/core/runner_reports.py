@@ -135,6 +135,9 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
         for digest in errors:
             state.published.mark_adapters(pool.adapters.by_digest.get(digest, ()))
     _update_readiness(state, pool, runner)
+    if report.full:  # what it has counts: an order may have been lost between its supervisor and it
+        version = pool.adapters.version
+        runner.sent(version if runner.figures.desired_version == version else 0)
     if report.full or runner.desired_sent != pool.adapters.version:
         push_desired(state, pool, runner, unknown=_unknown_digests(state, pool, report) if report.full else ())
     state.update_runner(runner)
@@ -181,9 +184,9 @@ def push_desired(
     adapters = pool.adapters
     if not (state.registry_known and adapters.version and runner.confirmed):
         return
-    if runner.desired_sent == base_version and change is not None and base_version:
+    if change is not None and base_version and runner.desired_sent == base_version:
         desired = change
-    elif unknown or adapters.version not in (runner.desired_sent, runner.figures.desired_version):
+    elif unknown or runner.desired_sent != adapters.version:
         desired = adapters.full(unknown)
     else:
         return

@@ -127,8 +127,9 @@ class Scheduler:
                 state.mark_dirty(timer.name)
 
     def _finish(self) -> None:
-        """Schedule the pools where something changed, and forget those that are not in use."""
+        """Publish and schedule what has changed, and forget pools that are not in use."""
         state = self.state
+        registry.publish_desired(state)
         while state.schedulable:
             name = next(iter(state.schedulable))
             changed = state.schedulable.pop(name)

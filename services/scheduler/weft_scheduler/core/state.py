@@ -47,6 +47,7 @@ class State:
         }
         # pools to schedule, in order, and the runners that have changed there; None: anything may have
         self.schedulable: dict[str, set[str] | None] = {}
+        self.desired_changed: dict[str, None] = {}  # pools whose runners may have to hold something else
         self._arrivals = 0
         self._versions = 0
         self._replaced: dict[str, str] = {}  # uuid -> the incarnation that a newer one has replaced
