@@ -117,7 +117,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.send(assign=assign)
         return self.epoch()
 
-    def tell_routes(self, routes: scheduler_pb2.Routes) -> None:
+    def send_routes(self, routes: scheduler_pb2.Routes) -> None:
         self.routes = routes
         self.send(routes=routes)
 

@@ -168,7 +168,7 @@ async def test_a_choice_that_fails_ends_the_others_though_the_client_reads_nothi
     world.runner.autopilot = False
     routes = world.routes(version=2)
     routes.pools[0].max_context_tokens = 10_000
-    world.scheduler.tell_routes(routes)
+    world.scheduler.send_routes(routes)
     await until(lambda: world.gateway.machine.routes.version == routes.version)
     host, port = world.url.removeprefix("http://").split(":")
     body = orjson.dumps(BODY | {"stream": True, "logprobs": 20, "max_tokens": 8000})

@@ -124,7 +124,7 @@ async def test_a_queued_request_hears_when_its_pool_loses_its_last_runner(parts:
         assert world.gateway.machine.requests[submit.request_id].stream.hold_deadline is None
         routes = world.routes(version=2)
         routes.pools[0].ready_runners = 0
-        world.scheduler.tell_routes(routes)
+        world.scheduler.send_routes(routes)
         answer = await soon(posted)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_runner_available")
 
@@ -320,7 +320,7 @@ async def test_the_last_route_table_is_kept_until_a_newer_one_comes(world: World
     assert (await world.client().completions.create(model="tiny", prompt="hello")).choices[0].text == ANSWER
     routes = world.routes(version=5)
     del routes.routes[1:]
-    world.scheduler.tell_routes(routes)
+    world.scheduler.send_routes(routes)
     await until(lambda: world.gateway.machine.routes.version == 5)
     assert [model.id async for model in world.client().models.list()] == ["tiny"]
 

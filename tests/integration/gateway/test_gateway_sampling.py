@@ -122,7 +122,7 @@ async def test_streamed_log_probabilities_come_with_their_text_and_add_up_to_the
 async def test_more_log_probabilities_than_an_answer_may_hold_are_refused(world: World) -> None:
     routes = world.routes(version=2)
     routes.pools[0].max_context_tokens = 1 << 20
-    world.scheduler.tell_routes(routes)
+    world.scheduler.send_routes(routes)
     await until(lambda: world.gateway.machine.routes.version == 2)
     body = TEXT | {"n": 16, "max_tokens": 8000, "logprobs": 20}
     async with world.http() as http:

@@ -30,7 +30,7 @@ async def test_the_first_requests_wait_for_the_route_table(parts: World, tmp_pat
         await until(lambda: world.gateway.machine.admission.arriving == 2 and world.gateway.manager.scheduler.up)
         unready = await http.get("/readyz")
         assert (unready.status_code, unready.text) == (503, "no route table from the scheduler yet\n")
-        world.scheduler.tell_routes(routes)
+        world.scheduler.send_routes(routes)
         assert (await soon(asked)).json()["choices"][0]["text"] == ANSWER
         assert (await soon(listed)).json()["data"][0]["id"] == "tiny"
         assert (await http.get("/readyz")).status_code == 200
@@ -81,7 +81,7 @@ async def test_a_hold_for_a_tokenizer_ends_with_the_reason(parts: World, tmp_pat
 
 
 async def test_a_new_pool_without_its_tokenizer_takes_no_gateway_away(world: World) -> None:
-    world.scheduler.tell_routes(with_broken_pool(world, version=2))
+    world.scheduler.send_routes(with_broken_pool(world, version=2))
     await until(lambda: world.gateway.machine.routes.version == 2)
     async with world.http() as http:
         assert (await http.get("/readyz")).status_code == 200

@@ -1,7 +1,11 @@
 """The route table: who may use what; keys; changes; and that another tenant's model is as good as none."""
 
 import hashlib
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -111,3 +115,32 @@ def test_a_key_is_looked_up_by_its_hash() -> None:
 def test_before_the_keys_are_known_no_caller_is_refused_for_good() -> None:
     with pytest.raises(Unavailable):
         authenticate("Bearer x", RouteTable(), auth=True)
+
+
+def lines_of(work: Callable[[], object]) -> int:
+    """Lines of Python that it executes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_a_change_and_a_tenants_listing_cost_the_same_beside_any_number_of_others() -> None:
+    costs = set[tuple[int, int]]()
+    for others in (10, 5_000):
+        routes = [Route(f"a/x{i}", "a", "z/p", "d") for i in range(5)]
+        routes += [Route(f"t{i}/x", f"t{i}", "z/p", "d") for i in range(others)]
+        table = table_of(Routes(1, True, routes=tuple(routes), pools=(PoolRoute("z/p", "", ""),)))
+        change = Routes(2, False, 1, routes=(Route("a/new", "a", "z/p", "d"),), removed_models=("a/x0",))
+        costs.add((lines_of(lambda t=table, c=change: t.apply(c)), lines_of(lambda t=table: listing(t, "a"))))
+    assert len(costs) == 1

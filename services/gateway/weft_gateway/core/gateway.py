@@ -397,6 +397,7 @@ class Gateway:
         """What must hold between two events. Raises AssertionError."""
         running: dict[Peer, set[str]] = {}
         by_pool: dict[str, set[str]] = {}
+        groups = set[str]()
         for request_id, active in self.requests.items():
             stream = active.stream
             assert stream.request_id == request_id, "a request under another's id"
@@ -405,9 +406,11 @@ class Gateway:
             assert active.hold_deadline == stream.hold_deadline, "a held request with another deadline"
             assert active.hold_deadline == self._timers.get((Timer.HOLD, request_id)), "a hold without a deadline"
             assert request_id in self._answers[stream.request.request_id], "an answer of no request"
+            groups.add(stream.request.request_id)
             by_pool.setdefault(active.pool, set()).add(request_id)
             if stream.running:
                 running.setdefault(runner_peer(stream.running.runner), set()).add(request_id)
+        assert groups == self._answers.keys(), "a request without an answer"
         self.sessions.check(running)
         self.admission.check()
         assert by_pool == {pool: set(answers) for pool, answers in self._by_pool.items()}, "requests by pool"
