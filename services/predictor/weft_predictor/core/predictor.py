@@ -23,7 +23,7 @@ from weft.domain.lru import LruDict
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import FinishReason, Outcome
 from weft_predictor.core.conformal import WINDOW, ConformalCalibrator, ConformalCalibrators
-from weft_predictor.core.feature_cache import FeatureCache, compact
+from weft_predictor.core.feature_cache import FeatureCache
 from weft_predictor.core.features import MAX_CHARS, Features, feature_rows
 from weft_predictor.core.length_model import Arrays, ObservationResult
 from weft_predictor.core.offsets import Offsets
@@ -100,9 +100,7 @@ class LengthPredictor:
                 p50, p90 = (_tokens(self.quantile_at(centre, name, level), self.scale) for level in (0.5, None))
                 predicted.append(Prediction(item.request_id, p50, max(p50, p90), version))
             if any(item.request_id for item in part):
-                for item, x in zip(part, compact(rows, len(part)), strict=True):
-                    if item.request_id:
-                        self.features.put(item.request_id, x)
+                self.features.put([item.request_id for item in part], rows)
         return predicted
 
     def quantile_at(self, centre: float, adapter: str, level: float | None) -> float:
