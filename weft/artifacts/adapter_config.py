@@ -26,7 +26,7 @@ MAX_ALPHA = 1 << 20
 MAX_NAMES = 8192
 MAX_PATTERN_KEYS = 1024
 
-# Fields that only matter while training, or only say how the weights came to be.
+# Fields that only matter while training, or only record how the weights were made.
 _TRAINING = frozenset(
     "auto_mapping base_model_class corda_config ensure_weight_tying eva_config inference_mode lora_dropout "
     "lora_ga_config loftq_config megatron_config megatron_core parent_library peft_version qalora_group_size revision "
@@ -62,7 +62,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """What an adapter's config says. Module names are the model's own: `model.layers.0.self_attn.q_proj`."""
+    """An adapter's configuration. Module names are the model's own: `model.layers.0.self_attn.q_proj`."""
 
     rank: int
     alpha: float

@@ -120,7 +120,7 @@ class BlobStore:
         """A blob to be, invisible until `commit`.
 
         With the digest that it is going to have, it goes on where an earlier writer of it was broken off, also by the
-        end of the process; unless somebody is writing it now, then it is one more.
+        end of the process; unless another thread is writing it now, then it is one more.
         """
         if promised is not None and self._claim(promised):
             try:
@@ -131,7 +131,7 @@ class BlobStore:
         return BlobWriter(self, self._partial / f"tmp-{os.getpid()}-{os.urandom(8).hex()}")
 
     def _claim(self, digest: Digest) -> bool:
-        """Own the part file of a blob if nobody does; `end_claim` gives it back."""
+        """Own the part file of a blob if no one owns it; `end_claim` releases it."""
         with self._lock:
             if digest in self._downloads:
                 return False
@@ -146,7 +146,7 @@ class BlobStore:
         self._end_download(digest)
 
     def lease(self) -> "Lease":
-        """What is named in the lease stays until it closes, whatever `retain` is told."""
+        """What is named in the lease stays until it closes, whatever `retain` keeps."""
         return Lease(self)
 
     def part(self, digest: str) -> Path:
@@ -224,7 +224,7 @@ class BlobStore:
         if self._counted[0] is not content:
             count = size_bytes = 0
             for entry in os.scandir(self._blobs):
-                with contextlib.suppress(FileNotFoundError):  # `retain` removes meanwhile
+                with contextlib.suppress(FileNotFoundError):  # `retain` removes concurrently
                     size_bytes += entry.stat().st_size
                     count += 1
             self._counted = content, (count, size_bytes)
@@ -332,7 +332,7 @@ class BlobWriter:
 
 @contextlib.contextmanager
 def _read_errors(digest: str) -> Generator[None]:
-    """What the disk cannot read back is lost; no other error says that. Raises Damaged."""
+    """What the disk cannot read back is lost; no other error means that. Raises Damaged."""
     try:
         yield
     except OSError as error:

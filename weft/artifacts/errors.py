@@ -1,12 +1,12 @@
 """What can be wrong with an artifact, split by what the caller can do.
 
-ArtifactError            every error here: a `reason` (API, CamelCase) and a message that says what to do
+ArtifactError            every error here: a `reason` (API, CamelCase) and a message with the remedy
 |- Refused               correct the source, the artifact or the request: trying again changes nothing
 |  |- BadDigest          a text that is no digest (also a ValueError)
-|  |- Damaged            a blob on this disk is not what its digest says: throw it away, fetch it again
-|  `- UnknownDigest      nobody holds a blob of this digest
+|  |- Damaged            a blob on this disk does not match its digest: drop it, fetch it again
+|  `- UnknownDigest      no blob of this digest is held
 `- Unavailable           try again later: the source or the depot does not answer
-   `- DepotFull          the depot's own disk has no room
+   `- DepotFull          the depot's own disk is full
 """
 
 from weft.domain.model.errors import ArtifactError, Reason, Refused
@@ -22,7 +22,7 @@ class Unavailable(ArtifactError):
 
 
 class DepotFull(Unavailable):
-    """The depot's own disk has no room for it now."""
+    """The depot's own disk is full now."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, Reason.DEPOT_FULL)
@@ -38,7 +38,7 @@ class BadDigest(Refused, ValueError):
 
 
 class Damaged(Refused):
-    """A blob of this disk is not what its digest says; `difference` says how."""
+    """A blob of this disk does not match its digest; `difference` is how."""
 
     def __init__(self, digest: str, difference: str) -> None:
         super().__init__(Reason.DIGEST_MISMATCH, f"the blob {digest} is damaged: {difference}")

@@ -39,7 +39,7 @@ class Limits:
 
 
 class Stopped(Exception):
-    """The caller's `stopping` said so; what was downloaded is kept for the next time."""
+    """The caller asked to stop; what was downloaded is kept for the next time."""
 
 
 def fetch(
@@ -55,7 +55,7 @@ def fetch(
 ) -> Manifest:
     """Download manifest and files of `digest` unless they are here; files are then at `blobs.file(manifest, name)`.
 
-    `context` is for an https:// depot; `on_damaged` is called for each blob here that was not what its digest says. The
+    `context` is for an https:// depot; `on_damaged` is called for each blob here that did not match its digest. The
     manifest's blob is made visible last: `blobs.has(digest)` means that every file is there. Raises BadDigest,
     UnknownDigest (the depot does not have it), Refused(DigestMismatch: it is no manifest, TooLarge), Unavailable (tries
     used up, also where the depot's copy stayed damaged), Stopped; OSError of the local disk passes through.

@@ -19,7 +19,7 @@ import re2
 
 MAX_PATTERN_CHARS = 2048
 MAX_PROGRAM = 8192  # instructions
-_MEMORY_BYTES = 1 << 18  # of one compiled pattern, its cached states included; without room RE2 goes on uncached
+_MEMORY_BYTES = 1 << 18  # of one compiled pattern, its cached states included; beyond it RE2 matches without the cache
 
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{[^}]*\}?|\(\?.?|.", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:[dwsDWSbBntrfv_]|\W)", re.ASCII)

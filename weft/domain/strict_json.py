@@ -1,4 +1,4 @@
-"""JSON from strangers: bounded, no name twice, no NaN, no Infinity, no half character, one object at the top."""
+"""JSON from outside: bounded, no name twice, no NaN, no Infinity, no half character, one object at the top."""
 
 import json
 import re
@@ -11,7 +11,7 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class JsonError(ValueError):
-    """The text is not the JSON that was asked for; the message says where."""
+    """The text is not the expected JSON; the message names the place."""
 
 
 def parse_object(raw: bytes, *, max_bytes: int) -> JsonObject:
@@ -47,7 +47,7 @@ def _no_name_twice(pairs: list[tuple[str, Any]]) -> JsonObject:
 
 
 def _check_characters(raw: bytes, value: object) -> None:
-    """Half a surrogate pair is in no UTF-8 text, so nothing that holds one could be told to anybody.
+    """Half a surrogate pair is in no UTF-8 text, so no text that holds one could be sent.
 
     Only an escape can bring one in; files without such escapes (tokenizers of many MB) are not gone through again.
     """

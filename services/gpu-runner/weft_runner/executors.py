@@ -1,6 +1,6 @@
 """What computes: the cuda executor where there is a GPU, else the native CPU executor, else the reference executor.
 
-The last one serves every model; `auto` takes the first that can serve this one and says why the others cannot.
+The last one serves every model; `auto` takes the first that can serve this one and logs why the others cannot.
 """
 
 import logging
@@ -51,7 +51,7 @@ class ModelSource:
 def make_executor(settings: Settings, base: ModelSource) -> Executor:
     """The executor that `--executor` names. Raises ExecutorUnavailable, WeightsInvalid, OutOfMemory, StoppedAtStart."""
     if settings.attention == "flashinfer":
-        settings = replace(settings, executor="cuda")  # who names an attention of GPUs asks for one
+        settings = replace(settings, executor="cuda")  # an attention of GPUs needs one
     if settings.tensor_parallel > 1 or settings.pipeline_parallel > 1:
         return _split(settings, base)
     if settings.executor == "reference":
@@ -159,7 +159,7 @@ def _cpu(settings: Settings, base: ModelSource) -> Executor:
     if reason := unsupported_reason(base.spec):
         raise NativeUnavailable(reason)
     library = load()
-    _check_room(settings, base, settings.dtype)
+    _check_memory(settings, base, settings.dtype)
     return CpuExecutor(
         library,
         open_checkpoint(base.files, base.spec, base.stopping),
@@ -172,7 +172,7 @@ def _cpu(settings: Settings, base: ModelSource) -> Executor:
 
 
 def _reference(settings: Settings, base: ModelSource) -> Executor:
-    _check_room(settings, base, "reference")
+    _check_memory(settings, base, "reference")
     return make_partition(settings, base, SingleProcessGroup())
 
 
@@ -209,7 +209,7 @@ def _sharded(settings: Settings, base: ModelSource) -> TensorParallelExecutor:
     if settings.executor == "cuda":
         device = _check_gpus(settings, "tensor-parallel", [Partition(base.spec, rank, size) for rank in range(size)])
     else:
-        _check_room(settings, base, "reference", size)
+        _check_memory(settings, base, "reference", size)
     own = partial(make_partition, settings, base)
     executor = launch_tensor_parallel(base.spec, size, _start(settings, base, device), own, base.stopping)
     log.info("the model is split", extra=kv(ranks=size, others=executor.workers))
@@ -223,7 +223,7 @@ def _pipelined(settings: Settings, base: ModelSource) -> PipelineParallelExecuto
     if settings.executor == "cuda":
         device = _check_gpus(settings, "pipeline-parallel", parts)
     else:
-        _check_room(settings, base, "reference", stages=stages)
+        _check_memory(settings, base, "reference", stages=stages)
     own = partial(make_partition, settings, base)
     executor = launch_pipeline_parallel(base.spec, stages, _start(settings, base, device), own, base.stopping)
     log.info("the model is cut into stages", extra=kv(layers=[len(p.layers) for p in parts], others=executor.workers))
@@ -231,12 +231,12 @@ def _pipelined(settings: Settings, base: ModelSource) -> PipelineParallelExecuto
 
 
 def _start(settings: Settings, base: ModelSource, device: str) -> dict[str, Any]:
-    """What a worker is told at its start."""
+    """The START command of a worker."""
     files = {name: str(path.absolute()) for name, path in base.files.items()}
     return {"settings": told(settings), "files": files, "threads": base.threads, "device": device}
 
 
-def _check_room(settings: Settings, base: ModelSource, kind: str, ranks: int = 1, stages: int = 1) -> None:
+def _check_memory(settings: Settings, base: ModelSource, kind: str, ranks: int = 1, stages: int = 1) -> None:
     """Raises OutOfMemory. All ranks and stages compute in this machine's memory."""
     sizes = {"kv_pages": settings.kv_pages, "page_tokens": settings.page_tokens}
     needed = estimate_memory(base.spec, kind, **sizes, ranks=ranks, stages=stages)

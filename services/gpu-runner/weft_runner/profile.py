@@ -1,7 +1,7 @@
-"""The self-profile: steps of the real executor on pages that nobody has yet, for about a second.
+"""The self-profile: steps of the real executor on pages without an owner, for about a second.
 
 Batches 1, 2, 4, ... up to the limit; a prompt's first chunks; and one batch with longer contexts. Each time is the
-least of a few: it says what the machine can do, and `core.pace` learns what it does. What there is no time for is left
+least of a few: it is what the machine can do, and `core.pace` learns what it does. What there is no time for is left
 out: a large model is timed at a few batches, at least one of each kind, and the rest follows from the fitted line.
 Adapters are not part of it: which ones will run together is not known at start.
 """

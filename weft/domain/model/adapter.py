@@ -20,7 +20,7 @@ _MODULE = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(?:self_attn|mlp)\.([
 
 
 class LoraConfig(Protocol):
-    """What adapter_config.json says of each module (`weft.artifacts.adapter_config` reads it)."""
+    """The part of adapter_config.json about each module (`weft.artifacts.adapter_config` reads it)."""
 
     @property
     def target_names(self) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ class LoraConfig(Protocol):
 
 
 class Shaped(Protocol):
-    """A tensor, or what a header says of one."""
+    """A tensor, or a header's row about one."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

@@ -1,6 +1,6 @@
 """Why an artifact is refused, as a value that every process understands.
 
-ArtifactError   every error about an artifact: a `reason` (API, CamelCase) and a message that says what to do
+ArtifactError   every error about an artifact: a `reason` (API, CamelCase) and a message with the remedy
 `- Refused      correct the source, the artifact or the request: trying again changes nothing
 """
 
@@ -16,12 +16,12 @@ class Reason(StrEnum):
     BAD_URI = "BadURI"  # the URI is malformed or leaves what its scheme may reach
     SOURCE_NOT_FOUND = "SourceNotFound"  # nothing at that URI, or no blob of that digest
     SOURCE_UNREACHABLE = "SourceUnreachable"  # the source did not answer; tried again later
-    SOURCE_FORBIDDEN = "SourceForbidden"  # the source does not let these credentials, or nobody, read it
+    SOURCE_FORBIDDEN = "SourceForbidden"  # the source refuses these credentials, or has none
     SECRET_MISSING = "SecretMissing"  # noqa: S105 (credentialsRef names no Secret there)
     SECRET_FORBIDDEN = "SecretForbidden"  # noqa: S105 (the depot may not read that Secret)
     SECRET_INVALID = "SecretInvalid"  # noqa: S105 (it lacks a key that the scheme needs)
     ENDPOINT_NOT_ALLOWED = "EndpointNotAllowed"  # the endpoint, or where it leads, is none this installation allows
-    DEPOT_FULL = "DepotFull"  # the depot's disk has no room; tried again later
+    DEPOT_FULL = "DepotFull"  # the depot's disk is full; tried again later
     MISSING_FILE = "MissingFile"  # a file that every artifact of its kind has is not there
     UNSAFE_FORMAT = "UnsafeFormat"  # weights only as pickles (.bin, .pt, .pkl)
     HEADER_TOO_LARGE = "HeaderTooLarge"  # a safetensors header beyond the limit

@@ -53,7 +53,7 @@ class AdapterPool:
         self._ranks: dict[int, int] = {}
         self._host: dict[str, HostAdapter] = {}
         self._closed = False
-        self._wanted: Counter[str] = Counter()  # being brought here: they stay on disk, whatever an older Retain says
+        self._wanted: Counter[str] = Counter()  # being brought here: they stay on disk, whatever an older Retain names
         self._lock = threading.Lock()  # of `_wanted`: downloads end in threads of their own
         self._downloads = ThreadPoolExecutor(DOWNLOADS, thread_name_prefix="adapter-download")
         self._prefetches = ThreadPoolExecutor(PREFETCHES, thread_name_prefix="adapter-prefetch")

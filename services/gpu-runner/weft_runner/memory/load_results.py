@@ -66,7 +66,7 @@ def is_permanent(error: Exception) -> bool:
 
 
 def failure(error: Exception) -> tuple[EndReason, str]:
-    """What those who wait are told: wrong for good where the artifact is, else to be tried again, here or elsewhere."""
+    """The reason for the waiting requests: permanent where the artifact is wrong, else they may be tried again."""
     match error:
         case ArtifactUnknown():
             return EndReason.UNKNOWN_ADAPTER, str(error)

@@ -16,7 +16,7 @@ from weft_runner.model.lora import Scales
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """An adapter on disk: its safetensors and what its configuration says about scales."""
+    """An adapter on disk: its safetensors file and the scales of its configuration."""
 
     tensors: Path
     scales: Scales
@@ -41,7 +41,7 @@ class Source(Protocol):
 def map_tensors(path: Path) -> dict[str, torch.Tensor]:
     """All tensors of a safetensors file as views of its mapping, which lives as long as one of them. AdapterInvalid.
 
-    A file may be unlinked meanwhile, as the blob store does; blobs are never written to again, and the source has
+    The blob store may unlink the file while it is mapped; blobs are never written to again, and the source has
     compared the whole file with its digest, its length included.
     """
     try:
@@ -105,7 +105,7 @@ class HostAdapter(Protocol):
 class AdapterStore(Protocol):
     """An executor's adapters by slot. The builder's thread calls `needs`, `build` and `copy`, the engine's the others.
 
-    `page_bytes`: adapters live in pages of this size, those that the book lends them; 0: they have memory of their own.
+    `page_bytes`: adapters live in pages of this size, allocated by the page table; 0: they have memory of their own.
     """
 
     @property

@@ -19,10 +19,10 @@ LayerDone = Callable[[int], None]  # called with the layer's index when its keys
 
 
 class StepHandle(Protocol):
-    """A step that was launched: what it will choose."""
+    """A launched step, and the tokens that it will sample."""
 
     def result(self) -> list[Choice | None]:
-        """Wait for it. One for each row that samples, see `Executor.choose`."""
+        """Wait for the step. One token for each row that samples, see `Executor.sample`."""
         ...
 
 
@@ -31,15 +31,15 @@ class AsyncExecutor(Protocol):
     """An executor whose steps run while the host does something else, the next one already launched behind them."""
 
     def launch(self, step: Step, draws: Sequence[SamplingArgs]) -> StepHandle:
-        """Run a whole step and choose; returns before that is done."""
+        """Run a whole step and sample; returns before the step is done."""
         ...
 
     def can_follow(self, step: Step, draws: Sequence[SamplingArgs]) -> bool:
-        """What this step of decode rows chooses can be the input of the next one without passing through the host."""
+        """The tokens of this step of decode rows can be the input of the next one without passing through the host."""
         ...
 
     def follow(self, step: Step, draws: Sequence[SamplingArgs]) -> StepHandle:
-        """The next step of the same rows, a position further each (`Step.advance`), on the tokens chosen last."""
+        """The next step of the same rows, a position further each (`Step.advance`), on the tokens sampled last."""
         ...
 
 
@@ -48,14 +48,14 @@ class Pipelined(Protocol):
     """An executor of several stages: while one works on a step the stage before it works on the next.
 
     `depth`: steps that are in flight when every stage has work. They land in the order in which they were launched, and
-    whatever else the executor is told takes place, on every stage, between those before and those after it.
+    every other command takes effect, on every stage, between the steps before and the steps after it.
     """
 
     @property
     def depth(self) -> int: ...
 
     def launch(self, step: Step, draws: Sequence[SamplingArgs]) -> StepHandle:
-        """Run a whole step and choose; returns before that is done. No row of it is in a step that is in flight."""
+        """Run a whole step and sample; returns before the step is done. None of its rows is in a step in flight."""
         ...
 
 
@@ -102,7 +102,7 @@ class Executor(Protocol):
         ...
 
     def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
-        """A choice for each row of the logits that `run` returned, see `model.sampling`; None where it has none."""
+        """A token for each row of the logits that `run` returned, see `model.sampling`; None where a row has none."""
         ...
 
     def clear_pages(self, pages: list[int]) -> None:
@@ -110,5 +110,5 @@ class Executor(Protocol):
         ...
 
     def allocate_adapter_pages(self, pages: list[int]) -> None:
-        """Adapters have borrowed what these pages take: nobody reads or writes them before they are cleared again."""
+        """These pages belong to adapters now: no sequence reads or writes them before they are cleared again."""
         ...

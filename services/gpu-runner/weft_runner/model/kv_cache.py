@@ -44,14 +44,14 @@ class KvCache:
         return rows.view(*page_index.shape[:-1], -1, self._head_dim)
 
     def write(self, layer: int, token_index: torch.Tensor, keys_values: torch.Tensor) -> None:
-        """Put new keys and values [T, 2 N, D] (keys first) where `token_index` says."""
+        """Put new keys and values [T, 2 N, D] (keys first) at `token_index`."""
         shifted = token_index + layer * 2 * self._heads * self.page_tokens
         self._by_token.index_copy_(0, shifted.flatten(), keys_values.reshape(-1, self._head_dim))
 
     def clear(self, pages: list[int]) -> None:
         """Zero pages before they get a new owner.
 
-        Padding is read with weight zero, and 0 * NaN is NaN: what a broken adapter left behind must not reach anybody.
+        Padding is read with weight zero, and 0 * NaN is NaN: what a broken adapter wrote must not reach other requests.
         """
         if pages:
             self.tensor[pages] = 0.0

@@ -25,7 +25,7 @@ DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 
 class Scales(Protocol):
-    """The part of an adapter's configuration that the tensors do not tell."""
+    """The part of an adapter's configuration that is not in its tensors."""
 
     def scale_of(self, module: str, /) -> float:
         """alpha / r, or alpha / sqrt(r) with rsLoRA, of a module such as `model.layers.0.self_attn.q_proj`."""

@@ -21,7 +21,7 @@ NO_LIMIT = 1 << 60  # cgroup v1 writes a number near 2^63 where there is none, v
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """`limit` says whose memory it is, for whoever is told that it does not suffice."""
+    """`limit` names the owner of the memory, for the error that says it does not suffice."""
 
     n_bytes: int
     limit: str

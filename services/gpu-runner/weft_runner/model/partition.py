@@ -14,7 +14,7 @@ changes no arithmetic: a row's result is that of one stage, bit for bit, and so 
     4 T H    to stage p + 1, for p < N - 1: the residual stream
     4 S V    to stage 0, for p = N - 1 > 0: logits; nothing where no row samples
 
-and stage 0 tells each of the others 4 (6 + T + 5 R + 4 G + P) bytes of control, for R rows with P pages in sum and
+and stage 0 sends each of the others 4 (6 + T + 5 R + 4 G + P) bytes of control, for R rows with P pages in sum and
 adapters in G segments (`parallel.commands.write_run`), before any tensor is there.
 """
 
@@ -36,8 +36,8 @@ ROW = ("o_proj", "down_proj")  # split by inputs
 class Partition:
     """Rank `rank` of `size` of layers [first, last) (None: to the end); alone it is the whole model.
 
-    What is divided was checked by `check_divisible`; which layers a stage of a pipeline has says `model.partition`. The
-    embedding is with the first layer, the head with the last one.
+    `check_divisible` has checked what is divided; `stage_of` cuts the layers of a pipeline. The embedding is with the
+    first layer, the head with the last one.
     """
 
     whole: ModelSpec
@@ -167,7 +167,7 @@ def stage_of(whole: ModelSpec, stage: int, stages: int) -> Partition:
 def _ends(whole: ModelSpec, stages: int) -> list[int]:
     """Where each stage ends. Of all cuts one whose dearest stage costs least; what is left over is in the middle.
 
-    Stage 0 chooses tokens as well, so that of the stages before the last one it is among the smaller.
+    Stage 0 samples tokens as well, so that of the stages before the last one it is among the smaller.
     """
     if whole.layers < stages:
         raise ExecutorUnavailable(

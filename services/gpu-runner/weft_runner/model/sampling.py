@@ -1,12 +1,12 @@
-"""Choosing a token for each row of logits: what is chosen, and two choosers that choose the same.
+"""Sampling a token for each row of logits: the rule, and two samplers that follow it to the bit.
 
-**What is chosen.** The row's logits are shifted (`core.shifts`: `logit_bias` added, frequency and presence penalties
+**The rule.** The row's logits are shifted (`core.shifts`: `logit_bias` added, frequency and presence penalties
 taken off, the sum rounded to float). At temperature 0 the largest wins, the lowest id among equals. Otherwise tokens
 are put in order of their shifted logits, largest first, the lower id first among equals; `top_p` keeps the smallest
 number of them whose probability softmax(shifted / temperature) reaches it; one draw from (seed, choice, absolute
 position) picks among those. The draw is a counter-based hash (three rounds of SplitMix64's finalizer, Steele et al.
 2014): no generator state has to move with a sequence. Log probabilities are log softmax of the raw logits: before
-shifts and temperature. A row's choice depends on that row alone; a row that holds a NaN, or whose largest logit is not
+shifts and temperature. A row's token depends on that row alone; a row that holds a NaN, or whose largest logit is not
 finite, has none.
 
 **How, exactly.** Probabilities are whole numbers: round(2^b * exp((logit - largest) / temperature)), where b is as
@@ -41,7 +41,7 @@ Masses = npt.NDArray[np.int64]
 
 
 class SamplingArgs(NamedTuple):
-    """How one row's token is chosen. `position`: the absolute one of that token; `shifts`: the sequence's."""
+    """How one row's token is sampled. `position`: the absolute one of that token; `shifts`: the sequence's."""
 
     sampling: Sampling
     position: int
@@ -54,7 +54,7 @@ class SamplingArgs(NamedTuple):
 
 
 def sample(logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
-    """A choice for each row of logits [rows, V], in numpy; None where the row has no finite maximum."""
+    """A token for each row of logits [rows, V], in numpy; None where the row has no finite maximum."""
     best = logits.max(dim=-1)
     peaks, tokens = best.values.tolist(), best.indices.tolist()
     return [
@@ -68,23 +68,23 @@ def sample(logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice |
 
 
 class NativeSampler:
-    """The same choices by the native library. Owned by the executor's thread."""
+    """The same tokens from the native library. Owned by the executor's thread."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
     def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
-        """A choice for each row of logits [rows, V], float32 on the CPU with unit stride inside a row."""
+        """A token for each row of logits [rows, V], float32 on the CPU with unit stride inside a row."""
         assert logits.dtype == torch.float32, logits.dtype
         assert logits.stride(1) == 1, logits.stride()
         if not draws:
             return []
         rows = None if all(draw.is_plain for draw in draws) else _draws_of(draws)
-        chosen = self._sampler.sample(logits.data_ptr(), logits.stride(0), logits.shape[1], len(draws), rows)
-        told = _logprobs_of(chosen) if any(draw.sampling.logprobs for draw in draws) else [None] * len(draws)
+        sampled = self._sampler.sample(logits.data_ptr(), logits.stride(0), logits.shape[1], len(draws), rows)
+        logprobs = _logprobs_of(sampled) if any(draw.sampling.logprobs for draw in draws) else [None] * len(draws)
         return [
             None if token < 0 else Choice(token, logprob if draw.sampling.logprobs else None)
-            for token, logprob, draw in zip(chosen["token"].tolist(), told, draws, strict=True)
+            for token, logprob, draw in zip(sampled["token"].tolist(), logprobs, draws, strict=True)
         ]
 
 
@@ -131,7 +131,7 @@ def _drawn(row: Floats, sampling: Sampling, position: int) -> int:
 
 
 def logprob(row: Floats, token: int, n_top: int) -> TokenLogprob:
-    """Of a token in a row of raw logits: log softmax in double, told as float.
+    """Of a token in a row of raw logits: log softmax in double, returned as float.
 
     `top` has the n likeliest tokens; those of probability zero are left out.
     """
@@ -170,7 +170,7 @@ def masses(row: Floats, inverse_temperature: float) -> Masses:
 
 
 def _largest(row: Floats) -> float:
-    return float(row.max()) + 0.0  # not -0.0: which of two zeros a maximum finds is nobody's promise
+    return float(row.max()) + 0.0  # not -0.0: the sign of a zero maximum is not defined
 
 
 # ---- to and from the native library
@@ -189,8 +189,8 @@ def _draw_of(sampling: Sampling, position: int, shifts: Shifts | None) -> tuple[
     return (*whence, sampling.temperature, sampling.top_p, tokens, values, n_shifted, n_top)
 
 
-def _logprobs_of(chosen: npt.NDArray[np.void]) -> list[TokenLogprob | None]:
-    columns = (chosen[name].tolist() for name in ("logprob", "n_top", "top_token", "top_logprob"))
+def _logprobs_of(sampled: npt.NDArray[np.void]) -> list[TokenLogprob | None]:
+    columns = (sampled[name].tolist() for name in ("logprob", "n_top", "top_token", "top_logprob"))
     return [
         TokenLogprob(logprob, tuple(zip(tokens[:n], logprobs[:n], strict=True)))
         for logprob, n, tokens, logprobs in zip(*columns, strict=True)

@@ -97,7 +97,7 @@ class TensorParallel:
     def shrunk(self, v: torch.Tensor, site: int) -> torch.Tensor:
         """Between shrink and expand: this rank's part [T, own_width] -> [T, width or a little more], column r rank r.
 
-        Columns beyond an adapter's ranks may hold anything; nobody reads them.
+        Columns beyond an adapter's ranks are undefined and never read.
         """
         if site in COLUMN_SITES:
             parts = self._group.all_gather(v)  # [N, T, w]: rank r is column r // N of part r % N

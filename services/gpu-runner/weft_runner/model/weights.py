@@ -80,7 +80,7 @@ def load_weights(
 def check_finite(name: str, tensor: torch.Tensor) -> None:
     """Raises WeightsInvalid where a number is NaN or infinite: one of them can spoil a whole batch.
 
-    Numbers are looked at as integers, in chunks that stay in the cache: no copy of the tensor is made.
+    Numbers are compared as integers, in chunks that stay in the cache: no copy of the tensor is made.
     """
     integer, magnitude, exponent = _BITS[tensor.dtype]
     flat = tensor.reshape(-1)

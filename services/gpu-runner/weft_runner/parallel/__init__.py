@@ -1,1 +1,1 @@
-"""One model on several ranks: its parts, what ranks tell each other in a layer, the processes that hold them."""
+"""One model on several ranks: its parts, what ranks exchange, and the processes that hold them."""

@@ -1,7 +1,7 @@
 """Adapters on all ranks: built beside steps, everywhere or nowhere; put and cleared in the order of the steps.
 
-Pages that are lent to an adapter may still be written to by steps that a rank has yet to run: each rank builds an
-adapter after it has heard of all pages that were lent before.
+Steps that a rank has yet to run may still write to pages that were allocated to an adapter: each rank builds an
+adapter after it has received all allocations that were made before.
 """
 
 import itertools
@@ -41,8 +41,8 @@ class ShardedAdapterStore(HostTensorStore):
     def __init__(self, own: AdapterStore, workers: WorkerGroup) -> None:
         self._own, self._workers = own, workers
         self._numbers = itertools.count(1)
-        self._lends = 0  # times that pages were lent
-        self._gone: deque[int] = deque()  # of adapters that nobody has any more here
+        self._allocations = 0  # of pages to adapters, so far
+        self._gone: deque[int] = deque()  # of adapters without a reference here
 
     @property
     def page_bytes(self) -> int:
@@ -54,11 +54,11 @@ class ShardedAdapterStore(HostTensorStore):
 
     def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, pages: Sequence[int] = ()) -> ShardedAdapter:
         """See `AdapterStore.build`; returns when every rank has built its part. Raises ExecutorLost too."""
-        noted = RecordedScales(scales)
-        self._own.needs(tensors, noted)  # a wrong one is refused before anybody else hears of it
+        recorded = RecordedScales(scales)
+        self._own.needs(tensors, recorded)  # a wrong one is refused before it is sent
         number = next(self._numbers)
-        told = {"number": number, "pages": list(pages), "lends": self._lends}
-        self._order(Kind.BUILD, tensors, noted.told, told)
+        command = {"number": number, "pages": list(pages), "allocations": self._allocations}
+        self._order(Kind.BUILD, tensors, recorded.by_module, command)
         try:
             own, others = self._built(tensors, scales, pages)
         except Exception:
@@ -81,8 +81,8 @@ class ShardedAdapterStore(HostTensorStore):
         self._own.clear(slot)
 
     def on_pages_allocated(self) -> None:
-        """The other ranks have been told of pages that were lent. The engine's thread."""
-        self._lends += 1
+        """The other ranks were sent an allocation of pages to adapters. The engine's thread."""
+        self._allocations += 1
 
     # ---- the builder's thread
 
@@ -105,11 +105,11 @@ class ShardedAdapterStore(HostTensorStore):
         return [read_shard(frame.body) for frame in self._workers.replies()]
 
     def _order(
-        self, kind: Kind, tensors: Mapping[str, torch.Tensor], scales: Mapping[str, float], told: Mapping[str, Any]
+        self, kind: Kind, tensors: Mapping[str, torch.Tensor], scales: Mapping[str, float], command: Mapping[str, Any]
     ) -> None:
         file, table = share_tensors(tensors)
         try:
-            self._workers.request(kind, write_json({**told, "scales": dict(scales), "tensors": table}), file)
+            self._workers.request(kind, write_json({**command, "scales": dict(scales), "tensors": table}), file)
         finally:
             os.close(file)
 
@@ -127,9 +127,9 @@ class PipelineAdapterStore(ShardedAdapterStore):
 
     def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> int:
         """See `AdapterStore.needs`. Raises ExecutorLost too."""
-        noted = RecordedScales(scales)
-        own = self._own.needs(tensors, noted)
-        self._order(Kind.NEEDS, tensors, noted.told, {})
+        recorded = RecordedScales(scales)
+        own = self._own.needs(tensors, recorded)
+        self._order(Kind.NEEDS, tensors, recorded.by_module, {})
         return self._most(own, self._shares())
 
     def _whole(self, number: int, own: DeviceAdapter, others: Sequence[BuiltShard]) -> ShardedAdapter:

@@ -1,4 +1,7 @@
-"""What rank 0 tells the others, and how it is written: int32 arrays for what is told each step, JSON for the rest.
+"""Commands of rank 0 to its workers, and their bytes: int32 arrays for what is sent each step, JSON for the rest.
+
+No pickles: the bytes of a step are exact (`model.partition` has the formula, and a test compares), and no process of
+a runner can be made to execute what it receives.
 
 `STEPS` (in their order, between two steps): RUN, AGAIN, PUT, CLEAR, CLEAR_PAGES, ADAPTER_PAGES. `LOADS` (beside steps):
 START and its READY or REFUSED; BUILD and NEEDS, and the SHARE or REFUSED that answers either.

@@ -56,7 +56,7 @@ class MultiProcessExecutor:
         return self._workers.pids
 
     def watch(self, on_lost: Callable[[ExecutorLost], None]) -> None:
-        """`on_lost` hears of a rank that is lost between steps, from any thread."""
+        """`on_lost` is called, from any thread, for a rank that is lost between steps."""
         self._workers.watch(on_lost)
 
     def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
@@ -84,7 +84,7 @@ class TensorParallelExecutor(MultiProcessExecutor):
     def __init__(self, whole: ModelSpec, ranks: LaunchedRanks) -> None:
         super().__init__(whole, ranks, ShardedAdapterStore(ranks.own.adapters, ranks.workers))
         self._group: ProcessGroup = ranks.group
-        self._told: Step | None = None  # the workers have it too
+        self._sent: Step | None = None  # the workers have it too
 
     @property
     def sent_bytes(self) -> int:
@@ -102,20 +102,20 @@ class TensorParallelExecutor(MultiProcessExecutor):
     ) -> torch.Tensor:
         """See `model.executor.Executor.run`; `layer_done` speaks for rank 0. Raises ExecutorLost."""
         last = self._whole.layers if last is None else last
-        self._tell_step(step, Layers(first, last, hidden is not None))
+        self._broadcast_step(step, Layers(first, last, hidden is not None))
         try:
             hidden = None if hidden is None else self._group.broadcast(hidden)
             return self._own.run(step, first=first, last=last, hidden=hidden, layer_done=layer_done)
         except Exception as error:
             raise ExecutorLost(f"a step of {self._group.size} ranks failed on rank 0: {error}") from error
 
-    def _tell_step(self, step: Step, layers: Layers) -> None:
-        """One that they have is told by its tokens and positions alone."""
-        if step is self._told:
+    def _broadcast_step(self, step: Step, layers: Layers) -> None:
+        """A step that the workers have is sent as its tokens and positions alone."""
+        if step is self._sent:
             self._workers.broadcast(Kind.AGAIN, write_again(step, layers))
         else:
             self._workers.broadcast(Kind.RUN, write_run(step, layers))
-            self._told = step
+            self._sent = step
 
 
 def launch_tensor_parallel(

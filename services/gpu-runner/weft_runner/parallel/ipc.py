@@ -2,7 +2,7 @@
 
     kind u8 | length u32 | body
 
-Both ends are one program of one version, and nobody else can reach the pair: a frame that cannot be is a bug.
+Both ends are one program of one version, and no other process can reach the pair: a malformed frame is a bug.
 """
 
 import os
@@ -22,7 +22,7 @@ class ChannelLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """`file`: a descriptor that came with it and now is this process's; whoever takes the frame closes it."""
+    """`file`: a descriptor that came with it and now is this process's; the receiver of the frame closes it."""
 
     kind: int
     body: bytes
@@ -71,13 +71,13 @@ class Channel:
         return bool(select.select([self._end], [], [], timeout_s)[0])
 
     def wait_for_end(self) -> None:
-        """Until the other end is closed, whatever comes meanwhile; nothing is received. Any thread."""
+        """Block until the other end is closed, without receiving what arrives before. Any thread."""
         watch = select.poll()
         watch.register(self._end, select.POLLRDHUP)
         watch.poll()
 
     def close(self) -> None:
-        """Wakes whoever waits at either end."""
+        """Wakes the threads that wait at either end."""
         with suppress(OSError):  # the other end was faster
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()

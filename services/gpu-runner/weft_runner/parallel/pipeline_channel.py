@@ -1,7 +1,7 @@
 """The stages of a pipeline in a row: hidden rows pass from each to the next, logits from the last one to stage 0.
 
-Tensors alone come this way. What they belong to was told before, over the sockets (ORCA, section 4.1: the control
-plane does not wait for the data plane), so that a stage can begin to receive while it computes what comes earlier.
+Only tensors pass here. Their command was sent before, over the sockets (ORCA, section 4.1: the control plane does not
+wait for the data plane), so that a stage can begin to receive while it computes what comes earlier.
 """
 
 from collections import deque
@@ -59,11 +59,11 @@ class PipelineChannel:
 
     def logits(self, rows: int) -> PendingTensor:
         """Begin to receive a step's logits [S, V], on stage 0. Steps without a row that samples have none."""
-        assert rows, "nobody sends these"
+        assert rows, "steps without sampled rows have no logits"
         return self._peers.receive((rows, self._whole.vocab_size), self._peers.size - 1)
 
     def send_next(self, x: torch.Tensor) -> None:
-        """What this stage has made of a step, to whom it concerns. Waits only where `stages` steps have not been taken.
+        """Send this stage's result of a step to the next stage. Waits only while `stages` results are unreceived.
 
         Raises RuntimeError as `PendingTensor.wait` does.
         """
@@ -73,5 +73,5 @@ class PipelineChannel:
             self._sending.popleft().wait()
 
     def close(self) -> None:
-        """What nobody has taken is dropped: it holds on to the connections."""
+        """Drop tensors that no stage has received: they hold on to the connections."""
         self._sending.clear()

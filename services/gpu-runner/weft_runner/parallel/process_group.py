@@ -25,7 +25,7 @@ class Transfer:
         """What was sent, or what came. Raises RuntimeError: not within the timeout, or the other rank is gone.
 
         Between GPUs it is the device that waits, before whatever is launched next, and NCCL's own watch that keeps
-        the time; Gloo knows no limit here but one that is said.
+        the time; Gloo has no limit here but the one that is passed.
         """
         if self._x.is_cuda:
             self._work.wait()
@@ -38,7 +38,7 @@ class TorchProcessGroup:
     """`torch.distributed`'s default group of this process, on one host: Gloo between CPUs, NCCL between GPUs."""
 
     def __init__(self, rank: int, size: int, device: torch.device, meeting_fd: int, timeout_s: float) -> None:
-        """`device`: of the tensors. `meeting_fd`: a file that all have open and nobody else, closed by `close`.
+        """`device`: of the tensors. `meeting_fd`: a file that only the ranks have open, closed by `close`.
 
         An operation that lasts longer than `timeout_s`, or whose peer is gone, raises RuntimeError.
         """

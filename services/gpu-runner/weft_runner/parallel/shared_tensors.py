@@ -1,6 +1,6 @@
 """An adapter's tensors in a file in memory, for other processes: one copy, whatever the number of ranks.
 
-Rank 0 hands out the bytes, not a path: what it builds may be a host copy whose file has left the disk meanwhile.
+Rank 0 hands out the bytes, not a path: what it builds may be a host copy whose file is no longer on disk.
 """
 
 import mmap
@@ -18,26 +18,26 @@ _NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
 class RecordedScales:
-    """Another's scales, and which were asked for: `told` by module."""
+    """The scales of a configuration, and those that were read: `by_module`."""
 
     def __init__(self, scales: Scales) -> None:
         self._scales = scales
-        self.told: dict[str, float] = {}
+        self.by_module: dict[str, float] = {}
 
     def scale_of(self, module: str, /) -> float:
         scale = self._scales.scale_of(module)
-        self.told[module] = scale
+        self.by_module[module] = scale
         return scale
 
 
 class FixedScales:
-    """What was noted."""
+    """Scales that another process recorded."""
 
-    def __init__(self, told: Mapping[str, float]) -> None:
-        self._told = told
+    def __init__(self, by_module: Mapping[str, float]) -> None:
+        self._by_module = by_module
 
     def scale_of(self, module: str, /) -> float:
-        return self._told[module]
+        return self._by_module[module]
 
 
 def share_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[int, list[list[Any]]]:

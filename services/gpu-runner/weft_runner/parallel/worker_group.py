@@ -1,4 +1,4 @@
-"""Ranks 1 and up as child processes of the runner: started, spoken to, watched, ended.
+"""Ranks 1 and up as child processes of the runner: started, sent commands, watched, ended.
 
 Each has two channels: `steps` for what happens in order, between and in steps, and `loads` for adapters, which are
 built beside steps. A worker ends when its runner's ends of them close, however the runner ended; a worker that
@@ -25,7 +25,7 @@ from weft_runner.parallel.process_group import TorchProcessGroup, device_of
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 START_S = 600.0  # to import torch, or to load a part of the model
-POLL_S = 0.2  # how soon a start is given up that is told to
+POLL_S = 0.2  # how soon a start ends that is asked to stop
 END_S = 2.0  # for a worker to end by itself
 
 
@@ -54,7 +54,7 @@ def spawn_workers(size: int, meeting_fd: int) -> list[Worker]:
 
 
 class WorkerGroup:
-    """All of them. `tell` is the engine's thread's, `order` and `answers` are the builder's; `close` is anybody's."""
+    """All workers. The engine's thread calls `broadcast`, the builder's `request` and `replies`; any thread `close`."""
 
     def __init__(self, workers: Sequence[Worker], patience_s: float) -> None:
         """`patience_s`: how long a worker may leave a message, or an adapter, lying."""
@@ -72,7 +72,7 @@ class WorkerGroup:
     # ---- start
 
     def start(self, settings: Mapping[str, Any], stopping: Callable[[], bool]) -> None:
-        """Tell each what it is to be, once it can hear. Raises ExecutorLost, StoppedAtStart."""
+        """Send each worker its START, once it has sent HELLO. Raises ExecutorLost, StoppedAtStart."""
         self._await(Kind.HELLO, stopping)
         for worker in self._workers:
             message = {**settings, "rank": worker.rank}
@@ -83,7 +83,7 @@ class WorkerGroup:
         self._await(Kind.READY, stopping)
 
     def watch(self, on_lost: Callable[[ExecutorLost], None]) -> None:
-        """`on_lost` hears from now on, from any thread, that one is lost: at once where it ended."""
+        """From now on `on_lost` is called, from any thread, when a worker is lost: at once where it ended."""
         self._on_lost = on_lost
         for worker in self._workers:
             name = f"watch-rank-{worker.rank}"
@@ -92,7 +92,7 @@ class WorkerGroup:
     # ---- talk
 
     def broadcast(self, kind: Kind, body: bytes = b"") -> None:
-        """In the order of the steps. Does not wait for what it says to be done. Raises ExecutorLost."""
+        """In the order of the steps. Does not wait for the command to be executed. Raises ExecutorLost."""
         for worker in self._workers:
             self._with(worker, lambda f: f.steps.send(kind, body))
 
@@ -102,7 +102,7 @@ class WorkerGroup:
             self._with(worker, lambda f: f.loads.send(kind, body, file))
 
     def replies(self) -> list[Frame]:
-        """One of each, in order of ranks, once all have answered. Raises what one refused with, ExecutorLost."""
+        """One reply of each worker, by rank, once all have replied. Raises what one refused with, ExecutorLost."""
         frames = [self._with(worker, lambda f: f.loads.receive()) for worker in self._workers]
         for worker, frame in zip(self._workers, frames, strict=True):
             _raise_if_refused(worker.rank, frame)
@@ -111,7 +111,7 @@ class WorkerGroup:
     # ---- end
 
     def close(self) -> None:
-        """All have ended when this returns; what waits for one of them is told so at once."""
+        """All have ended when this returns; a thread that waits for one of them is woken at once."""
         self._closing.set()
         for worker in self._workers:
             worker.steps.close()
@@ -132,9 +132,9 @@ class WorkerGroup:
             while not worker.loads.has_news(POLL_S):
                 left -= POLL_S
                 if stopping():
-                    raise StoppedAtStart(f"told to stop before rank {worker.rank} was ready")
+                    raise StoppedAtStart(f"stopped before rank {worker.rank} was ready")
                 if left <= 0:
-                    raise self._lost(worker, f"it has not said {kind.name} for {START_S:.0f} s")
+                    raise self._lost(worker, f"it has not sent {kind.name} for {START_S:.0f} s")
             frame = self._with(worker, lambda f: f.loads.receive())
             _raise_if_refused(worker.rank, frame)
             assert frame.kind == kind, frame
@@ -165,9 +165,9 @@ def refusal(error: RunnerError) -> bytes:
 
 def _raise_if_refused(rank: int, frame: Frame) -> None:
     if frame.kind == Kind.REFUSED:
-        told = read_json(frame.body)
-        named: type[RunnerError] = getattr(errors, told["error"])
-        raise named(f"rank {rank}: {told['detail']}")
+        refusal = read_json(frame.body)
+        named: type[RunnerError] = getattr(errors, refusal["error"])
+        raise named(f"rank {rank}: {refusal['detail']}")
 
 
 PATIENCE_S = 60.0  # of ranks for each other, within a step and when an adapter is built; far above any skew of theirs

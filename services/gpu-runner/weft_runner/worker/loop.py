@@ -44,7 +44,7 @@ Act = Callable[[], None]
 
 
 def serve(steps: Channel, loads: Channel, meeting_fd: int) -> int:
-    """Be the rank that the runner says, until it has closed. Returns the exit code: 1 after a failure, see the log."""
+    """Serve as the rank that START names, until the runner closes. Returns the exit code: 1 after a logged failure."""
     try:
         rank = _start(loads, meeting_fd)
         threading.Thread(target=rank.run_builds, args=(loads,), name="builder", daemon=True).start()
@@ -81,7 +81,7 @@ def _start(loads: Channel, meeting_fd: int) -> "WorkerLoop":
 
 
 def _base(start: dict[str, Any]) -> ModelSource:
-    """The watch ends a load that nobody waits for."""
+    """The watch in `worker.__main__` ends a load whose runner has gone."""
     files = {name: Path(path) for name, path in start["files"].items()}
     spec = read_spec(files["config.json"], files.get("generation_config.json"))
     return ModelSource(spec, files, start["threads"], lambda: False)
@@ -94,7 +94,7 @@ class TensorWork:
         self._executor, self._group = executor, group
 
     def begin(self, step: Step, layers: Layers) -> Act:
-        """Told of a step, perhaps while an earlier one runs: what to do in its turn."""
+        """The command of a step came, perhaps while an earlier one runs: what to do in its turn."""
         return partial(self.run, step, layers)
 
     def run(self, step: Step, layers: Layers) -> None:
@@ -108,8 +108,8 @@ class TensorWork:
 class StageWork:
     """A step on a stage that has some of the layers.
 
-    `early`: it begins to receive as soon as it is told of the step, while it computes another. Between GPUs what
-    receives would take multiprocessors from what computes, as long as nothing comes: there it begins in its turn.
+    `early`: it begins to receive as soon as it gets the command of the step, while it computes another. Between GPUs
+    a receive would take multiprocessors from what computes, as long as nothing arrives: there it begins in its turn.
     """
 
     def __init__(self, executor: Executor, channel: PipelineChannel, *, early: bool) -> None:
@@ -135,18 +135,18 @@ class WorkerLoop:
         self._executor, self._work, self._patience_s = executor, work, patience_s
         self._built: dict[int, DeviceAdapter] = {}
         self._step: Step | None = None
-        self._lends, self._lent = 0, threading.Condition()
+        self._allocations, self._allocated = 0, threading.Condition()
 
     def run_steps(self, steps: Channel) -> NoReturn:
         """In the order of the frames; those that are here already are read before the first of them is acted on.
 
-        Rank 0 has a few steps in flight at the most, and says little between two of them.
+        Rank 0 has a few steps in flight at the most, and sends few commands between two of them.
         """
-        told: deque[Act] = deque()
+        pending: deque[Act] = deque()
         while True:
-            while not told or steps.has_news(0.0):
-                told.append(self.act_of(steps.receive()))
-            told.popleft()()
+            while not pending or steps.has_news(0.0):
+                pending.append(self.act_of(steps.receive()))
+            pending.popleft()()
 
     def act_of(self, frame: Frame) -> Act:
         executor, body = self._executor, frame.body
@@ -163,7 +163,7 @@ class WorkerLoop:
             case Kind.CLEAR_PAGES:
                 return partial(executor.clear_pages, read_ints(body))
             case Kind.ADAPTER_PAGES:
-                return partial(self._lend, read_ints(body))
+                return partial(self._allocate, read_ints(body))
             case _:
                 raise AssertionError(f"no command: {frame.kind}")
 
@@ -180,11 +180,11 @@ class WorkerLoop:
         for one in gone:
             self._built.pop(one, None)
 
-    def _lend(self, pages: list[int]) -> None:
+    def _allocate(self, pages: list[int]) -> None:
         self._executor.allocate_adapter_pages(pages)
-        with self._lent:
-            self._lends += 1
-            self._lent.notify()
+        with self._allocated:
+            self._allocations += 1
+            self._allocated.notify()
 
     # ---- the builder's thread
 
@@ -202,30 +202,30 @@ class WorkerLoop:
 
     def _answer(self, loads: Channel, frame: Frame) -> None:
         assert frame.file is not None, frame.kind
-        told = read_json(frame.body)
+        command = read_json(frame.body)
         try:
-            tensors, scales = open_shared(frame.file, told["tensors"]), FixedScales(told["scales"])
+            tensors, scales = open_shared(frame.file, command["tensors"]), FixedScales(command["scales"])
             if frame.kind == Kind.NEEDS:
-                share = BuiltShard(self._pages(self._executor.adapters.needs(tensors, scales)))
+                shard = BuiltShard(self._pages(self._executor.adapters.needs(tensors, scales)))
             else:
-                share = self._build(told, tensors, scales)
+                shard = self._build(command, tensors, scales)
         except RunnerError as error:
             loads.send(Kind.REFUSED, refusal(error))
         else:
-            loads.send(Kind.SHARE, write_shard(share))
+            loads.send(Kind.SHARE, write_shard(shard))
 
-    def _build(self, told: dict[str, Any], tensors: dict[str, torch.Tensor], scales: FixedScales) -> BuiltShard:
-        self._await_lends(told["lends"])
-        adapter = self._executor.adapters.build(tensors, scales, told["pages"])
-        self._built[told["number"]] = adapter
+    def _build(self, command: dict[str, Any], tensors: dict[str, torch.Tensor], scales: FixedScales) -> BuiltShard:
+        self._await_allocations(command["allocations"])
+        adapter = self._executor.adapters.build(tensors, scales, command["pages"])
+        self._built[command["number"]] = adapter
         return BuiltShard(self._pages(adapter.n_bytes), adapter.rank, adapter.site_rank)
 
-    def _await_lends(self, times: int) -> None:
-        """Until the steps that were told before these pages were lent are behind this rank: they may write to them."""
-        with self._lent:
-            if not self._lent.wait_for(lambda: self._lends >= times, self._patience_s):
+    def _await_allocations(self, times: int) -> None:
+        """Until this rank has run the steps that were sent before the allocation: they may write to these pages."""
+        with self._allocated:
+            if not self._allocated.wait_for(lambda: self._allocations >= times, self._patience_s):
                 raise TimeoutError(
-                    f"pages were lent {times} times, and {self._lends} times within {self._patience_s} s"
+                    f"pages were allocated {times} times, and {self._allocations} times within {self._patience_s} s"
                 )
 
     def _pages(self, n_bytes: int) -> int:

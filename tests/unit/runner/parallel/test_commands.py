@@ -58,6 +58,6 @@ def test_an_adapters_tensors_and_scales_are_carried_as_they_are():
     for name, tensor in tensors.items():
         assert found[name].dtype is tensor.dtype
         assert torch.equal(found[name], tensor)
-    noted = RecordedScales(FixedScales({"m": 0.5, "n": 2.0}))
-    assert noted.scale_of("m") == 0.5
-    assert noted.told == {"m": 0.5}
+    recorded = RecordedScales(FixedScales({"m": 0.5, "n": 2.0}))
+    assert recorded.scale_of("m") == 0.5
+    assert recorded.by_module == {"m": 0.5}

@@ -253,7 +253,7 @@ def test_an_adapter_is_built_after_the_steps_that_may_write_to_its_pages():
     executor = Executor()
     rank = WorkerLoop(executor, StageWork(executor, PipelineChannel(Peers(1, 2), spec_of(2)), early=True), PATIENCE_S)
     shares: list[BuiltShard] = []
-    told = {"number": 1, "pages": [3], "lends": 1}
+    told = {"number": 1, "pages": [3], "allocations": 1}
     builder = threading.Thread(target=lambda: shares.append(rank._build(told, {}, None)))
     builder.start()
     rank.act_of(Frame(Kind.RUN, write_run(STEP, Layers(0, 2, hidden=False))))()
@@ -264,12 +264,12 @@ def test_an_adapter_is_built_after_the_steps_that_may_write_to_its_pages():
     assert read_shard(write_shard(shares[0])) == shares[0]
 
 
-def test_pages_that_are_never_lent_are_not_waited_for_for_ever():
+def test_pages_that_are_never_allocated_are_not_waited_for_for_ever():
     rank = WorkerLoop(
         executor := Executor(), StageWork(executor, PipelineChannel(Peers(1, 2), spec_of(2)), early=True), 0.01
     )
-    with pytest.raises(TimeoutError, match="lent 1 times, and 0 times"):
-        rank._build({"number": 1, "pages": [3], "lends": 1}, {}, None)
+    with pytest.raises(TimeoutError, match="allocated 1 times, and 0 times"):
+        rank._build({"number": 1, "pages": [3], "allocations": 1}, {}, None)
 
 
 # ---- what a runner is told, and what it tells

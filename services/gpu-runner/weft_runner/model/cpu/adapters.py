@@ -63,7 +63,7 @@ class CpuAdapterStore(HostTensorStore):
 
     def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, pages: Sequence[int] = ()) -> CpuAdapter:
         """See `AdapterStore.build`."""
-        del pages  # memory of its own: what was lent to it stays with the machine
+        del pages  # memory of its own: its KV pages stay untouched
         by_site = [site for layer in adapter_pairs(tensors, scales, self._spec) for site in layer]
         n_bytes = [self._site_bytes(site) for site in by_site]
         memory = Memory(sum(n_bytes))

@@ -3,8 +3,8 @@
 An adapter is packed into an image of its pages in pinned memory, layer by layer, and each layer's pages follow on a
 stream of their own while the next layer is packed: loading runs beside steps, and a prompt may begin when layer 0 has
 arrived. The image is what stays in host memory, so that the next load only copies. Events keep the order: copies come
-after what was launched when the pages were lent, steps after the layers that they read, and pages that are given back
-after the last copy into them.
+after what was launched when the pages were allocated, steps after the layers that they read, and pages are freed after
+the last copy into them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -111,7 +111,7 @@ class PagedAdapterStore:
         try:
             arrived = self._copy(packed, pages)
         except Exception:
-            if self._copies is not None:  # its pages go to somebody else at once
+            if self._copies is not None:  # its pages get another owner at once
                 self._copies.synchronize()
             raise
         entry = packed.plan.on_pages(pages)
@@ -136,7 +136,7 @@ class PagedAdapterStore:
 
     @on_device
     def on_pages_allocated(self) -> None:
-        """Pages have just been lent: what is launched now may still touch them, and copies into them wait for it."""
+        """Pages were allocated to adapters: steps launched before may still touch them, and copies into them wait."""
         if self._copies is not None:
             self._lent = torch.cuda.Event()
             self._lent.record()

@@ -21,7 +21,7 @@ WARM_UPS = 2  # of the kernels: compiled, and libraries' workspaces allocated, b
 
 
 def sizes(most: int) -> list[int]:
-    """1, 2, 4, 8, 16, 24, 32, ... and `most`: a step waits for at most 7 rows that nobody asked for."""
+    """1, 2, 4, 8, 16, 24, 32, ... and `most`: a step computes at most 7 padding rows."""
     return sorted({size for size in (1, 2, 4, *range(8, most, 8), most) if size <= most})
 
 
@@ -84,7 +84,7 @@ class CudaGraphs:
         record: Callable[[Callable[[], Outputs]], Replayable] = EagerReplay
         if device.type == "cuda":
             record = partial(CapturedGraph, pool=torch.cuda.graph_pool_handle(), stream=torch.cuda.Stream(device))
-        self._recorded: dict[tuple[int, bool], Replayable] = {  # the largest first: the others find room in its memory
+        self._recorded: dict[tuple[int, bool], Replayable] = {  # the largest first: the others fit into its memory
             (size, lora): record(partial(forward, self._steps[size], lora))
             for size in reversed(self._sizes)
             for lora in (True, False)

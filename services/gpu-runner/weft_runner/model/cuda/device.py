@@ -61,7 +61,7 @@ def device_errors() -> Generator[None]:
 
 
 class GpuUnavailable(Exception):
-    """There is no GPU here that the kernels run on, or they cannot compute this model; the message says why."""
+    """There is no GPU here that the kernels run on, or they cannot compute this model; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class CudaExecutor:
     ) -> None:
         """`weights`, of this rank's part, are on the device already, in the dtype that it computes with.
 
-        `part`: a stage's layers (`model.partition`); None: what the group says. A stage captures no graphs.
+        `part`: a stage's layers (`model.partition`); None: as the group divides it. A stage captures no graphs.
         """
         group = group or SingleProcessGroup()
         part, self._tensor = part or Partition(whole, group.rank, group.size), TensorParallel(group)
@@ -97,7 +97,7 @@ class CudaExecutor:
             self._device.new(sizes.rows if sizes.graphs else 0, width, dtype=torch.float32),
             torch.zeros(sizes.rows, dtype=torch.int32, device=self.at),
         )
-        self._tokens: torch.Tensor | None = None  # that were chosen last
+        self._tokens: torch.Tensor | None = None  # sampled last
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # sums of products are fp32
         self._graphs = self._record(sizes) if sizes.graphs and part.begins and part.ends else None
         if self.at.type == "cuda":
@@ -160,7 +160,7 @@ class CudaExecutor:
         return self._choose(self.run(step), draws)
 
     def can_follow(self, step: Step, draws: Sequence[SamplingArgs]) -> bool:
-        """A captured step whose choices nobody counts (penalties) or explains (log probabilities)."""
+        """A captured step whose tokens need no penalties and no log probabilities."""
         return (
             self._graphs is not None
             and self._graphs.size_of(step) is not None
@@ -179,7 +179,7 @@ class CudaExecutor:
     def _choose(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
         likeliest = None if self._outputs is None else self._outputs.tokens
         self._tokens = self._chooser.tokens(logits, draws, likeliest)
-        return copy_to_host(self._tokens, draws, partial(_told, logits))
+        return copy_to_host(self._tokens, draws, partial(_logprob_of, logits))
 
     def clear_pages(self, pages: list[int]) -> None:
         """Nothing is read of a page but what its present owner wrote: the kernels load no key beyond a context."""
@@ -193,10 +193,10 @@ class CudaExecutor:
 
     @on_device
     def warm_up(self, tokens: int) -> None:
-        """Compile what eager steps of up to `tokens` tokens and draws use, before anybody waits for it.
+        """Compile what eager steps of up to `tokens` tokens and draws use, before a request waits for it.
 
         Kernels are compiled for each size of chunks, with adapters also for each bucket of their number. What these
-        steps compute nobody reads; their keys and values go to page 0, which its first owner overwrites.
+        steps compute is not read; their keys and values go to page 0, which its first owner overwrites.
         """
         logits = torch.zeros(1, self._spec.vocab_size, device=self.at)  # of another stage
         for step in warm_up_steps(tokens, self._block_m, self._device.kv.page_tokens):
@@ -304,7 +304,7 @@ def _rotary(spec: ModelSpec, context: int) -> torch.Tensor:
     return torch.stack((cos[:, 0, :half], sin[:, 0, :half]), dim=1).contiguous()
 
 
-def _told(logits: torch.Tensor, row: int, token: int, draw: SamplingArgs) -> TokenLogprob | None:
+def _logprob_of(logits: torch.Tensor, row: int, token: int, draw: SamplingArgs) -> TokenLogprob | None:
     """Of the raw logits, by the host's own arithmetic: few requests ask for it."""
     if not draw.sampling.logprobs:
         return None

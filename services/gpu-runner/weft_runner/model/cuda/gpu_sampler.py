@@ -23,7 +23,7 @@ class GpuSampler:
         self._peaks = torch.empty(rows, dtype=torch.float32, device=at)
 
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
-        """The likeliest token of each row, -1 where there is none: int32, valid until the next choice."""
+        """The likeliest token of each row, -1 where there is none: int32, valid until the next sampling."""
         tokens = self._tokens[: len(logits)]
         device.argmax(logits, tokens, self._peaks[: len(logits)])
         return tokens
@@ -31,7 +31,7 @@ class GpuSampler:
     def tokens(
         self, logits: torch.Tensor, draws: Sequence[SamplingArgs], likeliest: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Each row's token, on the device: int32 [rows], -1 where it has none. Valid until the next choice.
+        """Each row's token, on the device: int32 [rows], -1 where it has none. Valid until the next sampling.
 
         `likeliest`: each row's likeliest token, where that is known already.
         """
@@ -69,34 +69,34 @@ class GpuSampler:
         return host.to(self._at, non_blocking=True)
 
 
-Told = Callable[
+LogprobOf = Callable[
     [int, int, SamplingArgs], TokenLogprob | None
 ]  # row, token, draw -> its log probability, where one is wanted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuStepHandle:
-    """`tokens`: int32 [rows] in pinned memory, valid after `landed` (None: at once); -1: the row has no choice."""
+    """`tokens`: int32 [rows] in pinned memory, valid after `landed` (None: at once); -1: the row has no token."""
 
     tokens: torch.Tensor
     landed: torch.cuda.Event | None
     draws: Sequence[SamplingArgs]
-    told: Told
+    logprob_of: LogprobOf
 
     def result(self) -> list[Choice | None]:
         if self.landed is not None:
             with device_errors():
                 self.landed.synchronize()
         found = enumerate(zip(self.tokens.tolist(), self.draws, strict=True))
-        return [None if token < 0 else Choice(token, self.told(i, token, draw)) for i, (token, draw) in found]
+        return [None if token < 0 else Choice(token, self.logprob_of(i, token, draw)) for i, (token, draw) in found]
 
 
-def copy_to_host(tokens: torch.Tensor, draws: Sequence[SamplingArgs], told: Told) -> GpuStepHandle:
+def copy_to_host(tokens: torch.Tensor, draws: Sequence[SamplingArgs], logprob_of: LogprobOf) -> GpuStepHandle:
     """Copy tokens [rows] to the host behind what computes them. They may be overwritten by what is launched next."""
     if not tokens.is_cuda:
-        return GpuStepHandle(tokens.clone(), None, draws, told)
+        return GpuStepHandle(tokens.clone(), None, draws, logprob_of)
     host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
     host.copy_(tokens, non_blocking=True)
     landed = torch.cuda.Event()
     landed.record()
-    return GpuStepHandle(host, landed, draws, told)
+    return GpuStepHandle(host, landed, draws, logprob_of)

@@ -89,7 +89,7 @@ class TritonOps:
         return self._device.tensor.summed(y, site)
 
     def _add_lora(self, y: torch.Tensor, partials: PartialSums, layer: int, site: int) -> None:
-        """At column sites whoever reads y adds what is pending; at row sites it is added to this device's outputs."""
+        """At column sites the next kernel that reads y adds it; at row sites it is added to this device's outputs."""
         if site in COLUMN_SITES:
             self._planes = partials
             return
@@ -147,6 +147,6 @@ class TritonOps:
         return PartialSums(self._device.new(parts, x.shape[0], ranks, dtype=torch.float32))
 
     def _pending(self, layer: int, site: int) -> lora.DeferredExpand | None:
-        """The expand that the last projection left to whoever reads it."""
+        """The expand that the last projection left to the next kernel that reads it."""
         partials, self._planes = self._planes, None
         return None if partials is None else lora.DeferredExpand(partials, self._device.tables.at(layer, site))

@@ -85,7 +85,7 @@ class DeviceStep:
     def advance(self, step: Step, tokens: torch.Tensor | None = None) -> None:
         """The step that was written, one token further: tokens and positions alone.
 
-        `tokens`: they are on the device already, where -1 stands for none (that row's result is nobody's).
+        `tokens`: they are on the device already, where -1 stands for none (that row's result is not used).
         """
         arrays = step.arrays
         self._turn = 1 - self._turn
