@@ -1,4 +1,4 @@
-"""What one client can cost the others: large bodies, endless headers, answers that nobody reads, foreign pages."""
+"""What one client can cost the others: large bodies, endless headers, answers that are not read, foreign pages."""
 
 import asyncio
 import json
@@ -182,7 +182,7 @@ async def test_an_answer_under_way_outlives_the_heads_deadline(world: World, mon
     writer.close()
 
 
-# ---------------------------------------------------------------- answers that nobody reads
+# ---------------------------------------------------------------- answers that are not read
 
 
 async def test_a_client_that_stops_reading_is_cut_off(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,9 +219,7 @@ def stalled(world: World) -> list[Any]:
 @pytest.mark.parametrize(
     "kind", [None, "text/plain", "application/x-www-form-urlencoded", "text/plain;application/json"]
 )
-async def test_a_body_that_is_not_declared_as_json_is_a_415_that_says_what_to_send(
-    world: World, kind: str | None
-) -> None:
+async def test_a_body_that_is_not_declared_as_json_is_a_415_with_what_to_send(world: World, kind: str | None) -> None:
     async with world.http() as http:
         for path, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):
             headers = {"content-type": kind} if kind else {}
@@ -241,9 +239,9 @@ async def test_with_keys_metrics_name_only_what_the_caller_may_use(parts: World,
         await world.settled()
         keys = (None, "wrong", "key-of-acme")
         headers = [{"authorization": f"Bearer {key}"} if key else {} for key in keys]
-        nobody, wrong, acme = [(await http.get("/metrics", headers=one)).text for one in headers]
-    assert all("weft_gateway_in_flight 0.0" in text for text in (nobody, wrong, acme))
-    assert not [name for name in ("acme/upper", "rival/secret", "team/base") if name in nobody + wrong]
+        anonymous, wrong, acme = [(await http.get("/metrics", headers=one)).text for one in headers]
+    assert all("weft_gateway_in_flight 0.0" in text for text in (anonymous, wrong, acme))
+    assert not [name for name in ("acme/upper", "rival/secret", "team/base") if name in anonymous + wrong]
     assert 'weft_gateway_requests_total{model="acme/upper",status="200"} 1.0' in acme
     assert "rival/secret" not in acme
 

@@ -286,8 +286,8 @@ async def test_what_comes_while_the_status_line_is_sent_is_not_lost(three: World
         "headers": [(b"content-type", b"application/json")], "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
     }  # fmt: skip
     await soon(three.server.config.loaded_app(scope, receive, send))
-    said = b"".join(message.get("body", b"") for message in sent).decode().split("\n\n")
-    chunks = [orjson.loads(line.removeprefix("data: ")) for line in said if line not in {"", "data: [DONE]"}]
+    events = b"".join(message.get("body", b"") for message in sent).decode().split("\n\n")
+    chunks = [orjson.loads(line.removeprefix("data: ")) for line in events if line not in {"", "data: [DONE]"}]
     texts, finishes = ["", "", ""], dict[int, str]()
     for (choice,) in (chunk["choices"] for chunk in chunks):
         texts[choice["index"]] += choice["text"]

@@ -65,7 +65,7 @@ class Running:
         return failed
 
 
-async def test_a_runner_that_dies_is_told_at_once_and_another_continues(world: World, other: FakeRunner) -> None:
+async def test_a_runner_that_dies_is_reported_at_once_and_another_continues(world: World, other: FakeRunner) -> None:
     running = Running(world)
     await running.begin()
     world.runner.break_sessions()
@@ -105,7 +105,7 @@ async def test_the_hold_of_a_preempted_stream_stands_while_its_pool_has_a_ready_
     stream = world.gateway.machine.requests[running.request_id].stream
     assert stream.hold_deadline is None
     world.scheduler.outbox.close()
-    await until(lambda: stream.hold_deadline is not None)  # nobody is there who could assign it
+    await until(lambda: stream.hold_deadline is not None)  # no scheduler could assign it
     submit = await world.scheduler.next("submit")
     assert (submit.moves, submit.emitted_tokens, submit.HasField("runner")) == (0, 2, False)
     assert submit.numerics_class == "class of runner-1", "its tokens are of that class"
@@ -161,7 +161,7 @@ async def test_what_a_runner_gives_back_goes_to_the_queue(
     await running.ends_well_on(other)
 
 
-async def test_a_runner_without_room_says_how_much_it_has(world: World, other: FakeRunner) -> None:
+async def test_a_runner_without_capacity_reports_how_much_it_has(world: World, other: FakeRunner) -> None:
     world.runner.autopilot = world.scheduler.autopilot = False
     asked = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
     submit = await world.scheduler.next("submit")
@@ -254,7 +254,7 @@ async def test_a_session_without_requests_is_closed_and_opened_again(parts: Worl
 # ---------------------------------------------------------------- the scheduler goes and comes back
 
 
-async def test_a_scheduler_restart_is_told_everything_and_the_stream_does_not_notice(
+async def test_a_scheduler_that_restarts_gets_everything_and_the_stream_does_not_notice(
     parts: World, tmp_path: Path
 ) -> None:
     parts.scheduler.acknowledges = False
@@ -281,7 +281,7 @@ async def test_a_scheduler_restart_is_told_everything_and_the_stream_does_not_no
         await world.settled()
 
 
-async def test_a_request_that_broke_while_the_scheduler_was_away_is_told_as_running_nowhere(world: World) -> None:
+async def test_a_request_that_broke_while_the_scheduler_was_away_is_submitted_as_running_nowhere(world: World) -> None:
     running = Running(world)
     await running.begin()
     world.scheduler.outbox.close()

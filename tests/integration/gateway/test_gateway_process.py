@@ -68,7 +68,7 @@ async def started(world: World, tmp_path: Path, *flags: str) -> AsyncIterator[tu
         await process.wait()
 
 
-async def says_that_it_leaves(http: httpx2.AsyncClient) -> None:
+async def closes_connections(http: httpx2.AsyncClient) -> None:
     """To those that have not heard yet: on a connection from before, and on a new one."""
     async with httpx2.AsyncClient(base_url=http.base_url, timeout=PATIENCE_S) as late:
         for client in (http, late):
@@ -101,7 +101,7 @@ async def test_sigterm_lets_running_answers_finish_refuses_new_ones_and_exits_0(
         response = await soon(posted)
         running.process.send_signal(signal.SIGTERM)
         await running.logged("draining")
-        await says_that_it_leaves(http)
+        await closes_connections(http)
         parts.runner.step(start, 2, tokens[2:], common_pb2.FINISH_REASON_EOS)
         body = (await soon(response.aread())).decode()
         assert body.endswith("data: [DONE]\n\n")
@@ -173,8 +173,8 @@ def test_wrong_values_stop_the_start_and_are_all_listed(capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as ended:
         main(["--http", "nonsense", "--hold-seconds", "-1", "--depot", "ftp://x"])
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert all(flag in told for flag in ("--http", "--hold-seconds", "--depot"))
+    errors = capsys.readouterr().err
+    assert all(flag in errors for flag in ("--http", "--hold-seconds", "--depot"))
 
 
 def test_the_environment_stands_below_the_flags(
@@ -185,9 +185,9 @@ def test_the_environment_stands_below_the_flags(
     with pytest.raises(SystemExit) as ended:
         main(["--hold-seconds", "5"])
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert "--http" in told
-    assert "--hold-seconds" not in told
+    errors = capsys.readouterr().err
+    assert "--http" in errors
+    assert "--hold-seconds" not in errors
 
 
 async def ended(*flags: str) -> tuple[int | None, str]:

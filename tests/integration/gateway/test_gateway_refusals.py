@@ -260,7 +260,7 @@ async def test_a_request_waits_for_a_pools_first_runner_longer_than_this_gateway
         assert (await soon(posted)).status_code == 200
 
 
-async def test_without_a_scheduler_there_is_no_route_and_a_503_says_so(parts: World, tmp_path: Path) -> None:
+async def test_without_a_scheduler_there_is_no_route_and_a_503_with_the_reason(parts: World, tmp_path: Path) -> None:
     settings = parts.settings(tmp_path, scheduler="127.0.0.1:1", hold_seconds=0.1)
     async with serving(parts, settings) as world, world.http() as http:
         refused(await http.post("/v1/completions", json=TEXT), 503, "no_scheduler")
@@ -329,7 +329,7 @@ async def test_more_requests_than_the_bound_get_a_429_and_the_others_are_served(
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "fields"),
     [
         ({"mirostat": 2}, {"status": 400, "code": "unsupported_parameter", "param": "mirostat"}),
         (
@@ -340,15 +340,15 @@ async def test_more_requests_than_the_bound_get_a_429_and_the_others_are_served(
     ],
     ids=["unknown", "beyond the context", "a long name"],
 )
-async def test_the_log_of_a_refusal_says_what_was_wrong(
-    world: World, caplog: pytest.LogCaptureFixture, body: dict[str, Any], says: dict[str, Any]
+async def test_the_log_of_a_refusal_names_what_was_wrong(
+    world: World, caplog: pytest.LogCaptureFixture, body: dict[str, Any], fields: dict[str, Any]
 ) -> None:
     caplog.set_level("INFO", "weft_gateway.shell.app")
     async with world.http() as http:
         response = await http.post("/v1/completions", json=TEXT | body)
-    (told,) = [vars(record)["kv"] for record in caplog.records if record.message == "refused"]
+    (logged,) = [vars(record)["kv"] for record in caplog.records if record.message == "refused"]
     assert response.status_code == 400
-    assert {key: value for key, value in told.items() if key != "request_id"} == says
+    assert {key: value for key, value in logged.items() if key != "request_id"} == fields
 
 
 # ---------------------------------------------------------------- keys
@@ -412,7 +412,7 @@ async def test_without_a_known_key_everything_is_a_401(parts: World, tmp_path: P
             assert response.headers["www-authenticate"] == "Bearer"
 
 
-async def test_while_keys_are_unknown_nobody_is_told_that_theirs_is_wrong(parts: World, tmp_path: Path) -> None:
+async def test_while_keys_are_unknown_no_key_is_refused_as_wrong(parts: World, tmp_path: Path) -> None:
     parts.scheduler.routes = with_keys(parts, known=False)
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
         await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)

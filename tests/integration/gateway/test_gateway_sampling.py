@@ -33,74 +33,76 @@ async def test_penalties_and_biases_reach_the_runner_and_nothing_else_does_by_it
         logprobs=True,
         top_logprobs=20,
     )
-    told = (await world.runner.next("start")).sampling
-    assert (told.frequency_penalty, told.presence_penalty) == (-2, 0.5)
-    assert {one.token: one.bias for one in told.logit_bias} == {0: -100, 279: 1.5}
-    assert (told.logprobs, told.top_logprobs) == (True, 20)
+    sampling = (await world.runner.next("start")).sampling
+    assert (sampling.frequency_penalty, sampling.presence_penalty) == (-2, 0.5)
+    assert {one.token: one.bias for one in sampling.logit_bias} == {0: -100, 279: 1.5}
+    assert (sampling.logprobs, sampling.top_logprobs) == (True, 20)
 
 
-async def test_a_chat_tells_each_token_with_its_bytes_and_alternatives(world: World) -> None:
+async def test_a_chat_reports_each_token_with_its_bytes_and_alternatives(world: World) -> None:
     answer = await world.client().chat.completions.create(model="tiny", messages=HELLO, logprobs=True, top_logprobs=3)
-    told = answer.choices[0].logprobs
-    assert told is not None
-    assert told.content is not None
-    assert told.refusal is None
-    assert bytes(byte for one in told.content for byte in one.bytes or ()).decode() == ANSWER
-    assert [one.logprob for one in told.content] == [-i / 8 for i in range(len(world.tokens(ANSWER)))]
-    assert all(len(one.top_logprobs) == 3 for one in told.content)
-    first = told.content[0]
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert logprobs.refusal is None
+    assert bytes(byte for one in logprobs.content for byte in one.bytes or ()).decode() == ANSWER
+    assert [one.logprob for one in logprobs.content] == [-i / 8 for i in range(len(world.tokens(ANSWER)))]
+    assert all(len(one.top_logprobs) == 3 for one in logprobs.content)
+    first = logprobs.content[0]
     assert (first.token, first.bytes) == (first.top_logprobs[0].token, first.top_logprobs[0].bytes)
     assert [other.logprob for other in first.top_logprobs] == [0, -0.5, -1]
-    parts = [one.token for one in told.content if one.bytes and not _is_text(bytes(one.bytes))]
+    parts = [one.token for one in logprobs.content if one.bytes and not _is_text(bytes(one.bytes))]
     assert parts, "this answer has characters that are split over tokens"
     assert all("\\x" in part for part in parts)
 
 
-async def test_without_top_logprobs_a_chat_tells_the_chosen_tokens_alone(world: World) -> None:
+async def test_without_top_logprobs_a_chat_reports_the_sampled_tokens_alone(world: World) -> None:
     answer = await world.client().chat.completions.create(model="tiny", messages=HELLO, logprobs=True)
-    told = answer.choices[0].logprobs
-    assert told is not None
-    assert told.content
-    assert all(one.top_logprobs == [] for one in told.content)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content
+    assert all(one.top_logprobs == [] for one in logprobs.content)
 
 
 async def test_a_special_token_among_the_alternatives_has_a_name_and_no_bytes(world: World) -> None:
     end = world.tokenizer.token_to_id("</s>")
     world.runner.answer = lambda _: [end - 1, end]  # as an alternative, and as a token of the answer
     answer = await world.client().chat.completions.create(model="tiny", messages=HELLO, logprobs=True, top_logprobs=2)
-    told = answer.choices[0].logprobs
-    assert told is not None
-    assert told.content is not None
-    assert [(other.token, other.bytes) for other in told.content[0].top_logprobs][1] == ("</s>", None)
-    assert (told.content[1].token, told.content[1].bytes) == ("</s>", None)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert [(other.token, other.bytes) for other in logprobs.content[0].top_logprobs][1] == ("</s>", None)
+    assert (logprobs.content[1].token, logprobs.content[1].bytes) == ("</s>", None)
     assert answer.choices[0].message.content == ""
 
 
-async def test_a_completion_tells_tokens_offsets_and_alternatives_by_name(world: World) -> None:
+async def test_a_completion_reports_tokens_offsets_and_alternatives_by_name(world: World) -> None:
     answer = await world.client().completions.create(**TEXT, logprobs=2)
-    told = answer.choices[0].logprobs
+    logprobs = answer.choices[0].logprobs
     tokens = world.tokens(ANSWER)
-    assert told is not None
-    assert told.tokens is not None
-    assert told.top_logprobs is not None
-    assert told.text_offset is not None
-    assert told.token_logprobs == [-i / 8 for i in range(len(tokens))]
-    assert all(2 <= len(top) <= 3 for top in told.top_logprobs)
-    assert all(name in top for name, top in zip(told.tokens, told.top_logprobs, strict=True)), "with the chosen one"
-    assert told.text_offset[0] == 0
-    for name, offset in zip(told.tokens, told.text_offset, strict=True):
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.top_logprobs is not None
+    assert logprobs.text_offset is not None
+    assert logprobs.token_logprobs == [-i / 8 for i in range(len(tokens))]
+    assert all(2 <= len(top) <= 3 for top in logprobs.top_logprobs)
+    assert all(name in top for name, top in zip(logprobs.tokens, logprobs.top_logprobs, strict=True)), (
+        "with the sampled one"
+    )
+    assert logprobs.text_offset[0] == 0
+    for name, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
         if not name.startswith("bytes:"):
             assert ANSWER[offset:].startswith(name)
-    assert any(name.startswith("bytes:\\x") for name in told.tokens)
+    assert any(name.startswith("bytes:\\x") for name in logprobs.tokens)
 
 
 async def test_a_completion_may_ask_for_no_alternatives(world: World) -> None:
     answer = await world.client().completions.create(**TEXT, logprobs=0)
-    told = answer.choices[0].logprobs
-    assert told is not None
-    assert told.tokens is not None
-    assert told.top_logprobs is not None
-    assert [list(top) for top in told.top_logprobs] == [[name] for name in told.tokens]
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.top_logprobs is not None
+    assert [list(top) for top in logprobs.top_logprobs] == [[name] for name in logprobs.tokens]
 
 
 async def test_streamed_log_probabilities_come_with_their_text_and_add_up_to_the_whole(world: World) -> None:
@@ -112,8 +114,8 @@ async def test_streamed_log_probabilities_come_with_their_text_and_add_up_to_the
     for choice in (event["choices"][0] for event in events):
         text += choice["delta"].get("content", "")
         entries += choice["logprobs"]["content"] if choice["logprobs"] else []
-        told = b"".join(bytes(entry["bytes"]) for entry in entries).decode()
-        assert text.startswith(told), "never ahead of the text"
+        logprobs = b"".join(bytes(entry["bytes"]) for entry in entries).decode()
+        assert text.startswith(logprobs), "never ahead of the text"
     async with world.http() as http:
         whole = (await http.post("/v1/chat/completions", json=body)).json()["choices"][0]
     assert (text, entries) == (ANSWER, whole["logprobs"]["content"])
@@ -132,7 +134,7 @@ async def test_more_log_probabilities_than_an_answer_may_hold_are_refused(world:
     assert "2,688,000 log probabilities; at most 524,288" in error["message"]
 
 
-async def test_what_a_stop_string_holds_back_is_not_told_and_what_it_ends_never_is(world: World) -> None:
+async def test_what_a_stop_string_holds_back_is_not_sent_and_what_it_ends_never_is(world: World) -> None:
     world.runner.autopilot = False
     body = TEXT | {"logprobs": 0, "stop": "END"}
     reading = asyncio.create_task(sse(world, "/v1/completions", body))
@@ -144,8 +146,8 @@ async def test_what_a_stop_string_holds_back_is_not_told_and_what_it_ends_never_
     assert events.pop() == "[DONE]"
     choices = [event["choices"][0] for event in events]
     assert "".join(choice["text"] for choice in choices) == "ab EN c"
-    told = [name for choice in choices if choice["logprobs"] for name in choice["logprobs"]["tokens"]]
-    assert "".join(told) == "ab EN c"
+    logprobs = [name for choice in choices if choice["logprobs"] for name in choice["logprobs"]["tokens"]]
+    assert "".join(logprobs) == "ab EN c"
     for choice in choices:
         assert not choice["logprobs"] or "".join(choice["logprobs"]["tokens"]) == choice["text"]
 
@@ -156,7 +158,7 @@ async def other() -> AsyncIterator[FakeRunner]:
         yield runner
 
 
-async def test_a_stream_that_moved_tells_every_token_once(world: World, other: FakeRunner) -> None:
+async def test_a_stream_that_migrated_reports_every_token_once(world: World, other: FakeRunner) -> None:
     world.runner.autopilot = False
     other.answer = world.runner.answer
     asked = asyncio.create_task(world.client().completions.create(**TEXT, logprobs=1, stop=["dear you"]))
@@ -182,14 +184,14 @@ async def test_a_runner_that_owes_log_probabilities_has_failed_and_another_is_as
     asked = asyncio.create_task(world.client().completions.create(**TEXT, logprobs=1))
     start = await world.runner.next("start")
     world.scheduler.runner = other
-    start.sampling.logprobs = False  # so the fake tells none
+    start.sampling.logprobs = False  # so the fake reports none
     world.runner.step(start, 0, world.tokens("a"))
     failed = await world.scheduler.next("failed")
     assert "1 tokens came with 0 usable log probabilities" in failed.detail
     assert (await soon(asked)).choices[0].text == ANSWER
 
 
-async def test_a_log_probability_of_nothing_is_as_unlikely_as_openai_says(world: World) -> None:
+async def test_a_log_probability_of_nothing_is_openais_least_number(world: World) -> None:
     world.runner.autopilot = False
     asked = asyncio.create_task(world.client().completions.create(**TEXT, logprobs=1))
     start = await world.runner.next("start")
@@ -202,9 +204,9 @@ async def test_a_log_probability_of_nothing_is_as_unlikely_as_openai_says(world:
         logprobs=[logprob],
     )
     world.runner.send(step=runner_pb2.Step(iteration=1, sequences=[sequence]))
-    told = (await soon(asked)).choices[0].logprobs
-    assert told is not None
-    assert told.token_logprobs == [-9999.0]
+    logprobs = (await soon(asked)).choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs == [-9999.0]
 
 
 async def test_prompts_are_shared_inside_the_callers_namespace_alone(parts: World, tmp_path: Path) -> None:

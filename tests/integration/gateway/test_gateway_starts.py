@@ -88,7 +88,7 @@ async def test_a_new_pool_without_its_tokenizer_takes_no_gateway_away(world: Wor
 
 
 @pytest.mark.parametrize("missing", ["routes", "tokenizer"])
-async def test_a_request_that_is_held_when_the_process_stops_is_told_so_at_once(
+async def test_a_request_that_is_held_when_the_process_stops_is_refused_at_once(
     parts: World, tmp_path: Path, missing: str
 ) -> None:
     parts.scheduler.routes = scheduler_pb2.Routes() if missing == "routes" else with_broken_pool(parts)

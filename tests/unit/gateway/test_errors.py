@@ -22,7 +22,7 @@ from weft_gateway.errors import ApiError, Overloaded, from_failure
         ("internal_error", 500, "false"),
     ],
 )
-def test_each_named_failure_has_a_status_and_says_whether_to_retry(code: str, status: int, retry: str) -> None:
+def test_each_named_failure_has_a_status_and_whether_to_retry(code: str, status: int, retry: str) -> None:
     error = from_failure(Failure(code, "Because."))
     assert (error.status, error.headers()["x-should-retry"]) == (status, retry)
     assert orjson.loads(error.body())["error"]["code"] == code

@@ -231,7 +231,7 @@ def test_a_runner_that_overshoots_max_tokens_is_cut_and_stopped() -> None:
     assert stopped(1) in effects
 
 
-def test_a_client_that_goes_away_stops_the_runner_and_tells_the_scheduler() -> None:
+def test_a_client_that_goes_away_stops_the_runner_and_cancels_at_the_scheduler() -> None:
     one = stream()
     run(one, assign(1))
     assert run(one, Abandon()) == [stopped(1), Send(SCHEDULER, Cancel("r"))]
@@ -410,7 +410,7 @@ class Disturbed:
             case 4 if self.past:
                 self.send(self.random.choice(self.past))  # late or repeated
             case 5 if self.runs:
-                self.generate(self.random.choice(list(self.runs)))  # a runner that was told too late
+                self.generate(self.random.choice(list(self.runs)))  # a runner that the Stop reaches too late
             case 6 if running:
                 self.runs[running.epoch] += 1  # a lost step: the next one leaves a gap
             case 7:

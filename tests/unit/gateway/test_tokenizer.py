@@ -113,7 +113,7 @@ def test_a_model_without_a_template_names_the_other_endpoint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "says"),
+    ("template", "reason"),
     [
         (b"{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         (b"{{ messages.absent.deeper }}", "no attribute"),
@@ -128,10 +128,10 @@ def test_a_model_without_a_template_names_the_other_endpoint() -> None:
     ],
 )
 def test_a_template_that_refuses_or_misbehaves_is_the_requests_error(
-    template: bytes, says: str, monkeypatch: pytest.MonkeyPatch
+    template: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft_gateway.shell.chat_template.MAX_STEPS", 20_000)
-    with pytest.raises(NotEncodable, match=says):
+    with pytest.raises(NotEncodable, match=reason):
         text_of(chat_template__jinja=template).encode_chat(user("hello"))
 
 
