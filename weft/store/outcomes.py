@@ -10,39 +10,12 @@ from typing import Any
 from sqlalchemy import String, case, delete, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from weft.domain.request import FinishReason, Outcome
 from weft.store.models import ModelVersionRow, OutcomeRow, UsageRow
 from weft.store.transactions import transact
 from weft.store.upsert import insert_into
 
 MAX_BATCH = 500  # 19 columns x 500 rows stay below the 32,766 parameters of a statement
-
-
-@dataclass(frozen=True, slots=True)
-class StoredOutcome:
-    """A row of `outcomes`. `finish_reason` is the lower-case name: "eos", "length", "stop", "cancelled", "failed".
-
-    `choice`, which no column holds: the first of a request's choices stands for the request and its prompt in usage.
-    """
-
-    request_id: str
-    pool: str
-    namespace: str
-    model_name: str
-    adapter_digest: str
-    prompt_tokens: int
-    completion_tokens: int
-    finish_reason: str
-    error: str
-    censored: bool
-    predicted_p50_tokens: int
-    predicted_p90_tokens: int
-    model_version: str
-    ttft_ms: int
-    total_ms: int
-    moves: int
-    doublings: int
-    finished_unix_ms: int
-    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +30,7 @@ class Usage:
     completion_tokens: int
 
 
-async def record(engine: AsyncEngine, outcomes: Sequence[StoredOutcome], *, now_unix_ms: int) -> set[str]:
+async def record(engine: AsyncEngine, outcomes: Sequence[Outcome], *, now_unix_ms: int) -> set[str]:
     """Store a batch (at most `MAX_BATCH`) in one transaction. Returns the ids that were new, as stored.
 
     Idempotent by request id until `forget`, also where several supervisors store the same ones at the same time: a
@@ -115,17 +88,21 @@ async def forget(engine: AsyncEngine, *, before_unix_ms: int) -> int:
     return await transact(engine, write)
 
 
-async def _insert_outcomes(connection: AsyncConnection, outcomes: list[StoredOutcome], now_unix_ms: int) -> set[str]:
-    rows = [asdict(outcome) | {"stored_unix_ms": now_unix_ms} for outcome in outcomes]
-    for row in rows:
-        del row["choice"]
+async def _insert_outcomes(connection: AsyncConnection, outcomes: list[Outcome], now_unix_ms: int) -> set[str]:
+    rows = [_row(outcome) | {"stored_unix_ms": now_unix_ms} for outcome in outcomes]
     insert = insert_into(connection, OutcomeRow, rows)
     statement = insert.on_conflict_do_nothing(index_elements=[OutcomeRow.request_id])
     inserted = await connection.execute(statement.returning(OutcomeRow.request_id))
     return set(inserted.scalars())
 
 
-async def _add_usage(connection: AsyncConnection, outcomes: Iterable[StoredOutcome]) -> None:
+def _row(outcome: Outcome) -> dict[str, Any]:
+    """Its columns. `choice` has none: the first choice of a request stands for it and its prompt in usage."""
+    values = {_COLUMNS.get(name, name): value for name, value in asdict(outcome).items() if name != "choice"}
+    return values | {"finish_reason": outcome.finish.value}
+
+
+async def _add_usage(connection: AsyncConnection, outcomes: Iterable[Outcome]) -> None:
     sums: defaultdict[tuple[str, str, date], list[int]] = defaultdict(lambda: [0, 0, 0])
     for outcome in outcomes:
         total = sums[(outcome.namespace, outcome.model_name, _day(outcome.finished_unix_ms))]
@@ -143,7 +120,7 @@ async def _add_usage(connection: AsyncConnection, outcomes: Iterable[StoredOutco
         )
 
 
-async def _add_model_versions(connection: AsyncConnection, outcomes: Iterable[StoredOutcome]) -> None:
+async def _add_model_versions(connection: AsyncConnection, outcomes: Iterable[Outcome]) -> None:
     rows: dict[str, dict[str, Any]] = {}
     for outcome in outcomes:
         if version := model_family(outcome.model_version):
@@ -177,9 +154,9 @@ _USAGE_SUMS = ("requests", "prompt_tokens", "completion_tokens")
 _VERSION_SUMS = ("outcomes", "uncensored", "covered_p90")
 
 
-def _fitted(outcome: StoredOutcome) -> StoredOutcome:
+def _fitted(outcome: Outcome) -> Outcome:
     """The outcome as the columns can hold it: one odd outcome must not keep its batch from being stored."""
-    return StoredOutcome(**{name: _fit(name, value) for name, value in asdict(outcome).items()})
+    return Outcome(**{name: _fit(_COLUMNS.get(name, name), value) for name, value in asdict(outcome).items()})
 
 
 def _fit(name: str, value: Any) -> Any:
@@ -187,7 +164,7 @@ def _fit(name: str, value: Any) -> Any:
         return _fit_key(value, _WIDTHS[name])
     if isinstance(value, str):
         return value.replace("\0", "")[: _WIDTHS[name]]
-    return value if isinstance(value, bool) else min(value, _MAX_INT)
+    return value if isinstance(value, bool | FinishReason) else min(value, _MAX_INT)
 
 
 def _fit_key(text: str, width: int) -> str:
@@ -197,6 +174,7 @@ def _fit_key(text: str, width: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+_COLUMNS = {"adapter": "adapter_digest", "finish": "finish_reason", "migrations": "moves"}  # where it is not the name
 _MAX_INT = 2**63 - 1
 _KEYS = frozenset(("request_id", "namespace", "model_name", "model_version"))  # rows are found and summed by these
 _FAMILY_CHARS = 64  # of `model_versions.version`

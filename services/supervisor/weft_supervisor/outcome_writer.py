@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from weft.domain.request import Outcome, OutcomeReport
+from weft.domain.request import OutcomeReport
 from weft.store import fencing_terms, outcomes
 from weft.store.errors import StoreError, Unstorable
-from weft.store.outcomes import StoredOutcome
 from weft.telemetry.logs import kv
 from weft.wire.codec import outcome_from_bytes
 from weft.wire.errors import PeerError
@@ -155,7 +154,7 @@ class OutcomeWriter:
 
     async def _record(self, batch: Sequence[OutcomeReport]) -> set[str]:
         try:
-            rows = [_row(outcome_from_bytes(outcome.record)) for outcome in batch]
+            rows = [outcome_from_bytes(outcome.record) for outcome in batch]
             return await outcomes.record(self._engine, rows, now_unix_ms=_now_unix_ms())
         except Unstorable as error:
             if len(batch) > 1:  # one that no database takes must not keep the others waiting
@@ -171,30 +170,6 @@ def _fault(report: OutcomeReport) -> str | None:
     except PeerError as error:
         return str(error)
     return None
-
-
-def _row(outcome: Outcome) -> StoredOutcome:
-    return StoredOutcome(
-        request_id=outcome.request_id,
-        pool=outcome.pool,
-        namespace=outcome.namespace,
-        model_name=outcome.model_name,
-        adapter_digest=outcome.adapter,
-        prompt_tokens=outcome.prompt_tokens,
-        completion_tokens=outcome.completion_tokens,
-        finish_reason=outcome.finish.value,
-        error=outcome.error,
-        censored=outcome.censored,
-        predicted_p50_tokens=outcome.predicted_p50_tokens,
-        predicted_p90_tokens=outcome.predicted_p90_tokens,
-        model_version=outcome.model_version,
-        ttft_ms=outcome.ttft_ms,
-        total_ms=outcome.total_ms,
-        moves=outcome.migrations,
-        doublings=outcome.doublings,
-        finished_unix_ms=outcome.finished_unix_ms,
-        choice=outcome.choice,
-    )
 
 
 def _now_unix_ms() -> int:

@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.processes import started
+from weft.domain.request import FinishReason, Outcome
 from weft.store import migrate, outcomes
 from weft.store.database import open_database
-from weft.store.outcomes import StoredOutcome, model_family
+from weft.store.outcomes import model_family
 
 DAY = 86_400_000
 NOW = 1_700_000_000_500
@@ -25,16 +26,16 @@ async def record(engine, rows, *, now_unix_ms=NOW) -> set[str]:
     return await outcomes.record(engine, rows, now_unix_ms=now_unix_ms)
 
 
-def outcome(request_id="r1", **changes) -> StoredOutcome:
-    plain = StoredOutcome(
+def outcome(request_id="r1", **changes) -> Outcome:
+    plain = Outcome(
         request_id=request_id,
         pool="acme/pool",
         namespace="acme",
         model_name="acme/upper",
-        adapter_digest="sha256:00",
+        adapter="sha256:00",
         prompt_tokens=3,
         completion_tokens=5,
-        finish_reason="eos",
+        finish=FinishReason.EOS,
         error="",
         censored=False,
         predicted_p50_tokens=4,
@@ -42,7 +43,7 @@ def outcome(request_id="r1", **changes) -> StoredOutcome:
         model_version="ridge-ab+7",
         ttft_ms=1,
         total_ms=2,
-        moves=0,
+        migrations=0,
         doublings=0,
         finished_unix_ms=1_700_000_000_000,
     )

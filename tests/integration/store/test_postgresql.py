@@ -16,10 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from harness.postgres import Postgres, needs_postgres
 from harness.waiting import eventually, soon
 from tests.integration.store.test_outcomes import NOW, outcome
+from weft.domain.request import Outcome
 from weft.store import database, fencing_terms, keys, migrate, outcomes
 from weft.store.database import open_database, postgresql_url
 from weft.store.errors import BadDatabaseUrl, StoreUnavailable, Unstorable
-from weft.store.outcomes import StoredOutcome
 from weft.store.transactions import TRIES, transact
 
 pytestmark = needs_postgres
@@ -75,7 +75,7 @@ async def test_outcomes_that_several_supervisors_store_at_once_count_once(
     rows = [outcome(f"r{i}", completion_tokens=i, namespace=f"n{i % 3}") for i in range(60)]
     batches = [draw.sample(rows, draw.randint(1, 40)) for _ in range(24)]
 
-    async def store(engine: AsyncEngine, batches: list[list[StoredOutcome]]) -> list[str]:
+    async def store(engine: AsyncEngine, batches: list[list[Outcome]]) -> list[str]:
         """As a journal does: one batch after the other."""
         return [new for batch in batches for new in await outcomes.record(engine, batch, now_unix_ms=NOW)]
 
