@@ -148,5 +148,5 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _named(command: object) -> str:
-    words = [str(word) for word in command] if isinstance(command, (list, tuple)) else [str(command)]
+    words = [str(argument) for argument in command] if isinstance(command, (list, tuple)) else [str(command)]
     return shlex.join(words)[:200]

@@ -68,7 +68,7 @@ def load(
     levels = _names(native.weft_levels())
     asked = level or environment.get(LEVEL_VARIABLE) or levels[0]
     if asked not in levels:
-        raise LevelUnusable(asked, _why_not(asked, native), levels)
+        raise LevelUnusable(asked, _unsupported_reason(asked, native), levels)
     log.info("CPU kernels loaded", extra={"kv": {"level": asked, "path": str(path)}})
     return Library(path, native, asked, levels)
 
@@ -223,7 +223,7 @@ def _names(bits: int) -> tuple[str, ...]:
     return tuple(name for i, name in reversed(list(enumerate(sources.LEVELS))) if bits & 1 << i)
 
 
-def _why_not(level: str, native: CDLL) -> str:
+def _unsupported_reason(level: str, native: CDLL) -> str:
     if level not in sources.LEVELS:
         return "there is no such level"
     if level not in _names(native.weft_compiled_levels()):

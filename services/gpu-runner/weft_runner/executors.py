@@ -62,7 +62,7 @@ def make_executor(settings: Settings, base: ModelSource) -> Executor:
         except GpuUnavailable as error:
             if settings.executor == "cuda":
                 raise ExecutorUnavailable(f"--executor cuda: {error}") from error
-            log.warning("the GPU cannot serve: the CPU does", extra=kv(why=error))
+            log.warning("the GPU cannot serve: the CPU does", extra=kv(reason=error))
     try:
         return _cpu(settings, base)
     except LevelUnusable as error:
@@ -70,7 +70,7 @@ def make_executor(settings: Settings, base: ModelSource) -> Executor:
     except NativeUnavailable as error:
         if settings.executor == "cpu":
             raise ExecutorUnavailable(f"--executor cpu: {error.reason}") from error
-        log.warning("the native CPU executor cannot serve: reference does", extra=kv(why=error.reason, cost=COST))
+        log.warning("the native CPU executor cannot serve: reference does", extra=kv(reason=error.reason, cost=COST))
         return _reference(settings, base)
 
 

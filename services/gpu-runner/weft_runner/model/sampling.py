@@ -62,7 +62,7 @@ def sample(logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice |
         if not math.isfinite(peak)
         else Choice(token)
         if draw.is_plain
-        else _choose_row(logits[i].float().numpy(), draw)
+        else _sample_row(logits[i].float().numpy(), draw)
         for i, (peak, token, draw) in enumerate(zip(peaks, tokens, draws, strict=True))
     ]
 
@@ -101,7 +101,7 @@ def random_bits(seed: int, choice: int, position: int) -> int:
 # ---- one row in numpy
 
 
-def _choose_row(row: Floats, draw: SamplingArgs) -> Choice | None:
+def _sample_row(row: Floats, draw: SamplingArgs) -> Choice | None:
     shifted = row if draw.shifts is None else _shift(row, draw.shifts)
     if not math.isfinite(shifted.max()):
         return None

@@ -42,7 +42,7 @@ class ShardedAdapterStore(HostTensorStore):
         self._own, self._workers = own, workers
         self._numbers = itertools.count(1)
         self._allocations = 0  # of pages to adapters, so far
-        self._gone: deque[int] = deque()  # of adapters without a reference here
+        self._released: deque[int] = deque()  # of adapters without a reference here
 
     @property
     def page_bytes(self) -> int:
@@ -62,17 +62,17 @@ class ShardedAdapterStore(HostTensorStore):
         try:
             own, others = self._built(tensors, scales, pages)
         except Exception:
-            self._gone.append(number)
+            self._released.append(number)
             raise
         adapter = self._whole(number, own, others)
-        weakref.finalize(adapter, self._gone.append, number).atexit = False
+        weakref.finalize(adapter, self._released.append, number).atexit = False
         return adapter
 
     def put(self, slot: int, adapter: DeviceAdapter) -> None:
         """See `AdapterStore.put`."""
         assert isinstance(adapter, ShardedAdapter), adapter
-        gone = [self._gone.popleft() for _ in range(len(self._gone))]
-        self._workers.broadcast(Kind.PUT, write_ints((slot, adapter.number, *gone)))
+        released = [self._released.popleft() for _ in range(len(self._released))]
+        self._workers.broadcast(Kind.PUT, write_ints((slot, adapter.number, *released)))
         self._own.put(slot, adapter.own)
 
     def clear(self, slot: int) -> None:

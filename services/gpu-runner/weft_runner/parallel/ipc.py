@@ -66,7 +66,7 @@ class Channel:
         except OSError as error:
             raise ChannelLost(f"receiving: {error or type(error).__name__}") from error
 
-    def has_news(self, timeout_s: float) -> bool:
+    def has_data(self, timeout_s: float) -> bool:
         """Within that time something can be received, if only that the other end is gone."""
         return bool(select.select([self._end], [], [], timeout_s)[0])
 

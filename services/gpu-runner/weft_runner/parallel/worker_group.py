@@ -129,7 +129,7 @@ class WorkerGroup:
     def _await(self, kind: Kind, stopping: Callable[[], bool]) -> None:
         for worker in self._workers:
             left = START_S
-            while not worker.loads.has_news(POLL_S):
+            while not worker.loads.has_data(POLL_S):
                 left -= POLL_S
                 if stopping():
                     raise StoppedAtStart(f"stopped before rank {worker.rank} was ready")
@@ -151,8 +151,8 @@ class WorkerGroup:
             log.error("rank %d (pid %d) ended with %d", worker.rank, worker.process.pid, code)
             self._lost(worker, f"its process ended with {code}, see its log")
 
-    def _lost(self, worker: Worker, why: str) -> ExecutorLost:
-        error = ExecutorLost(f"rank {worker.rank} of the model (pid {worker.process.pid}) is lost: {why}")
+    def _lost(self, worker: Worker, reason: str) -> ExecutorLost:
+        error = ExecutorLost(f"rank {worker.rank} of the model (pid {worker.process.pid}) is lost: {reason}")
         if not self._closing.is_set():
             self._on_lost(error)
         return error

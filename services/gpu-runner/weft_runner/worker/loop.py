@@ -144,7 +144,7 @@ class WorkerLoop:
         """
         pending: deque[Act] = deque()
         while True:
-            while not pending or steps.has_news(0.0):
+            while not pending or steps.has_data(0.0):
                 pending.append(self.act_of(steps.receive()))
             pending.popleft()()
 
@@ -175,9 +175,9 @@ class WorkerLoop:
         assert self._step is not None
         self._work.run(self._step, read_again(body, self._step))
 
-    def _put(self, slot: int, number: int, *gone: int) -> None:
+    def _put(self, slot: int, number: int, *released: int) -> None:
         self._executor.adapters.put(slot, self._built.pop(number))
-        for one in gone:
+        for one in released:
             self._built.pop(one, None)
 
     def _allocate(self, pages: list[int]) -> None:

@@ -51,13 +51,13 @@ def test_a_closed_end_is_told_to_both_and_to_who_waits_for_it(ends):
     waiting = threading.Thread(target=other.wait_for_end)
     waiting.start()
     one.send(1, b"said before")
-    assert other.has_news(PATIENCE_S)
+    assert other.has_data(PATIENCE_S)
     assert waiting.is_alive()
     one.close()
     waiting.join(PATIENCE_S)
     assert not waiting.is_alive()
     assert other.receive() == Frame(1, b"said before")
-    assert other.has_news(PATIENCE_S)
+    assert other.has_data(PATIENCE_S)
     with pytest.raises(ChannelLost, match="the other end closed"):
         other.receive()
     with pytest.raises(ChannelLost, match="sending"):

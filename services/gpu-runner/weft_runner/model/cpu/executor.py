@@ -55,7 +55,7 @@ class CpuExecutor:
         self._kv = Memory(pages * self.page_bytes)
         model.kv = self._kv.address
         self._adapters = CpuAdapterStore(library, spec, slots, model.kind)
-        self._chooser = NativeSampler(Sampler(library.native, library.level_number))
+        self._token_sampler = NativeSampler(Sampler(library.native, library.level_number))
         self._workspace = Memory(0)
         self._hidden, self._logits = torch.empty(0, spec.hidden_size), torch.empty(0, spec.vocab_size)
         self._native, self._prepared = NativeStep(), None
@@ -103,7 +103,7 @@ class CpuExecutor:
 
     def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
         """See `model.executor.Executor.sample`."""
-        return self._chooser.sample(logits, draws)
+        return self._token_sampler.sample(logits, draws)
 
     def clear_pages(self, pages: list[int]) -> None:
         """See `model.executor.Executor.clear_pages`."""
@@ -119,7 +119,7 @@ class CpuExecutor:
         """Point the native step at this step's arrays; they stay where they are for as long as the step lives."""
         arrays, native = step.arrays, self._native
         n_tokens, n_sampled = len(arrays.tokens), len(arrays.sampled)
-        self._make_room(n_tokens, n_sampled)
+        self._grow_workspace(n_tokens, n_sampled)
         native.n_tokens, native.n_rows = n_tokens, len(arrays.rows)
         native.n_segments, native.n_sampled = len(arrays.segments), n_sampled
         native.tokens, native.rows = _address(arrays.tokens), _address(arrays.rows)
@@ -129,7 +129,7 @@ class CpuExecutor:
         native.workspace, native.workspace_bytes = self._workspace.address, self._workspace.n_bytes
         self._prepared = step
 
-    def _make_room(self, n_tokens: int, n_sampled: int) -> None:
+    def _grow_workspace(self, n_tokens: int, n_sampled: int) -> None:
         """Buffers grow to the largest step so far."""
         if n_tokens > len(self._hidden):
             self._hidden = torch.empty(n_tokens, self._spec.hidden_size)

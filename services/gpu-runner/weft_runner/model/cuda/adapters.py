@@ -87,7 +87,7 @@ class PagedAdapterStore:
         self._widths: dict[int, npt.NDArray[np.int32]] = {}  # slot -> [L, sites]
         self.at = kv.tensor.device
         self._copies = torch.cuda.Stream(self.at) if kv.tensor.is_cuda else None
-        self._lent: torch.cuda.Event | None = None
+        self._allocated: torch.cuda.Event | None = None
 
     @property
     def page_bytes(self) -> int:
@@ -138,8 +138,8 @@ class PagedAdapterStore:
     def on_pages_allocated(self) -> None:
         """Pages were allocated to adapters: steps launched before may still touch them, and copies into them wait."""
         if self._copies is not None:
-            self._lent = torch.cuda.Event()
-            self._lent.record()
+            self._allocated = torch.cuda.Event()
+            self._allocated.record()
 
     def widths(self, slots: Sequence[int]) -> list[list[int]]:
         """[layer][site]: the ranks of the widest of these adapters there; 0: all of them leave it alone."""
@@ -185,8 +185,8 @@ class PagedAdapterStore:
         arrived: list[torch.cuda.Event] = []
         done = 0
         with torch.cuda.stream(self._copies):  # None: where there is no device, nothing
-            if self._copies is not None and self._lent is not None:
-                self._copies.wait_event(self._lent)
+            if self._copies is not None and self._allocated is not None:
+                self._copies.wait_event(self._allocated)
             for layer, end in enumerate(packed.plan.ends):
                 packed.pack(layer)
                 for index in range(done, end):

@@ -89,7 +89,7 @@ class CudaExecutor:
             spec, part, self._tensor, kv, self._store.tables, rotary, _processors(self.at),
             torch.cuda.Stream(self.at) if sizes.beside and self.at.type == "cuda" else None,
         )  # fmt: skip
-        self._chooser = GpuSampler(sizes.rows, spec.vocab_size, self.at)
+        self._token_sampler = GpuSampler(sizes.rows, spec.vocab_size, self.at)
         self._samples = group.rank == 0  # the others have a part of the logits
         self._outputs: Outputs | None = None  # of the graph that ran last
         width = spec.vocab_size if self._samples else len(weights.head)
@@ -151,13 +151,13 @@ class CudaExecutor:
         """See `model.executor.Executor.sample`."""
         if not draws:
             return []
-        return self._choose(logits, draws).result()
+        return self._sample(logits, draws).result()
 
     # ---- steps that run while the host does something else, see `model.executor.AsyncExecutor`
 
     @on_device
     def launch(self, step: Step, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
-        return self._choose(self.run(step), draws)
+        return self._sample(self.run(step), draws)
 
     def can_follow(self, step: Step, draws: Sequence[SamplingArgs]) -> bool:
         """A captured step whose tokens need no penalties and no log probabilities."""
@@ -174,11 +174,11 @@ class CudaExecutor:
         size = self._graphs.size_of(step)
         assert size is not None, len(step.rows)
         self._outputs = self._graphs.replay(step, size, self._tokens)
-        return self._choose(self._outputs.logits[: len(step.rows)], draws)
+        return self._sample(self._outputs.logits[: len(step.rows)], draws)
 
-    def _choose(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
+    def _sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
         likeliest = None if self._outputs is None else self._outputs.tokens
-        self._tokens = self._chooser.tokens(logits, draws, likeliest)
+        self._tokens = self._token_sampler.tokens(logits, draws, likeliest)
         return copy_to_host(self._tokens, draws, partial(_logprob_of, logits))
 
     def clear_pages(self, pages: list[int]) -> None:
@@ -208,7 +208,7 @@ class CudaExecutor:
                     logits = self._logits(x[here.sampled])
         if self._samples:
             biased = Sampling(temperature=1.0, top_p=0.5, logit_bias=((0, 0.0),))
-            self._choose(logits, [SamplingArgs(biased, 0, biased.shifts(()))]).result()
+            self._sample(logits, [SamplingArgs(biased, 0, biased.shifts(()))]).result()
 
     def _eager(
         self, step: Step, first: int, last: int, hidden: torch.Tensor | None, layer_done: LayerDone | None
@@ -266,7 +266,7 @@ class CudaExecutor:
         outputs = Outputs(self._shared.logits[: len(logits)], self._shared.tokens[: len(logits)])
         outputs.logits.copy_(logits)
         if self._samples:
-            outputs.tokens.copy_(self._chooser.likeliest(logits))
+            outputs.tokens.copy_(self._token_sampler.likeliest(logits))
         return outputs
 
     def _most_ranks(self, layer: int, site: int) -> int:
