@@ -222,13 +222,10 @@ class Pool:
         runner.count(standing, after)
         if after != before:
             self.autoscaler.capacity.replace(before, after)
-        accepting = after is not None and not runner.cordoned
-        if accepting != accepted:
-            runner.accept(accepting)
-            if accepting:
-                self.accepting_shapes[runner.shape] += 1
-            else:
-                _decrement(self.accepting_shapes, runner.shape)
+        if runner.accepting and not accepted:
+            self.accepting_shapes[runner.shape] += 1
+        elif accepted and not runner.accepting:
+            _decrement(self.accepting_shapes, runner.shape)
 
     def set_ready(self, runner: Runner, version: int | None) -> bool:
         """Count it among the Ready runners with that desired version, or not. True where that has changed."""

@@ -36,36 +36,6 @@ class StaleReport(Exception):
 class Runner:
     """One incarnation. Without a spec it is known by name only: a gateway submitted a request that runs there."""
 
-    __slots__ = (
-        "_busy",
-        "_busy_pinned",
-        "accepting",
-        "active",
-        "adapters",
-        "arrival",
-        "confirmed",
-        "contribution",
-        "cordoned",
-        "counted",
-        "desired_sent",
-        "errors",
-        "figures",
-        "good_sequences",
-        "id",
-        "overdue_pages",
-        "owned",
-        "ready_version",
-        "reported_s",
-        "sequences",
-        "serving",
-        "shape",
-        "spec",
-        "supervisor",
-        "unacked",
-        "unacked_pages",
-        "version",
-    )
-
     def __init__(self, runner_id: RunnerId, arrival: int = 0) -> None:
         self.id = runner_id
         self.arrival = arrival  # the newest has the highest
@@ -234,10 +204,7 @@ class Runner:
     def count(self, standing: tuple[object, ...], contribution: Contribution | None) -> None:
         """What its pool counts of it from now on."""
         self.counted, self.contribution = standing, contribution
-
-    def accept(self, accepting: bool) -> None:
-        """Whether its pool counts it among those that take something new now or soon."""
-        self.accepting = accepting
+        self.accepting = contribution is not None and not self.cordoned
 
     # ------------------------------------------------------------ accounts
 
@@ -263,26 +230,25 @@ class Runner:
 
         Costs what the report carries. Raises ReportGap, StaleReport, ReportInvalid; they leave the runner as it was.
         """
-        self._check_version(report)
-        self._check_bounds(report)
+        self._check(report)
         errors = self.errors
         if report.full:
             self.sequences, self.adapters, self.errors, self.active, self._busy = {}, {}, {}, {}, None
             for assign in self.unacked.values():
                 self._count(assign.adapter, 1)
         self.version, self.figures, self.reported_s = report.version, report.figures, now
-        self.overdue_pages = sum(overrun.wanted_pages for overrun in report.overruns) if report.overruns else 0
+        self.overdue_pages = sum([overrun.wanted_pages for overrun in report.overruns]) if report.overruns else 0
         for request_id in report.ended:
             ended = self.sequences.pop(request_id, None)
             if ended is not None:
                 self._count(ended.adapter, -1)
-        acknowledged = [s.request_id for s in report.sequences if self._include(s)]
-        changed = self._apply_adapters(report)
+        acknowledged = [s.request_id for s in report.sequences if self._include(s)] if report.sequences else []
+        changed = self._apply_adapters(report) if report.adapters or report.removed_adapters else []
         if report.full:
             changed = [d for d in {**errors, **self.errors} if errors.get(d) != self.errors.get(d)]
         return acknowledged, changed
 
-    def _check_version(self, report: RunnerReport) -> None:
+    def _check(self, report: RunnerReport) -> None:
         if report.full:
             if self.version is not None and report.version < self.version:
                 raise StaleReport
@@ -290,18 +256,14 @@ class Runner:
             raise ReportGap(f"report {report.version} after {self.version}")
         elif report.version <= self.version:
             raise StaleReport
-
-    def _check_bounds(self, report: RunnerReport) -> None:
-        spec, figures = self.spec, report.figures
+        spec, figures, known = self.spec, report.figures, self.sequences
         assert spec is not None, self.id
         most = max(figures.free_pages, figures.used_pages, figures.adapter_pages)
         if most > spec.total_pages:
             raise ReportInvalid(f"{most} pages, of {spec.total_pages} pages in all")
-        if report.full:
-            sequences = len(report.sequences)
-        else:
-            sequences = len(self.sequences) - len(report.ended)
-            sequences += sum(s.request_id not in self.sequences for s in report.sequences)
+        sequences = len(report.sequences)
+        if not report.full and sequences:
+            sequences = len(known) - len(report.ended) + len([s for s in report.sequences if s[0] not in known])
         if sequences > spec.max_sequences:
             raise ReportInvalid(f"{sequences} sequences are more than max_sequences {spec.max_sequences}")
 
