@@ -303,6 +303,16 @@ def test_a_bug_that_one_request_hits_ends_this_request_alone() -> None:
     assert shell.step(b"ok", request_id="s")[-1] == Emit("s", "ok")
 
 
+def test_an_answer_whose_outcome_cannot_be_encoded_ends_for_its_client_all_the_same() -> None:
+    shell = Shell().ready()
+    shell.machine._encode_outcome = lambda outcome: [][len(outcome.request_id)]  # type: ignore[assignment]
+    shell.submit()
+    shell.run()
+    effects = shell.step(b"ab", FinishReason.EOS)
+    assert [type(one) for one in of(effects, Finish, RequestFailed)] == [Finish, RequestFailed]
+    assert shell.machine.admission.in_flight == 0
+
+
 # ---------------------------------------------------------------- holds and routes
 
 

@@ -30,10 +30,17 @@ from weft.domain.request import (
     TokenLogprob,
 )
 from weft.domain.routes import Route
-from weft_gateway.core.events import SCHEDULER, Emit, Failure, FirstToken, Request, TokenLogprobOut
+from weft_gateway.core.events import (
+    SCHEDULER,
+    ClientGone,
+    Emit,
+    Failure,
+    FirstToken,
+    Request,
+    RequestAborted,
+    TokenLogprobOut,
+)
 from weft_gateway.core.stream import (
-    Abandon,
-    Abort,
     End,
     HoldExpired,
     PoolAvailability,
@@ -234,9 +241,9 @@ def test_a_runner_that_overshoots_max_tokens_is_cut_and_stopped() -> None:
 def test_a_client_that_goes_away_stops_the_runner_and_cancels_at_the_scheduler() -> None:
     one = stream()
     run(one, assign(1))
-    assert run(one, Abandon()) == [stopped(1), Send(SCHEDULER, Cancel("r"))]
+    assert run(one, ClientGone("r")) == [stopped(1), Send(SCHEDULER, Cancel("r"))]
     assert one.end == End(FinishReason.CANCELLED)
-    assert run(one, Abandon(), assign(2), step(1, 0, "a"), Abort(GONE)) == []
+    assert run(one, ClientGone("r"), assign(2), step(1, 0, "a"), RequestAborted("r", GONE)) == []
 
 
 def test_a_rejection_is_the_end_with_its_name() -> None:
@@ -453,7 +460,10 @@ def test_the_text_is_that_of_an_undisturbed_run_and_the_request_ends_once(
     assert all(rough.one.handle(event, 0.0) == [] for event in rough.past), "nothing after the end"
 
 
-@given(seed=st.integers(0, 2**32), end=st.sampled_from([Abandon(), Reject("r", RejectReason.TOO_LARGE), Abort(GONE)]))
+@given(
+    seed=st.integers(0, 2**32),
+    end=st.sampled_from([ClientGone("r"), Reject("r", RejectReason.TOO_LARGE), RequestAborted("r", GONE)]),
+)
 def test_every_started_epoch_is_stopped_failed_or_finished_whatever_ends_it(seed: int, end: StreamEvent) -> None:
     world = Disturbed(b"a long enough answer", [], 100, seed)
     for _ in range(world.random.randint(0, 30)):

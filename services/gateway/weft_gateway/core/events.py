@@ -98,7 +98,7 @@ class ClientGone:
 
 @dataclass(frozen=True, slots=True)
 class RequestAborted:
-    """The shell failed on one answer of a request: `request_id` is that of the answer."""
+    """The gateway itself ends an answer, which `request_id` names: the process stops, or has a bug."""
 
     request_id: str
     failure: Failure

@@ -42,8 +42,6 @@ from weft_gateway.core.events import SCHEDULER, Effect, Event, Failure
 from weft_gateway.core.routes import RouteTable
 from weft_gateway.core.sessions import Session, Sessions
 from weft_gateway.core.stream import (
-    Abandon,
-    Abort,
     HoldExpired,
     PoolAvailability,
     RequestStream,
@@ -115,9 +113,8 @@ class Gateway:
                 effects = self._submit(arrival, Prediction(request_id), now) if arrival else []
                 self.admission.drop(request_id)
                 effects += self._abandon(request_id, now)
-            case events.RequestAborted(request_id, failure):
-                active = self.requests.get(request_id)
-                effects = self._apply(active, Abort(failure), now) if active else []
+            case events.RequestAborted(request_id):
+                effects = self._apply(request_id, event, now)
             case Connected(peer) | Closed(peer) if peer.kind is Kind.SCHEDULER:
                 effects = self._on_scheduler(isinstance(event, Connected), now)
             case Connected(peer) | Closed(peer):
@@ -148,7 +145,7 @@ class Gateway:
             case (Timer.HOLD, request_id):
                 active = self.requests[request_id]
                 active.hold_deadline = None
-                return self._apply(active, HoldExpired(self._hold_failure(active.stream)), now)
+                return self._apply(request_id, HoldExpired(self._hold_failure(active.stream)), now)
             case (Timer.SESSION, name):
                 session = self.sessions.get(Peer(Kind.RUNNER, name))
                 assert session is not None
@@ -179,8 +176,8 @@ class Gateway:
 
     def _abandon(self, request_id: str, now: float) -> list[Effect]:
         """End what is left of a request. Harmless after the end."""
-        active = [self.requests[answer] for answer in self._answers.get(request_id, ()) if answer in self.requests]
-        return [effect for one in active for effect in self._apply(one, Abandon(), now)]
+        gone = events.ClientGone(request_id)
+        return [effect for answer in self._answers.get(request_id, ()) for effect in self._apply(answer, gone, now)]
 
     def _resubmit(self, now: float) -> Iterator[Effect]:
         """Everything that counts: what is held or runs, what has ended."""
@@ -195,8 +192,7 @@ class Gateway:
     def _on_control(self, message: object, now: float) -> list[Effect]:
         match message:
             case Assign() | Preempt() | Reject():
-                active = self.requests.get(message.request_id)
-                return self._apply(active, message, now) if active else []
+                return self._apply(message.request_id, message, now)
             case OutcomeAck(request_ids):
                 for request_id in request_ids:
                     self.outcomes.pop(request_id, None)
@@ -232,8 +228,7 @@ class Gateway:
 
     def _on_availability(self, pool: str, now: float) -> list[Effect]:
         event = PoolAvailability(self._is_available(pool))
-        active = [self.requests[answer] for answer in self._by_pool.get(pool, ())]
-        return [effect for one in active for effect in self._apply(one, event, now)]
+        return [effect for answer in list(self._by_pool.get(pool, ())) for effect in self._apply(answer, event, now)]
 
     def _on_scheduler(self, up: bool, now: float) -> list[Effect]:
         self.scheduler_up, self._resyncing = up, False
@@ -266,7 +261,7 @@ class Gateway:
                 reason = f"it speaks for request {one.request_id!r}, whose epoch another runner has"
                 effects.append(events.PeerViolation(peer, reason))
                 return effects + self._close(session, f"it broke the contract: {reason}", now)
-            effects += self._apply(active, one, now)
+            effects += self._apply(one.request_id, one, now)
         return effects
 
     def _on_session(self, event: Connected | Closed, now: float) -> list[Effect]:
@@ -286,22 +281,25 @@ class Gateway:
     def _lose(self, session: Session, reason: str, now: float) -> list[Effect]:
         """Every request on a session that is over has lost its runner."""
         lost = RunnerLost(session.runner, reason)
-        active = [self.requests[request_id] for request_id in session.requests]
-        return [effect for one in active for effect in self._apply(one, lost, now)]
+        return [effect for answer in list(session.requests) for effect in self._apply(answer, lost, now)]
 
     # ---------------------------------------------------------------- one answer
 
-    def _apply(self, active: ActiveRequest, event: StreamEvent, now: float) -> list[Effect]:
-        """One event, whole. A bug ends this request, and no other."""
+    def _apply(self, request_id: str, event: StreamEvent, now: float) -> list[Effect]:
+        """One event of an answer, whole; nothing after its end. A bug ends this answer, and no other."""
+        active = self.requests.get(request_id)
+        if active is None:
+            return []
         try:
             return self._advance(active, event, now)
-        except Exception as error:  # noqa: BLE001 (the shell logs it)
-            return [events.RequestFailed(active.stream.request_id, error), *self._advance(active, Abort(_BUG), now)]
+        except Exception as error:
+            if isinstance(event, events.RequestAborted):
+                raise
+            aborted = self._apply(request_id, events.RequestAborted(request_id, _BUG), now)
+            return [events.RequestFailed(request_id, error), *aborted]
 
     def _advance(self, active: ActiveRequest, event: StreamEvent, now: float) -> list[Effect]:
         stream = active.stream
-        if stream.end:
-            return []  # ended with another answer of its request
         before = stream.running
         effects: list[Effect] = [*stream.handle(event, now)]
         after = stream.running
@@ -350,16 +348,15 @@ class Gateway:
         outcome = _outcome_of(active, total_s, ttft_s)
         effects: list[Effect] = [events.Finish(request_id, end.reason, end.failure, outcome, ttft_s, total_s)]
         assert request_id not in self.outcomes, "a second outcome"
-        report = OutcomeReport(
-            request_id,
-            outcome.pool,
-            outcome.adapter,
-            outcome.completion_tokens,
-            outcome.censored,
-            self._encode_outcome(outcome),
-        )
-        self.outcomes[request_id] = report
-        effects.append(Send(SCHEDULER, report))
+        try:
+            record = self._encode_outcome(outcome)
+        except Exception as error:  # noqa: BLE001 (the shell logs it; the client gets its end all the same)
+            effects.append(events.RequestFailed(request_id, error))
+        else:
+            tokens, censored = outcome.completion_tokens, outcome.censored
+            report = OutcomeReport(request_id, outcome.pool, outcome.adapter, tokens, censored, record)
+            self.outcomes[request_id] = report
+            effects.append(Send(SCHEDULER, report))
         if len(self.outcomes) > self.config.max_unacked:
             oldest = next(iter(self.outcomes))
             del self.outcomes[oldest]
@@ -378,7 +375,8 @@ class Gateway:
             return [events.Drained()]
         self._acking = True
         self._timers.set(_DRAIN, now + ACK_S)
-        return [effect for one in list(self.requests.values()) for effect in self._apply(one, Abort(_STOPPED), now)]
+        aborted = [events.RequestAborted(request_id, _STOPPED) for request_id in self.requests]
+        return [effect for one in aborted for effect in self._apply(one.request_id, one, now)]
 
     def _drained(self, now: float) -> list[Effect]:
         if _DRAIN not in self._timers:

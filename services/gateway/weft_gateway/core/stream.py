@@ -36,7 +36,7 @@ from weft.domain.request import (
     Stop,
 )
 from weft_gateway.core.detokenise import Detokeniser
-from weft_gateway.core.events import SCHEDULER, Emit, Failure, FirstToken, Request
+from weft_gateway.core.events import SCHEDULER, ClientGone, Emit, Failure, FirstToken, Request, RequestAborted
 from weft_gateway.core.logprobs import HeldLogprobs
 from weft_gateway.core.stops import StopMatcher
 
@@ -79,18 +79,6 @@ class HoldExpired:
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Abandon:
-    """Nothing reads the answer any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """The gateway itself ends the request: it stops, or has a bug."""
-
-    failure: Failure
-
-
 StreamEvent = (
     SequenceTokens
     | Assign
@@ -101,8 +89,8 @@ StreamEvent = (
     | RunnerLost
     | PoolAvailability
     | HoldExpired
-    | Abandon
-    | Abort
+    | ClientGone
+    | RequestAborted
 )
 StreamEffect = Send | Emit | FirstToken
 
@@ -206,9 +194,9 @@ class RequestStream:
                 code, text = _REJECTED[event.reason]
                 failure = Failure(code, f"{text} {event.message}".strip(), event.retry_after_ms)
                 return self._cancel(End(FinishReason.FAILED, failure), scheduler_knows=True)
-            case Abandon():
+            case ClientGone():
                 return self._cancel(End(FinishReason.CANCELLED))
-            case Abort(failure):
+            case RequestAborted(_, failure):
                 return self._cancel(End(FinishReason.FAILED, failure))
 
     # ---------------------------------------------------------------- ownership
