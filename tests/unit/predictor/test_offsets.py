@@ -50,3 +50,17 @@ def test_the_adapter_heard_of_longest_ago_is_forgotten_first():
     assert len(offsets) == 2
     assert offsets.of("b") == 0.0
     assert offsets.of("a") > 0
+
+
+@given(st.lists(residual, min_size=1, max_size=300))
+def test_the_offset_of_a_moment_is_known_for_a_window_of_changes_and_then_forgotten(residuals):
+    offsets, past = Offsets(), []
+    for now, value in enumerate(residuals):
+        past.append(offsets.of("a"))
+        offsets.learn("a", value, now)
+    for then in range(len(residuals)):
+        found = offsets.before("a", then)
+        assert (found is None) == (then <= len(residuals) - 1 - (len(residuals) - 1) % 8 - WINDOW)
+        assert found is None or found in [*past[then : then + 8], offsets.of("a")]
+    assert offsets.before("a", len(residuals)) == offsets.of("a")
+    assert offsets.before("never seen", 0) == 0.0

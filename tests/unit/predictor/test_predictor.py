@@ -213,6 +213,16 @@ def test_an_adapter_whose_answers_change_is_followed_without_features(world):
         assert abs(bias(model, here, "acme/brief", task)) < 0.4, task
 
 
+def test_many_requests_in_flight_teach_their_common_error_once(world):
+    """All were predicted with the same offset: it must not run away while their outcomes come in."""
+    here = world(16)
+    model = taught(here, 1_200)
+    for outcome in [gone(model, answer) for answer in here.answers(600, adapter="acme/plain", drift=2.0)]:
+        model.observe(outcome)
+    for task in ("name", "list", "explain", "essay"):
+        assert bias(model, here, "acme/plain", task) == pytest.approx(math.log(2.0), abs=0.4), task
+
+
 @pytest.mark.parametrize(
     "fields",
     [{"predicted_p50_tokens": 0}, *({"model_version": version} for version in ("", "other+7", "ridge-test+7x10"))],

@@ -20,7 +20,7 @@ class ObservationResult:
 
     learned: everything. partial: offset and calibration of its adapter; the prompt's features were gone.
     Nothing: censored (a lower bound far below what is usual), unknown (neither features nor a prediction of this
-    model), duplicate (the same request id before). `covered`: whether p90 held, where the model learned.
+    model, or one too long ago), duplicate (the same request id before). `covered`: whether p90 held; None: nothing.
     """
 
     lesson: Lesson

@@ -116,39 +116,49 @@ class LengthPredictor:
         self._seen[outcome.request_id] = None
         adapter, x = outcome.model_name, self.features.take(outcome.request_id)
         if x is not None:
-            centre = self._centre(self.ridge.predict(x), adapter)
-        elif outcome.predicted_p50_tokens > 0 and self._is_own(outcome.model_version):
-            p50_tokens = outcome.predicted_p50_tokens / self.scale - 0.5  # it was rounded up
-            centre = self._centre_of_median(math.log(max(p50_tokens, 0.5)), adapter)
+            shared = self.ridge.predict(x)
+        elif (known := self._shared_of(outcome)) is not None:
+            shared = known
         else:
             return ObservationResult("unknown")
+        centre = self._centre(shared, adapter)
         score = (math.log(max(outcome.completion_tokens, 1)) - centre) / self.residual_scale.of(centre)
         censored = outcome.censored or outcome.finish in _CUT_OFF
         if censored and (score := self.calibrators.of(adapter).impute_censored(score)) is None:
             return ObservationResult("censored")
-        covered = self._learn(x, adapter, centre, score)
+        covered = self._learn(x, adapter, shared, score)
         return ObservationResult("partial" if x is None else "learned", covered)
 
-    def _learn(self, x: Features | None, adapter: str, centre: float, score: float) -> bool:
+    def _learn(self, x: Features | None, adapter: str, shared: float, score: float) -> bool:
+        centre = self._centre(shared, adapter)
         residual = score * self.residual_scale.of(centre)
         covered = self.calibrators.learn(adapter, score)
-        offset = self.offsets.of(adapter)
-        shared = centre - offset
         if x is not None:
             self.residual_scale.learn(centre, residual)
-            shared = self.ridge.predict(x)
-            self.ridge.learn(x, centre + residual - offset)
-        self.offsets.learn(adapter, centre + residual - shared)
+            self.ridge.learn(x, centre + residual - self.offsets.of(adapter))
+        self.offsets.learn(adapter, centre + residual - shared, self.learned)
         self.hits.append(covered)
         self.learned += 1
         return covered
 
-    def _is_own(self, version: str) -> bool:
-        """Whether a version is one of this model, earlier or later, under the same scale."""
-        if not version.endswith(self._scale_suffix):
-            return False
+    def _shared_of(self, outcome: Outcome) -> float | None:
+        """The ridge's part of the prediction that a request was scheduled with; None: it cannot be known.
+
+        It is taken out of the offset of then, not of now: else the error that some requests in flight have taught is
+        taught once more by each of the others, and the offset runs away.
+        """
+        then = self._learned_at(outcome.model_version)
+        offset = self.offsets.before(outcome.model_name, then) if then is not None else None
+        if offset is None or not outcome.predicted_p50_tokens:
+            return None
+        p50_tokens = outcome.predicted_p50_tokens / self.scale - 0.5  # it was rounded up
+        return self._centre_of_median(math.log(max(p50_tokens, 0.5)), outcome.model_name) - offset
+
+    def _learned_at(self, version: str) -> int | None:
+        """The outcomes learned at a version of this model under the same scale; None: another model's version."""
         family, _, learned = version.removesuffix(self._scale_suffix).rpartition("+")
-        return family == self.family and learned.isdigit()
+        ours = family == self.family and learned.isdecimal() and version.endswith(self._scale_suffix)
+        return int(learned[:18]) if ours else None
 
     def _centre(self, shared: float, adapter: str) -> float:
         return min(max(shared + self.offsets.of(adapter), 0.0), MAX_LOG_TOKENS)
