@@ -103,6 +103,9 @@ class ReportInvalid(Exception):
     """A report contradicts its runner's specification: nothing of that runner can be trusted."""
 
 
+MAX_BOOK_CHARS = 16 << 20  # 200,000 adapters without an error; what changes add is bounded as a full report is
+
+
 class RunnerBook:
     """A runner's state as its reports gave it: every receiver of reports keeps one.
 
@@ -118,24 +121,33 @@ class RunnerBook:
         self.overruns: Sequence[Overrun] = ()
         self.progress: Sequence[int] = ()
         self.reserved_pages = 0  # by all sequences
+        self._chars = 0  # of all sequences and adapters
 
     def apply(self, report: RunnerReport) -> None:
         """Raises ReportGap, which leaves the book as it was, and ReportInvalid, after which the book is of no use."""
         if report.full:
-            self.sequences, self.adapters, self.progress, self.reserved_pages = {}, {}, (), 0
+            self.sequences, self.adapters, self.progress, self.reserved_pages, self._chars = {}, {}, (), 0, 0
         elif self.version is None or report.version != self.version + 1:
             raise ReportGap(f"report {report.version} after {self.version}")
         self.version, self.figures, self.overruns = report.version, report.figures, report.overruns
         for request_id in report.ended:
             if (ended := self.sequences.pop(request_id, None)) is not None:
                 self.reserved_pages -= ended.reserved_pages
+                self._chars -= _chars_of_sequence(ended)
         for sequence in report.sequences:
-            before = self.sequences.get(sequence.request_id)
-            self.reserved_pages += sequence.reserved_pages - (before.reserved_pages if before else 0)
+            if (before := self.sequences.get(sequence.request_id)) is not None:
+                self.reserved_pages -= before.reserved_pages
+                self._chars -= _chars_of_sequence(before)
+            self.reserved_pages += sequence.reserved_pages
+            self._chars += _chars_of_sequence(sequence)
             self.sequences[sequence.request_id] = sequence
         for digest in report.removed_adapters:
-            self.adapters.pop(digest, None)
+            if (removed := self.adapters.pop(digest, None)) is not None:
+                self._chars -= _chars_of_adapter(removed)
         for adapter in report.adapters:
+            if (known := self.adapters.get(adapter.digest)) is not None:
+                self._chars -= _chars_of_adapter(known)
+            self._chars += _chars_of_adapter(adapter)
             self.adapters[adapter.digest] = adapter
         self.progress = report.progress or self.progress
         if fault := self._fault():
@@ -148,6 +160,8 @@ class RunnerBook:
             return f"{most} pages, of {spec.total_pages} pages in all"
         if len(self.sequences) > spec.max_sequences:
             return f"{len(self.sequences)} sequences are more than max_sequences {spec.max_sequences}"
+        if self._chars > MAX_BOOK_CHARS:
+            return f"{self._chars} characters of sequences and adapters are more than {MAX_BOOK_CHARS}"
         return None
 
     @classmethod
@@ -170,6 +184,14 @@ class RunnerBook:
             overruns=self.overruns,
             progress=self.progress,
         )
+
+
+def _chars_of_sequence(sequence: SequenceState) -> int:
+    return len(sequence.request_id) + len(sequence.gateway) + len(sequence.adapter)
+
+
+def _chars_of_adapter(adapter: AdapterState) -> int:
+    return len(adapter.digest) + len(adapter.error) + len(adapter.shortfall)
 
 
 # ---------------------------------------------------------------- runner and supervisor

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.domain import runner
 from weft.domain.adapter import AdapterState, Tier
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.routes import KeyRoute, PoolRoute, Route, RouteBook, Routes, RoutesGap
@@ -85,6 +86,21 @@ def test_a_report_beyond_the_specification_is_refused(report: RunnerReport) -> N
 
 
 NAMES = st.lists(st.sampled_from(IDS), unique=True).map(tuple)
+
+
+def test_changes_do_not_make_a_book_larger_than_a_full_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MAX_BOOK_CHARS", 100)
+    book = RunnerBook(SPEC)
+    book.apply(RunnerReport(1, True))
+    sequence = SequenceState("r" * 10, Epoch(1, 1), "g" * 10, "a" * 10, 1, 1, 1)
+    adapters = [AdapterState(f"{i:010}", Tier.DISK, error="e" * 50) for i in range(2)]
+    for version in range(2, 9, 3):  # what is replaced or goes makes space
+        book.apply(RunnerReport(version, False, sequences=[sequence], adapters=[adapters[0]]))
+        book.apply(RunnerReport(version + 1, False, ended=[sequence.request_id]))
+        book.apply(RunnerReport(version + 2, False, removed_adapters=[adapters[0].digest], adapters=[adapters[1]]))
+        book.apply(RunnerReport(version + 2, True))
+    with pytest.raises(ReportInvalid, match="120 characters"):
+        book.apply(RunnerReport(11, False, adapters=adapters))
 
 
 @given(st.lists(st.tuples(*[NAMES] * 6), max_size=6))

@@ -150,7 +150,7 @@ def fill_report(report: RunnerReport, m: spb.RunnerReport) -> None:
 
 def read_report(m: spb.RunnerReport) -> RunnerReport:
     """Raises PeerError. Lists that are empty, as most are in most reports, cost nothing."""
-    if m.full and (size := m.ByteSize()) > MAX_REPORT_BYTES:
+    if (size := m.ByteSize()) > MAX_REPORT_BYTES:
         raise PeerError(f"a report of {size} bytes is more than {MAX_REPORT_BYTES}")
     return RunnerReport(
         m.version,
