@@ -370,7 +370,7 @@ async def test_while_it_waits_for_its_base_a_runner_is_alive_not_ready_and_stops
 
 def test_a_runner_that_is_told_to_stop_loads_no_further(world):
     tensors = iter(range(100))
-    with pytest.raises(StoppedAtStart, match=r"told to stop before model\.layers\.0"):
+    with pytest.raises(StoppedAtStart, match=r"stopped before model\.layers\.0"):
         load_weights({p.name: p for p in world.base.iterdir()}, world.spec, stopping=lambda: next(tensors) > 2)
 
 

@@ -185,3 +185,12 @@ def test_what_is_no_json_object_is_invalid(raw: bytes) -> None:
     with pytest.raises(Refused) as caught:
         parse_model_config(raw)
     assert caught.value.reason == Reason.CONFIG_INVALID
+
+
+def test_the_generation_config_is_read_with_the_same_care() -> None:
+    raw = json.dumps({**MODEL_CONFIG, "eos_token_id": 2}).encode()
+    assert parse_model_config(raw, b'{"eos_token_id": [7, 8]}').eos == {7, 8}
+    for wrong in (b"[]", b'{"eos_token_id": "</s>"}'):
+        with pytest.raises(Refused) as caught:
+            parse_model_config(raw, wrong)
+        assert caught.value.reason == Reason.CONFIG_INVALID
