@@ -188,3 +188,11 @@ def test_the_end_of_a_request_costs_the_same_behind_a_long_queue() -> None:
         _, more = fleet.sends(GATEWAY, OutcomeReport(placed[0].request_id, POOL, "", 9, False, b""))
         lines[queued] += more
     assert lines[5_000] < 2 * lines[100]
+
+
+def test_a_request_behind_a_long_queue_is_queued_without_a_pass_over_those_before_it() -> None:
+    fleet = Fleet(1, 1)
+    while len(fleet.core.state.pools[POOL].queue) < 200:
+        fleet.submit()
+    placed, lines = fleet.submit()
+    assert (placed, lines < 250) == (False, True), lines

@@ -154,7 +154,9 @@ def _enqueue_and_schedule(state: State, request: Request) -> None:
     if infeasible is not None:
         reject(state, request, *infeasible)
         return
-    schedule_pool(state, pool, state.schedulable.pop(pool.name, None))
+    changed = state.schedulable.pop(pool.name, None)
+    if changed is None or changed or not pool.overtaking.out_of_reach(request):
+        schedule_pool(state, pool, changed)
     if request.phase is not Phase.WAITING:
         return
     limit = pool.declared.max_queue if pool.spec is not None else 0

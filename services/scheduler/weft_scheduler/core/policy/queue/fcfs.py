@@ -137,6 +137,7 @@ class Overtaking:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._blocked: set[str] = set()  # ids that the last passes found blocked
+        self._reach: dict[str, tuple[float, int]] = {}  # lane whose window is full -> the last one it offered
         self._closed: set[RunnerShape] = set()  # by the last pass; where there are some, the next pass offers all
 
     def schedule(self, queue: QueuePolicy[R], context: PlacementContext[R], bound: int, window: int) -> None:
@@ -145,7 +146,7 @@ class Overtaking:
         if self._closed:
             self._blocked.clear()
         known, closed = self._blocked, set[RunnerShape]()
-        self._closed = closed
+        self._closed, self._reach = closed, {}
         if not context.has_capacity(closed):
             return
         for request in queue.candidates(window):
@@ -165,8 +166,16 @@ class Overtaking:
                             closed |= context.placeable_shapes(older)
             if not context.has_capacity(closed):
                 return
+        stayed = Counter([request.awaited_class for request in blocked])
+        self._reach = {r.awaited_class: r.order for r in blocked if stayed[r.awaited_class] >= window}
+
+    def out_of_reach(self, request: QueuedRequest) -> bool:
+        """Whether a request that has just been queued is behind all that a pass would offer."""
+        last = self._reach.get(request.awaited_class)
+        return last is not None and request.order > last
 
     def forget(self, request_id: str) -> None:
         """It waits no longer."""
         self.counts.pop(request_id, None)
         self._blocked.discard(request_id)
+        self._reach.clear()
