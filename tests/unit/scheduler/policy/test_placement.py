@@ -13,7 +13,7 @@ from weft.domain.ids import Epoch
 from weft.domain.request import Assign
 from weft.domain.routes import RegistryChange
 from weft.domain.runner import SequenceState
-from weft_scheduler.core.policy.placement import PlacementRequest, Punica, RunnerLoad, RunnerShape
+from weft_scheduler.core.policy.placement import PlacementRequest, Punica, RunnerLoad, RunnerShape, runner_index
 
 DIGESTS = ["sha256:1", "sha256:2", "sha256:3"]
 
@@ -92,9 +92,17 @@ FLEET = st.dictionaries(
     context=st.sampled_from([50, 500]),
     avoid=st.sets(st.sampled_from("abcdefghij")),
     closed=st.sets(st.sampled_from(SHAPES)),
+    compared=st.sampled_from([0, 32]),
 )
 def test_the_index_finds_what_a_plain_search_finds(
-    fleet: dict[str, Any], digest: str, rank: int, room: int, context: int, avoid: set[str], closed: set[RunnerShape]
+    fleet: dict[str, Any],
+    digest: str,
+    rank: int,
+    room: int,
+    context: int,
+    avoid: set[str],
+    closed: set[RunnerShape],
+    compared: int,
 ) -> None:
     policy = Punica()
     for uuid, (working_set, free, shape, slots) in fleet.items():
@@ -108,7 +116,9 @@ def test_the_index_finds_what_a_plain_search_finds(
         return admits and fits and uuid not in avoid and shape not in closed
 
     expected = max(((fleet[uuid][0], uuid) for uuid in fleet if takes(uuid)), default=(0, None))[1]
-    assert policy.place(PlacementRequest(digest, rank, room, context, avoid), closed) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner_index, "MAX_COMPARED", compared)  # more holders: full runners are visited in order
+        assert policy.place(PlacementRequest(digest, rank, room, context, avoid), closed) == expected
     assert policy.has_capacity(closed) == any(shape not in closed for _, _, shape, _ in fleet.values())
 
 
