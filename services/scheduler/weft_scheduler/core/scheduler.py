@@ -76,14 +76,15 @@ class Scheduler:
 
     def _on_message(self, peer: Peer, message: object) -> None:
         state = self.state
-        if peer.kind is Kind.GATEWAY and (gateway := state.gateways.get(peer.name)) is not None:
-            FROM_GATEWAY[type(message)](state, gateway, message)
+        gateway = state.gateways.get(peer.name) if peer.kind is Kind.GATEWAY else None
+        if gateway is not None and (on_message := FROM_GATEWAY.get(type(message))) is not None:
+            on_message(state, gateway, message)
         elif peer.kind is Kind.SUPERVISOR and peer.name in state.supervisors:
             runner_reports.on_message(state, peer, message)
         elif peer.kind is Kind.REGISTRY and isinstance(message, RegistryChange):
             registry.on_change(state, peer, message)
         else:
-            state.emit(Stale(type(message).__name__, peer.name, f"no stream of that {peer.kind.value}"))
+            state.emit(Stale(type(message).__name__, peer.name, f"not for a stream of that {peer.kind.value}"))
 
     def _on_closed(self, peer: Peer) -> None:
         match peer.kind:
