@@ -210,6 +210,20 @@ def test_a_prediction_is_made_once_for_all_answers_and_a_late_one_counts_no_more
     assert shell.feed(Received(PREDICTOR, Prediction("r", 7, 21))) == []
 
 
+def test_a_gateway_that_was_late_itself_waits_once_more_for_a_prediction() -> None:
+    shell = Shell().ready()
+    for name in ("answered", "silent"):
+        shell.feed(RequestArrived(name), ModelResolved(name, "team/base", 1))
+        shell.feed(RequestReady(Request(name, "c", "acme", TABLE.routes[0], (1,), "t", 9, Sampling(), bytes_of, 0)))
+    shell.now += 0.4  # the loop was busy: the deadline of 0.05 s is noticed now
+    assert shell.feed(TICK) == []
+    submits = sent(shell.feed(Received(PREDICTOR, Prediction("answered", 7, 21))), Submit)
+    assert [(one.request_id, one.p50_tokens) for one in submits if isinstance(one, Submit)] == [("answered", 7)]
+    shell.now += 0.4
+    submits = sent(shell.feed(TICK), Submit)
+    assert [(one.request_id, one.p50_tokens) for one in submits if isinstance(one, Submit)] == [("silent", 0)]
+
+
 def test_a_client_that_goes_away_while_its_request_is_predicted_leaves_one_outcome_for_each_answer() -> None:
     shell = Shell().ready()
     shell.feed(RequestArrived("r"), ModelResolved("r", "team/base", 2))

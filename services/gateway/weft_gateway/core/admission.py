@@ -34,6 +34,9 @@ class Stage(Enum):
     PREDICTION = auto()
 
 
+LATE = 0.2  # of the time for a prediction: a deadline that is noticed later than this was missed by the gateway
+
+
 @dataclass(slots=True)
 class Arrival:
     """A request before its submission. `n`: how many answers it counts for."""
@@ -45,6 +48,8 @@ class Arrival:
     pool: str = ""
     digest: str = ""  # of the base model whose tokenizer it needs
     request: Request | None = None
+    due: float = 0.0  # the end of the present wait
+    postponed: bool = False
 
 
 class Admission:
@@ -153,6 +158,18 @@ class Admission:
         self._leave(arrival)
         return arrival
 
+    def postpone(self, request_id: str, now: float) -> bool:
+        """Whether a prediction's deadline is set anew, once: this process was late itself, and an answer may be here.
+
+        Under a burst of arrivals the event loop is busy for longer than a prediction may take.
+        """
+        arrival, predict_s = self._arrivals[request_id], self._config.predict_s
+        if arrival.stage is not Stage.PREDICTION or arrival.postponed or now < arrival.due + LATE * predict_s:
+            return False
+        arrival.postponed = True
+        self._wait(arrival, Stage.PREDICTION, now + predict_s)
+        return True
+
     def expire(self, request_id: str) -> Refuse:
         """The hold of a request is over."""
         arrival = self._arrivals[request_id]
@@ -212,7 +229,7 @@ class Admission:
         return self._tokenizers.get(digest) or TokenizerChanged(digest, unknown)
 
     def _wait(self, arrival: Arrival, stage: Stage, until: float) -> None:
-        arrival.stage = stage
+        arrival.stage, arrival.due = stage, until
         self._timers.set((Timer.ARRIVAL, arrival.request_id), until)
 
     def _proceed(self, arrival: Arrival) -> Proceed:

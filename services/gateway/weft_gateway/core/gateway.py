@@ -138,6 +138,8 @@ class Gateway:
 
     def _on_deadline(self, key: tuple[Timer, str], now: float) -> list[Effect]:
         match key:
+            case (Timer.ARRIVAL, request_id) if self.admission.postpone(request_id, now):
+                return []
             case (Timer.ARRIVAL, request_id):
                 if arrival := self.admission.take_predicted(request_id):
                     return self._submit(arrival, Prediction(request_id), now)

@@ -32,7 +32,10 @@ class PredictorClient:
         self._refusal: grpc.StatusCode | None = None
 
     def ask(self, item: PredictItem) -> None:
-        self._waiting.append((item, asyncio.get_running_loop().time() + self._deadline_s))
+        due = (
+            asyncio.get_running_loop().time() + 2 * self._deadline_s
+        )  # the machine postpones its deadline once at most
+        self._waiting.append((item, due))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="predict")
 
