@@ -99,7 +99,7 @@ def load_all(model: Model, subject: Subject, kinds: Sequence[Batch]) -> None:
             asks = model.asks(subject, kind, 1, 1)
             subject.play(asks)
             adapters.update(ask.adapter for ask in asks if ask.adapter)
-        if all(subject.engine.pool.adapters.adapters[digest].resident for digest in adapters):
+        if all(subject.engine.runner.pool.adapters.adapters[digest].resident for digest in adapters):
             return
 
 

@@ -11,7 +11,7 @@ from typing import Self
 
 from weft_bench.errors import EngineRefused
 from weft_bench.playing import Ask, Folders, Life, Played, Player
-from weft_runner.engine import Engine, Iteration
+from weft_runner.engine import Engine, Output
 from weft_runner.engine_factory import EngineBundle, build_engine
 from weft_runner.errors import RunnerError
 from weft_runner.settings import Settings, parse_settings
@@ -49,7 +49,7 @@ class Subject(Player):
     def __init__(self, files: Mapping[str, Path], sizes: Sizes) -> None:
         self.adapters = Folders()
 
-        def make(told: Callable[[Iteration], None]) -> Engine:
+        def make(told: Callable[[Output], None]) -> Engine:
             self.built = build_engine(settings(sizes), files, self.adapters, told)
             return self.built.engine
 

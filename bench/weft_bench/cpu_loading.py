@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from weft.domain.adapter import DesiredAdapter, DesiredChange
+from weft.domain.machine import Kind, Peer, Received
+from weft.domain.runner import RunnerOrder
 from weft_bench.cpu_context import Context
 from weft_bench.cpu_decode import PROMPT_TOKENS, Decoded, Model, base, decode
 from weft_bench.cpu_engine import Sizes, Subject
@@ -18,6 +20,7 @@ from weft_bench.cpu_slots import MIB
 from weft_bench.lines import Line
 from weft_bench.path import percentile
 
+SUPERVISOR = Peer(Kind.SUPERVISOR, "bench")
 ROWS, SLOTS = 8, 4  # pinned adapters may hold all slots but one: an engine has one more
 QUIET, LOADING = "nothing loads", "adapters load"
 
@@ -62,7 +65,8 @@ class Stream:
     def _desire(self, adapters: tuple[DesiredAdapter, ...]) -> None:
         self.version += 1
         removed, self.held = self.held, tuple(adapter.digest for adapter in adapters)
-        self.subject.engine.post(DesiredChange(self.version, full=True, adapters=adapters, removed=removed))
+        change = DesiredChange(self.version, full=True, adapters=adapters, removed=removed)
+        self.subject.engine.post(Received(SUPERVISOR, RunnerOrder(change)))
 
     def _count(self) -> None:
         self.seated += len(self.subject.witness.loads)

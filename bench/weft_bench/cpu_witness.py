@@ -12,11 +12,11 @@ from typing import Any
 
 from weft_bench.errors import WrongAdapter
 from weft_kernels.plan import SegmentPlan
-from weft_runner.core.choice import Choice
+from weft_runner.core.batch import Batch
 from weft_runner.core.events import Action, Unload
-from weft_runner.core.iteration import Batch
+from weft_runner.core.sampling import SampledToken
 from weft_runner.engine import Engine
-from weft_runner.memory.adapter_pool import Loaded
+from weft_runner.memory.load_results import InSlot
 from weft_runner.model.executor import Executor
 from weft_runner.model.step import Step
 
@@ -76,9 +76,9 @@ class Witness:
         self._seen: list[_Seen] = []
         self._waiting: deque[_Seen] = deque()  # launched, not accounted for
         self._batch, self._chosen, self._running = Batch((), 0), 0.0, False
-        self._choose, self._account = engine.pool.choose, engine.pool.account
+        self._choose, self._account = engine.runner.pool.schedule, engine.runner.pool.account
         self._execute, self._put = engine.adapters.execute, engine.adapters.put
-        engine.pool.choose, engine.pool.account = self._noting_choose, self._noting_account
+        engine.runner.pool.schedule, engine.runner.pool.account = self._noting_choose, self._noting_account
         engine.adapters.execute = self._noting_execute
         engine.adapters.put = self._noting_put
         for name in ("run", "launch", "follow"):
@@ -108,10 +108,10 @@ class Witness:
         self._batch = self._choose(*arguments, **options)
         return self._batch
 
-    def _noting_account(self, batch: Batch, choices: Mapping[str, Choice], failures: Mapping[str, str]) -> None:
+    def _noting_account(self, batch: Batch, tokens: Mapping[str, SampledToken], failures: Mapping[str, str]) -> None:
         if self._waiting:  # else it was launched before `begin`
             self._waiting.popleft().accounted = True
-        self._account(batch, choices, failures)
+        self._account(batch, tokens, failures)
 
     def _watch(self, executor: Executor, name: str) -> None:
         """Note the steps that this method of the executor is handed, but not those that it hands to another one."""
@@ -146,11 +146,11 @@ class Witness:
         self._seats = {seat: digest for seat, digest in self._seats.items() if seat not in gone}
         self._execute(actions)
 
-    def _noting_put(self, loaded: Loaded) -> None:
-        self._put(loaded)
-        self._seats = {**self._seats, loaded.slot: loaded.digest}
-        n_bytes = loaded.adapter.n_bytes
-        self.loads.append(SlotLoad(loaded.digest, time.perf_counter(), loaded.seconds, n_bytes))
+    def _noting_put(self, built: InSlot) -> None:
+        self._put(built)
+        loaded = built.loaded
+        self._seats = {**self._seats, built.slot: loaded.digest}
+        self.loads.append(SlotLoad(loaded.digest, time.perf_counter(), loaded.seconds, loaded.n_bytes))
 
 
 def _beat(seen: _Seen) -> Beat:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from weft.domain.request import Step
 from weft_bench.cpu_models import adapter
 from weft_bench.gpu_check import CheckContext, Checks, Differs
 from weft_bench.gpu_check_models import PAGE_TOKENS, HostAdapter, device_executor, host_weights, reference_executor
@@ -18,10 +19,9 @@ from weft_bench.gpu_engine import engine_of
 from weft_bench.gpu_models import Scale, random_tokens, spec_of
 from weft_bench.playing import Ask, Folders, Player
 from weft_bench.roofline import Shape
-from weft_runner.core.events import Tokens
-from weft_runner.core.iteration import Limits
-from weft_runner.core.request_pool import PoolLimits
-from weft_runner.engine import Engine, Iteration
+from weft_runner.core.admission import PoolLimits
+from weft_runner.core.batch import BatchLimits
+from weft_runner.engine import Engine, Output
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.executor import Executor
 from weft_runner.model.weights import ModelWeights
@@ -44,15 +44,15 @@ def checks(context: CheckContext) -> Checks:
 class Listener(Player):
     """A player that keeps the texts, by the order of their requests."""
 
-    def __init__(self, make: Callable[[Callable[[Iteration], None]], Engine]) -> None:
+    def __init__(self, make: Callable[[Callable[[Output], None]], Engine]) -> None:
         self.texts: dict[str, list[int]] = {}
         super().__init__(make)
 
-    def _told(self, iteration: Iteration) -> None:
-        for event in iteration.events:
-            if isinstance(event, Tokens):
-                self.texts.setdefault(event.request_id, []).extend(event.tokens)
-        super()._told(iteration)
+    def _told(self, output: Output) -> None:
+        for _, message in output.sends:
+            for sequence in message.sequences if isinstance(message, Step) else ():
+                self.texts.setdefault(sequence.request_id, []).extend(sequence.tokens)
+        super()._told(output)
 
 
 def _texts(context: CheckContext) -> None:
@@ -73,7 +73,7 @@ def _played(executor: Executor, source: Folders, shape: Shape, rows: int, asks: 
     """As many pages as the executor has are more than enough: adapters leave for want of slots."""
     limits = PoolLimits(
         total_pages=rows * 40, page_tokens=PAGE_TOKENS, max_sequences=rows, max_adapters=SLOTS,
-        max_context_tokens=CONTEXT, vocab_size=shape.vocab, batch=Limits(max_prefills=2, max_batch_tokens=64),
+        max_context_tokens=CONTEXT, vocab_size=shape.vocab, batch=BatchLimits(max_prefills=2, max_batch_tokens=64),
         page_bytes=executor.adapters.page_bytes, keep_copies=True,
     )  # fmt: skip
     player = Listener(lambda told: engine_of(executor, limits, source, told, max_rank=max(RANKS)))

@@ -7,8 +7,9 @@ from functools import partial
 
 import torch
 
+from weft.domain.request import Sampling
 from weft_bench.gpu_check import CheckContext, Checks, Differs
-from weft_runner.core.sequence import Sampling
+from weft_runner.core.sampling import logit_adjustments
 from weft_runner.model.cuda.gpu_sampler import GpuSampler
 from weft_runner.model.sampling import SamplingArgs, sample
 
@@ -94,4 +95,4 @@ def _shifted(rng: random.Random, row: int, vocab: int) -> SamplingArgs:
         seed=base.seed, temperature=base.temperature, top_p=base.top_p, frequency_penalty=0.5, presence_penalty=0.25,
         logit_bias=bias,
     )  # fmt: skip
-    return SamplingArgs(shifted, row, shifted.shifts(rng.choices(range(vocab), k=50)))
+    return SamplingArgs(shifted, row, logit_adjustments(shifted, rng.choices(range(vocab), k=50)))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from weft.domain.model.config import ModelSpec
+from weft.domain.request import Sampling
 from weft_bench.cpu_shapes import RANK, ranks_of
 from weft_bench.cpu_witness import slots_of
 from weft_bench.errors import WrongAdapter
@@ -28,7 +29,6 @@ from weft_bench.gpu_placed import Deck, pages_needed, row_offsets
 from weft_bench.gpu_plan import ADDED, BANDWIDTH, BEYOND_BYTES, FLOOR, STARTED, decode_name
 from weft_bench.gpu_timing import MANY, Times
 from weft_bench.roofline import Shape, Work, adapter_work, decode_work
-from weft_runner.core.sequence import Sampling
 from weft_runner.model.cuda.adapters import PagedAdapter, PagedAdapterStore, layout_of
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.partition import Partition

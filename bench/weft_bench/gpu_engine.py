@@ -15,9 +15,10 @@ from weft_bench.gpu_models import Numbers, random_weights, spec_of
 from weft_bench.gpu_placed import pages_needed
 from weft_bench.playing import Folders, Player
 from weft_bench.roofline import Shape
-from weft_runner.core.iteration import Limits
-from weft_runner.core.request_pool import PoolLimits, RequestPool
-from weft_runner.engine import Command, Engine, Iteration
+from weft_runner.core.admission import PoolLimits
+from weft_runner.core.batch import BatchLimits
+from weft_runner.core.runner import Runner
+from weft_runner.engine import Engine, Output, Posted
 from weft_runner.memory.adapter_pool import AdapterPool
 from weft_runner.model.cuda.adapters import layout_of
 from weft_runner.model.cuda.executor import CudaExecutor
@@ -71,14 +72,14 @@ class DeviceSubject(Player):
 
 
 def engine_of(
-    executor: Executor, limits: PoolLimits, source: Folders, told: Callable[[Iteration], None], max_rank: int = RANK
+    executor: Executor, limits: PoolLimits, source: Folders, told: Callable[[Output], None], max_rank: int = RANK
 ) -> Engine:
     """As `build.build_engine` makes it, of parts that are there."""
 
-    def make_adapters(post: Callable[[Command], None]) -> AdapterPool:
+    def make_adapters(post: Callable[[Posted], None]) -> AdapterPool:
         return AdapterPool(executor.adapters, max_rank, source, post)
 
-    return Engine(RequestPool(limits), executor, make_adapters, told)
+    return Engine(Runner(limits), executor, make_adapters, told)
 
 
 def executor_of(gpu: Gpu, shape: Shape, sizes: Sizes) -> CudaExecutor:
@@ -101,7 +102,7 @@ def _limits(shape: Shape, sizes: Sizes, page_bytes: int) -> PoolLimits:
     return PoolLimits(
         total_pages=_pages(shape, sizes), page_tokens=PAGE_TOKENS, max_sequences=sizes.rows, max_adapters=sizes.slots,
         max_context_tokens=sizes.context, vocab_size=shape.vocab,
-        batch=Limits(sizes.prefills, sizes.batch_tokens), page_bytes=page_bytes, keep_copies=True,
+        batch=BatchLimits(sizes.prefills, sizes.batch_tokens), page_bytes=page_bytes, keep_copies=True,
     )  # fmt: skip
 
 

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.artifacts.adapter_config import parse_adapter_config
+from weft.domain.ids import Epoch
+from weft.domain.machine import Closed, Connected, Kind, Peer, Received
+from weft.domain.request import Ended, NoCapacity, Sampling, SessionHello, Start, Step
 from weft_bench.cpu_witness import Beat, Witness
 from weft_bench.errors import EngineRefused
-from weft_runner.core.events import Ended, NoRoom, Tokens
-from weft_runner.core.sequence import Epoch, Finish, Request, Sampling
-from weft_runner.engine import Engine, Iteration, OwnerLost
+from weft_runner.engine import Engine, Output
 from weft_runner.errors import ArtifactUnknown
 from weft_runner.model.adapter_store import AdapterFiles
 
-OWNER = 0  # the session that all requests belong to
+SESSION = Peer(Kind.GATEWAY, "bench")  # that all requests belong to
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +84,12 @@ class Folders:
 class Player:
     """Plays requests, again and again, through the engine that `make` builds; it is told where iterations go to."""
 
-    def __init__(self, make: Callable[[Callable[[Iteration], None]], Engine]) -> None:
+    def __init__(self, make: Callable[[Callable[[Output], None]], Engine]) -> None:
         self._lives: dict[str, Life] = {}
         self._running: set[str] = set()
         self._count = 0
         self.engine = make(self._told)
+        self.engine.post(Connected(SESSION, SessionHello("bench", "")))
         self.witness = Witness(self.engine)
 
     def play(
@@ -120,35 +122,38 @@ class Player:
     def _post(self, ask: Ask) -> Life:
         self._count += 1
         key = str(self._count)
-        request = Request(
-            request_id=key, epoch=Epoch(1, self._count), owner=OWNER, gateway_id="bench", adapter=ask.adapter,
-            prompt=tuple(ask.prompt), emitted=(), max_tokens=ask.tokens, reservation_tokens=ask.tokens,
-            sampling=Sampling(ignore_eos=True),
+        start = Start(
+            key, Epoch(1, self._count), tuple(ask.prompt), (), max_tokens=ask.tokens, reservation_tokens=ask.tokens,
+            adapter=ask.adapter, sampling=Sampling(ignore_eos=True),
         )  # fmt: skip
         life = self._lives[key] = Life(ask, time.perf_counter())
         self._running.add(key)
-        self.engine.post(request)
+        self.engine.post(Received(SESSION, start))
         return life
 
     def _forget(self) -> None:
         """After a run, whole or not: what it left unfinished must not run beside the next one."""
         if self._running:
-            self.engine.post(OwnerLost(OWNER))
+            self.engine.post(Closed(SESSION))
+            self.engine.post(Connected(SESSION, SessionHello("bench", "")))
         self._running.clear()
         self._lives.clear()
 
-    def _told(self, iteration: Iteration) -> None:
+    def _told(self, output: Output) -> None:
         now = time.perf_counter()
         self.witness.ended(now)
-        for event in iteration.events:
-            match event:
-                case Tokens(request_id=key):
-                    life = self._lives[key]
-                    life.first = life.first or now
-                    life.tokens += len(event.tokens)
-                    if event.finish is not Finish.NONE:
-                        self._running.discard(key)
-                case NoRoom():
-                    raise EngineRefused(f"no room for a request: {event.reason}, {event.free_pages} pages are free")
+        for _, message in output.sends:
+            match message:
+                case Step():
+                    for sequence in message.sequences:
+                        life = self._lives[sequence.request_id]
+                        life.first = life.first or now
+                        life.tokens += len(sequence.tokens)
+                        if sequence.finish is not None:
+                            self._running.discard(sequence.request_id)
+                case NoCapacity():
+                    raise EngineRefused(f"no room for a request: {message.reason}, {message.free_pages} pages are free")
                 case Ended():
-                    raise EngineRefused(f"a request ended early: {event.reason.value}: {event.detail}")
+                    raise EngineRefused(f"a request ended early: {message.reason.value}: {message.detail}")
+                case _:
+                    pass

@@ -7,9 +7,10 @@ the other end of the streams (they speak the real protobuf contracts over real s
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -20,13 +21,19 @@ import torch
 from safetensors.torch import save_file
 
 from harness.loopback import LoopbackServer
+from harness.runner_machine import flat, session, start_of
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.artifacts.digest import FileEntry, build_manifest
+from weft.domain.adapter import DesiredChange
+from weft.domain.ids import Epoch
+from weft.domain.machine import Connected, Kind, Peer, Received
 from weft.domain.model.config import ModelSpec, parse_spec
-from weft_runner.core.iteration import Limits
-from weft_runner.core.request_pool import PoolLimits, RequestPool
-from weft_runner.core.sequence import Epoch, Request, Sampling
-from weft_runner.engine import Engine, Iteration
+from weft.domain.request import SessionHello, Start, Stop
+from weft.domain.runner import RunnerOrder
+from weft_runner.core.admission import PoolLimits
+from weft_runner.core.batch import Batch, BatchLimits
+from weft_runner.core.runner import Runner
+from weft_runner.engine import Engine, Output
 from weft_runner.errors import ArtifactUnknown
 from weft_runner.memory.adapter_pool import AdapterPool
 from weft_runner.model.adapter_store import AdapterFiles
@@ -230,7 +237,7 @@ class Driver:
         context = min(spec.max_positions, sizes["total_pages"] * sizes["page_tokens"])
         self.limits = PoolLimits(
             **{
-                "batch": Limits(),
+                "batch": BatchLimits(),
                 "max_context_tokens": context,
                 "vocab_size": spec.vocab_size,
                 "eos": spec.eos,
@@ -238,33 +245,37 @@ class Driver:
             }
         )
         executor = (make_executor or reference_executor)(files, spec, self.limits)
-        self.iterations: list[Iteration] = []
+        self.outputs: list[Output] = []
+        self.skipped_s = 0.0
         self.engine = Engine(
-            RequestPool(self.limits),
+            Runner(self.limits),
             executor,
             lambda post: AdapterPool(executor.adapters, 64, source or world, post),
-            self.iterations.append,
+            self.outputs.append,
+            clock=lambda: time.monotonic() + self.skipped_s,
         )
-        self.pool = self.engine.pool
+        self.pool = self.engine.runner.pool
         self._counter = 0
+        self._connected: set[int] = set()
 
-    def request(self, key: str, prompt: list[int], max_tokens: int = 8, adapter: str = "", **fields: Any) -> Request:
+    def request(self, key: str, prompt: list[int], max_tokens: int = 8, adapter: str = "", **fields: Any) -> Start:
         self._counter += 1
-        defaults = {
-            "epoch": Epoch(1, self._counter),
-            "owner": 1,
-            "gateway_id": "g",
-            "emitted": (),
-            "reservation_tokens": max_tokens,
-            "sampling": Sampling(),
-        }
-        return Request(
-            request_id=key, prompt=tuple(prompt), max_tokens=max_tokens, adapter=adapter, **{**defaults, **fields}
-        )
+        fields.setdefault("epoch", Epoch(1, self._counter))
+        epoch = fields.pop("epoch")
+        start = start_of(key, epoch.counter, prompt, max_tokens, adapter=adapter, **fields)
+        return replace(start, epoch=epoch)
 
-    def post(self, *commands: Any) -> None:
-        for command in commands:
-            self.engine.post(command)
+    def post(self, *events: Any, owner: int = 1) -> None:
+        """Events of the machine; a gateway's messages come in the session of that number."""
+        for event in events:
+            if isinstance(event, Start | Stop):
+                if owner not in self._connected:
+                    self._connected.add(owner)
+                    self.engine.post(Connected(session(owner), SessionHello("g", "")))
+                event = Received(session(owner), event)
+            elif isinstance(event, DesiredChange):
+                event = Received(Peer(Kind.SUPERVISOR, "s"), RunnerOrder(event))
+            self.engine.post(event)
 
     def beat(self, times: int = 1) -> None:
         for _ in range(times):
@@ -280,7 +291,17 @@ class Driver:
 
     @property
     def events(self) -> list[Any]:
-        return [event for iteration in self.iterations for event in iteration.events]
+        return [message for output in self.outputs for message in flat(output.sends)]
+
+    @property
+    def batches(self) -> list[Batch]:
+        """What ran, in order."""
+        return [output.done.step.batch for output in self.outputs if output.done is not None]
+
+    @property
+    def status(self) -> Any:
+        """The latest."""
+        return next(output.status for output in reversed(self.outputs) if output.status is not None)
 
     def answer(self, key: str) -> list[int]:
         """The tokens of one request, each position once."""

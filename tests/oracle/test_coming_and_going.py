@@ -10,8 +10,8 @@ import torch
 
 from harness.random_models import OracleModel, write_adapter, write_base
 from harness.ranks import adapter_files, load, split
+from weft.domain.request import Sampling
 from weft_kernels.plan import SegmentPlan, plan_rows
-from weft_runner.core.sequence import Sampling
 from weft_runner.errors import AdapterInvalid, ExecutorLost
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.step import Step, StepRow

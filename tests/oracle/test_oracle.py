@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from weft_runner.core.iteration import Limits
+from weft.domain.ids import Epoch
+from weft.domain.request import Sampling, Stop
+from weft_runner.core.batch import BatchLimits
 from weft_runner.core.request_pool import check_pool
-from weft_runner.core.sequence import Epoch, Sampling
-from weft_runner.engine import Stop
 
 GREEDY = Sampling(ignore_eos=True)
 MODELS = {
@@ -132,7 +132,7 @@ def test_one_mixed_batch_of_sixteen_equals_the_oracle(oracle, make_driver):
     driver.post(*requests)
     driver.finish()
     assert_right(oracle, driver, requests)
-    full = [i for i in driver.iterations if i.batch_rows == 16]
+    full = [b for b in driver.batches if len(b.rows) == 16]
     assert full, "all sixteen ran together"
     assert max(i.batch_adapters for i in full) >= 6
     assert driver.pool.forwards == driver.pool.iterations, "one forward an iteration, whatever the adapters"
@@ -146,12 +146,12 @@ def test_the_adapters_matter(oracle):
 
 @pytest.mark.parametrize("max_batch_tokens", [17, 40])
 def test_a_prompt_in_chunks_gives_the_same_text(oracle, make_driver, max_batch_tokens):
-    batch = Limits(max_prefills=2, max_batch_tokens=max_batch_tokens)
+    batch = BatchLimits(max_prefills=2, max_batch_tokens=max_batch_tokens)
     driver = make_driver(oracle.world, max_adapters=8, total_pages=256, max_sequences=16, batch=batch)
     requests = mixed_requests(oracle, driver, n_tokens=10)
     driver.post(*requests)
     driver.finish()
-    assert max(i.batch_tokens for i in driver.iterations) <= max_batch_tokens
+    assert max(b.n_tokens for b in driver.batches) <= max_batch_tokens
     assert_right(oracle, driver, requests)
 
 
@@ -165,7 +165,7 @@ def test_stop_and_start_again_with_the_tokens_so_far_continues_the_same_text(ora
     assert len(moved) >= 6
     for request in moved:
         emitted = tuple(driver.answer(request.request_id))
-        driver.post(Stop(request.request_id, request.epoch, request.owner))
+        driver.post(Stop(request.request_id, request.epoch))
         fields = {"emitted": emitted, "sampling": GREEDY, "epoch": Epoch(2, request.epoch.counter)}
         driver.post(
             driver.request(request.request_id, list(request.prompt), request.max_tokens, request.adapter, **fields)
@@ -208,6 +208,6 @@ def test_the_quickstart_model_equals_the_oracle_alone_and_in_a_mixed_batch(
     together.post(*requests(together))
     together.finish()
     assert_right(oracle, together, requests(together))
-    assert max(i.batch_adapters for i in together.iterations) == len(folders)
+    assert max(b.n_adapters for b in together.batches) == len(folders)
     assert together.pool.forwards == together.pool.iterations
     check_pool(together.pool)

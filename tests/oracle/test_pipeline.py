@@ -10,9 +10,9 @@ import torch
 
 from harness.random_models import FAMILIES, OracleModel, Rows, reference_executor, write_adapter, write_base
 from harness.ranks import load, staged, tcp_sent_bytes
+from weft.domain.request import Sampling
 from weft_kernels.plan import SegmentPlan, plan_rows
-from weft_runner.core.iteration import Limits
-from weft_runner.core.sequence import Sampling
+from weft_runner.core.batch import BatchLimits
 from weft_runner.model.step import Step, StepRow
 from weft_runner.parallel.pipeline import PipelineParallelExecutor
 
@@ -153,7 +153,7 @@ def ask(driver: Any, model: OracleModel, count: int, max_tokens: int = 10) -> li
 
 @pytest.mark.parametrize("chunk", [512, 16])
 def test_an_engine_of_stages_gives_the_tokens_of_one_stage(cut, driver_of, chunk):
-    limits = Limits(max_batch_tokens=chunk, max_prefills=2)
+    limits = BatchLimits(max_batch_tokens=chunk, max_prefills=2)
     alone, stages = (driver_of(staged=staged, batch=limits, max_sequences=16) for staged in (False, True))
     for driver in (alone, stages):
         keys = ask(driver, cut.model, 12)

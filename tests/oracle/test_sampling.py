@@ -11,7 +11,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from weft_runner.core.sequence import Sampling
+from weft.domain.request import Sampling
+from weft_runner.core.sampling import logit_adjustments
 from weft_runner.model.sampling import SamplingArgs, sample
 
 NO_TOKENS = torch.zeros(1, 1).long()
@@ -20,7 +21,7 @@ finite_logits = st.lists(st.floats(-60, 60, width=32), min_size=1, max_size=60)
 
 def chosen_of(logits: torch.Tensor, sampling: Sampling, n: int) -> list[int]:
     """What one row chooses at positions 0..n-1."""
-    draws = [SamplingArgs(sampling, position, sampling.shifts(())) for position in range(n)]
+    draws = [SamplingArgs(sampling, position, logit_adjustments(sampling, ())) for position in range(n)]
     return [choice.token for choice in sample(logits.repeat(n, 1), draws) if choice is not None]
 
 

@@ -1,67 +1,34 @@
-"""The heartbeat: choose (pure, host integers) -> run (the model) -> account. One thread, one iteration at a time.
+"""The engine's thread: take events -> handle -> execute -> run a step -> handle -> execute. It fits on a screen.
 
-Commands come in through `post` from any thread; each iteration sends one `Iteration` out. An engine with nothing to run
-sleeps on its queue. `beat` is the whole of it and fits on a screen.
-
-The queue takes whatever is posted, for a report that got lost would leave sequences waiting for ever. Who posts is
-bounded: sessions by `server.MAX_BACKLOG`, the adapter pool by the loads under way, the supervisor's orders by the
-lease, which ends when no iteration does.
+`post` takes events from any thread. An engine with nothing to run sleeps until the next event or the machine's
+deadline. The queue takes whatever is posted, for a result that got lost would leave sequences waiting for ever. Its
+writers are bounded: sessions by `server.MAX_BACKLOG`, the adapter pool by the loads under way, the supervisor's orders
+by the lease, which ends when no step does.
 """
 
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
-from weft.domain.adapter import DesiredChange
-from weft_runner.core.choice import Choice
-from weft_runner.core.events import Event, PoolState
-from weft_runner.core.iteration import Batch, Row
-from weft_runner.core.request_pool import RequestPool, check_pool
-from weft_runner.core.sequence import Epoch, Request
+from weft.domain.machine import TICK, Send
+from weft_runner.core.events import AdapterPages, Effect, Event, RunnerStatus, RunStep, StepDone, StepSlot
+from weft_runner.core.runner import Runner
 from weft_runner.errors import ExecutorLost
-from weft_runner.flights import NOTHING, Flights, InFlight, Pipeline, draws_of
 from weft_runner.memory.adapter_pool import AdapterPool
-from weft_runner.memory.load_results import Fetched, FetchFailed, FoundOnDisk, FromAdapters, Loaded, LoadFailed
+from weft_runner.memory.load_results import InSlot
 from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined
-from weft_runner.steps import Prepared, Steps
+from weft_runner.step.asynchronous import AsyncSteps
+from weft_runner.step.pipelined import PipelinedSteps
+from weft_runner.step.sync import StepStrategy, SyncSteps
 
 log = logging.getLogger(__name__)
-CHECKED_PAGES = 1 << 16  # an idle beat checks every book; sorting more pages than this would delay the next command
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Cancel an epoch, which that session has started."""
-
-    request_id: str
-    epoch: Epoch
-    owner: int
-
-
-@dataclass(frozen=True, slots=True)
-class OwnerLost:
-    """A session is over."""
-
-    owner: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Give every sequence back (or serve again)."""
-
-    on: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TellState:
-    """The next iteration carries the whole state; with `retry`, what should be here and failed is tried again."""
-
-    retry: bool = False
+CHECKED_PAGES = 1 << 16  # an idle engine checks the machine; sorting more pages than this would delay the next event
+CHECK_S = 1.0  # between two checks: one of thousands of adapters takes milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,244 +37,149 @@ class Shutdown:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class ExecutorFailed:
     """The executor is lost, and the engine with it."""
 
     error: ExecutorLost
 
 
-Command = Request | Stop | OwnerLost | DesiredChange | Drain | TellState | Shutdown | Broken | FromAdapters
+Posted = Event | InSlot | Shutdown | ExecutorFailed
 
 
-@dataclass(frozen=True, slots=True)
-class Iteration:
-    """What one heartbeat tells. `state` is there when somebody asked, or at once for overruns, ends and finishes."""
+@dataclass(slots=True)
+class Output:
+    """What leaves the engine: messages in order, the latest status, the step that was completed."""
 
-    number: int
-    events: tuple[Event, ...]
-    state: PoolState | None
-    batch_rows: int = 0
-    batch_tokens: int = 0
-    batch_adapters: int = 0
-    busy_s: float = 0.0  # from the choice to the account
+    sends: list[Send] = field(default_factory=list[Send])
+    status: RunnerStatus | None = None
+    done: StepDone | None = None
+    busy_s: float = 0.0  # since the step before was complete, without waiting for events
 
 
 class Engine:
-    """Owns the request pool, the executor and the adapter slots. `on_iteration` is called from the engine's thread.
-
-    An executor of several stages has several batches in flight: a beat then launches one, or accounts for the oldest.
-    """
+    """Owns the machine, the executor and the adapter slots. `on_output` is called from the engine's thread."""
 
     def __init__(
         self,
-        pool: RequestPool,
+        runner: Runner,
         executor: Executor,
-        make_adapters: Callable[[Callable[[Command], None]], AdapterPool],
-        on_iteration: Callable[[Iteration], None],
+        make_adapters: Callable[[Callable[[Posted], None]], AdapterPool],
+        on_output: Callable[[Output], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.pool, self.executor, self._on_iteration = pool, executor, on_iteration
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self.adapters = make_adapters(self.post)  # loads report back to this engine's queue
-        self._steps = Steps(pool, self.adapters.ranks)
-        self._flights = Flights(pool, self._steps, executor) if isinstance(executor, AsyncExecutor) else None
-        self._next: InFlight | None = None  # launched already, behind the step that ran last
-        self._pipeline = Pipeline(pool, self._steps, executor) if isinstance(executor, Pipelined) else None
-        self._launching_s = 0.0  # in beats that launched, since one landed
-        self._tell_state = self._stopping = False
+        self.runner, self.executor, self._on_output, self._clock = runner, executor, on_output, clock
+        self._events: queue.SimpleQueue[Posted] = queue.SimpleQueue()
+        self.adapters = make_adapters(self.post)  # results of loads come back to this engine's queue
+        self.steps = make_steps(runner, executor, self.adapters, lambda: not self._events.empty())
+        self._output = Output()
+        self._busy_s, self._check_at = 0.0, 0.0
+        self._stopping = False
         self.busy_since: float | None = None  # monotonic, while the model runs: a forward that never ends shows
 
-    def post(self, command: Command) -> None:
-        """Queue a command for the next iteration. Any thread."""
-        self._commands.put(command)
+    def post(self, event: Posted) -> None:
+        """Queue an event. Any thread."""
+        self._events.put(event)
 
     @property
     def backlog(self) -> int:
-        """Commands that wait for an iteration. Any thread."""
-        return self._commands.qsize()
+        """Events that wait. Any thread."""
+        return self._events.qsize()
 
     def run(self) -> None:
-        """Beat until Shutdown."""
+        """Until Shutdown."""
         while not self._stopping:
             self.beat()
 
     def beat(self) -> None:
-        """One iteration."""
-        self._take_commands(wait=not (self.pool.runnable or self._next or self._pipeline))
-        began = time.monotonic()
-        if self._pipeline is not None:
-            self._move_on(self._pipeline, began)
-            return
-        flight, self._next = self._next, None
-        batch = flight.batch if flight else self.pool.choose()
-        self._order_adapters()
-        if batch.rows:
-            self.busy_since = began
-            choices, failures = self._run(batch, flight)
-            self.busy_since = None
-            batch = flight.still_there(self.pool) if flight else batch
-            self.pool.account(batch, choices, failures)
-            self.pool.chooser.timed(batch, (time.monotonic() - began) * 1e3)
-            self._order_adapters()
-        else:
-            self._check()
-        self._publish(batch, time.monotonic() - began)
+        """Take what was posted, then run a step or a part of one."""
+        self._take_events()
+        if self._output.sends:
+            self._flush()
+        began = self.busy_since = self._clock()
+        done = self.steps.advance(self._schedule)
+        self.busy_since = None
+        if done is not None:
+            self._execute(self.runner.handle(done, self._clock()))
+            self._output.done, self._output.busy_s = done, self._busy_s + self._clock() - began
+            self._busy_s = 0.0
+        elif self.steps.in_flight:
+            self._busy_s += self._clock() - began
+        elif began >= self._check_at and self.runner.pool.pages.total_pages <= CHECKED_PAGES:
+            self._check_at = began + CHECK_S
+            self.runner.check()
+        self._flush()
 
-    def _order_adapters(self) -> None:
-        """What the books decided about adapters. Steps that may still touch the pages that these get come first."""
-        self.executor.allocate_adapter_pages(self.pool.take_lent_pages())
-        self.adapters.execute(self.pool.adapters.take_actions())
+    def _take_events(self) -> None:
+        """All that were posted. With nothing to run, wait for one, or for the machine's deadline.
 
-    def _check(self) -> None:
-        if self.pool.pages.total_pages <= CHECKED_PAGES:
-            check_pool(self.pool)
+        While steps run, their own events find what is due.
+        """
+        events = self._events
+        if not (self.runner.pool.runnable or self.steps.in_flight):
+            deadline = self.runner.next_deadline()
+            try:
+                wait_s = None if deadline is None else max(deadline - self._clock(), 0.0)
+                self._take(events.get(timeout=wait_s))
+            except queue.Empty:
+                self._take(TICK)
+        while not events.empty():
+            self._take(events.get())
 
-    # ---- choose: what came in
-
-    def _take_commands(self, *, wait: bool) -> None:
-        try:
-            while True:
-                self._handle(self._commands.get(block=wait))
-                wait = False
-        except queue.Empty:
-            return
-
-    def _handle(self, command: Command) -> None:
-        pool = self.pool
-        match command:
-            case Request():
-                pool.start(command)
-            case Stop(request_id, epoch, owner):
-                pool.stop(request_id, epoch, owner)
-            case OwnerLost(owner):
-                pool.owner_lost(owner)
-            case DesiredChange():
-                pool.apply(command)
-            case Drain(on):
-                pool.drain(on=on)
-                self._tell_state = True
-            case TellState(retry):
-                self._tell_state = True
-                if retry:
-                    pool.retry()
+    def _take(self, event: Posted) -> None:
+        match event:
             case Shutdown():
                 self._stopping = True
-            case Broken(error):
+            case ExecutorFailed(error):
                 raise error
-            case Loaded():
-                self._put(command)
-            case LoadFailed(digest, reason, detail, permanent):
-                pool.load_failed(digest, reason, detail, permanent=permanent)
-            case Fetched(digest, n_bytes, host_bytes):
-                pool.fetched(digest, n_bytes=n_bytes, host_bytes=host_bytes)
-            case FetchFailed(digest, reason, detail, permanent):
-                pool.fetch_failed(digest, reason, detail, permanent=permanent)
-            case FoundOnDisk(digests):
-                pool.adapters.on_found_on_disk(digests)
+            case InSlot():
+                self.adapters.put(event)
+                self._execute(self.runner.handle(event.loaded, self._clock()))
+            case _:
+                self._execute(self.runner.handle(event, self._clock()))
 
-    def _put(self, loaded: Loaded) -> None:
-        self.adapters.put(loaded)
-        self.pool.loaded(
-            loaded.digest,
-            rank=loaded.adapter.rank,
-            n_bytes=loaded.adapter.n_bytes,
-            host_bytes=loaded.host_bytes,
-            load_cost=loaded.seconds,
-        )
+    def _schedule(self, slot: StepSlot) -> RunStep | None:
+        step = self._execute(self.runner.handle(slot, self._clock()))
+        if step is not None:
+            self.executor.clear_pages(step.clear_pages)
+        return step
 
-    # ---- run
+    def _execute(self, effects: Sequence[Effect]) -> RunStep | None:
+        """Perform effects in their order; the step to run, if there is one."""
+        step: RunStep | None = None
+        for effect in effects:
+            match effect:
+                case Send():
+                    self._output.sends.append(effect)
+                case RunnerStatus():
+                    self._output.status = effect
+                case RunStep():
+                    step = effect
+                case AdapterPages(pages):
+                    self.executor.allocate_adapter_pages(pages)
+                case action:
+                    self.adapters.execute((action,))
+        return step
 
-    def _run(self, batch: Batch, flight: InFlight | None) -> tuple[dict[str, Choice], dict[str, str]]:
-        """One forward for the whole batch, if none is in flight. If it fails, each row runs alone.
-
-        Only those that fail again end. Raises ExecutorLost: then no row can run.
-        """
-        self.executor.clear_pages(self.pool.take_granted_pages())
-        try:
-            if self._flights is not None:
-                return self._fly(self._flights, flight or self._flights.launch(batch))
-            return self._forward(batch.rows, keep=batch is self.pool.chooser.standing)
-        except ExecutorLost:
-            raise
-        except Exception:
-            log.exception("the forward of a batch failed; its rows run alone")
-        choices: dict[str, Choice] = {}
-        failures: dict[str, str] = {}
-        self._next = None
-        for row in (flight.still_there(self.pool) if flight else batch).rows:
-            try:
-                chosen, failed = self._forward((row,))
-            except ExecutorLost:
-                raise
-            except Exception as error:  # noqa: BLE001 (it ends this sequence, with its name, and is told to its gateway)
-                chosen, failed = {}, {row.key: f"{type(error).__name__}: {error}"}
-            choices.update(chosen)
-            failures.update(failed)
-        return choices, failures
-
-    def _forward(self, rows: tuple[Row, ...], *, keep: bool = False) -> tuple[dict[str, Choice], dict[str, str]]:
-        prepared = self._steps.prepare(rows, keep=keep)
-        logits = self.executor.run(prepared.step)
-        self.pool.forwards += 1
-        return _by_key(prepared, self.executor.sample(logits, draws_of(prepared)))
-
-    def _fly(self, flights: Flights, flight: InFlight) -> tuple[dict[str, Choice], dict[str, str]]:
-        """Launch the next step behind this one, unless somebody has come meanwhile; then wait for this one."""
-        if self._commands.empty():
-            self._next = flights.follow(flight)
-        return _by_key(flight.prepared, flight.landing.result())
-
-    # ---- several batches in flight
-
-    def _move_on(self, pipeline: Pipeline, began: float) -> None:
-        """The rest of a beat: launch a batch while a stage has no work, else wait for the oldest one."""
-        batch, landed = pipeline.choose(), NOTHING
-        self._order_adapters()
-        self.busy_since = began
-        if batch.rows:
-            self.executor.clear_pages(self.pool.take_granted_pages())
-            pipeline.launch(batch)
-            self._launching_s += time.monotonic() - began
-        elif pipeline:
-            landed = self._land(pipeline)
-        else:
-            self._check()
-        self.busy_since = None
-        self._publish(landed, time.monotonic() - began)
-
-    def _land(self, pipeline: Pipeline) -> Batch:
-        """The rows that are still there, accounted for."""
-        landed = pipeline.land()
-        flight = landed.flight
-        batch = flight.still_there(self.pool)
-        self.pool.account(batch, *_by_key(flight.prepared, landed.found))
-        if landed.found:  # else it was not waited for
-            self.pool.chooser.timed(flight.batch, landed.ms, landed.keys)
-        self._order_adapters()
-        return batch
-
-    # ---- account: what goes out
-
-    def _publish(self, batch: Batch, busy_s: float) -> None:
-        events = tuple(self.pool.take_events())
-        wanted = self.pool.take_urgent() or self._tell_state
-        self._tell_state = False
-        if batch.rows:
-            busy_s, self._launching_s = busy_s + self._launching_s, 0.0
-        if events or wanted or batch.rows:
-            state = self.pool.state() if wanted else None
-            sizes = len(batch.rows), batch.n_tokens, batch.n_adapters
-            self._on_iteration(Iteration(self.pool.iterations, events, state, *sizes, busy_s))
+    def _flush(self) -> None:
+        output = self._output
+        if output.sends or output.status is not None or output.done is not None:
+            self._output = Output()
+            self._on_output(output)
 
 
-def _by_key(prepared: Prepared, found: list[Choice | None]) -> tuple[dict[str, Choice], dict[str, str]]:
-    """What rows chose, and why those that have no choice failed."""
-    chosen = dict(zip((s.key for s in prepared.sampled), found, strict=True))
-    choices = {key: choice for key, choice in chosen.items() if choice is not None}
-    return choices, {key: "the model's output is not finite" for key in chosen if key not in choices}
+def make_steps(
+    runner: Runner, executor: Executor, adapters: AdapterPool, events_wait: Callable[[], bool]
+) -> StepStrategy:
+    """The strategy that an executor's interface allows."""
+    if isinstance(executor, Pipelined):
+        return PipelinedSteps(runner, executor, adapters.ranks)
+    if isinstance(executor, AsyncExecutor):
+        return AsyncSteps(runner, executor, executor, adapters.ranks, events_wait)
+    return SyncSteps(runner, executor, adapters.ranks)
 
 
 class EngineThread:
-    """The engine's own thread; `on_failure` hears of a bug that ended it."""
+    """The engine's own thread; `on_failure` is called with a bug that ended it."""
 
     def __init__(self, engine: Engine, threads: int, on_failure: Callable[[BaseException], None]) -> None:
         self._engine, self._threads, self._on_failure = engine, threads, on_failure

@@ -10,11 +10,12 @@ import torch
 from weft.domain.model.config import ModelSpec
 from weft.telemetry.logs import kv
 from weft_kernels.cpu.threads import cpu_quota
-from weft_runner.core.iteration import Limits
-from weft_runner.core.measured import Profile
-from weft_runner.core.pace import GUESS
-from weft_runner.core.request_pool import PoolLimits, RequestPool
-from weft_runner.engine import Broken, Command, Engine, Iteration
+from weft_runner.core.admission import PoolLimits
+from weft_runner.core.batch import BatchLimits
+from weft_runner.core.profile_model import Profile
+from weft_runner.core.runner import Runner
+from weft_runner.core.step_time_model import GUESS
+from weft_runner.engine import Engine, ExecutorFailed, Output, Posted
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.memory.adapter_pool import AdapterPool
 from weft_runner.model.adapter_store import Source
@@ -47,7 +48,7 @@ def build_engine(
     settings: Settings,
     files: Files,
     source: Source,
-    on_iteration: Callable[[Iteration], None],
+    on_output: Callable[[Output], None],
     stopping: Callable[[], bool] = lambda: False,
 ) -> EngineBundle:
     """Load the base, make its engine, and time it.
@@ -63,14 +64,14 @@ def build_engine(
     executor = make_executor(settings, ModelSource(spec, files, threads, stopping))
     limits = pool_limits(settings, spec, executor.page_bytes, keep_copies=executor.adapters.page_bytes > 0)
 
-    def make_adapters(post: Callable[[Command], None]) -> AdapterPool:
+    def make_adapters(post: Callable[[Posted], None]) -> AdapterPool:
         return AdapterPool(executor.adapters, settings.max_rank, source, post)
 
     seconds = round(time.perf_counter() - started, 3)
     log.info("base loaded", extra=kv(layers=spec.layers, hidden=spec.hidden_size, threads=threads, seconds=seconds))
     profile = _profile(executor, limits) if settings.profile else None
-    pool = RequestPool(limits, profile.model if profile else GUESS)
-    engine = Engine(pool, executor, make_adapters, on_iteration)
+    runner = Runner(limits, profile.model if profile else GUESS)
+    engine = Engine(runner, executor, make_adapters, on_output)
     close = _watched(executor, engine)
     return EngineBundle(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile, close)
 
@@ -79,7 +80,7 @@ def _watched(executor: Executor, engine: Engine) -> Callable[[], None]:
     """A rank that is lost ends the engine, also while that has nothing to do. Returns what ends the other ranks."""
     if not isinstance(executor, MultiProcessExecutor):
         return lambda: None
-    executor.watch(lambda error: engine.post(Broken(error)))
+    executor.watch(lambda error: engine.post(ExecutorFailed(error)))
     return executor.close
 
 
@@ -107,7 +108,7 @@ def pool_limits(settings: Settings, spec: ModelSpec, page_bytes: int, *, keep_co
         max_context_tokens=min(spec.max_positions, settings.kv_pages * settings.page_tokens),
         vocab_size=spec.vocab_size,
         eos=spec.eos,
-        batch=Limits(
+        batch=BatchLimits(
             settings.max_prefills, settings.max_batch_tokens, float(settings.token_time_ms), settings.prefill_age
         ),
         starvation=settings.starvation,

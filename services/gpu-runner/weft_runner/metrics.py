@@ -2,18 +2,18 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from weft.domain.adapter import Tier
-from weft_runner.core.events import Ended, NoRoom, PoolState, Tokens
-from weft_runner.core.measured import Profile
-from weft_runner.engine import Iteration
+from weft.domain.request import Ended, NoCapacity, Step
+from weft_runner.core.events import RunnerStatus
+from weft_runner.core.profile_model import Profile
+from weft_runner.engine import Output
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
 
 
 class Metrics:
-    """Fed from the shell's event loop: each iteration, and the whole state whenever one is told."""
+    """Fed from the shell's event loop with the engine's output."""
 
-    def __init__(self, registry: CollectorRegistry, model: str) -> None:
+    def __init__(self, registry: CollectorRegistry, model: str, total_pages: int) -> None:
         """`model`: the name that the base is served under, as vLLM labels its own."""
 
         def gauge(name: str, text: str) -> Gauge:
@@ -34,7 +34,7 @@ class Metrics:
         self._forwards = gauge("forwards", "Forward passes since start")
         self._free = gauge("kv_pages_free", "KV pages that a newcomer can have")
         self._used = gauge("kv_pages_used", "KV pages that hold tokens")
-        self._lent = gauge("kv_pages_adapters", "KV pages whose memory adapters in use, pinned or on their way have")
+        self._adapter_pages = gauge("kv_pages_adapters", "KV pages of adapters in use, pinned or being loaded")
         self._reused = counter("prefix_reused_tokens", "Tokens found in pages of earlier requests, not computed again")
         self._reused_before = 0
         self._grown = gauge("kv_pages_grown", "Pages granted in place since start")
@@ -53,7 +53,7 @@ class Metrics:
         self._vllm_running = Gauge("vllm:num_requests_running", "Sequences running", labels, registry=registry)
         self._vllm_waiting = Gauge("vllm:num_requests_waiting", "Sequences waiting", labels, registry=registry)
         self._vllm_kv = Gauge("vllm:kv_cache_usage_perc", "KV use, 0..1", labels, registry=registry)
-        self._model = model
+        self._model, self._total_pages = model, total_pages
 
     def corrupt_artifact(self) -> None:
         """A cached file was not what its digest says. From any thread."""
@@ -66,36 +66,37 @@ class Metrics:
         for time in profile.decode:
             self._step.labels(str(time.rows)).set(time.ms / 1e3)
 
-    def observe(self, iteration: Iteration) -> None:
-        """Count what an iteration did."""
-        if iteration.batch_rows:
-            self._busy.inc(iteration.busy_s)
-            self._rows.observe(iteration.batch_rows)
-            self._adapters.observe(iteration.batch_adapters)
-        self._tokens.inc(sum(len(event.tokens) for event in iteration.events if isinstance(event, Tokens)))
-        for event in iteration.events:
-            if isinstance(event, NoRoom):
-                self._no_room.labels(event.reason).inc()
-            elif isinstance(event, Ended):
-                self._ended.labels(event.reason.value).inc()
-        if iteration.state is not None:
-            self._show(iteration.state)
+    def observe(self, output: Output) -> None:
+        if output.done is not None:
+            batch = output.done.step.batch
+            self._busy.inc(output.busy_s)
+            self._rows.observe(len(batch.rows))
+            self._adapters.observe(batch.n_adapters)
+        for _, message in output.sends:
+            if isinstance(message, Step):
+                self._tokens.inc(sum(len(sequence.tokens) for sequence in message.sequences))
+            elif isinstance(message, NoCapacity):
+                self._no_room.labels(message.reason).inc()
+            elif isinstance(message, Ended):
+                self._ended.labels(message.reason.value).inc()
+        if output.status is not None:
+            self._show(output.status)
 
-    def _show(self, state: PoolState) -> None:
-        waiting = sum(s.waiting for s in state.sequences)
-        self._iterations.set(state.iterations)
-        self._forwards.set(state.forwards)
-        self._free.set(state.free_pages)
-        self._used.set(state.used_pages)
-        self._lent.set(state.adapter_pages)
-        self._reused.inc(state.prefix_reused_tokens - self._reused_before)
-        self._reused_before = state.prefix_reused_tokens
-        self._grown.set(state.grown_pages)
-        self._doublings.set(state.doublings)
-        self._paused.set(len(state.overruns))
-        self._resident.set(sum(a.tier is Tier.DEVICE for a in state.adapters))
-        self._known.set(state.adapters_known)
-        self._draining.set(state.draining)
-        self._vllm_running.labels(self._model).set(len(state.sequences) - waiting)
-        self._vllm_waiting.labels(self._model).set(waiting)
-        self._vllm_kv.labels(self._model).set(state.used_pages / state.total_pages)
+    def _show(self, status: RunnerStatus) -> None:
+        figures = status.figures
+        self._iterations.set(figures.iterations)
+        self._forwards.set(figures.forwards)
+        self._free.set(figures.free_pages)
+        self._used.set(figures.used_pages)
+        self._adapter_pages.set(figures.adapter_pages)
+        self._reused.inc(figures.prefix_reused_tokens - self._reused_before)
+        self._reused_before = figures.prefix_reused_tokens
+        self._grown.set(figures.grown_pages)
+        self._doublings.set(figures.doublings)
+        self._paused.set(status.paused)
+        self._resident.set(status.adapters_resident)
+        self._known.set(status.adapters_known)
+        self._draining.set(figures.draining)
+        self._vllm_running.labels(self._model).set(status.running)
+        self._vllm_waiting.labels(self._model).set(status.waiting)
+        self._vllm_kv.labels(self._model).set(figures.used_pages / self._total_pages)

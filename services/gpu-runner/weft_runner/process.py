@@ -7,24 +7,26 @@ from collections.abc import Callable
 
 from prometheus_client import REGISTRY
 
+from weft.domain.ids import RunnerId
+from weft.domain.runner import RunnerSpec
 from weft.telemetry.invariants import report
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
 from weft.wire.channels import channel
 from weft.wire.serving import beating, serve, stop_on_signals
 from weft.wire.tls import Tls
-from weft.wire.v1 import common_pb2, supervisor_pb2, supervisor_pb2_grpc
+from weft.wire.v1 import supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
 from weft_runner.depot import DepotSource
-from weft_runner.engine import EngineThread, Iteration
+from weft_runner.engine import EngineThread, Output
 from weft_runner.engine_factory import EngineBundle, build_engine
 from weft_runner.errors import ArtifactUnreachable, StoppedAtStart
-from weft_runner.identity import Identity, read_identity
+from weft_runner.identity import read_identity
 from weft_runner.metrics import Metrics
 from weft_runner.model.weights import Files
-from weft_runner.report import Reporter
 from weft_runner.server import RunnerServer
 from weft_runner.settings import Settings
+from weft_runner.supervisor_link import SupervisorLink
 
 log = logging.getLogger(__name__)
 ENGINE_STOP_S = 5.0
@@ -39,8 +41,8 @@ async def serve_runner(
 ) -> int:
     """Serve until SIGTERM or a bug in the engine. Returns the exit code; raises RunnerError before serving."""
     stop = stop_on_signals()
-    identity = read_identity(settings.data_dir, settings.pool)
-    metrics = Metrics(REGISTRY, settings.model_name)
+    runner = read_identity(settings.data_dir, settings.pool)
+    metrics = Metrics(REGISTRY, settings.model_name, settings.kv_pages)
     source = DepotSource(
         settings.depot,
         settings.data_dir / "blobs",
@@ -50,32 +52,32 @@ async def serve_runner(
         on_damaged=metrics.corrupt_artifact,
     )
 
-    def on_iteration(iteration: Iteration) -> None:
-        life.on_iteration(iteration)
+    def on_output(output: Output) -> None:
+        app.on_output(output)
 
     beat = asyncio.create_task(beating(probes))  # the base may take minutes: alive, not ready, and SIGTERM is heard
     try:
-        built = await asyncio.to_thread(load, settings, source, on_iteration, stop.is_set)
+        built = await asyncio.to_thread(load, settings, source, on_output, stop.is_set)
     except StoppedAtStart as error:
         log.info("stopped before serving", extra=kv(reason=error))
         return 0
     finally:
         beat.cancel()
     try:
-        life = _Life(settings, identity, built, metrics, stop, tls)
-        set_not_ready(life.server.not_ready)
-        await life.serve(probes)
+        app = RunnerApp(settings, runner, built, metrics, stop, tls)
+        set_not_ready(app.server.not_ready)
+        await app.serve(probes)
     finally:
         await asyncio.to_thread(built.close)
-    return life.exit_code
+    return app.exit_code
 
 
 def load(
-    settings: Settings, source: DepotSource, on_iteration: Callable[[Iteration], None], stopping: Callable[[], bool]
+    settings: Settings, source: DepotSource, on_output: Callable[[Output], None], stopping: Callable[[], bool]
 ) -> EngineBundle:
     """The base from the depot, and the engine around it. Blocking. Raises RunnerError."""
     files = fetch_base(source, settings.base_wait_s, stopping)
-    return build_engine(settings, files, source, on_iteration, stopping)
+    return build_engine(settings, files, source, on_output, stopping)
 
 
 def fetch_base(
@@ -94,44 +96,44 @@ def fetch_base(
             return source.base()
         except ArtifactUnreachable as error:
             if stopping():
-                raise StoppedAtStart("told to stop before the base was here") from error
+                raise StoppedAtStart("stopped before the base was here") from error
             if clock() >= deadline:
                 raise
             log.warning("the depot does not answer yet", extra=kv(detail=error))
 
 
-class _Life:
-    """What lives between start and exit."""
+class RunnerApp:
+    """The running process between start and exit."""
 
     def __init__(
         self,
         settings: Settings,
-        identity: Identity,
+        runner: RunnerId,
         built: EngineBundle,
         metrics: Metrics,
         stop: asyncio.Event,
         tls: Tls | None,
     ) -> None:
-        self._settings, self._identity, self._stop, self._tls = settings, identity, stop, tls
+        self._settings, self._runner, self._stop, self._tls = settings, runner, stop, tls
         self._loop = asyncio.get_running_loop()
         self.exit_code = 0
         self._engine = built.engine
         if built.profile is not None:
             metrics.profiled(built.profile)
-        self.server = RunnerServer(built.engine, identity, metrics)
+        self.server = RunnerServer(built.engine, runner, metrics)
         self._thread = EngineThread(built.engine, built.torch_threads, self._on_engine_failure)
         self._channel = channel(settings.supervisor, tls, "supervisor")
         stub = supervisor_pb2_grpc.SupervisorStub(self._channel)
-        self._reporter = Reporter(built.engine, self._hello(built), stub.Runner, self.server.drain)
+        self._link = SupervisorLink(built.engine, self._spec(built), stub.Runner, self.server.on_order)
 
     async def serve(self, probes: Probes) -> None:
-        """Engine first, so that the first hello can tell a whole state; then the port; then the supervisor."""
-        self.server.reporter = self._reporter
+        """Engine first, so that a first status is there; then the supervisor; then the port."""
+        self.server.supervisor = self._link
         self._thread.start()
-        await self.server.first_state()
-        reporting = asyncio.create_task(self._reporter.run())
-        reporting.add_done_callback(self._on_reporter_end)
-        log.info("runner started", extra=kv(runner=self._identity.uuid, incarnation=self._identity.incarnation))
+        await self.server.first_status()
+        linking = asyncio.create_task(self._link.run())
+        linking.add_done_callback(self._on_link_end)
+        log.info("runner started", extra=kv(runner=self._runner.uuid, incarnation=self._runner.incarnation))
         await serve(
             lambda server: add_RunnerServicer_to_server(self.server, server),
             listen=self._settings.listen,
@@ -141,13 +143,13 @@ class _Life:
             drain=self._drain,
             tls=self._tls,
         )
-        await self._close(reporting)
+        await self._close(linking)
 
-    async def _close(self, reporting: "asyncio.Task[None]") -> None:
-        self._reporter.close()
-        done, _ = await asyncio.wait([reporting], timeout=REPORT_FLUSH_S)
+    async def _close(self, linking: "asyncio.Task[None]") -> None:
+        self._link.close()
+        done, _ = await asyncio.wait([linking], timeout=REPORT_FLUSH_S)
         if not done:
-            reporting.cancel()
+            linking.cancel()
         await self._channel.close(None)
         if not await asyncio.to_thread(self._thread.stop, ENGINE_STOP_S):
             log.warning("the engine did not end in time")
@@ -156,40 +158,40 @@ class _Life:
         if not self.exit_code:  # a dead engine gives nothing back
             await self.server.drain_and_close()
 
-    def on_iteration(self, iteration: Iteration) -> None:
+    def on_output(self, output: Output) -> None:
         """From the engine's thread."""
-        self._loop.call_soon_threadsafe(self._deliver, iteration)
+        self._loop.call_soon_threadsafe(self._deliver, output)
 
-    def _deliver(self, iteration: Iteration) -> None:
+    def _deliver(self, output: Output) -> None:
         try:
-            self.server.deliver(iteration)
+            self.server.deliver(output)
         except Exception as error:
-            log.exception("what an iteration produced was not delivered")
+            log.exception("the engine's output was not delivered")
             self._fail("delivery", error)
 
     def _on_engine_failure(self, error: BaseException) -> None:
-        """From the engine's thread. Books that do not balance end it: they say whose tokens a page holds."""
+        """From the engine's thread. Books that do not balance end it: they decide whose tokens a page holds."""
         if isinstance(error, AssertionError):
             report(error)
         self._loop.call_soon_threadsafe(self._fail, "engine", error)
 
-    def _on_reporter_end(self, reporting: "asyncio.Task[None]") -> None:
-        if not reporting.cancelled() and (error := reporting.exception()) is not None:
-            log.error("the reporter failed", exc_info=error)
-            self._fail("reporter", error)
+    def _on_link_end(self, linking: "asyncio.Task[None]") -> None:
+        if not linking.cancelled() and (error := linking.exception()) is not None:
+            log.error("the link to the supervisor failed", exc_info=error)
+            self._fail("supervisor link", error)
 
     def _fail(self, part: str, error: BaseException) -> None:
         """Nothing can be served any more: let go of lease and streams at once, end, and be started anew."""
         log.critical("the runner has failed", extra=kv(part=part, error=type(error).__name__))
         self.exit_code = 1
-        self._reporter.close()
+        self._link.close()
         self.server.abort()
         self._stop.set()
 
-    def _hello(self, built: EngineBundle) -> supervisor_pb2.RunnerHello:
-        settings, limits = self._settings, built.limits
-        hello = supervisor_pb2.RunnerHello(
-            runner=common_pb2.RunnerId(uuid=self._identity.uuid, incarnation=self._identity.incarnation),
+    def _spec(self, built: EngineBundle) -> RunnerSpec:
+        settings, limits, profile = self._settings, built.limits, built.profile
+        return RunnerSpec(
+            runner=self._runner,
             address=settings.advertise,
             pool=settings.pool,
             base_digest=settings.base_digest,
@@ -201,9 +203,8 @@ class _Life:
             max_rank=settings.max_rank,
             max_context_tokens=limits.max_context_tokens,
             name=settings.name,
+            best_batch=profile.best_batch if profile else 0,
+            step_ms_1=profile.step_ms_1 if profile else 0.0,
+            step_ms_best=profile.step_ms_best if profile else 0.0,
+            prefill_tokens_per_s=profile.prefill_tokens_per_s if profile else 0.0,
         )
-        if (profile := built.profile) is not None:
-            hello.best_batch = profile.best_batch
-            hello.step_ms_1, hello.step_ms_best = profile.step_ms_1, profile.step_ms_best
-            hello.prefill_tokens_per_s = profile.prefill_tokens_per_s
-        return hello

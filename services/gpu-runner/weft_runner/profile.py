@@ -1,9 +1,9 @@
 """The self-profile: steps of the real executor on pages without an owner, for about a second.
 
 Batches 1, 2, 4, ... up to the limit; a prompt's first chunks; and one batch with longer contexts. Each time is the
-least of a few: it is what the machine can do, and `core.pace` learns what it does. What there is no time for is left
-out: a large model is timed at a few batches, at least one of each kind, and the rest follows from the fitted line.
-Adapters are not part of it: which ones will run together is not known at start.
+least of a few: it is what the machine can do, and `core.step_time_model` learns what it does. What there is no time
+for is left out: a large model is timed at a few batches, at least one of each kind, and the rest follows from the
+fitted line. Adapters are not part of it: which ones will run together is not known at start.
 """
 
 import time
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
+from weft.domain.request import Sampling
 from weft_kernels.plan import SegmentPlan
-from weft_runner.core.measured import DecodeTime, PrefillTime, Profile, make_profile
-from weft_runner.core.request_pool import PoolLimits
-from weft_runner.core.sequence import Sampling
+from weft_runner.core.admission import PoolLimits
+from weft_runner.core.profile_model import DecodeTime, PrefillTime, Profile, make_profile
 from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import Step, StepRow

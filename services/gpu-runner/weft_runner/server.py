@@ -1,7 +1,6 @@
-"""The shell: sessions of gateways, reports to the supervisor, drain. No decision is made here.
+"""Sessions of gateways, drain, and where the engine's output goes. No decision is made here.
 
-A session belongs to one gateway stream; when it ends, however, its sequences are cancelled. What an iteration produced
-leaves as one Step message a gateway.
+A session belongs to one gateway stream; when it ends, however, its sequences are cancelled.
 """
 
 import asyncio
@@ -9,60 +8,60 @@ import itertools
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import grpc.aio
 
+from weft.domain.ids import BASE, RunnerId
+from weft.domain.machine import Closed, Connected, Kind, Peer, Received
+from weft.domain.request import Ended, NoCapacity, SessionHello, SessionReady, Start
+from weft.domain.runner import RunnerOrder
 from weft.telemetry.logs import kv
 from weft.wire.channels import Outbox, both_ways
+from weft.wire.codec import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
 from weft.wire.errors import PeerError, peer_errors
-from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc
+from weft.wire.v1 import runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner, RunnerToGateway
-from weft_runner.core.events import Ended, NoRoom, PoolState, Tokens
-from weft_runner.engine import Drain, Engine, Iteration, OwnerLost, Stop, TellState
-from weft_runner.identity import Identity
+from weft_runner.core.events import Drain, RunnerStatus
+from weft_runner.engine import Engine, Output
 from weft_runner.metrics import Metrics
-from weft_runner.report import Reporter
-from weft_runner.wire import epoch_of, refusal_to, request_of, step_to
+from weft_runner.supervisor_link import SupervisorLink
 
 log = logging.getLogger(__name__)
 DRAIN_S = 10.0  # a forward that is under way ends first
 FLUSH_S = 2.0
-# Commands that wait for the engine: each of the most sequences that a runner takes (1,024) started and stopped nine
+# Events that wait for the engine: each of the most sequences that a runner takes (1,024) started and stopped nine
 # times, which the scheduler does not come to before the lease of an engine that stands still is over.
 MAX_BACKLOG = 20_000
 
 
 class Overrun(PeerError):
-    """Gateways ask for more than the engine looks at."""
+    """Gateways ask for more than the engine handles."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @dataclass(frozen=True, slots=True)
 class GatewaySession:
-    """One gateway's stream; `owner` names it inside the engine."""
+    """One gateway's stream. `peer` is the machine's name for it: another stream of the same gateway has another one."""
 
-    owner: int
-    gateway_id: str
+    peer: Peer
     outbox: Outbox[RunnerToGateway]
     over: asyncio.Event
 
 
 class RunnerServer(runner_pb2_grpc.RunnerServicer):
-    """Hands messages to the engine and its iterations to the gateways. One event loop."""
+    """Hands messages to the engine and its output to the peers. One event loop."""
 
-    def __init__(self, engine: Engine, identity: Identity, metrics: Metrics) -> None:
-        self._engine, self._identity, self._metrics = engine, identity, metrics
-        self._loop = asyncio.get_running_loop()
-        self._owners = itertools.count(1)
-        self._sessions: dict[int, GatewaySession] = {}
-        self._first_state = asyncio.Event()
-        self._drained = asyncio.Event()
+    def __init__(self, engine: Engine, runner: RunnerId, metrics: Metrics) -> None:
+        self._engine, self._runner, self._metrics = engine, runner, metrics
+        self._numbers = itertools.count(1)
+        self._sessions: dict[Peer, GatewaySession] = {}
+        self._first_status, self._drained = asyncio.Event(), asyncio.Event()
         self._draining = False
-        self._announcing: asyncio.Task[None] | None = None
-        self.state: PoolState | None = None
-        self.reporter: Reporter | None = None
+        self.status: RunnerStatus | None = None
+        self.supervisor: SupervisorLink | None = None
 
     # ---- from gateways
 
@@ -73,110 +72,83 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
     ) -> AsyncIterator[RunnerToGateway]:
         """See runner.proto. The first message is a hello to this incarnation."""
         requests = aiter(request_iterator)
-        session = await self._greet(await anext(requests, None), context)
-        self._sessions[session.owner] = session
-        log.info("session opened", extra=kv(gateway=session.gateway_id))
-        try:
-            async with peer_errors("gateway", context):
+        async with peer_errors("gateway", context):
+            hello = await self._hello(await anext(requests, None), context)
+            session = GatewaySession(
+                Peer(Kind.GATEWAY, f"{hello.gateway}/{next(self._numbers)}"), Outbox(), asyncio.Event()
+            )
+            session.outbox.put(RUNNER_TO_GATEWAY.encode(SessionReady(self._runner)))
+            self._sessions[session.peer] = session
+            self._engine.post(Connected(session.peer, hello))
+            log.info("session opened", extra=kv(gateway=hello.gateway))
+            try:
                 async for message in both_ways(requests, context, session.outbox, lambda m: self._take(session, m)):
                     yield message
-        finally:
-            del self._sessions[session.owner]
-            self._engine.post(OwnerLost(session.owner))
-            session.over.set()
-            log.info("session closed", extra=kv(gateway=session.gateway_id))
+            finally:
+                del self._sessions[session.peer]
+                self._engine.post(Closed(session.peer))
+                session.over.set()
+                log.info("session closed", extra=kv(gateway=hello.gateway))
 
-    async def _greet(
-        self, first: GatewayToRunner | None, context: "grpc.aio.ServicerContext[GatewayToRunner, RunnerToGateway]"
-    ) -> GatewaySession:
-        if first is None or first.WhichOneof("message") != "hello":
+    async def _hello(
+        self, first: GatewayToRunner | None, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> SessionHello:
+        hello = GATEWAY_TO_RUNNER.decode(first) if first is not None else None
+        if not isinstance(hello, SessionHello):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a session is its hello")
-        hello = first.hello
-        if hello.incarnation != self._identity.incarnation:
-            detail = f"this is incarnation {self._identity.incarnation} of runner {self._identity.uuid}"
+        runner = self._runner
+        if hello.incarnation != runner.incarnation:
+            detail = f"this is incarnation {runner.incarnation} of runner {runner.uuid}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
-        session = GatewaySession(next(self._owners), hello.gateway_id, Outbox(), asyncio.Event())
-        runner = common_pb2.RunnerId(uuid=self._identity.uuid, incarnation=self._identity.incarnation)
-        session.outbox.put(RunnerToGateway(ready=runner_pb2.SessionReady(runner=runner)))
-        if self._draining:
-            session.outbox.put(RunnerToGateway(draining=runner_pb2.Draining()))
-        return session
+        return hello
 
-    def _take(self, session: GatewaySession, message: GatewayToRunner) -> None:
+    def _take(self, session: GatewaySession, envelope: GatewayToRunner) -> None:
         if self._engine.backlog >= MAX_BACKLOG:
-            raise Overrun(f"{MAX_BACKLOG} commands wait for the engine")
-        match message.WhichOneof("message"):
-            case "start":
-                request = request_of(message.start, owner=session.owner, gateway_id=session.gateway_id)
-                log.info("request started", extra=started(message.start))
-                self._engine.post(request)
-            case "stop":
-                self._engine.post(Stop(message.stop.request_id, epoch_of(message.stop.epoch), session.owner))
-            case _:
-                pass  # a second hello changes nothing; unknown messages are a newer gateway's
+            raise Overrun(f"{MAX_BACKLOG} events wait for the engine")
+        message = GATEWAY_TO_RUNNER.decode(envelope)
+        if isinstance(message, Start):
+            log.info("request started", extra=started(message))
+        self._engine.post(Received(session.peer, message))
 
     # ---- from the engine
 
-    def deliver(self, iteration: Iteration) -> None:
-        """What an iteration produced, on the loop."""
-        self._metrics.observe(iteration)
-        produced: dict[int, list[Tokens]] = {}
-        for event in iteration.events:
-            match event:
-                case Tokens():
-                    produced.setdefault(event.owner, []).append(event)
-                case NoRoom() | Ended():
-                    self._log(event)
-                    self._send(event.owner, refusal_to(event))
-        for owner, tokens in produced.items():
-            self._send(owner, step_to(iteration.number, tokens))
-        if iteration.state is not None:
-            self._tell(iteration.state)
-        elif self.reporter is not None:
-            self.reporter.changed()
+    def deliver(self, output: Output) -> None:
+        """What leaves the engine, on the loop."""
+        self._metrics.observe(output)
+        message: Any
+        for peer, message in output.sends:
+            if peer.kind is Kind.SUPERVISOR:
+                if self.supervisor is not None:
+                    self.supervisor.send(message)
+                continue
+            if isinstance(message, Ended | NoCapacity):
+                _log(message)
+            if (session := self._sessions.get(peer)) is not None:  # else its sequences are being cancelled
+                session.outbox.put(RUNNER_TO_GATEWAY.encode(message))
+        if output.status is not None:
+            self.status = output.status
+            self._first_status.set()
+            if output.status.figures.draining:
+                self._drained.set()
 
-    def _send(self, owner: int, message: RunnerToGateway) -> None:
-        """A session that is over needs no message: its sequences are being cancelled."""
-        if (session := self._sessions.get(owner)) is not None:
-            session.outbox.put(message)
+    # ---- start and end
 
-    def _tell(self, state: PoolState) -> None:
-        self.state = state
-        self._first_state.set()
-        if state.draining:
-            self._drained.set()
-        if self.reporter is not None:
-            self.reporter.deliver(state)
+    async def first_status(self) -> None:
+        """Wait until the engine has reported once, or has failed."""
+        await self._first_status.wait()
 
-    def _log(self, event: NoRoom | Ended) -> None:
-        if isinstance(event, Ended):
-            fields = kv(request_id=event.request_id, reason=event.reason.value, detail=event.detail)
-            log.warning("sequence given up", extra=fields)
-        else:
-            log.info("no room", extra=kv(request_id=event.request_id, reason=event.reason, free_pages=event.free_pages))
-
-    # ---- life
-
-    async def first_state(self) -> None:
-        """Wait until the engine has told its state once, or has failed."""
-        self._engine.post(TellState())
-        await self._first_state.wait()
-
-    def drain(self, on: bool) -> None:
-        """Give every sequence back at the next iteration boundary, or serve again."""
-        self._draining = on
-        self._drained.clear()
-        self._engine.post(Drain(on))
-        if self._announcing is not None:
-            self._announcing.cancel()
-        self._announcing = self._loop.create_task(self._announce()) if on else None
+    def on_order(self, order: RunnerOrder) -> None:
+        self._draining = order.drain
 
     async def drain_and_close(self) -> None:
-        """On SIGTERM: every sequence is given back, every gateway told, then the streams end."""
-        self.drain(on=True)
-        assert self._announcing is not None
-        done, _ = await asyncio.wait([self._announcing], timeout=DRAIN_S)
-        if not done:
+        """On SIGTERM: every sequence is given back, every gateway receives Draining, then the streams end."""
+        self._draining = True
+        self._drained.clear()
+        self._engine.post(Drain(on=True))
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                await self._drained.wait()
+        except TimeoutError:
             log.warning("the engine did not give its sequences back in time", extra=kv(seconds=DRAIN_S))
         sessions = list(self._sessions.values())
         for session in sessions:
@@ -190,30 +162,33 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
 
     def abort(self) -> None:
         """The engine is gone: streams end at once, so that every gateway moves its requests now."""
-        self._first_state.set()
+        self._first_status.set()
         for session in self._sessions.values():
             session.outbox.close()
-
-    async def _announce(self) -> None:
-        """Draining follows the last Ended(DRAINED) of each session."""
-        await self._drained.wait()
-        for session in self._sessions.values():
-            session.outbox.put(RunnerToGateway(draining=runner_pb2.Draining()))
 
     def not_ready(self) -> str | None:
         """Why `/readyz` says no."""
         if self._draining:
             return "draining"
-        return "starting" if self.state is None else self.state.not_ready or None
+        return "starting" if self.status is None else self.status.not_ready or None
 
 
-def started(start: runner_pb2.Start) -> dict[str, dict[str, object]]:
+def started(start: Start) -> dict[str, dict[str, object]]:
     """A Start's key-values for the log: the request's id as in the gateway's log, the client's own, what will run."""
     return kv(
         request_id=start.request_id,
-        client_request_id=start.gateway_request_id,
+        client_request_id=start.client_request_id,
         epoch=f"{start.epoch.term}.{start.epoch.counter}",
-        adapter=start.adapter_digest or "base",
-        prompt_tokens=len(start.prompt_tokens),
-        emitted_tokens=len(start.emitted_tokens),
+        adapter="base" if start.adapter == BASE else start.adapter,
+        prompt_tokens=len(start.prompt),
+        emitted_tokens=len(start.emitted),
     )
+
+
+def _log(message: Ended | NoCapacity) -> None:
+    if isinstance(message, Ended):
+        fields = kv(request_id=message.request_id, reason=message.reason.value, detail=message.detail)
+        log.warning("sequence ended by the runner", extra=fields)
+    else:
+        fields = kv(request_id=message.request_id, reason=message.reason, free_pages=message.free_pages)
+        log.info("no capacity", extra=fields)

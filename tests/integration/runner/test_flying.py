@@ -15,13 +15,15 @@ import psutil
 import pytest
 
 from harness.ranks import load, staged
+from harness.runner_machine import flat
 from harness.waiting import wait_until
+from weft.domain.ids import Epoch
+from weft.domain.request import Ended, Sampling, Stop
 from weft_kernels.plan import SegmentPlan
-from weft_runner.core.events import Ended
-from weft_runner.core.iteration import Limits
+from weft_runner.core.batch import BatchLimits
+from weft_runner.core.events import Drain
 from weft_runner.core.request_pool import check_pool
-from weft_runner.core.sequence import Epoch, Finish, Phase, Sampling
-from weft_runner.engine import Drain, Stop
+from weft_runner.core.sequence import Phase
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.step import Step, StepRow
 from weft_runner.parallel.pipeline import PipelineParallelExecutor
@@ -90,7 +92,13 @@ def held(stages: PipelineParallelExecutor) -> Iterator[None]:
 
 
 def flying(driver: Any) -> int:
-    return len(driver.engine._pipeline)
+    return len(driver.engine.steps._launched)
+
+
+def land(driver: Any) -> None:
+    """Complete the oldest step and launch none."""
+    engine = driver.engine
+    engine._execute(engine.runner.handle(engine.steps.advance(lambda _: None), 0.0))
 
 
 def ask(driver: Any, key: str, first: int, max_tokens: int = 12, adapter: str = "", **fields: Any) -> Any:
@@ -117,11 +125,11 @@ def test_as_many_batches_are_in_flight_as_there_are_stages_and_each_has_its_part
     while not all(s.phase is Phase.DECODE for s in driver.pool.sequences.values()) or len(driver.pool.sequences) < 6:
         driver.beat()
     while flying(driver):
-        driver.engine._land(driver.engine._pipeline)
+        land(driver)
     with held(stages):
         driver.beat(stages.depth)  # a beat that waited for the last stage would not come back
         assert flying(driver) == stages.depth
-        rows = [[row.key for row in flight.batch.rows] for flight, _, _ in driver.engine._pipeline._flying]
+        rows = [[row.key for row in flight.step.batch.rows] for flight, _ in driver.engine.steps._launched]
         assert [len(keys) for keys in rows] == [6 // stages.depth] * stages.depth
         assert len({key for keys in rows for key in keys}) == 6, "nobody is in two of them"
         assert not driver.pool.runnable
@@ -132,7 +140,7 @@ def test_as_many_batches_are_in_flight_as_there_are_stages_and_each_has_its_part
 
 def test_chunks_of_a_prompt_that_choose_nothing_are_not_waited_for(driver_of, stages):
     """They follow each other through the stages; the last one brings the token."""
-    driver, prompt = driver_of(batch=Limits(max_batch_tokens=32)), [5, 6, 7, 8] * 36
+    driver, prompt = driver_of(batch=BatchLimits(max_batch_tokens=32)), [5, 6, 7, 8] * 36
     with held(stages):
         driver.post(driver.request("r", prompt, 3, sampling=GREEDY))
         driver.beat(2 * stages.depth)  # each is launched in a beat, and accounted for in the next
@@ -158,9 +166,9 @@ def test_a_request_that_is_cancelled_in_flight_is_gone_at_once_and_its_pages_are
         while flying(driver) < 2:
             driver.beat()
         pages = set(driver.pool.pages.pages_of("first"))
-        driver.post(Stop("first", first.epoch, first.owner))
+        driver.post(Stop("first", first.epoch))
         ask(driver, "third", 5, reservation_tokens=12)
-        driver.engine._take_commands(wait=False)
+        driver.engine._take_events()
         assert "first" not in driver.pool.sequences
         assert set(driver.pool.pages.pages_of("third")) & pages
         told = len(driver.answer("first"))
@@ -179,7 +187,7 @@ def test_a_request_that_comes_again_under_its_name_does_not_get_the_token_of_its
         while not flying(driver):
             driver.beat()
         driver.post(driver.request("r", [4, 7, 9], 5, sampling=GREEDY, epoch=Epoch(9, 9)))
-        driver.engine._take_commands(wait=False)
+        driver.engine._take_events()
     driver.finish()
     told = [t for e in driver.events if e.epoch == Epoch(9, 9) for t in e.tokens]
     assert told == alone_says(driver_of, 4, 5)
@@ -194,9 +202,9 @@ def test_an_engine_without_requests_lets_its_batches_land_and_sleeps(driver_of, 
         while flying(driver) < 2:
             driver.beat()
         driver.post(Drain(on=True))
-        driver.engine._take_commands(wait=False)
+        driver.engine._take_events()
         assert not driver.pool.sequences
-        assert all(isinstance(driver.pool._events[-1 - i], Ended) for i in range(4))
+        assert all(isinstance(message, Ended) for message in flat(driver.engine._output.sends)[-4:])
     while flying(driver):
         driver.beat()
     assert driver.pool.pages.reserved_pages == 0
@@ -241,13 +249,13 @@ class Play:
         if live := list(self.driver.pool.sequences.values()):
             victim = self.rng.choice(live)
             self.cancelled.add(victim.key)
-            self.driver.post(Stop(victim.key, victim.request.epoch, victim.request.owner))
+            self.driver.post(Stop(victim.key, victim.start.epoch))
 
     def move(self) -> None:
         """Preempted, and back at once with what it had: what a supervisor and a scheduler make of an overrun."""
         if live := self.driver.pool.paused() or list(self.driver.pool.sequences):
             sequence = self.driver.pool.sequences[self.rng.choice(live)]
-            self.driver.post(Stop(sequence.key, sequence.request.epoch, sequence.request.owner))
+            self.driver.post(Stop(sequence.key, sequence.start.epoch))
             if sequence.key not in self.cancelled:
                 self._post(sequence.key, tuple(self.driver.answer(sequence.key)))
 
@@ -262,7 +270,7 @@ class Play:
         pool = self.driver.pool
         if pool.paused() and not pool.runnable and not flying(self.driver) and not pool.adapters.loading:
             self.move()
-        if pool.sequences or not self.driver.engine._commands.empty() or flying(self.driver):
+        if pool.sequences or not self.driver.engine._events.empty() or flying(self.driver):
             self.driver.beat()
 
     def _post(self, key: str, emitted: tuple[int, ...]) -> None:
@@ -280,13 +288,13 @@ def test_whatever_comes_and_goes_each_request_gets_the_tokens_that_it_gets_alone
     """Pages are scarce, so that sequences pause; prefixes are read again; adapters have fewer slots than there are."""
     driver = driver_of(
         total_pages=24, max_sequences=9, page_bytes=1 << 14,
-        batch=Limits(max_batch_tokens=9 + 7 * (seed % 3), max_prefills=1 + seed % 2),
+        batch=BatchLimits(max_batch_tokens=9 + 7 * (seed % 3), max_prefills=1 + seed % 2),
     )  # fmt: skip
     play = Play(driver, seed)
     play.run(250)
     check_pool(driver.pool)
     alone = driver_of(alone=True, total_pages=PAGES)
-    finished = {e.request_id for e in driver.events if getattr(e, "finish", Finish.NONE) is not Finish.NONE}
+    finished = {e.request_id for e in driver.events if getattr(e, "finish", None) is not None}
     for key, (prompt, max_tokens, adapter) in play.asked.items():
         alone.post(alone.request(key, prompt, max_tokens, adapter, sampling=GREEDY))
         alone.finish()

@@ -24,8 +24,8 @@ from harness.ports import free_ports
 from harness.processes import started
 from harness.ranks import NEVER_S, base_of, settings_of, split, staged
 from harness.waiting import PATIENCE_S, wait_until
+from weft.domain.request import Sampling
 from weft_kernels.plan import SegmentPlan
-from weft_runner.core.sequence import Sampling
 from weft_runner.errors import ExecutorLost, StoppedAtStart, WeightsInvalid
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.step import Step, StepRow

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -28,12 +29,14 @@ from harness.processes import started
 from harness.small_runner import SMALL, Depot, World, serving_depot
 from harness.waiting import PATIENCE_S, soon
 from weft.artifacts.blobs import BlobStore, check_blobs
+from weft.domain.request import Sampling
+from weft.domain.runner import RunnerBook
 from weft.process import lock_data_dir
 from weft.wire.channels import Outbox, both_ways, channel
+from weft.wire.codec import RUNNER_TO_SUPERVISOR
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
 from weft.wire.v1.supervisor_pb2 import SupervisorToRunner
-from weft_runner.core.sequence import Sampling
 from weft_runner.errors import StoppedAtStart
 from weft_runner.main import main
 from weft_runner.model.weights import load_weights
@@ -47,6 +50,7 @@ class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
     states: list[Any] = field(default_factory=list)
     heartbeats: int = 0
     outbox: Outbox[Any] = field(default_factory=Outbox)
+    book: Any = None
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
     lease_ms: int = 400
 
@@ -60,11 +64,21 @@ class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
         match message.WhichOneof("message"):
             case "hello":
                 self.hellos.append(message.hello)
-            case "state":
-                self.states.append(message.state)
+                self.book = RunnerBook(RUNNER_TO_SUPERVISOR.decode(message))
+            case "report":
+                self.states.append(self._applied(RUNNER_TO_SUPERVISOR.decode(message)))
             case "heartbeat":
                 self.heartbeats += 1
         asyncio.get_running_loop().create_task(self._wake())
+
+    def _applied(self, report: Any) -> Any:
+        """The whole state after that report."""
+        self.book.apply(report)
+        book = self.book
+        return SimpleNamespace(
+            **report.figures._asdict(), version=report.version, full=report.full, overruns=report.overruns,
+            sequences=[*book.sequences.values()], adapters=[*book.adapters.values()], progress=book.progress,
+        )  # fmt: skip
 
     async def _wake(self) -> None:
         async with self.news:
@@ -76,7 +90,8 @@ class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
 
     def order(self, *desired: str, version: int = 1, pinned: bool = False, drain: bool = False, tier: Any = 0) -> None:
         adapters = [supervisor_pb2.DesiredAdapter(digest=d, pinned=pinned, tier=tier) for d in desired]
-        order = supervisor_pb2.RunnerOrder(has_desired=True, desired_version=version, desired=adapters, drain=drain)
+        change = supervisor_pb2.DesiredChange(version=version, full=True, adapters=adapters)
+        order = supervisor_pb2.RunnerOrder(change=change, drain=drain)
         self.outbox.put(SupervisorToRunner(order=order))
 
 
@@ -251,7 +266,7 @@ async def test_a_runner_registers_serves_two_adapters_and_drains(long_world, dep
                 pinned_pages = supervisor.states[-1].adapter_pages
                 assert pinned_pages > 0, "pinned adapters hold what their bytes fill"
                 assert supervisor.states[-1].free_pages == PAGES - pinned_pages
-                numbers = [s.sequence for s in supervisor.states]
+                numbers = [s.version for s in supervisor.states]
                 assert numbers == sorted(set(numbers))
                 beats = supervisor.heartbeats
                 await supervisor.until(lambda: supervisor.heartbeats > beats + 1)

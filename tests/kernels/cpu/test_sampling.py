@@ -14,12 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.domain.request import Sampling
 from weft_kernels.cpu.errors import CallRefused, NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.sampling import MAX_TOP, SAMPLED, SAMPLING_ARGS, Sampler
 from weft_kernels.cpu.sources import LEVELS, SOURCES
-from weft_runner.core.choice import Choice
-from weft_runner.core.sequence import MAX_TOP_LOGPROBS, Sampling
+from weft_runner.core.sampling import MAX_TOP_LOGPROBS, SampledToken, logit_adjustments
 from weft_runner.model.sampling import NativeSampler, SamplingArgs, sample
 
 EXAMPLES = settings.default.max_examples  # `make test-long` has more
@@ -41,7 +41,7 @@ def choosers(library: Library) -> dict[str, NativeSampler]:
     return {level: NativeSampler(Sampler(library.native, NUMBERS.index(level))) for level in library.levels}
 
 
-def told(choices: list[Choice | None]) -> list[str]:
+def told(choices: list[SampledToken | None]) -> list[str]:
     """As text: floats to the last bit, and a NaN would show."""
     return [repr(choice) for choice in choices]
 
@@ -53,7 +53,7 @@ def assert_same(choosers: dict[str, NativeSampler], logits: torch.Tensor, draws:
 
 
 def draw_of(sampling: Sampling, position: int = 0, answer: tuple[int, ...] = ()) -> SamplingArgs:
-    return SamplingArgs(sampling, position, sampling.shifts(answer))
+    return SamplingArgs(sampling, position, logit_adjustments(sampling, answer))
 
 
 # ---- the same as numpy, whatever the row
@@ -83,8 +83,7 @@ samplings = st.builds(
     logit_bias=st.dictionaries(
         st.integers(0, 300), st.sampled_from([-100.0, 100.0]) | st.floats(-3e38, 3e38), max_size=6
     ).map(lambda bias: tuple(bias.items())),
-    logprobs=st.booleans(),
-    top_logprobs=st.integers(0, MAX_TOP),
+    top_logprobs=st.none() | st.integers(0, MAX_TOP),
 )
 
 
@@ -117,13 +116,13 @@ def test_whole_vocabularies_give_what_numpy_gives(choosers, vocab, spread):
     logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(vocab)) * spread
     logits[0, 77] += 12
     draws = [
-        draw_of(Sampling(seed=vocab + i, temperature=t, top_p=p, logprobs=lp, top_logprobs=n, presence_penalty=pp), i)
-        for i, (t, p, lp, n, pp) in enumerate(
+        draw_of(Sampling(seed=vocab + i, temperature=t, top_p=p, top_logprobs=n, presence_penalty=pp), i)
+        for i, (t, p, n, pp) in enumerate(
             [
-                (1.0, 0.9, True, 20, 0.0),
-                (0.7, 1.0, False, 0, 1.0),
-                (1.3, 0.999, True, 5, 0.0),
-                (0.0, 1.0, True, 20, 0.0),
+                (1.0, 0.9, 20, 0.0),
+                (0.7, 1.0, None, 1.0),
+                (1.3, 0.999, 5, 0.0),
+                (0.0, 1.0, 20, 0.0),
             ]
         )
     ]
@@ -163,7 +162,7 @@ def test_what_lies_between_and_behind_the_rows_is_not_read(choosers):
     """Rows of 130 logits with a stride of 160: the rest is NaN, which any read would turn into no choice."""
     whole = torch.full((5, 160), math.nan)
     whole[:, :130] = torch.randn(5, 130, generator=torch.Generator().manual_seed(1))
-    draws = [draw_of(Sampling(seed=i, temperature=float(i), logprobs=True, top_logprobs=20)) for i in range(5)]
+    draws = [draw_of(Sampling(seed=i, temperature=float(i), top_logprobs=20)) for i in range(5)]
     for chooser in choosers.values():
         assert told(chooser.sample(whole[:, :130], draws)) == told(sample(whole[:, :130].contiguous(), draws))
 
@@ -194,7 +193,7 @@ def test_the_workspace_is_all_that_is_written_and_what_it_held_does_not_matter(l
 def test_inputs_stay_as_they_are(choosers):
     logits = torch.randn(3, 200)
     before = logits.clone()
-    draws = [draw_of(Sampling(temperature=1.0, presence_penalty=1.0, logprobs=True), i, (1, 2, 3)) for i in range(3)]
+    draws = [draw_of(Sampling(temperature=1.0, presence_penalty=1.0, top_logprobs=0), i, (1, 2, 3)) for i in range(3)]
     for chooser in choosers.values():
         chooser.sample(logits, draws)
     assert torch.equal(logits, before)

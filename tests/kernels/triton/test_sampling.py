@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.domain.request import Sampling
 from weft_kernels.triton.sampling import LISTED, SHARE, Sampler, argmax, shift
-from weft_runner.core.sequence import Sampling
+from weft_runner.core.sampling import logit_adjustments
 from weft_runner.model.sampling import SamplingArgs, random_bits, sample
 
 EXAMPLES = settings.default.max_examples  # `make test-long` has more
@@ -174,7 +175,9 @@ def test_the_device_draws_what_numpy_draws(
 def test_logits_are_shifted_as_numpy_shifts_them(
     samplings: list[Sampling], answer: list[int], seed: int, device: torch.device
 ) -> None:
-    draws = [SamplingArgs(sampling, row, sampling.shifts(answer[row:])) for row, sampling in enumerate(samplings)]
+    draws = [
+        SamplingArgs(sampling, row, logit_adjustments(sampling, answer[row:])) for row, sampling in enumerate(samplings)
+    ]
     assert_same(logits_of("normal", len(draws), 40, seed), draws, device)
 
 

@@ -126,7 +126,7 @@ def test_aliases_are_many_adapters_with_the_files_of_one(model: Model, subject: 
 
 def test_a_row_that_runs_with_anothers_adapter_is_found_out(model: Model, subject: Subject) -> None:
     asks = model.asks(subject, Batch(2, DISTINCT), 4, 3)
-    manager = subject.engine.pool.adapters
+    manager = subject.engine.runner.pool.adapters
     load_all(model, subject, [Batch(2, DISTINCT)])
     true_slot, others = manager.slot_of, {asks[0].adapter: asks[1].adapter}
     manager.slot_of = lambda digest: true_slot(others.get(digest, digest))

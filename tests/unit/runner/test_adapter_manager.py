@@ -14,7 +14,7 @@ from weft.domain.adapter import DesiredAdapter, DesiredChange, Tier
 from weft_runner.core.adapter import HostCopy, State
 from weft_runner.core.adapter_manager import AdapterManager, check_adapters
 from weft_runner.core.events import DropHost, Fetch, Load, Retain, Unload
-from weft_runner.core.pages import PageBook
+from weft_runner.core.page_table import PageTable
 
 DIGESTS = st.sampled_from([f"a{i}" for i in range(7)])
 DESIRED = st.builds(  # sizes that are not known, true, too small, larger than all there is
@@ -243,7 +243,7 @@ class PagedMachine(ManagerMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pages = PageBook(12, 1)
+        self.pages = PageTable(12, 1)
         self.h = Harness(slots=3, starvation=2, host_bytes=120, keep_copies=False, pages=self.pages, page_bytes=10)
 
     @rule(n_pages=st.integers(1, 12))
@@ -424,7 +424,7 @@ def test_a_failure_leaves_the_slot_free_and_is_reported(held, where):
 
 
 def test_slow_downloads_hold_neither_slots_nor_pages():
-    pages = PageBook(12, 1)
+    pages = PageTable(12, 1)
     h = Harness(slots=2, pages=pages, page_bytes=10)
     for i in range(3, 6):
         h.enter(f"a{i}")

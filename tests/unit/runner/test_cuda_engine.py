@@ -12,10 +12,10 @@ from triton.runtime.interpreter import GridExecutor
 
 from harness import interpreter
 from weft.domain.model.config import ModelSpec
-from weft_runner.core.iteration import Limits
-from weft_runner.core.request_pool import PoolLimits, check_pool
-from weft_runner.core.sequence import Finish, Sampling
-from weft_runner.engine import Stop
+from weft.domain.request import FinishReason, Sampling, Stop
+from weft_runner.core.admission import PoolLimits
+from weft_runner.core.batch import BatchLimits
+from weft_runner.core.request_pool import check_pool
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.weights import load_weights
 
@@ -122,7 +122,7 @@ def test_who_leaves_while_a_step_is_in_flight_is_not_heard_of_again_and_the_othe
         driver.post(leaving := driver.request("leaves", [8, 8], 9, "a", sampling=GREEDY))
         while len(driver.answer("leaves")) < 3:
             driver.beat()
-        driver.post(Stop("leaves", leaving.epoch, leaving.owner))
+        driver.post(Stop("leaves", leaving.epoch))
         driver.post(driver.request("comes", [6, 2], 4, "a", sampling=GREEDY))
         driver.finish()
         check_pool(driver.pool)
@@ -134,7 +134,7 @@ def test_who_leaves_while_a_step_is_in_flight_is_not_heard_of_again_and_the_othe
 
 def test_a_prompt_in_chunks_beside_decode_is_the_references(pair_of):
     """A chunk that is not the last has no token: nothing is sampled in its step when it is alone."""
-    cuda, reference = pair = pair_of(batch=Limits(max_batch_tokens=9))
+    cuda, reference = pair = pair_of(batch=BatchLimits(max_batch_tokens=9))
     both(pair, ("alone", [3, 4] * 12, 2, "a", GREEDY))
     for driver in pair:
         driver.finish()
@@ -149,7 +149,7 @@ def test_penalties_and_log_probabilities_wait_for_the_host_and_are_the_reference
     both(
         pair,
         ("penalised", [5, 5, 5], 6, "a", Sampling(frequency_penalty=1.5, ignore_eos=True)),
-        ("told", [5, 9], 6, "", Sampling(logprobs=True, top_logprobs=2, ignore_eos=True)),
+        ("told", [5, 9], 6, "", Sampling(top_logprobs=2, ignore_eos=True)),
     )
     for driver in pair:
         driver.finish()
@@ -171,7 +171,7 @@ def test_an_answer_that_ends_while_the_next_step_is_in_flight_has_no_token_more(
         driver.finish()
     assert cuda.answer("stopped") == reference.answer("stopped") == first.answer("long")[:3]
     assert cuda.answer("beside") == reference.answer("beside")
-    assert cuda.ending("stopped").finish is Finish.EOS
+    assert cuda.ending("stopped").finish is FinishReason.EOS
     assert cuda.engine.executor.followed
 
 

@@ -8,12 +8,18 @@ import pytest
 import torch
 
 from harness.desired import desired, whole
+from harness.runner_machine import session, state_of
 from harness.waiting import PATIENCE_S
 from weft.domain.adapter import Tier
-from weft_runner.core.events import Ended, EndReason, Fetch, Load, NoRoom, Retain, Tokens
+from weft.domain.ids import Epoch
+from weft.domain.machine import Closed
+from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, SequenceTokens, Stop
+from weft.domain.runner import Registered
+from weft_runner.core.events import Drain, Fetch, Load, Retain
 from weft_runner.core.request_pool import check_pool
-from weft_runner.core.sequence import Epoch, Finish, Phase, Sampling
-from weft_runner.engine import Drain, EngineThread, OwnerLost, Stop, TellState
+from weft_runner.core.runner import RETRY_S
+from weft_runner.core.sequence import Phase
+from weft_runner.engine import EngineThread
 from weft_runner.errors import ArtifactUnreachable
 
 GREEDY = Sampling(ignore_eos=True)
@@ -26,10 +32,10 @@ def test_a_stop_frees_the_pages_within_one_iteration(drive):
     driver.post(request, other)
     driver.beat(2)
     reserved = driver.pool.pages.reserved_by("other")
-    driver.post(Stop("r", request.epoch, request.owner), TellState())
+    driver.post(Stop("r", request.epoch))
     driver.beat()
     assert driver.pool.pages.reserved_pages == reserved
-    assert driver.iterations[-1].state.free_pages == 64 - reserved
+    assert driver.status.figures.free_pages == 64 - reserved
     driver.finish()
     assert len(driver.answer("other")) == 3
 
@@ -45,7 +51,7 @@ def test_one_forward_an_iteration_whatever_the_adapters_and_rows(drive, world):
         driver.post(driver.request(f"r{i}", [3 + i] * (1 + i), 20, f"a{i % 6}", sampling=GREEDY))
     driver.finish()
     assert driver.pool.forwards == driver.pool.iterations
-    assert max(i.batch_adapters for i in driver.iterations) == 6
+    assert max(batch.n_adapters for batch in driver.batches) == 6
 
 
 class GatedSource:
@@ -91,11 +97,11 @@ def test_a_bad_adapter_ends_its_own_sequences_and_nobody_elses(drive, world):
     driver.finish()
     endings = [driver.ending(f"r{i}") for i in range(5)]
     assert [getattr(e, "reason", e) if isinstance(e, Ended) else e.finish for e in endings] == [
-        Finish.LENGTH,
+        FinishReason.LENGTH,
         EndReason.LOAD_FAILED,
         EndReason.LOAD_FAILED,
         EndReason.UNKNOWN_ADAPTER,
-        Finish.LENGTH,
+        FinishReason.LENGTH,
     ]
     assert "--max-rank" in endings[2].detail
     check_pool(driver.pool)
@@ -108,9 +114,7 @@ def test_an_idle_engine_reports_the_admission_of_a_sequence_that_waits_for_its_a
     driver = drive(source)
     driver.post(driver.request("r", [3, 4], 3, "slow", sampling=GREEDY))
     driver.beat()
-    told = driver.iterations[-1].state
-    assert told is not None
-    assert [(s.request_id, s.waiting) for s in told.sequences] == [("r", True)]
+    assert (driver.status.running, driver.status.waiting) == (0, 1)
     source.gate.set()
     driver.finish()
 
@@ -251,19 +255,19 @@ def test_a_forward_that_fails_is_repeated_row_by_row_and_only_the_guilty_sequenc
 def test_a_lost_session_cancels_what_it_held_and_drain_gives_the_rest_back(drive):
     driver = drive()
     for i in range(4):
-        driver.post(driver.request(f"r{i}", [3, 4], 50, owner=1 + i % 2, sampling=GREEDY))
+        driver.post(driver.request(f"r{i}", [3, 4], 50, sampling=GREEDY), owner=1 + i % 2)
     driver.beat(6)
-    driver.post(OwnerLost(1))
+    driver.post(Closed(session(1)))
     driver.beat()
     assert set(driver.pool.sequences) == {"r1", "r3"}
-    driver.post(Drain(True), driver.request("late", [3], 5))
+    driver.post(Drain(True), driver.request("late", [3], 5), owner=2)
     driver.beat()
     ended = {e.request_id: e for e in driver.events if isinstance(e, Ended)}
     assert set(ended) == {"r1", "r3", "late"}
     assert all(e.reason is EndReason.DRAINED for e in ended.values())
     assert ended["r1"].emitted_tokens == len(driver.answer("r1"))
-    assert driver.iterations[-1].state.draining
-    driver.post(Drain(False), driver.request("again", [3], 5, sampling=GREEDY))
+    assert driver.status.figures.draining
+    driver.post(Drain(False), driver.request("again", [3], 5, sampling=GREEDY), owner=2)
     driver.finish()
     assert len(driver.answer("again")) == 5
 
@@ -280,8 +284,7 @@ def test_a_sampled_answer_is_continued_by_a_replay_and_does_not_depend_on_its_ba
     crowd.post(crowd.request("r", [5, 6, 7], 20, "a", sampling=sampling))
     while len(crowd.answer("r")) < 8:
         crowd.beat()
-    request = crowd.pool.sequences["r"].request
-    crowd.post(Stop("r", request.epoch, request.owner))
+    crowd.post(Stop("r", crowd.pool.sequences["r"].start.epoch))
     crowd.post(
         crowd.request("r", [5, 6, 7], 20, "a", sampling=sampling, emitted=tuple(crowd.answer("r")), epoch=Epoch(2, 1))
     )
@@ -289,20 +292,24 @@ def test_a_sampled_answer_is_continued_by_a_replay_and_does_not_depend_on_its_ba
     assert crowd.answer("r") == alone.answer("r")
 
 
-def test_urgent_news_carry_the_whole_state_and_quiet_iterations_do_not(drive):
+def test_finishes_and_overruns_are_reported_at_once_and_quiet_iterations_are_not(drive):
     driver = drive(total_pages=2, page_tokens=4)
+    driver.beat()
+    driver.engine.runner.reporter.register(Registered(lease_ms=10**9, report_ms=10**9))
+    driver.beat()
+    driver.outputs.clear()
+    driver.engine.runner.reporter._due_at = float("inf")
     driver.post(driver.request("r", [3, 4, 5], 5, reservation_tokens=1, sampling=GREEDY))
     driver.beat(2)
-    assert all(i.state is None for i in driver.iterations)
+    assert all(output.status is None for output in driver.outputs)
     driver.finish()
-    assert driver.iterations[-1].state is not None, "a finish is told at once"
+    assert driver.outputs[-1].status is not None
     crowd = drive(total_pages=2, page_tokens=4)
     for key in "ab":
         crowd.post(crowd.request(key, [3, 4, 5], 5, reservation_tokens=1, sampling=GREEDY))
     while crowd.pool.runnable or not crowd.pool.sequences:
         crowd.beat()
-    told = next(i.state for i in crowd.iterations if i.state is not None)
-    assert [o.request_id for o in told.overruns] == ["a"]
+    assert next(output.status.paused for output in crowd.outputs if output.status and output.status.paused) == 1
 
 
 def test_a_hundred_adapters_over_eight_slots_are_all_served(drive, world):
@@ -320,12 +327,13 @@ def test_a_hundred_adapters_over_eight_slots_are_all_served(drive, world):
     beats = 0
     while left or driver.pool.sequences:
         while left and len(driver.pool.sequences) < 24:
-            driver.pool.start(left.pop(0))
+            driver.post(left.pop(0))
+            driver.engine._take_events()
         driver.beat()
         beats += 1
         check_pool(driver.pool)
         assert beats < 30_000
-    assert not any(isinstance(event, Ended | NoRoom) for event in driver.events)
+    assert not any(isinstance(event, Ended | NoCapacity) for event in driver.events)
     assert all(len(driver.answer(f"r{i}")) == 4 for i in range(len(asked)))
     assert driver.pool.forwards == driver.pool.iterations
     assert driver.pool.pages.free_pages == 128
@@ -343,17 +351,15 @@ def test_a_hundred_adapters_over_eight_slots_are_all_served(drive, world):
 def test_an_engine_with_nothing_to_run_waits_on_its_queue_and_ends_when_told(drive):
     driver = drive()
     told = threading.Event()
-    driver.engine._on_iteration = lambda iteration: (driver.iterations.append(iteration), told.set())
+    driver.engine._on_output = lambda output: (driver.outputs.append(output), output.done and told.set())
     failures: list[BaseException] = []
     thread = EngineThread(driver.engine, 1, failures.append)
     thread.start()
-    driver.post(driver.request("r", [3, 4], 5, sampling=GREEDY), TellState())
+    driver.post(driver.request("r", [3, 4], 5, sampling=GREEDY))
     assert told.wait(PATIENCE_S)
-    driver.post(TellState())
     assert thread.stop(PATIENCE_S)
     assert not failures
-    beats = len(driver.iterations)
-    assert beats <= 5 + 3, "an idle engine does not beat"
+    assert len(driver.outputs) <= 5 + 3, "an idle engine does not beat"
 
 
 def test_a_bug_in_the_engine_is_told_and_ends_its_thread(drive):
@@ -361,9 +367,8 @@ def test_a_bug_in_the_engine_is_told_and_ends_its_thread(drive):
     failures: list[BaseException] = []
     heard = threading.Event()
     thread = EngineThread(driver.engine, 1, lambda error: (failures.append(error), heard.set()))
-    driver.pool.choose = lambda: 1 / 0
+    driver.pool.schedule = lambda *_: 1 / 0
     thread.start()
-    driver.post(TellState())
     assert heard.wait(PATIENCE_S)
     assert isinstance(failures[0], ZeroDivisionError)
 
@@ -372,11 +377,11 @@ def test_load_orders_reach_the_loader_even_when_nothing_runs(drive, world):
     world.write_adapter("a")
     driver = drive()
     driver.post(whole(desired("a", pinned=True)))
-    while driver.pool.state().not_ready:
+    while state_of(driver.pool).not_ready:
         driver.beat()
     assert driver.pool.adapters.adapters["a"].nearest_tier is Tier.DEVICE
     assert not any(isinstance(a, Load) for a in driver.pool.adapters.take_actions())
-    assert not any(isinstance(e, Tokens) for e in driver.events)
+    assert not any(isinstance(e, SequenceTokens) for e in driver.events)
 
 
 @pytest.mark.parametrize("fails", [1, 2])
@@ -397,8 +402,8 @@ def test_a_pinned_adapter_that_failed_is_tried_again_when_asked(drive, world, fa
     for tries in range(1, fails + 1):
         while driver.engine.adapters._source.tries < tries or driver.pool.adapters.queue:
             driver.beat()
-        assert "pinned" in driver.pool.state().not_ready
+        assert "pinned" in state_of(driver.pool).not_ready
         assert driver.pool.adapters.adapters["a"].error == "no answer", "it is not tried again by itself"
-        driver.post(TellState(retry=True))
-    while driver.pool.state().not_ready:
+        driver.skipped_s += RETRY_S
+    while state_of(driver.pool).not_ready:
         driver.beat()

@@ -11,19 +11,20 @@ import pytest
 import torch
 
 from harness.desired import desired, whole
+from harness.runner_machine import state_of
 from harness.waiting import PATIENCE_S
 from weft.domain.adapter import Tier
 from weft.domain.model.config import ModelSpec
+from weft.domain.request import EndReason, NoCapacity, Sampling
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import load
 from weft_kernels.cpu.memory import Memory
 from weft_runner.core.admission import PoolLimits
-from weft_runner.core.events import EndReason, Fetch, Load, NoRoom
+from weft_runner.core.events import Fetch, Fetched, Load
 from weft_runner.core.request_pool import check_pool
-from weft_runner.core.sequence import Sampling
 from weft_runner.errors import ArtifactUnreachable
 from weft_runner.memory.adapter_pool import AdapterPool
-from weft_runner.memory.load_results import Fetched, Loaded
+from weft_runner.memory.load_results import InSlot
 from weft_runner.model.adapter_store import HostTensorStore
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
@@ -74,10 +75,12 @@ def test_tokens_are_the_same_whether_a_prefix_is_computed_or_read_again(driver_o
         check_pool(driver.pool)
     for key, _, _ in CASES:
         assert shared.answer(key) == fresh.answer(key) == shared.answer(f"{key} again") == fresh.answer(f"{key} again")
-    assert fresh.pool.state().prefix_reused_tokens == 0
-    assert shared.pool.state().prefix_reused_tokens >= 7 * 3 * P, "three of the first five were the first of their kind"
-    computed = [driver.pool.state().tokens for driver in (shared, fresh)]
-    assert computed[1] - computed[0] == shared.pool.state().prefix_reused_tokens
+    assert state_of(fresh.pool).prefix_reused_tokens == 0
+    assert state_of(shared.pool).prefix_reused_tokens >= 7 * 3 * P, (
+        "three of the first five were the first of their kind"
+    )
+    computed = [state_of(driver.pool).tokens for driver in (shared, fresh)]
+    assert computed[1] - computed[0] == state_of(shared.pool).prefix_reused_tokens
 
 
 def test_the_choices_of_one_request_prefill_its_prompt_once(driver_of):
@@ -85,7 +88,7 @@ def test_the_choices_of_one_request_prefill_its_prompt_once(driver_of):
     for choice in range(4):
         ask(driver, f"choice {choice}", [4], sampling=Sampling(choice=choice, temperature=1.0, ignore_eos=True))
     driver.finish()
-    assert driver.pool.state().prefix_reused_tokens == 3 * 3 * P
+    assert state_of(driver.pool).prefix_reused_tokens == 3 * 3 * P
 
 
 def test_nothing_is_shared_between_tenants_adapters_or_without_a_salt(driver_of):
@@ -93,10 +96,10 @@ def test_nothing_is_shared_between_tenants_adapters_or_without_a_salt(driver_of)
     for i, (adapter, salt) in enumerate((("", "t"), ("a", "t"), ("b", "t"), ("", "u"), ("", ""), ("", ""))):
         ask(driver, f"r{i}", [5], adapter, salt)
         driver.finish()
-    assert driver.pool.state().prefix_reused_tokens == 0
+    assert state_of(driver.pool).prefix_reused_tokens == 0
     ask(driver, "again", [5], "a", "t")
     driver.finish()
-    assert driver.pool.state().prefix_reused_tokens == 3 * P
+    assert state_of(driver.pool).prefix_reused_tokens == 3 * P
 
 
 def test_a_sequence_that_comes_back_with_its_tokens_so_far_reads_its_own_pages_again(driver_of):
@@ -107,7 +110,7 @@ def test_a_sequence_that_comes_back_with_its_tokens_so_far_reads_its_own_pages_a
     ask(driver, "moved", [5], emitted=emitted)
     driver.finish()
     assert [*emitted, *driver.answer("moved")[-1:]] == driver.answer("whole")
-    assert driver.pool.state().prefix_reused_tokens == 3 * P
+    assert state_of(driver.pool).prefix_reused_tokens == 3 * P
 
 
 def test_an_unused_adapter_gives_way_to_tokens_and_comes_again(driver_of):
@@ -118,11 +121,11 @@ def test_an_unused_adapter_gives_way_to_tokens_and_comes_again(driver_of):
     small = driver_of(total_pages=8, page_bytes=n_bytes // 3 + 1, max_context_tokens=8 * P)
     ask(small, "a", [5], "a")
     small.finish()
-    assert (small.pool.state().free_pages, small.pool.state().adapter_pages) == (8, 0), "nobody uses it"
-    assert small.pool.pages.lent_to("a") == 3
+    assert (state_of(small.pool).free_pages, state_of(small.pool).adapter_pages) == (8, 0), "nobody uses it"
+    assert small.pool.pages.n_adapter_pages("a") == 3
     small.post(small.request("long", [5] * 90, 30, sampling=GREEDY))
     small.beat()
-    assert small.pool.pages.lent_to("a") == 0
+    assert small.pool.pages.n_adapter_pages("a") == 0
     small.finish()
     ask(small, "a again", [5], "a")
     small.finish()
@@ -142,7 +145,7 @@ def test_an_adapter_that_is_larger_than_the_device_is_refused_by_name_and_its_pa
     ask(driver, "base", [5])
     driver.finish()
     assert len(driver.answer("base")) == 12
-    assert driver.pool.state().free_pages == 8
+    assert state_of(driver.pool).free_pages == 8
 
 
 def test_a_wrong_announced_size_changes_nothing(driver_of):
@@ -156,7 +159,7 @@ def test_a_wrong_announced_size_changes_nothing(driver_of):
         ask(driver, "r", [5], "a")
         driver.finish()
         assert driver.answer("r") == right.answer("r")
-        assert driver.pool.pages.lent_to("a") == 7
+        assert driver.pool.pages.n_adapter_pages("a") == 7
 
 
 def test_a_request_without_room_beside_what_an_adapter_waits_for_is_told_so(drive, world):
@@ -166,14 +169,14 @@ def test_a_request_without_room_beside_what_an_adapter_waits_for_is_told_so(driv
     sized.finish()
     driver = drive(total_pages=12, page_bytes=sized.pool.adapters.adapters["a"].n_bytes // 5 + 1)
     driver.post(whole(desired("a", tier=Tier.DISK)))
-    while driver.pool.state().not_ready:
+    while state_of(driver.pool).not_ready:
         driver.beat()
     driver.post(driver.request("runs", [5] * 4, 16, sampling=GREEDY))
     driver.post(driver.request("waits", [5] * 4, 12, "a"))
     driver.post(driver.request("newcomer", [5] * 4, 4))
     driver.beat()
     assert driver.pool.pages.free_pages == 3, "enough for it, and the adapter waits for them"
-    assert driver.events[0] == NoRoom(1, "newcomer", driver.events[0].epoch, 0, "pages")
+    assert driver.events[0] == NoCapacity("newcomer", driver.events[0].epoch, 0, "pages")
     driver.finish()
 
 
@@ -239,8 +242,8 @@ def is_mapped(tensor: torch.Tensor, path: Path) -> bool:
 
 def test_without_a_tier_an_adapter_is_built_from_its_mapped_file_and_nothing_else_is_kept(orders, world):
     loaded = orders(Load("a", 0, to_host=False))
-    assert isinstance(loaded, Loaded)
-    assert loaded.host_bytes is None
+    assert isinstance(loaded, InSlot)
+    assert loaded.loaded.host_bytes is None
     store: Any = loaded.adapter
     assert all(is_mapped(t, world.root / "a" / "adapter_model.safetensors") for t in store.given[0].values())
     assert store.threads == {"adapter-builder_0"}
@@ -265,7 +268,7 @@ def test_a_download_waits_for_no_other(world, slow):
         for _ in range(slow):
             assert held.acquire(timeout=PATIENCE_S)
         assert orders(Fetch("a", urgent=True)).digest == "a"
-        assert orders(Load("a", 0)).digest == "a"
+        assert orders(Load("a", 0)).loaded.digest == "a"
         go_on.set()
         failed = [orders.reports.get(timeout=PATIENCE_S) for _ in range(slow)]
         assert {one.digest for one in failed} == {f"slow {i}" for i in range(slow)}
@@ -278,7 +281,7 @@ def test_with_tier_host_it_is_built_from_its_copy_in_memory(orders, world):
     assert isinstance(orders(Fetch("a", to_host=True)), Fetched)
     loaded = orders(Load("a", 0, to_host=True))
     n_bytes = sum(t.numel() * t.element_size() for t in loaded.adapter.given[0].values())
-    assert loaded.host_bytes == n_bytes
+    assert loaded.loaded.host_bytes == n_bytes
     path = world.root / "a" / "adapter_model.safetensors"
     assert not any(is_mapped(t, path) for t in loaded.adapter.given[0].values())
 
@@ -299,7 +302,7 @@ def test_a_load_right_after_its_fetch_asks_the_source_only_once(world):
     orders = Orders(Store(), source)
     try:
         orders(Fetch("a", urgent=True))
-        assert isinstance(orders(Load("a", 0)), Loaded)
+        assert isinstance(orders(Load("a", 0)), InSlot)
         assert asked == ["a"]
     finally:
         orders.pool.close()

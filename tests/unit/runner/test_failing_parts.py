@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
@@ -11,7 +12,7 @@ import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 
 import weft_runner.process as process
-import weft_runner.report as report
+import weft_runner.supervisor_link as supervisor_link
 from harness.ports import free_port
 from harness.waiting import PATIENCE_S, soon
 from weft.wire.channels import Outbox, both_ways
@@ -19,7 +20,6 @@ from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2
 from weft.wire.v1.runner_pb2 import GatewayToRunner
 from weft.wire.v1.supervisor_pb2 import SupervisorToRunner
 from weft_runner.core.request_pool import RequestPool
-from weft_runner.server import RunnerServer
 from weft_runner.settings import parse_settings
 
 NEVER_S = 1e6
@@ -49,11 +49,11 @@ class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
     def _take(self, message: Any) -> None:
         if message.WhichOneof("message") == "hello":
             self.hello = message.hello
-        if message.WhichOneof("message") == "state":
+        if message.WhichOneof("message") == "report":
             self.heard.set()
 
     def order(self) -> None:
-        order = supervisor_pb2.RunnerOrder(has_desired=True, desired_version=1)
+        order = supervisor_pb2.RunnerOrder(change=supervisor_pb2.DesiredChange(version=1, full=True))
         self.outbox.put(SupervisorToRunner(order=order))
 
 
@@ -137,45 +137,27 @@ async def test_books_that_do_not_balance_end_the_process_and_are_counted(setting
     before = REGISTRY.get_sample_value(*counted) or 0.0
 
     def fail(supervisor: Supervisor, outbox: Any) -> None:
-        monkeypatch.setattr("weft_runner.engine.check_pool", check_pages)
+        monkeypatch.setattr("weft_runner.core.runner.check_pool", check_pages)
         supervisor.order()  # the next beat has no batch
 
     assert await exit_code_after(settings_of, fail) == 1
     assert REGISTRY.get_sample_value(*counted) == before + 1
 
 
-async def test_a_dead_reporter_ends_the_process(settings_of, monkeypatch):
-    monkeypatch.setattr(report, "desired_of", raising)
+async def test_a_dead_link_to_the_supervisor_ends_the_process(settings_of, monkeypatch):
+    monkeypatch.setattr(supervisor_link.SupervisorLink, "_on_message", raising)
     assert await exit_code_after(settings_of, lambda supervisor, _: supervisor.order()) == 1
-
-
-async def test_a_reporter_that_cannot_ask_ends_the_process(settings_of, monkeypatch):
-    retry_is_due = report.Reporter._retry_is_due
-    asked: list[bool] = []
-
-    def failing_later(self: Any, *, peek: bool = False) -> bool:
-        asked.append(peek)
-        return raising() if started else retry_is_due(self, peek=peek)
-
-    started: list[bool] = []
-    monkeypatch.setattr(report.Reporter, "_retry_is_due", failing_later)
-
-    def fail(supervisor: Supervisor, outbox: Any) -> None:
-        started.append(True)
-        some_start(supervisor, outbox)
-
-    assert await exit_code_after(settings_of, fail) == 1
 
 
 async def test_what_cannot_be_delivered_ends_the_process(settings_of, monkeypatch):
     def fail(supervisor: Supervisor, outbox: Any) -> None:
-        monkeypatch.setattr(RunnerServer, "_send", raising)
+        monkeypatch.setattr("weft_runner.server.RUNNER_TO_GATEWAY", SimpleNamespace(encode=raising))
         some_start(supervisor, outbox)
 
     assert await exit_code_after(settings_of, fail) == 1
 
 
 async def test_an_engine_that_fails_in_its_first_beat_ends_the_process(settings_of, monkeypatch):
-    monkeypatch.setattr(RequestPool, "choose", raising)
+    monkeypatch.setattr(RequestPool, "schedule", raising)
     settings = settings_of("127.0.0.1:1")
     assert await soon(process.serve_runner(settings, Beats(), lambda _: None)) == 1  # type: ignore[arg-type]

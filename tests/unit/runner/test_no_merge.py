@@ -5,7 +5,7 @@ import gc
 import torch
 from safetensors.torch import load_file
 
-from weft_runner.core.sequence import Sampling
+from weft.domain.request import Sampling
 
 
 def live_tensors() -> list[torch.Tensor]:
@@ -52,7 +52,7 @@ def test_a_mixed_batch_leaves_the_base_bit_for_bit_and_nothing_of_its_shape_besi
     run = executor.run
     for i in range(10):
         driver.post(driver.request(f"r{i}", [3 + i, 4], 6, f"a{i % 5}" if i % 5 < 4 else "", sampling=Sampling()))
-    while not any(i.batch_adapters == 4 for i in driver.iterations):
+    while not any(batch.n_adapters == 4 for batch in driver.batches):
         driver.beat()
     executor.run = lambda step: run(step, layer_done=look)
     driver.beat()

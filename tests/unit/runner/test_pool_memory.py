@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from harness.desired import desired, whole
+from harness.runner_machine import flat, session, start_of, state_of
 from weft.domain.adapter import DesiredAdapter
-from weft_runner.core.choice import Choice
-from weft_runner.core.events import Ended, EndReason, Fetch, Load, NoRoom, Tokens, Unload
-from weft_runner.core.iteration import Limits
-from weft_runner.core.request_pool import PoolLimits, RequestPool, check_pool
-from weft_runner.core.sequence import Epoch, Finish, Request
+from weft.domain.ids import Epoch
+from weft.domain.request import Ended, EndReason, NoCapacity, SequenceTokens
+from weft_runner.core.admission import PoolLimits
+from weft_runner.core.batch import BatchLimits
+from weft_runner.core.events import Fetch, Load, Unload
+from weft_runner.core.request_pool import RequestPool, check_pool
+from weft_runner.core.sampling import SampledToken
 
 P = 4
 LIMITS = PoolLimits(
@@ -27,7 +30,7 @@ LIMITS = PoolLimits(
     max_adapters=3,
     max_context_tokens=40,
     vocab_size=9,
-    batch=Limits(max_prefills=1, max_batch_tokens=9),
+    batch=BatchLimits(max_prefills=1, max_batch_tokens=9),
     starvation=3,
     page_bytes=10,
     keep_copies=False,
@@ -43,13 +46,6 @@ SIZES = {
 TOLD = (0, 10, 30, 500)  # what a list may say of a size
 
 
-def make_request(key: str, counter: int, prompt: tuple[int, ...], max_tokens: int, **fields) -> Request:
-    defaults = {"owner": 1, "gateway_id": "g", "adapter": "", "emitted": (), "reservation_tokens": max_tokens}
-    return Request(
-        request_id=key, epoch=Epoch(1, counter), prompt=prompt, max_tokens=max_tokens, **{**defaults, **fields}
-    )
-
-
 class Device:
     """A pool with what it orders about: loads under way, and what each place of each page holds."""
 
@@ -62,16 +58,16 @@ class Device:
     def written(self, key: str, position: int) -> tuple:
         """What a sequence would write there: it follows from its text so far and its adapter, and is its tenant's."""
         sequence = self.pool.sequences[key]
-        request = sequence.request
+        request = sequence.start
         return (request.cache_salt or key, request.adapter, tuple(sequence.tokens[: position + 1]))
 
     def step(self, tokens: Iterator[int], failing: bool = False) -> None:
         pool = self.pool
-        batch = pool.choose()
+        batch = pool.schedule()
         self.execute()
         if not batch.rows:
             return
-        for page in pool.take_granted_pages():
+        for page in pool.reservations.take_granted():
             self.places[page] = [None] * P
         for row in batch.rows:
             sequence = pool.sequences[row.key]
@@ -84,7 +80,7 @@ class Device:
                 place[position % P] = self.written(row.key, position)
         failures = {batch.rows[0].key: "broken"} if failing else {}
         sampling = [row.key for row in batch.rows if row.samples and row.key not in failures]
-        pool.account(batch, {key: Choice(next(tokens)) for key in sampling}, failures)
+        pool.account(batch, {key: SampledToken(next(tokens)) for key in sampling}, failures)
         self.execute()
 
     def execute(self) -> None:
@@ -99,7 +95,7 @@ class Device:
                     self.in_slots.pop(slot)
                 case _:
                     pass
-        for page in self.pool.take_lent_pages():
+        for page in self.pool.pages.take_new_adapter_pages():
             self.places[page] = [None] * P
 
     def load(self, index: int = 0, fails: EndReason | None = None) -> None:
@@ -118,7 +114,7 @@ class Device:
 
     def check(self) -> None:
         check_pool(self.pool)
-        state = self.pool.state()
+        state = state_of(self.pool)
         reserved = sum(s.reserved_pages for s in state.sequences)
         assert state.free_pages + state.adapter_pages + reserved == state.total_pages
         assert state.used_pages == sum(s.used_pages for s in state.sequences)
@@ -155,11 +151,11 @@ class MemoryMachine(RuleBasedStateMachine):
     )
     def start(self, key, owner, prompt, emitted, max_tokens, reservation, adapter, salt) -> None:
         self.counter += 1
-        request = make_request(
-            key, self.counter, prompt, max_tokens, owner=owner, adapter=adapter, emitted=(1,) * emitted,
+        request = start_of(
+            key, self.counter, prompt, max_tokens, adapter=adapter, emitted=(1,) * emitted,
             reservation_tokens=reservation, cache_salt=salt,
         )  # fmt: skip
-        self.pool.start(request)
+        self.pool.start(request, session(owner), "g")
         self.live.pop(key, None)
         if key in self.pool.sequences:
             self.live[key] = request.epoch
@@ -168,14 +164,14 @@ class MemoryMachine(RuleBasedStateMachine):
     @rule(key=st.sampled_from("vwxyz"))
     def stop(self, key: str) -> None:
         if key in self.pool.sequences:
-            self.pool.stop(key, Epoch(1, self.counter), self.pool.sequences[key].request.owner)
+            self.pool.stop(key, Epoch(1, self.counter), self.pool.sequences[key].owner)
         self.live.pop(key, None)
         self.hear()
 
     @rule(owner=st.integers(1, 2))
     def lose_a_session(self, owner: int) -> None:
-        mine = [key for key, s in self.pool.sequences.items() if s.request.owner == owner]
-        self.pool.owner_lost(owner)
+        mine = [key for key, s in self.pool.sequences.items() if s.owner == session(owner)]
+        self.pool.session_closed(session(owner))
         for key in mine:
             del self.live[key]
         self.hear()
@@ -194,7 +190,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
     @rule()
     def retry(self) -> None:
-        self.pool.retry()
+        self.pool.adapters.retry()
         self.hear()
 
     @rule(tokens=st.lists(st.integers(0, 8), min_size=5, max_size=5), fails=st.booleans(), times=st.integers(1, 4))
@@ -206,8 +202,8 @@ class MemoryMachine(RuleBasedStateMachine):
 
     def hear(self) -> None:
         self.device.execute()
-        for event in self.pool.take_events():
-            ended = isinstance(event, Ended | NoRoom) or event.finish is not Finish.NONE
+        for event in flat(self.pool.take_messages()):
+            ended = isinstance(event, Ended | NoCapacity) or event.finish is not None
             if ended and self.live.get(event.request_id) == event.epoch:
                 del self.live[event.request_id]
             if isinstance(event, Ended) and "pages; of" in event.detail:
@@ -216,7 +212,7 @@ class MemoryMachine(RuleBasedStateMachine):
     @invariant()
     def everything_balances(self) -> None:
         self.device.check()
-        assert {key: s.request.epoch for key, s in self.pool.sequences.items()} == self.live, "each ends once"
+        assert {key: s.start.epoch for key, s in self.pool.sequences.items()} == self.live, "each ends once"
         assert set(self.device.in_slots.values()) == {
             a.digest for a in self.pool.adapters.slots.by_slot.values() if a.resident
         }
@@ -253,7 +249,7 @@ WANTS = st.lists(
 
 @given(WANTS, st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(TOLD)), max_size=3, unique_by=lambda p: p[0]))
 def test_adapters_and_sequences_do_not_starve_each_other(wants, pinned):
-    """All at once: whoever is told NoRoom asks again, the newest leaves where the supervisor would name it."""
+    """All at once: whoever is told NoCapacity asks again, the newest leaves where the supervisor would name it."""
     device = Device(replace(LIMITS, max_context_tokens=48))
     pool = device.pool
     pool.apply(whole(*(desired(digest, n_bytes=announced, pinned=True) for digest, announced in pinned)))
@@ -263,7 +259,7 @@ def test_adapters_and_sequences_do_not_starve_each_other(wants, pinned):
             if str(i) not in pool.sequences:
                 counter += 1
                 pool.start(
-                    make_request(
+                    start_of(
                         str(i),
                         counter,
                         (1,) * prompt,
@@ -272,20 +268,22 @@ def test_adapters_and_sequences_do_not_starve_each_other(wants, pinned):
                         cache_salt=salt,
                         emitted=tuple(answers[str(i)]),
                         reservation_tokens=reservation,
-                    )
+                    ),
+                    session(),
+                    "g",
                 )
         device.step(iter([5] * 5))
         if device.loading and turn % 3 == 0:
             device.load()
-        if pool.state().overruns and pool.state().free_pages == 0 and len(pool.sequences) > 1:
+        if state_of(pool).overruns and state_of(pool).free_pages == 0 and len(pool.sequences) > 1:
             newest = max(pool.sequences.values(), key=lambda s: s.admitted)
-            pool.stop(newest.key, newest.request.epoch, newest.request.owner)
-        for event in pool.take_events():
+            pool.stop(newest.key, newest.start.epoch, newest.owner)
+        for event in flat(pool.take_messages()):
             assert not isinstance(event, Ended)
-            if isinstance(event, Tokens):
+            if isinstance(event, SequenceTokens):
                 assert event.position == len(answers[event.request_id])
                 answers[event.request_id].extend(event.tokens)
-                if event.finish is not Finish.NONE:
+                if event.finish is not None:
                     del todo[int(event.request_id)]
         device.check()
         if not todo:

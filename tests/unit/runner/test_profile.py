@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_runner.core.iteration import Limits
-from weft_runner.core.pace import GUESS, StepModel
-from weft_runner.core.request_pool import PoolLimits
+from weft_runner.core.admission import PoolLimits
+from weft_runner.core.batch import BatchLimits
+from weft_runner.core.step_time_model import GUESS, StepModel
 from weft_runner.model.step import check_step
 from weft_runner.profile import BUDGET_S, measure_profile
 
@@ -19,7 +19,7 @@ LIMITS = PoolLimits(
     max_adapters=4,
     max_context_tokens=1024,
     vocab_size=61,
-    batch=Limits(1, 512, 100.0),
+    batch=BatchLimits(1, 512, 100.0),
 )
 
 

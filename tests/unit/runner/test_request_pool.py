@@ -9,14 +9,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from harness.desired import desired, whole
+from harness.runner_machine import flat, session, start_of, state_of
 from weft.domain.adapter import DesiredChange
-from weft_runner.core.choice import Choice
-from weft_runner.core.epochs import EpochBook
-from weft_runner.core.events import Ended, EndReason, Fetch, Load, NoRoom, Tokens
-from weft_runner.core.growth import first_reservation_pages, next_growth
-from weft_runner.core.iteration import Batch, Limits
-from weft_runner.core.request_pool import PoolLimits, RequestPool, check_pool
-from weft_runner.core.sequence import Epoch, Finish, Phase, Request, Sampling, Sequence
+from weft.domain.ids import Epoch
+from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, SequenceTokens
+from weft_runner.core.admission import HighestEpochs, PoolLimits
+from weft_runner.core.batch import Batch, BatchLimits
+from weft_runner.core.events import Fetch, Load
+from weft_runner.core.request_pool import RequestPool, check_pool
+from weft_runner.core.reservation import first_reservation_pages, next_growth
+from weft_runner.core.sampling import SampledToken
+from weft_runner.core.sequence import Phase, Sequence
 
 EOS = 0
 LIMITS = PoolLimits(
@@ -27,23 +30,20 @@ LIMITS = PoolLimits(
     max_context_tokens=40,
     vocab_size=9,
     eos=frozenset([EOS]),
-    batch=Limits(max_prefills=1, max_batch_tokens=7),
+    batch=BatchLimits(max_prefills=1, max_batch_tokens=7),
     starvation=3,
 )
 
 
-def make_request(key: str, counter: int, prompt: int, max_tokens: int, **fields) -> Request:
-    defaults = {"owner": 1, "gateway_id": "g", "adapter": "", "emitted": (), "reservation_tokens": max_tokens}
-    return Request(
-        request_id=key, epoch=Epoch(1, counter), prompt=(1,) * prompt, max_tokens=max_tokens, **{**defaults, **fields}
-    )
+def begin(pool: RequestPool, key: str, counter: int, prompt: int, max_tokens: int, owner=1, gateway="g", **fields):
+    pool.start(start_of(key, counter, (1,) * prompt, max_tokens, **fields), session(owner), gateway)
 
 
 def step(pool: RequestPool, token: int = 5) -> None:
     """One heartbeat with a model that always chooses the same token."""
-    batch = pool.choose()
+    batch = pool.schedule()
     if batch.rows:
-        pool.account(batch, {row.key: Choice(token) for row in batch.rows if row.samples}, {})
+        pool.account(batch, {row.key: SampledToken(token) for row in batch.rows if row.samples}, {})
 
 
 def bring(pool: RequestPool, digest: str) -> None:
@@ -81,13 +81,13 @@ class PoolMachine(RuleBasedStateMachine):
     def start(self, key, owner, prompt, emitted, max_tokens, reservation, adapter, stale) -> None:
         if not stale:
             self.counter += 1
-        request = make_request(
-            key, self.counter, prompt, max_tokens, owner=owner, adapter=adapter, emitted=(1,) * emitted,
+        request = start_of(
+            key, self.counter, (1,) * prompt, max_tokens, adapter=adapter, emitted=(1,) * emitted,
             reservation_tokens=reservation,
         )  # fmt: skip
         known = self.pool.epochs.is_stale(key, request.epoch)
         before = self.live.get(key)
-        self.pool.start(request)
+        self.pool.start(request, session(owner), "g")
         if known:
             assert self.live.get(key) == before
             return
@@ -101,7 +101,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(key=st.sampled_from("vwxyz"), offset=st.integers(-1, 1), owner=st.integers(1, 2))
     def stop(self, key: str, offset: int, owner: int) -> None:
         counter = max(1, (self.live[key][0].counter if key in self.live else self.counter) + offset)
-        self.pool.stop(key, Epoch(1, counter), owner)
+        self.pool.stop(key, Epoch(1, counter), session(owner))
         if key in self.live and self.live[key][0] <= Epoch(1, counter) and self.live[key][1] == owner:
             del self.live[key]
         self.counter = max(self.counter, counter)
@@ -109,7 +109,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(owner=st.integers(1, 2))
     def lose_a_session(self, owner: int) -> None:
-        self.pool.owner_lost(owner)
+        self.pool.session_closed(session(owner))
         self.live = {key: (epoch, mine) for key, (epoch, mine) in self.live.items() if mine != owner}
         self.hear()
 
@@ -144,17 +144,17 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.batches == 1)
     @rule(tokens=st.lists(st.integers(0, 8), min_size=5, max_size=5), fails=st.booleans())
     def iterate(self, tokens: list[int], fails: bool) -> None:
-        batch = self.pool.choose()
+        batch = self.pool.schedule()
         if batch.rows:
             self.account(batch, tokens, fails)
 
     @precondition(lambda self: self.batches > 1 and len(self.flying) < self.batches)
     @rule()
     def launch(self) -> None:
-        batch = self.pool.choose(self.batches, self.batches - len(self.flying))
+        batch = self.pool.schedule(self.batches, self.batches - len(self.flying))
         if batch.rows:
             self.pool.launched(batch)
-            self.flying.append((batch, [self.pool.row_sequence(row) for row in batch.rows]))
+            self.flying.append((batch, [self.pool.sequences[row.key] for row in batch.rows]))
         self.hear()
 
     @precondition(lambda self: self.flying)
@@ -166,7 +166,7 @@ class PoolMachine(RuleBasedStateMachine):
         batch = Batch(tuple(row for row, s in here if self.pool.sequences.get(row.key) is s), 0)
         for row in batch.rows:
             room = len(self.pool.pages.pages_of(row.key)) * LIMITS.page_tokens
-            sequence = self.pool.row_sequence(row)
+            sequence = self.pool.sequences[row.key]
             assert sequence.in_kv + row.n_tokens <= room
             assert row.samples == (sequence.pending == row.n_tokens)
         if batch.rows:
@@ -175,27 +175,27 @@ class PoolMachine(RuleBasedStateMachine):
     def account(self, batch: Batch, tokens: list[int], fails: bool) -> None:
         failing = {batch.rows[0].key: "broken"} if fails else {}
         sampling = [row.key for row in batch.rows if row.samples and row.key not in failing]
-        self.pool.account(batch, dict(zip(sampling, map(Choice, tokens), strict=False)), failing)
+        self.pool.account(batch, dict(zip(sampling, map(SampledToken, tokens), strict=False)), failing)
         self.hear()
         assert not (failing.keys() & self.pool.sequences.keys())
 
     def hear(self) -> None:
         self.transfers.extend(a for a in self.pool.adapters.take_actions() if isinstance(a, Load | Fetch))
-        for event in self.pool.take_events():
+        for event in flat(self.pool.take_messages()):
             key = event.request_id
-            if isinstance(event, Tokens):
+            if isinstance(event, SequenceTokens):
                 answer = self.answers[key, event.epoch]
                 assert event.position == len(answer), "no token is lost or comes twice"
                 answer.extend(event.tokens)
                 assert EOS not in event.tokens
-            if isinstance(event, Ended | NoRoom) or event.finish is not Finish.NONE:
+            if isinstance(event, Ended | NoCapacity) or event.finish is not None:
                 self.live.pop(key, None)
 
     @invariant()
     def everything_balances(self) -> None:
         check_pool(self.pool)
-        assert {key: (s.request.epoch, s.request.owner) for key, s in self.pool.sequences.items()} == self.live
-        state = self.pool.state()
+        assert {key: (s.start.epoch, int(s.owner.name)) for key, s in self.pool.sequences.items()} == self.live
+        state = state_of(self.pool)
         assert state.free_pages + sum(s.reserved_pages for s in state.sequences) == state.total_pages
         assert state.used_pages == sum(s.used_pages for s in state.sequences)
 
@@ -218,10 +218,10 @@ test_every_book_balances_with_batches_in_flight = PipelinedPoolMachine.TestCase
 def decoding_pool(count: int) -> RequestPool:
     """So many sequences with their prompts behind them."""
     pool = RequestPool(
-        replace(LIMITS, total_pages=200, max_sequences=32, batch=Limits(max_prefills=32, max_batch_tokens=512))
+        replace(LIMITS, total_pages=200, max_sequences=32, batch=BatchLimits(max_prefills=32, max_batch_tokens=512))
     )
     for i in range(count):
-        pool.start(make_request(f"r{i}", i + 1, prompt=2, max_tokens=30))
+        begin(pool, f"r{i}", i + 1, prompt=2, max_tokens=30)
     step(pool)
     return pool
 
@@ -230,15 +230,15 @@ Flying = list[tuple[Batch, list[Sequence]]]
 
 
 def land(pool: RequestPool, batch: Batch) -> None:
-    pool.account(batch, {row.key: Choice(5) for row in batch.rows if row.samples}, {})
+    pool.account(batch, {row.key: SampledToken(5) for row in batch.rows if row.samples}, {})
 
 
 def beat(pool: RequestPool, flying: Flying, batches: int) -> Batch:
     """As the engine's: launch one, which is returned, while there is something to launch; else the oldest one lands."""
-    batch = pool.choose(batches, batches - len(flying)) if len(flying) < batches else Batch((), 0)
+    batch = pool.schedule(batches, batches - len(flying)) if len(flying) < batches else Batch((), 0)
     if batch.rows:
         pool.launched(batch)
-        flying.append((batch, [pool.row_sequence(row) for row in batch.rows]))
+        flying.append((batch, [pool.sequences[row.key] for row in batch.rows]))
     elif flying:
         launched, sequences = flying.pop(0)
         here = zip(launched.rows, sequences, strict=True)
@@ -267,10 +267,10 @@ def test_whoever_joins_or_leaves_nobody_is_passed_for_long_and_no_batch_is_large
         match data.draw(st.sampled_from(["", "", "", "join", "leave"])):
             case "join" if len(pool.sequences) < 20:
                 counter += 1
-                pool.start(make_request(f"r{counter}", counter, prompt=2, max_tokens=30))
+                begin(pool, f"r{counter}", counter, prompt=2, max_tokens=30)
             case "leave" if pool.sequences:
                 key = data.draw(st.sampled_from(sorted(pool.sequences)))
-                pool.stop(key, pool.sequences[key].request.epoch, pool.sequences[key].request.owner)
+                pool.stop(key, pool.sequences[key].start.epoch, pool.sequences[key].owner)
         decoding = sum(s.phase is Phase.DECODE for s in pool.sequences.values())
         batch = beat(pool, flying, batches)
         assert len(batch.rows) - batch.n_prefills <= -(-decoding // batches)
@@ -281,85 +281,84 @@ def test_whoever_joins_or_leaves_nobody_is_passed_for_long_and_no_batch_is_large
 def test_a_batch_that_others_fly_beside_is_chosen_anew_each_time():
     """What stands runs as it is: here it would be in flight twice."""
     pool = decoding_pool(4)
-    first = pool.choose(2)
+    first = pool.schedule(2)
     pool.launched(first)
-    second = pool.choose(2)
+    second = pool.schedule(2)
     assert {row.key for row in first.rows} & {row.key for row in second.rows} == set()
-    assert pool.chooser.standing is None
+    assert pool.scheduler.standing is None
 
 
 def test_in_flight_nobody_grows_pauses_or_reads_what_others_have_computed():
     pool = RequestPool(replace(LIMITS, total_pages=3))
-    pool.start(make_request("a", 1, prompt=4, max_tokens=30, reservation_tokens=0))
-    batch = pool.choose(2)
+    begin(pool, "a", 1, prompt=4, max_tokens=30, reservation_tokens=0)
+    batch = pool.schedule(2)
     pool.launched(batch)
     for _ in range(3):
-        assert pool.choose(2).rows == ()
+        assert pool.schedule(2).rows == ()
     assert pool.pages.held_by("a") == 1, "full, and not yet accounted for"
     assert not pool.runnable
     land(pool, batch)
     assert pool.runnable
-    assert len(pool.choose(2).rows) == 1
+    assert len(pool.schedule(2).rows) == 1
     assert pool.pages.held_by("a") == 2
 
 
 def test_an_epoch_that_is_not_above_the_highest_seen_is_ignored_and_one_above_replaces():
     pool = RequestPool(LIMITS)
-    pool.start(make_request("r", 5, prompt=3, max_tokens=4))
-    pool.start(make_request("r", 5, prompt=9, max_tokens=4))
-    pool.start(make_request("r", 4, prompt=9, max_tokens=4))
-    assert len(pool.sequences["r"].request.prompt) == 3
-    pool.start(make_request("r", 6, prompt=9, max_tokens=4))
-    assert len(pool.sequences["r"].request.prompt) == 9
+    begin(pool, "r", 5, prompt=3, max_tokens=4)
+    begin(pool, "r", 5, prompt=9, max_tokens=4)
+    begin(pool, "r", 4, prompt=9, max_tokens=4)
+    assert len(pool.sequences["r"].start.prompt) == 3
+    begin(pool, "r", 6, prompt=9, max_tokens=4)
+    assert len(pool.sequences["r"].start.prompt) == 9
     assert pool.pages.reserved_pages == 4
-    assert not pool.take_events(), "the replaced one is not told: its gateway asked for it"
-    pool.stop("r", Epoch(1, 5), owner=1)
+    assert not flat(pool.take_messages()), "the replaced one is not told: its gateway asked for it"
+    pool.stop("r", Epoch(1, 5), session(1))
     assert "r" in pool.sequences, "a stop of a lower epoch is stale"
-    pool.stop("r", Epoch(1, 6), owner=1)
+    pool.stop("r", Epoch(1, 6), session(1))
     assert pool.pages.free_pages == 12
-    pool.start(make_request("r", 6, prompt=3, max_tokens=4))
+    begin(pool, "r", 6, prompt=3, max_tokens=4)
     assert not pool.sequences, "a start that arrives after its stop"
 
 
 def test_only_the_session_that_started_a_request_stops_it():
     pool = RequestPool(LIMITS)
-    pool.start(make_request("r", 1, prompt=3, max_tokens=4, owner=1))
+    begin(pool, "r", 1, prompt=3, max_tokens=4, owner=1)
     for counter in (1, 2**60):
-        pool.stop("r", Epoch(1, counter), owner=2)
+        pool.stop("r", Epoch(1, counter), session(2))
     assert "r" in pool.sequences
-    pool.stop("unknown", Epoch(1, 2**60), owner=2)
-    pool.start(make_request("unknown", 2, prompt=3, max_tokens=4, owner=1))
+    pool.stop("unknown", Epoch(1, 2**60), session(2))
+    begin(pool, "unknown", 2, prompt=3, max_tokens=4, owner=1)
     assert "unknown" in pool.sequences, "a stop of nothing shuts nobody out"
-    pool.start(make_request("r", 3, prompt=5, max_tokens=4, owner=3))
-    assert pool.sequences["r"].request.owner == 3, "its gateway's next session"
+    begin(pool, "r", 3, prompt=5, max_tokens=4, owner=3)
+    assert pool.sequences["r"].owner == session(3), "its gateway's next session"
 
 
 def test_another_gateway_does_not_take_over_a_request():
     pool = RequestPool(LIMITS)
-    pool.start(make_request("r", 1, prompt=3, max_tokens=4, owner=1, gateway_id="g"))
-    pool.start(make_request("r", 9, prompt=5, max_tokens=4, owner=2, gateway_id="h"))
-    assert pool.sequences["r"].request.owner == 1
-    [refused] = pool.take_events()
-    assert isinstance(refused, Ended)
-    assert (refused.owner, refused.reason) == (2, EndReason.INTERNAL)
-    pool.start(make_request("r", 2, prompt=4, max_tokens=4, owner=1, gateway_id="g"))
-    assert len(pool.sequences["r"].request.prompt) == 4, "its own epochs go on"
+    begin(pool, "r", 1, prompt=3, max_tokens=4, owner=1, gateway="g")
+    begin(pool, "r", 9, prompt=5, max_tokens=4, owner=2, gateway="h")
+    assert pool.sequences["r"].owner == session(1)
+    [(peer, refused)] = pool.take_messages()
+    assert (peer, refused.reason) == (session(2), EndReason.INTERNAL)
+    begin(pool, "r", 2, prompt=4, max_tokens=4, owner=1, gateway="g")
+    assert len(pool.sequences["r"].start.prompt) == 4, "its own epochs go on"
 
 
 def test_a_request_without_room_is_told_why_and_changes_nothing():
     pool = RequestPool(LIMITS)
-    pool.start(make_request("big", 1, prompt=30, max_tokens=10))
-    pool.start(make_request("r", 2, prompt=8, max_tokens=1, reservation_tokens=1))
-    assert pool.take_events() == [NoRoom(1, "r", Epoch(1, 2), 2, "pages")]
+    begin(pool, "big", 1, prompt=30, max_tokens=10)
+    begin(pool, "r", 2, prompt=8, max_tokens=1, reservation_tokens=1)
+    assert flat(pool.take_messages()) == [NoCapacity("r", Epoch(1, 2), 2, "pages")]
     for i in range(4):
-        pool.start(make_request(f"s{i}", 3 + i, prompt=1, max_tokens=2, reservation_tokens=0))
-    events = pool.take_events()
-    assert [e.reason for e in events if isinstance(e, NoRoom)] == ["pages", "pages"]
+        begin(pool, f"s{i}", 3 + i, prompt=1, max_tokens=2, reservation_tokens=0)
+    events = flat(pool.take_messages())
+    assert [e.reason for e in events if isinstance(e, NoCapacity)] == ["pages", "pages"]
     full = RequestPool(replace(LIMITS, max_sequences=1))
-    full.start(make_request("a", 1, prompt=1, max_tokens=1))
-    full.start(make_request("b", 2, prompt=1, max_tokens=1))
-    full.start(make_request("c", 3, prompt=40, max_tokens=1))
-    assert [(e.request_id, e.reason) for e in full.take_events()] == [("b", "sequences"), ("c", "context")]
+    begin(full, "a", 1, prompt=1, max_tokens=1)
+    begin(full, "b", 2, prompt=1, max_tokens=1)
+    begin(full, "c", 3, prompt=40, max_tokens=1)
+    assert [(e.request_id, e.reason) for e in flat(full.take_messages())] == [("b", "sequences"), ("c", "context")]
 
 
 def test_a_reservation_counts_prompt_emitted_and_output_and_never_more_than_the_context():
@@ -367,24 +366,24 @@ def test_a_reservation_counts_prompt_emitted_and_output_and_never_more_than_the_
     assert first_reservation_pages(10, 7, 4, 40) == 5
     assert first_reservation_pages(10, 1000, 4, 40) == 10
     pool = RequestPool(LIMITS)
-    pool.start(make_request("r", 1, prompt=5, max_tokens=20, emitted=(1,) * 4, reservation_tokens=3))
+    begin(pool, "r", 1, prompt=5, max_tokens=20, emitted=(1,) * 4, reservation_tokens=3)
     assert pool.pages.reserved_by("r") == 3
 
 
 def test_a_full_reservation_doubles_in_place_and_the_doubling_is_told():
     pool = RequestPool(LIMITS)
-    pool.start(make_request("r", 1, prompt=4, max_tokens=30, reservation_tokens=4))
+    begin(pool, "r", 1, prompt=4, max_tokens=30, reservation_tokens=4)
     while pool.pages.reserved_by("r") == 2:
         step(pool)
     assert pool.sequences["r"].in_kv == 9, "it grew when the ninth token needed a page"
     assert (pool.sequences["r"].reservation_tokens, pool.pages.reserved_by("r")) == (8, 3)
     assert (pool.reservations.doublings, pool.reservations.grown_pages) == (1, 1)
-    assert [e.doublings for e in pool.take_events() if isinstance(e, Tokens)][-1] == 1
+    assert [e.doublings for e in flat(pool.take_messages()) if isinstance(e, SequenceTokens)][-1] == 1
 
 
 def test_a_reservation_of_nothing_still_grows_by_a_page_at_a_time():
     pool = RequestPool(LIMITS)
-    pool.start(make_request("r", 1, prompt=4, max_tokens=30, reservation_tokens=0))
+    begin(pool, "r", 1, prompt=4, max_tokens=30, reservation_tokens=0)
     step(pool)
     step(pool)
     assert pool.pages.reserved_by("r") == 2
@@ -393,32 +392,32 @@ def test_a_reservation_of_nothing_still_grows_by_a_page_at_a_time():
 
 def test_a_partial_grant_is_completed_before_the_reservation_doubles_again():
     pool = RequestPool(replace(LIMITS, total_pages=6))
-    pool.start(make_request("r", 1, prompt=4, max_tokens=30, reservation_tokens=8))
-    pool.start(make_request("other", 2, prompt=8, max_tokens=2, reservation_tokens=0, adapter="still loading"))
+    begin(pool, "r", 1, prompt=4, max_tokens=30, reservation_tokens=8)
+    begin(pool, "other", 2, prompt=8, max_tokens=2, reservation_tokens=0, adapter="still loading")
     while pool.runnable:
         step(pool)
     assert (pool.sequences["r"].in_kv, pool.pages.reserved_by("r")) == (16, 4), "one of the two pages it asked for"
     assert pool.reservations.doublings == 1
-    assert [o.wanted_pages for o in pool.state().overruns] == [1]
-    pool.stop("other", Epoch(1, 2), owner=1)
+    assert [o.wanted_pages for o in state_of(pool).overruns] == [1]
+    pool.stop("other", Epoch(1, 2), session(1))
     assert pool.pages.reserved_by("r") == 5
     assert pool.reservations.doublings == 1
 
 
 def test_without_a_free_page_a_sequence_pauses_keeps_its_place_and_gets_the_first_page_that_is_freed():
     pool = RequestPool(replace(LIMITS, total_pages=4))
-    pool.start(make_request("old", 1, prompt=4, max_tokens=30, reservation_tokens=0))
-    pool.start(make_request("mid", 2, prompt=4, max_tokens=30, reservation_tokens=0))
-    pool.start(make_request("new", 3, prompt=8, max_tokens=30, reservation_tokens=0))
+    begin(pool, "old", 1, prompt=4, max_tokens=30, reservation_tokens=0)
+    begin(pool, "mid", 2, prompt=4, max_tokens=30, reservation_tokens=0)
+    begin(pool, "new", 3, prompt=8, max_tokens=30, reservation_tokens=0)
     while pool.runnable:
         step(pool)
-    assert pool.take_urgent()
+    assert pool.take_report_now()
     assert pool.paused() == ["old", "mid", "new"]
-    first = pool.state().overruns[0]
+    first = state_of(pool).overruns[0]
     assert (first.request_id, first.wanted_pages, first.reservation_tokens) == ("old", 1, 4)
     assert not pool.runnable
     held = pool.pages.pages_of("old")[:]
-    pool.stop("new", Epoch(1, 3), owner=1)
+    pool.stop("new", Epoch(1, 3), session(1))
     assert pool.paused() == []
     assert pool.pages.pages_of("old")[:1] == held, "it kept its pages"
     step(pool)
@@ -427,13 +426,13 @@ def test_without_a_free_page_a_sequence_pauses_keeps_its_place_and_gets_the_firs
 
 def test_freed_pages_go_to_the_longest_paused_sequence_before_any_newcomer():
     pool = RequestPool(replace(LIMITS, total_pages=3))
-    pool.start(make_request("old", 1, prompt=4, max_tokens=30, reservation_tokens=0))
-    pool.start(make_request("new", 2, prompt=8, max_tokens=30, reservation_tokens=0))
+    begin(pool, "old", 1, prompt=4, max_tokens=30, reservation_tokens=0)
+    begin(pool, "new", 2, prompt=8, max_tokens=30, reservation_tokens=0)
     while pool.runnable:
         step(pool)
     assert pool.paused() == ["old", "new"]
-    pool.stop("new", Epoch(1, 2), owner=1)
-    pool.start(make_request("newcomer", 3, prompt=8, max_tokens=1, reservation_tokens=0))
+    pool.stop("new", Epoch(1, 2), session(1))
+    begin(pool, "newcomer", 3, prompt=8, max_tokens=1, reservation_tokens=0)
     assert "newcomer" not in pool.sequences
     assert pool.pages.reserved_by("old") == 2
 
@@ -441,26 +440,26 @@ def test_freed_pages_go_to_the_longest_paused_sequence_before_any_newcomer():
 @pytest.mark.parametrize("ignore_eos", [True, False])
 def test_the_end_of_sequence_token_is_not_emitted_unless_it_is_ignored(ignore_eos):
     pool = RequestPool(LIMITS)
-    pool.start(make_request("r", 1, prompt=2, max_tokens=3, sampling=Sampling(ignore_eos=ignore_eos)))
+    begin(pool, "r", 1, prompt=2, max_tokens=3, sampling=Sampling(ignore_eos=ignore_eos))
     step(pool, token=EOS)
-    event = pool.take_events()[0]
-    assert isinstance(event, Tokens)
-    assert (event.tokens, event.finish) == (((EOS,), Finish.NONE) if ignore_eos else ((), Finish.EOS))
+    event = flat(pool.take_messages())[0]
+    assert isinstance(event, SequenceTokens)
+    assert (event.tokens, event.finish) == (((EOS,), None) if ignore_eos else ((), FinishReason.EOS))
     assert ("r" in pool.sequences) == ignore_eos
 
 
 def test_max_tokens_counts_the_emitted_ones_and_the_context_ends_an_answer():
     pool = RequestPool(LIMITS)
-    pool.start(make_request("r", 1, prompt=2, max_tokens=3, emitted=(5, 5)))
+    begin(pool, "r", 1, prompt=2, max_tokens=3, emitted=(5, 5))
     step(pool)
-    assert pool.take_events() == [Tokens(1, "r", Epoch(1, 1), 2, (5,), Finish.LENGTH, 0)]
-    pool.start(make_request("done", 2, prompt=2, max_tokens=2, emitted=(5, 5)))
-    assert pool.take_events() == [Tokens(1, "done", Epoch(1, 2), 2, (), Finish.LENGTH, 0)]
-    pool.start(make_request("long", 3, prompt=38, max_tokens=30, reservation_tokens=2))
+    assert flat(pool.take_messages()) == [SequenceTokens("r", Epoch(1, 1), 2, (5,), FinishReason.LENGTH, 0)]
+    begin(pool, "done", 2, prompt=2, max_tokens=2, emitted=(5, 5))
+    assert flat(pool.take_messages()) == [SequenceTokens("done", Epoch(1, 2), 2, (), FinishReason.LENGTH, 0)]
+    begin(pool, "long", 3, prompt=38, max_tokens=30, reservation_tokens=2)
     while pool.sequences:
         step(pool)
-    tokens = [e for e in pool.take_events() if isinstance(e, Tokens)]
-    assert (len(tokens), tokens[-1].finish) == (2, Finish.LENGTH)
+    tokens = [e for e in flat(pool.take_messages()) if isinstance(e, SequenceTokens)]
+    assert (len(tokens), tokens[-1].finish) == (2, FinishReason.LENGTH)
 
 
 @pytest.mark.parametrize(
@@ -476,9 +475,9 @@ def test_max_tokens_counts_the_emitted_ones_and_the_context_ends_an_answer():
 )
 def test_an_impossible_request_ends_alone_with_its_reason(fields, why):
     pool = RequestPool(LIMITS)
-    pool.start(make_request("good", 1, prompt=2, max_tokens=2))
-    pool.start(replace(make_request("bad", 2, prompt=2, max_tokens=2), **fields))
-    (event,) = pool.take_events()
+    begin(pool, "good", 1, prompt=2, max_tokens=2)
+    pool.start(replace(start_of("bad", 2, (1, 1), 2), **fields), session(), "g")
+    (event,) = flat(pool.take_messages())
     assert isinstance(event, Ended)
     assert (event.request_id, event.reason) == ("bad", EndReason.INTERNAL)
     assert why in event.detail
@@ -487,22 +486,22 @@ def test_an_impossible_request_ends_alone_with_its_reason(fields, why):
 
 def test_a_sequence_waits_for_its_adapter_with_its_pages_while_the_others_run():
     pool = RequestPool(LIMITS)
-    pool.start(make_request("waits", 1, prompt=2, max_tokens=4, adapter="a"))
-    pool.start(make_request("runs", 2, prompt=2, max_tokens=4))
+    begin(pool, "waits", 1, prompt=2, max_tokens=4, adapter="a")
+    begin(pool, "runs", 2, prompt=2, max_tokens=4)
     step(pool)
-    assert {e.request_id for e in pool.take_events()} == {"runs"}
+    assert {e.request_id for e in flat(pool.take_messages())} == {"runs"}
     assert pool.pages.reserved_by("waits") == 2
     bring(pool, "a")
     step(pool)
-    assert {e.request_id for e in pool.take_events()} == {"runs", "waits"}
+    assert {e.request_id for e in flat(pool.take_messages())} == {"runs", "waits"}
 
 
 def test_an_admission_that_waits_for_its_adapter_is_told_at_once():
     pool = RequestPool(LIMITS)
-    pool.start(make_request("runs", 1, prompt=2, max_tokens=4))
-    assert not pool.take_urgent(), "its first iteration tells"
-    pool.start(make_request("waits", 2, prompt=2, max_tokens=4, adapter="a"))
-    assert pool.take_urgent()
+    begin(pool, "runs", 1, prompt=2, max_tokens=4)
+    assert not pool.take_report_now(), "its first iteration tells"
+    begin(pool, "waits", 2, prompt=2, max_tokens=4, adapter="a")
+    assert pool.take_report_now()
 
 
 class Unscanned(dict):
@@ -520,47 +519,47 @@ def test_neither_a_sequence_nor_a_report_costs_more_with_the_number_of_adapters_
     adapters = pool.adapters.adapters
     pool.adapters.adapters = Unscanned(adapters)
     bring(pool, "a0")
-    pool.start(make_request("r", 1, prompt=2, max_tokens=2, adapter="a7"))
-    pool.start(make_request("bad", 2, prompt=2, max_tokens=2, adapter="a9"))
+    begin(pool, "r", 1, prompt=2, max_tokens=2, adapter="a7")
+    begin(pool, "bad", 2, prompt=2, max_tokens=2, adapter="a9")
     bring(pool, "a7")
     step(pool)
     step(pool)
     pool.fetch_failed("a9", EndReason.LOAD_FAILED, "torn")
     pool.adapters.adapters = adapters
-    state = pool.state()
+    state = state_of(pool)
     assert {(a.digest, a.error) for a in state.adapters} == {("a0", ""), ("a7", ""), ("a9", "torn")}
     assert state.adapters_known == 1000
     pool.apply(DesiredChange(2, full=False, removed=("a0", "a7", "a9")))
-    assert not pool.state().adapters, "what is forgotten is listed no more"
+    assert not state_of(pool).adapters, "what is forgotten is listed no more"
     check_pool(pool)
 
 
 def test_a_load_that_fails_ends_only_those_who_waited_for_it():
     pool = RequestPool(LIMITS)
     for i, adapter in enumerate(("a", "b", "a")):
-        pool.start(make_request(f"r{i}", i + 1, prompt=2, max_tokens=4, adapter=adapter))
+        begin(pool, f"r{i}", i + 1, prompt=2, max_tokens=4, adapter=adapter)
     pool.fetch_failed("a", EndReason.UNKNOWN_ADAPTER, "the depot does not hold it")
-    assert {(e.request_id, e.reason) for e in pool.take_events() if isinstance(e, Ended)} == {
+    assert {(e.request_id, e.reason) for e in flat(pool.take_messages()) if isinstance(e, Ended)} == {
         ("r0", EndReason.UNKNOWN_ADAPTER),
         ("r2", EndReason.UNKNOWN_ADAPTER),
     }
     assert set(pool.sequences) == {"r1"}
-    assert {a.digest: a.error for a in pool.state().adapters} == {"a": "the depot does not hold it", "b": ""}
+    assert {a.digest: a.error for a in state_of(pool).adapters} == {"a": "the depot does not hold it", "b": ""}
 
 
 def test_ready_is_told_only_with_desired_known_and_pinned_resident():
     pool = RequestPool(LIMITS)
-    assert "not known" in pool.state().not_ready
+    assert "not known" in state_of(pool).not_ready
     pool.apply(whole(desired("a", pinned=True), desired("b"), version=7))
-    assert "pinned" in pool.state().not_ready
+    assert "pinned" in state_of(pool).not_ready
     bring(pool, "a")
-    assert pool.state().not_ready == ""
-    assert pool.state().desired_version == 7
+    assert state_of(pool).not_ready == ""
+    assert state_of(pool).desired_version == 7
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3), st.integers(1, 9)), max_size=80))
 def test_the_epoch_book_remembers_the_highest_and_stays_bounded(seen):
-    book, model = EpochBook(limit=10), {}
+    book, model = HighestEpochs(limit=10), {}
     for number, term, counter in seen:
         epoch = Epoch(term, counter)
         if len(book) < 10:
@@ -582,7 +581,11 @@ def test_growth_asks_for_a_page_at_least_and_never_for_more_than_can_be_filled(
 ):
     context = 128
     sequence = Sequence(
-        make_request("r", 1, base, max_tokens, reservation_tokens=reservation), admitted=1, max_context_tokens=context
+        start_of("r", 1, (1,) * base, max_tokens, reservation_tokens=reservation),
+        session(),
+        "g",
+        admitted=1,
+        max_context_tokens=context,
     )
     reserved = first_reservation_pages(base, reservation, page_tokens, context)
     most = -(-sequence.max_len // page_tokens)
@@ -607,16 +610,16 @@ def test_with_the_newest_as_victim_everybody_is_served_in_the_end(wants, total_p
         for key in [k for k in todo if k not in pool.sequences and k not in finished]:
             counter += 1
             prompt, tokens = todo[key]
-            pool.start(make_request(key, counter, prompt, tokens, emitted=tuple(emitted[key]), reservation_tokens=1))
+            begin(pool, key, counter, prompt, tokens, emitted=tuple(emitted[key]), reservation_tokens=1)
         step(pool)
         if pool.paused():
             newest = max(pool.sequences.values(), key=lambda s: s.admitted)
-            pool.stop(newest.key, newest.request.epoch, newest.request.owner)
-        for event in pool.take_events():
-            if isinstance(event, Tokens):
+            pool.stop(newest.key, newest.start.epoch, newest.owner)
+        for event in flat(pool.take_messages()):
+            if isinstance(event, SequenceTokens):
                 assert event.position == len(emitted[event.request_id])
                 emitted[event.request_id].extend(event.tokens)
-                if event.finish is not Finish.NONE:
+                if event.finish is not None:
                     finished.add(event.request_id)
         check_pool(pool)
         if finished == set(todo):

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from harness.desired import whole
-from weft.domain.adapter import Tier
+from harness.runner_machine import start_of
+from weft.domain.adapter import DesiredAdapter, Tier
+from weft.domain.ids import Epoch
+from weft.domain.machine import Connected, Kind, Peer
 from weft.domain.model.config import parse_spec
-from weft.wire.v1 import common_pb2, runner_pb2, supervisor_pb2
+from weft.domain.request import Sampling
+from weft.domain.runner import RunnerReport
 from weft_kernels.cpu.threads import cpu_quota
-from weft_runner.core.events import Ended, EndReason, NoRoom, Tokens
-from weft_runner.core.iteration import Limits
-from weft_runner.core.sequence import Epoch, Finish, Sampling
+from weft_runner.core.batch import BatchLimits
 from weft_runner.depot import DepotSource
 from weft_runner.engine_factory import default_threads, pool_limits
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, StoppedAtStart
@@ -21,7 +23,6 @@ from weft_runner.identity import read_identity
 from weft_runner.process import fetch_base
 from weft_runner.server import started
 from weft_runner.settings import parse_settings
-from weft_runner.wire import desired_of, refusal_to, request_of, state_to, step_to
 
 DIGEST = "sha256:" + "a" * 64
 FLAGS = [
@@ -44,7 +45,7 @@ def test_the_defaults_are_those_of_the_contract(small_config):
     assert parse_settings([*FLAGS, "--profile=off"]).profile is False
     limits = pool_limits(settings, parse_spec(small_config), page_bytes=1024)
     assert limits.max_context_tokens == 256, "the model's, below what the pages hold"
-    assert limits.batch == Limits(1, 512, 100.0, 8)
+    assert limits.batch == BatchLimits(1, 512, 100.0, 8)
     few = parse_settings([*FLAGS, "--kv-pages=3"])
     assert pool_limits(few, parse_spec(small_config), 1024).max_context_tokens == 48
 
@@ -107,57 +108,29 @@ def test_a_damaged_uuid_is_drawn_anew_and_stays(content, tmp_path):
 # ---- wire
 
 
-def test_a_start_becomes_a_request_of_its_session():
-    start = runner_pb2.Start(
-        request_id="r",
-        epoch=common_pb2.Epoch(term=3, counter=9),
-        adapter_digest=DIGEST,
-        prompt_tokens=[1, 2],
-        emitted_tokens=[3],
-        max_tokens=10,
-        reservation_tokens=5,
-        sampling=runner_pb2.Sampling(seed=2**64 - 1, choice=1, temperature=0.5, ignore_eos=True),
-    )
-    request = request_of(start, owner=4, gateway_id="g")
-    assert (request.epoch, request.owner, request.prompt, request.emitted) == (Epoch(3, 9), 4, (1, 2), (3,))
-    assert request.sampling == Sampling(2**64 - 1, 1, 0.5, 1.0, True), "an unset top_p is the whole distribution"
-
-
 def test_the_log_names_a_request_as_the_gateways_log_does():
-    fields = started(runner_pb2.Start(request_id="mine-0123", gateway_request_id="mine"))["kv"]
+    fields = started(start_of("mine-0123", 1, [3], 5, client_request_id="mine"))["kv"]
     assert (fields["request_id"], fields["client_request_id"]) == ("mine-0123", "mine")
 
 
-def test_what_the_engine_tells_becomes_messages():
-    step = step_to(7, [Tokens(1, "r", Epoch(1, 2), 3, (4, 5), Finish.LENGTH, 1)]).step
-    assert (step.iteration, list(step.sequences[0].tokens), step.sequences[0].position) == (7, [4, 5], 3)
-    assert step.sequences[0].finish_reason == common_pb2.FINISH_REASON_LENGTH
-    no_room = refusal_to(NoRoom(1, "r", Epoch(1, 2), 6, "pages")).no_room
-    assert (no_room.free_pages, no_room.reason) == (6, "pages")
-    for reason, name in zip(EndReason, ("DRAINED", "LOAD_FAILED", "INTERNAL", "UNKNOWN_ADAPTER"), strict=True):
-        ended = refusal_to(Ended(1, "r", Epoch(1, 2), reason, "d" * 5000, 2)).ended
-        assert runner_pb2.Ended.Reason.Name(ended.reason) == name
-        assert len(ended.detail) == 1000
-
-
-def test_a_state_becomes_a_report_that_balances(drive, world):
+def test_a_report_balances(drive, world):
     world.write_adapter("a", rank=3)
     driver = drive()
-    order = supervisor_pb2.RunnerOrder(
-        has_desired=True, desired_version=4, desired=[supervisor_pb2.DesiredAdapter(digest="a", rank=3, bytes=9)]
-    )
-    driver.post(whole(*desired_of(order), version=order.desired_version))
-    driver.post(driver.request("r", [3, 4], 50, "a", gateway_id="gw", epoch=Epoch(6, 1)))
+    driver.post(whole(DesiredAdapter("a", 3, 9, pinned=False), version=4))
+    driver.post(Connected(Peer(Kind.SUPERVISOR, "s")))
+    driver.post(driver.request("r", [3, 4], 50, "a", epoch=Epoch(6, 1), sampling=Sampling(ignore_eos=True)))
     while driver.pool.iterations < 5:
         driver.beat()
-    runner = common_pb2.RunnerId(uuid="u", incarnation="i")
-    report = state_to(driver.pool.state(), runner=runner, sequence=8)
-    assert (report.id, report.sequence, report.desired_version) == (runner, 8, 4)
-    (sequence,), (adapter,) = report.sequences, report.adapters
-    assert report.free_pages + sequence.reserved_pages == 64
-    assert (sequence.gateway_id, sequence.tokens, sequence.used_pages) == ("gw", 6, 2)
-    assert (adapter.tier, adapter.running, adapter.rank) == (int(Tier.DEVICE), 1, 3)
-    assert report.ready
+    driver.engine.runner.reporter.resync()
+    driver.beat()
+    report = [message for output in driver.outputs for _, message in output.sends if isinstance(message, RunnerReport)][
+        -1
+    ]
+    assert (report.full, report.figures.desired_version, report.figures.ready) == (True, 4, True)
+    (sequence,), (adapter,), (tokens,) = report.sequences, report.adapters, report.progress
+    assert report.figures.free_pages + sequence.reserved_pages == 64
+    assert (sequence.gateway, tokens) == ("g", report.figures.iterations + 1)
+    assert (adapter.tier, adapter.running, adapter.rank) == (Tier.DEVICE, 1, 3)
 
 
 # ---- the depot

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft_runner.core.choice import Choice
-from weft_runner.core.sequence import Sampling
+from weft.domain.request import Sampling
+from weft_runner.core.sampling import SampledToken, logit_adjustments
 from weft_runner.model import sampling as sampling_module
 from weft_runner.model.sampling import SamplingArgs, mass_bits, masses, random_bits, sample, uniform
 
@@ -19,13 +19,13 @@ finite_logits = st.lists(st.floats(-60, 60, width=32), min_size=1, max_size=60)
 
 def tokens_of(logits: torch.Tensor, sampling: Sampling, n: int, answer: tuple[int, ...] = ()) -> list[int]:
     """What one row chooses at positions 0..n-1."""
-    shifts = sampling.shifts(answer)
+    shifts = logit_adjustments(sampling, answer)
     chosen = sample(logits.repeat(n, 1), [SamplingArgs(sampling, position, shifts) for position in range(n)])
     return [choice.token for choice in chosen if choice is not None]
 
 
-def one(logits: torch.Tensor, sampling: Sampling, position: int = 0, answer: tuple[int, ...] = ()) -> Choice:
-    (choice,) = sample(logits[None], [SamplingArgs(sampling, position, sampling.shifts(answer))])
+def one(logits: torch.Tensor, sampling: Sampling, position: int = 0, answer: tuple[int, ...] = ()) -> SampledToken:
+    (choice,) = sample(logits[None], [SamplingArgs(sampling, position, logit_adjustments(sampling, answer))])
     assert choice is not None
     return choice
 
@@ -118,7 +118,7 @@ def test_log_probabilities_are_log_softmax_of_the_raw_logits(values, n_top, temp
     expected = torch.log_softmax(row.double(), -1)
     sampling = Sampling(
         seed=5, temperature=temperature, top_p=0.9, frequency_penalty=1.0, presence_penalty=-1.5,
-        logit_bias=((0, 3.0),), logprobs=True, top_logprobs=n_top,
+        logit_bias=((0, 3.0),), top_logprobs=n_top,
     )  # fmt: skip
     choice = one(row, sampling, position, (0, 0, len(values) - 1))
     assert choice.logprob is not None
@@ -157,7 +157,9 @@ def test_penalties_are_what_openai_writes(values, answer, frequency, presence, b
     st.dictionaries(st.integers(0, 9), st.floats(-100, 100), max_size=5),
 )
 def test_every_shift_is_its_bias_less_count_times_frequency_less_presence(answer, frequency, presence, bias):
-    shifts = Sampling(frequency_penalty=frequency, presence_penalty=presence, logit_bias=tuple(bias.items())).shifts(())
+    shifts = logit_adjustments(
+        Sampling(frequency_penalty=frequency, presence_penalty=presence, logit_bias=tuple(bias.items())), ()
+    )
     assert shifts is not None
     for n, token in enumerate(answer, start=1):
         shifts.add(token)
@@ -171,7 +173,7 @@ def test_every_shift_is_its_bias_less_count_times_frequency_less_presence(answer
 @given(st.lists(st.integers(0, 20), max_size=40), st.integers(0, 40), st.floats(-2, 2), st.floats(-2, 2))
 def test_shifts_rebuilt_from_a_part_of_the_answer_continue_as_if_never_interrupted(answer, cut, frequency, presence):
     sampling = Sampling(frequency_penalty=frequency, presence_penalty=presence, logit_bias=((3, 1.5), (7, -2.0)))
-    whole, moved = sampling.shifts(answer), sampling.shifts(answer[:cut])
+    whole, moved = logit_adjustments(sampling, answer), logit_adjustments(sampling, answer[:cut])
     assert whole is not None
     assert moved is not None
     for token in answer[cut:]:
@@ -181,8 +183,8 @@ def test_shifts_rebuilt_from_a_part_of_the_answer_continue_as_if_never_interrupt
 
 
 def test_nothing_is_kept_where_nothing_is_shifted():
-    assert Sampling(temperature=1.0, top_p=0.5, logprobs=True).shifts([1, 2, 3]) is None
-    bias_alone = Sampling(logit_bias=((9, 1.0),)).shifts([1, 2, 3])
+    assert logit_adjustments(Sampling(temperature=1.0, top_p=0.5, top_logprobs=0), [1, 2, 3]) is None
+    bias_alone = logit_adjustments(Sampling(logit_bias=((9, 1.0),)), [1, 2, 3])
     assert bias_alone is not None
     assert list(bias_alone.tokens) == [9], "without penalties what was said is not counted"
 
@@ -253,7 +255,7 @@ def test_a_huge_temperature_is_a_fair_choice():
 
 def test_impossible_tokens_are_never_drawn_and_never_told():
     row = torch.tensor([-math.inf, 1.0, -math.inf, 2.0])
-    sampling = Sampling(seed=6, temperature=100.0, logprobs=True, top_logprobs=4)
+    sampling = Sampling(seed=6, temperature=100.0, top_logprobs=4)
     assert set(tokens_of(row, sampling, 300)) == {1, 3}
     logprob = one(row, sampling).logprob
     assert logprob is not None
@@ -262,17 +264,19 @@ def test_impossible_tokens_are_never_drawn_and_never_told():
 
 def test_rows_without_a_finite_maximum_have_no_token_and_the_others_do():
     logits = torch.tensor([[1.0, 2.0], [math.nan, 2.0], [-math.inf, -math.inf], [math.inf, 0.0], [2.0, 1.0]])
-    for sampling in (Sampling(), Sampling(temperature=1e-3), Sampling(presence_penalty=1.0, logprobs=True)):
-        chosen = sample(logits, [SamplingArgs(sampling, 1, sampling.shifts(()))] * 5)
+    for sampling in (Sampling(), Sampling(temperature=1e-3), Sampling(presence_penalty=1.0, top_logprobs=0)):
+        chosen = sample(logits, [SamplingArgs(sampling, 1, logit_adjustments(sampling, ()))] * 5)
         assert [choice and choice.token for choice in chosen] == [1, None, None, None, 0]
 
 
 def test_a_bias_that_leaves_no_finite_maximum_ends_the_row_alone():
     overflow = Sampling(logit_bias=((0, 3.4e38),))
     logits = torch.full((2, 2), 3e38)
-    assert sample(logits, [SamplingArgs(overflow, 1, overflow.shifts(())), SamplingArgs(Sampling(), 1)]) == [
+    assert sample(
+        logits, [SamplingArgs(overflow, 1, logit_adjustments(overflow, ())), SamplingArgs(Sampling(), 1)]
+    ) == [
         None,
-        Choice(0),
+        SampledToken(0),
     ]
 
 
@@ -289,8 +293,7 @@ sampled = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.5, -2.0]),
     presence_penalty=st.sampled_from([0.0, 1.0]),
     logit_bias=st.sampled_from([(), ((0, 5.0),), ((1, -100.0), (2, 100.0))]),
-    logprobs=st.booleans(),
-    top_logprobs=st.integers(0, 5),
+    top_logprobs=st.none() | st.integers(0, 5),
 )
 
 
@@ -298,7 +301,8 @@ sampled = st.builds(
 def test_a_row_chooses_the_same_whatever_its_batch_mates(samplings, seed, random):
     logits = torch.randn(len(samplings), 40, generator=torch.Generator().manual_seed(seed)) * 4
     draws = [
-        SamplingArgs(s, random.randrange(1000), s.shifts([random.randrange(40) for _ in range(9)])) for s in samplings
+        SamplingArgs(s, random.randrange(1000), logit_adjustments(s, [random.randrange(40) for _ in range(9)]))
+        for s in samplings
     ]
     together = sample(logits, draws)
     assert together == [sample(logits[i : i + 1], [draw])[0] for i, draw in enumerate(draws)]

@@ -6,63 +6,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.wire.v1 import runner_pb2
-from weft_runner.core.choice import TokenLogprob
-from weft_runner.core.events import Ended, EndReason, Tokens
-from weft_runner.core.sequence import Epoch, Finish, Sampling
-from weft_runner.engine import Stop
+from weft.domain.ids import Epoch
+from weft.domain.request import Ended, EndReason, FinishReason, Sampling, SequenceTokens, Stop, TokenLogprob
+from weft_runner.core.sampling import logit_adjustments
 from weft_runner.model.sampling import SamplingArgs, sample
-from weft_runner.wire import request_of, step_to
 
 PENALISED = Sampling(frequency_penalty=0.7, presence_penalty=0.4, logit_bias=((5, 1.0), (9, -2.0)), ignore_eos=True)
-TOLD = Sampling(seed=3, temperature=1.0, top_p=0.9, logprobs=True, top_logprobs=4, ignore_eos=True)
+TOLD = Sampling(seed=3, temperature=1.0, top_p=0.9, top_logprobs=4, ignore_eos=True)
 
 
 def logprobs_of(driver, key: str) -> list[TokenLogprob]:
     """One for each token of an answer, aligned with it in every event."""
     found = []
     for event in driver.events:
-        if isinstance(event, Tokens) and event.request_id == key:
+        if isinstance(event, SequenceTokens) and event.request_id == key:
             assert len(event.logprobs) == len(event.tokens)
             found.extend(event.logprobs)
     return found
 
 
 # ---- wire
-
-
-def test_every_field_of_sampling_comes_over_the_wire():
-    message = runner_pb2.Sampling(
-        seed=7,
-        choice=2,
-        temperature=0.5,
-        top_p=0.25,
-        ignore_eos=True,
-        frequency_penalty=0.5,
-        presence_penalty=-1.5,
-        logit_bias=[runner_pb2.TokenBias(token=4, bias=100.0), runner_pb2.TokenBias(token=0, bias=-0.5)],
-        logprobs=True,
-        top_logprobs=20,
-    )
-    assert len(message.ListFields()) == len(message.DESCRIPTOR.fields), "a new field is mapped and tested here"
-    start = runner_pb2.Start(request_id="r", prompt_tokens=[1], sampling=message, cache_salt="acme")
-    request = request_of(start, owner=1, gateway_id="g")
-    assert request.sampling == Sampling(7, 2, 0.5, 0.25, True, 0.5, -1.5, ((4, 100.0), (0, -0.5)), True, 20)
-    assert request.cache_salt == "acme"
-    plain = request_of(runner_pb2.Start(request_id="r", prompt_tokens=[1]), owner=1, gateway_id="g")
-    assert (plain.sampling, plain.cache_salt) == (Sampling(), "")
-
-
-def test_log_probabilities_go_out_beside_their_tokens():
-    told = TokenLogprob(-0.5, ((4, -0.5), (9, -1.25))), TokenLogprob(-2.0)
-    event = Tokens(1, "r", Epoch(1, 1), 0, (4, 7), Finish.NONE, 0, told)
-    (sequence,) = step_to(1, [event]).step.sequences
-    assert [entry.logprob for entry in sequence.logprobs] == [-0.5, -2.0]
-    assert list(sequence.logprobs[0].top_tokens) == [4, 9]
-    assert list(sequence.logprobs[0].top_logprobs) == [-0.5, -1.25]
-    assert not sequence.logprobs[1].top_tokens
-    (silent,) = step_to(1, [Tokens(1, "r", Epoch(1, 1), 0, (4,), Finish.NONE, 0)]).step.sequences
-    assert not silent.logprobs
 
 
 # ---- what cannot be
@@ -78,7 +41,7 @@ NOT_FINITE = float("nan"), float("inf"), -float("inf")
         *((Sampling(logit_bias=((1, 0.0), (3, value))), "logit_bias of token 3") for value in NOT_FINITE),
         (Sampling(logit_bias=((1, 0.0), (61, 0.0))), "logit_bias token 61 is outside the vocabulary of 61"),
         (Sampling(logit_bias=((2**32 - 1, 0.0),)), "outside the vocabulary"),
-        (Sampling(logprobs=True, top_logprobs=21), "top_logprobs 21 is more than 20"),
+        (Sampling(top_logprobs=21), "top_logprobs 21 is more than 20"),
     ],
 )
 def test_sampling_that_cannot_be_ends_its_request_with_the_reason_and_nobody_else_notices(drive, sampling, why):
@@ -129,7 +92,7 @@ def test_penalties_count_what_the_answer_has_said_and_change_what_it_says_next(d
 def test_an_answer_with_penalties_and_log_probabilities_is_continued_by_a_replay(drive, cut):
     sampling = Sampling(
         seed=11, temperature=0.8, top_p=0.95, frequency_penalty=1.1, presence_penalty=-0.3, logit_bias=((2, 2.0),),
-        logprobs=True, top_logprobs=3, ignore_eos=True,
+        top_logprobs=3, ignore_eos=True,
     )  # fmt: skip
     alone, moved = drive(), drive()
     alone.post(alone.request("r", [5, 6, 7], 20, sampling=sampling))
@@ -137,7 +100,7 @@ def test_an_answer_with_penalties_and_log_probabilities_is_continued_by_a_replay
     moved.post(moved.request("r", [5, 6, 7], 20, sampling=sampling))
     while len(moved.answer("r")) < cut:
         moved.beat()
-    moved.post(Stop("r", moved.pool.sequences["r"].request.epoch, 1))
+    moved.post(Stop("r", moved.pool.sequences["r"].start.epoch))
     emitted = tuple(moved.answer("r"))
     moved.post(moved.request("r", [5, 6, 7], 20, sampling=sampling, emitted=emitted, epoch=Epoch(2, 1)))
     moved.finish()
@@ -153,7 +116,7 @@ def test_log_probabilities_are_told_for_those_who_asked_alone(drive):
     driver = drive()
     driver.post(
         driver.request("told", [3, 4], 6, sampling=TOLD),
-        driver.request("bare", [3, 4], 6, sampling=Sampling(logprobs=True, ignore_eos=True)),
+        driver.request("bare", [3, 4], 6, sampling=Sampling(top_logprobs=0, ignore_eos=True)),
         driver.request("silent", [3, 4], 6, sampling=Sampling(ignore_eos=True)),
     )
     driver.finish()
@@ -167,11 +130,11 @@ def test_log_probabilities_are_told_for_those_who_asked_alone(drive):
 def test_the_token_that_ends_an_answer_is_not_told_and_neither_is_its_log_probability(drive, world):
     eos = next(iter(world.spec.eos))
     driver = drive()
-    driver.post(driver.request("r", [3, 4], 6, sampling=Sampling(logprobs=True, logit_bias=((eos, 100.0),))))
+    driver.post(driver.request("r", [3, 4], 6, sampling=Sampling(top_logprobs=0, logit_bias=((eos, 100.0),))))
     driver.finish()
     ending = driver.ending("r")
-    assert isinstance(ending, Tokens)
-    assert (ending.finish, ending.tokens, ending.logprobs) == (Finish.EOS, (), ())
+    assert isinstance(ending, SequenceTokens)
+    assert (ending.finish, ending.tokens, ending.logprobs) == (FinishReason.EOS, (), ())
 
 
 def test_a_row_without_a_finite_maximum_ends_alone(drive):
@@ -201,10 +164,10 @@ def test_a_row_without_a_finite_maximum_ends_alone(drive):
 def test_a_sequences_account_is_that_of_its_answer_whenever_it_is_looked_at(answer, frequency, presence):
     """Incremental as in decode, rebuilt as after a move: the same arrays decide the same token."""
     sampling = Sampling(frequency_penalty=frequency, presence_penalty=presence, logit_bias=((6, 0.5),))
-    kept = sampling.shifts(())
+    kept = logit_adjustments(sampling, ())
     assert kept is not None
     logits = torch.linspace(0, 1, 7)[None]
     for n, token in enumerate(answer):
-        rebuilt = sampling.shifts(answer[:n])
+        rebuilt = logit_adjustments(sampling, answer[:n])
         assert sample(logits, [SamplingArgs(sampling, n, kept)]) == sample(logits, [SamplingArgs(sampling, n, rebuilt)])
         kept.add(token)

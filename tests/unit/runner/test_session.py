@@ -12,11 +12,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from harness.waiting import PATIENCE_S
+from weft.domain.ids import RunnerId
+from weft.domain.request import Stop
 from weft.wire.channels import Outbox
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
 from weft_runner.engine import EngineThread
-from weft_runner.identity import Identity
 from weft_runner.metrics import Metrics
 from weft_runner.server import RunnerServer
 
@@ -27,8 +28,8 @@ Open = Callable[[str], Awaitable[tuple[Outbox[GatewayToRunner], Any]]]
 async def session_with(driver: Any) -> AsyncIterator[tuple[Outbox[GatewayToRunner], Any, Open]]:
     """A gateway's outbox and its call, on a server over this driver's engine, and what opens another's."""
     loop = asyncio.get_running_loop()
-    runner = RunnerServer(driver.engine, Identity("u", "i"), Metrics(CollectorRegistry(), "m"))
-    driver.engine._on_iteration = lambda iteration: loop.call_soon_threadsafe(runner.deliver, iteration)
+    runner = RunnerServer(driver.engine, RunnerId("u", "i"), Metrics(CollectorRegistry(), "m", 64))
+    driver.engine._on_output = lambda output: loop.call_soon_threadsafe(runner.deliver, output)
     thread = EngineThread(driver.engine, 1, lambda _: None)
     server = grpc.aio.server()
     runner_pb2_grpc.add_RunnerServicer_to_server(runner, server)
@@ -76,7 +77,7 @@ async def test_a_stop_frees_the_pages_within_one_iteration_while_others_run_on(d
 
     def posting(command: Any) -> None:
         post(command)
-        if type(command).__name__ == "Stop":
+        if isinstance(getattr(command, "message", None), Stop):
             posted_at.append(pool.iterations)
             posted.set()
 
@@ -84,7 +85,7 @@ async def test_a_stop_frees_the_pages_within_one_iteration_while_others_run_on(d
         assert pool.iterations < 8 or posted.wait(PATIENCE_S), "the engine must not finish before the Stop is there"
         return run(step)
 
-    def stopping(request_id: str, epoch: Any, owner: int) -> None:
+    def stopping(request_id: str, epoch: Any, owner: Any) -> None:
         before = pool.pages.free_pages
         stop(request_id, epoch, owner)
         freed_at.append((pool.iterations, pool.pages.free_pages - before))

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from weft.domain.ids import Epoch
+from weft.domain.request import Sampling, Stop
 from weft_kernels.plan import Segment, SegmentPlan
-from weft_runner.core.sequence import Epoch, Phase, Sampling
-from weft_runner.engine import Stop
+from weft_runner.core.sequence import Phase
 from weft_runner.model.step import Step, StepRow, check_step
-from weft_runner.steps import Steps
+from weft_runner.step.builder import StepBuilder
 
 GREEDY = Sampling(ignore_eos=True)
 
@@ -25,9 +26,10 @@ class Watched:
 
     def run(self, step: Step) -> Any:
         pool, engine = self.driver.pool, self.driver.engine
-        batch = pool.choose() if pool.chooser.standing is not None else None
-        fresh = Steps(pool, engine.adapters.ranks).prepare(batch.rows, keep=False).step if batch else None
-        if fresh is not None:
+        batch = pool.schedule() if pool.scheduler.standing is not None else None
+        if batch is not None:
+            sequences = tuple(pool.sequences[row.key] for row in batch.rows)
+            fresh = StepBuilder(pool, engine.adapters.ranks).build(batch.rows, sequences, keep=False).step
             assert list(step.tokens) == list(fresh.tokens)
             assert step.rows == fresh.rows
             assert step.plan == fresh.plan
@@ -47,7 +49,7 @@ class Watched:
 
 
 def watched(driver: Any) -> Watched:
-    driver.engine.executor = Watched(driver)
+    driver.engine.executor = driver.engine.steps._executor = Watched(driver)
     return driver.engine.executor
 
 
@@ -67,7 +69,7 @@ def test_every_step_of_any_trace_is_what_building_it_anew_gives(drive, world, se
             driver.post(driver.request(f"r{made}", tokens, drawn.randint(1, 30), adapter, reservation_tokens=4))
         stuck = sequences and all(s.phase is Phase.PAUSED for s in sequences.values())
         if stuck or (sequences and drawn.random() < 0.05):
-            driver.post(Stop(drawn.choice(sorted(sequences)), Epoch(9, 9), 1))
+            driver.post(Stop(drawn.choice(sorted(sequences)), Epoch(9, 9)))
         driver.beat()
     assert len({id(step) for step in executor.steps}) < len(executor.steps), "some ran more than once"
 

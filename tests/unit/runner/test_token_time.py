@@ -7,29 +7,32 @@ from typing import Any
 import pytest
 import torch
 
-from weft_runner.core.choice import Choice
-from weft_runner.core.iteration import Limits
-from weft_runner.core.pace import MIN_CHUNK, StepModel
-from weft_runner.core.request_pool import PoolLimits, RequestPool
-from weft_runner.core.sequence import Epoch, Request, Sampling
+from harness.runner_machine import session, start_of
+from weft.domain.machine import Connected, Received
+from weft.domain.request import Sampling, SessionHello
+from weft_runner.core.admission import PoolLimits
+from weft_runner.core.batch import BatchLimits
+from weft_runner.core.runner import Runner
+from weft_runner.core.sampling import SampledToken
+from weft_runner.core.step_time_model import MIN_CHUNK, StepModel
 from weft_runner.engine import Engine
 
 GREEDY = Sampling(ignore_eos=True)
-NO_TIME = Limits(1, 512, token_time_ms=1e-6)
+NO_TIME = BatchLimits(1, 512, token_time_ms=1e-6)
 
 
 def test_beside_running_rows_a_prompt_is_chunked_to_the_token_time_and_alone_it_is_not(drive):
     driver = drive(batch=NO_TIME, page_tokens=16)
     driver.post(driver.request("alone", list(range(3, 60)) * 2, 30, sampling=GREEDY))
     driver.beat()
-    assert driver.iterations[-1].batch_tokens == 2 * 57, "nobody waits for a token"
+    assert driver.batches[-1].n_tokens == 2 * 57, "nobody waits for a token"
     driver.post(driver.request("late", list(range(3, 60)) * 2, 3, sampling=GREEDY))
     driver.beat(4)
-    assert [i.batch_tokens - 1 for i in driver.iterations[-4:]] == [MIN_CHUNK, MIN_CHUNK, MIN_CHUNK, 114 - 96]
-    assert all(i.batch_rows == 2 for i in driver.iterations[-4:]), "the running row has its token every time"
+    assert [batch.n_tokens - 1 for batch in driver.batches[-4:]] == [MIN_CHUNK, MIN_CHUNK, MIN_CHUNK, 114 - 96]
+    assert all(len(batch.rows) == 2 for batch in driver.batches[-4:]), "the running row has its token every time"
 
 
-@pytest.mark.parametrize("limits", [NO_TIME, Limits(1, 512, 0.5), Limits(3, 90, 2.0, prefill_age=1)], ids=str)
+@pytest.mark.parametrize("limits", [NO_TIME, BatchLimits(1, 512, 0.5), BatchLimits(3, 90, 2.0, prefill_age=1)], ids=str)
 def test_chunks_passing_and_age_change_no_text(drive, world, limits):
     world.write_adapter("a", rank=4)
 
@@ -40,16 +43,16 @@ def test_chunks_passing_and_age_change_no_text(drive, world, limits):
         driver.finish()
         return [driver.answer(f"r{i}") for i in range(6)]
 
-    whole = answers(drive(batch=Limits(1, 512, prefill_age=0), page_tokens=16))
+    whole = answers(drive(batch=BatchLimits(1, 512, prefill_age=0), page_tokens=16))
     assert answers(drive(batch=limits, page_tokens=16)) == whole
 
 
 def test_the_engine_learns_how_long_its_steps_take(drive):
     driver = drive()
-    driver.pool.chooser.pace.model = StepModel(1e7, 0.0, 0.0, 1.0)
+    driver.pool.scheduler.step_time.model = StepModel(1e7, 0.0, 0.0, 1.0)
     driver.post(driver.request("r", [3, 4, 5], 60, sampling=GREEDY))
     driver.finish()
-    assert driver.pool.chooser.pace.decode < 0.2, "no step took hours"
+    assert driver.pool.scheduler.step_time.decode < 0.2, "no step took hours"
 
 
 # ---- what an iteration costs around the executor
@@ -62,7 +65,7 @@ class Instant:
 
     def __init__(self, vocab: int) -> None:
         self._logits = torch.zeros(64, vocab)
-        self._choice = Choice(5)
+        self._choice = SampledToken(5)
 
     def clear_pages(self, pages: list[int]) -> None:
         del pages
@@ -73,7 +76,7 @@ class Instant:
     def run(self, step: Any) -> torch.Tensor:
         return self._logits[: len(step.rows)]
 
-    def sample(self, logits: torch.Tensor, draws: list[Any]) -> list[Choice]:
+    def sample(self, logits: torch.Tensor, draws: list[Any]) -> list[SampledToken]:
         del logits
         return [self._choice] * len(draws)
 
@@ -91,11 +94,13 @@ class NoAdapters:
 def running_engine(rows: int) -> Engine:
     """An engine in which so many rows decode."""
     limits = PoolLimits(4096, 16, 64, 8, 4096, 64)
-    engine: Any = Engine(RequestPool(limits), Instant(64), lambda _post: NoAdapters(), lambda _iteration: None)
+    engine: Any = Engine(Runner(limits), Instant(64), lambda _post: NoAdapters(), lambda _output: None)
+    engine.post(Connected(session(), SessionHello("g", "")))
     for i in range(rows):
-        engine.post(Request(f"r{i}", Epoch(1, i + 1), 1, "g", "", (1, 2), (), 900, 900, GREEDY))
-    while engine.pool.chooser.standing is None:
+        engine.post(Received(session(), start_of(f"r{i}", i + 1, (1, 2), 900, sampling=GREEDY)))
+    while engine.runner.pool.scheduler.standing is None:
         engine.beat()
+    engine.runner.reporter._due_at = float("inf")  # reports have a test of their own
     return engine
 
 

@@ -22,7 +22,7 @@ from weft_runner.core.adapter import Adapter, HostCopy, State, check_adapter
 from weft_runner.core.adapter_slots import AdapterSlots, check_slots
 from weft_runner.core.events import Action, Fetch, Load, Retain
 from weft_runner.core.host_cache import HostCache, TierPrefetcher, check_host_cache, check_prefetcher
-from weft_runner.core.pages import PageBook
+from weft_runner.core.page_table import PageTable
 
 SIZES = 4096  # remembered of adapters that were forgotten
 MOST_ON_DEMAND = 4096  # on disk, and of no tier
@@ -37,11 +37,11 @@ class AdapterManager:
 
     def __init__(
         self, slots: int, *, starvation: int = 16, host_bytes: int = 1 << 30, keep_copies: bool = True,
-        pages: PageBook | None = None, page_bytes: int = 0,
+        pages: PageTable | None = None, page_bytes: int = 0,
     ) -> None:  # fmt: skip
         self.adapters: dict[str, Adapter] = {}
         self.queue: dict[str, Adapter] = {}  # in order of arrival
-        self.slots = AdapterSlots(slots, pages or PageBook(1, 1), page_bytes, self._order, self._changed)
+        self.slots = AdapterSlots(slots, pages or PageTable(1, 1), page_bytes, self._order, self._changed)
         self.host = HostCache(host_bytes, self._order, self._changed)
         self.prefetcher = TierPrefetcher(self.host, self._changed)
         self.page_debt = False  # paused sequences come before the queue: it gets no page while one of them waits
@@ -53,7 +53,7 @@ class AdapterManager:
         self._on_demand: OrderedDict[str, Adapter] = OrderedDict()  # not desired, least recently used first
         self._removed: dict[str, Adapter] = {}  # forgotten after their last sequence
         self._sizes: OrderedDict[str, tuple[int, bool]] = OrderedDict()
-        self._actions: list[Action] = []
+        self.actions: list[Action] = []
         self._ready: list[str] = []
 
     # ---- sequences
@@ -263,7 +263,7 @@ class AdapterManager:
 
     def take_actions(self) -> list[Action]:
         """Actions for the adapter pool, in the order in which they have to be executed."""
-        actions, self._actions = self._actions, []
+        actions, self.actions = self.actions, []
         return actions
 
     def slot_of(self, digest: str) -> int:
@@ -286,7 +286,7 @@ class AdapterManager:
     # ---- how
 
     def _order(self, action: Action) -> None:
-        self._actions.append(action)
+        self.actions.append(action)
 
     def _changed(self, adapter: Adapter) -> None:
         self.dirty[adapter.digest] = adapter
@@ -402,7 +402,7 @@ class AdapterManager:
         to_host = self._keep_copies or adapter.digest in self.host.protected
         if to_host and adapter.copy is HostCopy.NONE:
             adapter.advance_copy(HostCopy.COPYING)
-        self._order(Load(adapter.digest, adapter.slot, to_host, self.slots.pages.lent_pages_of(adapter.digest)))
+        self._order(Load(adapter.digest, adapter.slot, to_host, self.slots.pages.adapter_pages(adapter.digest)))
 
     def _drain_and_reopen(self) -> None:
         """As many slots drain as aged adapters wait for one."""

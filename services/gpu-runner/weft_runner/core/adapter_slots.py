@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from weft_runner.core.adapter import Adapter, State
 from weft_runner.core.events import Action, Unload
-from weft_runner.core.pages import PageBook
+from weft_runner.core.page_table import PageTable
 
 MOST_SLOTS = 256  # of any runner
 KV_SHARE = 4  # an adapter leaves one page in so many to sequences, or it is refused
@@ -26,7 +26,7 @@ class AdapterSlots:
     def __init__(
         self,
         slots: int,
-        pages: PageBook,
+        pages: PageTable,
         page_bytes: int,
         order: Callable[[Action], None],
         changed: Callable[[Adapter], None],
@@ -56,22 +56,22 @@ class AdapterSlots:
     def evictable_pages(self, *besides: str, pinned_too: bool = False) -> int:
         """Pages that unused adapters hold."""
         unused = self._unused(pinned_too=pinned_too)
-        return sum(self.pages.lent_to(adapter.digest) for adapter in unused if adapter.digest not in besides)
+        return sum(self.pages.n_adapter_pages(adapter.digest) for adapter in unused if adapter.digest not in besides)
 
     def on_use(self, adapter: Adapter) -> None:
-        adapter.value = self._clock + adapter.load_cost / max(1, self.pages.lent_to(adapter.digest))
+        adapter.value = self._clock + adapter.load_cost / max(1, self.pages.n_adapter_pages(adapter.digest))
 
     def assign(self, adapter: Adapter, *, pinned_too: bool = False) -> bool:
         """Give it a slot and its pages, evicting what that takes. False: not enough may be evicted, nothing changed."""
         need, unused = self.need(adapter), self._unused(pinned_too=pinned_too)
-        room = self.pages.free_pages + sum(self.pages.lent_to(a.digest) for a in unused)
+        room = self.pages.free_pages + sum(self.pages.n_adapter_pages(a.digest) for a in unused)
         if need > room or (len(self.by_slot) == self.slots and not unused):
             return False
         evictions = iter(self._in_eviction_order(unused))
         while len(self.by_slot) == self.slots or need > self.pages.free_pages:
             self._evict(next(evictions))
-        lent = self.pages.lend(adapter.digest, need)
-        assert lent, "enough pages were freed"
+        allocated = self.pages.allocate_adapter(adapter.digest, need)
+        assert allocated, "enough pages were freed"
         adapter.advance(State.LOADING)
         adapter.slot = next(slot for slot in range(self.slots) if slot not in self.by_slot)
         self.by_slot[adapter.slot] = adapter
@@ -83,7 +83,7 @@ class AdapterSlots:
         if n_pages <= self.pages.free_pages:
             return True
         unused = [adapter for adapter in self._unused(pinned_too=pinned_too) if adapter.digest not in besides]
-        if n_pages > self.pages.free_pages + sum(self.pages.lent_to(a.digest) for a in unused):
+        if n_pages > self.pages.free_pages + sum(self.pages.n_adapter_pages(a.digest) for a in unused):
             return False
         evictions = iter(self._in_eviction_order(unused))
         while n_pages > self.pages.free_pages:
@@ -113,7 +113,7 @@ class AdapterSlots:
     def _vacate(self, adapter: Adapter) -> None:
         assert adapter.slot is not None, adapter
         del self.by_slot[adapter.slot]
-        self.pages.unlend(adapter.digest)
+        self.pages.free_adapter(adapter.digest)
         adapter.slot = None
         self._changed(adapter)
 
@@ -136,7 +136,7 @@ def check_slots(slots: AdapterSlots) -> None:
     taken = slots.by_slot
     assert len(taken) <= slots.slots, taken
     assert all(0 <= slot < slots.slots and adapter.slot == slot for slot, adapter in taken.items())
-    assert slots.pages.borrowers() <= {adapter.digest for adapter in taken.values()}, "pages without an adapter"
+    assert slots.pages.adapter_owners() <= {adapter.digest for adapter in taken.values()}, "pages without an adapter"
     for adapter in taken.values():
-        assert slots.pages.lent_to(adapter.digest) == slots.need(adapter) <= slots.most_pages, adapter
+        assert slots.pages.n_adapter_pages(adapter.digest) == slots.need(adapter) <= slots.most_pages, adapter
         assert not (adapter.state is State.DRAINING and adapter.protected and adapter.running), adapter

@@ -1,19 +1,21 @@
 """Whether a request can be admitted, and with how many pages."""
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from weft_runner.core.events import Ended, EndReason, Event, NoRoom, Tokens
-from weft_runner.core.growth import first_reservation_pages
-from weft_runner.core.iteration import Limits
-from weft_runner.core.sequence import Finish, Request, shift_fault
+from weft.domain.ids import Epoch
+from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, SequenceTokens, Start
+from weft_runner.core.batch import BatchLimits
+from weft_runner.core.reservation import first_reservation_pages
+from weft_runner.core.sampling import sampling_fault
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
     """What the runner has. `max_context_tokens` = min(model, total_pages * page_tokens).
 
-    `page_bytes`: what adapters lend and borrow in; 0: they have memory of their own. `keep_copies`: device memory is
-    not this machine's, so that a copy in host memory makes the next load shorter.
+    `page_bytes`: of a page, for adapters that live in pages; 0: they have memory of their own. `keep_copies`: device
+    memory is not this machine's, so that a copy in host memory makes the next load shorter.
     """
 
     total_pages: int
@@ -23,7 +25,7 @@ class PoolLimits:
     max_context_tokens: int
     vocab_size: int
     eos: frozenset[int] = frozenset()
-    batch: Limits = field(default_factory=Limits)
+    batch: BatchLimits = field(default_factory=BatchLimits)
     starvation: int = 16
     host_bytes: int = 1 << 30
     page_bytes: int = 0
@@ -34,44 +36,69 @@ class PoolLimits:
         return min(self.max_context_tokens, (self.total_pages - n_pages) * self.page_tokens)
 
 
-def first_pages(request: Request, limits: PoolLimits, context: int) -> int:
+def first_pages(start: Start, limits: PoolLimits, context: int) -> int:
     """What is reserved at first: its text, and of the answer what leaves room for its adapter."""
-    base_len = len(request.prompt) + len(request.emitted)
+    base_len = len(start.prompt) + len(start.emitted)
     most = max(base_len, context)
-    return first_reservation_pages(base_len, request.reservation_tokens, limits.page_tokens, most)
+    return first_reservation_pages(base_len, start.reservation_tokens, limits.page_tokens, most)
 
 
-def refusal(request: Request, limits: PoolLimits, context: int, free_pages: int) -> Event | None:
+def refusal(
+    start: Start, limits: PoolLimits, context: int, free_pages: int
+) -> Ended | NoCapacity | SequenceTokens | None:
     """What is wrong with a request whatever else runs here, or that it has come to its end already."""
-    emitted = len(request.emitted)
-    if (fault := _fault(request, limits.vocab_size)) is not None:
-        return ended(request, EndReason.INTERNAL, fault)
-    if len(request.prompt) >= context:
-        return no_room(request, free_pages, "context")
-    if emitted >= request.max_tokens or len(request.prompt) + emitted >= context:
-        return Tokens(request.owner, request.request_id, request.epoch, emitted, (), Finish.LENGTH, 0)
+    emitted = len(start.emitted)
+    if (fault := _fault(start, limits.vocab_size)) is not None:
+        return ended(start, EndReason.INTERNAL, fault)
+    if len(start.prompt) >= context:
+        return no_capacity(start, free_pages, "context")
+    if emitted >= start.max_tokens or len(start.prompt) + emitted >= context:
+        return SequenceTokens(start.request_id, start.epoch, emitted, (), FinishReason.LENGTH)
     return None
 
 
-def ended(request: Request, reason: EndReason, detail: str) -> Ended:
-    """It is not taken."""
-    return Ended(request.owner, request.request_id, request.epoch, reason, detail, len(request.emitted))
+def ended(start: Start, reason: EndReason, detail: str) -> Ended:
+    """The request is not admitted, here or anywhere."""
+    return Ended(start.request_id, start.epoch, reason, detail, len(start.emitted))
 
 
-def no_room(request: Request, free_pages: int, reason: str) -> NoRoom:
-    """It is not taken now."""
-    return NoRoom(request.owner, request.request_id, request.epoch, max(0, free_pages), reason)
+def no_capacity(start: Start, free_pages: int, reason: str) -> NoCapacity:
+    """The request is not admitted now."""
+    return NoCapacity(start.request_id, start.epoch, max(0, free_pages), reason)
 
 
-def _fault(request: Request, vocab_size: int) -> str | None:
-    """What makes a request impossible to run, found before it can disturb anybody."""
-    if not request.prompt:
+def _fault(start: Start, vocab_size: int) -> str | None:
+    """What makes a request impossible to run, found before it can disturb another one."""
+    if not start.prompt:
         return "the prompt has no tokens"
-    if not 0.0 <= request.sampling.temperature < float("inf"):
-        return f"temperature {request.sampling.temperature} is not a finite number >= 0"
-    if not 0.0 < request.sampling.top_p <= 1.0:
-        return f"top_p {request.sampling.top_p} is outside (0, 1]"
-    if (fault := shift_fault(request.sampling, vocab_size)) is not None:
+    if (fault := sampling_fault(start.sampling, vocab_size)) is not None:
         return fault
-    outside = next((t for t in (*request.prompt, *request.emitted) if not 0 <= t < vocab_size), None)
+    outside = next((t for t in (*start.prompt, *start.emitted) if not 0 <= t < vocab_size), None)
     return None if outside is None else f"token {outside} is outside the vocabulary of {vocab_size}"
+
+
+class HighestEpochs:
+    """The highest epoch seen for each request: a runner ignores a Start that is not above it.
+
+    Beyond `limit` the least recently seen are forgotten: far more than can be in flight between gateways and a runner.
+    """
+
+    def __init__(self, limit: int = 65_536) -> None:
+        self._limit = limit
+        self._seen: OrderedDict[str, Epoch] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def is_stale(self, request_id: str, epoch: Epoch) -> bool:
+        """This epoch or a higher one was seen before."""
+        seen = self._seen.get(request_id)
+        return seen is not None and epoch <= seen
+
+    def see(self, request_id: str, epoch: Epoch) -> None:
+        """Remember an epoch; a lower one than known changes nothing."""
+        if not self.is_stale(request_id, epoch):
+            self._seen[request_id] = epoch
+        self._seen.move_to_end(request_id)
+        if len(self._seen) > self._limit:
+            self._seen.popitem(last=False)

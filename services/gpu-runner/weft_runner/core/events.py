@@ -1,65 +1,117 @@
-"""What the request pool tells gateways (Tokens, NoRoom, Ended), the adapter pool (Load ...) and reports (PoolState)."""
+"""Events and effects of the runner's machine beyond those that every machine has (`weft.domain.machine`).
 
+Events: results of the adapter pool's work, an executor that can take a step, a step that is complete, the operator's
+drain. Effects: actions for the adapter pool, a step to run, and the status that metrics and probes show.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import NamedTuple
 
-from weft.domain.adapter import AdapterState
-from weft_runner.core.choice import TokenLogprob
-from weft_runner.core.sequence import Epoch, Finish
+from weft.domain.machine import Closed, Connected, Received, Send, Tick
+from weft.domain.request import EndReason
+from weft.domain.runner import RunnerFigures
+from weft_runner.core.batch import Batch
+from weft_runner.core.sampling import SampledToken
+from weft_runner.core.sequence import Sequence
+
+# ---------------------------------------------------------------- events
 
 
-class EndReason(Enum):
-    """Why the runner gives a sequence up."""
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An adapter is on disk. `n_bytes`: what it takes on the device, exactly, if the fetch was to measure it.
 
-    DRAINED = "drained"
-    LOAD_FAILED = "load_failed"
-    INTERNAL = "internal"
-    UNKNOWN_ADAPTER = "unknown_adapter"
-
-
-class Tokens(NamedTuple):
-    """What an iteration produced for one sequence; `position` is the first token's index in the answer.
-
-    A tuple, for one is made of every token: a third of what a frozen dataclass costs (0.26 against 0.89 us).
-
-    `logprobs`: one for each token where the request asked for them, else empty.
+    `host_bytes`: of its copy in host memory (None: no copy was ordered).
     """
 
-    owner: int
-    request_id: str
-    epoch: Epoch
-    position: int
-    tokens: tuple[int, ...]
-    finish: Finish
-    doublings: int
-    logprobs: tuple[TokenLogprob, ...] = ()
+    digest: str
+    n_bytes: int | None
+    host_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class NoRoom:
-    """Not admitted; `reason` is "pages", "sequences" or "context"."""
+class FetchFailed:
+    """`permanent`: the artifact is wrong, so that another attempt does not help."""
 
-    owner: int
-    request_id: str
-    epoch: Epoch
-    free_pages: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The runner gives a sequence up after `emitted_tokens` of its answer."""
-
-    owner: int
-    request_id: str
-    epoch: Epoch
+    digest: str
     reason: EndReason
     detail: str
-    emitted_tokens: int
+    permanent: bool
 
 
-Event = Tokens | NoRoom | Ended
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An adapter is in its slot. `host_bytes`: of its host copy (None: none); `seconds`: what fetch and load took."""
+
+    digest: str
+    rank: int
+    n_bytes: int
+    host_bytes: int | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """As FetchFailed."""
+
+    digest: str
+    reason: EndReason
+    detail: str
+    permanent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FoundOnDisk:
+    """These adapters are whole on disk."""
+
+    digests: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """End every sequence with DRAINED and admit none (or serve again)."""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepSlot:
+    """The executor can take a step. `depth`: as many may be in flight at a time; `free`: so many are not."""
+
+    depth: int = 1
+    free: int = 1
+
+
+class StepDone(NamedTuple):
+    """A step is complete: a token for each row that samples, or why that row failed; `ms` since the step was scheduled.
+
+    A row may be in neither where its sequence has left meanwhile.
+    """
+
+    step: "RunStep"
+    tokens: Mapping[str, SampledToken]
+    failures: Mapping[str, str]
+    ms: float
+
+
+AdapterEvent = Fetched | FetchFailed | Loaded | LoadFailed | FoundOnDisk
+Event = Connected | Received | Closed | Tick | AdapterEvent | Drain | StepSlot | StepDone
+
+# ---------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Bring an adapter to disk, and into host memory if asked, in the background.
+
+    `urgent`: a sequence waits for it. `measure`: report what it takes on the device.
+    """
+
+    digest: str
+    to_host: bool = False
+    urgent: bool = False
+    measure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,72 +143,43 @@ class DropHost:
 
 @dataclass(frozen=True, slots=True)
 class Retain:
-    """The complete list of digests to keep on disk: the others are no longer desired and their last stream is over."""
+    """The complete list of digests to keep on disk."""
 
     digests: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
-    """Bring an adapter to disk, and into host memory if asked, in the background.
+class AdapterPages:
+    """Adapters hold these pages from now on: what sequences wrote there is not needed. Before the loads into them."""
 
-    `urgent`: a sequence waits for it. `measure`: report what it takes on the device.
+    pages: list[int]
+
+
+class RunStep(NamedTuple):
+    """Run a batch: `sequences` are those of its rows, in order; `clear_pages` have changed hands and are cleared first.
+
+    `keys`: tokens in KV of its decode rows. `departures`: of sequences from the pool so far.
     """
 
-    digest: str
-    to_host: bool = False
-    urgent: bool = False
-    measure: bool = False
+    batch: Batch
+    sequences: tuple[Sequence, ...]
+    clear_pages: list[int]
+    keys: int
+    departures: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerStatus:
+    """What metrics and probes show, with every report. `not_ready`: why requests should not come here, else ""."""
+
+    figures: RunnerFigures
+    running: int
+    waiting: int
+    paused: int
+    adapters_resident: int
+    adapters_known: int
+    not_ready: str
 
 
 Action = Load | Unload | DropHost | Retain | Fetch
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceView:
-    request_id: str
-    epoch: Epoch
-    gateway_id: str
-    adapter: str
-    reserved_pages: int
-    used_pages: int
-    tokens: int
-    admitted: int
-    reservation_tokens: int
-    waiting: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OverrunView:
-    request_id: str
-    epoch: Epoch
-    wanted_pages: int
-    reservation_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class PoolState:
-    """The whole state between two iterations: free + reserved + adapter pages = total, reserved covers used.
-
-    `free_pages` is what a newcomer can count on: pages that unused adapters would give back are free, those that an
-    adapter waits for are not. A page that several sequences read is reserved by the eldest of them.
-    `adapters` lists those on the device, in host memory, loading, in use or with an error; `adapters_known` counts all.
-    """
-
-    free_pages: int
-    used_pages: int
-    total_pages: int
-    sequences: tuple[SequenceView, ...]
-    adapters: tuple[AdapterState, ...]
-    adapters_known: int
-    overruns: tuple[OverrunView, ...]
-    draining: bool
-    not_ready: str
-    iterations: int
-    forwards: int
-    grown_pages: int
-    doublings: int
-    desired_version: int
-    tokens: int
-    adapter_pages: int = 0  # adapters in use, on their way or pinned hold them, or wait for them
-    prefix_reused_tokens: int = 0
+Effect = Send | Action | AdapterPages | RunStep | RunnerStatus

@@ -1,36 +1,38 @@
 """Every sequence of the runner, its pages and its adapter: ORCA's request pool, pure.
 
-Commands come in between iterations (`start`, `stop`, ...), `choose` says what runs next, `account` takes what the model
-chose. What has to be told leaves through `take_events` and `adapters.take_actions`.
+Messages come in between steps (`start`, `stop`, ...), `schedule` says what runs next, `account` takes what the model
+sampled. What follows leaves through `take_messages`, `adapters.take_actions` and, for reports, the marks of page table
+and adapter manager.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from weft.domain.adapter import DesiredChange
+from weft.domain.ids import Epoch
+from weft.domain.machine import Peer, Send
+from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, SequenceTokens, Start, Step
+from weft.domain.runner import RunnerFigures
 from weft_runner.core.adapter_manager import AdapterManager, check_adapters
-from weft_runner.core.admission import PoolLimits, ended, first_pages, no_room, refusal
-from weft_runner.core.choice import Choice
-from weft_runner.core.chooser import Chooser
-from weft_runner.core.epochs import EpochBook
-from weft_runner.core.events import Ended, EndReason, Event, PoolState, Tokens
-from weft_runner.core.iteration import Batch, Candidate, Row
-from weft_runner.core.pace import GUESS, StepModel
-from weft_runner.core.pages import PageBook, check_pages
-from weft_runner.core.reservations import Reservations
-from weft_runner.core.reuse import Reuse
-from weft_runner.core.sequence import RUNNING, Epoch, Finish, Phase, Request, Sequence, check_sequence
-from weft_runner.core.views import overrun_view, sequence_view
+from weft_runner.core.admission import HighestEpochs, PoolLimits, ended, first_pages, no_capacity, refusal
+from weft_runner.core.batch import Batch, Candidate
+from weft_runner.core.batch_scheduler import BatchScheduler
+from weft_runner.core.page_table import PageTable, check_page_table
+from weft_runner.core.prefix_reuse import PrefixReuse
+from weft_runner.core.reservation import Reservations
+from weft_runner.core.sampling import SampledToken
+from weft_runner.core.sequence import RUNNING, Phase, Sequence, check_sequence
+from weft_runner.core.step_time_model import GUESS, StepModel
 
 
 class RequestPool:
-    """One owner: the engine's thread."""
+    """One owner: the runner's machine."""
 
     def __init__(self, limits: PoolLimits, model: StepModel = GUESS) -> None:
         self.limits = limits
-        self.chooser = Chooser(limits.batch, model)
-        self.pages = PageBook(limits.total_pages, limits.page_tokens)
-        self.reuse = Reuse(self.pages)
+        self.scheduler = BatchScheduler(limits.batch, model)
+        self.pages = PageTable(limits.total_pages, limits.page_tokens)
+        self.reuse = PrefixReuse(self.pages)
         self.adapters = AdapterManager(
             limits.max_adapters,
             starvation=limits.starvation,
@@ -40,49 +42,52 @@ class RequestPool:
             page_bytes=limits.page_bytes,
         )
         self.reservations = Reservations(self.pages, self.adapters.slots)
-        self.epochs = EpochBook()
+        self.epochs = HighestEpochs()
         self.sequences: dict[str, Sequence] = {}
         self.draining = False
-        self.urgent = False
-        self.iterations = self.forwards = self.tokens = 0
-        self._events: list[Event] = []
+        self.urgent = False  # a report is due at once
+        self.iterations = self.forwards = self.tokens = self.departures = 0
+        self.messages: list[Send] = []
+        self.produced: dict[str, tuple[Peer, list[SequenceTokens]]] = {}  # by session; a peer's own hash is slow
         self._admissions = self._launches = 0
 
-    # ---- commands
+    # ---- messages
 
-    def start(self, request: Request) -> None:
+    def start(self, start: Start, owner: Peer, gateway: str) -> None:
         """Admit a sequence, or say why not. An epoch that is not above the highest seen is ignored."""
-        if self.epochs.is_stale(request.request_id, request.epoch):
+        if self.epochs.is_stale(start.request_id, start.epoch):
             return
-        held = self.sequences.get(request.request_id)
-        if held is not None and held.request.gateway_id != request.gateway_id:
-            self._events.append(ended(request, EndReason.INTERNAL, "another gateway's request has this id"))
+        held = self.sequences.get(start.request_id)
+        if held is not None and held.gateway != gateway:
+            answer = ended(start, EndReason.INTERNAL, "another gateway's request has this id")
+            self.messages.append(Send(owner, answer))
             return
-        self.epochs.see(request.request_id, request.epoch)
+        self.epochs.see(start.request_id, start.epoch)
         if held is not None:
             self._remove(held)  # one owner a request: the highest epoch
-        if (answer := self._start(request)) is not None:
-            self._events.append(answer)
+        match self._start(start, owner, gateway):
+            case SequenceTokens() as answer:
+                self.produced.setdefault(owner.name, (owner, []))[1].append(answer)
+            case None:
+                pass
+            case answer:
+                self.messages.append(Send(owner, answer))
 
-    def stop(self, request_id: str, epoch: Epoch, owner: int) -> None:
-        """Cancel an epoch: its pages are free before the next iteration. Only the session that started it may."""
+    def stop(self, request_id: str, epoch: Epoch, owner: Peer) -> None:
+        """Cancel an epoch: its pages are free before the next step. Only the session that started it may."""
         sequence = self.sequences.get(request_id)
-        if sequence is not None and sequence.request.owner == owner and sequence.request.epoch <= epoch:
+        if sequence is not None and sequence.owner == owner and sequence.start.epoch <= epoch:
             self._remove(sequence)
             self.epochs.see(request_id, epoch)
 
-    def owner_lost(self, owner: int) -> None:
-        """A session is over: cancel what it held."""
-        for sequence in [s for s in self.sequences.values() if s.request.owner == owner]:
+    def session_closed(self, owner: Peer) -> None:
+        """Cancel what the session held."""
+        for sequence in [s for s in self.sequences.values() if s.owner == owner]:
             self._remove(sequence)
 
     def apply(self, change: DesiredChange) -> None:
         self.adapters.apply(change)
         self._settle()
-
-    def retry(self) -> None:
-        """Bring what is desired here and could not be brought."""
-        self.adapters.retry()
 
     def drain(self, *, on: bool) -> None:
         """Give every sequence back; refuse new ones until drained is taken back."""
@@ -118,29 +123,29 @@ class RequestPool:
         self._settle()
         self.urgent = True
 
-    # ---- the heartbeat's two halves
+    # ---- steps
 
     @property
     def runnable(self) -> bool:
         """Something can run in the next iteration."""
         return any(s.phase in RUNNING and not s.in_flight for s in self.sequences.values())
 
-    def choose(self, batches: int = 1, left: int = 1) -> Batch:
-        """Grow what is full, then choose the next batch; the last one again where nothing has changed.
+    def schedule(self, depth: int = 1, free: int = 1) -> Batch:
+        """Grow what is full, then form the next batch; the last one again where nothing has changed.
 
-        `batches`: so many may be in flight at a time, `left` of them are not, this one included (`_decoding`).
+        `depth`: so many batches may be in flight at a time, `free` of them are not, this one included (`_decoding`).
         """
-        if self.chooser.standing is not None:
-            return self.chooser.standing
+        if self.scheduler.standing is not None:
+            return self.scheduler.standing
         for sequence in self._here(Phase.PREFILL):
-            self.reuse.look_again(sequence)
+            self.reuse.extend(sequence)
         self._settle()
         for sequence in list(self._here(Phase.DECODE)):
             if self.pages.is_full(sequence.key) and not self.reservations.grow(sequence):
                 self.urgent = self.adapters.page_debt = True
         self._unstick()
-        decoding, again = self._decoding(batches, left), batches == 1 and not self.reservations.paused
-        return self.chooser.choose(
+        decoding, again = self._decoding(depth, free), depth == 1 and not self.reservations.paused
+        return self.scheduler.schedule(
             [_candidate(s) for s in self._here(Phase.PREFILL)],
             [_candidate(s) for s in decoding],
             sum(s.in_kv for s in decoding),
@@ -148,15 +153,15 @@ class RequestPool:
         )
 
     def launched(self, batch: Batch) -> None:
-        """Of several batches in flight: until it is accounted for nobody of it is chosen, grows, or pauses."""
+        """Of several batches in flight: until it is complete none of its sequences is scheduled, grows, or pauses."""
         self._launches += 1
         for row in batch.rows:
             self.sequences[row.key].launch(self._launches)
 
-    def account(self, batch: Batch, choices: Mapping[str, Choice], failures: Mapping[str, str]) -> None:
+    def account(self, batch: Batch, tokens: Mapping[str, SampledToken], failures: Mapping[str, str]) -> None:
         """Take an iteration's results: a token for each row that samples, or why that sequence failed."""
         self.iterations += 1
-        self.chooser.ran(batch)
+        self.scheduler.ran(batch)
         for row in batch.rows:
             sequence = self.sequences[row.key]
             sequence.in_flight = False
@@ -166,113 +171,100 @@ class RequestPool:
             sequence.fed(row.n_tokens)
             self.tokens += row.n_tokens
             self.pages.fill(row.key, sequence.in_kv)
-            self.reuse.name(sequence)
+            self.reuse.publish(sequence)
             if row.samples:
-                self._take_choice(sequence, choices[row.key])
+                self._append(sequence, tokens[row.key])
         self._unstick()
 
     # ---- what follows
 
-    def take_events(self) -> list[Event]:
-        events, self._events = self._events, []
-        return events
+    def take_messages(self) -> list[Send]:
+        """Messages to gateways; what an iteration produced leaves as one Step for each of them."""
+        messages, self.messages = self.messages, []
+        if self.produced:
+            messages.extend([Send(peer, Step(self.iterations, tokens)) for peer, tokens in self.produced.values()])
+            self.produced = {}
+        return messages
 
-    def take_granted_pages(self) -> list[int]:
-        """Pages that changed hands since the last call: cleared before anything is written to them."""
-        return self.reservations.take_granted()
-
-    def take_urgent(self) -> bool:
-        """Something happened that a report should tell at once."""
+    def take_report_now(self) -> bool:
+        """Something happened that is reported at once."""
         urgent, self.urgent = self.urgent, False
         return urgent
 
-    def take_lent_pages(self) -> list[int]:
-        """Pages that adapters borrowed since the last call: until they are granted nobody needs what is behind them."""
-        return self.pages.take_lent()
-
-    def state(self) -> PoolState:
-        pages, adapters = self.pages, self.adapters
-        free_pages = max(0, adapters.free_pages())
-        return PoolState(
+    def figures(self, *, ready: bool) -> RunnerFigures:
+        pages, free_pages = self.pages, max(0, self.adapters.free_pages())
+        return RunnerFigures(
             free_pages=free_pages,
             used_pages=pages.used_pages,
-            total_pages=pages.total_pages,
-            sequences=tuple(sequence_view(s, pages) for s in self.sequences.values()),
-            adapters=tuple(a.report() for a in adapters.adapters.values() if a.reported),
-            adapters_known=len(adapters.adapters),
-            overruns=tuple(
-                overrun_view(self.sequences[key], wanted) for key, wanted in self.reservations.paused.items()
-            ),
+            adapter_pages=pages.total_pages - free_pages - pages.reserved_pages,
             draining=self.draining,
-            not_ready=adapters.not_ready_reason(),
+            ready=ready,
+            desired_version=self.adapters.desired_version or 0,
             iterations=self.iterations,
             forwards=self.forwards,
             grown_pages=self.reservations.grown_pages,
             doublings=self.reservations.doublings,
-            desired_version=self.adapters.desired_version or 0,
             tokens=self.tokens,
-            adapter_pages=pages.total_pages - free_pages - pages.reserved_pages,
             prefix_reused_tokens=self.reuse.tokens,
         )
 
     # ---- how
 
-    def _start(self, request: Request) -> Event | None:
+    def _start(self, start: Start, owner: Peer, gateway: str) -> Ended | NoCapacity | SequenceTokens | None:
         """Admit it, or why not."""
         if self.draining:
-            return ended(request, EndReason.DRAINED, "the runner is draining")
-        adapters, limits = self.adapters, self.limits
-        if fault := adapters.infeasible_reason(request.adapter):
-            return ended(request, EndReason.LOAD_FAILED, fault)
-        context = limits.context_beside(adapters.pages_beside(request.adapter, announced=False))
-        free_pages = adapters.free_pages(request.adapter, alone=not self.sequences)
-        if (answer := refusal(request, limits, context, free_pages)) is not None:
+            return ended(start, EndReason.DRAINED, "the runner is draining")
+        adapters, limits, digest = self.adapters, self.limits, start.adapter
+        if fault := adapters.infeasible_reason(digest):
+            return ended(start, EndReason.LOAD_FAILED, fault)
+        context = limits.context_beside(adapters.pages_beside(digest, announced=False))
+        free_pages = adapters.free_pages(digest, alone=not self.sequences)
+        if (answer := refusal(start, limits, context, free_pages)) is not None:
             return answer
         if len(self.sequences) >= limits.max_sequences:
-            return no_room(request, free_pages, "sequences")
-        chain = self.reuse.chain(request)
-        shared = self.reuse.found(chain, [*request.prompt, *request.emitted])
-        n_pages = first_pages(
-            request, limits, limits.context_beside(adapters.pages_beside(request.adapter, announced=True))
-        )
+            return no_capacity(start, free_pages, "sequences")
+        chain = self.reuse.chain(start)
+        shared = self.reuse.find(chain, [*start.prompt, *start.emitted])
+        n_pages = first_pages(start, limits, limits.context_beside(adapters.pages_beside(digest, announced=True)))
         if n_pages - len(shared) > free_pages - (self.pages.free_pages - self.pages.free_beside(shared)):
-            return no_room(request, free_pages, "pages")
+            return no_capacity(start, free_pages, "pages")
         self._admissions += 1
-        self._admit(
-            Sequence(request, admitted=self._admissions, max_context_tokens=context, chain=chain), n_pages, shared
-        )
+        sequence = Sequence(
+            start, owner, gateway, admitted=self._admissions, max_context_tokens=context, chain=chain
+        )  # fmt: skip
+        self._admit(sequence, n_pages, shared)
         return None
 
     def _admit(self, sequence: Sequence, n_pages: int, shared: list[int]) -> None:
-        self.chooser.changed()
-        request, first = sequence.request, not self.sequences
+        self.scheduler.changed()
+        start, first = sequence.start, not self.sequences
         wanted = self.pages.free_pages - self.pages.free_beside(shared) + n_pages - len(shared)
-        gave = self.adapters.slots.evict_for(wanted, request.adapter, pinned_too=first)
+        evicted = self.adapters.slots.evict_for(wanted, start.adapter, pinned_too=first)
         pages = self.pages.reserve(sequence.key, n_pages, shared)
-        assert gave, "room was checked"
-        assert pages is not None, "room was made"
+        assert evicted, "free pages were checked"
+        assert pages is not None, "pages were freed"
         self.reservations.granted(pages[len(shared) :])
         self.sequences[sequence.key] = sequence
         self.reuse.begin(sequence, shared)
-        if not request.adapter or self.adapters.acquire(request.adapter):
+        if not start.adapter or self.adapters.acquire(start.adapter, rank=start.rank, n_bytes=start.adapter_bytes):
             self._join(sequence)
         else:
-            self.urgent = True  # with nothing else to run, no iteration would tell of this admission while it waits
+            self.urgent = True  # with nothing else to run, no iteration would report this admission while it waits
         self._settle()
 
     def _join(self, sequence: Sequence) -> None:
-        self.chooser.changed()
-        lent = self.pages.lent_to(sequence.request.adapter)
-        sequence.join((self.pages.total_pages - lent) * self.pages.page_tokens)
+        self.scheduler.changed()
+        beside = self.pages.n_adapter_pages(sequence.start.adapter)
+        sequence.join((self.pages.total_pages - beside) * self.pages.page_tokens)
 
     def _settle(self) -> None:
-        """Pages or slots may have come free: paused sequences first, then adapters and those who wait for them."""
+        """Pages or slots may have come free: first for paused sequences, then for adapters that sequences wait for."""
         self.reservations.serve_paused(self.sequences)
         self.adapters.page_debt = bool(self.reservations.paused)
         self.adapters.reconcile()
         for digest in self.adapters.take_ready():
             for sequence in self.sequences.values():
-                if sequence.request.adapter == digest and sequence.phase is Phase.WAITING:
+                if sequence.start.adapter == digest and sequence.phase is Phase.WAITING:
                     self._join(sequence)
 
     def _unstick(self) -> None:
@@ -286,30 +278,33 @@ class RequestPool:
                     return
                 newest = max(self.sequences.values(), key=lambda s: s.admitted)
                 self._remove(newest)
-                self._events.append(no_room(newest.request, self.adapters.free_pages(), "pages"))
+                answer = no_capacity(newest.start, self.adapters.free_pages(), "pages")
+                self.messages.append(Send(newest.owner, answer))
             self._settle()
 
     def _remove(self, sequence: Sequence, *, forget: bool = False) -> None:
         """Pages and references back, at once; freed pages go to the longest paused sequence first."""
-        self.chooser.changed()
+        self.scheduler.changed()
+        self.departures += 1
         joined = sequence.phase is not Phase.WAITING
         sequence.end()
         del self.sequences[sequence.key]
         self.reservations.paused.pop(sequence.key, None)
         self.pages.release(sequence.key, forget=forget)
-        if sequence.request.adapter:
-            self.adapters.release(sequence.request.adapter, joined=joined)
+        if sequence.start.adapter:
+            self.adapters.release(sequence.start.adapter, joined=joined)
         self._settle()
         self.urgent = True
 
     def _end_all_of(self, digest: str, reason: EndReason, detail: str) -> None:
-        for sequence in [s for s in self.sequences.values() if s.request.adapter == digest]:
+        for sequence in [s for s in self.sequences.values() if s.start.adapter == digest]:
             self._end(sequence, reason, detail)
 
     def _end(self, sequence: Sequence, reason: EndReason, detail: str, *, forget: bool = False) -> None:
-        request = sequence.request
+        start = sequence.start
         self._remove(sequence, forget=forget)
-        self._events.append(Ended(request.owner, request.request_id, request.epoch, reason, detail, sequence.n_emitted))
+        answer = Ended(start.request_id, start.epoch, reason, detail, sequence.n_emitted)
+        self.messages.append(Send(sequence.owner, answer))
 
     def _steps_left(self, sequence: Sequence) -> int:
         """Iterations before its reserved pages are full."""
@@ -324,54 +319,55 @@ class RequestPool:
         """Those of a phase that are not in flight, in order of admission."""
         return (s for s in self.sequences.values() if s.phase is phase and not s.in_flight)
 
-    def _decoding(self, batches: int, left: int) -> list[Sequence]:
-        """Who decodes in the next of so many batches in flight: an equal part, those whose last turn is longest ago.
+    def _decoding(self, depth: int, free: int) -> list[Sequence]:
+        """What decodes in the next of so many batches in flight: an equal part, those whose last turn is longest ago.
 
         ORCA (section 4.2) fills its pipeline with batches and leaves open how large they are. With equal ones no stage
-        waits for another; a batch of all would leave every stage but one without work. Whoever joins or leaves changes
-        the part of each batch from its next turn on, so that they are equal again after a round. And no batch takes
-        what those that are `left` need to be launched at all.
+        waits for another; a batch of all would leave every stage but one without work. A sequence that joins or leaves
+        changes the part of each batch from its next turn on, so that they are equal again after a round. And no batch
+        takes what those that are `free` need to be launched at all.
         """
         here = list(self._here(Phase.DECODE))
-        if batches == 1:
+        if depth == 1:
             return here
         running = sum(s.phase is Phase.DECODE for s in self.sequences.values())
-        part = min(-(-running // batches), -(-len(here) // left))
+        part = min(-(-running // depth), -(-len(here) // free))
         return sorted(here, key=lambda s: s.turn)[:part]
 
-    def _take_choice(self, sequence: Sequence, choice: Choice) -> None:
-        token, logprob = choice
-        position, finish, tokens = sequence.n_emitted, Finish.NONE, (token,)
-        if token in self.limits.eos and not sequence.request.sampling.ignore_eos:
-            finish, tokens = Finish.EOS, ()
+    def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
+        token, logprob = sampled
+        start, position = sequence.start, sequence.n_emitted
+        finish: FinishReason | None = None
+        tokens: tuple[int, ...] = (token,)
+        if token in self.limits.eos and not start.sampling.ignore_eos:
+            finish, tokens = FinishReason.EOS, ()
         else:
             sequence.append(token)
-            finish = Finish.LENGTH if len(sequence.tokens) == sequence.max_len else Finish.NONE
-        request = sequence.request
+            if len(sequence.tokens) == sequence.max_len:
+                finish = FinishReason.LENGTH
         logprobs = (logprob,) if logprob is not None and tokens else ()
-        self._events.append(
-            Tokens(
-                request.owner, request.request_id, request.epoch, position, tokens, finish, sequence.doublings, logprobs
-            )
-        )
-        if finish is not Finish.NONE:
+        produced = SequenceTokens(
+            start.request_id, start.epoch, position, tokens, finish, sequence.doublings, logprobs
+        )  # fmt: skip
+        owner = sequence.owner
+        if (of_session := self.produced.get(owner.name)) is None:
+            of_session = self.produced[owner.name] = owner, []
+        of_session[1].append(produced)
+        if finish is not None:
             self._remove(sequence)
 
     def paused(self) -> list[str]:
         """Keys of paused sequences, the longest paused first."""
         return list(self.reservations.paused)
 
-    def row_sequence(self, row: Row) -> Sequence:
-        return self.sequences[row.key]
-
 
 def _candidate(sequence: Sequence) -> Candidate:
-    return Candidate(sequence.key, sequence.request.adapter, sequence.pending)
+    return Candidate(sequence.key, sequence.start.adapter, sequence.pending)
 
 
 def check_pool(pool: RequestPool) -> None:
     """Every book balances and agrees with the sequences. Cheap enough for an idle loop."""
-    check_pages(pool.pages)
+    check_page_table(pool.pages)
     check_adapters(pool.adapters)
     assert pool.pages.holders() == set(pool.sequences)
     for sequence in pool.sequences.values():
@@ -379,8 +375,8 @@ def check_pool(pool: RequestPool) -> None:
         assert (sequence.phase is Phase.PAUSED) == (sequence.key in pool.paused()), sequence.key
         assert pool.pages.tokens_of(sequence.key) == sequence.in_kv, sequence.key
         assert sequence.named_pages * pool.pages.page_tokens <= sequence.in_kv, sequence.key
-    mine = Counter(s.request.adapter for s in pool.sequences.values())
-    waiting = Counter(s.request.adapter for s in pool.sequences.values() if s.phase is Phase.WAITING)
+    mine = Counter(s.start.adapter for s in pool.sequences.values())
+    waiting = Counter(s.start.adapter for s in pool.sequences.values() if s.phase is Phase.WAITING)
     for digest, adapter in pool.adapters.adapters.items():
         assert adapter.waiting == waiting[digest], digest
         assert adapter.running == mine[digest] - waiting[digest], digest

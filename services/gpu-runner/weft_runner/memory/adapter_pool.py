@@ -15,19 +15,22 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from weft_runner.core.adapter_slots import MOST_SLOTS
-from weft_runner.core.events import Action, DropHost, Fetch, Load, Retain, Unload
-from weft_runner.core.host_cache import PREFETCHES
-from weft_runner.errors import AdapterInvalid, RunnerError
-from weft_runner.memory.load_results import (
+from weft_runner.core.events import (
+    Action,
+    DropHost,
+    Fetch,
     Fetched,
     FetchFailed,
     FoundOnDisk,
+    Load,
     Loaded,
     LoadFailed,
-    Report,
-    failure,
-    is_permanent,
+    Retain,
+    Unload,
 )
+from weft_runner.core.host_cache import PREFETCHES
+from weft_runner.errors import AdapterInvalid, RunnerError
+from weft_runner.memory.load_results import InSlot, Report, failure, is_permanent
 from weft_runner.model.adapter_store import (
     AdapterFiles,
     AdapterStore,
@@ -84,10 +87,10 @@ class AdapterPool:
                 case Retain(digests):
                     self._builder.submit(self._retain, digests)
 
-    def put(self, loaded: Loaded) -> None:
-        """A loaded adapter takes its slot."""
-        self._store.put(loaded.slot, loaded.adapter)
-        self._ranks[loaded.slot] = loaded.adapter.site_rank
+    def put(self, built: InSlot) -> None:
+        """A built adapter takes its slot."""
+        self._store.put(built.slot, built.adapter)
+        self._ranks[built.slot] = built.adapter.site_rank
 
     def close(self) -> None:
         """No further loads; those in flight are waited for."""
@@ -140,10 +143,12 @@ class AdapterPool:
             self._read(load.digest, files)
         return self._host[load.digest]
 
-    def _built(self, load: Load, adapter: DeviceAdapter, since: float) -> Loaded:
+    def _built(self, load: Load, adapter: DeviceAdapter, since: float) -> InSlot:
         if adapter.rank > self._max_rank:
             raise AdapterInvalid(f"rank {adapter.rank} is above this runner's --max-rank {self._max_rank}")
-        return Loaded(load.digest, load.slot, adapter, self._host_bytes(load.digest), time.perf_counter() - since)
+        seconds = time.perf_counter() - since
+        loaded = Loaded(load.digest, adapter.rank, adapter.n_bytes, self._host_bytes(load.digest), seconds)
+        return InSlot(loaded, load.slot, adapter)
 
     def _host_bytes(self, digest: str) -> int | None:
         return self._host[digest].n_bytes if digest in self._host else None

@@ -1,62 +1,24 @@
-"""Results of the adapter pool's work for the engine: an adapter is loaded, or on disk, or cannot be brought and why."""
+"""Results of the adapter pool's work for the engine, and which errors are permanent."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weft_runner.core.events import EndReason
+from weft.domain.request import EndReason
+from weft_runner.core.events import Fetched, FetchFailed, FoundOnDisk, Loaded, LoadFailed
 from weft_runner.errors import AdapterInvalid, ArtifactError, ArtifactUnknown, RunnerError
 from weft_runner.model.adapter_store import DeviceAdapter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Loaded:
-    """Ready to be put into a slot. `host_bytes`: of its host copy (None: it has none); `seconds`: what loading took."""
+class InSlot:
+    """An adapter is ready to be put into its slot; then it is `loaded`."""
 
-    digest: str
+    loaded: Loaded
     slot: int
     adapter: DeviceAdapter
-    host_bytes: int | None
-    seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class LoadFailed:
-    """`permanent`: the artifact is wrong, so that trying again does not help."""
-
-    digest: str
-    reason: EndReason
-    detail: str
-    permanent: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """On disk; `n_bytes`: what it takes on the device, exactly (None: the store does not live in pages).
-
-    `host_bytes`: of its copy in host memory (None: none was asked for).
-    """
-
-    digest: str
-    n_bytes: int | None
-    host_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class FetchFailed:
-    """As LoadFailed."""
-
-    digest: str
-    reason: EndReason
-    detail: str
-    permanent: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FoundOnDisk:
-    digests: frozenset[str]
-
-
-FromAdapters = Loaded | LoadFailed | Fetched | FetchFailed | FoundOnDisk
+FromAdapters = InSlot | LoadFailed | Fetched | FetchFailed | FoundOnDisk
 Report = Callable[[FromAdapters], None]
 
 

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from weft.domain.model.config import ModelSpec
-from weft_runner.core.choice import Choice
+from weft_runner.core.sampling import SampledToken
 from weft_runner.model.adapter_store import AdapterStore
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import Step
@@ -21,7 +21,7 @@ LayerDone = Callable[[int], None]  # called with the layer's index when its keys
 class StepHandle(Protocol):
     """A launched step, and the tokens that it will sample."""
 
-    def result(self) -> list[Choice | None]:
+    def result(self) -> list[SampledToken | None]:
         """Wait for the step. One token for each row that samples, see `Executor.sample`."""
         ...
 
@@ -101,7 +101,7 @@ class Executor(Protocol):
         """
         ...
 
-    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
+    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
         """A token for each row of the logits that `run` returned, see `model.sampling`; None where a row has none."""
         ...
 

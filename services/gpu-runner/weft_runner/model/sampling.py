@@ -1,6 +1,6 @@
 """Sampling a token for each row of logits: the rule, and two samplers that follow it to the bit.
 
-**The rule.** The row's logits are shifted (`core.shifts`: `logit_bias` added, frequency and presence penalties
+**The rule.** The row's logits are shifted (`core.sampling`: `logit_bias` added, frequency and presence penalties
 taken off, the sum rounded to float). At temperature 0 the largest wins, the lowest id among equals. Otherwise tokens
 are put in order of their shifted logits, largest first, the lower id first among equals; `top_p` keeps the smallest
 number of them whose probability softmax(shifted / temperature) reaches it; one draw from (seed, choice, absolute
@@ -24,10 +24,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.domain.request import Sampling, TokenLogprob
 from weft_kernels.cpu.sampling import SAMPLING_ARGS, Sampler
-from weft_runner.core.choice import Choice, TokenLogprob
-from weft_runner.core.sequence import Sampling
-from weft_runner.core.shifts import Shifts
+from weft_runner.core.sampling import LogitAdjustments, SampledToken
 
 _MASK = (1 << 64) - 1
 _LOG2E = float.fromhex("0x1.71547652b82fep+0")
@@ -45,22 +44,22 @@ class SamplingArgs(NamedTuple):
 
     sampling: Sampling
     position: int
-    shifts: Shifts | None = None
+    shifts: LogitAdjustments | None = None
 
     @property
     def is_plain(self) -> bool:
         """The likeliest token, and nothing else is asked."""
-        return self.sampling.temperature == 0.0 and self.shifts is None and not self.sampling.logprobs
+        return self.sampling.temperature == 0.0 and self.shifts is None and self.sampling.top_logprobs is None
 
 
-def sample(logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
+def sample(logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
     """A token for each row of logits [rows, V], in numpy; None where the row has no finite maximum."""
     best = logits.max(dim=-1)
     peaks, tokens = best.values.tolist(), best.indices.tolist()
     return [
         None
         if not math.isfinite(peak)
-        else Choice(token)
+        else SampledToken(token)
         if draw.is_plain
         else _sample_row(logits[i].float().numpy(), draw)
         for i, (peak, token, draw) in enumerate(zip(peaks, tokens, draws, strict=True))
@@ -73,7 +72,7 @@ class NativeSampler:
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
-    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
+    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
         """A token for each row of logits [rows, V], float32 on the CPU with unit stride inside a row."""
         assert logits.dtype == torch.float32, logits.dtype
         assert logits.stride(1) == 1, logits.stride()
@@ -81,9 +80,10 @@ class NativeSampler:
             return []
         rows = None if all(draw.is_plain for draw in draws) else _draws_of(draws)
         sampled = self._sampler.sample(logits.data_ptr(), logits.stride(0), logits.shape[1], len(draws), rows)
-        logprobs = _logprobs_of(sampled) if any(draw.sampling.logprobs for draw in draws) else [None] * len(draws)
+        asked = any(draw.sampling.top_logprobs is not None for draw in draws)
+        logprobs = _logprobs_of(sampled) if asked else [None] * len(draws)
         return [
-            None if token < 0 else Choice(token, logprob if draw.sampling.logprobs else None)
+            None if token < 0 else SampledToken(token, logprob if draw.sampling.top_logprobs is not None else None)
             for token, logprob, draw in zip(sampled["token"].tolist(), logprobs, draws, strict=True)
         ]
 
@@ -101,16 +101,17 @@ def random_bits(seed: int, choice: int, position: int) -> int:
 # ---- one row in numpy
 
 
-def _sample_row(row: Floats, draw: SamplingArgs) -> Choice | None:
+def _sample_row(row: Floats, draw: SamplingArgs) -> SampledToken | None:
     shifted = row if draw.shifts is None else _shift(row, draw.shifts)
     if not math.isfinite(shifted.max()):
         return None
     sampling = draw.sampling
     token = int(shifted.argmax()) if sampling.temperature == 0.0 else _drawn(shifted, sampling, draw.position)
-    return Choice(token, logprob(row, token, sampling.top_logprobs) if sampling.logprobs else None)
+    n_top = sampling.top_logprobs
+    return SampledToken(token, None if n_top is None else logprob(row, token, n_top))
 
 
-def _shift(row: Floats, shifts: Shifts) -> Floats:
+def _shift(row: Floats, shifts: LogitAdjustments) -> Floats:
     shifted = row.copy()
     tokens, values = np.frombuffer(shifts.tokens, np.int32), np.frombuffer(shifts.values, np.float64)
     inside = (tokens >= 0) & (tokens < len(row))
@@ -180,11 +181,11 @@ def _draws_of(draws: Sequence[SamplingArgs]) -> npt.NDArray[np.void]:
     return np.array([_draw_of(*draw) for draw in draws], SAMPLING_ARGS)
 
 
-def _draw_of(sampling: Sampling, position: int, shifts: Shifts | None) -> tuple[int | float, ...]:
+def _draw_of(sampling: Sampling, position: int, shifts: LogitAdjustments | None) -> tuple[int | float, ...]:
     """The fields of SAMPLING_ARGS, in its order. The addresses are those of the sequence's own arrays."""
     tokens, n_shifted = (0, 0) if shifts is None else shifts.tokens.buffer_info()
     values = 0 if shifts is None else shifts.values.buffer_info()[0]
-    n_top = sampling.top_logprobs if sampling.logprobs else -1
+    n_top = -1 if sampling.top_logprobs is None else sampling.top_logprobs
     whence = sampling.seed & _MASK, sampling.choice & _MASK, position
     return (*whence, sampling.temperature, sampling.top_p, tokens, values, n_shifted, n_top)
 

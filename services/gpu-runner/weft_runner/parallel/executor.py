@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from weft.domain.model.config import ModelSpec
-from weft_runner.core.choice import Choice
+from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import Executor, LayerDone
 from weft_runner.model.sampling import SamplingArgs
@@ -59,7 +59,7 @@ class MultiProcessExecutor:
         """`on_lost` is called, from any thread, for a rank that is lost between steps."""
         self._workers.watch(on_lost)
 
-    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
+    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
         return self._own.sample(logits, draws)
 
     def clear_pages(self, pages: list[int]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from weft.domain.model.config import ModelSpec
-from weft_runner.core.choice import Choice
+from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import Executor, LayerDone
 from weft_runner.model.sampling import SamplingArgs
@@ -26,7 +26,7 @@ from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
 from weft_runner.parallel.worker_group import PATIENCE_S, LaunchedRanks, launch_ranks
 
-Sample = Callable[[torch.Tensor, Sequence[SamplingArgs]], list[Choice | None]]
+Sample = Callable[[torch.Tensor, Sequence[SamplingArgs]], list[SampledToken | None]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ class PipelineStepHandle:
     draws: Sequence[SamplingArgs]
     sample: Sample
 
-    def result(self) -> list[Choice | None]:
+    def result(self) -> list[SampledToken | None]:
         """See `model.executor.StepHandle`. Raises ExecutorLost."""
         return [] if self.logits is None else self.sample(_landed(self.logits), self.draws)
 

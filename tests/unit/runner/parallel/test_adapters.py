@@ -15,7 +15,7 @@ TENSORS = {"base_model.model.m.lora_A.weight": torch.ones(2, 3)}
 
 
 @dataclass
-class Built:
+class EngineBundle:
     rank: int = 2
     site_rank: int = 4
     n_bytes: int = 100
@@ -33,10 +33,10 @@ class Own(HostTensorStore):
         scales.scale_of("m")
         return 128
 
-    def build(self, tensors: Any, scales: Any, pages: Any) -> Built:
+    def build(self, tensors: Any, scales: Any, pages: Any) -> EngineBundle:
         if self.error:
             raise self.error
-        return Built()
+        return EngineBundle()
 
     def put(self, slot: int, adapter: Any) -> None:
         self.slots[slot] = adapter
@@ -92,7 +92,7 @@ def test_all_build_it_before_any_has_it_in_a_slot(store, own, workers):
     adapter = store.build(TENSORS, Halves(), (5, 6))
     assert (adapter.rank, adapter.site_rank, adapter.n_bytes) == (2, 4, 100)
     store.put(3, adapter)
-    assert isinstance(own.slots[3], Built)
+    assert isinstance(own.slots[3], EngineBundle)
     store.clear(3)
     assert own.slots == {}
     (build, told), *rest = workers.told

@@ -7,8 +7,8 @@ import pytest
 
 from harness.ranks import settings_of
 from weft.domain.model.config import parse_spec
-from weft_runner.core.sequence import Sampling
-from weft_runner.engine import Broken
+from weft.domain.request import Sampling
+from weft_runner.engine import ExecutorFailed
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, OutOfMemory
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.memory_estimate import MemoryLimit, estimate_memory
@@ -90,6 +90,6 @@ def test_a_lost_rank_ends_the_engine_and_no_row_is_tried_alone(drive):
 
 def test_a_rank_that_is_lost_while_nothing_runs_ends_the_engine(drive):
     driver = drive()
-    driver.post(Broken(ExecutorLost("rank 1 of the model is lost")))
+    driver.post(ExecutorFailed(ExecutorLost("rank 1 of the model is lost")))
     with pytest.raises(ExecutorLost, match="rank 1"):
         driver.beat()

@@ -18,7 +18,7 @@ from weft_kernels.cpu.memory import Memory
 from weft_kernels.cpu.sampling import Sampler
 from weft_kernels.cpu.structs import FP32
 from weft_kernels.cpu.structs import Step as NativeStep
-from weft_runner.core.choice import Choice
+from weft_runner.core.sampling import SampledToken
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.cpu.adapters import CpuAdapterStore
 from weft_runner.model.cpu.packed_weights import PackedWeights
@@ -101,7 +101,7 @@ class CpuExecutor:
             return self._hidden[: native.n_tokens].clone()
         return self._logits[: native.n_sampled]
 
-    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
+    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
         """See `model.executor.Executor.sample`."""
         return self._token_sampler.sample(logits, draws)
 

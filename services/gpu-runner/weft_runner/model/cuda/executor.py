@@ -13,9 +13,9 @@ from functools import partial
 import torch
 
 from weft.domain.model.config import ModelSpec
+from weft.domain.request import Sampling, TokenLogprob
 from weft_kernels.triton import attention, fused
-from weft_runner.core.choice import Choice, TokenLogprob
-from weft_runner.core.sequence import Sampling
+from weft_runner.core.sampling import SampledToken, logit_adjustments
 from weft_runner.model.cuda.adapters import PagedAdapterStore
 from weft_runner.model.cuda.attention import Attention, TritonAttention
 from weft_runner.model.cuda.cuda_graphs import CudaGraphs, Outputs, warm_up_steps
@@ -147,7 +147,7 @@ class CudaExecutor:
         return self._eager(step, first, last, hidden, layer_done)
 
     @on_device
-    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
+    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
         """See `model.executor.Executor.sample`."""
         if not draws:
             return []
@@ -164,7 +164,7 @@ class CudaExecutor:
         return (
             self._graphs is not None
             and self._graphs.size_of(step) is not None
-            and not any(draw.shifts is not None or draw.sampling.logprobs for draw in draws)
+            and not any(draw.shifts is not None or draw.sampling.top_logprobs is not None for draw in draws)
         )
 
     @on_device
@@ -208,7 +208,7 @@ class CudaExecutor:
                     logits = self._logits(x[here.sampled])
         if self._samples:
             biased = Sampling(temperature=1.0, top_p=0.5, logit_bias=((0, 0.0),))
-            self._sample(logits, [SamplingArgs(biased, 0, biased.shifts(()))]).result()
+            self._sample(logits, [SamplingArgs(biased, 0, logit_adjustments(biased, ()))]).result()
 
     def _eager(
         self, step: Step, first: int, last: int, hidden: torch.Tensor | None, layer_done: LayerDone | None
@@ -306,7 +306,7 @@ def _rotary(spec: ModelSpec, context: int) -> torch.Tensor:
 
 def _logprob_of(logits: torch.Tensor, row: int, token: int, draw: SamplingArgs) -> TokenLogprob | None:
     """Of the raw logits, by the host's own arithmetic: few requests ask for it."""
-    if not draw.sampling.logprobs:
+    if draw.sampling.top_logprobs is None:
         return None
     return logprob(logits[row].cpu().numpy(), token, draw.sampling.top_logprobs)
 

@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.domain.request import TokenLogprob
 from weft_kernels.triton import sampling as device
-from weft_runner.core.choice import Choice, TokenLogprob
+from weft_runner.core.sampling import SampledToken
 from weft_runner.model.cuda.device import device_errors
 from weft_runner.model.sampling import SamplingArgs, random_bits
 
@@ -83,12 +84,14 @@ class GpuStepHandle:
     draws: Sequence[SamplingArgs]
     logprob_of: LogprobOf
 
-    def result(self) -> list[Choice | None]:
+    def result(self) -> list[SampledToken | None]:
         if self.landed is not None:
             with device_errors():
                 self.landed.synchronize()
         found = enumerate(zip(self.tokens.tolist(), self.draws, strict=True))
-        return [None if token < 0 else Choice(token, self.logprob_of(i, token, draw)) for i, (token, draw) in found]
+        return [
+            None if token < 0 else SampledToken(token, self.logprob_of(i, token, draw)) for i, (token, draw) in found
+        ]
 
 
 def copy_to_host(tokens: torch.Tensor, draws: Sequence[SamplingArgs], logprob_of: LogprobOf) -> GpuStepHandle:

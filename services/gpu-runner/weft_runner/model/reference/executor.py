@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 
 from weft.domain.model.config import ModelSpec
-from weft_runner.core.choice import Choice
+from weft_runner.core.sampling import SampledToken
 from weft_runner.model.decoder import run_layers
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.kv_cache import KvCache
@@ -61,7 +61,7 @@ class ReferenceExecutor:
     def adapters(self) -> TorchAdapterStore:
         return self._adapters
 
-    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[Choice | None]:
+    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
         return sample(logits, draws)
 
     @property

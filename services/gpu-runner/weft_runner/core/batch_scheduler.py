@@ -1,17 +1,17 @@
-"""What the choice of an iteration remembers: who was passed, how long steps take, and the batch that runs on unchanged.
+"""What runs next, and what is remembered for that: overtaken prompts, step times, the batch that runs on unchanged.
 
 Of the prompts that wait the one with the least left goes first, chunk by chunk, so that a short one passes a long one
 that has begun (shortest remaining time first: the least mean wait, Schrage 1968). The eldest is passed a bounded number
-of times in a row. How large a chunk may be beside running rows is `Pace`'s word.
+of times in a row. `StepTimeEstimator` says how large a chunk may be beside running rows.
 """
 
 from collections.abc import Callable, Sequence
 
-from weft_runner.core.iteration import Batch, Candidate, Limits, choose
-from weft_runner.core.pace import Pace, StepModel
+from weft_runner.core.batch import Batch, BatchLimits, Candidate, form_batch
+from weft_runner.core.step_time_model import StepModel, StepTimeEstimator
 
 
-class Patience:
+class PrefillAging:
     """How many times in a row the eldest prompt was passed. One owner.
 
     Every (age + 1)th iteration that works on prompts belongs to the eldest, who thus comes to an end, and then to the
@@ -37,20 +37,20 @@ class Patience:
         self.passed = 0 if served else self.passed + 1
 
 
-class Chooser:
+class BatchScheduler:
     """One owner: the request pool.
 
     While nobody joins, leaves, pauses or grows, the batch of decode rows is the same object from one iteration to the
     next: what is derived from it (its order, segments, page table) is derived once.
     """
 
-    def __init__(self, limits: Limits, model: StepModel) -> None:
-        self._limits, self.pace, self._patience = limits, Pace(model), Patience(limits.prefill_age)
+    def __init__(self, limits: BatchLimits, model: StepModel) -> None:
+        self._limits, self.step_time, self._aging = limits, StepTimeEstimator(model), PrefillAging(limits.prefill_age)
         self.standing: Batch | None = None
         self.keys = 0  # tokens in KV of the decode rows that were chosen last
         self._steps = 0
 
-    def choose(
+    def schedule(
         self, prefilling: Sequence[Candidate], decoding: Sequence[Candidate], keys: int, steps: Callable[[], int]
     ) -> Batch:
         """The next batch; both inputs are in order of admission.
@@ -60,15 +60,15 @@ class Chooser:
         """
         self.keys = keys
         if not prefilling:
-            batch = choose((), decoding, self._limits)
+            batch = form_batch((), decoding, self._limits)
             self._steps = steps() if len(batch.rows) == len(decoding) else 0
             self.standing = batch if self._steps > 1 else None
             return batch
         most = self._limits.max_batch_tokens - len(decoding)
-        tokens = self.pace.prompt_tokens(len(decoding), keys, self._limits.token_time_ms, most)
-        batch = choose(self._patience.order(prefilling), decoding, self._limits, prompt_tokens=tokens)
+        tokens = self.step_time.prompt_tokens(len(decoding), keys, self._limits.token_time_ms, most)
+        batch = form_batch(self._aging.order(prefilling), decoding, self._limits, prompt_tokens=tokens)
         if batch.n_prefills:
-            self._patience.note(prefilling[0].key, batch)
+            self._aging.note(prefilling[0].key, batch)
         return batch
 
     def lasts(self, batch: Batch, steps: int) -> bool:
@@ -90,4 +90,4 @@ class Chooser:
     def timed(self, batch: Batch, measured_ms: float, keys: int | None = None) -> None:
         """How long that batch took. `keys`: those when it was chosen, if others have been chosen since."""
         keys = self.keys if keys is None else keys
-        self.pace.learn(len(batch.rows) - batch.n_prefills, keys, batch.prompt_tokens, measured_ms)
+        self.step_time.learn(len(batch.rows) - batch.n_prefills, keys, batch.prompt_tokens, measured_ms)

@@ -2,7 +2,7 @@
 
 A page is named by a chain of SHA-256 over (tenant salt, adapter digest) and the tokens of every page up to it, so that
 two sequences share a page only where tenant, adapter and the whole text before it are the same. Named pages are never
-written to again. One that nobody holds is *reusable*: as good as free, and given away least recently used first.
+written to again. A page that no sequence holds is *reusable*: as good as free, and evicted least recently used first.
 """
 
 from array import array
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 
 
-class Chain:
+class PageHashChain:
     """The names of one sequence's full pages, each computed once."""
 
     __slots__ = ("_last", "_page_tokens", "names")
@@ -34,7 +34,7 @@ class Chain:
 
 
 class PrefixCache:
-    """name -> page, and which of the named pages nobody holds. One owner: the page book."""
+    """name -> page, and which of the named pages no sequence holds. One owner: the page table."""
 
     def __init__(self) -> None:
         self._page_of: dict[bytes, int] = {}
@@ -42,7 +42,7 @@ class PrefixCache:
         self._reusable: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
-        """Pages that nobody holds."""
+        """Reusable pages."""
         return len(self._reusable)
 
     def __iter__(self) -> Iterator[int]:
@@ -63,12 +63,12 @@ class PrefixCache:
             self._page_of[name], self._name_of[page] = page, name
 
     def forget(self, page: int) -> None:
-        """Nobody is to find it any more."""
+        """No sequence is to find it any more."""
         if (name := self._name_of.pop(page, None)) is not None:
             del self._page_of[name]
 
-    def park(self, page: int) -> bool:
-        """Nobody holds it any more. False: it has no name, so it is free."""
+    def release(self, page: int) -> bool:
+        """No sequence holds it any more. False: it has no name, so it is free."""
         if page not in self._name_of:
             return False
         self._reusable[page] = None
@@ -77,12 +77,12 @@ class PrefixCache:
     def is_reusable(self, page: int) -> bool:
         return page in self._reusable
 
-    def unpark(self, page: int) -> None:
-        """Somebody holds it again."""
+    def acquire(self, page: int) -> None:
+        """A sequence holds it again."""
         self._reusable.pop(page, None)
 
     def evict(self) -> int:
-        """The least recently used one that nobody holds, without its name."""
+        """The least recently used reusable page, without its name."""
         page, _ = self._reusable.popitem(last=False)
         self.forget(page)
         return page

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle as StateBundle
 from hypothesis.stateful import RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from weft_runner.core.pages import PageBook, check_pages
-from weft_runner.core.prefix import Chain
+from weft_runner.core.page_table import PageTable, check_page_table
+from weft_runner.core.prefix_cache import PageHashChain
 
 TOTAL, P = 13, 4
 
@@ -22,10 +22,10 @@ class PageMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = PageBook(TOTAL, P)
+        self.book = PageTable(TOTAL, P)
         self.held: dict[str, list[int]] = {}
         self.tokens: dict[str, int] = {}
-        self.chains: dict[str, tuple[Chain, list[int]]] = {}
+        self.chains: dict[str, tuple[PageHashChain, list[int]]] = {}
         self.lent: dict[str, int] = {}
         self.written: dict[int, tuple[int, ...]] = {}  # page -> the text up to its end, if it is full
         self.order: dict[int, list[str]] = {}  # page -> who holds it, the eldest first
@@ -39,7 +39,7 @@ class PageMachine(RuleBasedStateMachine):
     def reserve(self, n_pages: int, kind: int):
         key, self.drawn = f"s{self.drawn}", self.drawn + 1
         text = [0] * (P * kind) + [kind + 1] * (TOTAL * P)
-        chain = Chain("tenant", "", P)
+        chain = PageHashChain("tenant", "", P)
         shared = self.book.prefixes.match(chain.extend(text, n_pages)[:n_pages])
         held_by_others = {page for pages in self.held.values() for page in pages}
         missing = n_pages - len(set(shared) & held_by_others)
@@ -104,14 +104,14 @@ class PageMachine(RuleBasedStateMachine):
     @rule(digest=st.sampled_from("xy"), n_pages=st.integers(0, 9))
     def lend(self, digest: str, n_pages: int) -> None:
         fits = n_pages <= self.lent.get(digest, 0) + self.free
-        assert self.book.lend(digest, n_pages) == fits
+        assert self.book.allocate_adapter(digest, n_pages) == fits
         if fits:
             self.lent[digest] = n_pages
-            self.forget_what_is_written_anew(self.book.take_lent())
+            self.forget_what_is_written_anew(self.book.take_new_adapter_pages())
 
     @rule(digest=st.sampled_from("xy"))
     def unlend(self, digest: str) -> None:
-        self.book.unlend(digest)
+        self.book.free_adapter(digest)
         self.lent.pop(digest, None)
 
     def forget_what_is_written_anew(self, pages: list[int]) -> None:
@@ -120,10 +120,10 @@ class PageMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_book_balances(self) -> None:
-        check_pages(self.book)
+        check_page_table(self.book)
         assert self.book.free_pages == self.free
         assert self.book.holders() == set(self.held)
-        assert {digest: self.book.lent_to(digest) for digest in self.book.borrowers()} == self.lent
+        assert {digest: self.book.n_adapter_pages(digest) for digest in self.book.adapter_owners()} == self.lent
         assert self.book.used_pages == len(
             {page for key, pages in self.held.items() for page in pages[: -(-self.tokens[key] // P)]}
         ), "a page that many read is used once"
@@ -143,37 +143,37 @@ test_the_page_book_balances_under_any_commands = PageMachine.TestCase
 
 
 def test_filling_beyond_the_reservation_is_our_own_mistake():
-    book = PageBook(4, 16)
+    book = PageTable(4, 16)
     book.reserve("a", 1)
     with pytest.raises(AssertionError):
         book.fill("a", 17)
 
 
 def test_the_check_notices_a_page_that_is_held_twice():
-    book = PageBook(4, 16)
+    book = PageTable(4, 16)
     pages = book.reserve("a", 2)
     assert pages is not None
     pages[1] = pages[0]
     with pytest.raises(AssertionError, match="held twice"):
-        check_pages(book)
+        check_page_table(book)
 
 
 # ---- prefixes
 
 
-def written(book: PageBook, key: str, text: list[int], salt: str = "t", adapter: str = "") -> list[int]:
+def written(book: PageTable, key: str, text: list[int], salt: str = "t", adapter: str = "") -> list[int]:
     """A sequence with that text in KV, its full pages named."""
     pages = book.reserve(key, book.pages_for(len(text)))
     assert pages is not None
     book.fill(key, len(text))
-    names = Chain(salt, adapter, book.page_tokens).extend(text, len(text) // book.page_tokens)
+    names = PageHashChain(salt, adapter, book.page_tokens).extend(text, len(text) // book.page_tokens)
     for index, name in enumerate(names):
         book.name(key, index, name)
     return list(pages)
 
 
 def test_a_page_that_several_read_is_counted_for_the_eldest_and_then_for_the_next():
-    book = PageBook(8, 2)
+    book = PageTable(8, 2)
     text = [1, 2, 3, 4, 5]
     pages = written(book, "a", text)
     for key in ("b", "c"):
@@ -186,11 +186,11 @@ def test_a_page_that_several_read_is_counted_for_the_eldest_and_then_for_the_nex
     book.release("a")
     assert (book.reserved_by("c"), book.used_by("c")) == (3, 2)
     assert book.free_pages == 5
-    check_pages(book)
+    check_page_table(book)
 
 
 def test_what_the_newest_is_charged_is_not_free_when_it_leaves_if_an_older_one_reads_it():
-    book = PageBook(8, 2)
+    book = PageTable(8, 2)
     assert book.reserve("old", 3) is not None
     pages = written(book, "new", [1, 2, 3, 4, 5])
     assert book.share("old", pages[:2]) == [0, 1], "it has the same text, and has computed nothing of it yet"
@@ -199,38 +199,38 @@ def test_what_the_newest_is_charged_is_not_free_when_it_leaves_if_an_older_one_r
     book.release("new")
     assert book.free_pages == 5, "its last page: the two that are read pass to the older one"
     assert book.reserved_by("old") == 3
-    check_pages(book)
+    check_page_table(book)
 
 
 def test_what_nobody_holds_is_given_away_least_recently_used_first_and_the_end_of_a_text_before_its_beginning():
-    book = PageBook(6, 2)
+    book = PageTable(6, 2)
     old, new = [1] * 6, [2] * 4
     written(book, "old", old)
     written(book, "new", new)
     book.release("old")
     book.release("new")
     assert book.free_pages == 6
-    names = Chain("t", "", 2).extend(old, 3)
+    names = PageHashChain("t", "", 2).extend(old, 3)
     assert len(book.prefixes.match(names)) == 3
     for left in (2, 1, 0):
         book.reserve(f"taker{left}", 2 if left == 2 else 1)  # one page was free from the beginning
         assert len(book.prefixes.match(names)) == left
-    assert len(book.prefixes.match(Chain("t", "", 2).extend(new, 2))) == 2
-    check_pages(book)
+    assert len(book.prefixes.match(PageHashChain("t", "", 2).extend(new, 2))) == 2
+    check_page_table(book)
 
 
 def test_a_page_that_is_read_again_is_not_the_next_to_go():
-    book = PageBook(4, 2)
+    book = PageTable(4, 2)
     first, second = [1, 1], [2, 2]
     written(book, "a", first)
     written(book, "b", second)
     book.release("a")
     book.release("b")
-    assert book.reserve("again", 1, book.prefixes.match(Chain("t", "", 2).extend(first, 1))) is not None
+    assert book.reserve("again", 1, book.prefixes.match(PageHashChain("t", "", 2).extend(first, 1))) is not None
     book.release("again")
     assert book.reserve("taker", 3) is not None
-    assert book.prefixes.match(Chain("t", "", 2).extend(first, 1))
-    assert not book.prefixes.match(Chain("t", "", 2).extend(second, 1))
+    assert book.prefixes.match(PageHashChain("t", "", 2).extend(first, 1))
+    assert not book.prefixes.match(PageHashChain("t", "", 2).extend(second, 1))
 
 
 TEXT = st.lists(st.integers(0, 2), min_size=2, max_size=8)
@@ -239,7 +239,7 @@ NAMED = st.tuples(st.sampled_from(["", "a", "ab", "b"]), st.sampled_from(["", "a
 
 @given(NAMED, NAMED)
 def test_names_are_equal_only_where_tenant_adapter_and_the_whole_text_before_are(one, other):
-    names = [Chain(salt, adapter, 2).extend(text, len(text) // 2) for salt, adapter, text in (one, other)]
+    names = [PageHashChain(salt, adapter, 2).extend(text, len(text) // 2) for salt, adapter, text in (one, other)]
     for i, (a, b) in enumerate(zip(*names, strict=False)):
         same = one[:2] == other[:2] and one[2][: 2 * (i + 1)] == other[2][: 2 * (i + 1)]
         assert (a == b) == same
@@ -247,21 +247,21 @@ def test_names_are_equal_only_where_tenant_adapter_and_the_whole_text_before_are
 
 @given(TEXT, st.integers(0, 4))
 def test_a_chain_that_grows_gives_the_names_of_one_that_is_whole(text, first):
-    chain = Chain("t", "x", 2)
+    chain = PageHashChain("t", "x", 2)
     whole = len(text) // 2
     chain.extend(text, min(first, whole))
-    assert chain.extend(text, whole) == Chain("t", "x", 2).extend(text, whole)
+    assert chain.extend(text, whole) == PageHashChain("t", "x", 2).extend(text, whole)
 
 
 def test_adapters_borrow_pages_that_lie_together_and_return_them_to_where_they_were():
-    book = PageBook(8, 2)
-    assert book.lend("x", 3)
-    assert book.take_lent() == [7, 6, 5]
-    assert not book.take_lent()
+    book = PageTable(8, 2)
+    assert book.allocate_adapter("x", 3)
+    assert book.take_new_adapter_pages() == [7, 6, 5]
+    assert not book.take_new_adapter_pages()
     assert book.reserve("s", 2) == [0, 1]
-    assert not book.lend("y", 4)
-    assert book.borrowers() == {"x"}
-    assert book.lend("x", 1), "it takes less than was set aside"
-    assert (book.lent_pages, book.free_pages) == (1, 5)
-    book.unlend("x")
+    assert not book.allocate_adapter("y", 4)
+    assert book.adapter_owners() == {"x"}
+    assert book.allocate_adapter("x", 1), "it takes less than was set aside"
+    assert (book.all_adapter_pages, book.free_pages) == (1, 5)
+    book.free_adapter("x")
     assert book.reserve("t", 6) == [2, 3, 4, 5, 6, 7]

@@ -34,7 +34,7 @@ class StepModel:
 GUESS = StepModel(base_ms=1.0, row_ms=0.05, key_ms=0.0, token_ms=0.1)  # unprofiled: learnt in some twenty steps
 
 
-class Pace:
+class StepTimeEstimator:
     """The model and its two factors. One owner."""
 
     def __init__(self, model: StepModel) -> None:

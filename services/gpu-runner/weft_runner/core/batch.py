@@ -13,7 +13,7 @@ from math import inf
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """`max_batch_tokens` >= the number of sequences, so that every decode row runs in every iteration.
 
     `token_time_ms`: within it running rows should get their next token. `prefill_age`: iterations in a row in which the
@@ -66,10 +66,10 @@ class Batch:
         count("n_adapters", len({row.adapter for row in self.rows if row.adapter}))
 
 
-def choose(
+def form_batch(
     prefilling: Iterable[Candidate],
     decoding: Iterable[Candidate],
-    limits: Limits,
+    limits: BatchLimits,
     *,
     prompt_tokens: int | None = None,
 ) -> Batch:
@@ -110,3 +110,26 @@ def _grouped(rows: list[Row], *, first: str | None = None, last: str | None = No
         groups.setdefault(row.adapter, []).append(row)
     order = sorted(groups, key=lambda adapter: (adapter == last) - (adapter == first))
     return [row for adapter in order for row in groups[adapter]]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSegment:
+    """Tokens [start, end) of the step belong to rows of one adapter."""
+
+    start: int
+    end: int
+    adapter: str
+
+
+def adapter_segments(rows: Iterable[Row]) -> tuple[AdapterSegment, ...]:
+    """Boundaries in tokens; neighbours of one adapter share a segment, rows of the base belong to none."""
+    segments: list[AdapterSegment] = []
+    start = 0
+    for row in rows:
+        end = start + row.n_tokens
+        if row.adapter and segments and (segments[-1].end, segments[-1].adapter) == (start, row.adapter):
+            segments[-1] = AdapterSegment(segments[-1].start, end, row.adapter)
+        elif row.adapter:
+            segments.append(AdapterSegment(start, end, row.adapter))
+        start = end
+    return tuple(segments)

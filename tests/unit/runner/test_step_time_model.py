@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_runner.core.pace import GUESS, MIN_CHUNK, RATE, STEP_MOST, TILE, Pace, StepModel
+from weft_runner.core.step_time_model import GUESS, MIN_CHUNK, RATE, STEP_MOST, TILE, StepModel, StepTimeEstimator
 
 MS = st.floats(0.0, 50.0)
 MODELS = st.builds(StepModel, MS, MS, st.floats(0.0, 0.01), st.floats(1e-6, 5.0))
@@ -14,7 +14,7 @@ SLACK = 1e-6  # of rounding
 
 @given(MODELS, ROWS, KEYS, st.floats(1.0, 1000.0), MOST)
 def test_a_chunk_is_the_largest_that_keeps_the_target_but_never_too_small_to_get_on(model, rows, keys, target_ms, most):
-    pace = Pace(model)
+    pace = StepTimeEstimator(model)
     chunk = pace.prompt_tokens(rows, keys, target_ms, most)
     assert min(MIN_CHUNK, most) <= chunk <= most
     if not rows:
@@ -28,7 +28,7 @@ def test_a_chunk_is_the_largest_that_keeps_the_target_but_never_too_small_to_get
 
 @given(MODELS, KEYS, st.floats(1.0, 1000.0), MOST, st.data())
 def test_more_rows_or_less_time_never_make_a_chunk_larger(model, keys, target_ms, most, data):
-    pace = Pace(model)
+    pace = StepTimeEstimator(model)
     few = data.draw(st.integers(1, 64))
     many = data.draw(st.integers(few, 64))
     chunk = pace.prompt_tokens(few, keys, target_ms, most)
@@ -38,7 +38,7 @@ def test_more_rows_or_less_time_never_make_a_chunk_larger(model, keys, target_ms
 
 @given(MODELS, st.floats(0.0, 1e6), ROWS, KEYS, st.integers(0, 512))
 def test_one_step_says_little(model, measured_ms, rows, keys, prompt_tokens):
-    pace = Pace(model)
+    pace = StepTimeEstimator(model)
     pace.learn(rows, keys, prompt_tokens, measured_ms)
     low, high = 1 + RATE * (1 / STEP_MOST - 1), 1 + RATE * (STEP_MOST - 1)
     about_prompt = prompt_tokens and measured_ms >= model.decode_ms(rows, keys)
@@ -50,7 +50,7 @@ def test_one_step_says_little(model, measured_ms, rows, keys, prompt_tokens):
 @pytest.mark.parametrize("slower", [0.05, 0.3, 1.0, 3.0, 20.0])
 def test_a_machine_that_is_not_as_profiled_is_known_after_some_dozens_of_steps(slower):
     """Without a profile too: the default is a guess that may be wrong by far."""
-    pace = Pace(GUESS)
+    pace = StepTimeEstimator(GUESS)
     true = StepModel(slower * 1.0, slower * 0.05, 0.0, slower * slower * 0.1)
     for _ in range(60):
         pace.learn(8, 800, 0, true.decode_ms(8, 800))
@@ -70,7 +70,7 @@ def test_chosen_chunks_come_to_keep_the_target_on_any_machine_that_can(base_ms, 
     """A closed loop: each chunk is chosen by what was learnt, and taken by a machine with 10 % of noise."""
     true = StepModel(base_ms, row_ms, 0.0, token_ms)
     target_ms = 3 * (true.decode_ms(rows, 0) + token_ms * MIN_CHUNK)  # the least chunk fills a third of it
-    pace, steps = Pace(GUESS), list[float]()
+    pace, steps = StepTimeEstimator(GUESS), list[float]()
     for factor in noise:
         pace.learn(rows, 0, 0, true.decode_ms(rows, 0) * factor)
         chunk = pace.prompt_tokens(rows, 0, target_ms, 1 << 20)
@@ -85,7 +85,7 @@ def test_chosen_chunks_come_to_keep_the_target_on_any_machine_that_can(base_ms, 
 def test_a_burst_that_is_over_does_not_hold_prompts_back_when_every_step_is_mixed(slow):
     """Closed loop: decode steps alone were slow for a while; then prompts come without a gap, at the true speed."""
     true = StepModel(base_ms=50.0, row_ms=0.0, key_ms=0.0, token_ms=0.1)
-    target_ms, pace, steps = 100.0, Pace(true), list[float]()
+    target_ms, pace, steps = 100.0, StepTimeEstimator(true), list[float]()
     for _ in range(12):
         pace.learn(8, 0, 0, slow * true.decode_ms(8, 0))
     for _ in range(60):

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_runner.core.chooser import Chooser
-from weft_runner.core.iteration import Candidate, Limits
-from weft_runner.core.pace import GUESS, StepModel
+from weft_runner.core.batch import BatchLimits, Candidate
+from weft_runner.core.batch_scheduler import BatchScheduler
+from weft_runner.core.step_time_model import GUESS, StepModel
 
 ARRIVALS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 200)), min_size=1, max_size=25)
 LIMITS = st.builds(
-    Limits,
+    BatchLimits,
     max_prefills=st.integers(1, 3),
     max_batch_tokens=st.integers(40, 128),
     token_time_ms=st.sampled_from([5.0, 12.0, 1000.0]),
@@ -23,8 +23,8 @@ LIMITS = st.builds(
 class Desk:
     """Prompts that arrive, get their chunks, and leave when they are through. `decoding` rows run beside them."""
 
-    def __init__(self, limits: Limits, decoding: int = 0) -> None:
-        self.limits, self.chooser = limits, Chooser(limits, GUESS)
+    def __init__(self, limits: BatchLimits, decoding: int = 0) -> None:
+        self.limits, self.chooser = limits, BatchScheduler(limits, GUESS)
         self.left: dict[str, int] = {}
         self.decoding = [Candidate(f"d{i}", "", 1) for i in range(decoding)]
         self.served: list[list[tuple[str, int]]] = []
@@ -35,7 +35,7 @@ class Desk:
 
     def step(self) -> list[tuple[str, int]]:
         waiting = [Candidate(key, "", tokens) for key, tokens in self.left.items()]
-        batch = self.chooser.choose(waiting, self.decoding, 0, lambda: 1)
+        batch = self.chooser.schedule(waiting, self.decoding, 0, lambda: 1)
         self.chooser.ran(batch)
         rows = [(row.key, row.n_tokens) for row in batch.rows[: batch.n_prefills]]
         for key, tokens in rows:
@@ -46,7 +46,7 @@ class Desk:
         return rows
 
 
-def play(limits: Limits, arrivals: list[tuple[int, int]], decoding: int = 0) -> tuple[Desk, list[list[str]]]:
+def play(limits: BatchLimits, arrivals: list[tuple[int, int]], decoding: int = 0) -> tuple[Desk, list[list[str]]]:
     """Every prompt after its pause in iterations, until all are through; and who waited, in order, each time."""
     desk, waited = Desk(limits, decoding), list[list[str]]()
     coming = [(pause, f"p{i}", tokens) for i, (pause, tokens) in enumerate(arrivals)]
@@ -107,7 +107,7 @@ def test_each_iteration_serves_the_eldest_when_it_is_due_and_else_the_least_work
 
 
 def test_a_short_prompt_passes_a_long_one_that_has_begun_and_the_long_one_goes_on():
-    desk = Desk(Limits(1, 64))
+    desk = Desk(BatchLimits(1, 64))
     desk.arrive("long", 200)
     assert desk.step() == [("long", 64)]
     desk.arrive("short", 10)
@@ -115,7 +115,7 @@ def test_a_short_prompt_passes_a_long_one_that_has_begun_and_the_long_one_goes_o
 
 
 def test_under_a_stream_of_short_prompts_a_long_one_gets_every_third_iteration():
-    desk = Desk(Limits(1, 64, prefill_age=2))
+    desk = Desk(BatchLimits(1, 64, prefill_age=2))
     desk.arrive("long", 300)
     for i in range(12):
         desk.arrive(f"s{i}", 10)
@@ -124,7 +124,7 @@ def test_under_a_stream_of_short_prompts_a_long_one_gets_every_third_iteration()
 
 
 def test_at_age_0_it_is_first_come_first_served():
-    desk = Desk(Limits(1, 64, prefill_age=0))
+    desk = Desk(BatchLimits(1, 64, prefill_age=0))
     for key, tokens in (("a", 100), ("b", 5), ("c", 70)):
         desk.arrive(key, tokens)
     assert [desk.step()[0][0] for _ in range(5)] == ["a", "a", "b", "c", "c"]
@@ -137,7 +137,7 @@ def test_shortest_first_waits_less_on_average_than_first_come_first_served():
     def mean_wait(age: int) -> float:
         drawn.seed(7)
         arrivals = [(drawn.randint(0, 2), drawn.choice((8, 16, 32, 640))) for _ in range(60)]
-        _, waited = play(Limits(1, 64, prefill_age=age), arrivals)
+        _, waited = play(BatchLimits(1, 64, prefill_age=age), arrivals)
         return sum(len(order) for order in waited) / 60
 
     assert mean_wait(8) < 0.6 * mean_wait(0)
@@ -151,8 +151,8 @@ def decoding(n: int) -> list[Candidate]:
 
 
 def test_a_batch_stands_until_a_row_needs_a_page():
-    chooser = Chooser(Limits(), GUESS)
-    batch = chooser.choose([], decoding(3), 100, lambda: 3)
+    chooser = BatchScheduler(BatchLimits(), GUESS)
+    batch = chooser.schedule([], decoding(3), 100, lambda: 3)
     for _ in range(2):
         assert chooser.standing is batch
         chooser.ran(batch)
@@ -162,21 +162,21 @@ def test_a_batch_stands_until_a_row_needs_a_page():
 
 
 def test_a_batch_with_a_prompt_or_one_that_changed_does_not_stand():
-    chooser = Chooser(Limits(), GUESS)
-    chooser.choose([Candidate("p", "", 5)], decoding(3), 100, lambda: 3)
+    chooser = BatchScheduler(BatchLimits(), GUESS)
+    chooser.schedule([Candidate("p", "", 5)], decoding(3), 100, lambda: 3)
     assert chooser.standing is None
-    batch = chooser.choose([], decoding(3), 100, lambda: 3)
+    batch = chooser.schedule([], decoding(3), 100, lambda: 3)
     chooser.changed()
     chooser.ran(batch)
     assert chooser.standing is None
-    chooser.choose([], decoding(3), 100, lambda: 0)
+    chooser.schedule([], decoding(3), 100, lambda: 0)
     assert chooser.standing is None, "somebody is paused: pages may become free at any time"
 
 
 def test_keys_grow_with_a_batch_that_stands_so_that_its_times_are_compared_with_the_right_ones():
-    chooser = Chooser(Limits(), StepModel(0.0, 0.0, 0.01, 1.0))
-    batch = chooser.choose([], decoding(10), 1000, lambda: 100)
+    chooser = BatchScheduler(BatchLimits(), StepModel(0.0, 0.0, 0.01, 1.0))
+    batch = chooser.schedule([], decoding(10), 1000, lambda: 100)
     for step in range(50):
         chooser.ran(batch)
         chooser.timed(batch, 0.01 * (1000 + 10 * (step + 1)))
-    assert chooser.pace.decode == pytest.approx(1.0), "each took as long as the model says for its keys"
+    assert chooser.step_time.decode == pytest.approx(1.0), "each took as long as the model says for its keys"

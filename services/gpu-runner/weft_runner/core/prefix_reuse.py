@@ -1,31 +1,32 @@
 """Prefix reuse: a sequence reads full pages that another one of its tenant and adapter has computed.
 
 A new sequence takes the longest run of named pages from its text's beginning, and so does one that waits for its
-prefill, since its likes may have computed them meanwhile (the choices of one request start together). At least one
-token is left to prefill, so that there are logits. A page gets its name when its last token is in KV: partial pages are
-never shared, and no copy is ever made.
+prefill, since others may have computed them in the meantime (the `n` choices of one request start together). At least
+one token is left to prefill, so that there are logits. A page gets its name when its last token is in KV: partial pages
+are never shared, and no copy is ever made.
 """
 
 from itertools import islice
 
-from weft_runner.core.pages import PageBook
-from weft_runner.core.prefix import Chain
-from weft_runner.core.sequence import Phase, Request, Sequence
+from weft.domain.request import Start
+from weft_runner.core.page_table import PageTable
+from weft_runner.core.prefix_cache import PageHashChain
+from weft_runner.core.sequence import Phase, Sequence
 
 
-class Reuse:
-    """One owner: the request pool. `tokens`: how many were not computed again."""
+class PrefixReuse:
+    """One owner: the request pool. `tokens`: how many did not have to be computed again."""
 
-    def __init__(self, pages: PageBook) -> None:
+    def __init__(self, pages: PageTable) -> None:
         self._pages = pages
         self.tokens = 0
 
-    def chain(self, request: Request) -> Chain | None:
-        """The names of a request's pages; None: without a salt nothing is shared."""
-        salt = request.cache_salt
-        return Chain(salt, request.adapter, self._pages.page_tokens) if salt else None
+    def chain(self, start: Start) -> PageHashChain | None:
+        """The hashes of a request's pages; None: without a salt nothing is shared."""
+        salt = start.cache_salt
+        return PageHashChain(salt, start.adapter, self._pages.page_tokens) if salt else None
 
-    def found(self, chain: Chain | None, text: list[int], at: int = 0) -> list[int]:
+    def find(self, chain: PageHashChain | None, text: list[int], at: int = 0) -> list[int]:
         """Full pages of a text that are there, from its page `at` on, as far as a token is left."""
         most = (len(text) - 1) // self._pages.page_tokens
         if chain is None or at >= most:
@@ -36,16 +37,16 @@ class Reuse:
         """It has been admitted with these pages."""
         self._reused(sequence, len(shared))
 
-    def look_again(self, sequence: Sequence) -> None:
-        """Take what has been computed since, before computing it once more."""
+    def extend(self, sequence: Sequence) -> None:
+        """Read what other sequences have computed since, before computing it once more."""
         at, rest = divmod(sequence.in_kv, self._pages.page_tokens)
         if sequence.phase is not Phase.PREFILL or sequence.chain is None or rest:
             return
-        if shared := self.found(sequence.chain, sequence.tokens, at):
+        if shared := self.find(sequence.chain, sequence.tokens, at):
             self._pages.share(sequence.key, shared)
             self._reused(sequence, len(shared))
 
-    def name(self, sequence: Sequence) -> None:
+    def publish(self, sequence: Sequence) -> None:
         """Its pages that have become full since the last time may be found from now on."""
         full = sequence.in_kv // self._pages.page_tokens
         if sequence.chain is None or full == sequence.named_pages:

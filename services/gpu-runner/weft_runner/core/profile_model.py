@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from weft_runner.core.pace import StepModel
+from weft_runner.core.step_time_model import StepModel
 
 GAIN = 1.05  # a larger batch is worth it from here on: below it a request gains more from a runner of its own
 TOKEN_MS_LEAST = 1e-6  # a prompt token costs something, or its factor could never be learnt

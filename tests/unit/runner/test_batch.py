@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_runner.core.iteration import Candidate, Limits, choose
-from weft_runner.core.segments import adapter_segments
+from weft_runner.core.batch import BatchLimits, Candidate, adapter_segments, form_batch
 
 ADAPTERS = st.sampled_from(["", "a", "b", "c", "d"])
 
@@ -13,7 +12,7 @@ ADAPTERS = st.sampled_from(["", "a", "b", "c", "d"])
 def situations(draw):
     prefilling = draw(st.lists(st.tuples(ADAPTERS, st.integers(1, 60)), max_size=6))
     decoding = draw(st.lists(ADAPTERS, max_size=12))
-    limits = Limits(draw(st.integers(1, 4)), draw(st.integers(len(decoding) or 1, 80)))
+    limits = BatchLimits(draw(st.integers(1, 4)), draw(st.integers(len(decoding) or 1, 80)))
     return (
         [Candidate(f"p{i}", adapter, pending) for i, (adapter, pending) in enumerate(prefilling)],
         [Candidate(f"d{i}", adapter, 1) for i, adapter in enumerate(decoding)],
@@ -24,7 +23,7 @@ def situations(draw):
 @given(situations())
 def test_every_decode_row_runs_and_prefills_take_what_is_left_in_order(situation):
     prefilling, decoding, limits = situation
-    batch = choose(prefilling, decoding, limits)
+    batch = form_batch(prefilling, decoding, limits)
     prefills, decodes = batch.rows[: batch.n_prefills], batch.rows[batch.n_prefills :]
     assert sorted(row.key for row in decodes) == sorted(c.key for c in decoding)
     assert all(row.samples and row.n_tokens == 1 for row in decodes)
@@ -42,7 +41,7 @@ def test_every_decode_row_runs_and_prefills_take_what_is_left_in_order(situation
 @given(situations())
 def test_rows_of_an_adapter_are_adjacent_and_the_border_shares_one_where_possible(situation):
     prefilling, decoding, limits = situation
-    batch = choose(prefilling, decoding, limits)
+    batch = form_batch(prefilling, decoding, limits)
     prefills, decodes = batch.rows[: batch.n_prefills], batch.rows[batch.n_prefills :]
     for side in (prefills, decodes):
         runs = [row.adapter for i, row in enumerate(side) if i == 0 or side[i - 1].adapter != row.adapter]
@@ -57,7 +56,7 @@ def test_rows_of_an_adapter_are_adjacent_and_the_border_shares_one_where_possibl
 
 @given(situations())
 def test_segments_cover_exactly_the_rows_with_an_adapter(situation):
-    batch = choose(*situation)
+    batch = form_batch(*situation)
     per_token = [row.adapter for row in batch.rows for _ in range(row.n_tokens)]
     told = [""] * len(per_token)
     segments = adapter_segments(batch.rows)
@@ -70,7 +69,9 @@ def test_segments_cover_exactly_the_rows_with_an_adapter(situation):
 
 
 def test_a_long_prompt_is_chunked_beside_the_running_rows():
-    batch = choose([Candidate("p", "a", 1000)], [Candidate("d", "b", 1), Candidate("e", "a", 1)], Limits(1, 64))
+    batch = form_batch(
+        [Candidate("p", "a", 1000)], [Candidate("d", "b", 1), Candidate("e", "a", 1)], BatchLimits(1, 64)
+    )
     assert [(row.key, row.n_tokens, row.samples) for row in batch.rows] == [
         ("p", 62, False),
         ("e", 1, True),
@@ -80,4 +81,4 @@ def test_a_long_prompt_is_chunked_beside_the_running_rows():
 
 
 def test_nothing_to_run_is_an_empty_batch():
-    assert choose([], [], Limits()).rows == ()
+    assert form_batch([], [], BatchLimits()).rows == ()

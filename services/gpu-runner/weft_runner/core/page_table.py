@@ -1,42 +1,43 @@
-"""The page book: the runner's one account of device memory, and the truth about it.
+"""The page table: the runner's one account of device memory, and the truth about it.
 
 A page holds P tokens of one sequence, for all layers. A reservation owns physical pages from the moment it is granted,
-so that what is promised is there. An adapter on the device holds pages too, as many as its bytes fill: they lend it
-their bytes, and nobody writes to them meanwhile.
+so that what is promised is there. An adapter on the device holds pages too, as many as its bytes fill: its weights lie
+in their memory.
 
 **free + reusable + held by sequences + held by adapters = total.** A page that several sequences read is counted for
 the one that has held it longest, and passes to the next when that one goes; so for each sequence and in sum
 **reserved >= used**. What is free when a sequence leaves is the pages that no other one holds: at most what it is
-charged, and less where another, older or newer, has come to read what it wrote.
+it owns, and less where another one, older or newer, has come to read what it wrote.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from weft_runner.core.prefix import PrefixCache, check_prefixes
+from weft_runner.core.prefix_cache import PrefixCache, check_prefixes
 
 
 @dataclass(slots=True)
-class Holding:
+class Allocation:
     """One sequence's pages in token order, how many tokens they hold, how many of them are counted for it."""
 
     pages: list[int] = field(default_factory=list[int])
     tokens: int = 0
-    charged: int = 0
+    owned: int = 0
 
 
 @dataclass(slots=True)
-class PageBook:
+class PageTable:
     """Who holds which page. `total_pages` pages of `page_tokens` tokens."""
 
     total_pages: int
     page_tokens: int
     prefixes: PrefixCache = field(init=False, default_factory=PrefixCache)
+    dirty: dict[str, None] = field(init=False, default_factory=dict[str, None])  # owned pages changed since reported
     _free: list[int] = field(init=False)
-    _holdings: dict[str, Holding] = field(init=False, default_factory=dict[str, Holding])
+    _allocations: dict[str, Allocation] = field(init=False, default_factory=dict[str, Allocation])
     _holders: dict[int, dict[str, None]] = field(init=False, default_factory=dict[int, dict[str, None]])  # oldest first
     _adapters: dict[str, list[int]] = field(init=False, default_factory=dict[str, list[int]])
-    _lent: list[int] = field(init=False, default_factory=list[int])
+    _new_adapter_pages: list[int] = field(init=False, default_factory=list[int])
 
     def __post_init__(self) -> None:
         assert self.total_pages > 0, self.total_pages
@@ -45,7 +46,7 @@ class PageBook:
 
     @property
     def free_pages(self) -> int:
-        """What the next taker can have: pages that nobody holds, the reusable ones too."""
+        """What the next taker can have: pages that no sequence or adapter holds, the reusable ones too."""
         return len(self._free) + len(self.prefixes)
 
     @property
@@ -55,7 +56,7 @@ class PageBook:
 
     @property
     def used_pages(self) -> int:
-        return sum(self.used_by(key) for key in self._holdings)
+        return sum(self.used_by(key) for key in self._allocations)
 
     def pages_for(self, n_tokens: int) -> int:
         """ceil(n / P)."""
@@ -65,36 +66,36 @@ class PageBook:
 
     def reserve(self, key: str, n_pages: int, shared: Sequence[int] = ()) -> list[int] | None:
         """Take n pages for a new sequence, all or none (None: no room). The first ones are `shared`, full already."""
-        assert key not in self._holdings, key
+        assert key not in self._allocations, key
         assert len(shared) <= n_pages, (len(shared), n_pages)
         if n_pages - len(shared) > self.free_beside(shared):
             return None
-        holding = self._holdings[key] = Holding(tokens=len(shared) * self.page_tokens)
+        allocation = self._allocations[key] = Allocation(tokens=len(shared) * self.page_tokens)
         for page in shared:
             self._hold(key, page)
         for page in self._take(n_pages - len(shared)):
             self._hold(key, page)
-        return holding.pages
+        return allocation.pages
 
     def free_beside(self, shared: Sequence[int]) -> int:
-        """What is free once somebody holds these pages."""
+        """What is free once a sequence holds these pages."""
         return self.free_pages - sum(self.prefixes.is_reusable(page) for page in shared)
 
     def share(self, key: str, shared: Sequence[int]) -> list[int]:
         """Read these full pages instead of the next ones of its own, none of which is written to; those go back."""
-        holding = self._holdings[key]
-        at, rest = divmod(holding.tokens, self.page_tokens)
-        assert rest == 0, (key, holding.tokens)
-        mine = holding.pages[at : at + len(shared)]
-        after = holding.pages[at + len(shared) :]
-        assert len(mine) == len(shared), (key, holding, shared)
-        del holding.pages[at:]
+        allocation = self._allocations[key]
+        at, rest = divmod(allocation.tokens, self.page_tokens)
+        assert rest == 0, (key, allocation.tokens)
+        mine = allocation.pages[at : at + len(shared)]
+        after = allocation.pages[at + len(shared) :]
+        assert len(mine) == len(shared), (key, allocation, shared)
+        del allocation.pages[at:]
         for page in mine:
             self._leave(key, page)
         for page in shared:
             self._hold(key, page)
-        holding.pages.extend(after)
-        holding.tokens += len(shared) * self.page_tokens
+        allocation.pages.extend(after)
+        allocation.tokens += len(shared) * self.page_tokens
         return mine
 
     def grow(self, key: str, n_pages: int) -> list[int]:
@@ -106,89 +107,90 @@ class PageBook:
 
     def fill(self, key: str, n_tokens: int) -> None:
         """The sequence has n tokens in KV from now on."""
-        holding = self._holdings[key]
-        assert holding.tokens <= n_tokens <= len(holding.pages) * self.page_tokens, (key, n_tokens, holding)
-        holding.tokens = n_tokens
+        allocation = self._allocations[key]
+        assert allocation.tokens <= n_tokens <= len(allocation.pages) * self.page_tokens, (key, n_tokens, allocation)
+        allocation.tokens = n_tokens
 
     def name(self, key: str, index: int, name: bytes) -> None:
         """The sequence's page of that index is full and will not be written to any more: others may read it."""
-        holding = self._holdings[key]
-        assert (index + 1) * self.page_tokens <= holding.tokens, (key, index, holding.tokens)
-        self.prefixes.name(holding.pages[index], name)
+        allocation = self._allocations[key]
+        assert (index + 1) * self.page_tokens <= allocation.tokens, (key, index, allocation.tokens)
+        self.prefixes.name(allocation.pages[index], name)
 
     def release(self, key: str, *, forget: bool = False) -> int:
         """Give a sequence's pages back; how many it held. `forget`: what it wrote is not to be read by others."""
-        pages = self._holdings[key].pages
+        pages = self._allocations[key].pages
+        self.dirty[key] = None
         for page in reversed(pages):  # the end of a text is given away before its beginning
             if forget:
                 self.prefixes.forget(page)
             self._leave(key, page)
-        del self._holdings[key]
+        del self._allocations[key]
         return len(pages)
 
     def pages_of(self, key: str) -> list[int]:
-        return self._holdings[key].pages
+        return self._allocations[key].pages
 
     def reserved_by(self, key: str) -> int:
         """Pages that are counted for this sequence."""
-        return self._holdings[key].charged
+        return self._allocations[key].owned
 
     def held_by(self, key: str) -> int:
-        """Pages that it reads or writes, whoever they are counted for."""
-        return len(self._holdings[key].pages)
+        """Pages that it reads or writes, whichever sequence owns them."""
+        return len(self._allocations[key].pages)
 
     def used_by(self, key: str) -> int:
         """Pages with tokens that are counted for this sequence. Those counted for others are full, and come first."""
-        holding = self._holdings[key]
-        return self.pages_for(holding.tokens) - (len(holding.pages) - holding.charged)
+        allocation = self._allocations[key]
+        return self.pages_for(allocation.tokens) - (len(allocation.pages) - allocation.owned)
 
     def tokens_of(self, key: str) -> int:
-        return self._holdings[key].tokens
+        return self._allocations[key].tokens
 
     def is_full(self, key: str) -> bool:
         """No room for one more token in what it holds."""
-        holding = self._holdings[key]
-        return holding.tokens == len(holding.pages) * self.page_tokens
+        allocation = self._allocations[key]
+        return allocation.tokens == len(allocation.pages) * self.page_tokens
 
     def holders(self) -> set[str]:
-        return set(self._holdings)
+        return set(self._allocations)
 
     # ---- adapters
 
-    def lend(self, digest: str, n_pages: int) -> bool:
+    def allocate_adapter(self, digest: str, n_pages: int) -> bool:
         """An adapter holds n pages from now on, more or fewer than before. False: no room, and nothing has changed."""
-        if n_pages - self.lent_to(digest) > self.free_pages:
+        if n_pages - self.n_adapter_pages(digest) > self.free_pages:
             return False
         held = self._adapters.setdefault(digest, [])
         taken = self._take_last(max(0, n_pages - len(held)))
-        self._lent.extend(taken)
+        self._new_adapter_pages.extend(taken)
         held.extend(taken)
         self._free[:0] = held[n_pages:]
         del held[n_pages:]
         return True
 
-    def unlend(self, digest: str) -> None:
+    def free_adapter(self, digest: str) -> None:
         """The adapter holds nothing any more."""
         self._free[:0] = self._adapters.pop(digest, ())
 
-    def lent_to(self, digest: str) -> int:
+    def n_adapter_pages(self, digest: str) -> int:
         return len(self._adapters.get(digest, ()))
 
-    def lent_pages_of(self, digest: str) -> tuple[int, ...]:
+    def adapter_pages(self, digest: str) -> tuple[int, ...]:
         """Which pages those are, in a fixed order while their number stays."""
         return tuple(self._adapters.get(digest, ()))
 
     @property
-    def lent_pages(self) -> int:
+    def all_adapter_pages(self) -> int:
         return self.total_pages - self.free_pages - self.reserved_pages
 
-    def borrowers(self) -> set[str]:
+    def adapter_owners(self) -> set[str]:
         return set(self._adapters)
 
-    def take_lent(self) -> list[int]:
+    def take_new_adapter_pages(self) -> list[int]:
         """Pages that adapters got since the last call: their own memory is not needed until they are granted again."""
-        lent, self._lent = self._lent, []
-        return lent
+        new, self._new_adapter_pages = self._new_adapter_pages, []
+        return new
 
     # ---- how
 
@@ -196,47 +198,50 @@ class PageBook:
         return [self._free.pop() if self._free else self.prefixes.evict() for _ in range(n_pages)]
 
     def _take_last(self, n_pages: int) -> list[int]:
-        """From the other end of memory, so that what adapters borrow lies together."""
+        """From the other end of memory, so that pages of adapters lie together."""
         taken = self._free[:n_pages]
         del self._free[:n_pages]
         return [*taken, *(self.prefixes.evict() for _ in range(n_pages - len(taken)))]
 
     def _hold(self, key: str, page: int) -> None:
-        holding, holders = self._holdings[key], self._holders.setdefault(page, {})
+        allocation, holders = self._allocations[key], self._holders.setdefault(page, {})
         if not holders:
-            self.prefixes.unpark(page)
-            holding.charged += 1
+            self.prefixes.acquire(page)
+            allocation.owned += 1
+            self.dirty[key] = None
         holders[key] = None
-        holding.pages.append(page)
+        allocation.pages.append(page)
 
     def _leave(self, key: str, page: int) -> None:
-        """Whoever has held it longest among those who stay is charged for it."""
+        """Of the sequences that still hold it the one that has held it longest owns it."""
         holders = self._holders[page]
         if next(iter(holders)) == key:
-            self._holdings[key].charged -= 1
+            self._allocations[key].owned -= 1
+            self.dirty[key] = None
             for heir in list(holders)[1:2]:
-                self._holdings[heir].charged += 1
+                self._allocations[heir].owned += 1
+                self.dirty[heir] = None
         del holders[key]
         if not holders:
             del self._holders[page]
-            if not self.prefixes.park(page):
+            if not self.prefixes.release(page):
                 self._free.append(page)
 
     def everything(self) -> list[int]:
-        """Every page id, those that nobody holds first: each must be there once (`check_pages`)."""
-        lent = [page for pages in self._adapters.values() for page in pages]
-        return [*self._free, *self.prefixes, *self._holders, *lent]
+        """Every page id, the free ones first: each must be there once (`check_page_table`)."""
+        of_adapters = [page for pages in self._adapters.values() for page in pages]
+        return [*self._free, *self.prefixes, *self._holders, *of_adapters]
 
 
-def check_pages(book: PageBook) -> None:
+def check_page_table(table: PageTable) -> None:
     """free + reusable + held = total, no page twice, references and charges balance, reserved >= used."""
-    check_prefixes(book.prefixes)
-    holdings, holders = book._holdings, book._holders  # pyright: ignore[reportPrivateUsage]
-    assert sorted(book.everything()) == list(range(book.total_pages)), "a page is lost or held twice"
-    assert sum(book.lent_to(digest) for digest in book.borrowers()) == book.lent_pages
-    held = sorted((page, key) for key, holding in holdings.items() for page in holding.pages)
+    check_prefixes(table.prefixes)
+    allocations, holders = table._allocations, table._holders  # pyright: ignore[reportPrivateUsage]
+    assert sorted(table.everything()) == list(range(table.total_pages)), "a page is lost or held twice"
+    assert sum(table.n_adapter_pages(digest) for digest in table.adapter_owners()) == table.all_adapter_pages
+    held = sorted((page, key) for key, allocation in allocations.items() for page in allocation.pages)
     assert held == sorted((page, key) for page, keys in holders.items() for key in keys), "a page is lost or held twice"
-    for key, holding in holdings.items():
-        assert holding.charged == sum(next(iter(holders[page])) == key for page in holding.pages), key
-        assert 0 <= book.used_by(key) <= book.reserved_by(key), key
-    assert sum(book.reserved_by(key) for key in holdings) == book.reserved_pages
+    for key, allocation in allocations.items():
+        assert allocation.owned == sum(next(iter(holders[page])) == key for page in allocation.pages), key
+        assert 0 <= table.used_by(key) <= table.reserved_by(key), key
+    assert sum(table.reserved_by(key) for key in allocations) == table.reserved_pages

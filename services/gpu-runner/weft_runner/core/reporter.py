@@ -1,0 +1,142 @@
+"""What a report carries, and when one is due.
+
+A report costs what changed since the one before: sequences by the page table's marks, adapters by the manager's. It is
+due `report_s` after the last one while something changes, and at once for overruns, ends and finishes. A connection to
+the supervisor and a Resync make the next one full. Heartbeats renew the lease while nothing changes.
+"""
+
+from weft.domain.machine import Peer, Send
+from weft.domain.runner import Heartbeat, Overrun, Registered, RunnerFigures, RunnerReport, SequenceState
+from weft_runner.core.events import RunnerStatus
+from weft_runner.core.request_pool import RequestPool
+from weft_runner.core.sequence import Phase, Sequence
+
+PROGRESS_S = 1.0  # between two reports of the tokens in KV, which only people read
+
+
+class Reporter:
+    """One owner: the runner's machine."""
+
+    def __init__(self, pool: RequestPool) -> None:
+        self._pool = pool
+        self.supervisor: Peer | None = None  # while a stream is open
+        self.changed = True  # since the last report
+        self.full_due = True
+        self._lease_s, self._report_s = 2.0, 0.05
+        self._version = 0
+        self._due_at = self._heartbeat_at = self._progress_at = 0.0
+        self._sequences: dict[str, int] = {}  # reported, with their admission numbers
+        self._adapters: set[str] = set()  # reported
+
+    def register(self, registered: Registered) -> None:
+        self._lease_s = max(registered.lease_ms, 1) / 1e3
+        self._report_s = max(registered.report_ms, 1) / 1e3
+
+    def connect(self, supervisor: Peer | None) -> None:
+        self.supervisor, self.full_due, self.changed = supervisor, True, True
+        self._due_at = 0.0
+
+    def resync(self) -> None:
+        self.full_due = self.changed = True
+        self._due_at = 0.0
+
+    def deadline(self) -> float:
+        """When a report or a heartbeat is due; in the past: now."""
+        if self._pool.urgent:
+            return 0.0
+        deadlines = [self._due_at] if self.changed else []
+        if self.supervisor is not None:
+            deadlines.append(self._heartbeat_at)
+        return min(deadlines, default=float("inf"))
+
+    def is_due(self, now: float) -> bool:
+        """Whether `effects` has any."""
+        if self._pool.urgent:
+            return True
+        return (self.changed and now >= self._due_at) or (self.supervisor is not None and now >= self._heartbeat_at)
+
+    def effects(self, now: float) -> list[Send | RunnerStatus]:
+        """What is due by now."""
+        if self._pool.take_report_now():
+            self.changed, self._due_at = True, now
+        if self.changed and now >= self._due_at:
+            self.changed = False
+            self._due_at, self._heartbeat_at = now + self._report_s, now + self._lease_s / 4
+            status = self._status()
+            if self.supervisor is not None:
+                return [Send(self.supervisor, self._report(status.figures, now)), status]
+            self._forget_changes()
+            return [status]
+        if self.supervisor is not None and now >= self._heartbeat_at:
+            self._heartbeat_at = now + self._lease_s / 4
+            return [Send(self.supervisor, Heartbeat())]
+        return []
+
+    # ---- what a report carries
+
+    def _report(self, figures: RunnerFigures, now: float) -> RunnerReport:
+        pool, full, self.full_due = self._pool, self.full_due, False
+        if full:
+            self._sequences, self._adapters = {}, set()
+        changed = pool.sequences if full else pool.pages.dirty
+        ended = [key for key in changed if self._has_ended(key)]
+        for key in ended:
+            del self._sequences[key]
+        here = [pool.sequences[key] for key in changed if key in pool.sequences]
+        here.sort(key=lambda sequence: sequence.admitted)  # new ones last, in the order in which the pool lists them
+        self._sequences.update((sequence.key, sequence.admitted) for sequence in here)
+        adapters = list((pool.adapters.adapters if full else pool.adapters.dirty).values())
+        reported = [adapter.report() for adapter in adapters if adapter.reported]
+        removed = [a.digest for a in adapters if not a.reported and a.digest in self._adapters]
+        self._adapters.difference_update(removed)
+        self._adapters.update(adapter.digest for adapter in reported)
+        progress = full or now >= self._progress_at
+        if progress:
+            self._progress_at = now + PROGRESS_S
+        self._version += 1
+        report = RunnerReport(
+            self._version,
+            full,
+            figures,
+            sequences=[self._sequence_state(sequence) for sequence in here],
+            ended=ended,
+            adapters=reported,
+            removed_adapters=removed,
+            overruns=[
+                Overrun(key, pool.sequences[key].start.epoch, wanted, pool.sequences[key].reservation_tokens)
+                for key, wanted in pool.reservations.paused.items()
+            ],
+            progress=[sequence.in_kv for sequence in pool.sequences.values()] if progress else (),
+        )
+        self._forget_changes()
+        return report
+
+    def _has_ended(self, key: str) -> bool:
+        """The sequence that was reported under this id is over, whether another one has its id or not."""
+        reported, here = self._sequences.get(key), self._pool.sequences.get(key)
+        return reported is not None and (here is None or here.admitted != reported)
+
+    def _sequence_state(self, sequence: Sequence) -> SequenceState:
+        start = sequence.start
+        return SequenceState(
+            start.request_id, start.epoch, sequence.gateway, start.adapter,
+            self._pool.pages.reserved_by(sequence.key), sequence.reservation_tokens, sequence.admitted,
+        )  # fmt: skip
+
+    def _forget_changes(self) -> None:
+        self._pool.pages.dirty.clear()
+        self._pool.adapters.dirty.clear()
+
+    def _status(self) -> RunnerStatus:
+        pool = self._pool
+        not_ready = pool.adapters.not_ready_reason()
+        waiting = sum(sequence.phase is Phase.WAITING for sequence in pool.sequences.values())
+        return RunnerStatus(
+            pool.figures(ready=not not_ready),
+            len(pool.sequences) - waiting,
+            waiting,
+            len(pool.reservations.paused),
+            sum(adapter.resident for adapter in pool.adapters.slots.by_slot.values()),
+            len(pool.adapters.adapters),
+            not_ready,
+        )

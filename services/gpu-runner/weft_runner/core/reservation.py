@@ -1,0 +1,96 @@
+"""How much is reserved for a sequence, and what happens when the sequence outruns its reservation.
+
+S3 (section 4, supervisor) doubles the reservation of a sequence that outruns it. Here the doubling is granted in place
+from free pages as far as they go; with none free the sequence pauses at its page boundary (an overrun).
+
+It is asked for when the reserved pages are full, not a page ahead: a p90 that is right ends most answers inside their
+last page, and asking on entering it would double, and preempt for, sequences that never need the page.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from weft_runner.core.adapter_slots import AdapterSlots
+from weft_runner.core.page_table import PageTable
+from weft_runner.core.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What a full sequence asks for: `wanted_pages` more, under a reservation of `reservation_tokens`."""
+
+    wanted_pages: int
+    reservation_tokens: int
+    doubled: bool
+
+
+def first_reservation_pages(base_len: int, reservation_tokens: int, page_tokens: int, max_context_tokens: int) -> int:
+    """ceil((prompt + emitted + reservation) / P), never beyond the context, which no sequence can outgrow."""
+    return _pages(min(base_len + reservation_tokens, max_context_tokens), page_tokens)
+
+
+def next_growth(sequence: Sequence, reserved_pages: int, page_tokens: int) -> Growth:
+    """What to ask for when the reserved pages are full.
+
+    A reservation that was granted only in part is first completed; a complete one doubles, to one page more at least
+    and to no more than the sequence can ever fill.
+    """
+    granted = _pages(min(sequence.base_len + sequence.reservation_tokens, sequence.max_len), page_tokens)
+    if granted > reserved_pages:
+        return Growth(granted - reserved_pages, sequence.reservation_tokens, doubled=False)
+    one_page_more = (reserved_pages + 1) * page_tokens - sequence.base_len
+    doubled = min(max(2 * sequence.reservation_tokens, one_page_more), sequence.max_len - sequence.base_len)
+    return Growth(_pages(sequence.base_len + doubled, page_tokens) - reserved_pages, doubled, doubled=True)
+
+
+def _pages(n_tokens: int, page_tokens: int) -> int:
+    return -(-n_tokens // page_tokens)
+
+
+class Reservations:
+    """One owner: the request pool. `paused`: sequence -> pages wanted, the longest paused first."""
+
+    def __init__(self, pages: PageTable, slots: AdapterSlots) -> None:
+        self._pages, self._slots = pages, slots
+        self.paused: dict[str, int] = {}
+        self.grown_pages = self.doublings = 0
+        self._granted: list[int] = []
+
+    def granted(self, pages: list[int]) -> None:
+        """These changed hands."""
+        self._granted.extend(pages)
+
+    def take_granted(self) -> list[int]:
+        """Pages that changed hands since the last call: cleared before anything is written to them."""
+        granted, self._granted = self._granted, []
+        return granted
+
+    def grow(self, sequence: Sequence) -> bool:
+        """Double a reservation whose pages are full. False: there is no page, and the sequence is paused."""
+        growth = next_growth(sequence, self._pages.held_by(sequence.key), self._pages.page_tokens)
+        sequence.reservation_tokens = growth.reservation_tokens
+        sequence.doublings += growth.doubled
+        self._pages.dirty[sequence.key] = None
+        self.doublings += growth.doubled
+        grown = self._grant(sequence.key, growth.wanted_pages)
+        if not grown:
+            sequence.pause()
+            self.paused[sequence.key] = growth.wanted_pages
+        return grown
+
+    def serve_paused(self, sequences: Mapping[str, Sequence]) -> None:
+        """What is free goes to those who have waited longest."""
+        for key, wanted in list(self.paused.items()):
+            if not self._grant(key, wanted):
+                return
+            del self.paused[key]
+            sequences[key].resume()
+
+    def _grant(self, key: str, wanted_pages: int) -> bool:
+        """As many pages as are free; with none, an unused adapter is evicted."""
+        if not self._pages.free_pages:
+            self._slots.evict_for(1)
+        pages = self._pages.grow(key, wanted_pages)
+        self._granted.extend(pages)
+        self.grown_pages += len(pages)
+        return bool(pages)

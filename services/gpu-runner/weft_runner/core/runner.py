@@ -1,0 +1,184 @@
+"""The runner as a machine: sessions, request pool, adapters and reports. See `weft.domain.machine`.
+
+The shell offers a step whenever the executor can take one (`StepSlot`); the machine answers with `RunStep`, or with
+nothing to run, and takes the results as `StepDone`. Every effect of an event is there when `handle` returns.
+"""
+
+from weft.domain.machine import Closed, Connected, Kind, Peer, Received, Send, Tick
+from weft.domain.request import Draining, SessionHello, Start, Stop
+from weft.domain.runner import Registered, Resync, RunnerOrder
+from weft_runner.core.admission import PoolLimits
+from weft_runner.core.batch import Batch
+from weft_runner.core.events import (
+    AdapterPages,
+    Drain,
+    Effect,
+    Event,
+    Fetched,
+    FetchFailed,
+    FoundOnDisk,
+    Loaded,
+    LoadFailed,
+    RunStep,
+    StepDone,
+    StepSlot,
+)
+from weft_runner.core.reporter import Reporter
+from weft_runner.core.request_pool import RequestPool, check_pool
+from weft_runner.core.step_time_model import GUESS, StepModel
+
+RETRY_S = 5.0  # between attempts at what a Ready runner holds and this one does not
+
+
+class Runner:
+    """One owner: the engine's thread, or the simulator."""
+
+    def __init__(self, limits: PoolLimits, model: StepModel = GUESS) -> None:
+        self.pool = RequestPool(limits, model)
+        self.reporter = Reporter(self.pool)
+        self._gateways: dict[Peer, str] = {}  # sessions, and the gateway that each one's hello names
+        self._ordered_drain = False
+        self._retry_at = 0.0
+        self._step: RunStep | None = None  # the latest
+
+    # ---- Machine
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        match event:
+            case StepSlot(depth, free):
+                self._schedule(depth, free, effects)
+                return effects  # what is due follows with the step's results, or with the deadline
+            case StepDone():
+                self._account(event)
+            case Received(peer, message):
+                self._receive(peer, message, effects)
+            case Tick():
+                pass
+            case Connected(peer, hello):
+                self._connect(peer, hello, effects)
+            case Closed(peer):
+                self._close(peer)
+            case Drain(on):
+                self._drain(on, effects)
+            case Loaded(digest, rank, n_bytes, host_bytes, seconds):
+                self.pool.loaded(digest, rank=rank, n_bytes=n_bytes, host_bytes=host_bytes, load_cost=seconds)
+            case Fetched(digest, n_bytes, host_bytes):
+                self.pool.fetched(digest, n_bytes=n_bytes, host_bytes=host_bytes)
+            case LoadFailed(digest, reason, detail, permanent):
+                self.pool.load_failed(digest, reason, detail, permanent=permanent)
+            case FetchFailed(digest, reason, detail, permanent):
+                self.pool.fetch_failed(digest, reason, detail, permanent=permanent)
+            case FoundOnDisk(digests):
+                self.pool.adapters.on_found_on_disk(digests)
+        self.reporter.changed = self.reporter.changed or event.__class__ is not Tick
+        self._take_effects(effects)
+        if now >= self._retry_at:
+            self._retry_at = now + RETRY_S
+            if self.pool.adapters.not_ready_reason():
+                self.pool.adapters.retry()
+                self._take_effects(effects)
+        if self.reporter.is_due(now):
+            effects.extend(self.reporter.effects(now))
+        return effects
+
+    def next_deadline(self) -> float | None:
+        deadline = self.reporter.deadline()
+        if self.pool.adapters.not_ready_reason():
+            deadline = min(deadline, self._retry_at)
+        return None if deadline == float("inf") else deadline
+
+    def check(self) -> None:
+        check_pool(self.pool)
+        for sequence in self.pool.sequences.values():
+            assert sequence.owner in self._gateways, sequence.key
+
+    # ---- steps
+
+    def repeat(self, step: RunStep) -> RunStep:
+        """The same batch once more, on the tokens that the step in flight samples."""
+        return step._replace(clear_pages=[], keys=step.keys + len(step.batch.rows), departures=self.pool.departures)
+
+    def may_repeat(self, step: RunStep) -> bool:
+        """That batch can run once more as it is, after the step that is in flight."""
+        return self.pool.scheduler.lasts(step.batch, 2)
+
+    def _schedule(self, depth: int, free: int, effects: list[Effect]) -> None:
+        pool = self.pool
+        batch = pool.schedule(depth, free)
+        self._take_effects(effects)
+        if not batch.rows:
+            return
+        if depth > 1:
+            pool.launched(batch)
+        last, clear_pages = self._step, pool.reservations.take_granted()
+        if last is not None and last.batch is batch:
+            sequences = last.sequences
+        else:
+            sequences = tuple(pool.sequences[row.key] for row in batch.rows)
+        self._step = RunStep(batch, sequences, clear_pages, pool.scheduler.keys, pool.departures)
+        effects.append(self._step)
+
+    def _account(self, done: StepDone) -> None:
+        step, batch, pool = done.step, done.step.batch, self.pool
+        if step.departures != pool.departures:  # rows whose sequences have left since are not accounted for
+            rows = zip(batch.rows, step.sequences, strict=True)
+            here = tuple(row for row, sequence in rows if pool.sequences.get(row.key) is sequence)
+            batch = batch if len(here) == len(batch.rows) else Batch(here, 0)
+        pool.account(batch, done.tokens, done.failures)
+        if done.ms > 0.0:
+            pool.scheduler.timed(step.batch, done.ms, step.keys)
+
+    # ---- peers
+
+    def _receive(self, peer: Peer, message: object, effects: list[Effect]) -> None:
+        match message:
+            case Start():
+                if (gateway := self._gateways.get(peer)) is not None:
+                    self.pool.start(message, peer, gateway)
+            case Stop(request_id, epoch):
+                self.pool.stop(request_id, epoch, peer)
+            case Registered():
+                self.reporter.register(message)
+            case RunnerOrder(desired, drain):
+                if desired is not None:
+                    self.pool.apply(desired)
+                if drain != self._ordered_drain:
+                    self._ordered_drain = drain
+                    self._drain(drain, effects)
+            case Resync():
+                self.reporter.resync()
+            case _:
+                pass  # of a newer version
+
+    def _connect(self, peer: Peer, hello: object, effects: list[Effect]) -> None:
+        if peer.kind is Kind.SUPERVISOR:
+            self.reporter.connect(peer)
+            return
+        self._close(peer)
+        self._gateways[peer] = hello.gateway if isinstance(hello, SessionHello) else peer.name
+        if self.pool.draining:
+            effects.append(Send(peer, Draining()))
+
+    def _close(self, peer: Peer) -> None:
+        if peer.kind is Kind.SUPERVISOR:
+            self.reporter.connect(None)
+        else:
+            self._gateways.pop(peer, None)
+            self.pool.session_closed(peer)
+
+    def _drain(self, on: bool, effects: list[Effect]) -> None:
+        """Draining follows the last Ended(DRAINED) of each session."""
+        self.pool.drain(on=on)
+        if on:
+            self._take_effects(effects)
+            effects.extend(Send(peer, Draining()) for peer in self._gateways)
+
+    def _take_effects(self, effects: list[Effect]) -> None:
+        pool = self.pool
+        if pool.messages or pool.produced:
+            effects.extend(pool.take_messages())
+        if pool.adapters.actions:
+            if pages := pool.pages.take_new_adapter_pages():
+                effects.append(AdapterPages(pages))
+            effects.extend(pool.adapters.take_actions())

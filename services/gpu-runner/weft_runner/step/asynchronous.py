@@ -1,0 +1,86 @@
+"""The next step is launched behind the running one, before the tokens of that are here.
+
+A batch of decode rows that is likely to run on continues from the tokens on the device, so that accounting, sending and
+scheduling overlap the running step. Should a row end with the present step, what the next one computes for it is
+dropped: its pages are written to in the device's order, before the sequence that gets them writes there.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from weft_runner.core.events import RunStep, StepDone
+from weft_runner.core.runner import Runner
+from weft_runner.errors import ExecutorLost
+from weft_runner.model.executor import AsyncExecutor, Executor, StepHandle
+from weft_runner.model.sampling import SamplingArgs
+from weft_runner.step.builder import BuiltStep
+from weft_runner.step.sync import ONE, Schedule, SyncSteps
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaunchedStep:
+    """A step on the device; `handle` waits for what it samples."""
+
+    step: RunStep
+    built: BuiltStep
+    draws: list[SamplingArgs]
+    handle: StepHandle
+
+
+class AsyncSteps(SyncSteps):
+    """`events_wait`: an event may change the next batch, so that no step is launched behind the present one."""
+
+    def __init__(
+        self, runner: Runner, executor: Executor, launcher: AsyncExecutor, ranks: Mapping[int, int],
+        events_wait: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        super().__init__(runner, executor, ranks)
+        self._launcher, self._events_wait = launcher, events_wait
+        self._next: LaunchedStep | None = None
+
+    @property
+    def in_flight(self) -> bool:
+        return self._next is not None
+
+    def advance(self, schedule: Schedule) -> StepDone | None:
+        began = time.monotonic()
+        launched, self._next = self._next, None
+        step = launched.step if launched else schedule(ONE)
+        if step is None:
+            return None
+        try:
+            launched = launched or self._launch(step)
+            if not self._events_wait():
+                self._next = self._follow(launched)
+            tokens, failures = launched.built.by_key(launched.handle.result())
+        except ExecutorLost:
+            raise
+        except Exception:
+            log.exception("the forward of a batch failed; its rows run alone")
+            self._next = None
+            tokens, failures = self._run_alone(step)
+        return StepDone(step, tokens, failures, (time.monotonic() - began) * 1e3)
+
+    def _launch(self, step: RunStep) -> LaunchedStep:
+        built = self._builder.build(
+            step.batch.rows, step.sequences, keep=step.batch is self._runner.pool.scheduler.standing
+        )
+        self._runner.pool.forwards += 1
+        draws = built.draws()
+        return LaunchedStep(step, built, draws, self._launcher.launch(built.step, draws))
+
+    def _follow(self, launched: LaunchedStep) -> LaunchedStep | None:
+        """The step behind that one, if its batch can run on as it is and needs no token of it on the host."""
+        built = launched.built
+        if not self._runner.may_repeat(launched.step):
+            return None
+        if not self._launcher.can_follow(built.step, launched.draws) or not self._builder.advance_unseen(built):
+            return None
+        self._runner.pool.forwards += 1
+        draws = [draw._replace(position=draw.position + 1) for draw in launched.draws]
+        step = self._runner.repeat(launched.step)
+        return LaunchedStep(step, built, draws, self._launcher.follow(built.step, draws))

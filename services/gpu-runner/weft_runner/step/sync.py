@@ -1,0 +1,79 @@
+"""One step after the other. A step that fails is run again row by row, so that only the rows that fail again end."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from weft_runner.core.batch import Row
+from weft_runner.core.events import RunStep, StepDone, StepSlot
+from weft_runner.core.runner import Runner
+from weft_runner.core.sampling import SampledToken
+from weft_runner.core.sequence import Sequence
+from weft_runner.errors import ExecutorLost
+from weft_runner.model.executor import Executor
+from weft_runner.step.builder import StepBuilder
+
+log = logging.getLogger(__name__)
+ONE = StepSlot()
+Schedule = Callable[[StepSlot], RunStep | None]  # offers the machine a step, performs what follows
+Found = tuple[Mapping[str, SampledToken], Mapping[str, str]]  # tokens and failures, by request id
+
+
+class StepStrategy(Protocol):
+    """How an executor's steps are run. `in_flight`: a step is launched and not complete."""
+
+    @property
+    def in_flight(self) -> bool: ...
+
+    def advance(self, schedule: Schedule, /) -> StepDone | None:
+        """Launch a step, or complete the oldest, or both. Raises ExecutorLost: then no row can run."""
+        ...
+
+
+class SyncSteps:
+    def __init__(self, runner: Runner, executor: Executor, ranks: Mapping[int, int]) -> None:
+        self._runner, self._executor = runner, executor
+        self._builder = StepBuilder(runner.pool, ranks)
+
+    @property
+    def in_flight(self) -> bool:
+        return False
+
+    def advance(self, schedule: Schedule) -> StepDone | None:
+        began = time.monotonic()
+        if (step := schedule(ONE)) is None:
+            return None
+        try:
+            tokens, failures = self._forward(
+                step.batch.rows, step.sequences, keep=step.batch is self._runner.pool.scheduler.standing
+            )
+        except ExecutorLost:
+            raise
+        except Exception:
+            log.exception("the forward of a batch failed; its rows run alone")
+            tokens, failures = self._run_alone(step)
+        return StepDone(step, tokens, failures, (time.monotonic() - began) * 1e3)
+
+    def _forward(self, rows: tuple[Row, ...], sequences: tuple[Sequence, ...], *, keep: bool = False) -> Found:
+        built = self._builder.build(rows, sequences, keep=keep)
+        logits = self._executor.run(built.step)
+        self._runner.pool.forwards += 1
+        return built.by_key(self._executor.sample(logits, built.draws()))
+
+    def _run_alone(self, step: RunStep) -> Found:
+        """Each row whose sequence is still there runs alone; those that fail again end."""
+        tokens: dict[str, SampledToken] = {}
+        failures: dict[str, str] = {}
+        for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
+            if self._runner.pool.sequences.get(row.key) is not sequence:
+                continue
+            try:
+                found, failed = self._forward((row,), (sequence,))
+            except ExecutorLost:
+                raise
+            except Exception as error:  # noqa: BLE001 (it ends this sequence, with its name, and reaches its gateway)
+                found, failed = {}, {row.key: f"{type(error).__name__}: {error}"}
+            tokens.update(found)
+            failures.update(failed)
+        return tokens, failures
