@@ -88,9 +88,10 @@ def scheduler_of(adapters: Iterable[AdapterSpec] = ()) -> Scheduler:
     return core
 
 
-def publish_all(core: Scheduler, now: float) -> float:
-    """Let every status and route be published; the time afterwards."""
-    while core.handle(TICK, now):
+def publish_all(core: Scheduler, adapters: int, now: float) -> float:
+    """Let every status and route be published, some adapters at a time; the time afterwards."""
+    for _ in range(adapters // 1_000 + 4):
+        core.handle(TICK, now)
         now += 1.0
     return now
 
@@ -120,7 +121,7 @@ def encoded(effects: Sequence[Any], peer: Kind) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class ReportCost:
-    """What one report costs its receiver: the median of rounds in which every runner reports once."""
+    """What one report costs its receiver: in the fastest of the rounds in which every runner reports once."""
 
     cpu_us: float
     received_bytes: float
@@ -199,7 +200,7 @@ def report_costs(runners: int, host_copies: int, rounds: int, advance: Advance) 
             size[1] += sum(len(raw) for _, raw in sent)
         advance(1)
     first, second = (
-        ReportCost(1e6 * statistics.median(clock.seconds[1:]) / runners, received / runners / rounds)
+        ReportCost(1e6 * min(clock.seconds[1:]) / runners, received / runners / rounds)
         for clock, received in zip(clocks, size, strict=True)
     )
     return first, second
@@ -269,7 +270,7 @@ def one_adapter_more(adapters: int, repetitions: int, advance: Advance) -> OneMo
     report = RunnerReport(1, True, RunnerFigures(PAGES))
     runner = spec_of(RunnerId("u", "i"))
     scheduler.handle(Received(SUPERVISOR, ClusterReport((ReportedRunner(runner.runner, report, runner),))), 0.1)
-    now, clocks, sizes = publish_all(scheduler, 1.0), (CpuClock(), CpuClock()), [0, 0]
+    now, clocks, sizes = publish_all(scheduler, adapters, 1.0), (CpuClock(), CpuClock()), [0, 0]
     table.apply(scheduler.state.routes.full())
     for i in range(repetitions):
         with clocks[0]:
