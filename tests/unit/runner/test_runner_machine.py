@@ -1,0 +1,174 @@
+"""The runner's machine: what its reports add up to, who receives what, and what is due when."""
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from harness.desired import desired, whole
+from harness.runner_machine import session, start_of
+from weft.domain.adapter import DesiredChange, Tier
+from weft.domain.ids import RunnerId
+from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
+from weft.domain.request import Draining, Ended, SessionHello, Stop
+from weft.domain.runner import Heartbeat, Registered, Resync, RunnerBook, RunnerOrder, RunnerReport, RunnerSpec
+from weft_runner.core.admission import PoolLimits
+from weft_runner.core.batch import BatchLimits
+from weft_runner.core.events import Drain, Fetch, Fetched, Load, Loaded, LoadFailed, RunStep, StepDone, StepSlot
+from weft_runner.core.runner import Runner
+from weft_runner.core.sampling import SampledToken
+
+LIMITS = PoolLimits(12, 4, 5, 2, 40, 9, frozenset([0]), BatchLimits(1, 7), 3, host_bytes=25)
+SPEC = RunnerSpec(RunnerId("n.u", "i"), "h:1", "n/p", 4, 12, 5, 2, 64, 40)
+SUPERVISOR = Peer(Kind.SUPERVISOR, "s")
+
+
+def reports(effects: list[Any]) -> list[RunnerReport]:
+    return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, RunnerReport)]
+
+
+class ReportMachine(RuleBasedStateMachine):
+    """A supervisor that applies every report has the runner's whole state, whatever happens between two reports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner, self.book, self.now = Runner(LIMITS), RunnerBook(SPEC), 0.0
+        self.transfers: list[Any] = []
+        self.step: RunStep | None = None
+        self.counter = 0
+        for number in (1, 2):
+            self.handle(Connected(session(number), SessionHello(f"g{number}", "i")))
+        self.handle(Connected(SUPERVISOR))
+        self.handle(Received(SUPERVISOR, Registered(lease_ms=2000, report_ms=50)))
+
+    def handle(self, event: Any, seconds: float = 0.0) -> None:
+        self.now += seconds
+        effects = self.runner.handle(event, self.now)
+        self.transfers.extend(e for e in effects if isinstance(e, Fetch | Load))
+        self.step = next((e for e in effects if isinstance(e, RunStep)), self.step)
+        for report in reports(effects):
+            self.book.apply(report)
+            assert report.full or len(report.sequences) <= len(self.runner.pool.sequences)
+        self.runner.check()
+
+    @rule(
+        key=st.sampled_from("vwxyz"), owner=st.integers(1, 2), prompt=st.integers(1, 20),
+        adapter=st.sampled_from(["", *"abc"]), reservation=st.integers(0, 9), salt=st.sampled_from(["", "t"]),
+    )  # fmt: skip
+    def start(self, key: str, owner: int, prompt: int, adapter: str, reservation: int, salt: str) -> None:
+        self.counter += 1
+        start = start_of(
+            key, self.counter, (1,) * prompt, 15, adapter=adapter, reservation_tokens=reservation, cache_salt=salt
+        )
+        self.handle(Received(session(owner), start))
+
+    @rule(key=st.sampled_from("vwxyz"), owner=st.integers(1, 2))
+    def stop(self, key: str, owner: int) -> None:
+        if key in self.runner.pool.sequences:
+            self.handle(Received(session(owner), Stop(key, self.runner.pool.sequences[key].start.epoch)))
+
+    @rule(owner=st.integers(1, 2))
+    def reconnect(self, owner: int) -> None:
+        self.handle(Closed(session(owner)))
+        self.handle(Connected(session(owner), SessionHello(f"g{owner}", "i")))
+
+    @rule(tokens=st.lists(st.integers(0, 8), min_size=5, max_size=5), seconds=st.sampled_from([0.0, 0.03]))
+    def run_step(self, tokens: list[int], seconds: float) -> None:
+        self.step = None
+        self.handle(StepSlot())
+        if self.step is not None:
+            sampling = [row.key for row in self.step.batch.rows if row.samples]
+            self.handle(
+                StepDone(self.step, dict(zip(sampling, map(SampledToken, tokens), strict=False)), {}, 1.0), seconds
+            )
+
+    @precondition(lambda self: self.transfers)
+    @rule(fails=st.booleans())
+    def transfer(self, fails: bool) -> None:
+        match self.transfers.pop(0):
+            case Fetch(digest, to_host):
+                self.handle(Fetched(digest, None, 10 if to_host else None))
+            case Load(digest) if fails:
+                self.handle(LoadFailed(digest, "internal", "torn", False))  # type: ignore[arg-type]
+            case Load(digest):
+                self.handle(Loaded(digest, 4, 1, 10, 0.1))
+
+    @rule(held=st.sets(st.sampled_from("abc")), removed=st.sets(st.sampled_from("abc")), full=st.booleans())
+    def desire(self, held: set[str], removed: set[str], full: bool) -> None:
+        adapters = tuple(desired(digest, n_bytes=10, tier=Tier.HOST) for digest in sorted(held))
+        change = DesiredChange(1, full, adapters, tuple(sorted(removed - held)))
+        self.handle(Received(SUPERVISOR, RunnerOrder(change)))
+
+    @rule()
+    def resync(self) -> None:
+        self.handle(Received(SUPERVISOR, Resync()))
+
+    @rule()
+    def wait(self) -> None:
+        self.handle(TICK, 0.06)
+
+    @rule()
+    def compare(self) -> None:
+        """Once everything due is reported the book is the state, whatever has happened since the last report."""
+        runner = self.runner
+        if runner.reporter.changed or runner.pool.urgent:
+            self.handle(TICK, 0.06)
+        runner.reporter.resync()
+        sequences, adapters, version = self.book.sequences, self.book.adapters, self.book.version
+        overruns = self.book.overruns
+        self.handle(TICK)
+        assert self.book.version == (version or 0) + 1
+        assert list(sequences.items()) == list(self.book.sequences.items()), "in the same order, for `progress`"
+        assert adapters == self.book.adapters
+        assert overruns == self.book.overruns
+        assert list(self.book.progress) == [s.in_kv for s in runner.pool.sequences.values()]
+
+    def teardown(self) -> None:
+        self.compare()
+
+
+ReportMachine.TestCase.settings = settings(stateful_step_count=40)
+test_reports_add_up_to_the_whole_state = ReportMachine.TestCase
+
+
+def ready_runner() -> Runner:
+    runner = Runner(LIMITS)
+    runner.handle(Connected(session(1), SessionHello("g", "i")), 0.0)
+    runner.handle(Connected(SUPERVISOR), 0.0)
+    runner.handle(Received(SUPERVISOR, Registered(lease_ms=2000, report_ms=50)), 0.0)
+    runner.handle(Received(SUPERVISOR, RunnerOrder(whole())), 0.0)
+    return runner
+
+
+def test_an_idle_runner_keeps_its_lease_with_heartbeats_and_reports_nothing():
+    runner, now, sent = ready_runner(), 0.0, list[Any]()
+    while now < 10.0:
+        deadline = runner.next_deadline()
+        assert deadline is not None
+        assert deadline > now or now == 0.0
+        now = max(now, deadline)
+        sent.extend(e.message for e in runner.handle(TICK, now) if isinstance(e, Send))
+    assert sum(isinstance(message, RunnerReport) for message in sent) == 1, "what was due at first"
+    assert 18 <= sum(isinstance(message, Heartbeat) for message in sent) <= 21
+
+
+def test_a_drain_ends_every_sequence_and_then_names_it_to_each_session():
+    runner = ready_runner()
+    runner.handle(Received(session(1), start_of("r", 1, (1, 1), 9)), 0.0)
+    effects = runner.handle(Drain(on=True), 0.0)
+    messages = [e.message for e in effects if isinstance(e, Send) and e.peer == session(1)]
+    assert [type(message) for message in messages] == [Ended, Draining]
+    late = runner.handle(Connected(session(2), SessionHello("h", "i")), 0.0)
+    assert Send(session(2), Draining()) in late
+
+
+def test_an_adapter_that_only_a_start_names_is_loaded_on_demand():
+    runner = ready_runner()
+    effects = runner.handle(
+        Received(session(1), start_of("r", 1, (1, 1), 9, adapter="a", rank=8, adapter_bytes=77)), 0.0
+    )
+    assert Fetch("a", urgent=True) in effects
+    (report,) = reports(effects)
+    assert [(a.digest, a.rank, a.bytes, a.loading) for a in report.adapters] == [("a", 8, 77, True)]
+    assert report.figures.ready, "it is not held: nothing waits for it"
