@@ -4,11 +4,12 @@ Each case drives the shipped cores and codecs of one process with the messages t
 network. CPU times are those of the measuring thread. *Reports*: runners with 64 sequences and 2,000 adapters in host
 memory send 20 reports a second; with each report one sequence has ended, another one has begun, and all others have
 grown. A core carries 1 / (20 x CPU of a report) runners, in the fastest round of all runners' reports; the CPU of gRPC
-for the same messages stands beside. *One adapter more*: an adapter on demand is added to 100,000. *Models*: `GET
-/v1/models` of a tenant with 1,000 of 100,000 adapters, without HTTP. *Decisions*: one pool of 10,000 runners, 100,000
-adapters, 640,000 requests running and 360,000 queued; an event is a request's submission, its outcome, or a report of
-its end, and the latter two let a queued request start. *Live* (`--live N`): N adapters, copies of the quickstart's, are
-applied to a `weft up` of its own, left alone, listed and deleted.
+for the same messages stands beside. *Engine*: what an end, a start and their reports cost the thread that steps the
+model. *One adapter more*: an adapter on demand is added to 100,000. *Models*: `GET /v1/models` of a tenant with 1,000
+of 100,000 adapters, without HTTP. *Decisions*: one pool of 10,000 runners, 100,000 adapters, 640,000 requests running and
+360,000 queued; an event is a request's submission, its outcome, or a report of its end, and the latter two let a queued
+request start. *Live* (`--live N`): N adapters, copies of the quickstart's, are applied to a `weft up` of its own, left
+alone, listed and deleted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -50,6 +51,15 @@ def reports(origin: Origin, amounts: Amounts, bar: Bar) -> Iterator[Line]:
         yield origin.line(case, f"{name}: bytes received of a report", cost.received_bytes, "B")
 
 
+def engine(origin: Origin, amounts: Amounts, bar: Bar) -> Iterator[Line]:
+    """The engine thread of a runner with many host copies."""
+    with bar("engine", 1) as advance:
+        milliseconds = cases.engine_report_ms(amounts.host_copies, 10 * amounts.rounds)
+        advance(1)
+    case = f"engine thread, {amounts.host_copies:,} host copies"
+    yield origin.line(case, "a report", milliseconds, "ms", target="<= 0.2")
+
+
 def adapter(origin: Origin, amounts: Amounts, bar: Bar) -> Iterator[Line]:
     """One adapter more, through scheduler and gateway."""
     with bar("one adapter more", amounts.rounds) as advance:
@@ -64,8 +74,9 @@ def adapter(origin: Origin, amounts: Amounts, bar: Bar) -> Iterator[Line]:
 def models(origin: Origin, amounts: Amounts, bar: Bar) -> Iterator[Line]:
     """The models of one tenant among many."""
     tenants = max(amounts.adapters // 1_000, 1)
-    with bar("models", 1):
+    with bar("models", 1) as advance:
         milliseconds = cases.models_ms(amounts.adapters, tenants, amounts.rounds)
+        advance(1)
     case = f"GET /v1/models, {amounts.adapters // tenants:,} of {amounts.adapters:,} adapters"
     yield origin.line(case, "CPU", milliseconds, "ms", target="<= 10")
 
@@ -85,6 +96,7 @@ def decisions(origin: Origin, amounts: Amounts, bar: Bar) -> Iterator[Line]:
 
 CASES: dict[str, Callable[[Origin, Amounts, Bar], Iterator[Line]]] = {
     "reports": reports,
+    "engine": engine,
     "adapter": adapter,
     "models": models,
     "decisions": decisions,

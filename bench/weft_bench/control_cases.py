@@ -15,15 +15,27 @@ from typing import Any
 import grpc.aio
 import orjson
 
-from weft.domain.adapter import AdapterSpec, AdapterState, Tier
+from weft.domain.adapter import AdapterSpec, AdapterState, DesiredAdapter, DesiredChange, Tier
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.machine import TICK, Connected, Kind, Peer, Received, Send
-from weft.domain.request import Assign, FinishReason, Outcome, OutcomeReport, ResubmitComplete, Started, Submit
+from weft.domain.request import (
+    Assign,
+    FinishReason,
+    Outcome,
+    OutcomeReport,
+    ResubmitComplete,
+    SessionHello,
+    Start,
+    Started,
+    Stop,
+    Submit,
+)
 from weft.domain.routes import Keys, PoolRoute, PoolSpec, RegistryChange, Route, Routes
 from weft.domain.runner import (
     ClusterReport,
     ReportedRunner,
     RunnerFigures,
+    RunnerOrder,
     RunnerReport,
     RunnerSpec,
     SequenceState,
@@ -40,6 +52,9 @@ from weft.wire.options import CHANNEL_OPTIONS
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
 from weft_gateway.core.routes import Principal, RouteTable
 from weft_gateway.openai.models import _model  # pyright: ignore[reportPrivateUsage]
+from weft_runner.core.admission import PoolLimits
+from weft_runner.core.events import Fetch, Fetched
+from weft_runner.core.runner import Runner
 from weft_scheduler.core.config import Config as SchedulerConfig
 from weft_scheduler.core.scheduler import Scheduler
 from weft_supervisor.core.supervisor import Config as SupervisorConfig
@@ -250,6 +265,43 @@ async def _send(port: str, message_bytes: str, messages: str) -> None:
     async with channel(f"127.0.0.1:{port}") as opened:
         call: Any = opened.stream_unary
         await call("/bench.Bench/Receive")(requests())
+
+
+# ------------------------------------------------------------------------------------------------ the engine thread
+
+
+def engine_report_ms(host_copies: int, repetitions: int) -> float:
+    """An end, a start and the reports of both, in a runner with 64 sequences and that many host copies; the median."""
+    limits = PoolLimits(
+        total_pages=20_000, page_tokens=16, max_sequences=BUSY, max_adapters=BUSY, max_context_tokens=4096,
+        vocab_size=32_000, host_bytes=1 << 40,
+    )  # fmt: skip
+    runner, now = Runner(limits), 0.0
+    desired = tuple(DesiredAdapter(digest(i), 16, 10**7, pinned=False, tier=Tier.HOST) for i in range(host_copies))
+    runner.handle(Connected(GATEWAY, SessionHello("g", "i")), now)
+    runner.handle(Connected(SUPERVISOR), now)
+    effects = runner.handle(Received(SUPERVISOR, RunnerOrder(DesiredChange(1, True, desired))), now)
+    fetched = 0
+    while fetches := [effect for effect in effects if isinstance(effect, Fetch)]:
+        fetched += len(fetches)
+        effects = [more for one in fetches for more in runner.handle(Fetched(one.digest, None, 10**7), now)]
+    assert fetched == host_copies, f"{fetched} adapters were fetched"
+    clock = CpuClock()
+    for i in range(BUSY + repetitions):
+        now += 0.05
+        start = Start(f"r{i}", Epoch(1, i + 1), tuple(range(1, 60)), (), 128, 64)
+        if i < BUSY:
+            runner.handle(Received(GATEWAY, start), now)
+            continue
+        stop = Stop(f"r{i - BUSY}", Epoch(1, i - BUSY + 1))
+        with clock:
+            effects = [
+                *runner.handle(Received(GATEWAY, stop), now),
+                *runner.handle(Received(GATEWAY, start), now),
+                *runner.handle(TICK, now + 0.049),
+            ]
+        assert any(isinstance(e, Send) and isinstance(e.message, RunnerReport) for e in effects), "nothing was reported"
+    return 1e3 * statistics.median(clock.seconds)
 
 
 # ------------------------------------------------------------------------------------------------ one adapter more

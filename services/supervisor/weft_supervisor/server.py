@@ -34,7 +34,7 @@ from weft.wire.v1 import predictor_pb2, scheduler_pb2, supervisor_pb2
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
 from weft.wire.v1.supervisor_pb2_grpc import SupervisorServicer
-from weft_supervisor import metrics, transition
+from weft_supervisor import metrics
 from weft_supervisor.core.supervisor import Effect, LogEvent, PersistTerm, Supervisor, runner_peer
 from weft_supervisor.outcome_writer import OutcomeWriter, UnackedFeedback, chunks
 
@@ -204,10 +204,7 @@ class SupervisorServer(SupervisorServicer):
                 async for message in both_ways(
                     messages, context, stream.outbox, lambda message: self._from_runner(stream, message)
                 ):
-                    envelope = SUPERVISOR_TO_RUNNER.encode(message)
-                    if envelope.HasField("order"):
-                        transition.add_list(envelope.order, self.core.desired(stream.peer))
-                    yield envelope
+                    yield SUPERVISOR_TO_RUNNER.encode(message)
         finally:
             self._open.discard(stream)
             self._streams_of[stream.namespaces] -= 1
@@ -216,10 +213,7 @@ class SupervisorServer(SupervisorServicer):
                 self.handle(Closed(stream.peer))
 
     def _from_runner(self, stream: RunnerStream, envelope: supervisor_pb2.RunnerToSupervisor) -> None:
-        if envelope.HasField("state") and stream.spec is not None:
-            message = transition.report_of(envelope.state, stream.spec)
-        else:
-            message = RUNNER_TO_SUPERVISOR.decode(envelope)
+        message = RUNNER_TO_SUPERVISOR.decode(envelope)
         if isinstance(message, RunnerSpec):
             event = self._hello(stream, message)
         elif stream.peer is None:

@@ -199,11 +199,6 @@ class Supervisor:
         """Pages by pool."""
         return summarize(self.live())
 
-    def desired(self, peer: Peer | None) -> RunnerOrder | None:
-        """Everything that a runner was ordered so far."""
-        runner = self._runners.get(peer.name) if peer else None
-        return runner.desired.full() if runner else None
-
     # -------------------------------------------------------------------------------------------- runners
 
     def _runner_connected(self, peer: Peer, spec: RunnerSpec, now: float, effects: list[Effect]) -> None:
