@@ -58,6 +58,7 @@ class AdapterPool:
         self._closed = False
         self._wanted: Counter[str] = Counter()  # being brought here: they stay on disk, whatever an older Retain names
         self._lock = threading.Lock()  # of `_wanted`: downloads end in threads of their own
+        self._to_retain: frozenset[str] | None = None
         self._downloads = ThreadPoolExecutor(DOWNLOADS, thread_name_prefix="adapter-download")
         self._prefetches = ThreadPoolExecutor(PREFETCHES, thread_name_prefix="adapter-prefetch")
         self._reads = ThreadPoolExecutor(MOST_SLOTS, thread_name_prefix="adapter-read")  # each has a slot
@@ -85,7 +86,9 @@ class AdapterPool:
                 case DropHost(digest):
                     self._builder.submit(self._drop_host, digest)
                 case Retain(digests):
-                    self._builder.submit(self._retain, digests)
+                    with self._lock:
+                        self._to_retain = digests
+                    self._builder.submit(self._retain)
 
     def put(self, built: InSlot) -> None:
         """A built adapter takes its slot."""
@@ -216,7 +219,12 @@ class AdapterPool:
     def _drop_host(self, digest: str) -> None:
         self._host.pop(digest, None)
 
-    def _retain(self, digests: frozenset[str]) -> None:
+    def _retain(self) -> None:
+        """The latest list alone: each reads the manifests of all that it names."""
+        with self._lock:
+            digests, self._to_retain = self._to_retain, None
+        if digests is None:
+            return
         self._fetched = {digest: fetched for digest, fetched in self._fetched.items() if digest in digests}
         try:
             with self._lock:
