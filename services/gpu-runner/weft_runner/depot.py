@@ -22,7 +22,7 @@ from weft_runner.model.weights import Files
 
 log = logging.getLogger(__name__)
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
-# A depot that restarts ends nobody's request: 15 s of pauses in all, while the sequences that need the adapter wait.
+# A depot that restarts ends no request: 15 s of pauses in all, while the sequences that need the adapter wait.
 PATIENCE = Limits(tries=12, timeout_s=5.0)
 
 

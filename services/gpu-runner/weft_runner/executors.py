@@ -32,7 +32,7 @@ from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup
 from weft_runner.model.weights import Files, load_weights
 from weft_runner.parallel.executor import TensorParallelExecutor, launch_tensor_parallel
 from weft_runner.parallel.pipeline import PipelineParallelExecutor, launch_pipeline_parallel
-from weft_runner.settings import CPU_PAGE, Settings, told
+from weft_runner.settings import CPU_PAGE, Settings, to_json
 
 log = logging.getLogger(__name__)
 COST = "fp32 in torch, one operator after the other: twice the bytes a token, and several times the time"
@@ -233,7 +233,7 @@ def _pipelined(settings: Settings, base: ModelSource) -> PipelineParallelExecuto
 def _start(settings: Settings, base: ModelSource, device: str) -> dict[str, Any]:
     """The START command of a worker."""
     files = {name: str(path.absolute()) for name, path in base.files.items()}
-    return {"settings": told(settings), "files": files, "threads": base.threads, "device": device}
+    return {"settings": to_json(settings), "files": files, "threads": base.threads, "device": device}
 
 
 def _check_memory(settings: Settings, base: ModelSource, kind: str, ranks: int = 1, stages: int = 1) -> None:

@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(settings: Settings) -> int:
     tls = load_tls(settings.tls_dir, "runner")
-    listen(settings.listen, "--listen").close()  # in use: told at once, before any weight is loaded
+    listen(settings.listen, "--listen").close()  # an address in use fails at once, before any weight is loaded
     not_ready: list[Callable[[], str | None]] = [lambda: "starting"]
     probes = Probes(settings.probes, lambda: not_ready[-1]())
     probes.start()

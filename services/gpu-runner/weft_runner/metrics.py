@@ -23,7 +23,7 @@ class Metrics:
             return Counter(f"weft_runner_{name}", text, labels, registry=registry)
 
         self._tokens = counter("tokens", "Tokens emitted")
-        self._busy = counter("busy_seconds", "Time in iterations that ran a batch, from the choice to the account")
+        self._busy = counter("busy_seconds", "Time in iterations that ran a batch, from scheduling to accounting")
         self._ended = counter("ended", "Sequences the runner gave up, by reason", "reason")
         self._no_room = counter("no_room", "Starts answered with NoRoom, by reason", "reason")
         self._rows = Histogram("weft_runner_batch_rows", "Rows of an iteration", buckets=_ROWS, registry=registry)

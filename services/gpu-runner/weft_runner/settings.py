@@ -28,7 +28,7 @@ _EXAMPLE = """example:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a runner is told at start."""
+    """The flags of a runner."""
 
     listen: str
     advertise: str
@@ -78,13 +78,13 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     return Settings(**fields)
 
 
-def told(settings: Settings) -> dict[str, Any]:
+def to_json(settings: Settings) -> dict[str, Any]:
     """As JSON can hold them, for another process of this runner."""
     return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(settings).items()}
 
 
-def read_told(values: Mapping[str, Any]) -> Settings:
-    """What `told` made."""
+def from_json(values: Mapping[str, Any]) -> Settings:
+    """From what `to_json` made."""
     paths: dict[str, Any] = {name: Path(values[name]) for name in ("data_dir", "tls_dir") if values[name] is not None}
     return Settings(**{**values, **paths})
 
@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_addresses(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--listen", required=True, metavar="H:P", help="gRPC for gateways")
-    add("--advertise", default="", metavar="H:P", help="address told to gateways (default: --listen)")
+    add("--advertise", default="", metavar="H:P", help="address that gateways connect to (default: --listen)")
     add("--name", default="", metavar="NAME", help="what people call it, such as its pod (default: the host's name)")
     add("--probes", required=True, metavar="H:P", help="/healthz /readyz /metrics")
     add("--supervisor", required=True, metavar="H:P", help="where to report to")

@@ -1,9 +1,9 @@
-"""Choose: which rows run in the next iteration, and in which order. Pure, host integers.
+"""A batch: which rows run in the next iteration, and in which order. Pure, host integers.
 
-ORCA (section 4.2): the choice is made anew for every iteration. Punica (section 5.1): prefill rows first, decode rows
+ORCA (section 4.2): a batch is formed for every iteration. Punica (section 5.1): prefill rows first, decode rows
 after; rows of one adapter adjacent; the last prefill and the first decode share an adapter where possible, so that they
-share a segment. At most `max_prefills` prompts are worked on in an iteration, a long one in chunks: `chooser.py` says
-which go first, `pace.py` how large a chunk may be.
+share a segment. At most `max_prefills` prompts are worked on in an iteration, a long one in chunks:
+`batch_scheduler.py` decides which go first, `step_time_model.py` how large a chunk may be.
 """
 
 from collections.abc import Iterable

@@ -40,7 +40,7 @@ class PrefillAging:
 class BatchScheduler:
     """One owner: the request pool.
 
-    While nobody joins, leaves, pauses or grows, the batch of decode rows is the same object from one iteration to the
+    While no sequence joins, leaves, pauses or grows, the batch of decode rows is the same object from one iteration to the
     next: what is derived from it (its order, segments, page table) is derived once.
     """
 

@@ -61,7 +61,7 @@ class StepTimeEstimator:
     def prompt_tokens(self, rows: int, keys: int, target_ms: float, most: int) -> int:
         """Prompt tokens of the next step: all that keep it within `target_ms`, at least MIN_CHUNK, at most `most`.
 
-        Without running rows nobody waits for a token, and the chunk is as large as it may be.
+        Without running rows no sequence waits for a token, and the chunk is as large as it may be.
         """
         left_ms = target_ms - self.decode * self.model.decode_ms(rows, keys)
         token_ms = self.prompt * self.model.token_ms

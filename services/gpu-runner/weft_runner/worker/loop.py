@@ -37,7 +37,7 @@ from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
 from weft_runner.parallel.process_group import TorchProcessGroup, device_of
 from weft_runner.parallel.shared_tensors import FixedScales, open_shared
 from weft_runner.parallel.worker_group import refusal
-from weft_runner.settings import read_told
+from weft_runner.settings import from_json
 
 log = logging.getLogger(__name__)
 Act = Callable[[], None]
@@ -63,7 +63,7 @@ def _start(loads: Channel, meeting_fd: int) -> "WorkerLoop":
     """Raises what loading a part raises, ExecutorLost, ChannelLost."""
     loads.send(Kind.HELLO)
     start = read_json(loads.receive().body)
-    settings = read_told(start["settings"])
+    settings = from_json(start["settings"])
     configure(f"rank {start['rank']}", level=settings.log_level, fmt=settings.log_format)
     torch.set_num_threads(start["threads"])
     group = TorchProcessGroup(

@@ -12,7 +12,7 @@ from weft_runner.engine import ExecutorFailed
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, OutOfMemory
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.memory_estimate import MemoryLimit, estimate_memory
-from weft_runner.settings import read_told, told
+from weft_runner.settings import from_json, to_json
 
 
 @pytest.mark.parametrize("how", ["tensor", "pipeline"])
@@ -53,7 +53,7 @@ def test_whole_is_the_default_and_any_executor_may_be():
 @pytest.mark.parametrize("flags", [{}, {"tls_dir": "/tls", "depot": "https://127.0.0.1:4"}])
 def test_settings_reach_another_process_as_they_are(flags):
     settings = settings_of(tensor_parallel=2, **flags)
-    assert read_told(told(settings)) == settings
+    assert from_json(to_json(settings)) == settings
     assert isinstance(settings.data_dir, Path)
 
 
