@@ -40,8 +40,8 @@ class PrefillAging:
 class BatchScheduler:
     """One owner: the request pool.
 
-    While no sequence joins, leaves, pauses or grows, the batch of decode rows is the same object from one iteration to the
-    next: what is derived from it (its order, segments, page table) is derived once.
+    While no sequence joins, leaves, pauses or grows, the batch of decode rows is the same object from one iteration to
+    the next: what is derived from it (its order, segments, page table) is derived once.
     """
 
     def __init__(self, limits: BatchLimits, model: StepModel) -> None:
