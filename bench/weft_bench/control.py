@@ -6,10 +6,10 @@ memory send 20 reports a second; with each report one sequence has ended, anothe
 grown. A core carries 1 / (20 x CPU of a report) runners, in the fastest round of all runners' reports; the CPU of gRPC
 for the same messages stands beside. *Engine*: what an end, a start and their reports cost the thread that steps the
 model. *One adapter more*: an adapter on demand is added to 100,000. *Models*: `GET /v1/models` of a tenant with 1,000
-of 100,000 adapters, without HTTP. *Decisions*: one pool of 10,000 runners, 100,000 adapters, 640,000 requests running and
-360,000 queued; an event is a request's submission, its outcome, or a report of its end, and the latter two let a queued
-request start. *Live* (`--live N`): N adapters, copies of the quickstart's, are applied to a `weft up` of its own, left
-alone, listed and deleted.
+of 100,000 adapters, without HTTP. *Decisions*: one pool of 10,000 runners, 100,000 adapters, 640,000 requests running
+and 360,000 queued; an event is a request's submission, its outcome, or a report of its end, and the latter two let a
+queued request start. *Live* (`--live N`): N adapters, copies of the quickstart's, are applied to a `weft up` of its
+own, left alone, listed and deleted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
