@@ -75,6 +75,18 @@ def test_a_gateway_silent_about_a_lost_runner_is_not_waited_for_longer_than_an_a
     assert [a.runner.uuid for a in picked(driver.wait(0.2), Assign)] == ["a"]
 
 
+def test_a_runner_that_is_back_after_its_lease_ran_out_does_not_own_what_the_loss_stopped(driver: Any) -> None:
+    driver.start()
+    driver.runner("a")
+    driver.place("r")
+    driver.lost("a")
+    driver.runner("a", driver.view("r"), version=9)  # the same incarnation, before the gateway has answered
+    assert driver.request("r").phase is Phase.STOPPING
+    assert "r" not in driver.record("a").owned
+    driver.failed("r", FailReason.SESSION_LOST, 4)
+    assert driver.request("r").phase is not Phase.STOPPING
+
+
 def test_a_new_incarnation_ends_the_old_ones_sequences_at_once(driver: Any, picked: Picked) -> None:
     driver.start()
     driver.runner("a")
