@@ -6,6 +6,7 @@ from weft_runner.core.adapter import HostCopy
 from weft_runner.core.adapter_manager import AdapterManager, check_adapters
 from weft_runner.core.events import DropHost, Fetch, Load
 from weft_runner.core.host_cache import PREFETCHES
+from weft_runner.core.page_table import PageTable
 
 
 def host(*digests: str, n_bytes: int = 10) -> list[DesiredAdapter]:
@@ -179,3 +180,18 @@ def test_what_is_found_on_disk_needs_no_fetch():
         book.on_fetched(fetch.digest, n_bytes=None, host_bytes=None)
     assert not book.prefetcher.missing()
     assert not fetches(book)
+
+
+def test_a_file_that_is_measured_for_a_sequence_stays_on_disk_and_is_not_missing():
+    book = AdapterManager(1, pages=PageTable(8, 4), page_bytes=10)
+    book.apply(whole(desired("a", tier=Tier.DISK)))
+    fetches(book)
+    book.on_found_on_disk(["a"])
+    book.on_fetch_failed("a", "the disk is busy")  # what was under way
+    book.on_found_on_disk(["a"])
+    assert not book.prefetcher.missing()
+    book.acquire("a")
+    (fetch,) = fetches(book)
+    assert fetch.measure
+    assert book.adapters["a"].nearest_tier is Tier.DISK
+    assert not book.not_ready_reason()

@@ -61,6 +61,7 @@ class Adapter:
     tier: Tier = Tier.REMOTE  # the lowest tier that has to hold it
     protected: bool = False  # pinned, and within what pinned adapters may hold
     state: State = State.ABSENT
+    measuring: bool = False  # FETCHING, and its file was on disk before
     copy: HostCopy = HostCopy.NONE
     slot: int | None = None
     running: int = 0  # sequences that have joined
@@ -79,7 +80,7 @@ class Adapter:
 
     @property
     def on_disk(self) -> bool:
-        return self.state not in (State.ABSENT, State.FETCHING)
+        return self.measuring or self.state not in (State.ABSENT, State.FETCHING)
 
     @property
     def in_transfer(self) -> bool:
@@ -117,6 +118,7 @@ class Adapter:
 
     def advance(self, state: State) -> None:
         assert state in TRANSITIONS[self.state], (self.digest, self.state, state)
+        self.measuring = state is State.FETCHING and self.state is State.ON_DISK
         self.state = state
 
     def advance_copy(self, copy: HostCopy) -> None:
