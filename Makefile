@@ -4,10 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 HARNESS := PYTHONPATH=tests $(BIN)/python -m harness
 CLUSTER := $(HARNESS).cluster
+SEEDS ?= 500
+FIRST ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install kernels up test test-long test-operator test-cluster cluster-tools dev-cluster dev-cluster-down bench-operator
-.PHONY: gpu-check gpu-bench check format proto crds golden lock clean
+.PHONY: sim-check gpu-check gpu-bench check format proto crds golden lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -20,6 +22,9 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --compile-bytecode -r requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
+
+sim-check: install  ## the shipped machines in drawn scenarios with faults: SEEDS=500 FIRST=0 (5 minutes)
+	@$(BIN)/python -m weft_sim check --seeds $(SEEDS) --first $(FIRST)
 
 kernels: install  ## build the CPU kernels for this checkout (first time: half a minute)
 	@$(BIN)/python -m weft_kernels.cpu

@@ -321,6 +321,45 @@ def predictor(context: typer.Context) -> int:
     return run(words[1:] if words[:1] == ["train"] else words)
 
 
+@app.command(rich_help_panel="Tools")
+def sim(
+    trace: Annotated[
+        Path | None,
+        typer.Argument(help="A trace file: .csv or .jsonl, .gz too.", show_default=False),
+    ] = None,
+    pool: Annotated[Path | None, typer.Option(help="A pool's description (TOML).", show_default=False)] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE of the description; may be given again.")
+    ] = None,
+    speed: Annotated[float, typer.Option(min=1e-6, help="Arrivals come this many times as fast.")] = 1.0,
+    limit: Annotated[int, typer.Option(min=0, help="Only the first so many requests; 0: all.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write a Chrome trace: chrome://tracing, ui.perfetto.dev.", show_default=False)
+    ] = None,
+    example: Annotated[bool, typer.Option("--example", help="Print a pool's description with every default.")] = False,
+) -> None:
+    """Run a trace on a pool that is only described: TTFT, time per token, end to end, utilization.
+
+    Gateway, scheduler, supervisor and runners are the code that ships, on a virtual clock; the model's time comes from
+    the figures that a runner measures of itself at start (`weft get runners -o yaml`).
+
+    - `weft sim --example > pool.toml`  what can be described
+
+    - `weft sim trace.csv --pool pool.toml`  a trace on that pool
+
+    - `weft sim trace.csv --pool pool.toml --set runners=8 --speed 2`  twice the load on eight runners
+
+    A trace has columns for the arrival (arrival_s, TIMESTAMP, arrival_timestamp, timestamp), the prompt's tokens
+    (prompt_tokens, ContextTokens, prompt_size, input_length) and the answer's (output_tokens, GeneratedTokens,
+    token_size, output_length), and may have one for the adapter (adapter, model). The public traces of Azure,
+    Splitwise and Mooncake are read as they are.
+    """
+    from weft_cli.sim import run
+
+    run(trace, pool, changes or [], speed=speed, limit=limit, seed=seed, timeline=timeline, example=example)
+
+
 def _existing(folder: Path | None) -> Path | None:
     if folder is not None and not folder.is_dir():
         raise BadInput(f"--file-root: {folder} is not a folder")

@@ -31,6 +31,7 @@ class Clock:
         self.now = start
         self.events = 0  # that have happened
         self._number = 0
+        self._stopped = False
         self._queue: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
 
     def at(self, time: float, rank: int, action: Callable[..., None], *arguments: Any) -> None:
@@ -41,15 +42,23 @@ class Clock:
     def after(self, seconds: float, rank: int, action: Callable[..., None], *arguments: Any) -> None:
         self.at(self.now + seconds, rank, action, *arguments)
 
-    def run(self, until: float = float("inf"), done: Callable[[], bool] | None = None) -> None:
-        """Let everything due up to `until` happen, or until `done()` after an event, or until nothing is left."""
-        queue = self._queue
+    def stop(self) -> None:
+        """End `run` after the present event."""
+        self._stopped = True
+
+    def run(self, until: float = float("inf")) -> None:
+        """Let everything due up to `until` happen, or until `stop`, or until nothing is left."""
+        queue, events = self._queue, 0
+        self._stopped = False
         while queue and queue[0][0] <= until:
             self.now, _, _, action, arguments = heappop(queue)
-            self.events += 1
+            events += 1
             action(*arguments)
-            if done is not None and done():
-                return
+            if self._stopped:
+                break
+        self.events += events
+        if self._stopped:
+            return
         if until != float("inf"):
             self.now = max(self.now, until)
 

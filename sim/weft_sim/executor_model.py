@@ -9,7 +9,7 @@ The seed of a request also says how long its prompt and its answer are (`seed_of
 its place wherever the request is computed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -30,10 +30,8 @@ def seed_of(draw: int, prompt_tokens: int, output_tokens: int) -> int:
     return ((draw << 2 * LENGTH_BITS) | (prompt_tokens << LENGTH_BITS) | output_tokens) & MASK
 
 
-def bytes_of(token: int) -> bytes:
-    """The text of a token: two characters, none for the end."""
-    first, second = divmod(token - 1, 94)
-    return bytes((33 + first, 33 + second)) if token else b""
+_TEXTS = [b"", *(bytes((33 + first, 33 + second)) for first in range(94) for second in range(94))]
+bytes_of = _TEXTS.__getitem__  # the text of a token: two characters, none for the end
 
 
 def text_of(tokens: Iterable[int]) -> str:
@@ -123,15 +121,16 @@ class Device:
             before = memory.get(pages[(start - 1) // size])
             chain = before[(start - 1) % size] if before is not None else SECOND
         position = start
+        index, offset = divmod(position, size)
+        held = memory.get(pages[index]) if offset else None
         for token in tokens:
-            chain = extend(chain, token, key)
-            page = pages[position // size]
-            held = memory.get(page)
-            if held is None:
-                held = memory[page] = [SECOND] * size
-            held[position % size] = chain
+            if held is None or offset == size:
+                index, offset = divmod(position, size)
+                held = memory.get(pages[index])
+                if held is None:
+                    held = memory[pages[index]] = [SECOND] * size
+            mixed = ((chain ^ key) + token + 1) * PRIME & MASK  # `extend`, in place
+            held[offset] = chain = mixed ^ (mixed >> 29)
+            offset += 1
             position += 1
         return sample(chain, seed, choice, position)
-
-
-Profile = Mapping[str, float]

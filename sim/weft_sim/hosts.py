@@ -33,6 +33,28 @@ class Costs:
         return cost + items * self.per_item.get((kind, event), 0.0)
 
 
+GRPC_S = 0.000_09  # CPU of grpc.aio for a message of a stream, however small
+# By request: the live quickstart stack, 1,000 requests of a few tokens, 16 at once, CPU of each process by /proc:
+# gateway 4.0 ms, runner 2.5, scheduler 2.1, predictor 2.0, supervisor (with its SQLite commit) 5.5: 16 ms in all.
+# By step and report: `python -m weft_sim costs` on two cores of an Intel Xeon, and GRPC_S. A sequence's part of a Step
+# is its SSE chunk.
+MEASURED = Costs(
+    events={
+        (Kind.GATEWAY, "RequestArrived"): 0.004,
+        (Kind.RUNNER, "Start"): 0.002_5,
+        (Kind.SCHEDULER, "Submit"): 0.002_1,
+        (Kind.PREDICTOR, "PredictItem"): 0.002,
+        (Kind.SUPERVISOR, "OutcomeReport"): 0.005_5,
+        (Kind.GATEWAY, "Step"): GRPC_S,
+        (Kind.RUNNER, "StepDone"): GRPC_S + 0.000_15,
+        (Kind.SUPERVISOR, "RunnerReport"): GRPC_S + 0.000_053,
+        (Kind.SCHEDULER, "ClusterReport"): GRPC_S + 0.000_08,
+    },
+    per_item={(Kind.GATEWAY, "Step"): 0.000_05},
+    default=0.000_02,
+)
+
+
 class Host:
     """A machine with cores. Bookings are made in the order of time and never overlap on a core."""
 

@@ -11,10 +11,28 @@ from collections.abc import Callable
 from typing import Protocol
 
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received
+from weft.domain.request import GatewayHello, SessionHello
+from weft.domain.runner import RunnerSpec, SupervisorHello
 from weft.wire.errors import PeerError
 from weft_sim.clock import Clock, Rank
 
 CONNECT_S = 0.002  # of a handshake, beside the delays
+
+
+HELLOS = (GatewayHello, RunnerSpec, SessionHello, SupervisorHello)
+
+
+def peer_of(hello: object) -> Peer | None:
+    """Whom a server takes its client for: whom the hello names, as the shells do."""
+    match hello:
+        case GatewayHello(gateway=name) | SessionHello(gateway=name):
+            return Peer(Kind.GATEWAY, name)
+        case RunnerSpec(runner=runner):
+            return Peer(Kind.RUNNER, f"{runner.uuid}/{runner.incarnation}")
+        case SupervisorHello(supervisor=name):
+            return Peer(Kind.SUPERVISOR, name)
+        case _:
+            return None
 
 
 class Codec(Protocol):
@@ -36,8 +54,8 @@ class Endpoint(Protocol):
 
     def post(self, event: Connected | Received | Closed, size: int = 0) -> None: ...
 
-    def opened(self, stream: "Stream", side: int) -> bool:
-        """A handshake has come through; False refuses the stream."""
+    def opened(self, stream: "Stream", side: int, hello: object) -> bool:
+        """A handshake has come through, at a server with the client's hello; False refuses the stream."""
         ...
 
     def ended(self, stream: "Stream", side: int) -> bool:
@@ -46,12 +64,12 @@ class Endpoint(Protocol):
 
 
 class Stream:
-    """One stream, end 0 opened it. `alive[side]`: that end believes in the stream."""
+    """One stream, end 0 opened it. `alive[side]`: that end believes in it; `peers[side]`: its name at the other."""
 
-    __slots__ = ("alive", "broken", "ends", "held", "last", "number", "slow")
+    __slots__ = ("alive", "broken", "ends", "held", "last", "number", "peers", "slow")
 
-    def __init__(self, number: int, ends: tuple[Endpoint, Endpoint]) -> None:
-        self.number, self.ends = number, ends
+    def __init__(self, number: int, ends: tuple[Endpoint, Endpoint], peers: tuple[Peer, Peer]) -> None:
+        self.number, self.ends, self.peers = number, ends, peers
         self.alive = [False, False]
         self.broken = False  # what is on the way is lost
         self.last = [0.0, 0.0]  # arrival of the latest message to each side
@@ -78,13 +96,17 @@ class Network:
 
     # ---------------------------------------------------------------- what processes use
 
-    def connect(self, client: Endpoint, server: Endpoint, hello: object = None) -> Stream:
+    def connect(
+        self, client: Endpoint, server: Endpoint, hello: object = None, server_peer: Peer | None = None
+    ) -> Stream:
         """Open a stream. Each end gets Connected when the handshake reaches it, the server with the client's hello.
 
-        A server that is not there refuses: the client gets Closed.
+        A server that is not there, or is not `server_peer` any more, refuses: the client gets Closed.
         """
         self._numbers += 1
-        stream = self.streams[self._numbers] = Stream(self._numbers, (client, server))
+        stream = self.streams[self._numbers] = Stream(
+            self._numbers, (client, server), (client.peer, server_peer or server.peer)
+        )
         stream.alive[0] = True
         data = None if hello is None else self._encode(client, server, hello)
         self._carry(stream, 1, CONNECT_S, self._accept, data)
@@ -181,18 +203,20 @@ class Network:
             self._carry(stream, 0, 0.0, self._closed, str(error))
             return
         stream.alive[side] = True
-        if not server.opened(stream, side):
+        if (named := peer_of(hello)) is not None:
+            stream.peers = (named, stream.peers[1])
+        if not server.opened(stream, side, hello):
             stream.alive[side] = False
             self._carry(stream, 0, 0.0, self._closed, "refused")
             return
         self._carry(stream, 0, 0.0, self._accepted)
-        server.post(Connected(client.peer, hello))
+        server.post(Connected(stream.peers[0], hello))
 
     def _accepted(self, stream: Stream, side: int) -> None:
         if stream.broken or not stream.alive[side]:
             return
-        if stream.ends[side].opened(stream, side):
-            stream.ends[side].post(Connected(stream.ends[1 - side].peer))
+        if stream.ends[side].opened(stream, side, None):
+            stream.ends[side].post(Connected(stream.peers[1]))
 
     def _deliver(self, stream: Stream, side: int, data: bytes) -> None:
         if stream.broken or not stream.alive[side]:
@@ -200,11 +224,13 @@ class Network:
         sender, receiver = stream.ends[1 - side], stream.ends[side]
         try:
             message = self._decode(sender, receiver, data)
+            if isinstance(message, HELLOS):
+                raise PeerError("a second hello")
         except PeerError as error:
             self.close(stream, side, str(error))  # the peer broke the contract: its stream ends, and nothing else
             self._end(stream, side, str(error))
             return
-        receiver.post(Received(sender.peer, message), len(data))
+        receiver.post(Received(stream.peers[1 - side], message), len(data))
 
     def _closed(self, stream: Stream, side: int, reason: str) -> None:
         if not stream.broken:
@@ -220,4 +246,4 @@ class Network:
     def _end(self, stream: Stream, side: int, reason: str) -> None:
         end = stream.ends[side]
         if end.ended(stream, side):
-            end.post(Closed(stream.ends[1 - side].peer, reason))
+            end.post(Closed(stream.peers[1 - side], reason))

@@ -9,6 +9,7 @@ from weft_sim.hosts import Costs, Host
 from weft_sim.network import Network, Stream
 
 RECONNECT_S = 0.2  # between attempts of a link, as the shells' first back-off
+INTERCEPTING = (Kind.SUPERVISOR, Kind.GATEWAY)  # whose shells take events that their machines never see
 SPINS = 1000  # ticks of one machine at one time: more is a deadline that never passes
 
 
@@ -23,12 +24,24 @@ class Shell(Protocol):
         """A new machine from what is on disk; `process.peer` is set here."""
         ...
 
+    def accepts(self, process: "Process", client: Any, hello: object) -> bool:
+        """Whether the server takes a stream of that client."""
+        ...
+
     def perform(self, process: "Process", effect: object) -> None:
         """An effect that is not for a peer."""
         ...
 
     def stopped(self, process: "Process") -> None:
         """The process is gone, with everything but its disk."""
+        ...
+
+    def after(self, process: "Process", event: object) -> None:
+        """A runner's machine has handled an event, and its effects are performed."""
+        ...
+
+    def intercept(self, process: "Process", event: object) -> bool:
+        """Whether an event is for the shell alone."""
         ...
 
 
@@ -58,6 +71,7 @@ class Process:
         self.busy_s = 0.0
         self.on_event: Callable[[Process, object, float], None] | None = None
         self.on_effects: Callable[[Process, object, Sequence[Any]], None] | None = None
+        self._intercepts = kind in INTERCEPTING
         self._links: list[Link] = []
         self._timer: float | None = None
         self._ticked = (0.0, 0)
@@ -124,18 +138,18 @@ class Process:
         self._links.append(link)
         return link
 
-    def opened(self, stream: Stream, side: int) -> bool:
-        if self.machine is None:
+    def opened(self, stream: Stream, side: int, hello: object) -> bool:
+        if self.machine is None or (side == 1 and not self.shell.accepts(self, stream.ends[0], hello)):
             return False
-        peer = stream.ends[1 - side].peer
+        peer = stream.peers[1 - side]
         older = self.streams.get(peer)
         self.streams[peer] = (stream, side)
-        if older is not None:
+        if older is not None and older[0] is not stream:
             self.network.close(*older, "replaced by a newer stream")
         return True
 
     def ended(self, stream: Stream, side: int) -> bool:
-        peer = stream.ends[1 - side].peer
+        peer = stream.peers[1 - side]
         present = self.streams.get(peer)
         current = present is None or present[0] is stream
         if present is not None and current:
@@ -162,6 +176,16 @@ class Process:
         self.busy_s += cost
         self.clock.at(self._free_at, Rank.WORK, self._served, self.generation, event)
 
+    def send(self, peer: Peer, message: object) -> None:
+        """Where no stream with the peer is open the message is dropped."""
+        if (open_stream := self.streams.get(peer)) is not None:
+            self.network.send(*open_stream, message)
+
+    def post_at(self, generation: int, event: object) -> None:
+        """An event of that start of the process; later starts do not see it."""
+        if generation == self.generation and self.up:
+            self.post(event)
+
     def _served(self, generation: int, event: object) -> None:
         if generation == self.generation and self.machine is not None:
             self.handle(event)
@@ -174,6 +198,8 @@ class Process:
         self.handled += 1
         if self.on_event is not None:
             self.on_event(self, event, self.now)
+        if self._intercepts and self.shell.intercept(self, event):
+            return
         effects = machine.handle(event, self.now)
         if self.checks:
             machine.check()
@@ -181,8 +207,7 @@ class Process:
             self.on_effects(self, event, effects)
         for effect in effects:
             if type(effect) is Send:
-                if (open_stream := self.streams.get(effect.peer)) is not None:
-                    self.network.send(*open_stream, effect.message)
+                self.send(effect.peer, effect.message)
             elif type(effect) is Close:
                 if (open_stream := self.streams.pop(effect.peer, None)) is not None:
                     self.network.close(*open_stream, effect.reason)
@@ -190,6 +215,8 @@ class Process:
                 self.shell.perform(self, effect)
         if self.machine is machine:
             self._arm()
+            if self.kind is Kind.RUNNER:
+                self.shell.after(self, event)
 
     def _arm(self) -> None:
         assert self.machine is not None

@@ -5,8 +5,11 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from weft.domain.machine import Kind
+from weft.domain.prediction import Prediction, PredictItem
 from weft.wire import codec
+from weft.wire.codec.prediction import predict_request, predictions
 from weft.wire.errors import PeerError
+from weft.wire.v1 import predictor_pb2
 
 CONTRACTS: dict[tuple[Kind, Kind], Any] = {
     (Kind.GATEWAY, Kind.SCHEDULER): codec.GATEWAY_TO_SCHEDULER,
@@ -20,6 +23,42 @@ CONTRACTS: dict[tuple[Kind, Kind], Any] = {
     (Kind.REGISTRY, Kind.SCHEDULER): codec.REGISTRY_TO_SCHEDULER,
     (Kind.SCHEDULER, Kind.REGISTRY): codec.SCHEDULER_TO_REGISTRY,
 }
+
+
+class _Asked:
+    """A call of the predictor with one item."""
+
+    envelope = predictor_pb2.PredictRequest
+
+    def encode(self, message: PredictItem) -> predictor_pb2.PredictRequest:
+        return predict_request((message,))
+
+    def decode(self, envelope: predictor_pb2.PredictRequest) -> PredictItem:
+        (item,) = envelope.items
+        return PredictItem(
+            item.request_id, item.prompt_text, item.pool, item.adapter, item.prompt_tokens, item.max_tokens
+        )
+
+
+class _Answered:
+    """Its answer."""
+
+    envelope = predictor_pb2.PredictResponse
+
+    def encode(self, message: Prediction) -> predictor_pb2.PredictResponse:
+        found = predictor_pb2.Prediction(
+            request_id=message.request_id, p50_tokens=message.p50_tokens, p90_tokens=message.p90_tokens
+        )
+        return predictor_pb2.PredictResponse(items=[found], model_version=message.model_version)
+
+    def decode(self, envelope: predictor_pb2.PredictResponse) -> Prediction:
+        """Raises PeerError."""
+        asked = [PredictItem(item.request_id, "", "", "", 0, 0) for item in envelope.items]
+        return predictions(asked, envelope)[0]
+
+
+CONTRACTS[Kind.GATEWAY, Kind.PREDICTOR] = _Asked()
+CONTRACTS[Kind.PREDICTOR, Kind.GATEWAY] = _Answered()
 
 
 class WireCodec:

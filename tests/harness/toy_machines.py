@@ -60,6 +60,14 @@ class ToyShell:
         process.peer = Peer(process.kind, f"{process.name}#{process.generation}")
         return Toy(process.peer.name, self.log, list(self.deadlines))
 
+    def accepts(self, process: Process, client: object, hello: object) -> bool:
+        return True
+
+    def intercept(self, process: Process, event: object) -> bool:
+        return False
+
+    def after(self, process: Process, event: object) -> None: ...
+
     def perform(self, process: Process, effect: object) -> None:
         self.performed.append(effect)
 

@@ -1,12 +1,11 @@
 """Fixed sequences of events for schedulers; prints every effect: `python -m tests.integration.scheduler.trace`.
 
-One is a storm of the simulation (`tests/unit/scheduler/test_simulation.py`): gateways, runners and faults around one
-pool. The other has many pools and follows no protocol, so that much happens at the same moment.
+One is a scenario of the simulator, with faults. The other has many pools and follows no protocol, so that much happens
+at the same moment.
 """
 
 import random
 
-from tests.unit.scheduler.test_simulation import DIGESTS, World
 from weft.domain.adapter import AdapterSpec
 from weft.domain.ids import RunnerId
 from weft.domain.machine import TICK, Connected, Kind, Peer, Received, Send
@@ -16,39 +15,17 @@ from weft.domain.runner import ClusterReport, ReportedRunner, RunnerFigures, Run
 from weft_scheduler.core.config import Config
 from weft_scheduler.core.effects import Effect, Event
 from weft_scheduler.core.scheduler import Scheduler
+from weft_sim.scenario import Run
 
 POOLS = tuple(f"ns{i}/pool" for i in range(8))
 GATEWAYS = ("g0", "g1")
 REGISTRY, SUPERVISOR = Peer(Kind.REGISTRY, "r"), Peer(Kind.SUPERVISOR, "s")
 
 
-class TracedWorld(World):
-    def execute(self, effects: list[Effect]) -> None:
-        print(*effects, sep="\n")
-        super().execute(effects)
-
-
 def storm(seed: int) -> None:
-    world, chance = TracedWorld(seed), random.Random(seed)
-    world.reconnect()
-    for _ in range(60):
-        world.submit(
-            f"g{chance.randrange(2)}", chance.choice(DIGESTS), chance.randint(1, 40), chance.randint(1, 50),
-            chance.randint(1, 50), chance.randint(0, 30),
-        )  # fmt: skip
-        world.one_round()
-        match chance.randrange(12):
-            case 0:
-                world.crash_runner(chance.choice(sorted(world.runners)), back=True)
-            case 1:
-                world.boot()
-            case 2:
-                world.break_supervisor()
-            case 3:
-                world.break_gateway("g0")
-            case _:
-                pass
-    world.quiesce()
+    run = Run(seed)
+    run.world.scheduler.on_effects = lambda _, __, effects: print(*effects, sep="\n")
+    run.run()
 
 
 class ManyPools:

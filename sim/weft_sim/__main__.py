@@ -1,0 +1,21 @@
+"""`python -m weft_sim check` and `costs`."""
+
+import argparse
+import sys
+
+from weft_sim import check, costs
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m weft_sim", description="The shipped machines on a virtual clock.")
+    commands = parser.add_subparsers(required=True)
+    checking = commands.add_parser("check", help="run drawn scenarios with faults and watch the laws")
+    check.add_arguments(checking)
+    checking.set_defaults(run=check.main)
+    commands.add_parser("costs", help="measure what events cost on this machine").set_defaults(run=costs.main)
+    arguments = parser.parse_args()
+    return arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""What runs where: values."""
+
+from dataclasses import dataclass, field
+
+from weft.domain.adapter import AdapterSpec
+from weft.domain.routes import PoolSpec
+from weft.domain.runner import RunnerSpec
+from weft_gateway.core.gateway import GatewayConfig
+from weft_scheduler.core.config import Config as SchedulerConfig
+from weft_sim.hosts import Costs
+from weft_supervisor.core.supervisor import Config as SupervisorConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerPlan:
+    """A runner and its host. `spec.runner.incarnation` is replaced at each start."""
+
+    spec: RunnerSpec
+    host: str
+    max_batch_tokens: int = 512
+    max_prefills: int = 1
+    depth: int = 1  # steps in flight at a time
+    page_bytes: int = 0  # of a page, where adapters live in pages
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What runs where. `hosts`: cores by name; control-plane processes run on `control`."""
+
+    runners: tuple[RunnerPlan, ...]
+    pools: tuple[PoolSpec, ...]
+    adapters: tuple[AdapterSpec, ...] = ()
+    gateways: int = 1
+    hosts: dict[str, int] = field(default_factory=lambda: {"control": 2})
+    control: str = "control"
+    costs: Costs = field(default_factory=Costs)
+    delay_s: float = 0.0002
+    jitter_s: float = 0.0
+    load_s: float = 0.05  # of an adapter to a device slot
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)

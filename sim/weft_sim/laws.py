@@ -1,0 +1,331 @@
+"""What must always hold (docs/architecture.md; the design's section 9), watched from outside the machines.
+
+Machines' own `check()` runs after every event beside these. Everything here is seen in messages and by clients: what
+a client reads against the undisturbed answer, assignments against epochs, reports against the page arithmetic, outcomes
+against what clients saw. `settled` holds once faults are over and every client has its answer.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.domain.ids import NEVER, Epoch
+from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send
+from weft.domain.request import (
+    Assign,
+    Ended,
+    Failed,
+    FailReason,
+    NoCapacity,
+    OutcomeReport,
+    Reject,
+    ResubmitComplete,
+    Start,
+    Step,
+    Stop,
+    Submit,
+)
+from weft.domain.runner import ReportGap, RunnerBook, RunnerReport, RunnerSpec
+from weft.wire.codec import outcome_from_bytes
+from weft_sim.executor_model import answer, text_of
+from weft_sim.process import LawBroken, Process
+
+COMPLETE = ("eos", "length", "stop")
+
+
+@dataclass(slots=True)
+class ClientRequest:
+    """What a client asked for, and what it has read so far. Times are virtual seconds."""
+
+    id: str
+    request_id: str  # of the request that it is an answer of
+    gateway: str
+    namespace: str
+    model_name: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    choice: int = 0
+    stops: tuple[str, ...] = ()
+    arrived: float = 0.0
+    text: str = ""
+    first_at: float | None = None
+    ended_at: float | None = None
+    finish: str = ""
+    error: str = ""
+    gone: bool = False  # the client went away
+    trusted: bool = True  # its runners do not lie
+    adapter: str = ""  # what the gateway resolved the name to
+    resolved: bool = False
+    route: object = None
+    _expected: tuple[str, str] | None = None
+
+    def expected(self) -> tuple[str, str]:
+        """The undisturbed answer and how it ends."""
+        if self._expected is None:
+            tokens = answer(self.prompt, self.adapter, self.seed, self.choice, self.max_tokens)
+            text, finish = text_of(tokens), "length" if len(tokens) == self.max_tokens else "eos"
+            cut = min((at for stop in self.stops if (at := text.find(stop)) >= 0), default=-1)
+            self._expected = (text[:cut], "stop") if cut >= 0 else (text, finish)
+        return self._expected
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A request in the scheduler's queue, as its messages show it."""
+
+    gateway: str
+    pool: str
+    since: float
+    number: int
+    fresh: bool = True  # nothing has happened to it yet
+    passes: int = 0
+
+
+@dataclass
+class Laws:
+    """`now`: the virtual time, for messages. `bound`: of passes; `exclusive`: requests of a lying runner's pool."""
+
+    now: Callable[[], float]
+    bound: int = 32
+    avoid_s: float = 3.0
+    requests: dict[str, ClientRequest] = field(default_factory=dict[str, ClientRequest])
+    excused: set[str] = field(default_factory=set[str])  # died with their gateway
+    stored: dict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
+    epochs: dict[str, Epoch] = field(default_factory=dict[str, Epoch])  # the latest assigned
+    owners: dict[str, dict[Epoch, Peer]] = field(default_factory=lambda: defaultdict[str, dict[Epoch, Peer]](dict))
+    books: dict[Peer, RunnerBook] = field(default_factory=dict[Peer, RunnerBook])
+    waiting: dict[str, Waiting] = field(default_factory=dict[str, Waiting])
+    lost_at: dict[str, float] = field(default_factory=dict[str, float])  # a gateway lost a session
+    terms: list[int] = field(default_factory=list[int])
+    liars: set[Peer] = field(default_factory=set[Peer])
+    starts: dict[tuple[str, Epoch], Peer] = field(default_factory=dict[tuple[str, Epoch], Peer])
+    complete: set[str] = field(default_factory=set[str])  # gateways that have submitted again all that they hold
+    _arrivals: int = 0
+
+    # ---------------------------------------------------------------- clients
+
+    def submitted(self, request: ClientRequest) -> None:
+        assert request.id not in self.requests, request.id
+        self.requests[request.id] = request
+
+    def read(self, request_id: str, text: str) -> None:
+        """A client reads more of its answer: it is the undisturbed one, so far."""
+        request = self.requests[request_id]
+        if request.finish:
+            raise LawBroken(f"{request_id} reads on after its end ({request.finish})")
+        before = len(request.text)
+        request.text += text
+        if request.trusted and not request.expected()[0].startswith(text, before):
+            raise LawBroken(f"{request_id}: the answer differs from the undisturbed one after token {before // 2}")
+
+    def ended(self, request_id: str, finish: str, error: str) -> None:
+        """A client's answer is over."""
+        request = self.requests[request_id]
+        if request.finish:
+            raise LawBroken(f"{request_id} ends twice: {request.finish}, then {finish}")
+        request.finish, request.error, request.ended_at = finish, error, self.now()
+        if request.trusted and finish in COMPLETE and (request.text, finish) != request.expected():
+            text, how = request.expected()
+            raise LawBroken(
+                f"{request_id} ends by {finish} after {len(request.text) / 2:g} tokens; undisturbed it ends by {how} "
+                f"after {len(text) / 2:g}"
+            )
+        if finish == "cancelled" and not request.gone:
+            others = [r for r in self.requests.values() if r.request_id == request.request_id]
+            if not any(other.finish == "failed" for other in others):
+                raise LawBroken(f"{request_id} is cancelled, and its client is there")
+
+    def gateway_died(self, gateway: str) -> None:
+        """Its clients' connections break."""
+        for request in self.requests.values():
+            if request.gateway == gateway and not request.finish:
+                request.finish = "lost"
+        self.excused |= {r.id for r in self.requests.values() if r.gateway == gateway and not self.stored[r.id]}
+
+    def violation(self, peer: Peer, reason: str) -> None:
+        """A machine ended a stream for what its peer said."""
+        if peer not in self.liars:
+            raise LawBroken(f"{peer.name} broke the contract: {reason}")
+
+    # ---------------------------------------------------------------- messages
+
+    def effects(self, process: Process, event: object, effects: Sequence[Any]) -> None:
+        """What a machine has just heard and said."""
+        if process.kind is Kind.GATEWAY:
+            self._gateway(process, event, effects)
+        elif process.kind is Kind.SCHEDULER:
+            self._scheduler(event, effects)
+        elif process.kind is Kind.RUNNER and process.peer not in self.liars:
+            for effect in effects:
+                if type(effect) is Send and isinstance(effect.message, RunnerReport):
+                    self._report(process, effect.message)
+
+    def _gateway(self, process: Process, event: object, effects: Sequence[Any]) -> None:
+        match event:
+            case Received(peer=Peer(kind=Kind.RUNNER) as peer, message=message):
+                match message:
+                    case Step():
+                        for sequence in message.sequences:
+                            if sequence.finish is not None:
+                                self._disown(sequence.request_id, sequence.epoch, peer)
+                    case NoCapacity() | Ended():
+                        self._disown(message.request_id, message.epoch, peer)
+                    case _:
+                        pass
+            case Closed(peer=Peer(kind=Kind.RUNNER) as peer):
+                self.lost_at[process.name] = self.now()
+                self._drop(process.name, peer)
+            case _:
+                pass
+        for effect in effects:
+            if type(effect) is Close:
+                self.lost_at[process.name] = self.now()
+                self._drop(process.name, effect.peer)
+            if type(effect) is not Send or effect.peer.kind is not Kind.RUNNER:
+                continue
+            match effect.message:
+                case Start(request_id=request_id, epoch=epoch):
+                    if self.starts.setdefault((request_id, epoch), effect.peer) != effect.peer:
+                        raise LawBroken(f"{request_id} {epoch} starts at two runners")
+                    self.owners[request_id][epoch] = effect.peer
+                case Stop(request_id=request_id, epoch=epoch):
+                    self._disown(request_id, epoch, effect.peer)
+                case _:
+                    pass
+        for effect in effects:
+            if type(effect) is Send and isinstance(effect.message, Start):
+                owners = self.owners[effect.message.request_id]
+                if len(owners) > 1:
+                    named = ", ".join(f"{peer.name} {tuple(epoch)}" for epoch, peer in owners.items())
+                    raise LawBroken(f"{effect.message.request_id} has two owners: {named}")
+
+    def _disown(self, request_id: str, epoch: Epoch, peer: Peer) -> None:
+        owners = self.owners.get(request_id, {})
+        if owners.get(epoch) == peer:
+            del owners[epoch]
+
+    def _drop(self, gateway: str, runner: Peer) -> None:
+        """A session is over, and with it what the runner had of that gateway."""
+        for request_id, owners in self.owners.items():
+            if self.requests[request_id].gateway == gateway:
+                for epoch in [epoch for epoch, peer in owners.items() if peer == runner]:
+                    del owners[epoch]
+
+    def _scheduler(self, event: object, effects: Sequence[Any]) -> None:
+        match event:
+            case Received(peer=peer, message=Submit() as submit):
+                self._arrivals += 1
+                known = self.waiting.get(submit.request_id)
+                if submit.epoch == NEVER and known is None:
+                    fresh = submit.request_id not in self.epochs
+                    since = self.now() - submit.waited_s
+                    self.waiting[submit.request_id] = Waiting(peer.name, submit.pool, since, self._arrivals, fresh)
+            case Received(message=Failed(request_id=request_id, reason=reason)):
+                if reason not in (FailReason.NO_CAPACITY, FailReason.PREEMPTED) and (at := event.peer.name):
+                    self.lost_at[at] = self.now()
+                self.waiting.pop(request_id, None)
+            case Closed(peer=Peer(kind=Kind.GATEWAY, name=name)) | Connected(peer=Peer(kind=Kind.GATEWAY, name=name)):
+                self.complete.discard(name)
+                for request_id in [r for r, w in self.waiting.items() if w.gateway == name]:
+                    del self.waiting[request_id]
+            case Received(peer=peer, message=ResubmitComplete()):
+                self.complete.add(peer.name)
+            case Received(message=message) if type(message).__name__ in ("Cancel", "OutcomeReport"):
+                self.waiting.pop(message.request_id, None)  # pyright: ignore
+            case _:
+                pass
+        for effect in effects:
+            if type(effect) is not Send:
+                continue
+            match effect.message:
+                case Assign():
+                    self._assigned(effect.message)
+                case Reject():
+                    self.waiting.pop(effect.message.request_id, None)
+                case _:
+                    pass
+
+    def _assigned(self, assign: Assign) -> None:
+        latest = self.epochs.get(assign.request_id, NEVER)
+        if assign.epoch <= latest:
+            raise LawBroken(f"{assign.request_id}: epoch {tuple(assign.epoch)} after {tuple(latest)}")
+        self.epochs[assign.request_id] = assign.epoch
+        taken = self.waiting.pop(assign.request_id, None)
+        if taken is None:
+            return
+        for request_id, waiting in self.waiting.items():
+            quiet = self.now() - self.lost_at.get(waiting.gateway, -1e9) > self.avoid_s
+            older = (waiting.since, waiting.number) < (taken.since, taken.number)
+            here = waiting.pool == taken.pool and waiting.gateway in self.complete
+            if here and waiting.fresh and taken.fresh and older and quiet:
+                waiting.passes += 1
+                if waiting.passes > self.bound:
+                    raise LawBroken(f"{request_id} has been passed {waiting.passes} times, the bound is {self.bound}")
+
+    def scheduler_died(self) -> None:
+        self.waiting.clear()
+        self.complete.clear()
+
+    def term(self, term: int) -> None:
+        """A scheduler made a term durable."""
+        if self.terms and term <= self.terms[-1]:
+            raise LawBroken(f"term {term} after {self.terms[-1]}")
+        self.terms.append(term)
+
+    # ---------------------------------------------------------------- reports and the store
+
+    def registered(self, peer: Peer, spec: RunnerSpec) -> None:
+        self.books[peer] = RunnerBook(spec)
+
+    def _report(self, process: Process, report: RunnerReport) -> None:
+        book = self.books[process.peer]
+        try:
+            book.apply(report)
+        except ReportGap:
+            return  # the runner has no stream; its next full report counts
+        figures, total = book.figures, book.spec.total_pages
+        if figures.free_pages + book.reserved_pages + figures.adapter_pages != total:
+            raise LawBroken(
+                f"{process.name}: {figures.free_pages} free pages, {book.reserved_pages} reserved and "
+                f"{figures.adapter_pages} of adapters are not {total}"
+            )
+        if figures.used_pages > total:
+            raise LawBroken(f"{process.name}: {figures.used_pages} used of {total} pages")
+
+    def outcome_stored(self, report: OutcomeReport) -> None:
+        """The store keeps one outcome a request; repeats change nothing."""
+        request = self.requests[report.request_id]
+        self.stored[report.request_id] += 1
+        if request.finish == "lost" or not request.trusted:
+            return
+        if not request.finish:
+            raise LawBroken(f"{report.request_id} has an outcome before its end")
+        outcome, read = outcome_from_bytes(report.record), len(request.text) // 2
+        if outcome.finish.value != request.finish:
+            raise LawBroken(f"{report.request_id}: stored as {outcome.finish.value}, read as {request.finish}")
+        if request.finish in COMPLETE and request.finish != "stop" and outcome.completion_tokens != read:
+            raise LawBroken(f"{report.request_id}: {outcome.completion_tokens} tokens are billed, {read} were read")
+
+    # ---------------------------------------------------------------- the end
+
+    def unfinished(self) -> list[str]:
+        """Requests whose clients or outcomes are still awaited."""
+        return [
+            r.id for r in self.requests.values() if not r.finish or (not self.stored[r.id] and r.id not in self.excused)
+        ]
+
+    def settled(self, runners: Iterable[Peer], allowed: frozenset[str]) -> None:
+        """Faults are over and every client has its answer."""
+        for request in self.requests.values():
+            if request.finish == "failed" and request.trusted and request.error not in allowed:
+                raise LawBroken(f"{request.id} failed: {request.error}")
+        for peer in runners:
+            book = self.books[peer]
+            if peer in self.liars:
+                continue
+            if book.sequences or book.reserved_pages:
+                raise LawBroken(f"{peer.name} still holds {sorted(book.sequences)} and {book.reserved_pages} pages")
+            if not book.figures.ready:
+                raise LawBroken(f"{peer.name} is not ready")

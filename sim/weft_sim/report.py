@@ -1,0 +1,101 @@
+"""What clients saw in a run, printed and drawn for people."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from weft_sim.laws import COMPLETE, ClientRequest
+
+QUANTILES = (0.5, 0.9, 0.99)
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One answered request; ms. `tpot_ms`: between tokens after the first; None where there was one token only."""
+
+    ttft_ms: float
+    tpot_ms: float | None
+    e2e_ms: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A run. `utilization`: the share of the time in which each runner computed."""
+
+    served: tuple[Served, ...]
+    failures: dict[str, int]
+    seconds: float
+    utilization: dict[str, float]
+    rows: float  # mean batch
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(one.tokens for one in self.served) / self.seconds if self.seconds else 0.0
+
+    @property
+    def requests_per_s(self) -> float:
+        return len(self.served) / self.seconds if self.seconds else 0.0
+
+
+def served(requests: Iterable[ClientRequest]) -> tuple[Served, ...]:
+    """Of all requests that were answered in full."""
+    found: list[Served] = []
+    for request in requests:
+        if request.finish in COMPLETE and request.ended_at is not None:
+            first = request.first_at if request.first_at is not None else request.ended_at
+            tokens = len(request.text) // 2
+            between = (request.ended_at - first) * 1e3 / (tokens - 1) if tokens > 1 else None
+            ttft, e2e = (first - request.arrived) * 1e3, (request.ended_at - request.arrived) * 1e3
+            found.append(Served(ttft, between, e2e, tokens))
+    return tuple(found)
+
+
+def quantile(values: Sequence[float], level: float) -> float:
+    """Linear between the two nearest ranks, as numpy's."""
+    ordered = sorted(values)
+    place = level * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def lines(figures: Figures) -> list[str]:
+    """The report, as `weft sim` prints it."""
+    total = len(figures.served) + sum(figures.failures.values())
+    out = [
+        f"{len(figures.served)} of {total} requests answered in {figures.seconds:.1f} simulated seconds: "
+        f"{figures.requests_per_s:.2f} requests/s, {figures.tokens_per_s:.1f} tokens/s, mean batch {figures.rows:.1f}"
+    ]
+    out += [f"  {count} failed: {reason}" for reason, count in sorted(figures.failures.items())]
+    if not figures.served:
+        return out
+    out += ["", f"{'':<20} {'mean':>9} " + " ".join(f"{f'p{level * 100:g}':>9}" for level in QUANTILES)]
+    for name, values in (
+        ("TTFT, ms", [one.ttft_ms for one in figures.served]),
+        ("time per token, ms", [one.tpot_ms for one in figures.served if one.tpot_ms is not None]),
+        ("end to end, ms", [one.e2e_ms for one in figures.served]),
+    ):
+        if values:
+            row = " ".join(f"{quantile(values, level):>9.1f}" for level in QUANTILES)
+            out.append(f"{name:<20} {sum(values) / len(values):>9.1f} {row}  {histogram(values)}")
+    out += ["", "utilization"]
+    out += [f"  {name:<20} {share:>6.1%}  {bar(share)}" for name, share in figures.utilization.items()]
+    return out
+
+
+def histogram(values: Sequence[float], width: int = 30) -> str:
+    """How values are spread between the least and p99, as one line of bars."""
+    least, most = min(values), quantile(values, 0.99)
+    if most <= least:
+        return ""
+    counts = [0] * width
+    for value in values:
+        counts[min(width - 1, int((value - least) / (most - least) * width))] += 1
+    highest = max(counts)
+    drawn = "".join(BARS[-(-count * (len(BARS) - 1) // highest)] for count in counts)
+    return f"{least:.0f} |{drawn}| {most:.0f}"
+
+
+def bar(share: float, width: int = 30) -> str:
+    return "█" * round(min(share, 1.0) * width)

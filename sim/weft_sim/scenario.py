@@ -1,0 +1,299 @@
+"""What `check` runs: a small deployment, requests and faults, all drawn from one seed, and the laws at its end."""
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.domain.adapter import AdapterSpec, Tier
+from weft.domain.ids import RunnerId
+from weft.domain.machine import TICK, Received
+from weft.domain.routes import PoolSpec, RegistryChange
+from weft.domain.runner import Heartbeat, RunnerSpec
+from weft_scheduler.core.config import Config as SchedulerConfig
+from weft_sim.clock import Rank, random_of
+from weft_sim.deployment import Deployment, RunnerPlan
+from weft_sim.executor_model import VOCABULARY, seed_of
+from weft_sim.faults import Fault, Liar, What, draw
+from weft_sim.laws import ClientRequest
+from weft_sim.process import LawBroken, Process
+from weft_sim.shells import RunnerShell, SupervisorShell
+from weft_sim.stack import World
+from weft_sim.timeline import Timeline
+
+POOL, LIARS_POOL = "acme/p", "evil/p"
+WARM_S = 1.0  # before the first request: routes and runners are there
+SPAN_S = 4.0  # requests and faults fall into this time
+SETTLE_S = 120.0  # after the faults are over everything ends within this
+SETTLED_EVERY_S = 0.25
+QUIET_S = 3.0  # and then nothing is under way any more
+LOG = 40  # latest events that a failure shows
+FAILURES = frozenset({"queue_full", "too_many_migrations", "adapter_failed"})
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything that a seed decides."""
+
+    seed: int
+    deployment: Deployment
+    requests: tuple[tuple[float, list[ClientRequest], int], ...]  # time, the answers, predicted p90
+    cancels: tuple[tuple[float, str], ...]
+    faults: tuple[Fault, ...]
+
+
+def scenario(seed: int) -> Scenario:
+    """The scenario of a seed. Every fourth one has no faults; every eighth a pool of a runner that lies."""
+    chance = random_of(seed, "scenario")
+    lies = seed % 8 == 5
+    page_tokens, slots = chance.choice((2, 4, 8)), chance.choice((2, 3))
+    total_pages = chance.choice((64, 96, 160, 256)) // page_tokens
+    count = chance.randint(1, 4)
+    adapters = tuple(
+        AdapterSpec(
+            f"uid-{i}", "acme", f"a{i}", f"acme/a{i}", POOL, f"sha256:{i}", 8, bytes=1000,
+            pinned=i == 0 and chance.random() < 0.2,
+            tier=chance.choice((Tier.UNSPECIFIED, Tier.UNSPECIFIED, Tier.HOST, Tier.DISK)),
+        )
+        for i in range(chance.randint(0, 5))
+    )  # fmt: skip
+
+    def runner(name: str, pool: str) -> RunnerPlan:
+        spec = RunnerSpec(
+            RunnerId(f"{pool.partition('/')[0]}.{name}", ""), name, pool, page_tokens, total_pages,
+            max_sequences=chance.choice((2, 4, 8)), max_adapters=slots, max_rank=64,
+            max_context_tokens=page_tokens * total_pages, name=name,
+            numerics_class=chance.choice(("class-a", "class-a", "class-b")), best_batch=chance.choice((2, 4, 8)),
+            step_ms_1=20.0, step_ms_best=26.0, prefill_tokens_per_s=2000.0,
+        )  # fmt: skip
+        return RunnerPlan(
+            spec, f"host-{name}", chance.choice((8, 16, 64)), chance.choice((1, 2)), chance.choice((1, 1, 2)),
+            chance.choice((0, 500)),
+        )  # fmt: skip
+
+    runners = [runner(f"runner-{i}", POOL) for i in range(count)]
+    if lies:
+        runners.append(runner("liar", LIARS_POOL))
+    pools = [PoolSpec(POOL, "base", "base", max_queue=100, max_migrations=20)]
+    if lies:
+        pools.append(PoolSpec(LIARS_POOL, "base", "evil-base", max_queue=100))
+    deployment = Deployment(
+        runners=tuple(runners),
+        pools=tuple(pools),
+        adapters=adapters,
+        gateways=chance.randint(1, 2),
+        hosts={"control": 2, **{plan.host: 1 for plan in runners}},
+        jitter_s=chance.choice((0.0, 0.001, 0.02)),
+        load_s=chance.choice((0.01, 0.1, 0.5)),
+        scheduler=SchedulerConfig(
+            starvation_bound=chance.choice((2, 4, 8)),
+            assign_s=2.0,
+            avoid_s=1.0,
+            drain_s=chance.choice((1.0, 30.0)),
+            max_outcomes=chance.choice((4, 1000)),
+        ),
+    )
+    requests = tuple(_requests(chance, deployment, lies))
+    cancels = tuple(
+        (at + chance.uniform(0.0, 2.0), answers[0].request_id) for at, answers, _ in requests if chance.random() < 0.06
+    )
+    names = ["scheduler", "supervisor", "predictor", *(f"gateway-{i}" for i in range(deployment.gateways))]
+    names += [plan.spec.address for plan in runners]
+    honest = [plan.spec.address for plan in runners if plan.spec.pool == POOL]
+    faults = draw(chance, names, honest, 0 if seed % 4 == 0 else chance.randint(2, 8), SPAN_S)
+    if lies:
+        faults.append(Fault(0.0, What.LIE, "liar", SPAN_S + 2.0))
+    return Scenario(seed, deployment, requests, cancels, tuple(faults))
+
+
+def _requests(
+    chance: random.Random, deployment: Deployment, lies: bool
+) -> list[tuple[float, list[ClientRequest], int]]:
+    """Bursts of short requests; prompts of one tenant share beginnings, so that pages are shared."""
+    found: list[tuple[float, list[ClientRequest], int]] = []
+    capacity = deployment.runners[0].spec.max_context_tokens
+    openings = [[chance.randint(1, VOCABULARY) for _ in range(24)] for _ in range(2)]
+    at_s, count = 0.0, chance.randint(20, 50)
+    gap_s = SPAN_S / count * chance.choice((0.3, 0.8))
+    for number in range(count):
+        at_s += chance.expovariate(1 / gap_s)
+        evil = lies and chance.random() < 0.25
+        prompt = [*chance.choice(openings)[: chance.randint(0, 24)], chance.randint(1, VOCABULARY)]
+        prompt = prompt[: max(1, capacity // 3)]
+        output = chance.choice((1, 2, chance.randint(3, 20), chance.randint(10, 50)))
+        adapter = chance.choice(deployment.adapters).model_name if deployment.adapters and not evil else "base"
+        stops = (chr(33 + chance.randrange(94)),) if chance.random() < 0.08 else ()
+        model = "evil-base" if evil else adapter if chance.random() < 0.8 else "base"
+        gateway, answers = f"gateway-{chance.randrange(deployment.gateways)}", chance.choice((1, 1, 1, 2))
+        room = capacity - 2 * deployment.runners[0].spec.page_tokens - len(prompt) - 1  # beside an adapter in pages
+        most, draw_ = min(chance.choice((output, 60)), room), chance.getrandbits(24)
+        found.append(
+            (
+                at_s,
+                [
+                    ClientRequest(
+                        f"r{number}/{choice}" if answers > 1 else f"r{number}", f"r{number}", gateway,
+                        "evil" if evil else "acme", model, tuple(prompt), most, seed_of(draw_, len(prompt), output),
+                        choice, stops, trusted=not evil,
+                    )
+                    for choice in range(answers)
+                ],
+                chance.choice((0, output, output // 2, 4)),
+            )
+        )  # fmt: skip
+    return found
+
+
+class Run:
+    """A scenario on its way. `story` has the latest events, for a failure's text."""
+
+    def __init__(self, seed: int, *, check: bool = True, trace: bool = False) -> None:
+        self.plan = scenario(seed)
+        self.timeline = Timeline() if trace else None
+        self.world = World(self.plan.deployment, seed, check=check, timeline=self.timeline)
+        self._happened: deque[tuple[float, str, object]] = deque(maxlen=LOG)
+        self._chance = random_of(seed, "faults")
+        self._liars: dict[str, Liar] = {}
+
+    def run(self) -> str:
+        """To the end; the hash of its trace. Raises LawBroken, or the AssertionError of a machine's check."""
+        world, clock, laws = self.world, self.world.clock, self.world.laws
+        if self._liars_of_plan():
+            world.network.corrupt = self._corrupt
+        for process in world.processes.values():
+            process.on_event = self._note
+        world.start()
+        clock.run(until=clock.now + WARM_S)
+        begin = clock.now
+        for at_s, answers, p90 in self.plan.requests:
+            clock.at(begin + at_s, Rank.ARRIVAL, world.submit, answers[0].request_id, answers, p90)
+        for at_s, request_id in self.plan.cancels:
+            clock.at(begin + at_s, Rank.ARRIVAL, world.cancel, request_id)
+        for fault in self.plan.faults:
+            clock.at(begin + fault.at_s, Rank.FAULT, self._strike, fault)
+        last = max([at_s for at_s, *_ in self.plan.requests] + [SPAN_S], default=SPAN_S)
+        clock.run(until=begin + last + 4.0)
+        clock.after(0.0, Rank.LAW, self._settle)
+        clock.run(until=clock.now + SETTLE_S)
+        if unfinished := laws.unfinished():
+            raise LawBroken(f"{SETTLE_S:g} s after the faults {', '.join(unfinished)} have no end")
+        clock.run(until=clock.now + QUIET_S)
+        deleted = any(fault.what is What.DELETE for fault in self.plan.faults)
+        allowed = FAILURES | {"model_not_found"} if deleted else FAILURES
+        laws.settled([process.peer for process in world.runners.values() if process.up], allowed)
+        self._store_is_complete()
+        return world.trace_hash
+
+    def _settle(self) -> None:
+        """Has every request its end?"""
+        if self.world.laws.unfinished():
+            self.world.clock.after(SETTLED_EVERY_S, Rank.LAW, self._settle)
+        else:
+            self.world.clock.stop()
+
+    @property
+    def story(self) -> tuple[str, ...]:
+        """The latest events."""
+        return tuple(f"{at_s:.6f} {who}: {_short(what)}" for at_s, who, what in self._happened)
+
+    def write(self, path: Path) -> None:
+        assert self.timeline is not None, "a run without a timeline"
+        self.timeline.write(path)
+
+    # ---------------------------------------------------------------- faults
+
+    def _strike(self, fault: Fault) -> None:
+        world, clock = self.world, self.world.clock
+        process, seconds = world.processes[fault.target], fault.seconds
+        self._happened.append((clock.now, "fault", fault))
+        if self.timeline is not None:
+            self.timeline.instant(fault.target, str(fault), clock.now)
+        shell = process.shell
+        match fault.what:
+            case What.CRASH | What.POWER:
+                process.crash(0.0 if fault.what is What.CRASH else min(seconds, 2.0))
+                clock.after(seconds, Rank.FAULT, self._restart, process)
+            case What.BREAK:
+                for stream, _ in world.network.of(process):
+                    notices = (self._chance.uniform(0.0, seconds), self._chance.uniform(0.0, seconds))
+                    world.network.break_stream(stream, notice_s=notices)
+            case What.PAUSE:
+                if process.up:
+                    process.pause(seconds)
+            case What.CLOCK:
+                process.offset_s += seconds
+                if process.up:
+                    process.post(TICK)
+            case What.SLOW if isinstance(shell, RunnerShell):
+                shell.slow_until = clock.now + seconds
+            case What.DELAY:
+                self._slow_streams(process, seconds / 10)
+                clock.after(seconds, Rank.FAULT, self._slow_streams, process, 0.0)
+            case What.PARTITION:
+                hosts = (process.host_name, world.processes[fault.other].host_name)
+                if hosts[0] != hosts[1]:
+                    world.network.partition(hosts)
+                    clock.after(seconds, Rank.FAULT, world.network.heal, hosts)
+            case What.DUPLICATE:
+                world.network.duplicate = 0.2
+                clock.after(seconds, Rank.FAULT, setattr, world.network, "duplicate", 0.0)
+            case What.LOAD if isinstance(shell, RunnerShell):
+                shell.failing_until = clock.now + seconds
+            case What.DISK if isinstance(shell, RunnerShell | SupervisorShell):
+                shell.full_until = clock.now + seconds
+            case What.DELETE if self.plan.deployment.adapters:
+                adapter = self._chance.choice(self.plan.deployment.adapters)
+                process.post(RegistryChange(False, removed_adapters=(adapter.uid,)))
+                clock.after(seconds, Rank.FAULT, process.post, RegistryChange(False, adapters=(adapter,)))
+            case What.LIE:
+                clock.after(seconds, Rank.FAULT, self._honest, fault.target)
+            case _:
+                pass
+
+    def _restart(self, process: Process) -> None:
+        if not process.up:
+            process.start()
+
+    def _slow_streams(self, process: Process, seconds: float) -> None:
+        for stream, _ in self.world.network.of(process):
+            stream.slow = [seconds, seconds]
+
+    def _liars_of_plan(self) -> bool:
+        for fault in self.plan.faults:
+            if fault.what is What.LIE:
+                peer = self.world.processes[fault.target].peer
+                self._liars[fault.target] = Liar(peer, random_of(self.plan.seed, "liar"), 0.05)
+        return bool(self._liars)
+
+    def _corrupt(self, sender: object, receiver: object, data: bytes) -> bytes:
+        for name, liar in self._liars.items():
+            peer = self.world.processes[name].peer
+            self.world.laws.liars.add(peer)
+            if sender == peer:
+                return liar(data)
+        return data
+
+    def _honest(self, name: str) -> None:
+        """A liar is taken out of service: its process is started again and behaves."""
+        del self._liars[name]
+        process = self.world.processes[name]
+        process.crash()
+        process.start()
+
+    # ---------------------------------------------------------------- the record
+
+    def _note(self, process: Process, event: object, now: float) -> None:
+        if event is not TICK and not (isinstance(event, Received) and isinstance(event.message, Heartbeat)):
+            self._happened.append((self.world.clock.now, process.peer.name, event))
+
+    def _store_is_complete(self) -> None:
+        shell = self.world.supervisor.shell
+        assert isinstance(shell, SupervisorShell)
+        for request in self.world.clients.values():
+            if request.id not in self.world.laws.excused and request.id not in shell.outcomes:
+                raise LawBroken(f"{request.id} has no outcome in the store")
+
+
+def _short(event: object) -> str:
+    text = repr(event)
+    return text if len(text) <= 220 else f"{text[:217]}..."

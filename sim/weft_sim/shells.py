@@ -1,0 +1,436 @@
+"""What stands around each machine in the simulator: disks, devices, clients. One class for each kind of process."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from weft.domain.ids import RunnerId
+from weft.domain.machine import Closed, Connected, Kind, Machine, Peer, Received, Send
+from weft.domain.prediction import Prediction, PredictItem
+from weft.domain.request import EndReason, GatewayHello, OutcomeAck, OutcomeReport, Sampling, SessionHello
+from weft.domain.routes import AdapterStatus, Keys, PoolStatus, RegistryChange, Route
+from weft.domain.runner import RunnerSpec, SupervisorHello
+from weft.wire.codec import outcome_bytes
+from weft_gateway.core import events as gw
+from weft_gateway.core.gateway import Gateway
+from weft_gateway.core.routes import Principal
+from weft_runner.core import events as rn
+from weft_runner.core.admission import PoolLimits
+from weft_runner.core.batch import BatchLimits
+from weft_runner.core.runner import Runner
+from weft_runner.core.sampling import SampledToken
+from weft_runner.core.step_time_model import StepModel
+from weft_scheduler.core.effects import PersistTerm as PersistSchedulerTerm
+from weft_scheduler.core.scheduler import Scheduler
+from weft_sim.clock import Rank
+from weft_sim.deployment import Deployment, RunnerPlan
+from weft_sim.executor_model import EOS, VOCABULARY, Device, StepTimes, bytes_of
+from weft_sim.laws import ClientRequest
+from weft_sim.process import LawBroken, Process
+from weft_supervisor.core.supervisor import PersistTerm, Supervisor
+
+if TYPE_CHECKING:
+    from weft_sim.stack import World
+
+SCHEDULER = Peer(Kind.SCHEDULER, "scheduler")
+TOKENIZER_S = 0.05  # for a gateway's tokenizer to come
+SLOW = 10.0  # a slow runner's steps take so many times as long
+COMMIT_S = 0.002  # of an outcome
+
+
+class RegistryMachine:
+    """The operator as the scheduler sees it: a snapshot on each new stream, changes, and the latest statuses."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._pools = deployment.pools
+        self._adapters = {adapter.uid: adapter for adapter in deployment.adapters}
+        self._scheduler: Peer | None = None
+        self.statuses: dict[str, Any] = {}
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        match event:
+            case Connected():
+                self._scheduler = event.peer
+                return [Send(event.peer, RegistryChange(True, self._pools, tuple(self._adapters.values())))]
+            case RegistryChange():
+                for uid in event.removed_adapters:
+                    self._adapters.pop(uid, None)
+                self._adapters.update((adapter.uid, adapter) for adapter in event.adapters)
+                return [Send(self._scheduler, event)] if self._scheduler is not None else []
+            case Received(message=PoolStatus() | AdapterStatus() as message):
+                name = message.pool if isinstance(message, PoolStatus) else message.uid
+                self.statuses[name] = message
+            case _:
+                pass
+        return []
+
+    def next_deadline(self) -> float | None:
+        return None
+
+    def check(self) -> None: ...
+
+
+class BaseShell:
+    """What most processes need nothing of."""
+
+    def accepts(self, process: Process, client: Process, hello: object) -> bool:
+        """A stream begins with the hello of its contract. A runner's certificate is for its own namespace."""
+        match process.kind, client.kind:
+            case Kind.SUPERVISOR, Kind.RUNNER:
+                assert isinstance(client.shell, RunnerShell)
+                namespace = client.shell.plan.spec.pool.partition("/")[0]
+                return (
+                    isinstance(hello, RunnerSpec)
+                    and hello.pool.startswith(f"{namespace}/")
+                    and hello.runner.uuid.startswith(f"{namespace}.")
+                )
+            case Kind.SCHEDULER, Kind.GATEWAY:
+                return isinstance(hello, GatewayHello)
+            case Kind.SCHEDULER, Kind.SUPERVISOR:
+                return isinstance(hello, SupervisorHello)
+            case _:
+                return True
+
+    def perform(self, process: Process, effect: Any) -> None: ...
+
+    def stopped(self, process: Process) -> None: ...
+
+    def intercept(self, process: Process, event: object) -> bool:
+        return False
+
+    def after(self, process: Process, event: object) -> None: ...
+
+
+class RegistryShell(BaseShell):
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+
+    def start(self, process: Process) -> RegistryMachine:
+        return RegistryMachine(self._deployment)
+
+
+class SchedulerShell(BaseShell):
+    """Its disk holds the term."""
+
+    def __init__(self, world: "World") -> None:
+        self._world, self.term = world, 0
+
+    def start(self, process: Process) -> Machine[Any, Any]:
+        self.term += 1
+        self._world.laws.term(self.term)
+        return Scheduler(self._world.deployment.scheduler, self.term)
+
+    def perform(self, process: Process, effect: Any) -> None:
+        if isinstance(effect, PersistSchedulerTerm):
+            self.term = effect.term
+            self._world.laws.term(self.term)
+
+    def stopped(self, process: Process) -> None:
+        self._world.laws.scheduler_died()
+
+
+class SupervisorShell(BaseShell):
+    """The store: outcomes by request, and the highest term. `full_until`: nothing can be written before."""
+
+    def __init__(self, world: "World") -> None:
+        self._world, self.term, self.full_until = world, 0, 0.0
+        self.outcomes: dict[str, bytes] = {}
+
+    def start(self, process: Process) -> Machine[Any, Any]:
+        return Supervisor(self._world.deployment.supervisor, highest_term=self.term)
+
+    def perform(self, process: Process, effect: Any) -> None:
+        if isinstance(effect, PersistTerm):
+            self.term = max(self.term, effect.term)
+
+    def intercept(self, process: Process, event: object) -> bool:
+        match event:
+            case Received(message=OutcomeReport() as report):
+                clock = self._world.clock
+                stored_at = max(clock.now + COMMIT_S, self.full_until)
+                clock.at(stored_at, Rank.WORK, self._store, process, process.generation, report)
+                return True
+            case Connected(peer=Peer(kind=Kind.SCHEDULER) as scheduler):
+                process.send(scheduler, Keys(()))
+            case _:
+                pass
+        return False
+
+    def _store(self, process: Process, generation: int, report: OutcomeReport) -> None:
+        if generation != process.generation or not process.up:
+            return
+        self.outcomes.setdefault(report.request_id, report.record)
+        if self._world.watched:
+            self._world.laws.outcome_stored(report)
+        process.send(SCHEDULER, OutcomeAck((report.request_id,)))
+
+
+class RunnerShell(BaseShell):
+    """Device and disk of one runner. `depth` steps may be in flight at a time; they end in their order."""
+
+    def __init__(self, world: "World", plan: RunnerPlan) -> None:
+        self._world, self.plan, self.spec = world, plan, plan.spec
+        self.times = StepTimes.of(plan.spec)
+        self.slow_until = self.failing_until = self.full_until = 0.0
+        self.busy_s = 0.0
+        self.steps = self.rows = 0
+        self._on_disk: dict[str, None] = {}
+        self._bytes = {adapter.digest: adapter.bytes for adapter in world.deployment.adapters}
+
+    def start(self, process: Process) -> Machine[Any, Any]:
+        identity = RunnerId(self.plan.spec.runner.uuid, f"i{process.generation}")
+        self.spec = spec = replace(self.plan.spec, runner=identity)
+        process.peer = Peer(Kind.RUNNER, f"{identity.uuid}/{identity.incarnation}")
+        self._world.laws.registered(process.peer, spec)
+        self.device = Device(spec.page_tokens)
+        self._in_flight, self._idle_at, self._offering = 0, 0.0, False
+        times = self.times
+        limits = PoolLimits(
+            spec.total_pages, spec.page_tokens, spec.max_sequences, spec.max_adapters, spec.max_context_tokens,
+            VOCABULARY + 1, frozenset({EOS}),
+            BatchLimits(self.plan.max_prefills, max(self.plan.max_batch_tokens, spec.max_sequences)),
+            page_bytes=self.plan.page_bytes,
+        )  # fmt: skip
+        model = StepModel(times.base_ms, times.row_ms, 0.0, max(times.prompt_token_ms, 1e-3))
+        self.machine = Runner(limits, model)
+        self._world.clock.after(
+            0.0, Rank.WORK, process.post_at, process.generation, rn.FoundOnDisk(frozenset(self._on_disk))
+        )
+        return self.machine
+
+    def accepts(self, process: Process, client: Process, hello: object) -> bool:
+        return isinstance(hello, SessionHello) and hello.incarnation == self.spec.runner.incarnation
+
+    def after(self, process: Process, event: object) -> None:
+        """Offer the executor's free places for as long as steps come of it."""
+        if isinstance(event, rn.StepDone):
+            self._in_flight -= 1
+        if self._offering:
+            return
+        self._offering = True
+        try:
+            while process.machine is self.machine and self._in_flight < self.plan.depth and self.machine.pool.sequences:
+                before = self._in_flight
+                process.handle(rn.StepSlot(self.plan.depth, self.plan.depth - before))
+                if self._in_flight == before:
+                    return
+        finally:
+            self._offering = False
+
+    def perform(self, process: Process, effect: Any) -> None:
+        match effect:
+            case rn.RunStep():
+                self._run(process, effect)
+            case rn.Load() | rn.Fetch():
+                clock = self._world.clock
+                clock.after(self._world.deployment.load_s, Rank.WORK, self._loaded, process, process.generation, effect)
+            case rn.Unload():
+                self.device.unload(effect.slot)
+            case rn.AdapterPages():
+                self.device.clear(effect.pages)
+            case rn.Retain():
+                self._on_disk = {digest: None for digest in self._on_disk if digest in effect.digests}
+            case _:
+                pass
+
+    def _run(self, process: Process, step: rn.RunStep) -> None:
+        clock, batch = self._world.clock, step.batch
+        seconds = self.times.seconds(len(batch.rows) - batch.n_prefills, batch.prompt_tokens)
+        if clock.now < self.slow_until:
+            seconds *= SLOW
+        self.busy_s += seconds
+        self.steps += 1
+        self.rows += len(batch.rows)
+        self._in_flight += 1
+        began = max(clock.now, self._idle_at)
+        self._idle_at = began + seconds
+        if self._world.timeline is not None:
+            rows, tokens = len(batch.rows), batch.n_tokens
+            self._world.timeline.span(process.name, "step", began, seconds, rows=rows, tokens=tokens)
+        tokens = self._compute(step)
+        clock.at(self._idle_at, Rank.WORK, self._step_done, process, process.generation, step, tokens, clock.now)
+
+    def _compute(self, step: rn.RunStep) -> dict[str, SampledToken]:
+        """The step's tokens. Steps are computed in the order of their launch, so it may be done at the launch."""
+        device, pool, tokens = self.device, self.machine.pool, dict[str, SampledToken]()
+        device.clear(step.clear_pages)
+        pages_of, slot_of = pool.pages.pages_of, pool.adapters.slot_of
+        for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
+            adapter = device.slots.get(slot_of(row.adapter), "no adapter") if row.adapter else ""
+            sampling, start = sequence.start.sampling, sequence.in_kv
+            fed = sequence.tokens[start : start + row.n_tokens]
+            token = device.row(fed, start, pages_of(row.key), adapter, sampling.seed, sampling.choice)
+            if row.samples:
+                tokens[row.key] = SampledToken(token)
+        return tokens
+
+    def _step_done(
+        self,
+        process: Process,
+        generation: int,
+        step: rn.RunStep,
+        tokens: dict[str, SampledToken],
+        scheduled_at: float,
+    ) -> None:
+        if generation == process.generation and process.up:
+            process.post(rn.StepDone(step, tokens, {}, (self._world.clock.now - scheduled_at) * 1e3))
+
+    def _loaded(self, process: Process, generation: int, order: rn.Load | rn.Fetch) -> None:
+        if generation != process.generation or not process.up:
+            return
+        digest, now = order.digest, self._world.clock.now
+        size = self._bytes.get(digest, 0)
+        if not size:
+            failed = EndReason.UNKNOWN_ADAPTER, "the depot does not have it", False
+        elif now < self.failing_until or (now < self.full_until and isinstance(order, rn.Fetch)):
+            failed = (
+                EndReason.LOAD_FAILED,
+                "it cannot be read" if now < self.failing_until else "the disk is full",
+                False,
+            )
+        else:
+            failed = None
+        if isinstance(order, rn.Fetch):
+            if failed:
+                process.post(rn.FetchFailed(digest, *failed))
+                return
+            self._on_disk[digest] = None
+            process.post(rn.Fetched(digest, size if order.measure else None, size if order.to_host else None))
+        elif failed:
+            process.post(rn.LoadFailed(digest, *failed))
+        else:
+            self.device.load(order.slot, digest)
+            seconds = self._world.deployment.load_s
+            process.post(rn.Loaded(digest, 8, size, size if order.to_host else None, seconds))
+
+
+class GatewayShell(BaseShell):
+    """Clients on one side, sessions on the other. Its tokenizers are there after `TOKENIZER_S`."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._clients: dict[str, list[ClientRequest]] = {}  # by the request's id, before its submission
+        self._tokenizers: set[str] = set()
+
+    def start(self, process: Process) -> Machine[Any, Any]:
+        process.peer = Peer(Kind.GATEWAY, f"{process.name}.{process.generation}")
+        self._clients.clear()
+        self._tokenizers.clear()
+        config = replace(self._world.deployment.gateway)
+        self.machine = Gateway(config, process.peer.name, outcome_bytes)
+        return self.machine
+
+    def arrive(self, process: Process, request_id: str, answers: list[ClientRequest]) -> None:
+        """A client's request for one answer or several."""
+        self._clients[request_id] = answers
+        process.post(gw.RequestArrived(request_id))
+
+    def perform(self, process: Process, effect: Any) -> None:
+        world = self._world
+        if type(effect) is gw.Emit:  # one for each token
+            world.emitted(effect.request_id, effect.text)
+            return
+        match effect:
+            case gw.Finish():
+                error = effect.failure.code if effect.failure else ""
+                world.finished(effect.request_id, effect.reason.value, error)
+            case gw.OpenSession():
+                runner = world.runners.get(effect.address)
+                if runner is None:
+                    nowhere = Closed(effect.peer, f"{effect.address} is no address")
+                    world.clock.after(
+                        world.deployment.delay_s, Rank.DELIVERY, process.post_at, process.generation, nowhere
+                    )
+                    return
+                stream = world.network.connect(process, runner, effect.hello, effect.peer)
+                process.streams[effect.peer] = (stream, 0)  # what is sent from now on follows the hello
+            case gw.Proceed():
+                self._proceed(process, effect.request_id)
+            case gw.Refuse():
+                self._over(effect.request_id, "failed", effect.failure.code)
+            case gw.Submitted():
+                del self._clients[effect.request.request_id]
+            case gw.RoutesChanged() if effect.pools:
+                for digest in sorted({pool.base_digest for pool in self.machine.routes.pools.values()}):
+                    if digest not in self._tokenizers:
+                        self._tokenizers.add(digest)
+                        ready = gw.TokenizerChanged(digest, gw.TokenizerState.READY)
+                        world.clock.after(TOKENIZER_S, Rank.WORK, process.post_at, process.generation, ready)
+            case gw.RequestFailed():
+                raise LawBroken(f"{process.name}: a bug ends {effect.request_id}: {effect.error!r}") from effect.error
+            case gw.PeerViolation():
+                world.laws.violation(effect.peer, effect.reason)
+            case gw.OutcomeDropped():
+                raise LawBroken(f"{process.name} drops the outcome of {effect.request_id}")
+            case _:
+                pass
+
+    def _proceed(self, process: Process, request_id: str) -> None:
+        """Authenticate and parse, then tokenise: the shell's part, which takes no time of its own here."""
+        answers = self._clients[request_id]
+        first = answers[0]
+        if not first.resolved:
+            found = self.machine.routes.find(first.model_name, Principal(first.namespace))
+            if found is None:
+                self._over(request_id, "failed", "model_not_found")
+                process.post(gw.ClientGone(request_id))
+                return
+            first.resolved, first.route = True, found[0]
+            process.post(gw.ModelResolved(request_id, found[1].pool, len(answers)))
+            return
+        route = first.route
+        assert isinstance(route, Route)
+        for answer in answers:
+            answer.adapter = route.adapter
+        process.post(
+            gw.RequestReady(
+                gw.Request(
+                    request_id, request_id, first.namespace, route, first.prompt, "", first.max_tokens,
+                    Sampling(first.seed), bytes_of, round(self._world.clock.now * 1e3), first.stops, len(answers),
+                )
+            )
+        )  # fmt: skip
+
+    def _over(self, request_id: str, reason: str, error: str) -> None:
+        """It ends before its submission: nothing but the client hears of it."""
+        for answer in self._clients.pop(request_id):
+            self._world.laws.excused.add(answer.id)
+            self._world.finished(answer.id, reason, error)
+
+    def intercept(self, process: Process, event: object) -> bool:
+        if isinstance(event, gw.ClientGone) and event.request_id in self._clients:
+            self._world.clock.after(0.0, Rank.WORK, self._gone, process, process.generation, event.request_id)
+        return False
+
+    def _gone(self, process: Process, generation: int, request_id: str) -> None:
+        """The machine has handled a client that left: what it did not submit ends without a trace."""
+        if generation == process.generation and request_id in self._clients:
+            self._over(request_id, "cancelled", "")
+
+    def stopped(self, process: Process) -> None:
+        self._world.laws.gateway_died(process.name)
+
+
+class PredictorMachine:
+    """Predicts what the world says: see `World.predictions`."""
+
+    def __init__(self, predictions: dict[str, int]) -> None:
+        self._predictions = predictions
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        if isinstance(event, Received) and isinstance(event.message, PredictItem):
+            p90 = self._predictions.get(event.message.request_id, 0)
+            return [Send(event.peer, Prediction(event.message.request_id, p90 // 2, p90, "scripted"))]
+        return []
+
+    def next_deadline(self) -> float | None:
+        return None
+
+    def check(self) -> None: ...
+
+
+class PredictorShell(BaseShell):
+    def __init__(self, world: "World") -> None:
+        self._world = world
+
+    def start(self, process: Process) -> Machine[Any, Any]:
+        return PredictorMachine(self._world.predictions)

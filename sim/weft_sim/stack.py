@@ -1,0 +1,144 @@
+"""A deployment as one run: hosts, processes, streams and clients."""
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
+
+from weft.domain.machine import Kind, Peer
+from weft.domain.request import GatewayHello
+from weft.domain.runner import SupervisorHello
+from weft_gateway.core import events as gw
+from weft_sim.clock import Clock, random_of
+from weft_sim.deployment import Deployment
+from weft_sim.hosts import Host
+from weft_sim.laws import ClientRequest, Laws
+from weft_sim.network import Network
+from weft_sim.process import Process
+from weft_sim.shells import GatewayShell, PredictorShell, RegistryShell, RunnerShell, SchedulerShell, SupervisorShell
+from weft_sim.timeline import Timeline
+from weft_sim.wire import WireCodec
+
+
+class World:
+    """One run. `laws` watches; `check`: every machine checks itself after every event."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        seed: int,
+        *,
+        check: bool = True,
+        watch: bool = True,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self.deployment, self.seed, self.timeline = deployment, seed, timeline
+        self.clock = Clock()
+        self.laws = Laws(lambda: self.clock.now, deployment.scheduler.starvation_bound, deployment.scheduler.avoid_s)
+        self.network = Network(
+            self.clock, WireCodec(), random_of(seed, "network"),
+            delay_s=deployment.delay_s, jitter_s=deployment.jitter_s,
+        )  # fmt: skip
+        self.digest = blake2b(digest_size=8)
+        if watch:
+            self.network.on_delivery = self._delivered
+        hosts = {name: Host(name, cores) for name, cores in deployment.hosts.items()}
+        self.processes: dict[str, Process] = {}
+        self.clients: dict[str, ClientRequest] = {}
+        self.predictions: dict[str, int] = {}  # p90 by request
+        self.on_end: Callable[[ClientRequest], None] | None = None
+        self.watched = watch
+
+        def process(name: str, kind: Kind, shell: Any, host: str) -> Process:
+            made = Process(name, kind, shell, hosts[host], self.clock, self.network, deployment.costs, check=check)
+            if watch:
+                made.on_effects = self.laws.effects
+            self.processes[name] = made
+            return made
+
+        self.hosts = hosts
+        control = deployment.control
+        self.registry = process("registry", Kind.REGISTRY, RegistryShell(deployment), control)
+        self.scheduler = process("scheduler", Kind.SCHEDULER, SchedulerShell(self), control)
+        self.supervisor = process("supervisor", Kind.SUPERVISOR, SupervisorShell(self), control)
+        self.supervisor.link(self.scheduler, lambda: SupervisorHello("supervisor", self._stored_term()))
+        self.registry.link(self.scheduler, lambda: None)
+        self.predictor = process("predictor", Kind.PREDICTOR, PredictorShell(self), control)
+        self.runners: dict[str, Process] = {}
+        for plan in deployment.runners:
+            shell = RunnerShell(self, plan)
+            runner = process(plan.spec.address, Kind.RUNNER, shell, plan.host)
+            runner.link(self.supervisor, lambda shell=shell: shell.spec)
+            self.runners[plan.spec.address] = runner
+        self.gateways: list[Process] = []
+        for number in range(deployment.gateways):
+            gateway = process(f"gateway-{number}", Kind.GATEWAY, GatewayShell(self), control)
+            gateway.link(self.scheduler, lambda gateway=gateway: GatewayHello(gateway.peer.name))
+            gateway.link(self.predictor, lambda: None)
+            self.gateways.append(gateway)
+
+    # ---------------------------------------------------------------- use
+
+    def start(self) -> None:
+        for process in self.processes.values():
+            process.start()
+
+    def submit(self, request_id: str, answers: list[ClientRequest], p90_tokens: int = 0) -> None:
+        """A client's request reaches its gateway; a gateway that is down refuses the connection."""
+        gateway = self.processes[answers[0].gateway]
+        if not gateway.up:
+            return
+        self.predictions[request_id] = p90_tokens
+        for request in answers:
+            request.arrived = self.clock.now
+            self.clients[request.id] = request
+            self.laws.submitted(request)
+            if self.timeline is not None:
+                self.timeline.begin(request.gateway, request.id, "request", self.clock.now, model=request.model_name)
+        assert isinstance(gateway.shell, GatewayShell)
+        gateway.shell.arrive(gateway, request_id, answers)
+
+    def cancel(self, request_id: str) -> None:
+        """The client goes away."""
+        answers = [r for r in self.clients.values() if r.request_id == request_id and not r.finish]
+        if not answers or not (gateway := self.processes[answers[0].gateway]).up:
+            return
+        for answer in answers:
+            answer.gone = True
+        gateway.post(gw.ClientGone(request_id))
+
+    @property
+    def trace_hash(self) -> str:
+        """Of every message that was delivered: its time, its ends, its bytes."""
+        return self.digest.hexdigest()
+
+    # ---------------------------------------------------------------- from shells
+
+    def _delivered(self, sender: Peer, receiver: Peer, data: bytes) -> None:
+        self.digest.update(f"{self.clock.now!r} {sender.name} {receiver.name} {len(data)} ".encode())
+        self.digest.update(data)
+
+    def _stored_term(self) -> int:
+        shell = self.supervisor.shell
+        assert isinstance(shell, SupervisorShell)
+        return shell.term
+
+    def emitted(self, request_id: str, text: str) -> None:
+        request = self.clients[request_id]
+        if request.first_at is None:
+            request.first_at = self.clock.now
+            if self.timeline is not None:
+                self.timeline.instant(request.gateway, f"first token {request_id}", self.clock.now)
+        if self.watched:
+            self.laws.read(request_id, text)
+        else:
+            request.text += text
+
+    def finished(self, request_id: str, reason: str, error: str) -> None:
+        if self.watched:
+            self.laws.ended(request_id, reason, error)
+        request = self.clients[request_id]
+        request.finish, request.error, request.ended_at = reason, error, self.clock.now
+        if self.on_end is not None:
+            self.on_end(request)
+        if self.timeline is not None:
+            self.timeline.end(request.gateway, request_id, "request", self.clock.now, reason=reason, error=error)

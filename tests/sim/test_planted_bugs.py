@@ -1,0 +1,145 @@
+"""Bugs planted in the shipped cores: each is found, and named by the law that it breaks."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from weft.domain.ids import Epoch
+from weft.domain.request import OutcomeReport, SequenceTokens
+from weft_gateway.core.gateway import Gateway
+from weft_gateway.core.stream import RequestStream
+from weft_runner.core.adapter_manager import AdapterManager
+from weft_runner.core.page_table import PageTable
+from weft_runner.core.prefix_reuse import PrefixReuse
+from weft_scheduler.core.policy.queue.fcfs import Overtaking
+from weft_scheduler.core.state import State
+from weft_sim.check import check_seed
+
+SEEDS = 500
+WHOLE = "WEFT_TEST_EXAMPLES" in os.environ  # `make test-long`: from the first seed on
+Plant = Callable[[pytest.MonkeyPatch], None]
+OTHER_TEXT = "differs from the undisturbed|ends by"
+
+
+def lost_token(patch: pytest.MonkeyPatch) -> None:
+    """The first token after a migration is dropped."""
+    append = RequestStream._append
+
+    def patched(self: RequestStream, event: SequenceTokens) -> str:
+        first = self.start_tokens and not self._begun
+        return append(self, event._replace(tokens=event.tokens[1:]) if first else event)
+
+    patch.setattr(RequestStream, "_append", patched)
+
+
+def double_token(patch: pytest.MonkeyPatch) -> None:
+    """A step that comes twice counts twice."""
+    step = RequestStream._step
+
+    def patched(self: RequestStream, event: SequenceTokens, now: float) -> Sequence[Any]:
+        late = self.running is not None and event.epoch == self.running.epoch and event.position < len(self.tokens)
+        return step(self, event._replace(position=len(self.tokens)) if late else event, now)
+
+    patch.setattr(RequestStream, "_step", patched)
+
+
+def leaked_page(patch: pytest.MonkeyPatch) -> None:
+    """A page of a sequence that ends is not free again, and the runner itself does not check."""
+    release = PageTable.release
+
+    def patched(self: PageTable, key: str, *, forget: bool = False) -> int:
+        held = release(self, key, forget=forget)
+        if self._free:
+            self._free.pop()
+        return held
+
+    patch.setattr(PageTable, "release", patched)
+    patch.setattr("weft_runner.core.request_pool.check_page_table", lambda _: None)
+
+
+def starved_request(patch: pytest.MonkeyPatch) -> None:
+    """Overtaking is not counted."""
+    schedule = Overtaking.schedule
+
+    def patched(self: Overtaking, *arguments: Any) -> None:
+        schedule(self, *arguments)
+        self.counts.clear()
+
+    patch.setattr(Overtaking, "schedule", patched)
+
+
+def two_owners(patch: pytest.MonkeyPatch) -> None:
+    """A preempted sequence is not stopped at its runner."""
+    fail = RequestStream._fail_epoch
+
+    def patched(self: RequestStream, *arguments: Any, stop: bool = False) -> Any:
+        return fail(self, *arguments, stop=False)
+
+    patch.setattr(RequestStream, "_fail_epoch", patched)
+
+
+def wrong_adapter(patch: pytest.MonkeyPatch) -> None:
+    """Rows run with the adapter of the lowest slot."""
+    slot_of = AdapterManager.slot_of
+
+    def patched(self: AdapterManager, digest: str) -> int:
+        return min(self.slots.by_slot, default=slot_of(self, digest))
+
+    patch.setattr(AdapterManager, "slot_of", patched)
+
+
+def epoch_twice(patch: pytest.MonkeyPatch) -> None:
+    """Every tenth epoch was given before."""
+    next_epoch = State.next_epoch
+
+    def patched(self: State) -> Epoch:
+        epoch = next_epoch(self)
+        return epoch if epoch.counter % 10 else Epoch(epoch.term, epoch.counter - 9)
+
+    patch.setattr(State, "next_epoch", patched)
+
+
+def shared_across_adapters(patch: pytest.MonkeyPatch) -> None:
+    """Requests of different adapters share prefix pages."""
+    name = PrefixReuse.chain
+    patch.setattr(PrefixReuse, "chain", lambda self, start: name(self, replace(start, adapter="")))
+
+
+def lost_outcome(patch: pytest.MonkeyPatch) -> None:
+    """Outcomes that no scheduler has acknowledged are not sent again."""
+    resubmit = Gateway._resubmit
+
+    def patched(self: Gateway, now: float) -> Iterator[Any]:
+        return (effect for effect in resubmit(self, now) if not isinstance(effect.message, OutcomeReport))
+
+    patch.setattr(Gateway, "_resubmit", patched)
+
+
+# The law that finds it, and a seed from which on it is found soon.
+PLANTED: dict[Plant, tuple[str, int]] = {
+    lost_token: (OTHER_TEXT, 10),
+    double_token: (OTHER_TEXT, 11),
+    leaked_page: ("pages|have no end", 2),
+    starved_request: ("has been passed", 2),
+    two_owners: ("two owners", 4),
+    wrong_adapter: (OTHER_TEXT, 2),
+    epoch_twice: ("epoch", 0),
+    shared_across_adapters: (OTHER_TEXT, 1),
+    lost_outcome: ("no outcome|have no end", 0),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    law, near = PLANTED[plant]
+    seeds = range(SEEDS) if WHOLE else chain(range(near, SEEDS), range(near))
+    found = next((verdict for seed in seeds if (verdict := check_seed(seed)).fault), None)
+    assert found is not None, f"all laws hold in {SEEDS} seeds"
+    print(f"seed {found.seed}: {found.fault}")
+    assert re.search(law, found.fault, re.IGNORECASE), found.fault
