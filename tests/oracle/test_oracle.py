@@ -134,7 +134,7 @@ def test_one_mixed_batch_of_sixteen_equals_the_oracle(oracle, make_driver):
     assert_right(oracle, driver, requests)
     full = [b for b in driver.batches if len(b.rows) == 16]
     assert full, "all sixteen ran together"
-    assert max(i.batch_adapters for i in full) >= 6
+    assert max(batch.n_adapters for batch in full) >= 6
     assert driver.pool.forwards == driver.pool.iterations, "one forward an iteration, whatever the adapters"
 
 
