@@ -77,7 +77,8 @@ def _missing_tests(features: str) -> Iterator[str]:
 
 def _missing_files(features: str) -> list[str]:
     names = set(re.findall(r"`((?:weft_\w+|core|model|memory|services|weft|kernels)/[\w/.]*)`", features))
-    roots = [ROOT, *ROOT.glob("services/*"), *ROOT.glob("services/*/weft_*"), ROOT / "operator", ROOT / "kernels"]
+    roots = [ROOT, *ROOT.glob("services/*"), *ROOT.glob("services/*/weft_*")]
+    roots += [ROOT / name for name in ("sim", "operator", "kernels")]
     return sorted(name for name in names if not any((root / name).exists() for root in roots))
 
 
