@@ -6,7 +6,7 @@ from typing import Any, get_args
 import httpx2
 
 from weft.api.reasons import Reason
-from weft.domain.text import sanitize, quoted
+from weft.domain.text import quoted, sanitize
 from weft.wire.tls import Tls
 from weft_operator.errors import DepotFailed, DepotUnavailable
 from weft_operator.resolution import Answer, Request, State

@@ -23,7 +23,7 @@ class Source(Artifact):
     """Where the adapter's files are: adapter_config.json and adapter_model.safetensors, as PEFT writes them."""
 
 
-class AdapterSpec(ApiModel):
+class LoRAAdapterSpec(ApiModel):
     """What is wanted. Never written by a controller."""
 
     model_config = ConfigDict(
@@ -56,7 +56,7 @@ class AdapterSpec(ApiModel):
     """The least that every ready runner holds it in: Host (memory), Disk, or Remote (fetched when first asked for)."""
 
 
-class AdapterStatus(ApiModel):
+class LoRAAdapterStatus(ApiModel):
     """What is observed."""
 
     observed_generation: Annotated[int, Field(strict=True, ge=0)] | None = None
@@ -89,8 +89,8 @@ class LoRAAdapter(Resource):
     """A LoRA adapter served by a ServingPool. Ready when validated, fetched and in the route table."""
 
     kind: Literal["LoRAAdapter"] = "LoRAAdapter"
-    spec: AdapterSpec
-    status: Annotated[AdapterStatus, Field(exclude_if=is_empty)] = AdapterStatus()
+    spec: LoRAAdapterSpec
+    status: Annotated[LoRAAdapterStatus, Field(exclude_if=is_empty)] = LoRAAdapterStatus()
 
     @property
     def pool_key(self) -> str:

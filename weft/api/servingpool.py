@@ -13,7 +13,7 @@ from weft.api.source import Artifact
 from weft.api.template import RunnerGroup, RunnerTemplate
 
 
-class Model(Artifact):
+class PoolModel(Artifact):
     """The base model."""
 
     name: ModelName | None = None
@@ -119,7 +119,7 @@ class AllowedNamespaces(ApiModel):
     """Namespaces, with from: List."""
 
 
-class PoolSpec(ApiModel):
+class ServingPoolSpec(ApiModel):
     """What is wanted. Never written by a controller."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -147,7 +147,7 @@ class PoolSpec(ApiModel):
         unique_names("runnerGroups", lambda spec: spec.runner_groups),
     )
 
-    model: Model
+    model: PoolModel
     """The base model."""
     replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] | None = None
     """Runners. Written by people, or by an autoscaler through /scale; never by a default. Not with autoscaling."""
@@ -189,7 +189,7 @@ class AdapterCounts(ApiModel):
     """Those that clients can call."""
 
 
-class PoolStatus(ApiModel):
+class ServingPoolStatus(ApiModel):
     """What is observed."""
 
     observed_generation: Annotated[int, Field(strict=True, ge=0)] | None = None
@@ -218,8 +218,8 @@ class ServingPool(Resource):
     """Runners that share one base model and serve its adapters."""
 
     kind: Literal["ServingPool"] = "ServingPool"
-    spec: PoolSpec
-    status: Annotated[PoolStatus, Field(exclude_if=is_empty)] = PoolStatus()
+    spec: ServingPoolSpec
+    status: Annotated[ServingPoolStatus, Field(exclude_if=is_empty)] = ServingPoolStatus()
 
     @property
     def model_name(self) -> str:

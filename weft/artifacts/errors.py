@@ -11,7 +11,16 @@ ArtifactError            every error here: a `reason` (API, CamelCase) and a mes
 
 from weft.domain.model.errors import ArtifactError, Reason, Refused
 
-__all__ = ["ArtifactError", "BadDigest", "Damaged", "DepotFull", "Reason", "Refused", "Unavailable", "UnknownDigest"]
+__all__ = [
+    "ArtifactError",
+    "BadDigest",
+    "Damaged",
+    "DepotFull",
+    "Reason",
+    "Refused",
+    "Unavailable",
+    "UnknownDigest",
+]
 
 
 class Unavailable(ArtifactError):
@@ -33,7 +42,8 @@ class BadDigest(Refused, ValueError):
 
     def __init__(self, text: str) -> None:
         super().__init__(
-            Reason.DIGEST_MISMATCH, f"{text[:100]!r} is no digest; one is 'sha256:' and 64 lower-case hex digits"
+            Reason.DIGEST_MISMATCH,
+            f"{text[:100]!r} is no digest; one is 'sha256:' and 64 lower-case hex digits",
         )
 
 

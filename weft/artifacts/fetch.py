@@ -78,7 +78,8 @@ def fetch(
 def _check_size(manifest: Manifest, max_bytes: int) -> None:
     if manifest.size_bytes > max_bytes:
         raise Refused(
-            Reason.TOO_LARGE, f"{manifest.digest} has {manifest.size_bytes} bytes, the limit here is {max_bytes}"
+            Reason.TOO_LARGE,
+            f"{manifest.digest} has {manifest.size_bytes} bytes, the limit here is {max_bytes}",
         )
 
 

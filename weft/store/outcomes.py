@@ -19,7 +19,7 @@ MAX_BATCH = 500  # 19 columns x 500 rows stay below the 32,766 parameters of a s
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class StoredUsage:
     """Tokens and requests of a namespace with a model on a day (UTC)."""
 
     namespace: str
@@ -55,13 +55,13 @@ async def record(engine: AsyncEngine, outcomes: Sequence[Outcome], *, now_unix_m
     return await transact(engine, write)
 
 
-async def usage(engine: AsyncEngine, *, since: date) -> list[Usage]:
+async def usage(engine: AsyncEngine, *, since: date) -> list[StoredUsage]:
     """All usage rows of `since` and later, oldest first."""
     query = select(UsageRow.__table__).where(UsageRow.day >= since)
 
-    async def read(connection: AsyncConnection) -> list[Usage]:
+    async def read(connection: AsyncConnection) -> list[StoredUsage]:
         rows = await connection.execute(query.order_by(UsageRow.day, UsageRow.namespace, UsageRow.model_name))
-        return [Usage(**row) for row in rows.mappings()]
+        return [StoredUsage(**row) for row in rows.mappings()]
 
     return await transact(engine, read)
 
@@ -109,7 +109,7 @@ async def _add_usage(connection: AsyncConnection, outcomes: Iterable[Outcome]) -
         first = outcome.choice == 0
         for i, value in enumerate((int(first), first * outcome.prompt_tokens, outcome.completion_tokens)):
             total[i] += value
-    rows = [asdict(Usage(*key, *total)) for key, total in sorted(sums.items())]
+    rows = [asdict(StoredUsage(*key, *total)) for key, total in sorted(sums.items())]
     if rows:
         insert = insert_into(connection, UsageRow, rows)
         await connection.execute(

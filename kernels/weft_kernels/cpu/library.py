@@ -22,7 +22,7 @@ from weft_kernels.cpu.compiler import find_compiler
 from weft_kernels.cpu.errors import CallRefused, LevelUnusable, NativeUnavailable
 from weft_kernels.cpu.pool import Pool
 from weft_kernels.cpu.sources import SOURCES, Sources
-from weft_kernels.cpu.structs import ABI, CODES, LayerDone, Matrix, Model, Step
+from weft_kernels.cpu.structs import ABI, CODES, LayerDone, Matrix, ModelStruct, StepStruct
 from weft_kernels.cpu.threads import cpu_quota
 
 LEVEL_VARIABLE = "WEFT_CPU_LEVEL"
@@ -40,8 +40,8 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "weft_levels": (c_int32, ()),
     "weft_pool_new": (c_void_p, (c_int32,)),
     "weft_pool_free": (None, (c_void_p,)),
-    "weft_workspace_bytes": (c_int64, (POINTER(Model), c_int32, c_int32, c_int32)),
-    "weft_run": (c_int32, (c_int32, c_void_p, POINTER(Model), POINTER(Step))),
+    "weft_workspace_bytes": (c_int64, (POINTER(ModelStruct), c_int32, c_int32, c_int32)),
+    "weft_run": (c_int32, (c_int32, c_void_p, POINTER(ModelStruct), POINTER(StepStruct))),
     "weft_packed_bytes": (c_int64, (c_int32, c_int64, c_int64, c_int32)),
     "weft_pack": (
         c_int32,
@@ -119,12 +119,14 @@ class Library:
             code = self.native.weft_matmul(self.level_number, pool.handle, byref(matrix), x, x_kind, m, y)
         _checked("weft_matmul", code)
 
-    def workspace_bytes(self, model: Model, n_tokens: int, site_rank: int, n_sampled: int) -> int:
-        """Bytes that `Step.workspace` has to have, at most, for steps up to these sizes. Raises CallRefused."""
+    def workspace_bytes(self, model: ModelStruct, n_tokens: int, site_rank: int, n_sampled: int) -> int:
+        """Bytes that `StepStruct.workspace` has to have, at most, for steps up to these sizes. Raises CallRefused."""
         size = self.native.weft_workspace_bytes(byref(model), n_tokens, site_rank, n_sampled)
         return _checked("weft_workspace_bytes", size)
 
-    def run(self, pool: Pool, model: Model, step: Step, layer_done: Callable[[int], None] | None = None) -> None:
+    def run(
+        self, pool: Pool, model: ModelStruct, step: StepStruct, layer_done: Callable[[int], None] | None = None
+    ) -> None:
         """Run a step's layers. `layer_done(layer)` is called here, between layers, with the GIL; it calls no pool.
 
         Raises CallRefused, and what `layer_done` raised: then it is not called again, and the layers ran to the end.

@@ -43,7 +43,7 @@ class Layer(Structure):
     ]
 
 
-class Model(Structure):
+class ModelStruct(Structure):
     """`weft_model`."""
 
     _fields_ = [
@@ -70,7 +70,7 @@ class Model(Structure):
     ]
 
 
-class LoraSlice(Structure):
+class LoraSliceStruct(Structure):
     """`weft_lora_slice`: one projection inside a site."""
 
     _fields_ = [
@@ -84,25 +84,25 @@ class LoraSlice(Structure):
     ]
 
 
-class LoraSite(Structure):
+class LoraSiteStruct(Structure):
     """`weft_lora_site`: one adapter's weights at qkv, o, gate_up or down of a layer."""
 
-    _fields_ = [("a", c_void_p), ("rank", c_int32), ("n_slices", c_int32), ("slice", LoraSlice * 3)]
+    _fields_ = [("a", c_void_p), ("rank", c_int32), ("n_slices", c_int32), ("slice", LoraSliceStruct * 3)]
 
 
-class Row(Structure):
+class RowStruct(Structure):
     """`weft_row`: the tokens of one sequence in a step."""
 
     _fields_ = [("start", c_int32), ("end", c_int32), ("position", c_int32), ("page_offset", c_int32)]
 
 
-class Segment(Structure):
+class SegmentStruct(Structure):
     """`weft_segment`: tokens [start, end) use the adapter of `slot`."""
 
     _fields_ = [("start", c_int32), ("end", c_int32), ("slot", c_int32)]
 
 
-class Step(Structure):
+class StepStruct(Structure):
     """`weft_step`. `slots`: an array of addresses of [layers][4] sites."""
 
     _fields_ = [
@@ -129,10 +129,10 @@ class Step(Structure):
 MIRRORS: dict[str, type[Structure]] = {
     "weft_matrix": Matrix,
     "weft_layer": Layer,
-    "weft_model": Model,
-    "weft_lora_slice": LoraSlice,
-    "weft_lora_site": LoraSite,
-    "weft_row": Row,
-    "weft_segment": Segment,
-    "weft_step": Step,
+    "weft_model": ModelStruct,
+    "weft_lora_slice": LoraSliceStruct,
+    "weft_lora_site": LoraSiteStruct,
+    "weft_row": RowStruct,
+    "weft_segment": SegmentStruct,
+    "weft_step": StepStruct,
 }

@@ -44,7 +44,7 @@ NAMED_MAX = 10  # files that an error names
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BaseModel:
     """The base model an adapter has to fit, and the names it goes by."""
 
     shape: ModelSpec
@@ -97,7 +97,7 @@ def select_files(kind: Kind, files: Files, limits: Limits) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def validate(kind: Kind, files: Files, *, base: Base | None, max_rank: int | None) -> dict[str, Any]:
+def validate(kind: Kind, files: Files, *, base: BaseModel | None, max_rank: int | None) -> dict[str, Any]:
     """Headers and configs; returns the verdict as the API shows it. Raises Refused."""
     return _check_adapter(files, base, max_rank or MAX_RANK) if kind == "adapter" else _check_model(files)
 
@@ -120,7 +120,7 @@ def read_shape(files: Files) -> ModelSpec:
     )
 
 
-def _check_adapter(files: Files, base: Base | None, max_rank: int) -> dict[str, Any]:
+def _check_adapter(files: Files, base: BaseModel | None, max_rank: int) -> dict[str, Any]:
     spec = parse_adapter_config(_text(files, ADAPTER_CONFIG, MAX_ADAPTER_CONFIG_BYTES))
     header = _header(files, ADAPTER_WEIGHTS, MAX_ADAPTER_HEADER_BYTES)
     if base is None:

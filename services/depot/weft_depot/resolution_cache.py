@@ -21,7 +21,7 @@ MAX_RECENT = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CachedResolution:
     """At this signature, this source had this digest."""
 
     kind: Kind
@@ -46,7 +46,7 @@ class ResolutionCache:
         self._models = {name: entry for name, entry in self._entries.items() if entry.kind == "model"}  # few
         self._resolved_at: LruDict[str, float] = LruDict(MAX_RECENT)  # by the request's key
 
-    def find(self, kind: Kind, source: str) -> Entry | None:
+    def find(self, kind: Kind, source: str) -> CachedResolution | None:
         """The source's state when it was resolved last."""
         return self._entries.get(_name(kind, source))
 
@@ -55,7 +55,7 @@ class ResolutionCache:
         with self._lock:
             return tuple(sorted({last_part(e.uri) for e in self._models.values() if e.digest == digest}))
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: CachedResolution) -> None:
         name = _name(entry.kind, entry.source)
         content = json.dumps(asdict(entry)).encode()
         with self._lock:
@@ -88,11 +88,11 @@ def _name(kind: Kind, source: str) -> str:
     return hashlib.sha256(f"{kind} {source}".encode()).hexdigest()
 
 
-def _load(path: Path) -> Entry | None:
+def _load(path: Path) -> CachedResolution | None:
     """None for a foreign or damaged file: the source is then read again, and the entry replaced."""
     try:
         with path.open("rb") as file:
-            entry = Entry(**json.loads(file.read(MAX_ENTRY_BYTES)))
+            entry = CachedResolution(**json.loads(file.read(MAX_ENTRY_BYTES)))
         parse_digest(entry.digest)
     except (ValueError, TypeError):
         return None

@@ -20,7 +20,7 @@ from weft.artifacts.blobs import BlobStore, Lease
 from weft.artifacts.digest import Digest, Manifest, from_hex, hex_of
 from weft.artifacts.errors import ArtifactError, Damaged, DepotFull, Reason, Refused, UnknownDigest
 from weft_depot.artifact_layout import (
-    Base,
+    BaseModel,
     Limits,
     check_weights_finite,
     file_filter,
@@ -31,7 +31,7 @@ from weft_depot.artifact_layout import (
 from weft_depot.core.fair_queue import QueueKey
 from weft_depot.credentials import NoSecrets, Secrets
 from weft_depot.requests import BaseRef, ResolveRequest
-from weft_depot.resolution_cache import Entry, ResolutionCache
+from weft_depot.resolution_cache import CachedResolution, ResolutionCache
 from weft_depot.sources import Files, Location, Snapshot, Source, source_of
 from weft_depot.staging import BlobFiles, FileSubset, StagedFiles
 from weft_depot.watches import Watches
@@ -176,9 +176,9 @@ class Resolver:
         if snapshot.signature:
             request = ctx.request
             named = (request.kind, request.source, request.uri)
-            self.resolutions.add(Entry(*named, snapshot.signature, manifest.digest, ctx.reader))
+            self.resolutions.add(CachedResolution(*named, snapshot.signature, manifest.digest, ctx.reader))
 
-    def _base(self, ref: BaseRef | None, lease: Lease) -> Base | None:
+    def _base(self, ref: BaseRef | None, lease: Lease) -> BaseModel | None:
         """The base's shape and names, from its blobs. Raises Refused(SourceNotFound) when it is not here."""
         if ref is None:
             return None
@@ -186,7 +186,7 @@ class Resolver:
         if manifest is None or manifest.kind != "model":
             raise Refused(Reason.SOURCE_NOT_FOUND, f"the base {ref.digest} is not in this depot; resolve it first")
         names = (ref.name, *ref.aliases, *self.resolutions.names(ref.digest)) if ref.name else ()
-        return Base(read_shape(BlobFiles(self.store, manifest)), names)
+        return BaseModel(read_shape(BlobFiles(self.store, manifest)), names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class ResolveContext:
 
     request: ResolveRequest
     location: Location
-    base: Base | None
+    base: BaseModel | None
     lease: Lease
     validated: "CallOnce"
     check_cancelled: Callable[[], None]

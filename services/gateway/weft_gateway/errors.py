@@ -7,7 +7,7 @@
     |- TooLarge        413    send less
     |- UnsupportedMediaType 415 declare the body as JSON
     |- Overloaded      429    try again after `retry_after_ms`
-    |- Unavailable     503    try again: something is missing that is expected back
+    |- ServiceUnavailable 503    try again: something is missing that is expected back
     `- Internal        500    report a bug
 
 The core names what fails by a `Failure`; `from_failure` translates it, here and nowhere else.
@@ -116,7 +116,7 @@ class Overloaded(ApiError):
     status, kind, code, retry = 429, RATE_LIMIT, "rate_limit_exceeded", True
 
 
-class Unavailable(ApiError):
+class ServiceUnavailable(ApiError):
     """Something that is expected back is missing."""
 
     status, kind, code, retry = 503, SERVER, "unavailable", True
@@ -139,7 +139,7 @@ _STATUS_CODE = {"model_not_found": 404}
 
 def from_failure(failure: Failure) -> ApiError:
     """The HTTP error of a named failure; what is not in the table is a 503."""
-    kind = _STATUS.get(failure.code, Unavailable)
+    kind = _STATUS.get(failure.code, ServiceUnavailable)
     return kind(
         failure.message,
         code=failure.code,

@@ -18,7 +18,7 @@ from weft_kernels.cpu.compiler import find_compiler
 from weft_kernels.cpu.errors import CallRefused, LevelUnusable, NativeUnavailable
 from weft_kernels.cpu.library import LEVEL_VARIABLE, Library, load
 from weft_kernels.cpu.sources import LEVELS, Sources
-from weft_kernels.cpu.structs import BF16, FP32, Matrix, Model, Step
+from weft_kernels.cpu.structs import BF16, FP32, Matrix, ModelStruct, StepStruct
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")
 ABSENT = Path("/nonexistent/weft_cpu.so")
@@ -206,17 +206,17 @@ def test_calls_reach_the_library(library: Library):
     with library.pool(2) as pool:
         library.pack(pool, 0, FP32, 32, (16, 32), 0, BF16)
         library.matmul(pool, Matrix(), 0, BF16, 1, 0)
-        assert library.workspace_bytes(Model(), 4, 16, 1) == 256
+        assert library.workspace_bytes(ModelStruct(), 4, 16, 1) == 256
         assert library.read_bandwidth(pool, 1 << 20, 3) == (1 << 20) / 0.5
         assert library.peak(pool, 100) == 100 * 2 * 16 * 16 * 32 * 2 / 0.25
 
 
 def test_layers_are_told_as_they_are_done(library: Library):
     told: list[tuple[int, str]] = []
-    step = Step(first=2, last=5, workspace_bytes=64)
+    step = StepStruct(first=2, last=5, workspace_bytes=64)
     with library.pool(1) as pool:
-        library.run(pool, Model(), step, lambda layer: told.append((layer, threading.current_thread().name)))
-        library.run(pool, Model(), step)
+        library.run(pool, ModelStruct(), step, lambda layer: told.append((layer, threading.current_thread().name)))
+        library.run(pool, ModelStruct(), step)
     assert told == [(layer, threading.current_thread().name) for layer in (2, 3, 4)]
 
 
@@ -229,13 +229,13 @@ def test_an_error_between_layers_comes_out_of_the_call(library: Library):
             raise KeyError("ours")
 
     with library.pool(1) as pool, pytest.raises(KeyError, match="ours"):
-        library.run(pool, Model(), Step(first=0, last=4, workspace_bytes=64), fails_at_one)
+        library.run(pool, ModelStruct(), StepStruct(first=0, last=4, workspace_bytes=64), fails_at_one)
     assert told == [0, 1]
 
 
 def test_a_refused_step_says_why(library: Library):
     with library.pool(1) as pool, pytest.raises(CallRefused, match="weft_run: the workspace is too small"):
-        library.run(pool, Model(), Step(first=0, last=1, workspace_bytes=0))
+        library.run(pool, ModelStruct(), StepStruct(first=0, last=1, workspace_bytes=0))
 
 
 class TestPool:
@@ -275,11 +275,14 @@ class TestPool:
             inside.set()
             assert leave.wait(PATIENCE_S)
 
-        step = Step(first=0, last=1, workspace_bytes=64)
+        step = StepStruct(first=0, last=1, workspace_bytes=64)
         with library.pool(1) as pool:
-            one = threading.Thread(target=library.run, args=(pool, Model(), step, first_layer))
+            one = threading.Thread(target=library.run, args=(pool, ModelStruct(), step, first_layer))
             two = threading.Thread(
-                target=lambda: (library.run(pool, Model(), Step(first=0, last=1, workspace_bytes=64)), second.set())
+                target=lambda: (
+                    library.run(pool, ModelStruct(), StepStruct(first=0, last=1, workspace_bytes=64)),
+                    second.set(),
+                )
             )
             one.start()
             try:

@@ -9,8 +9,8 @@ import yaml
 
 from weft.api.crd import crds, main, render
 from weft.api.fields import PATTERN_HELP, URI_PATTERN
-from weft.api.loraadapter import AdapterSpec, AdapterStatus
-from weft.api.servingpool import PoolSpec, PoolStatus
+from weft.api.loraadapter import LoRAAdapterSpec, LoRAAdapterStatus
+from weft.api.servingpool import ServingPoolSpec, ServingPoolStatus
 
 FOLDER = Path(__file__).parents[3] / "crds"
 POOL, ADAPTER = "servingpools.serving.weft.dev.yaml", "loraadapters.serving.weft.dev.yaml"
@@ -93,7 +93,8 @@ def test_everything_in_spec_is_bounded_so_that_rules_stay_cheap(name: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "spec", "status"), [(POOL, PoolSpec, PoolStatus), (ADAPTER, AdapterSpec, AdapterStatus)]
+    ("name", "spec", "status"),
+    [(POOL, ServingPoolSpec, ServingPoolStatus), (ADAPTER, LoRAAdapterSpec, LoRAAdapterStatus)],
 )
 def test_fields_and_required_ones_are_those_of_the_types(name: str, spec: Any, status: Any) -> None:
     for part, model in (("spec", spec), ("status", status)):

@@ -107,8 +107,14 @@ def test_a_declared_rank_that_the_tensors_do_not_have_is_a_mismatch() -> None:
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        ("base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight", Reason.UNKNOWN_MODULE),  # not selected
-        ("base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight", Reason.UNKNOWN_MODULE),  # no such layer
+        (
+            "base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight",
+            Reason.UNKNOWN_MODULE,
+        ),  # not selected
+        (
+            "base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight",
+            Reason.UNKNOWN_MODULE,
+        ),  # no such layer
         ("base_model.model.model.layers.00.self_attn.q_proj.lora_A.weight", Reason.UNKNOWN_MODULE),
         ("base_model.model.model.layers.0.mlp.q_proj.lora_A.weight", Reason.UNKNOWN_MODULE),
         ("base_model.model.transformer.h.0.attn.c_attn.lora_A.weight", Reason.UNKNOWN_MODULE),

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_depot import resolution_cache
-from weft_depot.resolution_cache import Entry, ResolutionCache
+from weft_depot.resolution_cache import CachedResolution, ResolutionCache
 
 BASE, OTHER = ("sha256:" + letter * 64 for letter in "bd")
 
 
-def entry(kind: Any, uri: str, digest: Any) -> Entry:
-    return Entry(kind, uri, uri, "signature", digest)
+def entry(kind: Any, uri: str, digest: Any) -> CachedResolution:
+    return CachedResolution(kind, uri, uri, "signature", digest)
 
 
 def test_a_model_goes_by_the_uris_it_came_from_also_in_a_new_process(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from weft.domain.routes import KeyRoute, PoolRoute, Route, Routes, RoutesGap
 from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteTable
-from weft_gateway.errors import Unauthorized, Unavailable
+from weft_gateway.errors import ServiceUnavailable, Unauthorized
 from weft_gateway.shell.auth import authenticate
 
 names = st.sampled_from(["a", "b", "c"])
@@ -113,7 +113,7 @@ def test_a_key_is_looked_up_by_its_hash() -> None:
 
 
 def test_before_the_keys_are_known_no_caller_is_refused_for_good() -> None:
-    with pytest.raises(Unavailable):
+    with pytest.raises(ServiceUnavailable):
         authenticate("Bearer x", RouteTable(), auth=True)
 
 

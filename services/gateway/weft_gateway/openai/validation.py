@@ -21,8 +21,8 @@ from weft_gateway.errors import (
     Internal,
     ModelNotFound,
     ParameterError,
+    ServiceUnavailable,
     TooLarge,
-    Unavailable,
     UnsupportedMediaType,
     from_failure,
 )
@@ -48,14 +48,14 @@ def arriving(state: AppState, request: HttpRequest) -> AbstractAsyncContextManag
 
 
 async def wait_for_routes(state: AppState, request: HttpRequest) -> None:
-    """A process that has just started holds its first requests. Raises Unavailable, Overloaded."""
+    """A process that has just started holds its first requests. Raises ServiceUnavailable, Overloaded."""
     if not state.machine.routes.known:
         async with arriving(state, request):
             state.manager.client_gone(ids_of(request.scope).request_id)  # it needs nothing more
 
 
 def principal_of(state: AppState, request: HttpRequest) -> Principal:
-    """Raises Unauthorized, Unavailable."""
+    """Raises Unauthorized, ServiceUnavailable."""
     return authenticate(request.headers.get("authorization"), state.machine.routes, auth=state.settings.auth)
 
 
@@ -92,7 +92,7 @@ async def parse_request(state: AppState, request: HttpRequest, kind: type[T]) ->
     tokenizer = state.tokenizers.get(pool.base_digest)
     if tokenizer is None:
         text = f"The tokenizer of pool {pool.pool} is not available: the pool has changed."
-        raise Unavailable(text, code="model_not_ready", retry_after_ms=1000)
+        raise ServiceUnavailable(text, code="model_not_ready", retry_after_ms=1000)
     return ParsedRequest(params, route, pool, tokenizer, principal, arrived_unix_ms)
 
 

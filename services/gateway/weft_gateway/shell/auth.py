@@ -3,7 +3,7 @@
 import hashlib
 
 from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteTable
-from weft_gateway.errors import Unauthorized, Unavailable
+from weft_gateway.errors import ServiceUnavailable, Unauthorized
 
 MAX_KEY_CHARS = 512
 
@@ -12,13 +12,15 @@ def authenticate(authorization: str | None, routes: RouteTable, *, auth: bool) -
     """The caller behind an Authorization header.
 
     Looking up a hash leaks no timing about the key: an attacker cannot steer SHA-256 towards a stored value.
-    Raises Unauthorized, or Unavailable while the keys are not known yet.
+    Raises Unauthorized, or ServiceUnavailable while the keys are not known yet.
     """
     if not auth:
         return ANY_NAMESPACE
     key = _bearer(authorization)
     if not routes.keys_known:
-        raise Unavailable("The API keys are not known to this gateway yet.", code="keys_not_known", retry_after_ms=1000)
+        raise ServiceUnavailable(
+            "The API keys are not known to this gateway yet.", code="keys_not_known", retry_after_ms=1000
+        )
     principal = routes.principal_of(hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest())
     if principal is None:
         raise Unauthorized("This API key is not known. `weft key create` makes one.")

@@ -96,7 +96,7 @@ class RequestManager:
     async def arriving(self, request_id: str) -> AsyncGenerator[None]:
         """Count a request until its submission and wait for the route table. An exception ends the request.
 
-        Raises Unavailable, Overloaded.
+        Raises ServiceUnavailable, Overloaded.
         """
         try:
             await self.step(events.RequestArrived(request_id))

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from weft_gateway.core.routes import Principal
-from weft_gateway.errors import Unauthorized, Unavailable
+from weft_gateway.errors import ServiceUnavailable, Unauthorized
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import authenticate
 
@@ -26,7 +26,7 @@ def status_of(state: AppState, authorization: str | None) -> dict[str, Any]:
         return totals
     try:
         principal = authenticate(authorization, machine.routes, auth=state.settings.auth)
-    except (Unauthorized, Unavailable):
+    except (Unauthorized, ServiceUnavailable):
         return totals | {"key_needed": True}
     return totals | _visible(state, principal)
 
@@ -38,7 +38,7 @@ def visible_labels(state: AppState, authorization: str | None) -> frozenset[str]
     routes = state.machine.routes
     try:
         principal = authenticate(authorization, routes, auth=True)
-    except (Unauthorized, Unavailable):
+    except (Unauthorized, ServiceUnavailable):
         return frozenset()
     return frozenset(name for route, pool in routes.visible(principal) for name in (route.model_name, pool.pool))
 

@@ -14,7 +14,7 @@ from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import Memory
 from weft_kernels.cpu.pool import Pool
-from weft_kernels.cpu.structs import BF16, FP32, LoraSite, LoraSlice
+from weft_kernels.cpu.structs import BF16, FP32, LoraSiteStruct, LoraSliceStruct
 from weft_runner.model.adapter_store import DeviceAdapter, HostTensorStore
 from weft_runner.model.lora import SITES, LoraPair, Scales, adapter_pairs
 
@@ -27,7 +27,7 @@ _LINE = 64
 class CpuAdapter:
     """`sites` [L * 4] point into `memory`. `site_rank` counts each projection's rank rounded up to 2."""
 
-    sites: "ctypes.Array[LoraSite]"
+    sites: "ctypes.Array[LoraSiteStruct]"
     memory: Memory
     rank: int
     site_rank: int
@@ -67,7 +67,7 @@ class CpuAdapterStore(HostTensorStore):
         by_site = [site for layer in adapter_pairs(tensors, scales, self._spec) for site in layer]
         n_bytes = [self._site_bytes(site) for site in by_site]
         memory = Memory(sum(n_bytes))
-        sites = (LoraSite * (self._spec.layers * N_SITES))()
+        sites = (LoraSiteStruct * (self._spec.layers * N_SITES))()
         address = memory.address
         for index, site in enumerate(by_site):
             if site:
@@ -104,14 +104,16 @@ class CpuAdapterStore(HostTensorStore):
             known = self._sizes[size] = -(-n_bytes // _LINE) * _LINE
         return known
 
-    def _pack_site(self, site: Sequence[LoraPair], starts: Mapping[str, int], address: int) -> LoraSite:
-        packed = LoraSite(a=address, rank=sum(pair.rank for pair in site), n_slices=len(site))
+    def _pack_site(self, site: Sequence[LoraPair], starts: Mapping[str, int], address: int) -> LoraSiteStruct:
+        packed = LoraSiteStruct(a=address, rank=sum(pair.rank for pair in site), n_slices=len(site))
         self._pack(site[0].a if len(site) == 1 else torch.cat([pair.a for pair in site]), address, pad_in=32)
         address += self._a_bytes(site)
         rank_start = 0
         for i, pair in enumerate(site):
             self._pack(pair.b, address, pad_in=2)
-            packed.slice[i] = LoraSlice(address, rank_start, pair.rank, starts[pair.projection], pair.n_out, pair.scale)
+            packed.slice[i] = LoraSliceStruct(
+                address, rank_start, pair.rank, starts[pair.projection], pair.n_out, pair.scale
+            )
             address += self._packed_bytes(pair.n_out, pair.rank, 2)
             rank_start += pair.rank
         return packed

@@ -16,8 +16,7 @@ from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import Memory
 from weft_kernels.cpu.sampling import Sampler
-from weft_kernels.cpu.structs import FP32
-from weft_kernels.cpu.structs import Step as NativeStep
+from weft_kernels.cpu.structs import FP32, StepStruct
 from weft_runner.core.sampling import SampledToken
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.cpu.adapters import CpuAdapterStore
@@ -58,7 +57,7 @@ class CpuExecutor:
         self._token_sampler = NativeSampler(Sampler(library.native, library.level_number))
         self._workspace = Memory(0)
         self._hidden, self._logits = torch.empty(0, spec.hidden_size), torch.empty(0, spec.vocab_size)
-        self._native, self._prepared = NativeStep(), None
+        self._native, self._prepared = StepStruct(), None
 
     @property
     def spec(self) -> ModelSpec:

@@ -13,7 +13,7 @@ from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD, NORM
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import Memory
 from weft_kernels.cpu.pool import Pool
-from weft_kernels.cpu.structs import BF16, FP32, INT8, Layer, Matrix, Model
+from weft_kernels.cpu.structs import BF16, FP32, INT8, Layer, Matrix, ModelStruct
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.rope import inverse_frequencies
 from weft_runner.model.weights import check_finite
@@ -39,7 +39,7 @@ class PackedWeights:
         layers = (Layer * spec.layers)(*(self._layer(index) for index in range(spec.layers)))
         self._kept.append(layers)
         embedding = self._embedding()
-        self.model = Model(
+        self.model = ModelStruct(
             layers=spec.layers, hidden=spec.hidden_size, inner=spec.intermediate_size, heads=spec.heads,
             kv_heads=spec.kv_heads, head_dim=spec.head_dim, vocab=spec.vocab_size,
             kind=FP32 if self._kind == FP32 else BF16, eps=spec.norm_eps, layer=layers,
