@@ -26,7 +26,7 @@ WARM_S = 1.0  # before the first request: routes and runners are there
 SPAN_S = 4.0  # requests and faults fall into this time
 SETTLE_S = 120.0  # after the faults are over everything ends within this
 SETTLED_EVERY_S = 0.25
-QUIET_S = 3.0  # and then nothing is under way any more
+QUIET_S = 6.0  # and then nothing is under way any more: longer than a runner waits between attempts (RETRY_S)
 LOG = 40  # latest events that a failure shows
 FAILURES = frozenset({"queue_full", "too_many_migrations", "adapter_failed"})
 
