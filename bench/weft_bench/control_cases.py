@@ -40,7 +40,7 @@ from weft.domain.runner import (
     RunnerSpec,
     SequenceState,
 )
-from weft.wire.channels import channel
+from weft.wire.channel_options import CHANNEL_OPTIONS
 from weft.wire.codec import (
     RUNNER_TO_SUPERVISOR,
     SCHEDULER_TO_GATEWAY,
@@ -48,7 +48,7 @@ from weft.wire.codec import (
     SUPERVISOR_TO_SCHEDULER,
     outcome_bytes,
 )
-from weft.wire.options import CHANNEL_OPTIONS
+from weft.wire.streams import channel
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
 from weft_gateway.core.routes import Principal, RouteTable
 from weft_gateway.openai.models import _model  # pyright: ignore[reportPrivateUsage]

@@ -16,8 +16,8 @@ from kubernetes.aio.client import ApiException
 
 from weft.domain.ids import RunnerId
 from weft.domain.runner import Heartbeat, Registered, Resync, RunnerFigures, RunnerOrder, RunnerReport, RunnerSpec
-from weft.wire.channels import Link, channel
 from weft.wire.codec import RUNNER_TO_SUPERVISOR, SUPERVISOR_TO_RUNNER
+from weft.wire.streams import Link, channel
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import SupervisorStub
 from weft_bench.following import Object

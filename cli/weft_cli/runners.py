@@ -129,7 +129,7 @@ def _reported(supervisor: Supervisor) -> list[tuple[Any, RunnerBook]]:
     from weft.wire.v1 import supervisor_pb2 as pb
 
     answer = ask(supervisor, lambda admin: admin.ListRunners(pb.ListRunnersRequest(), timeout=TIMEOUT_S))
-    return [(message, RunnerBook.of(read_reported(message))) for message in answer.reported]
+    return [(message, RunnerBook.of(read_reported(message))) for message in answer.runners]
 
 
 def ask(supervisor: Supervisor, call: Callable[[Any], Any]) -> Any:

@@ -14,8 +14,8 @@ from typing import Literal
 
 from weft.domain.adapter import AdapterSpec, Tier
 from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus, RegistryChange
-from weft.wire.channels import Link, channel
 from weft.wire.codec import REGISTRY_TO_SCHEDULER, SCHEDULER_TO_REGISTRY
+from weft.wire.streams import Link, channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub

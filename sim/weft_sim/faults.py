@@ -63,11 +63,11 @@ class Liar:
 
     def __init__(self, peer: Peer, chance: random.Random, rate: float) -> None:
         self.peer, self._chance, self._rate = peer, chance, rate
-        self._said: list[bytes] = []
+        self._sent: list[bytes] = []
 
     def __call__(self, data: bytes) -> bytes:
         chance = self._chance
-        self._said = [*self._said[-20:], data]
+        self._sent = [*self._sent[-20:], data]
         if not data or chance.random() > self._rate:
             return data
         match chance.randrange(3):
@@ -75,6 +75,6 @@ class Liar:
                 at = chance.randrange(len(data))
                 return data[:at] + bytes((chance.randrange(256),)) + data[at + 1 :]
             case 1:
-                return chance.choice(self._said)
+                return chance.choice(self._sent)
             case _:
                 return data[: chance.randrange(len(data))]

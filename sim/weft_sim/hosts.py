@@ -1,8 +1,8 @@
 """Hosts: cores that machines and models compete for, and what each event costs.
 
 A machine is served by one thread: its events queue behind each other, and behind those of other machines while all
-cores are busy. A model step takes the cores of its runner; what control-plane events take from them meanwhile delays
-the step by as much, for its threads wait for each other at every layer.
+cores are busy. A model step has the cores of its runner to itself: steps and control-plane events of one host do not
+slow each other.
 """
 
 from collections.abc import Mapping

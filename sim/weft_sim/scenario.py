@@ -125,8 +125,10 @@ def _requests(
         stops = (chr(33 + chance.randrange(94)),) if chance.random() < 0.08 else ()
         model = "evil-base" if evil else adapter if chance.random() < 0.8 else "base"
         gateway, answers = f"gateway-{chance.randrange(deployment.gateways)}", chance.choice((1, 1, 1, 2))
-        room = capacity - 2 * deployment.runners[0].spec.page_tokens - len(prompt) - 1  # beside an adapter in pages
-        most, draw_ = min(chance.choice((output, 60)), room), chance.getrandbits(24)
+        most_output = (
+            capacity - 2 * deployment.runners[0].spec.page_tokens - len(prompt) - 1
+        )  # beside an adapter in pages
+        most, draw_ = min(chance.choice((output, 60)), most_output), chance.getrandbits(24)
         found.append(
             (
                 at_s,

@@ -22,7 +22,7 @@ from weft_sim.report import Figures, served
 from weft_sim.shells import RunnerShell
 from weft_sim.stack import World
 from weft_sim.timeline import Timeline
-from weft_sim.traces import Arrival, adapter_draw
+from weft_sim.traces import TraceArrival, adapter_draw
 
 POOL = "default/pool"
 WARM_S = 3.0
@@ -138,7 +138,12 @@ class Result:
 
 
 def simulate(
-    pool: Pool, arrivals: Sequence[Arrival], seed: int = 0, *, check: bool = False, timeline: Timeline | None = None
+    pool: Pool,
+    arrivals: Sequence[TraceArrival],
+    seed: int = 0,
+    *,
+    check: bool = False,
+    timeline: Timeline | None = None,
 ) -> Result:
     """Every arrival of the trace, to the last answer.
 
@@ -179,7 +184,7 @@ def simulate(
     return Result(figures, clock.events, world.network.messages)
 
 
-def _arrive(world: World, pool: Pool, number: int, arrival: Arrival, drawn: int) -> None:
+def _arrive(world: World, pool: Pool, number: int, arrival: TraceArrival, drawn: int) -> None:
     """Prompts differ from their first token on: no two share pages."""
     adapter = arrival.adapter % pool.adapters if arrival.adapter >= 0 and pool.adapters else drawn
     first = (1 + number % VOCABULARY, 1 + number // VOCABULARY % VOCABULARY)

@@ -17,7 +17,7 @@ class TraceError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class TraceArrival:
     """One request of a trace. `adapter`: index of the adapter it names, -1: the base."""
 
     at_s: float
@@ -49,12 +49,12 @@ OUTPUTS = (
 ADAPTERS = ("adapter", "model", "client")
 
 
-def read(path: Path) -> list[Arrival]:
+def read(path: Path) -> list[TraceArrival]:
     """A trace file: .csv or .jsonl, also gzipped, with the columns of any trace that TIMES ... name. From time 0 on.
 
     Raises TraceError.
     """
-    arrivals: list[Arrival] = []
+    arrivals: list[TraceArrival] = []
     names: dict[str, int] = {}
     start: float | None = None
     for number, row in enumerate(_rows(path), 2):
@@ -64,7 +64,7 @@ def read(path: Path) -> list[Arrival]:
             start = at_s if start is None else start
             name = next((str(row[column]) for column in ADAPTERS if row.get(column)), "")
             adapter = names.setdefault(name, len(names)) if name else -1
-            arrivals.append(Arrival(at_s - start, max(1, int(prompt)), max(1, int(output)), adapter))
+            arrivals.append(TraceArrival(at_s - start, max(1, int(prompt)), max(1, int(output)), adapter))
         except (KeyError, ValueError) as error:
             raise TraceError(f"{path.name}, line {number}: {error}") from None
     if not arrivals:
@@ -123,11 +123,11 @@ def adapter_draw(popularity: str, adapters: int, chance: random.Random) -> Itera
 
 def poisson(
     rate_s: float, count: int, lengths: Sequence[tuple[int, int]], adapters: Iterator[int], chance: random.Random
-) -> list[Arrival]:
+) -> list[TraceArrival]:
     """`count` arrivals with exponential gaps; (prompt, output) are drawn from `lengths`."""
-    at_s, arrivals = 0.0, list[Arrival]()
+    at_s, arrivals = 0.0, list[TraceArrival]()
     for _ in range(count):
         at_s += chance.expovariate(rate_s)
         prompt, output = chance.choice(lengths)
-        arrivals.append(Arrival(at_s, prompt, output, next(adapters)))
+        arrivals.append(TraceArrival(at_s, prompt, output, next(adapters)))
     return arrivals

@@ -63,11 +63,11 @@ async def test_a_runner_pod_goes_and_its_streams_go_on_elsewhere(
     await pair.until_runners(2, max_sequences=12)
     assert_undisturbed(await finished(pair.url, cases, f"quiet {how}"))
     for attempt in range(ATTEMPTS):
-        before = await asyncio.to_thread(pair.metric, "scheduler", "weft_scheduler_moves_total")
+        before = await asyncio.to_thread(pair.metric, "scheduler", "weft_scheduler_migrations_total")
         async with crowd(pair.url, cases, f"{how}-{attempt}".replace(" ", "")) as made:
             victims = await strike(pair, made, how)
         assert_undisturbed(list(made.streams))
-        moved = await asyncio.to_thread(pair.metric, "scheduler", "weft_scheduler_moves_total") - before
+        moved = await asyncio.to_thread(pair.metric, "scheduler", "weft_scheduler_migrations_total") - before
         if victims and moved >= len(victims):  # else they ended before the blow fell
             return
         await pair.until_runners(2, max_sequences=12)

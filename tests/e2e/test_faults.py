@@ -85,11 +85,11 @@ async def test_a_runner_goes_and_its_streams_go_on_elsewhere(pair: Stack, cases:
     await wait_for_two_ready_runners(pair)
     assert_undisturbed(await finished(pair.url, cases, f"quiet-{int(signum)}"))  # and both runners are warm
     for attempt in range(ATTEMPTS):
-        before = pair.metric("scheduler", "weft_scheduler_moves_total")
+        before = pair.metric("scheduler", "weft_scheduler_migrations_total")
         async with crowd(pair.url, cases, f"runner-{int(signum)}-{attempt}") as made:
             victims = await strike(pair, made, signum)
         assert_undisturbed(list(made.streams))
-        moved = pair.metric("scheduler", "weft_scheduler_moves_total") - before
+        moved = pair.metric("scheduler", "weft_scheduler_migrations_total") - before
         if victims and moved:  # else they ended before the blow fell
             return
         await wait_for_two_ready_runners(pair)

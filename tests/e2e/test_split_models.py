@@ -39,7 +39,7 @@ async def test_a_split_runner_gives_the_right_texts_and_its_requests_go_on_elsew
     ranks = {name: rank_of(stack, name) for name in stack.names("runner")}
     async with asyncio.timeout(3 * PATIENCE_S), load(stack.url, cases, "split", width=20) as made:
         await made.until(lambda: sum(w.finish is not None for w in made.streams) >= len(cases))
-        moves = stack.metric("scheduler", "weft_scheduler_moves_total")
+        moves = stack.metric("scheduler", "weft_scheduler_migrations_total")
         victims = await strike(stack, made, ranks)
         await eventually(lambda: moved(stack, moves + len(victims)))
     assert_undisturbed(made.streams)
@@ -63,7 +63,7 @@ def rank_of(stack: Stack, name: str) -> psutil.Process:
 
 
 async def moved(stack: Stack, count: float) -> bool:
-    return stack.metric("scheduler", "weft_scheduler_moves_total") >= count
+    return stack.metric("scheduler", "weft_scheduler_migrations_total") >= count
 
 
 async def ready(stack: Stack, count: int) -> bool:

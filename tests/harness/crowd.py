@@ -151,7 +151,7 @@ async def listed(admin: supervisor_pb2_grpc.AdminStub) -> supervisor_pb2.ListRun
 
 
 def books(answer: supervisor_pb2.ListRunnersResponse) -> list[RunnerBook]:
-    return [RunnerBook.of(read_reported(one)) for one in answer.reported]
+    return [RunnerBook.of(read_reported(one)) for one in answer.runners]
 
 
 def assert_undisturbed(streams: Sequence[Watched]) -> None:

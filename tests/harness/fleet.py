@@ -25,8 +25,8 @@ from harness.quickstart import QUICKSTART, Case
 from harness.waiting import PATIENCE_S, eventually
 from weft.domain.adapter import AdapterSpec
 from weft.domain.routes import PoolSpec, PoolStatus, RegistryChange
-from weft.wire.channels import Link, channel
 from weft.wire.codec import REGISTRY_TO_SCHEDULER, SCHEDULER_TO_REGISTRY
+from weft.wire.streams import Link, channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub

@@ -18,7 +18,7 @@ from harness.loopback import LoopbackServer
 from harness.waiting import PATIENCE_S
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import FileEntry, build_manifest, hex_of
-from weft.wire.channels import Outbox, both_ways
+from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import (
     common_pb2,
     predictor_pb2,
@@ -69,17 +69,17 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.autopilot = True
         self.acknowledges = True
         self.counter, self.term = 0, 1
-        self.outbox: Outbox[scheduler_pb2.SchedulerToGateway] = Outbox()
+        self.outbox: SendQueue[scheduler_pb2.SchedulerToGateway] = SendQueue()
         self.inbox: asyncio.Queue[scheduler_pb2.GatewayToScheduler] = asyncio.Queue()
         self.outcomes: dict[str, common_pb2.Outcome] = {}
         self.streams = 0
 
     async def Gateway(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         self.streams += 1
-        self.outbox = Outbox()
+        self.outbox = SendQueue()
         if self.routes.version:
             self.outbox.put(scheduler_pb2.SchedulerToGateway(routes=self.routes))
-        async for message in both_ways(request_iterator, context, self.outbox, self._take):
+        async for message in serve_stream(request_iterator, context, self.outbox, self._take):
             yield message
 
     def _take(self, message: scheduler_pb2.GatewayToScheduler) -> None:
@@ -138,17 +138,17 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         self.address = ""
         self.autopilot = True
         self.answer: Callable[[runner_pb2.Start], Sequence[int]] = lambda _: ()
-        self.outboxes: list[Outbox[runner_pb2.RunnerToGateway]] = []
+        self.outboxes: list[SendQueue[runner_pb2.RunnerToGateway]] = []
         self.inbox: asyncio.Queue[runner_pb2.GatewayToRunner] = asyncio.Queue()
         self.iteration = 0
         self.closed = 0  # sessions that have ended
         self.silent = False
 
     async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        outbox: Outbox[runner_pb2.RunnerToGateway] = Outbox()
+        outbox: SendQueue[runner_pb2.RunnerToGateway] = SendQueue()
         self.outboxes.append(outbox)
         try:
-            async for message in both_ways(request_iterator, context, outbox, self._take):
+            async for message in serve_stream(request_iterator, context, outbox, self._take):
                 yield message
         finally:
             self.closed += 1

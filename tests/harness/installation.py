@@ -17,7 +17,7 @@ from harness.crowd import books, listed
 from harness.quickstart import QUICKSTART, ROOT
 from harness.waiting import eventually
 from weft.domain.runner import RunnerBook
-from weft.wire.channels import channel
+from weft.wire.streams import channel
 from weft.wire.tls import Role, Tls
 from weft.wire.v1 import supervisor_pb2_grpc
 from weft_bench.scrape import scrape, total

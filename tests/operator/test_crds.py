@@ -225,7 +225,7 @@ def test_scale_reads_status_and_writes_replicas_and_never_those_of_an_autoscaled
         ("lora", "A LoRA adapter served by a ServingPool."),
         ("lora.spec.source.uri", "hf:ORG/NAME"),
         ("lora.spec.tier", "The least that every ready runner holds it in"),
-        ("spool.spec.autoscaling.minReplicas", "the gateway holds the first request until one is there"),
+        ("spool.spec.autoscaling.minReplicas", "the gateway holds the first until a runner is ready"),
         ("spool.spec.template", "What is unset is the platform's"),
         ("spool.spec.runnerGroups", "Runners on several kinds of hardware"),
         ("spool.status.selector", "The labels of the runners' pods"),

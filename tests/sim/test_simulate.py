@@ -8,7 +8,7 @@ from weft_cli.main import main
 from weft_sim.clock import random_of
 from weft_sim.report import histogram, quantile
 from weft_sim.simulate import BadPool, Pool, example, pool_of, simulate
-from weft_sim.traces import Arrival, adapter_draw, poisson
+from weft_sim.traces import TraceArrival, adapter_draw, poisson
 
 TRACE = "arrival_s,prompt_tokens,output_tokens,adapter\n0,40,10,a\n0.1,30,5,b\n0.2,200,20,\n"
 
@@ -26,7 +26,7 @@ def test_a_trace_is_answered_and_reported(tmp_path: Path, capsys: pytest.Capture
 
 def test_times_follow_the_runners_profile() -> None:
     pool = Pool(step_ms_1=10.0, step_ms_best=25.0, best_batch=16, prefill_tokens_per_s=1000.0, adapters=0, cpu=False)
-    arrivals = [Arrival(float(second), 50, 11) for second in range(4)]
+    arrivals = [TraceArrival(float(second), 50, 11) for second in range(4)]
     for one in simulate(pool, arrivals).figures.served:
         assert one.tokens == 11
         assert one.tpot_ms == pytest.approx(10.0)

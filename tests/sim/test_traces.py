@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from weft_sim.clock import random_of
-from weft_sim.traces import Arrival, TraceError, adapter_draw, poisson, read
+from weft_sim.traces import TraceArrival, TraceError, adapter_draw, poisson, read
 
 FORMATS = {
     "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -26,7 +26,7 @@ def test_public_traces_are_read_from_time_zero_on(name: str, tmp_path: Path) -> 
         file.write(FORMATS[name])
     for path in (tmp_path / name, tmp_path / f"{name}.gz"):
         first, second = read(path)
-        assert first == Arrival(0.0, 374, 44)
+        assert first == TraceArrival(0.0, 374, 44)
         assert (second.prompt_tokens, second.output_tokens) == (396, 109)
         assert second.at_s == pytest.approx(4.314579, abs=1e-5)
 

@@ -22,6 +22,8 @@ class Kind(Enum):
     PREDICTOR = "predictor"
     REGISTRY = "registry"  # the operator, or the controller of `weft up`
 
+    __hash__ = object.__hash__  # Enum's own is a Python function, and every look-up by Peer calls it
+
 
 class Peer(NamedTuple):
     """The other end of a stream. `name`: what its hello gave (a gateway's id, a runner's "uuid/incarnation")."""

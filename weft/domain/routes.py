@@ -30,9 +30,12 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True)
 class RegistryHello:
-    """First message of a registry's stream. `term`: of the operator's leadership; 0 where there is only one."""
+    """A registry's stream is open. `term`: of the operator's leadership; 0 where there is only one.
 
-    term: int = 0
+    None: the stream has sent nothing, and may only listen to statuses.
+    """
+
+    term: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from sqlalchemy import case, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from weft.identities import MAX_TERM
+from weft.domain.ids import MAX_TERM
 from weft.store.models import TermRow
 from weft.store.transactions import transact
 from weft.store.upsert import insert_into

@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from weft.wire.options import CHANNEL_OPTIONS
+from weft.wire.channel_options import CHANNEL_OPTIONS
 from weft.wire.roles import Role, dns_name
-from weft.wire.tls import Material, Tls
+from weft.wire.tls import Tls, TlsFiles
 
 
 class SecureChannel(grpc.aio.Channel):
@@ -92,7 +92,7 @@ class SecureChannel(grpc.aio.Channel):
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
-    def _open(self, material: Material) -> grpc.aio.Channel:
+    def _open(self, material: TlsFiles) -> grpc.aio.Channel:
         credentials = grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
         options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", dns_name(self._peer))]
         return grpc.aio.secure_channel(self._address, credentials, options=options)
@@ -101,6 +101,6 @@ class SecureChannel(grpc.aio.Channel):
 class _Generation:
     """One channel, and how many of its calls are not done."""
 
-    def __init__(self, material: Material, open_channel: Callable[[Material], grpc.aio.Channel]) -> None:
+    def __init__(self, material: TlsFiles, open_channel: Callable[[TlsFiles], grpc.aio.Channel]) -> None:
         self.version, self.calls = material.version, 0
         self.channel = open_channel(material)

@@ -13,9 +13,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from weft.process import AddressInUse
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
-from weft.wire.gate import Gate
-from weft.wire.options import CHANNEL_OPTIONS
-from weft.wire.tls import Material, Tls
+from weft.wire.auth_interceptor import RoleInterceptor
+from weft.wire.channel_options import CHANNEL_OPTIONS
+from weft.wire.tls import Tls, TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ async def serve(
 
     Raises AddressInUse.
     """
-    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Gate()] if tls else None)
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[RoleInterceptor()] if tls else None)
     statuses: _Statuses = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue] (not in the stubs)
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
     register(server)
@@ -60,7 +60,7 @@ async def serve(
     await server.start()
     await _set_health(statuses, names, health_pb2.HealthCheckResponse.SERVING)
     log.info("serving", extra=kv(listen=listen))
-    beat = asyncio.create_task(beating(probes)) if probes else None
+    beat = asyncio.create_task(heartbeat(probes)) if probes else None
     await stop.wait()
     await _set_health(statuses, names, health_pb2.HealthCheckResponse.NOT_SERVING)
     log.info("draining")
@@ -83,14 +83,14 @@ def _bind(server: grpc.aio.Server, listen: str, tls: Tls | None) -> None:
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
     """Certificates as the files are at each handshake; a client has to show its own."""
-    told = [tls.present().version]
+    sent = [tls.present().version]
 
     def newer() -> grpc.ServerCertificateConfiguration | None:
         """From gRPC's threads, at each handshake. None: nothing new."""
         material = tls.present()
-        if material.version == told[0]:
+        if material.version == sent[0]:
             return None
-        told[0] = material.version
+        sent[0] = material.version
         return _configuration(material)
 
     return grpc.dynamic_ssl_server_credentials(
@@ -100,7 +100,7 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials:
     )
 
 
-def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
+def _configuration(material: TlsFiles) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(material.key, material.certificate)], material.ca)
 
 
@@ -115,7 +115,7 @@ async def _set_health(statuses: _Statuses, names: Iterable[str], status: int) ->
         await statuses.set(name, status)
 
 
-async def beating(probes: Probes) -> None:
+async def heartbeat(probes: Probes) -> None:
     """Tell, for as long as it runs, that this event loop turns."""
     while True:
         probes.beat()

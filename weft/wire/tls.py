@@ -33,7 +33,7 @@ class TlsUnusable(CannotStart):
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class TlsFiles:
     """The three files at one moment. `version` grows with each change; contexts are made of the same bytes."""
 
     version: int
@@ -54,7 +54,7 @@ class Tls:
         self._lock = threading.Lock()
         self._seen, self._material = _read(folder, role, 1)
 
-    def present(self) -> Material:
+    def present(self) -> TlsFiles:
         """What a new connection uses. Costs three `stat` calls while nothing changes."""
         with self._lock:
             seen = _signature(self.folder)
@@ -64,11 +64,11 @@ class Tls:
 
     def client_context(self, peer: Role) -> ssl.SSLContext:
         """For connections to a peer of that role. It stays right when the files change."""
-        return _Current.made(ssl.PROTOCOL_TLS_CLIENT, lambda: self.present().client, dns_name(peer))
+        return _ReloadingContext.made(ssl.PROTOCOL_TLS_CLIENT, lambda: self.present().client, dns_name(peer))
 
     def server_context(self) -> ssl.SSLContext:
         """For a listening socket: clients have to show a certificate. It stays right when the files change."""
-        return _Current.made(ssl.PROTOCOL_TLS_SERVER, lambda: self.present().server, None)
+        return _ReloadingContext.made(ssl.PROTOCOL_TLS_SERVER, lambda: self.present().server, None)
 
     def _read_again(self, seen: Signature) -> None:
         """An unusable set is told once; the next change is read again."""
@@ -85,7 +85,7 @@ def load_tls(folder: Path | None, role: Role) -> Tls | None:
     return None if folder is None else Tls(folder, role)
 
 
-class _Current(ssl.SSLContext):
+class _ReloadingContext(ssl.SSLContext):
     """Hands each new connection to the context that is right now, with the peer's name where it is a client's.
 
     Event loops and http.client only ever wrap connections with a context: that is where the present one steps in.
@@ -95,7 +95,7 @@ class _Current(ssl.SSLContext):
     _peer: str | None
 
     @classmethod
-    def made(cls, protocol: int, of: Callable[[], ssl.SSLContext], peer: str | None) -> "_Current":
+    def made(cls, protocol: int, of: Callable[[], ssl.SSLContext], peer: str | None) -> "_ReloadingContext":
         self = cls(protocol)
         self._of, self._peer = of, peer
         return self
@@ -111,7 +111,7 @@ class _Current(ssl.SSLContext):
         return kwargs if self._peer is None else {**kwargs, "server_hostname": self._peer}
 
 
-def _read(folder: Path, role: Role, version: int) -> tuple[Signature, Material]:
+def _read(folder: Path, role: Role, version: int) -> tuple[Signature, TlsFiles]:
     """The files, all of one moment: a secret volume swaps them while they are read."""
     for left in reversed(range(READS)):
         before = _signature(folder)
@@ -135,9 +135,9 @@ def _signature(folder: Path) -> Signature | None:
     return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size) for stat in stats)
 
 
-def _material(folder: Path, role: Role, version: int) -> Material:
+def _material(folder: Path, role: Role, version: int) -> TlsFiles:
     certificate, key, ca = (_bytes(folder, name) for name in FILES)
-    material = Material(
+    material = TlsFiles(
         version,
         certificate,
         key,
@@ -171,7 +171,7 @@ def _context(folder: Path, protocol: int) -> ssl.SSLContext:
     return context
 
 
-def _try_out(folder: Path, role: Role, material: Material) -> None:
+def _try_out(folder: Path, role: Role, material: TlsFiles) -> None:
     """The handshake that peers of this CA will make, in memory: what they would refuse is told here, by name."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = material.client.wrap_bio(to_client, to_server, server_hostname=dns_name(role))

@@ -7,8 +7,8 @@ stream: desired state, and the term that fences it, are the leader's.
 from collections.abc import Iterable
 
 from weft.domain.routes import PoolStatus
-from weft.wire.channels import Link, channel
 from weft.wire.codec import SCHEDULER_TO_REGISTRY
+from weft.wire.streams import Link, channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub

@@ -56,7 +56,7 @@ class MetricsApi:
         runner = web.AppRunner(self._app(), handle_signals=False, access_log=None)
         await runner.setup()
         try:
-            site = web.SockSite(runner, self._socket, ssl_context=_Current(lambda: self._context))
+            site = web.SockSite(runner, self._socket, ssl_context=_ReloadingContext(lambda: self._context))
             await site.start()
             self.listens.set()
             while True:
@@ -116,12 +116,12 @@ class MetricsApi:
             log.error("the metrics API cannot renew whom it believes", extra=kv(error=str(error)))
 
 
-class _Current(ssl.SSLContext):
+class _ReloadingContext(ssl.SSLContext):
     """Hands each new connection to the context that is right then: asyncio only ever wraps with a context."""
 
     _of: Callable[[], ssl.SSLContext | None]
 
-    def __new__(cls, of: Callable[[], ssl.SSLContext | None]) -> "_Current":
+    def __new__(cls, of: Callable[[], ssl.SSLContext | None]) -> "_ReloadingContext":
         self = super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
         self._of = of
         return self

@@ -30,7 +30,7 @@ from starlette.routing import Route
 
 from weft.domain.strict_json import JsonError, parse_object
 from weft.domain.text import quoted
-from weft.wire.http_server import QuietServer
+from weft.wire.quiet_server import QuietServer
 from weft_operator.errors import ApiError, BadRequest, Expired, NotFound
 from weft_operator.local import socket_file
 from weft_operator.local.durable import Durable

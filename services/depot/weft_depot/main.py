@@ -18,7 +18,7 @@ from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
-from weft.wire.http_server import QuietServer
+from weft.wire.quiet_server import QuietServer
 from weft.wire.tls import load_tls
 from weft_depot.artifact_layout import Limits
 from weft_depot.core.fair_queue import ConcurrencyLimits

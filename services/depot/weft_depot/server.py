@@ -21,7 +21,7 @@ from weft.artifacts.errors import ArtifactError, BadDigest, UnknownDigest
 from weft.artifacts.fetch import MISMATCH_HEADER
 from weft.domain.text import quoted
 from weft.telemetry.probes import Probes
-from weft.wire.serving import beating
+from weft.wire.serving import heartbeat
 from weft_depot import metrics
 from weft_depot.core.operations import Operation
 from weft_depot.requests import ChangedRequest, ResolveRequest, RetainRequest
@@ -119,7 +119,7 @@ async def _housekeeping(depot: Depot, probes: Probes | None, on_failure: Callabl
             log.critical("housekeeping has ended", exc_info=error)
             on_failure()
 
-    tasks = [asyncio.create_task(depot.run()), *([asyncio.create_task(beating(probes))] if probes else [])]
+    tasks = [asyncio.create_task(depot.run()), *([asyncio.create_task(heartbeat(probes))] if probes else [])]
     for task in tasks:
         task.add_done_callback(ended)
     try:

@@ -12,7 +12,7 @@ import uvloop
 from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
-from weft.wire.http_server import QuietServer
+from weft.wire.quiet_server import QuietServer
 from weft.wire.serving import stop_on_signals
 from weft.wire.tls import load_tls
 from weft_gateway.settings import Settings

@@ -1,7 +1,7 @@
 """What can go wrong, split by what the caller can do.
 
 RunnerError
-|-- ArtifactError            what was published is wrong: correct it, retrying does not help
+|-- ArtifactUnusable            what was published is wrong: correct it, retrying does not help
 |   |-- ModelUnsupported     config.json asks for something this executor does not compute
 |   |-- WeightsInvalid       the base's tensors are not those of its config.json, or are not finite numbers
 |   |-- AdapterInvalid       an adapter that does not fit the base, the pool's rank or this executor
@@ -18,23 +18,23 @@ class RunnerError(Exception):
     """Any named error of the runner."""
 
 
-class ArtifactError(RunnerError):
+class ArtifactUnusable(RunnerError):
     """What was published is wrong."""
 
 
-class ModelUnsupported(ArtifactError):
+class ModelUnsupported(ArtifactUnusable):
     """The base's config.json asks for something this executor does not compute."""
 
 
-class WeightsInvalid(ArtifactError):
+class WeightsInvalid(ArtifactUnusable):
     """The base's tensors are not those of its config.json, are quantised, or are not finite numbers."""
 
 
-class AdapterInvalid(ArtifactError):
+class AdapterInvalid(ArtifactUnusable):
     """An adapter that does not fit the base, the pool's rank or this executor."""
 
 
-class ArtifactUnknown(ArtifactError):
+class ArtifactUnknown(ArtifactUnusable):
     """The depot does not have that digest."""
 
 

@@ -25,7 +25,7 @@ class Metrics:
         self._tokens = counter("tokens", "Tokens emitted")
         self._busy = counter("busy_seconds", "Time in iterations that ran a batch, from scheduling to accounting")
         self._ended = counter("ended", "Sequences the runner gave up, by reason", "reason")
-        self._no_room = counter("no_room", "Starts answered with NoRoom, by reason", "reason")
+        self._no_capacity = counter("no_capacity", "Starts answered with NoCapacity, by reason", "reason")
         self._rows = Histogram("weft_runner_batch_rows", "Rows of an iteration", buckets=_ROWS, registry=registry)
         self._adapters = Histogram(
             "weft_runner_batch_adapters", "Distinct adapters of an iteration", buckets=(0, *_ROWS), registry=registry
@@ -76,7 +76,7 @@ class Metrics:
             if isinstance(message, Step):
                 self._tokens.inc(sum(len(sequence.tokens) for sequence in message.sequences))
             elif isinstance(message, NoCapacity):
-                self._no_room.labels(message.reason).inc()
+                self._no_capacity.labels(message.reason).inc()
             elif isinstance(message, Ended):
                 self._ended.labels(message.reason.value).inc()
         if output.status is not None:

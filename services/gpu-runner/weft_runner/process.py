@@ -12,8 +12,8 @@ from weft.domain.runner import RunnerSpec
 from weft.telemetry.invariants import report
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
-from weft.wire.channels import channel
-from weft.wire.serving import beating, serve, stop_on_signals
+from weft.wire.serving import heartbeat, serve, stop_on_signals
+from weft.wire.streams import channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
@@ -55,7 +55,7 @@ async def serve_runner(
     def on_output(output: Output) -> None:
         app.on_output(output)
 
-    beat = asyncio.create_task(beating(probes))  # the base may take minutes: alive, not ready, and SIGTERM is heard
+    beat = asyncio.create_task(heartbeat(probes))  # the base may take minutes: alive, not ready, and SIGTERM is heard
     try:
         built = await asyncio.to_thread(load, settings, source, on_output, stop.is_set)
     except StoppedAtStart as error:

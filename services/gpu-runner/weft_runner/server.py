@@ -18,9 +18,9 @@ from weft.domain.machine import Closed, Connected, Kind, Peer, Received
 from weft.domain.request import Ended, NoCapacity, SessionHello, SessionReady, Start
 from weft.domain.runner import RunnerOrder
 from weft.telemetry.logs import kv
-from weft.wire.channels import Outbox, both_ways
 from weft.wire.codec import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
 from weft.wire.errors import PeerError, peer_errors
+from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner, RunnerToGateway
 from weft_runner.core.events import Drain, RunnerStatus
@@ -47,7 +47,7 @@ class GatewaySession:
     """One gateway's stream. `peer` is the machine's name for it: another stream of the same gateway has another one."""
 
     peer: Peer
-    outbox: Outbox[RunnerToGateway]
+    outbox: SendQueue[RunnerToGateway]
     over: asyncio.Event
 
 
@@ -75,14 +75,14 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
         async with peer_errors("gateway", context):
             hello = await self._hello(await anext(requests, None), context)
             session = GatewaySession(
-                Peer(Kind.GATEWAY, f"{hello.gateway}/{next(self._numbers)}"), Outbox(), asyncio.Event()
+                Peer(Kind.GATEWAY, f"{hello.gateway}/{next(self._numbers)}"), SendQueue(), asyncio.Event()
             )
             session.outbox.put(RUNNER_TO_GATEWAY.encode(SessionReady(self._runner)))
             self._sessions[session.peer] = session
             self._engine.post(Connected(session.peer, hello))
             log.info("session opened", extra=kv(gateway=hello.gateway))
             try:
-                async for message in both_ways(requests, context, session.outbox, lambda m: self._take(session, m)):
+                async for message in serve_stream(requests, context, session.outbox, lambda m: self._take(session, m)):
                     yield message
             finally:
                 del self._sessions[session.peer]

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received
 from weft.domain.runner import Heartbeat, Registered, RunnerOrder, RunnerReport, RunnerSpec
-from weft.wire.channels import Link, Opener
 from weft.wire.codec import RUNNER_TO_SUPERVISOR, SUPERVISOR_TO_RUNNER
+from weft.wire.streams import Link, Opener
 from weft.wire.v1.supervisor_pb2 import RunnerToSupervisor, SupervisorToRunner
 from weft_runner.engine import Engine
 

@@ -15,9 +15,9 @@ import grpc.aio
 
 from weft.domain.prediction import PredictItem
 from weft.domain.request import Outcome
-from weft.wire.channels import Outbox, both_ways
 from weft.wire.codec.prediction import observed, predict_items, predict_response
 from weft.wire.errors import peer_errors
+from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import predictor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorServicer
 from weft_predictor import metrics
@@ -33,7 +33,7 @@ class PredictorServer(PredictorServicer):
     def __init__(self, model: LengthModel, *, max_context_tokens: int) -> None:
         self.model = model
         self._max_context_tokens = max_context_tokens
-        self._streams: set[Outbox[pb.ObserveAck]] = set()
+        self._streams: set[SendQueue[pb.ObserveAck]] = set()
         self._inference = ThreadPoolExecutor(1, thread_name_prefix="inference")
         self._calls = 0
         self.learned_some = asyncio.Event()
@@ -58,7 +58,7 @@ class PredictorServer(PredictorServicer):
     async def Observe(  # noqa: N802 (the contract's name)
         self, request_iterator: AsyncIterator[pb.ObserveRequest], context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[pb.ObserveAck]:
-        outbox: Outbox[pb.ObserveAck] = Outbox()
+        outbox: SendQueue[pb.ObserveAck] = SendQueue()
 
         def acknowledge(ack: pb.ObserveAck) -> None:
             outbox.put(ack)
@@ -66,7 +66,7 @@ class PredictorServer(PredictorServicer):
         self._streams.add(outbox)
         try:
             async with peer_errors("supervisor", context):
-                async for ack in both_ways(self._learned(request_iterator), context, outbox, acknowledge):
+                async for ack in serve_stream(self._learned(request_iterator), context, outbox, acknowledge):
                     yield ack
         finally:
             self._streams.discard(outbox)

@@ -21,7 +21,7 @@ class Metrics:
             return Gauge(f"weft_scheduler_{name}", text, labels, registry=registry)
 
         self.decisions = counter("decisions_total", "Decisions on requests, by result", "result")
-        self.migrations = counter("moves_total", "Requests that left a runner and were queued again", "reason")
+        self.migrations = counter("migrations_total", "Requests that left a runner and were queued again", "reason")
         self.resumed = counter(
             "resumed_total",
             "Requests with tokens that got a runner again, by numerics class",

@@ -17,8 +17,8 @@ from weft.domain.machine import TICK, Close, Kind, Received, Send
 from weft.domain.request import Reject, Submit
 from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
 from weft.telemetry.logs import kv
-from weft.wire.channels import both_ways
 from weft.wire.errors import peer_errors
+from weft.wire.streams import serve_stream
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1 import scheduler_pb2_grpc as rpc
 from weft_scheduler.core.check import OWNERSHIP, size
@@ -191,7 +191,7 @@ async def _serve_stream(requests: Any, context: Any, session: Session, kind: str
     log.info("stream opened", extra=about)
     async with peer_errors(kind, context):
         try:
-            async for message in both_ways(requests, context, session.outbox, session.on_message):
+            async for message in serve_stream(requests, context, session.outbox, session.on_message):
                 yield message
         finally:
             session.on_close()

@@ -11,8 +11,8 @@ from weft.domain.request import GatewayHello
 from weft.domain.routes import RegistryHello
 from weft.domain.runner import SupervisorHello
 from weft.wire import codec
-from weft.wire.channels import OUTBOX, Outbox
 from weft.wire.errors import PeerError
+from weft.wire.streams import SEND_QUEUE, SendQueue
 from weft_scheduler.core.effects import Event
 
 Feed = Callable[[Event], None]
@@ -78,10 +78,12 @@ class Session:
     """
 
     def __init__(self, kind: Kind, sessions: Sessions, feed: Feed, *, name: str = "", max_outcomes: int = 0) -> None:
-        self.outbox: Outbox[Any] = Outbox(max_outcomes + OUTBOX)
+        self.outbox: SendQueue[Any] = SendQueue(max_outcomes + SEND_QUEUE)
         self.close_reason = ""  # why the machine closed it
         self._kind, self._sessions, self._feed, self._name = kind, sessions, feed, name
         self._peer: Peer | None = None
+        if kind is Kind.REGISTRY:  # connected from the start: it may only listen
+            self._connect(RegistryHello(None))
 
     def on_message(self, envelope: Any) -> None:
         """Raises PeerError."""
@@ -98,15 +100,14 @@ class Session:
         if self._sessions.leave(self._peer, self) and self._peer is not None:
             self._feed(Closed(self._peer))
 
-    def _connect(self, message: Any) -> None:
-        hello: object = message
-        match message:
+    def _connect(self, hello: object) -> None:
+        match hello:
             case GatewayHello():
-                name = message.gateway
+                name = hello.gateway
             case SupervisorHello():
-                name = message.supervisor
-            case _ if self._kind is Kind.REGISTRY:
-                name, hello = self._name, RegistryHello(message.term)
+                name = hello.supervisor
+            case RegistryHello():
+                name = self._name
             case _:
                 raise PeerError(f"a {self._kind.value}'s first message is its hello")
         self._peer = Peer(self._kind, name)

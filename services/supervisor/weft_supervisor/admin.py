@@ -77,10 +77,10 @@ class AdminServer(AdminServicer):
         )
         size = 0
         for book in core.live():
-            fill_reported(ReportedRunner(book.spec.runner, book.full(), book.spec), response.reported.add())
-            if (size := size + response.reported[-1].ByteSize()) > MAX_LISTED_BYTES:
-                del response.reported[-1]
-                log.warning("runners do not fit in a list", extra=kv(listed=len(response.reported)))
+            fill_reported(ReportedRunner(book.spec.runner, book.full(), book.spec), response.runners.add())
+            if (size := size + response.runners[-1].ByteSize()) > MAX_LISTED_BYTES:
+                del response.runners[-1]
+                log.warning("runners do not fit in a list", extra=kv(listed=len(response.runners)))
                 break
         return response
 

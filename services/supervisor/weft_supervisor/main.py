@@ -16,8 +16,8 @@ from weft.store.errors import StoreError, StoreUnavailable
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
-from weft.wire.channels import channel
 from weft.wire.serving import serve, stop_on_signals
+from weft.wire.streams import channel
 from weft.wire.tls import Tls, load_tls
 from weft.wire.v1.supervisor_pb2_grpc import add_AdminServicer_to_server, add_SupervisorServicer_to_server
 from weft_supervisor.admin import AdminServer

@@ -20,7 +20,7 @@ from weft.domain.runner import ClusterReport, Heartbeat, RunnerSpec, SupervisorH
 from weft.domain.text import quoted
 from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
 from weft.telemetry.logs import kv
-from weft.wire.channels import Link, Opener, Outbox, both_ways
+from weft.wire.auth_interceptor import peer_names
 from weft.wire.codec import (
     RUNNER_TO_SUPERVISOR,
     SCHEDULER_TO_SUPERVISOR,
@@ -28,8 +28,8 @@ from weft.wire.codec import (
     SUPERVISOR_TO_SCHEDULER,
 )
 from weft.wire.errors import PeerError, peer_errors, refused
-from weft.wire.gate import peer_names
 from weft.wire.roles import pool_namespaces_of
+from weft.wire.streams import Link, Opener, SendQueue, serve_stream
 from weft.wire.v1 import predictor_pb2, scheduler_pb2, supervisor_pb2
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
@@ -90,7 +90,7 @@ class RunnerStream:
     """One connection of a runner; nothing is known of it before its hello."""
 
     namespaces: frozenset[str]  # whose pools it may belong to, by its certificate; none: any
-    outbox: Outbox[Any] = field(default_factory=Outbox[Any])
+    outbox: SendQueue[Any] = field(default_factory=SendQueue[Any])
     reports: Rate = field(default_factory=lambda: Rate(REPORTS_PER_S, REPORT_BURST))
     spec: RunnerSpec | None = None
     peer: Peer | None = None
@@ -108,7 +108,7 @@ class SupervisorServer(SupervisorServicer):
             engine,
             on_stored=self._stored,
             on_dropped=lambda request_id: self._acknowledge((request_id,)),
-            on_space=lambda: self.scheduler.renew(),
+            on_space=lambda: self.scheduler.reconnect(),
         )
         self.feedback = UnackedFeedback()
         self._keys = Keys(())
@@ -201,7 +201,7 @@ class SupervisorServer(SupervisorServicer):
                 if stream.namespaces and self._streams_of[stream.namespaces] > MAX_STREAMS:
                     raise TooMany(f"more than {MAX_STREAMS} streams with the same certificate")
                 messages = _paced(request_iterator, stream.reports)
-                async for message in both_ways(
+                async for message in serve_stream(
                     messages, context, stream.outbox, lambda message: self._from_runner(stream, message)
                 ):
                     yield SUPERVISOR_TO_RUNNER.encode(message)

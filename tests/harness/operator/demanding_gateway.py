@@ -12,8 +12,8 @@ from typing import Self
 from harness.waiting import PATIENCE_S
 from weft.domain.ids import BASE
 from weft.domain.request import Cancel, GatewayHello, Reject, ResubmitComplete, Submit
-from weft.wire.channels import Link, channel
 from weft.wire.codec import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY
+from weft.wire.streams import Link, channel
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
 

@@ -48,7 +48,7 @@ class Admin(AdminServicer):
             adapters=[AdapterState(DIGEST, Tier.DEVICE, running=2)],
         )
         answer = pb.ListRunnersResponse()
-        fill_reported(ReportedRunner(spec.runner, report, spec), answer.reported.add())
+        fill_reported(ReportedRunner(spec.runner, report, spec), answer.runners.add())
         return answer
 
     async def CreateKey(self, request: Any, context: Any) -> pb.CreateKeyResponse:  # noqa: N802 (gRPC's name)

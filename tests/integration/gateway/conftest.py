@@ -24,7 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from harness.gateway_peers import FakeDepot, FakePredictor, FakeRunner, FakeScheduler, grpc_server, runner_server
 from harness.quick import quick_disk  # noqa: F401 (a fixture)
 from harness.waiting import PATIENCE_S, soon  # noqa: F401 (of all that is here)
-from weft.wire.http_server import QuietServer
+from weft.wire.quiet_server import QuietServer
 from weft.wire.v1 import (
     common_pb2,
     predictor_pb2_grpc,

@@ -111,7 +111,7 @@ async def test_the_scheduler_gets_prediction_and_lengths_and_one_outcome(world: 
     assert (outcome.finish_reason, outcome.censored) == (common_pb2.FINISH_REASON_EOS, False)
     assert (outcome.completion_tokens, outcome.prompt_tokens) == (len(world.tokens(ANSWER)), submit.prompt_tokens)
     assert (outcome.predicted_p50_tokens, outcome.predicted_p90_tokens, outcome.model_version) == (7, 21, "v1")
-    assert (outcome.prompt_text, outcome.moves) == ("", 0)
+    assert outcome.migrations == 0
     assert world.predictor.texts == ["hello"], "the prompt is for the predictor alone"
     assert outcome.total_ms >= outcome.ttft_ms
 

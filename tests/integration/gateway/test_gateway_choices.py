@@ -154,7 +154,7 @@ async def test_a_choice_that_fails_later_ends_the_stream_with_its_error_and_the_
         world.runner.step(first, 0, world.tokens("a"))
         response = await soon(posted)
         world.runner.step(second, 0, world.tokens("b"), common_pb2.FINISH_REASON_EOS)
-        reject = scheduler_pb2.Reject(request_id=third.request_id, reason=scheduler_pb2.Reject.TOO_MANY_MOVES)
+        reject = scheduler_pb2.Reject(request_id=third.request_id, reason=scheduler_pb2.Reject.TOO_MANY_MIGRATIONS)
         world.scheduler.send(reject=reject)
         body = (await soon(response.aread())).decode()
     assert "[DONE]" not in body
@@ -184,7 +184,7 @@ async def test_a_choice_that_fails_ends_the_others_though_the_client_reads_nothi
         world.runner.step(first, 0, [7] * 4000)
         await until(lambda: stalled(world))
         world.runner.step(first, 4000, [7])  # the answer waits with this one
-        reject = scheduler_pb2.Reject(request_id=third.request_id, reason=scheduler_pb2.Reject.TOO_MANY_MOVES)
+        reject = scheduler_pb2.Reject(request_id=third.request_id, reason=scheduler_pb2.Reject.TOO_MANY_MIGRATIONS)
         world.scheduler.send(reject=reject)
         stopped = {(await world.runner.next("stop")).request_id for _ in range(3)}
         assert stopped == {first.request_id, second.request_id, third.request_id}
@@ -216,7 +216,7 @@ async def test_a_choice_moves_alone_and_its_text_has_no_seam(three: World, other
         three.runner.step(start, 2, rest, common_pb2.FINISH_REASON_EOS)
     assert [choice.text for choice in (await soon(asked)).choices] == ANSWERS
     await three.settled()
-    assert [three.scheduler.outcomes[start.request_id].moves for start in starts] == [0, 0, 1]
+    assert [three.scheduler.outcomes[start.request_id].migrations for start in starts] == [0, 0, 1]
 
 
 async def test_a_choice_counts_as_a_request_at_the_bound(parts: World, tmp_path: Path) -> None:

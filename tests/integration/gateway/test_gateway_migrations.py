@@ -73,7 +73,7 @@ async def test_a_runner_that_dies_is_reported_at_once_and_another_continues(worl
     world.scheduler.assign(running.request_id, other)
     start = await running.ends_well_on(other)
     assert len(start.emitted_tokens) == 2
-    assert world.outcome().moves == 1
+    assert world.outcome().migrations == 1
 
 
 async def test_a_move_starts_there_at_once_and_stops_here(world: World, other: FakeRunner) -> None:
@@ -107,7 +107,7 @@ async def test_the_hold_of_a_preempted_stream_stands_while_its_pool_has_a_ready_
     world.scheduler.outbox.close()
     await until(lambda: stream.hold_deadline is not None)  # no scheduler could assign it
     submit = await world.scheduler.next("submit")
-    assert (submit.moves, submit.emitted_tokens, submit.HasField("runner")) == (0, 2, False)
+    assert (submit.migrations, submit.emitted_tokens, submit.HasField("runner")) == (0, 2, False)
     assert submit.numerics_class == "class of runner-1", "its tokens are of that class"
     await until(lambda: stream.hold_deadline is None)
     world.scheduler.term, world.scheduler.counter = 2, 0
@@ -168,10 +168,10 @@ async def test_a_runner_without_capacity_reports_how_much_it_has(world: World, o
     world.scheduler.assign(submit.request_id)
     start = await world.runner.next("start")
     world.runner.send(
-        no_room=runner_pb2.NoRoom(request_id=start.request_id, epoch=start.epoch, free_pages=3, reason="pages")
+        no_capacity=runner_pb2.NoCapacity(request_id=start.request_id, epoch=start.epoch, free_pages=3, reason="pages")
     )
     failed = await world.scheduler.next("failed")
-    assert (failed.reason, failed.free_pages, failed.detail) == (scheduler_pb2.Failed.NO_ROOM, 3, "pages")
+    assert (failed.reason, failed.free_pages, failed.detail) == (scheduler_pb2.Failed.NO_CAPACITY, 3, "pages")
     other.answer = world.runner.answer
     world.scheduler.assign(submit.request_id, other)
     assert (await soon(asked)).choices[0].text == ANSWER
@@ -410,7 +410,7 @@ LIES: dict[str, Callable[[FakeRunner, runner_pb2.Start], None]] = {
     "tokens": lambda runner, start: runner.step(start, 2, [5]),
     "an end": lambda runner, start: runner.step(start, 2, [], common_pb2.FINISH_REASON_EOS),
     "no room": lambda runner, start: runner.send(
-        no_room=runner_pb2.NoRoom(request_id=start.request_id, epoch=start.epoch)
+        no_capacity=runner_pb2.NoCapacity(request_id=start.request_id, epoch=start.epoch)
     ),
     "given up": lambda runner, start: runner.send(
         ended=runner_pb2.Ended(request_id=start.request_id, epoch=start.epoch, reason=runner_pb2.Ended.INTERNAL)

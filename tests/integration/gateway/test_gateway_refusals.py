@@ -206,7 +206,7 @@ async def test_a_full_queue_is_a_429_with_a_computed_retry_after(world: World) -
         (scheduler_pb2.Reject.TOO_LARGE, 400, "too_large"),
         (scheduler_pb2.Reject.UNKNOWN_POOL, 404, "model_not_found"),
         (scheduler_pb2.Reject.UNKNOWN_ADAPTER, 404, "model_not_found"),
-        (scheduler_pb2.Reject.TOO_MANY_MOVES, 503, "too_many_migrations"),
+        (scheduler_pb2.Reject.TOO_MANY_MIGRATIONS, 503, "too_many_migrations"),
         (scheduler_pb2.Reject.ADAPTER_FAILED, 500, "adapter_failed"),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 from harness.ports import free_port
 from harness.processes import started
 from harness.waiting import PATIENCE_S
-from weft.wire.channels import channel
+from weft.wire.streams import channel
 from weft.wire.v1 import common_pb2
 from weft.wire.v1 import predictor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub

@@ -107,7 +107,7 @@ def engine_on(executor: Any, drive: Any) -> Iterator[Any]:
     try:
         yield driver
     finally:
-        driver.engine.executor = driver.engine._pipeline = driver.engine._steps = None
+        driver.engine.executor = driver.engine.steps = None
 
 
 @pytest.fixture

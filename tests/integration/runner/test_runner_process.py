@@ -32,8 +32,8 @@ from weft.artifacts.blobs import BlobStore, check_blobs
 from weft.domain.request import Sampling
 from weft.domain.runner import RunnerBook
 from weft.process import lock_data_dir
-from weft.wire.channels import Outbox, both_ways, channel
 from weft.wire.codec import RUNNER_TO_SUPERVISOR
+from weft.wire.streams import SendQueue, channel, serve_stream
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
 from weft.wire.v1.supervisor_pb2 import SupervisorToRunner
@@ -49,15 +49,15 @@ class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
     hellos: list[Any] = field(default_factory=list)
     states: list[Any] = field(default_factory=list)
     heartbeats: int = 0
-    outbox: Outbox[Any] = field(default_factory=Outbox)
+    outbox: SendQueue[Any] = field(default_factory=SendQueue)
     book: Any = None
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
     lease_ms: int = 400
 
     async def Runner(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802 (the contract's name)
-        self.outbox = Outbox()
+        self.outbox = SendQueue()
         self.outbox.put(SupervisorToRunner(registered=supervisor_pb2.Registered(lease_ms=self.lease_ms, report_ms=20)))
-        async for message in both_ways(request_iterator, context, self.outbox, self._take):
+        async for message in serve_stream(request_iterator, context, self.outbox, self._take):
             yield message
 
     def _take(self, message: Any) -> None:
@@ -143,7 +143,7 @@ class Gateway:
 
     def __init__(self, address: str, incarnation: str, name: str = "g1") -> None:
         self._channel = channel(address)
-        self._outbox: Outbox[GatewayToRunner] = Outbox()
+        self._outbox: SendQueue[GatewayToRunner] = SendQueue()
         self._outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway_id=name, incarnation=incarnation)))
         self.call = runner_pb2_grpc.RunnerStub(self._channel).Session(aiter(self._outbox))
 

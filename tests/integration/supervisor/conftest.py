@@ -28,13 +28,13 @@ from weft.domain.runner import (
 )
 from weft.store import migrate
 from weft.store.database import open_database, sqlite_url
-from weft.wire.channels import Outbox, both_ways, channel
 from weft.wire.codec import (
     RUNNER_TO_SUPERVISOR,
     SCHEDULER_TO_SUPERVISOR,
     SUPERVISOR_TO_RUNNER,
     SUPERVISOR_TO_SCHEDULER,
 )
+from weft.wire.streams import SendQueue, channel, serve_stream
 from weft.wire.v1 import common_pb2, predictor_pb2, scheduler_pb2
 from weft.wire.v1.predictor_pb2_grpc import PredictorServicer, add_PredictorServicer_to_server
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
@@ -54,11 +54,11 @@ class FakeScheduler(SchedulerServicer):
 
     def __init__(self) -> None:
         self.inbox: dict[type, asyncio.Queue] = {of: asyncio.Queue() for of in SUPERVISOR_TO_SCHEDULER.messages}
-        self.outbox: Outbox = Outbox()
+        self.outbox: SendQueue = SendQueue()
 
     async def Cluster(self, request_iterator, context):  # noqa: N802
-        outbox = self.outbox = Outbox()
-        async for message in both_ways(request_iterator, context, outbox, self._take):
+        outbox = self.outbox = SendQueue()
+        async for message in serve_stream(request_iterator, context, outbox, self._take):
             yield SCHEDULER_TO_SUPERVISOR.encode(message)
 
     def _take(self, envelope: scheduler_pb2.SupervisorToScheduler) -> None:
@@ -86,10 +86,10 @@ class FakePredictor(PredictorServicer):
     def __init__(self) -> None:
         self.inbox: asyncio.Queue = asyncio.Queue()
         self.acknowledges = True
-        self.outbox: Outbox = Outbox()
+        self.outbox: SendQueue = SendQueue()
 
     async def Observe(self, request_iterator, context):  # noqa: N802
-        outbox = self.outbox = Outbox()
+        outbox = self.outbox = SendQueue()
 
         def take(message: predictor_pb2.ObserveRequest) -> None:
             for outcome in message.outcomes:
@@ -97,7 +97,7 @@ class FakePredictor(PredictorServicer):
             if self.acknowledges:
                 outbox.put(predictor_pb2.ObserveAck(request_ids=[o.request_id for o in message.outcomes]))
 
-        async for message in both_ways(request_iterator, context, outbox, take):
+        async for message in serve_stream(request_iterator, context, outbox, take):
             yield message
 
     async def next(self) -> common_pb2.Outcome:

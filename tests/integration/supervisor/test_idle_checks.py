@@ -12,7 +12,7 @@ from weft.domain.ids import RunnerId
 from weft.domain.machine import Connected, Received
 from weft.domain.runner import Heartbeat
 from weft.telemetry.invariants import InvariantViolated
-from weft.wire.channels import channel
+from weft.wire.streams import channel
 from weft_supervisor import server as shell
 from weft_supervisor.core.supervisor import Config, Supervisor, runner_peer
 from weft_supervisor.server import SupervisorServer

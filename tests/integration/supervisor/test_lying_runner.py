@@ -20,10 +20,10 @@ from harness.quickstart import sure_cases
 from harness.waiting import soon
 from tests.integration.supervisor.conftest import spec_of
 from weft.domain.ids import MAX_TERM, RunnerId
-from weft.wire.channels import channel
 from weft.wire.codec import RUNNER_TO_SUPERVISOR
 from weft.wire.codec.cluster import MAX_CAPACITY
 from weft.wire.codec.values import MAX_PAGES, MAX_RANK, MAX_TOKENS
+from weft.wire.streams import channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import common_pb2
 from weft.wire.v1.supervisor_pb2 import (

@@ -11,8 +11,8 @@ from harness.certificates import Authority
 from harness.waiting import PATIENCE_S
 from tests.integration.supervisor.conftest import RunnerClient, World
 from weft.domain.ids import RunnerId
-from weft.wire.channels import channel
 from weft.wire.serving import server_credentials
+from weft.wire.streams import channel
 from weft.wire.tls import Tls
 from weft.wire.v1.supervisor_pb2_grpc import SupervisorStub, add_SupervisorServicer_to_server
 from weft_supervisor import server as shell

@@ -59,7 +59,7 @@ async def test_an_overrun_becomes_a_decision_and_the_counter_of_the_command(worl
     assert preempt.epoch == Epoch(1, 1)
     listed = await world.admin.ListRunners(supervisor_pb2.ListRunnersRequest())
     assert (listed.grows, listed.preempts, listed.doublings) == (7, 1, 2)
-    [reported] = map(read_reported, listed.reported)
+    [reported] = map(read_reported, listed.runners)
     assert (reported.spec.pool, reported.report.full, reported.report.version) == ("ns/pool", True, 2)
 
 
@@ -71,7 +71,7 @@ async def test_the_list_of_runners_fits_in_a_message_whatever_they_report(world,
         await runner.report(free=4, adapters=[AdapterState(f"sha256:{i}", Tier.DISK, error="e" * 1000)])
         await world.scheduler.report_with(lambda r: r.reports)
     listed = await world.admin.ListRunners(supervisor_pb2.ListRunnersRequest())
-    assert [reported.runner.uuid for reported in listed.reported] == ["u0", "u1"]
+    assert [reported.runner.uuid for reported in listed.runners] == ["u0", "u1"]
 
 
 async def test_a_full_report_that_no_message_takes_costs_its_runner_the_report_and_no_other(world, monkeypatch):

@@ -28,13 +28,13 @@ from weft.domain.runner import (
     SequenceState,
     SupervisorHello,
 )
-from weft.wire.channels import Link, Outbox, both_ways, channel
 from weft.wire.codec import (
     RUNNER_TO_SUPERVISOR,
     SCHEDULER_TO_SUPERVISOR,
     SUPERVISOR_TO_SCHEDULER,
     outcome_bytes,
 )
+from weft.wire.streams import Link, SendQueue, channel, serve_stream
 from weft.wire.v1 import predictor_pb2, scheduler_pb2
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub
@@ -54,11 +54,11 @@ class Scheduler(SchedulerServicer):
 
     def __init__(self) -> None:
         self.inbox: asyncio.Queue = asyncio.Queue()
-        self.outbox: Outbox = Outbox()
+        self.outbox: SendQueue = SendQueue()
 
     async def Cluster(self, request_iterator, context):  # noqa: N802
-        outbox = self.outbox = Outbox()
-        async for message in both_ways(request_iterator, context, outbox, self._take):
+        outbox = self.outbox = SendQueue()
+        async for message in serve_stream(request_iterator, context, outbox, self._take):
             yield SCHEDULER_TO_SUPERVISOR.encode(message)
 
     def _take(self, envelope: scheduler_pb2.SupervisorToScheduler) -> None:

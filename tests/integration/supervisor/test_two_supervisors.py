@@ -15,7 +15,7 @@ from harness.quickstart import DEMO, sure_cases
 from harness.waiting import PATIENCE_S, eventually
 from weft.store import outcomes
 from weft.store.database import open_database
-from weft.wire.channels import channel
+from weft.wire.streams import channel
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 
@@ -91,7 +91,7 @@ async def refused(fleet: Fleet, key: str) -> bool:
 async def runners_at(fleet: Fleet, supervisor: str) -> int:
     async with channel(fleet.at[supervisor]) as opened:
         answer = await AdminStub(opened).ListRunners(pb.ListRunnersRequest(), wait_for_ready=True, timeout=PATIENCE_S)
-    return sum(reported.report.ready for reported in answer.reported)
+    return sum(reported.report.ready for reported in answer.runners)
 
 
 async def test_runners_of_both_serve_and_a_death_of_one_supervisor_loses_nothing(fleet: Fleet, url: URL) -> None:

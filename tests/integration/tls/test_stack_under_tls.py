@@ -20,8 +20,8 @@ from harness.fleet import ROLES, Fleet
 from harness.processes import tied
 from harness.quickstart import DEMO, Case, sure_cases
 from harness.waiting import PATIENCE_S
-from weft.wire.channels import channel
 from weft.wire.roles import ANYONE, CALLERS, DEPOT_CALLERS, Role, dns_name
+from weft.wire.streams import channel
 from weft.wire.tls import Tls
 
 REFUSED = grpc.StatusCode.PERMISSION_DENIED

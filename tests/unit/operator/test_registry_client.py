@@ -12,7 +12,7 @@ import pytest
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.planning import adapter_ref, digest, pool_ref
 from weft.domain.routes import PoolSpec
-from weft.wire.channels import Outbox, both_ways
+from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from weft.wire.v1.supervisor_pb2 import AdapterState
@@ -35,11 +35,11 @@ class Scheduler(SchedulerServicer):
 
     def __init__(self) -> None:
         self.heard: asyncio.Queue[pb.RegistryToScheduler] = asyncio.Queue()
-        self.outbox: Outbox[pb.SchedulerToRegistry] = Outbox()
+        self.outbox: SendQueue[pb.SchedulerToRegistry] = SendQueue()
 
     async def Registry(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802 (gRPC's name)
-        self.outbox = Outbox()
-        async for message in both_ways(request_iterator, context, self.outbox, self.heard.put_nowait):
+        self.outbox = SendQueue()
+        async for message in serve_stream(request_iterator, context, self.outbox, self.heard.put_nowait):
             yield message
 
     async def next(self) -> pb.RegistryToScheduler:

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from harness.waiting import PATIENCE_S, soon
-from weft.wire.channels import channel
 from weft.wire.codec.prediction import MAX_ITEMS
+from weft.wire.streams import channel
 from weft.wire.v1 import common_pb2
 from weft.wire.v1 import predictor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub, add_PredictorServicer_to_server

@@ -71,7 +71,7 @@ def test_without_a_library_the_reference_serves_and_the_log_says_why_and_what_it
     assert isinstance(executor, ReferenceExecutor)
     (record,) = caplog.records
     said = record.__dict__["kv"]
-    assert "no compiler" in said["why"]
+    assert "no compiler" in said["reason"]
     assert "several times the time" in said["cost"]
 
 
@@ -112,13 +112,13 @@ def test_pages_that_the_kernels_cannot_lay_out_are_refused_by_name_or_served_by_
     with caplog.at_level(logging.WARNING, "weft_runner.executors"):
         executor = make_executor(settings("--page-tokens=24"), base)
     assert isinstance(executor, ReferenceExecutor)
-    assert "--page-tokens 24" in caplog.records[0].__dict__["kv"]["why"]
+    assert "--page-tokens 24" in caplog.records[0].__dict__["kv"]["reason"]
 
 
 def test_a_model_whose_sizes_do_not_fit_is_served_by_the_reference(base, monkeypatch, caplog):
     monkeypatch.setattr(executors, "unsupported_reason", odd_heads)
     with caplog.at_level(logging.WARNING, "weft_runner.executors"):
         assert isinstance(make_executor(settings(), base), ReferenceExecutor)
-    assert caplog.records[0].__dict__["kv"]["why"] == "head_dim 7 is odd"
+    assert caplog.records[0].__dict__["kv"]["reason"] == "head_dim 7 is odd"
     with pytest.raises(ExecutorUnavailable, match="head_dim 7 is odd"):
         make_executor(settings("--executor=cpu"), base)

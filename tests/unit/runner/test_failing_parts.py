@@ -15,7 +15,7 @@ import weft_runner.process as process
 import weft_runner.supervisor_link as supervisor_link
 from harness.ports import free_port
 from harness.waiting import PATIENCE_S, soon
-from weft.wire.channels import Outbox, both_ways
+from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
 from weft.wire.v1.supervisor_pb2 import SupervisorToRunner
@@ -37,11 +37,11 @@ class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
     def __init__(self) -> None:
         self.hello: Any = None
         self.heard, self.over = asyncio.Event(), asyncio.Event()
-        self.outbox: Outbox[SupervisorToRunner] = Outbox()
+        self.outbox: SendQueue[SupervisorToRunner] = SendQueue()
 
     async def Runner(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802 (the contract's name)
         try:
-            async for message in both_ways(request_iterator, context, self.outbox, self._take):
+            async for message in serve_stream(request_iterator, context, self.outbox, self._take):
                 yield message
         finally:
             self.over.set()
@@ -103,7 +103,7 @@ async def exit_code_after(settings_of: Any, fail: Callable[[Supervisor, Any], An
 async def _code_after(supervisor: Supervisor, channel: Any, fail: Callable[..., Any], serving: Any) -> int:
     await supervisor.heard.wait()
     await channel.channel_ready()
-    outbox: Outbox[GatewayToRunner] = Outbox()
+    outbox: SendQueue[GatewayToRunner] = SendQueue()
     incarnation = supervisor.hello.runner.incarnation
     outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway_id="g", incarnation=incarnation)))
     call = runner_pb2_grpc.RunnerStub(channel).Session(aiter(outbox))
@@ -115,7 +115,7 @@ async def _code_after(supervisor: Supervisor, channel: Any, fail: Callable[..., 
     return await serving
 
 
-def some_start(_: Supervisor, outbox: Outbox[GatewayToRunner]) -> None:
+def some_start(_: Supervisor, outbox: SendQueue[GatewayToRunner]) -> None:
     epoch = common_pb2.Epoch(term=1, counter=1)
     outbox.put(GatewayToRunner(start=runner_pb2.Start(request_id="r", epoch=epoch, prompt_tokens=[3], max_tokens=5)))
 

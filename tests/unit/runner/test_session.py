@@ -14,18 +14,18 @@ from prometheus_client import CollectorRegistry
 from harness.waiting import PATIENCE_S
 from weft.domain.ids import RunnerId
 from weft.domain.request import Stop
-from weft.wire.channels import Outbox
+from weft.wire.streams import SendQueue
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
 from weft_runner.engine import EngineThread
 from weft_runner.metrics import Metrics
 from weft_runner.server import RunnerServer
 
-Open = Callable[[str], Awaitable[tuple[Outbox[GatewayToRunner], Any]]]
+Open = Callable[[str], Awaitable[tuple[SendQueue[GatewayToRunner], Any]]]
 
 
 @asynccontextmanager
-async def session_with(driver: Any) -> AsyncIterator[tuple[Outbox[GatewayToRunner], Any, Open]]:
+async def session_with(driver: Any) -> AsyncIterator[tuple[SendQueue[GatewayToRunner], Any, Open]]:
     """A gateway's outbox and its call, on a server over this driver's engine, and what opens another's."""
     loop = asyncio.get_running_loop()
     runner = RunnerServer(driver.engine, RunnerId("u", "i"), Metrics(CollectorRegistry(), "m", 64))
@@ -37,8 +37,8 @@ async def session_with(driver: Any) -> AsyncIterator[tuple[Outbox[GatewayToRunne
     await server.start()
     thread.start()
 
-    async def opened(gateway_id: str) -> tuple[Outbox[GatewayToRunner], Any]:
-        outbox: Outbox[GatewayToRunner] = Outbox()
+    async def opened(gateway_id: str) -> tuple[SendQueue[GatewayToRunner], Any]:
+        outbox: SendQueue[GatewayToRunner] = SendQueue()
         outbox.put(GatewayToRunner(hello=runner_pb2.SessionHello(gateway_id=gateway_id, incarnation="i")))
         call: Any = runner_pb2_grpc.RunnerStub(channel).Session(aiter(outbox))
         assert (await call.read()).WhichOneof("message") == "ready"

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from harness.waiting import soon
 from weft.domain.request import OutcomeReport
-from weft.wire.channels import channel
+from weft.wire.streams import channel
 from weft.wire.v1 import common_pb2 as cpb
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1 import scheduler_pb2_grpc as rpc
@@ -171,6 +171,16 @@ async def test_a_request_goes_from_submit_to_a_stored_outcome(stack: Stack) -> N
     assert stack.metric("placement_seconds_count") == 1
 
 
+async def test_a_registry_that_only_listens_gets_every_status_whoever_leads(stack: Stack) -> None:
+    listener = Peer(stack.stub.Registry)
+    await stack.registry_stream(term=5)
+    assert (await listener.hear("pool")).pool == "n/p"
+    late = Peer(stack.stub.Registry)
+    assert (await late.hear("pool")).pool == "n/p"
+    await stack.registry_stream(term=6)
+    assert (await listener.hear("adapter")).uid == "1"
+
+
 async def test_it_is_ready_with_a_registry_snapshot_and_a_supervisor(stack: Stack) -> None:
     assert stack.server.not_ready() == "no registry snapshot yet"
     registry = await stack.registry_stream()
@@ -208,7 +218,7 @@ async def test_an_assign_that_nobody_acknowledges_expires_by_the_clock(
         await gateway.say(submit())
         first, second = [await gateway.hear("assign") for _ in range(2)]
         assert {first.runner.uuid, second.runner.uuid} == {"u", "elsewhere"}
-        assert stack.metric("moves_total", reason="expired") >= 1
+        assert stack.metric("migrations_total", reason="expired") >= 1
 
 
 async def test_a_gateway_that_connects_again_replaces_its_older_stream(stack: Stack) -> None:

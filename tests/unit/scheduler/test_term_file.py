@@ -46,7 +46,7 @@ def test_a_file_that_holds_no_term_is_replaced_and_the_next_start_is_an_ordinary
 ) -> None:
     (tmp_path / "term").write_bytes(content)
     assert at(300, tmp_path).next() == 300 * DAY_S
-    assert "begin anew" in caplog.text
+    assert "terms start again" in caplog.text
     assert at(300, tmp_path).next() == 300 * DAY_S + 1
 
 

@@ -16,7 +16,7 @@ from weft.domain.runner import (
     RunnerSpec,
     SequenceState,
 )
-from weft_supervisor.core.preemption import Preemption, choose_victim
+from weft_supervisor.core.preemption import Preemption, select_victim
 from weft_supervisor.core.totals import violation
 
 RUNNER = RunnerId("u", "1")
@@ -48,18 +48,18 @@ def book(*sequences: SequenceState, paused: str = "", free: int = 0, overruns: t
     ],
 )
 def test_the_victim(case, paused, free, expected):
-    chosen = choose_victim(book(sequence("a", 1), sequence("b", 2), sequence("c", 3), paused=paused, free=free))
+    chosen = select_victim(book(sequence("a", 1), sequence("b", 2), sequence("c", 3), paused=paused, free=free))
     found = chosen and (chosen.request_id, chosen.for_request_id, chosen.reservation_tokens)
     assert found == expected, case
 
 
 def test_an_overrunner_that_is_alone_is_left_alone():
-    assert choose_victim(book(sequence("a", 1), paused="a")) is None
+    assert select_victim(book(sequence("a", 1), paused="a")) is None
 
 
 def test_an_overrun_of_an_epoch_that_has_left_calls_for_nobody():
     stale = Overrun("a", Epoch(0, 9), 1, 32)
-    assert choose_victim(book(sequence("a", 1), sequence("b", 2), overruns=(stale,))) is None
+    assert select_victim(book(sequence("a", 1), sequence("b", 2), overruns=(stale,))) is None
 
 
 def test_one_victim_at_a_time_until_a_report_shows_it_gone():

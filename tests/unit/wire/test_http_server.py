@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 
 from harness.waiting import soon
-from weft.wire.http_server import QuietServer
+from weft.wire.quiet_server import QuietServer
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:

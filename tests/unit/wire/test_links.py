@@ -12,8 +12,8 @@ from prometheus_client import REGISTRY
 
 from harness.ports import free_port
 from harness.waiting import soon
-from weft.wire.channels import Link, Outbox, both_ways, channel
 from weft.wire.errors import PeerError, peer_errors
+from weft.wire.streams import Link, SendQueue, channel, serve_stream
 from weft.wire.v1 import runner_pb2, runner_pb2_grpc
 from weft_gateway.core.config import MAX_UNACKED
 from weft_gateway.settings import Settings
@@ -28,16 +28,16 @@ class Peer(runner_pb2_grpc.RunnerServicer):
 
     def __init__(self, outbox_limit: int = 100) -> None:
         self.heard: asyncio.Queue[str] = asyncio.Queue()
-        self.outbox: Outbox[runner_pb2.RunnerToGateway] | None = None
+        self.outbox: SendQueue[runner_pb2.RunnerToGateway] | None = None
         self.limit = outbox_limit
         self.ended = asyncio.Event()
         self.fail_on: str | None = None
 
     async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[runner_pb2.RunnerToGateway]:  # noqa: N802
-        self.outbox = Outbox(self.limit)
+        self.outbox = SendQueue(self.limit)
         self.ended.clear()
         try:
-            async for message in both_ways(request_iterator, context, self.outbox, self._on_message):
+            async for message in serve_stream(request_iterator, context, self.outbox, self._on_message):
                 yield message
         finally:
             self.ended.set()
@@ -76,9 +76,9 @@ class Client:
         self.task = asyncio.create_task(self.link.run())
 
     def _take(self, message: runner_pb2.RunnerToGateway) -> None:
-        if message.no_room.request_id == "bad":
+        if message.no_capacity.request_id == "bad":
             raise PeerError("no such word")
-        self.got.put_nowait(message.no_room.request_id)
+        self.got.put_nowait(message.no_capacity.request_id)
 
     def _hello(self) -> list[runner_pb2.GatewayToRunner]:
         self.hellos += 1
@@ -134,7 +134,7 @@ async def test_the_most_that_a_gateway_resubmits_is_sent_whole_and_leaves_the_ou
 async def test_a_server_may_speak_first_and_ends_when_the_client_closes(peer: tuple[Peer, Client]) -> None:
     server, client = peer
     assert server.outbox is not None
-    server.outbox.put(runner_pb2.RunnerToGateway(no_room=runner_pb2.NoRoom(request_id="a")))
+    server.outbox.put(runner_pb2.RunnerToGateway(no_capacity=runner_pb2.NoCapacity(request_id="a")))
     assert await client.got.get() == "a"
     await client.close()
     await soon(server.ended.wait())
@@ -163,7 +163,7 @@ async def test_a_peer_that_does_not_read_is_cut_off_and_comes_back() -> None:
     assert await soon(client.ups.get()) == "up"
     assert await server.heard.get() == "hello1"
     assert server.outbox is not None
-    message = runner_pb2.RunnerToGateway(no_room=runner_pb2.NoRoom(request_id="x"))
+    message = runner_pb2.RunnerToGateway(no_capacity=runner_pb2.NoCapacity(request_id="x"))
     accepted = [server.outbox.put(message) for _ in range(5)]  # no chance to send in between
     assert accepted == [True, True, True, False, False]
     assert "RESOURCE_EXHAUSTED" in await soon(client.ups.get())
@@ -191,7 +191,7 @@ async def test_a_link_to_nobody_closes_at_once() -> None:
 
 
 async def test_an_outbox_delivers_what_was_queued_before_it_closed() -> None:
-    outbox: Outbox[int] = Outbox()
+    outbox: SendQueue[int] = SendQueue()
     outbox.put(1)
     outbox.put(2)
     outbox.close()
@@ -202,7 +202,7 @@ async def test_an_outbox_delivers_what_was_queued_before_it_closed() -> None:
 async def test_why_a_link_does_not_come_up_is_logged_once_for_each_reason(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.wire.channels.PAUSE_MAX_S", 0.05)
+    monkeypatch.setattr("weft.wire.streams.PAUSE_MAX_S", 0.05)
     server, port = Peer(), free_port()
     client = Client(port)
     await soon(client.told_four_times.wait())
@@ -219,7 +219,7 @@ async def test_a_message_outside_the_contract_ends_the_connection_and_not_the_li
     server, client = peer
     assert server.outbox is not None
     for word in ("good", "bad", "not taken"):
-        server.outbox.put(runner_pb2.RunnerToGateway(no_room=runner_pb2.NoRoom(request_id=word)))
+        server.outbox.put(runner_pb2.RunnerToGateway(no_capacity=runner_pb2.NoCapacity(request_id=word)))
     assert await soon(client.got.get()) == "good"
     assert await soon(client.ups.get()) == "down: it broke the contract: no such word"
     assert await soon(client.ups.get()) == "up"

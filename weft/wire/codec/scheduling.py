@@ -49,7 +49,7 @@ MAX_MIGRATIONS = 1 << 16
 
 _FAILED = {
     FailReason.SESSION_LOST: pb.Failed.SESSION_LOST,
-    FailReason.NO_CAPACITY: pb.Failed.NO_ROOM,
+    FailReason.NO_CAPACITY: pb.Failed.NO_CAPACITY,
     FailReason.PREEMPTED: pb.Failed.PREEMPTED,
     FailReason.DRAINED: pb.Failed.DRAINED,
     FailReason.LOAD_FAILED: pb.Failed.LOAD_FAILED,
@@ -60,7 +60,7 @@ _REJECTED = {
     RejectReason.QUEUE_FULL: pb.Reject.QUEUE_FULL,
     RejectReason.TOO_LARGE: pb.Reject.TOO_LARGE,
     RejectReason.UNKNOWN_POOL: pb.Reject.UNKNOWN_POOL,
-    RejectReason.TOO_MANY_MIGRATIONS: pb.Reject.TOO_MANY_MOVES,
+    RejectReason.TOO_MANY_MIGRATIONS: pb.Reject.TOO_MANY_MIGRATIONS,
     RejectReason.ADAPTER_FAILED: pb.Reject.ADAPTER_FAILED,
     RejectReason.UNKNOWN_ADAPTER: pb.Reject.UNKNOWN_ADAPTER,
 }
@@ -86,7 +86,7 @@ def _fill_submit(submit: Submit, m: pb.Submit) -> None:
     m.prompt_tokens, m.emitted_tokens, m.max_tokens = submit.prompt_tokens, submit.emitted_tokens, submit.max_tokens
     m.p50_tokens, m.p90_tokens = submit.p50_tokens, submit.p90_tokens
     m.waited_ms = round(1000 * submit.waited_s)
-    m.moves, m.numerics_class = submit.migrations, submit.numerics_class
+    m.migrations, m.numerics_class = submit.migrations, submit.numerics_class
     if submit.runner is not None:
         fill_epoch(submit.epoch, m.epoch)
         fill_runner_id(submit.runner, m.runner)
@@ -108,7 +108,7 @@ def _submit(m: pb.Submit) -> Submit:
         waited_s=number(m.waited_ms, "waited_ms", MAX_WAITED_MS) / 1000,
         epoch=epoch(m.epoch),
         runner=runner_id(m.runner) if m.HasField("runner") and m.runner.uuid else None,
-        migrations=number(m.moves, "migrations", MAX_MIGRATIONS),
+        migrations=number(m.migrations, "migrations", MAX_MIGRATIONS),
         reservation_tokens=number(m.reservation_tokens, "reservation_tokens", MAX_TOKENS),
         start_emitted_tokens=number(m.start_emitted_tokens, "start_emitted_tokens", MAX_TOKENS),
         numerics_class=text(m.numerics_class, "a numerics class", MAX_DETAIL),
@@ -194,7 +194,7 @@ def outcome_bytes(outcome: Outcome) -> bytes:
         model_version=outcome.model_version,
         ttft_ms=outcome.ttft_ms,
         total_ms=outcome.total_ms,
-        moves=outcome.migrations,
+        migrations=outcome.migrations,
         doublings=outcome.doublings,
         finished_unix_ms=outcome.finished_unix_ms,
         choice=outcome.choice,
@@ -229,7 +229,7 @@ def outcome(m: common_pb2.Outcome) -> Outcome:
         model_version=text(m.model_version, "a predictor's version"),
         ttft_ms=number(m.ttft_ms, "ttft_ms", 1 << 31),
         total_ms=number(m.total_ms, "total_ms", 1 << 31),
-        migrations=number(m.moves, "migrations", MAX_MIGRATIONS),
+        migrations=number(m.migrations, "migrations", MAX_MIGRATIONS),
         doublings=number(m.doublings, "doublings", MAX_MIGRATIONS),
         choice=number(m.choice, "choice", 1 << 16),
     )

@@ -172,13 +172,13 @@ def _logprobs(messages: Sequence[runner_pb2.TokenLogprob]) -> Sequence[TokenLogp
     return [TokenLogprob(m.logprob, tuple(zip(m.top_tokens, m.top_logprobs, strict=True))) for m in messages]
 
 
-def _fill_no_capacity(refusal: NoCapacity, m: runner_pb2.NoRoom) -> None:
+def _fill_no_capacity(refusal: NoCapacity, m: runner_pb2.NoCapacity) -> None:
     m.request_id = refusal.request_id
     fill_epoch(refusal.epoch, m.epoch)
     m.free_pages, m.reason = refusal.free_pages, refusal.reason
 
 
-def _no_capacity(m: runner_pb2.NoRoom) -> NoCapacity:
+def _no_capacity(m: runner_pb2.NoCapacity) -> NoCapacity:
     return NoCapacity(
         named(m.request_id, "a request id"),
         epoch(m.epoch),
@@ -217,7 +217,7 @@ RUNNER_TO_GATEWAY: Direction[runner_pb2.RunnerToGateway, SessionReady | Step | N
         "runner",
         Entry("ready", SessionReady, _fill_ready, _ready),
         Entry("step", Step, _fill_step, _step),
-        Entry("no_room", NoCapacity, _fill_no_capacity, _no_capacity),
+        Entry("no_capacity", NoCapacity, _fill_no_capacity, _no_capacity),
         Entry("ended", Ended, _fill_ended, _ended),
         Entry("draining", Draining),
     )

@@ -37,7 +37,7 @@ class RunnerId(_message.Message):
     def __init__(self, uuid: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("request_id", "pool", "namespace", "model_name", "adapter_digest", "prompt_tokens", "completion_tokens", "finish_reason", "error", "censored", "predicted_p50_tokens", "predicted_p90_tokens", "model_version", "prompt_text", "ttft_ms", "total_ms", "moves", "doublings", "finished_unix_ms", "choice")
+    __slots__ = ("request_id", "pool", "namespace", "model_name", "adapter_digest", "prompt_tokens", "completion_tokens", "finish_reason", "error", "censored", "predicted_p50_tokens", "predicted_p90_tokens", "model_version", "ttft_ms", "total_ms", "migrations", "doublings", "finished_unix_ms", "choice")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -51,10 +51,9 @@ class Outcome(_message.Message):
     PREDICTED_P50_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_P90_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
     TTFT_MS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
-    MOVES_FIELD_NUMBER: _ClassVar[int]
+    MIGRATIONS_FIELD_NUMBER: _ClassVar[int]
     DOUBLINGS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
@@ -71,11 +70,10 @@ class Outcome(_message.Message):
     predicted_p50_tokens: int
     predicted_p90_tokens: int
     model_version: str
-    prompt_text: str
     ttft_ms: int
     total_ms: int
-    moves: int
+    migrations: int
     doublings: int
     finished_unix_ms: int
     choice: int
-    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., error: _Optional[str] = ..., censored: _Optional[bool] = ..., predicted_p50_tokens: _Optional[int] = ..., predicted_p90_tokens: _Optional[int] = ..., model_version: _Optional[str] = ..., prompt_text: _Optional[str] = ..., ttft_ms: _Optional[int] = ..., total_ms: _Optional[int] = ..., moves: _Optional[int] = ..., doublings: _Optional[int] = ..., finished_unix_ms: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., error: _Optional[str] = ..., censored: _Optional[bool] = ..., predicted_p50_tokens: _Optional[int] = ..., predicted_p90_tokens: _Optional[int] = ..., model_version: _Optional[str] = ..., ttft_ms: _Optional[int] = ..., total_ms: _Optional[int] = ..., migrations: _Optional[int] = ..., doublings: _Optional[int] = ..., finished_unix_ms: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...

@@ -95,18 +95,18 @@ class Stop(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ...) -> None: ...
 
 class RunnerToGateway(_message.Message):
-    __slots__ = ("ready", "step", "no_room", "ended", "draining")
+    __slots__ = ("ready", "step", "no_capacity", "ended", "draining")
     READY_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    NO_ROOM_FIELD_NUMBER: _ClassVar[int]
+    NO_CAPACITY_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     ready: SessionReady
     step: Step
-    no_room: NoRoom
+    no_capacity: NoCapacity
     ended: Ended
     draining: Draining
-    def __init__(self, ready: _Optional[_Union[SessionReady, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., no_room: _Optional[_Union[NoRoom, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+    def __init__(self, ready: _Optional[_Union[SessionReady, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., no_capacity: _Optional[_Union[NoCapacity, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
 
 class SessionReady(_message.Message):
     __slots__ = ("runner",)
@@ -150,7 +150,7 @@ class TokenLogprob(_message.Message):
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, logprob: _Optional[float] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
-class NoRoom(_message.Message):
+class NoCapacity(_message.Message):
     __slots__ = ("request_id", "epoch", "free_pages", "reason")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]

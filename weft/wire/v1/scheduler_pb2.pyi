@@ -10,12 +10,11 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GatewayToScheduler(_message.Message):
-    __slots__ = ("hello", "submit", "failed", "cancel", "outcome", "started", "outcome_report", "resubmit_complete", "resync_routes")
+    __slots__ = ("hello", "submit", "failed", "cancel", "started", "outcome_report", "resubmit_complete", "resync_routes")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
-    OUTCOME_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_REPORT_FIELD_NUMBER: _ClassVar[int]
     RESUBMIT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
@@ -24,20 +23,17 @@ class GatewayToScheduler(_message.Message):
     submit: Submit
     failed: Failed
     cancel: Cancel
-    outcome: _common_pb2.Outcome
     started: Started
     outcome_report: OutcomeReport
     resubmit_complete: ResubmitComplete
     resync_routes: ResyncRoutes
-    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., outcome: _Optional[_Union[_common_pb2.Outcome, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resubmit_complete: _Optional[_Union[ResubmitComplete, _Mapping]] = ..., resync_routes: _Optional[_Union[ResyncRoutes, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resubmit_complete: _Optional[_Union[ResubmitComplete, _Mapping]] = ..., resync_routes: _Optional[_Union[ResyncRoutes, _Mapping]] = ...) -> None: ...
 
 class GatewayHello(_message.Message):
-    __slots__ = ("gateway_id", "resubmit_complete")
+    __slots__ = ("gateway_id",)
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
-    RESUBMIT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
-    resubmit_complete: bool
-    def __init__(self, gateway_id: _Optional[str] = ..., resubmit_complete: _Optional[bool] = ...) -> None: ...
+    def __init__(self, gateway_id: _Optional[str] = ...) -> None: ...
 
 class ResubmitComplete(_message.Message):
     __slots__ = ()
@@ -64,7 +60,7 @@ class OutcomeReport(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., censored: _Optional[bool] = ..., record: _Optional[bytes] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "pool", "namespace", "model_name", "adapter_digest", "prompt_tokens", "emitted_tokens", "max_tokens", "p50_tokens", "p90_tokens", "waited_ms", "epoch", "runner", "moves", "reservation_tokens", "start_emitted_tokens", "numerics_class")
+    __slots__ = ("request_id", "pool", "namespace", "model_name", "adapter_digest", "prompt_tokens", "emitted_tokens", "max_tokens", "p50_tokens", "p90_tokens", "waited_ms", "epoch", "runner", "migrations", "reservation_tokens", "start_emitted_tokens", "numerics_class")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -78,7 +74,7 @@ class Submit(_message.Message):
     WAITED_MS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RUNNER_FIELD_NUMBER: _ClassVar[int]
-    MOVES_FIELD_NUMBER: _ClassVar[int]
+    MIGRATIONS_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     START_EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_CLASS_FIELD_NUMBER: _ClassVar[int]
@@ -95,11 +91,11 @@ class Submit(_message.Message):
     waited_ms: int
     epoch: _common_pb2.Epoch
     runner: _common_pb2.RunnerId
-    moves: int
+    migrations: int
     reservation_tokens: int
     start_emitted_tokens: int
     numerics_class: str
-    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., emitted_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., p50_tokens: _Optional[int] = ..., p90_tokens: _Optional[int] = ..., waited_ms: _Optional[int] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., moves: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., start_emitted_tokens: _Optional[int] = ..., numerics_class: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., emitted_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., p50_tokens: _Optional[int] = ..., p90_tokens: _Optional[int] = ..., waited_ms: _Optional[int] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., migrations: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., start_emitted_tokens: _Optional[int] = ..., numerics_class: _Optional[str] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("request_id", "epoch", "reason", "emitted_tokens", "free_pages", "detail")
@@ -107,14 +103,14 @@ class Failed(_message.Message):
         __slots__ = ()
         REASON_UNSPECIFIED: _ClassVar[Failed.Reason]
         SESSION_LOST: _ClassVar[Failed.Reason]
-        NO_ROOM: _ClassVar[Failed.Reason]
+        NO_CAPACITY: _ClassVar[Failed.Reason]
         PREEMPTED: _ClassVar[Failed.Reason]
         DRAINED: _ClassVar[Failed.Reason]
         LOAD_FAILED: _ClassVar[Failed.Reason]
         RUNNER_ERROR: _ClassVar[Failed.Reason]
     REASON_UNSPECIFIED: Failed.Reason
     SESSION_LOST: Failed.Reason
-    NO_ROOM: Failed.Reason
+    NO_CAPACITY: Failed.Reason
     PREEMPTED: Failed.Reason
     DRAINED: Failed.Reason
     LOAD_FAILED: Failed.Reason
@@ -207,14 +203,14 @@ class Reject(_message.Message):
         QUEUE_FULL: _ClassVar[Reject.Reason]
         TOO_LARGE: _ClassVar[Reject.Reason]
         UNKNOWN_POOL: _ClassVar[Reject.Reason]
-        TOO_MANY_MOVES: _ClassVar[Reject.Reason]
+        TOO_MANY_MIGRATIONS: _ClassVar[Reject.Reason]
         ADAPTER_FAILED: _ClassVar[Reject.Reason]
         UNKNOWN_ADAPTER: _ClassVar[Reject.Reason]
     REASON_UNSPECIFIED: Reject.Reason
     QUEUE_FULL: Reject.Reason
     TOO_LARGE: Reject.Reason
     UNKNOWN_POOL: Reject.Reason
-    TOO_MANY_MOVES: Reject.Reason
+    TOO_MANY_MIGRATIONS: Reject.Reason
     ADAPTER_FAILED: Reject.Reason
     UNKNOWN_ADAPTER: Reject.Reason
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -326,16 +322,14 @@ class SupervisorHello(_message.Message):
     def __init__(self, supervisor_id: _Optional[str] = ..., highest_term: _Optional[int] = ...) -> None: ...
 
 class ClusterReport(_message.Message):
-    __slots__ = ("runners", "lost", "preempts", "reports")
-    RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("lost", "preempts", "reports")
     LOST_FIELD_NUMBER: _ClassVar[int]
     PREEMPTS_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
-    runners: _containers.RepeatedCompositeFieldContainer[_supervisor_pb2.RunnerState]
     lost: _containers.RepeatedCompositeFieldContainer[_common_pb2.RunnerId]
     preempts: _containers.RepeatedCompositeFieldContainer[PreemptDecision]
     reports: _containers.RepeatedCompositeFieldContainer[_supervisor_pb2.ReportedRunner]
-    def __init__(self, runners: _Optional[_Iterable[_Union[_supervisor_pb2.RunnerState, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[_common_pb2.RunnerId, _Mapping]]] = ..., preempts: _Optional[_Iterable[_Union[PreemptDecision, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[_supervisor_pb2.ReportedRunner, _Mapping]]] = ...) -> None: ...
+    def __init__(self, lost: _Optional[_Iterable[_Union[_common_pb2.RunnerId, _Mapping]]] = ..., preempts: _Optional[_Iterable[_Union[PreemptDecision, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[_supervisor_pb2.ReportedRunner, _Mapping]]] = ...) -> None: ...
 
 class PreemptDecision(_message.Message):
     __slots__ = ("runner", "request_id", "epoch", "for_request_id", "reservation_tokens")
@@ -358,18 +352,16 @@ class Keys(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[_Union[KeyRoute, _Mapping]]] = ...) -> None: ...
 
 class SchedulerToSupervisor(_message.Message):
-    __slots__ = ("hello", "orders", "outcome", "outcome_report", "resync")
+    __slots__ = ("hello", "orders", "outcome_report", "resync")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ORDERS_FIELD_NUMBER: _ClassVar[int]
-    OUTCOME_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_REPORT_FIELD_NUMBER: _ClassVar[int]
     RESYNC_FIELD_NUMBER: _ClassVar[int]
     hello: SchedulerHello
     orders: RunnerOrders
-    outcome: _common_pb2.Outcome
     outcome_report: OutcomeReport
     resync: _supervisor_pb2.Resync
-    def __init__(self, hello: _Optional[_Union[SchedulerHello, _Mapping]] = ..., orders: _Optional[_Union[RunnerOrders, _Mapping]] = ..., outcome: _Optional[_Union[_common_pb2.Outcome, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resync: _Optional[_Union[_supervisor_pb2.Resync, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[SchedulerHello, _Mapping]] = ..., orders: _Optional[_Union[RunnerOrders, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resync: _Optional[_Union[_supervisor_pb2.Resync, _Mapping]] = ...) -> None: ...
 
 class SchedulerHello(_message.Message):
     __slots__ = ("term",)
@@ -404,14 +396,14 @@ class RegistryToScheduler(_message.Message):
     def __init__(self, version: _Optional[int] = ..., snapshot: _Optional[bool] = ..., pools: _Optional[_Iterable[_Union[PoolDesired, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterDesired, _Mapping]]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_adapter_uids: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class PoolDesired(_message.Message):
-    __slots__ = ("pool", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "max_moves", "placement", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "hold_s", "max_context_tokens")
+    __slots__ = ("pool", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "max_migrations", "placement", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "hold_s", "max_context_tokens")
     POOL_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     SHARED_ALL_FIELD_NUMBER: _ClassVar[int]
     SHARED_NAMESPACES_FIELD_NUMBER: _ClassVar[int]
     MAX_QUEUE_FIELD_NUMBER: _ClassVar[int]
-    MAX_MOVES_FIELD_NUMBER: _ClassVar[int]
+    MAX_MIGRATIONS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_FIELD_NUMBER: _ClassVar[int]
@@ -428,7 +420,7 @@ class PoolDesired(_message.Message):
     shared_all: bool
     shared_namespaces: _containers.RepeatedScalarFieldContainer[str]
     max_queue: int
-    max_moves: int
+    max_migrations: int
     placement: str
     queue: str
     reservation: str
@@ -439,7 +431,7 @@ class PoolDesired(_message.Message):
     idle_s: int
     hold_s: int
     max_context_tokens: int
-    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., max_moves: _Optional[int] = ..., placement: _Optional[str] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., hold_s: _Optional[int] = ..., max_context_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., max_migrations: _Optional[int] = ..., placement: _Optional[str] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., hold_s: _Optional[int] = ..., max_context_tokens: _Optional[int] = ...) -> None: ...
 
 class AdapterDesired(_message.Message):
     __slots__ = ("uid", "namespace", "name", "model_name", "pool", "digest", "rank", "bytes", "pinned", "created_unix_s", "tier")

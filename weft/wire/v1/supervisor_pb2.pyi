@@ -9,16 +9,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RunnerToSupervisor(_message.Message):
-    __slots__ = ("hello", "state", "heartbeat", "report")
+    __slots__ = ("hello", "report", "heartbeat")
     HELLO_FIELD_NUMBER: _ClassVar[int]
-    STATE_FIELD_NUMBER: _ClassVar[int]
-    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     hello: RunnerHello
-    state: RunnerState
-    heartbeat: Heartbeat
     report: RunnerReport
-    def __init__(self, hello: _Optional[_Union[RunnerHello, _Mapping]] = ..., state: _Optional[_Union[RunnerState, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[RunnerReport, _Mapping]] = ...) -> None: ...
+    heartbeat: Heartbeat
+    def __init__(self, hello: _Optional[_Union[RunnerHello, _Mapping]] = ..., report: _Optional[_Union[RunnerReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class RunnerHello(_message.Message):
     __slots__ = ("runner", "address", "pool", "base_digest", "numerics_class", "page_tokens", "total_pages", "max_sequences", "max_adapters", "max_rank", "max_context_tokens", "name", "best_batch", "step_ms_1", "step_ms_best", "prefill_tokens_per_s")
@@ -59,46 +57,6 @@ class RunnerHello(_message.Message):
 class Heartbeat(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class RunnerState(_message.Message):
-    __slots__ = ("runner", "sequence", "free_pages", "used_pages", "sequences", "adapters", "overruns", "draining", "ready", "iterations", "forwards", "grown_pages", "doublings", "desired_version", "id", "tokens", "adapter_pages", "prefix_reused_tokens")
-    RUNNER_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
-    USED_PAGES_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
-    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
-    OVERRUNS_FIELD_NUMBER: _ClassVar[int]
-    DRAINING_FIELD_NUMBER: _ClassVar[int]
-    READY_FIELD_NUMBER: _ClassVar[int]
-    ITERATIONS_FIELD_NUMBER: _ClassVar[int]
-    FORWARDS_FIELD_NUMBER: _ClassVar[int]
-    GROWN_PAGES_FIELD_NUMBER: _ClassVar[int]
-    DOUBLINGS_FIELD_NUMBER: _ClassVar[int]
-    DESIRED_VERSION_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_PAGES_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    runner: RunnerHello
-    sequence: int
-    free_pages: int
-    used_pages: int
-    sequences: _containers.RepeatedCompositeFieldContainer[SequenceState]
-    adapters: _containers.RepeatedCompositeFieldContainer[AdapterState]
-    overruns: _containers.RepeatedCompositeFieldContainer[Overrun]
-    draining: bool
-    ready: bool
-    iterations: int
-    forwards: int
-    grown_pages: int
-    doublings: int
-    desired_version: int
-    id: _common_pb2.RunnerId
-    tokens: int
-    adapter_pages: int
-    prefix_reused_tokens: int
-    def __init__(self, runner: _Optional[_Union[RunnerHello, _Mapping]] = ..., sequence: _Optional[int] = ..., free_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceState, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., overruns: _Optional[_Iterable[_Union[Overrun, _Mapping]]] = ..., draining: _Optional[bool] = ..., ready: _Optional[bool] = ..., iterations: _Optional[int] = ..., forwards: _Optional[int] = ..., grown_pages: _Optional[int] = ..., doublings: _Optional[int] = ..., desired_version: _Optional[int] = ..., id: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., tokens: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., prefix_reused_tokens: _Optional[int] = ...) -> None: ...
 
 class RunnerReport(_message.Message):
     __slots__ = ("version", "full", "free_pages", "used_pages", "adapter_pages", "draining", "ready", "desired_version", "iterations", "forwards", "grown_pages", "doublings", "tokens", "prefix_reused_tokens", "sequences", "ended", "adapters", "removed_adapters", "overruns", "progress")
@@ -161,14 +119,12 @@ class Resync(_message.Message):
     def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ...) -> None: ...
 
 class SequenceState(_message.Message):
-    __slots__ = ("request_id", "epoch", "gateway_id", "adapter_digest", "reserved_pages", "used_pages", "tokens", "admitted", "reservation_tokens")
+    __slots__ = ("request_id", "epoch", "gateway_id", "adapter_digest", "reserved_pages", "admitted", "reservation_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     RESERVED_PAGES_FIELD_NUMBER: _ClassVar[int]
-    USED_PAGES_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
@@ -176,11 +132,9 @@ class SequenceState(_message.Message):
     gateway_id: str
     adapter_digest: str
     reserved_pages: int
-    used_pages: int
-    tokens: int
     admitted: int
     reservation_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., gateway_id: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., reserved_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., tokens: _Optional[int] = ..., admitted: _Optional[int] = ..., reservation_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., gateway_id: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., reserved_pages: _Optional[int] = ..., admitted: _Optional[int] = ..., reservation_tokens: _Optional[int] = ...) -> None: ...
 
 class AdapterState(_message.Message):
     __slots__ = ("digest", "tier", "running", "bytes", "loading", "error", "rank", "shortfall")
@@ -245,18 +199,12 @@ class Registered(_message.Message):
     def __init__(self, lease_ms: _Optional[int] = ..., report_ms: _Optional[int] = ...) -> None: ...
 
 class RunnerOrder(_message.Message):
-    __slots__ = ("drain", "has_desired", "desired_version", "desired", "change")
+    __slots__ = ("drain", "change")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
-    HAS_DESIRED_FIELD_NUMBER: _ClassVar[int]
-    DESIRED_VERSION_FIELD_NUMBER: _ClassVar[int]
-    DESIRED_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     drain: bool
-    has_desired: bool
-    desired_version: int
-    desired: _containers.RepeatedCompositeFieldContainer[DesiredAdapter]
     change: DesiredChange
-    def __init__(self, drain: _Optional[bool] = ..., has_desired: _Optional[bool] = ..., desired_version: _Optional[int] = ..., desired: _Optional[_Iterable[_Union[DesiredAdapter, _Mapping]]] = ..., change: _Optional[_Union[DesiredChange, _Mapping]] = ...) -> None: ...
+    def __init__(self, drain: _Optional[bool] = ..., change: _Optional[_Union[DesiredChange, _Mapping]] = ...) -> None: ...
 
 class DesiredChange(_message.Message):
     __slots__ = ("version", "full", "adapters", "removed")
@@ -341,15 +289,13 @@ class ListRunnersRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListRunnersResponse(_message.Message):
-    __slots__ = ("runners", "grows", "preempts", "doublings", "reported")
+    __slots__ = ("runners", "grows", "preempts", "doublings")
     RUNNERS_FIELD_NUMBER: _ClassVar[int]
     GROWS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTS_FIELD_NUMBER: _ClassVar[int]
     DOUBLINGS_FIELD_NUMBER: _ClassVar[int]
-    REPORTED_FIELD_NUMBER: _ClassVar[int]
-    runners: _containers.RepeatedCompositeFieldContainer[RunnerState]
+    runners: _containers.RepeatedCompositeFieldContainer[ReportedRunner]
     grows: int
     preempts: int
     doublings: int
-    reported: _containers.RepeatedCompositeFieldContainer[ReportedRunner]
-    def __init__(self, runners: _Optional[_Iterable[_Union[RunnerState, _Mapping]]] = ..., grows: _Optional[int] = ..., preempts: _Optional[int] = ..., doublings: _Optional[int] = ..., reported: _Optional[_Iterable[_Union[ReportedRunner, _Mapping]]] = ...) -> None: ...
+    def __init__(self, runners: _Optional[_Iterable[_Union[ReportedRunner, _Mapping]]] = ..., grows: _Optional[int] = ..., preempts: _Optional[int] = ..., doublings: _Optional[int] = ...) -> None: ...

@@ -9,9 +9,9 @@ import grpc.aio
 
 from weft.domain.prediction import Prediction, PredictItem
 from weft.telemetry.logs import kv
-from weft.wire.channels import channel
 from weft.wire.codec.prediction import MAX_ITEMS, predict_request, predictions
 from weft.wire.errors import PeerError
+from weft.wire.streams import channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import predictor_pb2_grpc
 

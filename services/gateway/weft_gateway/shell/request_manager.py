@@ -20,10 +20,10 @@ from weft.domain.prediction import PredictItem
 from weft.domain.request import Failed, GatewayHello, Start, Stop
 from weft.telemetry.invariants import holds
 from weft.telemetry.logs import kv
-from weft.wire.channels import Link, channel
 from weft.wire.codec import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY, outcome_bytes
 from weft.wire.codec.scheduling import GatewayMessage
 from weft.wire.errors import PeerError, refused
+from weft.wire.streams import Link, channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from weft_gateway.core import events

@@ -10,9 +10,9 @@ import grpc.aio
 from weft.domain.machine import Closed, Connected, Received
 from weft.domain.request import Draining, SessionReady, Start, Stop
 from weft.telemetry.logs import kv
-from weft.wire.channels import Outbox, channel
 from weft.wire.codec import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
 from weft.wire.errors import PeerError, refused
+from weft.wire.streams import SendQueue, channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import runner_pb2, runner_pb2_grpc
 from weft_gateway.core.events import OpenSession
@@ -28,7 +28,7 @@ class RunnerSession:
 
     def __init__(self, opened: OpenSession, on_event: OnEvent, tls: Tls | None) -> None:
         self.peer, self._address, self._on_event, self._tls = opened.peer, opened.address, on_event, tls
-        self._outbox: Outbox[runner_pb2.GatewayToRunner] = Outbox()
+        self._outbox: SendQueue[runner_pb2.GatewayToRunner] = SendQueue()
         self._outbox.put(GATEWAY_TO_RUNNER.encode(opened.hello))
         self._ready = False
         self._task = asyncio.create_task(self._run(), name=f"session {opened.peer.name}")

@@ -64,8 +64,8 @@ class AdapterSlots:
     def assign(self, adapter: Adapter, *, pinned_too: bool = False) -> bool:
         """Give it a slot and its pages, evicting what that takes. False: not enough may be evicted, nothing changed."""
         need, unused = self.need(adapter), self._unused(pinned_too=pinned_too)
-        room = self.pages.free_pages + sum(self.pages.n_adapter_pages(a.digest) for a in unused)
-        if need > room or (len(self.by_slot) == self.slots and not unused):
+        available = self.pages.free_pages + sum(self.pages.n_adapter_pages(a.digest) for a in unused)
+        if need > available or (len(self.by_slot) == self.slots and not unused):
             return False
         evictions = iter(self._in_eviction_order(unused))
         while len(self.by_slot) == self.slots or need > self.pages.free_pages:

@@ -269,7 +269,7 @@ class RequestPool:
 
     def _unstick(self) -> None:
         """No sequence runs and no adapter loads: pinned adapters are evicted, then the newest waiting sequence ends."""
-        while self.sequences and not self._anybody_runs and not self.adapters.slots.loading:
+        while self.sequences and not self._any_running and not self.adapters.slots.loading:
             if self.reservations.paused:
                 if not self.adapters.slots.evict_for(1, pinned_too=True):
                     return  # the supervisor names a victim
@@ -311,7 +311,7 @@ class RequestPool:
         return len(self.pages.pages_of(sequence.key)) * self.limits.page_tokens - sequence.in_kv
 
     @property
-    def _anybody_runs(self) -> bool:
+    def _any_running(self) -> bool:
         """Here or in flight."""
         return any(s.phase in RUNNING for s in self.sequences.values())
 

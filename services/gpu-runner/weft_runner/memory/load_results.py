@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from weft.domain.request import EndReason
 from weft_runner.core.events import Fetched, FetchFailed, FoundOnDisk, Loaded, LoadFailed
-from weft_runner.errors import AdapterInvalid, ArtifactError, ArtifactUnknown, RunnerError
+from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnusable, RunnerError
 from weft_runner.model.adapter_store import DeviceAdapter
 
 
@@ -32,7 +32,7 @@ def failure(error: Exception) -> tuple[EndReason, str]:
     match error:
         case ArtifactUnknown():
             return EndReason.UNKNOWN_ADAPTER, str(error)
-        case ArtifactError():
+        case ArtifactUnusable():
             return EndReason.LOAD_FAILED, str(error)
         case RunnerError():
             return EndReason.INTERNAL, str(error)

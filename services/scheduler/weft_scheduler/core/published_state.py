@@ -19,10 +19,10 @@ class PendingDeletion:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """An open stream of a registry; `term`: of the operator's leadership."""
+    """An open stream of a registry; `term`: of the operator's leadership, None while it only listens."""
 
     peer: Peer
-    term: int
+    term: int | None
 
 
 class PublishedState:

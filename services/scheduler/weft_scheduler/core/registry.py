@@ -22,10 +22,10 @@ from weft_scheduler.core.status import publish_routes
 from weft_scheduler.core.timers import Timer, TimerKind
 
 
-def on_connected(state: State, peer: Peer, term: int) -> None:
-    """A new registry needs every status once; its snapshot follows."""
+def on_connected(state: State, peer: Peer, term: int | None) -> None:
+    """A new registry needs every status once. Its snapshot follows, or nothing, where it only listens."""
     state.published.registries[peer.name] = Registry(peer, term)
-    if not _leads(state, peer, term):
+    if term is not None and not _leads(state, peer, term):
         return
     state.published.clear()
     for pool in state.pools.values():
@@ -89,12 +89,11 @@ def on_adapter_drain(state: State, pool: Pool, digest: str) -> None:
 def _leads(state: State, peer: Peer, term: int) -> bool:
     """Whether that registry has the highest term; every stream of a lower one is closed."""
     published = state.published
-    published.registries[peer.name] = Registry(peer, max(term, published.registries[peer.name].term))
+    published.registries[peer.name] = Registry(peer, max(term, published.registries[peer.name].term or 0))
     published.registry_term = max(published.registry_term, term)
     leads = term >= published.registry_term
-    over = [
-        r for r in published.registries.values() if r.term < published.registry_term or (r.peer == peer and not leads)
-    ]
+    speaking = [r for r in published.registries.values() if r.term is not None]
+    over = [r for r in speaking if (r.term or 0) < published.registry_term or (r.peer == peer and not leads)]
     for registry in over:
         del published.registries[registry.peer.name]
         reason = f"term {registry.term} is over: another registry leads with {published.registry_term}"

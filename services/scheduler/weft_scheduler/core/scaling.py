@@ -31,7 +31,7 @@ def scale(state: State, pool: Pool, *, at_once: bool = False) -> None:
         if deadline is not None:
             state.timers.set(Timer(TimerKind.SCALE_DOWN, pool.name), deadline)
         victims = autoscaler.surplus()
-    for uuid in autoscaler.choose_victims(victims, lambda uuid: _counted(pool, uuid), lambda: _candidates(pool)):
+    for uuid in autoscaler.select_victims(victims, lambda uuid: _counted(pool, uuid), lambda: _candidates(pool)):
         runner = state.runners.get(uuid)
         if runner is not None and runner.cordon(uuid in autoscaler.victims):
             state.update_runner(runner)

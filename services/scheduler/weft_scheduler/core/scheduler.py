@@ -72,7 +72,7 @@ class Scheduler:
                 known = hello if isinstance(hello, SupervisorHello) else SupervisorHello(peer.name)
                 runner_reports.on_connected(self.state, peer, known)
             case _:
-                registry.on_connected(self.state, peer, hello.term if isinstance(hello, RegistryHello) else 0)
+                registry.on_connected(self.state, peer, hello.term if isinstance(hello, RegistryHello) else None)
 
     def _on_message(self, peer: Peer, message: object) -> None:
         state = self.state

@@ -37,7 +37,7 @@ class Preemption:
         leaving = pending is not None and _is_there(pending.decision, book)
         if pending is not None and leaving and now < pending.until:
             return None
-        decision = choose_victim(book)
+        decision = select_victim(book)
         if decision is None:
             self._pending.pop(runner, None)  # it has left, or no sequence waits for its pages any more
             return None
@@ -64,7 +64,7 @@ class Preemption:
         return min((pending.until for pending in self._pending.values()), default=None)
 
 
-def choose_victim(book: RunnerBook) -> PreemptDecision | None:
+def select_victim(book: RunnerBook) -> PreemptDecision | None:
     """The newest sequence, where one is paused, no page is free and it is not alone."""
     if book.figures.free_pages > 0 or len(book.sequences) < 2:
         return None  # free pages: the runner grants them itself; alone: no other sequence's pages would help

@@ -98,7 +98,7 @@ class Autoscaler:
         """How many runners there are beyond those wanted."""
         return max(0, self.capacity.runners - self.wanted_runners)
 
-    def choose_victims(
+    def select_victims(
         self, count: int, present: Callable[[str], bool], candidates: Callable[[], Iterable[VictimCandidate]]
     ) -> list[str]:
         """Let `count` runners be victims; `present`: whether one still can be. Returns the uuids whose role changes.

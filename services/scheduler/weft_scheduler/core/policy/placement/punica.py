@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from weft.domain.ids import BASE
-from weft_scheduler.core.policy.placement.room_treap import RunnerKey
+from weft_scheduler.core.policy.placement.capacity_treap import RunnerKey
 from weft_scheduler.core.policy.placement.runner_index import RunnerEntry, RunnerIndex, RunnerShape
 
 

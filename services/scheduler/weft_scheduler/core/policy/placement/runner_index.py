@@ -14,7 +14,7 @@ from collections.abc import Collection, Container
 from typing import NamedTuple
 
 from weft.domain.ids import BASE
-from weft_scheduler.core.policy.placement.room_treap import RoomTreap, RunnerKey, priority_of
+from weft_scheduler.core.policy.placement.capacity_treap import CapacityTreap, RunnerKey, priority_of
 
 MAX_COMPARED = 32  # holders: comparing so many costs 10 us
 
@@ -45,14 +45,14 @@ class ShapeIndex:
     """The placeable runners of one shape."""
 
     def __init__(self) -> None:
-        self.open = RoomTreap()
-        self.full = RoomTreap()
+        self.open = CapacityTreap()
+        self.full = CapacityTreap()
         self.holders: dict[str, set[str]] = {}  # adapter -> uuids of full runners with it in a slot
 
     def __len__(self) -> int:
         return len(self.open) + len(self.full)
 
-    def treap(self, entry: RunnerEntry) -> RoomTreap:
+    def treap(self, entry: RunnerEntry) -> CapacityTreap:
         """The one that has, or gets, that runner."""
         return self.open if entry.busy_adapters is None else self.full
 

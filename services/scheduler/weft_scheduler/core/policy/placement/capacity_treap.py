@@ -37,7 +37,7 @@ def priority_of(uuid: str) -> int:
     return int.from_bytes(blake2b(uuid.encode(), digest_size=8).digest(), "big")
 
 
-class RoomTreap:
+class CapacityTreap:
     """A set of runners. Each key is in it at most once."""
 
     def __init__(self) -> None:

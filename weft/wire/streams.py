@@ -22,8 +22,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from weft.telemetry.logs import kv
+from weft.wire.channel_options import CHANNEL_OPTIONS
 from weft.wire.errors import PeerError, refused
-from weft.wire.options import CHANNEL_OPTIONS
 from weft.wire.roles import Role
 from weft.wire.secure_channel import SecureChannel
 from weft.wire.tls import Tls
@@ -33,15 +33,15 @@ In = TypeVar("In")
 log = logging.getLogger(__name__)
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
-TOLD_REASONS = 8
-OUTBOX = 20_000  # messages on their way to a peer, beside what its hello is answered with
+LOGGED_REASONS = 8
+SEND_QUEUE = 20_000  # messages on their way to a peer, beside what its hello is answered with
 ACCEPTED = ("weft-accepted", "1")  # a server's first word: the handler runs (a failed call has no such metadata)
 
 
-class Outbox(Generic[Out]):
+class SendQueue(Generic[Out]):
     """Messages on their way out: bounded, ordered, closed once. Iterate it to send; overflow closes it."""
 
-    def __init__(self, limit: int = OUTBOX) -> None:
+    def __init__(self, limit: int = SEND_QUEUE) -> None:
         self._queue: asyncio.Queue[Out | None] = asyncio.Queue()
         self._limit = limit
         self.closed = False
@@ -89,7 +89,7 @@ class Link(Generic[Out, In]):
 
     `open` is the stub's method, `hello()` returns what has to be told first on every connection, `on_message` takes
     each message in order, `on_up`/`on_down` (optional) mark the connection's beginning and end. What `on_up` sends
-    does not count against the outbox's limit. Callbacks must not block. A PeerError of `on_message` ends the
+    does not count against the queue's limit. Callbacks must not block. A PeerError of `on_message` ends the
     connection, any other exception `run()`.
     """
 
@@ -105,25 +105,25 @@ class Link(Generic[Out, In]):
     ) -> None:
         self._name, self._open, self._hello, self._on_message = name, open, hello, on_message
         self._on_up, self._on_down = on_up, on_down
-        self._outbox: Outbox[Out] | None = None
+        self._queue: SendQueue[Out] | None = None
         self._closed = asyncio.Event()
-        self._told = set[str]()  # why it does not come up: each reason is logged once, a few at most
+        self._logged = set[str]()  # why it does not come up: each reason is logged once, a few at most
         self.up = False
 
     def send(self, message: Out) -> bool:
         """Queue a message on the present connection; False when there is none (the next hello will tell)."""
-        return self._outbox is not None and self._outbox.put(message)
+        return self._queue is not None and self._queue.put(message)
 
-    def renew(self) -> None:
+    def reconnect(self) -> None:
         """End the present connection: on the next one both sides tell again what counts."""
-        if self._outbox is not None:
-            self._outbox.close()
+        if self._queue is not None:
+            self._queue.close()
 
     def close(self) -> None:
         """End the stream and `run()`."""
         self._closed.set()
-        if self._outbox is not None:
-            self._outbox.close()
+        if self._queue is not None:
+            self._queue.close()
 
     async def run(self) -> None:
         """Connect, pump, reconnect, until closed."""
@@ -136,9 +136,9 @@ class Link(Generic[Out, In]):
 
     async def _connection(self) -> bool:
         """One connection from hello to its end; True if the peer was there, and said nothing that it may not."""
-        outbox: Outbox[Out] = Outbox()
-        call = self._open(_after(list(self._hello()), outbox))
-        self._outbox, reason, broken = outbox, "closed by the peer", False
+        queue: SendQueue[Out] = SendQueue()
+        call = self._open(_after(list(self._hello()), queue))
+        self._queue, reason, broken = queue, "closed by the peer", False
         try:
             if ACCEPTED[0] in dict(await call.initial_metadata() or ()):
                 self._mark_up()
@@ -150,27 +150,27 @@ class Link(Generic[Out, In]):
             reason, broken = f"it broke the contract: {error}", True
             refused(self._name, _as_peer_error(error))
         finally:
-            self._outbox = None
-            outbox.close()
+            self._queue = None
+            queue.close()
             call.cancel()
         was_up, self.up = self.up, False
         if was_up:
             self._mark_down(reason)
         elif not self._closed.is_set():
-            self._tell(reason)
+            self._log_once(reason)
         return was_up and not broken
 
     def _mark_up(self) -> None:
         self.up = True
-        self._told.clear()
+        self._logged.clear()
         log.info("link up", extra=kv(link=self._name))
-        if self._on_up and self._outbox is not None:
-            with self._outbox.unbounded():
+        if self._on_up and self._queue is not None:
+            with self._queue.unbounded():
                 self._on_up()
 
-    def _tell(self, reason: str) -> None:
-        if reason not in self._told and len(self._told) < TOLD_REASONS:
-            self._told.add(reason)
+    def _log_once(self, reason: str) -> None:
+        if reason not in self._logged and len(self._logged) < LOGGED_REASONS:
+            self._logged.add(reason)
             log.warning("link does not come up", extra=kv(link=self._name, reason=reason))
 
     def _mark_down(self, reason: str) -> None:
@@ -185,30 +185,30 @@ class Link(Generic[Out, In]):
             return
 
 
-async def _after(hello: Iterable[Out], outbox: Outbox[Out]) -> AsyncIterator[Out]:
-    """The hello is as long as what it tells, which has bounds of its own; the outbox's bound is for what follows."""
+async def _after(hello: Iterable[Out], queue: SendQueue[Out]) -> AsyncIterator[Out]:
+    """The hello is as long as what it tells, which has bounds of its own; the queue's bound is for what follows."""
     for message in hello:
         yield message
-    async for message in outbox:
+    async for message in queue:
         yield message
 
 
-async def both_ways(
+async def serve_stream(
     requests: AsyncIterator[In],
     context: "grpc.aio.ServicerContext[In, Out]",
-    outbox: Outbox[Out],
+    queue: SendQueue[Out],
     on_message: Callable[[In], None],
 ) -> AsyncIterator[Out]:
-    """The server's end of a stream: hands each request to `on_message`, yields the outbox until either side ends.
+    """The server's end of a stream: hands each request to `on_message`, yields the queue until either side ends.
 
     An exception of `on_message` ends the stream with that exception. The caller's `finally` learns of every end.
     """
     await context.send_initial_metadata((ACCEPTED,))
-    reader = asyncio.create_task(_read(requests, outbox, on_message))
+    reader = asyncio.create_task(_read(requests, queue, on_message))
     try:
-        async for message in outbox:
+        async for message in queue:
             yield message
-        if outbox.overflowed:
+        if queue.overflowed:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the peer does not read fast enough")
         if reader.done():
             reader.result()
@@ -216,14 +216,14 @@ async def both_ways(
         reader.cancel()
 
 
-async def _read(requests: AsyncIterator[In], outbox: Outbox[Out], on_message: Callable[[In], None]) -> None:
+async def _read(requests: AsyncIterator[In], queue: SendQueue[Out], on_message: Callable[[In], None]) -> None:
     try:
         async for message in requests:
             on_message(message)
     except DecodeError as error:
         raise _as_peer_error(error) from error
     finally:
-        outbox.close()
+        queue.close()
 
 
 def _as_peer_error(error: PeerError | DecodeError) -> PeerError:

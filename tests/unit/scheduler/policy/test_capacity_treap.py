@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_scheduler.core.policy.placement.room_treap import RoomTreap, RunnerKey, priority_of
+from weft_scheduler.core.policy.placement.capacity_treap import CapacityTreap, RunnerKey, priority_of
 
 KEYS = st.builds(RunnerKey, st.integers(0, 4), st.sampled_from("abcdefgh"))
 
@@ -17,7 +17,7 @@ KEYS = st.builds(RunnerKey, st.integers(0, 4), st.sampled_from("abcdefgh"))
 def test_the_best_is_the_highest_key_with_enough_room_that_is_not_avoided(
     steps: list[tuple[RunnerKey, int]], need: int, avoid: set[str]
 ) -> None:
-    treap, model = RoomTreap(), dict[RunnerKey, int]()
+    treap, model = CapacityTreap(), dict[RunnerKey, int]()
     for key, room in steps:
         if key in model and room % 2:
             treap.resize(key, room)
@@ -35,7 +35,7 @@ def test_the_best_is_the_highest_key_with_enough_room_that_is_not_avoided(
 
 
 def test_dropping_a_key_that_is_not_there_is_an_error() -> None:
-    treap = RoomTreap()
+    treap = CapacityTreap()
     treap.put(RunnerKey(1, "a"), 5, 1)
     with pytest.raises(KeyError):
         treap.drop(RunnerKey(1, "b"))
@@ -44,7 +44,7 @@ def test_dropping_a_key_that_is_not_there_is_an_error() -> None:
 
 
 def test_it_looks_past_a_bounded_number_of_avoided_runners() -> None:
-    treap = RoomTreap()
+    treap = CapacityTreap()
     for i in range(10):
         treap.put(RunnerKey(0, f"{i}"), 5, priority_of(str(i)))
     assert treap.best(5, {str(i) for i in range(1, 10)}, skip_limit=9) == RunnerKey(0, "0")
@@ -52,7 +52,7 @@ def test_it_looks_past_a_bounded_number_of_avoided_runners() -> None:
 
 
 def test_its_depth_is_logarithmic_for_sorted_insertions() -> None:
-    treap = RoomTreap()
+    treap = CapacityTreap()
     for i in range(4096):
         treap.put(RunnerKey(0, f"{i:05}"), 1, priority_of(f"{i:05}"))
     assert depth(treap._root) < 5 * 12  # pyright: ignore[reportPrivateUsage]

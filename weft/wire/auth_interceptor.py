@@ -14,7 +14,7 @@ DNS_NAMES = "peer_dns"  # of the alternative names only those: another kind may 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
-class Gate(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingTypeArgument] (generic in the stubs alone)
+class RoleInterceptor(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingTypeArgument] (generic in the stubs alone)
     """Refuses with PERMISSION_DENIED (another role) or UNAUTHENTICATED (a certificate without a role)."""
 
     def __init__(self, callers: Mapping[str, frozenset[Role]] = CALLERS) -> None:

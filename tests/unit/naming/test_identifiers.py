@@ -1,0 +1,75 @@
+"""Identifiers are the field's terms (docs/glossary.md): everyday verbs and private metaphors stay out of them."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+FOLDERS = ("weft", "services", "kernels", "sim")
+WORDS = {
+    "anybody", "borrow", "borrowed", "borrower", "borrowers", "choose", "chooser", "chooses", "chosen", "forgave",
+    "forgive", "forgiven", "hear", "heard", "heed", "heeded", "lend", "lends", "lent", "life", "lives", "look", "looks",
+    "move", "moved", "moves", "nobody", "room", "rooms", "said", "say", "says", "shelf", "shelve", "shelves",
+    "somebody", "tell", "tells", "told", "unlend", "whoever", "wish", "wishes", "word",
+}  # fmt: skip
+OF_OTHERS = {"max_moves", "moves", "tell"}  # the ServingPool's field, a column of the store, files of Python
+
+
+def identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """What a module defines: functions, classes, arguments, variables, fields and attributes."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name, node.lineno
+            case ast.arg(arg=name):
+                yield name, node.lineno
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield name, node.lineno
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name, node.lineno
+            case _:
+                pass
+
+
+def words(name: str) -> set[str]:
+    """`take_newlyLent` -> take, newly, lent."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
+
+
+def modules() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", *FOLDERS], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in listed.stdout.split() if name.endswith(".py") and "_pb2" not in name]
+
+
+def test_identifiers_use_the_fields_terms() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in modules()
+        for name, line in identifiers(ast.parse(path.read_text()))
+        if words(name) & WORDS and name not in OF_OTHERS
+    ]
+    found += [str(path.relative_to(ROOT)) for path in modules() if words(path.stem) & WORDS]
+    assert not found, "\n".join(found)
+
+
+# Classes of services that never meet: each says what its own package says with the word.
+SEVERAL = {
+    "Config", "Device", "Endpoint", "Gateway", "Kind", "Limits", "Link", "Memory", "Metrics", "Overrun", "PersistTerm",
+    "Phase", "Pool", "Reason", "Request", "RouteTable", "Row", "Runner", "RunnerLost", "Sampler", "Session", "Sessions",
+    "Settings", "Source", "State", "Step", "Superseded", "Timer",
+}  # fmt: skip
+
+
+def test_a_new_class_has_a_name_of_its_own() -> None:
+    """Private classes are their module's own."""
+    seen: dict[str, list[str]] = {}
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                seen.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    several = {name: paths for name, paths in seen.items() if len(paths) > 1}
+    new = [f"{name}: {', '.join(several[name])}" for name in sorted(several.keys() - SEVERAL)]
+    assert not new, "\n".join(new)
+    assert several.keys() >= SEVERAL, f"one class each by now: {SEVERAL - several.keys()}"
