@@ -81,7 +81,7 @@ class RunnerReport(NamedTuple):
 
     Pages: free + reserved + adapter pages = total. `sequences` and `adapters` replace those of their ids, after `ended`
     and `removed_adapters` have gone. `overruns` are always all of them. `progress`: tokens in KV of each sequence, in
-    the order in which the sequences entered the book; empty: not reported this time.
+    the order in which the sequences entered the book; empty: not reported.
     """
 
     version: int
@@ -149,7 +149,7 @@ class RunnerBook:
                 self._chars -= _chars_of_adapter(known)
             self._chars += _chars_of_adapter(adapter)
             self.adapters[adapter.digest] = adapter
-        self.progress = report.progress or self.progress
+        self.progress = report.progress
         if fault := self._fault():
             raise ReportInvalid(f"runner {self.spec.runner.uuid!r}: {fault}")
 

@@ -174,7 +174,7 @@ def read_report(m: spb.RunnerReport) -> RunnerReport:
         [_adapter(adapter) for adapter in m.adapters] if m.adapters else (),
         texts(m.removed_adapters, "an adapter's digest") if m.removed_adapters else (),
         [_overrun(overrun) for overrun in m.overruns] if m.overruns else (),
-        list(m.progress) if m.progress else (),
+        m.progress if m.progress else (),
     )
 
 

@@ -11,8 +11,6 @@ from weft_runner.core.events import RunnerStatus
 from weft_runner.core.request_pool import RequestPool
 from weft_runner.core.sequence import Phase, Sequence
 
-PROGRESS_S = 1.0  # between two reports of the tokens in KV, which only people read
-
 
 class Reporter:
     """One owner: the runner's machine."""
@@ -24,7 +22,7 @@ class Reporter:
         self.full_due = True
         self._lease_s, self._report_s = 2.0, 0.05
         self._version = 0
-        self._due_at = self._heartbeat_at = self._progress_at = 0.0
+        self._due_at = self._heartbeat_at = 0.0
         self._sequences: dict[str, int] = {}  # reported, with their admission numbers
         self._adapters: set[str] = set()  # reported
 
@@ -64,7 +62,7 @@ class Reporter:
             self._due_at, self._heartbeat_at = now + self._report_s, now + self._lease_s / 4
             status = self._status()
             if self.supervisor is not None:
-                return [Send(self.supervisor, self._report(status.figures, now)), status]
+                return [Send(self.supervisor, self._report(status.figures)), status]
             self._forget_changes()
             return [status]
         if self.supervisor is not None and now >= self._heartbeat_at:
@@ -74,7 +72,7 @@ class Reporter:
 
     # ---- what a report carries
 
-    def _report(self, figures: RunnerFigures, now: float) -> RunnerReport:
+    def _report(self, figures: RunnerFigures) -> RunnerReport:
         pool, full, self.full_due = self._pool, self.full_due, False
         if full:
             self._sequences, self._adapters = {}, set()
@@ -90,9 +88,6 @@ class Reporter:
         removed = [a.digest for a in adapters if not a.reported and a.digest in self._adapters]
         self._adapters.difference_update(removed)
         self._adapters.update(adapter.digest for adapter in reported)
-        progress = full or now >= self._progress_at
-        if progress:
-            self._progress_at = now + PROGRESS_S
         self._version += 1
         report = RunnerReport(
             self._version,
@@ -106,7 +101,7 @@ class Reporter:
                 Overrun(key, pool.sequences[key].start.epoch, wanted, pool.sequences[key].reservation_tokens)
                 for key, wanted in pool.reservations.paused.items()
             ],
-            progress=[sequence.in_kv for sequence in pool.sequences.values()] if progress else (),
+            progress=[sequence.in_kv for sequence in pool.sequences.values()],
         )
         self._forget_changes()
         return report
