@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from weft.domain.machine import Kind
 from weft.domain.prediction import Prediction, PredictItem
 from weft.wire import codec
-from weft.wire.codec.prediction import predict_request, predictions
+from weft.wire.codec.prediction import predict_items, predict_request, predict_response, predictions
 from weft.wire.errors import PeerError
 from weft.wire.v1 import predictor_pb2
 
@@ -25,7 +25,7 @@ CONTRACTS: dict[tuple[Kind, Kind], Any] = {
 }
 
 
-class _Asked:
+class _PredictCall:
     """A call of the predictor with one item."""
 
     envelope = predictor_pb2.PredictRequest
@@ -34,22 +34,18 @@ class _Asked:
         return predict_request((message,))
 
     def decode(self, envelope: predictor_pb2.PredictRequest) -> PredictItem:
-        (item,) = envelope.items
-        return PredictItem(
-            item.request_id, item.prompt_text, item.pool, item.adapter, item.prompt_tokens, item.max_tokens
-        )
+        """Raises PeerError."""
+        (item,) = predict_items(envelope)
+        return item
 
 
-class _Answered:
+class _PredictAnswer:
     """Its answer."""
 
     envelope = predictor_pb2.PredictResponse
 
     def encode(self, message: Prediction) -> predictor_pb2.PredictResponse:
-        found = predictor_pb2.Prediction(
-            request_id=message.request_id, p50_tokens=message.p50_tokens, p90_tokens=message.p90_tokens
-        )
-        return predictor_pb2.PredictResponse(items=[found], model_version=message.model_version)
+        return predict_response((message,), (0,), message.model_version)
 
     def decode(self, envelope: predictor_pb2.PredictResponse) -> Prediction:
         """Raises PeerError."""
@@ -57,8 +53,8 @@ class _Answered:
         return predictions(asked, envelope)[0]
 
 
-CONTRACTS[Kind.GATEWAY, Kind.PREDICTOR] = _Asked()
-CONTRACTS[Kind.PREDICTOR, Kind.GATEWAY] = _Answered()
+CONTRACTS[Kind.GATEWAY, Kind.PREDICTOR] = _PredictCall()
+CONTRACTS[Kind.PREDICTOR, Kind.GATEWAY] = _PredictAnswer()
 
 
 class WireCodec:

@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from weft.domain.adapter import DesiredAdapter, DesiredChange, Tier
+from weft.domain.lru import LruDict
 from weft_runner.core.adapter import Adapter, HostCopy, State, check_adapter
 from weft_runner.core.adapter_slots import AdapterSlots, check_slots
 from weft_runner.core.events import Action, Fetch, Load, Retain
@@ -52,7 +53,7 @@ class AdapterManager:
         self._protected: list[Adapter] = []
         self._on_demand: OrderedDict[str, Adapter] = OrderedDict()  # not desired, least recently used first
         self._removed: dict[str, Adapter] = {}  # forgotten after their last sequence
-        self._sizes: OrderedDict[str, tuple[int, bool]] = OrderedDict()
+        self._sizes: LruDict[str, tuple[int, bool]] = LruDict(SIZES)
         self.actions: list[Action] = []
         self._ready: list[str] = []
 
@@ -449,8 +450,6 @@ class AdapterManager:
             self.host.drop(adapter)
             if adapter.n_bytes:  # a request that was answered NoCapacity is judged by it when it comes again
                 self._sizes[adapter.digest] = adapter.n_bytes, adapter.size_known
-            if len(self._sizes) > SIZES:
-                self._sizes.popitem(last=False)
             del self.adapters[adapter.digest], self._on_demand[adapter.digest]
             self._removed.pop(adapter.digest, None)
             adapter.error = ""

@@ -1,9 +1,9 @@
 """Whether a request can be admitted, and with how many pages."""
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from weft.domain.ids import Epoch
+from weft.domain.lru import LruDict
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, SequenceTokens, Start
 from weft_runner.core.batch import BatchLimits
 from weft_runner.core.reservation import first_reservation_pages
@@ -84,8 +84,7 @@ class HighestEpochs:
     """
 
     def __init__(self, limit: int = 65_536) -> None:
-        self._limit = limit
-        self._seen: OrderedDict[str, Epoch] = OrderedDict()
+        self._seen: LruDict[str, Epoch] = LruDict(limit)
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -97,8 +96,4 @@ class HighestEpochs:
 
     def see(self, request_id: str, epoch: Epoch) -> None:
         """Remember an epoch; a lower one than known changes nothing."""
-        if not self.is_stale(request_id, epoch):
-            self._seen[request_id] = epoch
-        self._seen.move_to_end(request_id)
-        if len(self._seen) > self._limit:
-            self._seen.popitem(last=False)
+        self._seen[request_id] = max(epoch, self._seen.get(request_id, epoch))

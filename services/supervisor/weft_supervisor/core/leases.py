@@ -7,6 +7,7 @@ replaced by a newer one of its uuid never comes back (the last 4 of each uuid ar
 from collections import OrderedDict, deque
 
 from weft.domain.ids import RunnerId
+from weft.domain.lru import LruDict
 
 REMEMBERED = 4  # replaced incarnations of a uuid
 MAX_UUIDS = 10_000
@@ -18,7 +19,7 @@ class Leases:
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
         self._expires: OrderedDict[str, tuple[float, RunnerId]] = OrderedDict()  # soonest first: all leases are equal
-        self._replaced: OrderedDict[str, deque[str]] = OrderedDict()
+        self._replaced: LruDict[str, deque[str]] = LruDict(MAX_UUIDS)
 
     def __len__(self) -> int:
         return len(self._expires)
@@ -80,10 +81,7 @@ class Leases:
         self._expires.move_to_end(runner.uuid)
 
     def _remember(self, old: RunnerId) -> None:
-        self._replaced.setdefault(old.uuid, deque(maxlen=REMEMBERED)).append(old.incarnation)
-        self._replaced.move_to_end(old.uuid)
-        if len(self._replaced) > MAX_UUIDS:
-            self._replaced.popitem(last=False)
+        self._replaced.touch(old.uuid, lambda: deque(maxlen=REMEMBERED)).append(old.incarnation)
 
 
 def check_leases(leases: Leases) -> None:

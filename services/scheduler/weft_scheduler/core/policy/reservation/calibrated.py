@@ -1,8 +1,10 @@
 """How many output tokens a request reserves; `README.md` in this folder has the reasons."""
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from typing import Protocol
+
+from weft.domain.lru import LruDict
 
 MEMORY = 64  # answers remembered for each adapter, and for each pool
 
@@ -16,8 +18,8 @@ class OutputLengthStats:
     """
 
     def __init__(self, quantile: float, default_tokens: int, max_keys: int) -> None:
-        self._quantile, self._default_tokens, self._max_keys = quantile, default_tokens, max_keys
-        self._lengths: OrderedDict[tuple[str, str | None], deque[int]] = OrderedDict()
+        self._quantile, self._default_tokens = quantile, default_tokens
+        self._lengths: LruDict[tuple[str, str | None], deque[int]] = LruDict(max_keys)
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -27,10 +29,7 @@ class OutputLengthStats:
         if censored and tokens <= self.quantile_tokens(pool, adapter):
             return
         for key in ((pool, adapter), (pool, None)):
-            self._lengths.setdefault(key, deque(maxlen=MEMORY)).append(tokens)
-            self._lengths.move_to_end(key)
-        while len(self._lengths) > self._max_keys:
-            self._lengths.popitem(last=False)
+            self._lengths.touch(key, lambda: deque(maxlen=MEMORY)).append(tokens)
 
     def quantile_tokens(self, pool: str, adapter: str) -> int:
         """The estimate for the next answer of that adapter."""
