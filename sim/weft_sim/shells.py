@@ -419,7 +419,9 @@ class PredictorMachine:
     def handle(self, event: Any, now: float) -> list[Any]:
         if isinstance(event, Received) and isinstance(event.message, PredictItem):
             p90 = self._predictions.get(event.message.request_id, 0)
-            return [Send(event.peer, Prediction(event.message.request_id, p90 // 2, p90, "scripted"))]
+            return [
+                Send(event.peer, Prediction(event.message.request_id, p90 // 2, p90, "scripted", p90 // 4, 2 * p90))
+            ]
         return []
 
     def next_deadline(self) -> float | None:

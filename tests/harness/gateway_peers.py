@@ -225,7 +225,10 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
         await self.go.wait()
         if self.fails:
             await context.abort(grpc.StatusCode.INTERNAL, "no model")
-        items = [predictor_pb2.Prediction(request_id=i.request_id, p50_tokens=7, p90_tokens=21) for i in request.items]
+        items = [
+            predictor_pb2.Prediction(request_id=i.request_id, p10_tokens=3, p50_tokens=7, p90_tokens=21, p99_tokens=40)
+            for i in request.items
+        ]
         return predictor_pb2.PredictResponse(items=items, model_version="v1")
 
 

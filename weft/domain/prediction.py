@@ -20,9 +20,15 @@ class PredictItem:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Output tokens: the median, and the bound that covers 90 % of real lengths."""
+    """The distribution of the output tokens: the median, and what 10, 90 and 99 % of real lengths stay within.
+
+    `bucket_tokens`: what S3 reserves, the upper edge of the likeliest of ten buckets.
+    """
 
     request_id: str
     p50_tokens: int = 0
     p90_tokens: int = 0
     model_version: str = ""
+    p10_tokens: int = 0
+    p99_tokens: int = 0
+    bucket_tokens: int = 0

@@ -198,8 +198,9 @@ class ResubmitComplete:
 class Submit:
     """A request, new or submitted again on a new stream. `epoch` and `runner`: where it runs, if it does.
 
-    `p50_tokens`, `p90_tokens`: predicted output; 0: no prediction. `reservation_tokens` and `start_emitted_tokens`
-    describe the present epoch from its start on. `numerics_class`: of the runner that computed the latest token.
+    `p10_tokens` to `p99_tokens`: predicted output, `bucket_tokens`: what S3 reserves for it; 0: no prediction.
+    `reservation_tokens` and `start_emitted_tokens` describe the present epoch from its start on. `numerics_class`: of
+    the runner that computed the latest token.
     """
 
     request_id: str
@@ -210,8 +211,11 @@ class Submit:
     prompt_tokens: int
     max_tokens: int
     emitted_tokens: int = 0
+    p10_tokens: int = 0
     p50_tokens: int = 0
     p90_tokens: int = 0
+    p99_tokens: int = 0
+    bucket_tokens: int = 0
     waited_s: float = 0.0  # a duration: it keeps the request's age across streams and schedulers
     epoch: Epoch = NEVER
     runner: RunnerId | None = None

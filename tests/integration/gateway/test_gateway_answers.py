@@ -104,7 +104,8 @@ async def test_the_scheduler_gets_prediction_and_lengths_and_one_outcome(world: 
     await world.client().chat.completions.create(model="acme/upper", messages=HELLO, max_tokens=100)
     submit = await world.scheduler.next("submit")
     assert (submit.pool, submit.model_name, submit.max_tokens) == ("team/base", "acme/upper", 100)
-    assert (submit.p50_tokens, submit.p90_tokens, submit.emitted_tokens) == (7, 21, 0)
+    assert (submit.p10_tokens, submit.p50_tokens, submit.p90_tokens, submit.p99_tokens) == (3, 7, 21, 40)
+    assert submit.emitted_tokens == 0
     await world.settled()
     outcome = world.outcome()
     assert outcome.request_id == submit.request_id

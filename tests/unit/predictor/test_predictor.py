@@ -75,6 +75,18 @@ def test_coverage_returns_to_90_percent_after_the_answers_change(world, drift):
     assert coverage(model, here.answers(1_000, drift=drift)) == pytest.approx(0.9, abs=0.03)
 
 
+def test_each_quantile_covers_its_share_of_the_answers(world):
+    here = world(9)
+    model = taught(here, 1_200)
+    answers = list(here.answers(1_000))
+    predicted = [predict(model, answer.query) for answer in answers]
+    for name, share in {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}.items():
+        bounds = [getattr(prediction, f"{name}_tokens") for prediction in predicted]
+        covered = mean(answer.tokens <= bound for answer, bound in zip(answers, bounds, strict=True))
+        assert covered == pytest.approx(share, abs=0.04), name
+    assert all(p.p10_tokens <= p.p50_tokens <= p.p90_tokens <= p.p99_tokens for p in predicted)
+
+
 def test_the_reported_coverage_is_what_was_observed_before_learning(world):
     here, model = world(4), cold()
     assert model.coverage is None

@@ -22,7 +22,7 @@ from weft_predictor.server import PredictorServer
 
 @pytest.fixture
 async def server():
-    server = PredictorServer(LengthPredictor.cold("ridge-test", dim=1 << 14), max_context_tokens=1_000)
+    server = PredictorServer(LengthPredictor.cold("ridge-test", dim=1 << 14))
     yield server
     server.close()
 
@@ -82,6 +82,9 @@ async def test_a_batch_is_answered_in_its_order(stub):
     answer = await ask(stub, "b", "a", "c")
     assert [item.request_id for item in answer.items] == ["b", "a", "c"]
     assert len({(item.p50_tokens, item.p90_tokens) for item in answer.items}) == 1
+    first = answer.items[0]
+    assert 0 < first.p10_tokens < first.p50_tokens < first.p90_tokens < first.p99_tokens
+    assert first.bucket_tokens == 204, "the upper edge of the first tenth of 2,048"
     assert answer.model_version == "ridge-test+0"
     assert (await stub.Predict(pb.PredictRequest())).items == []
 

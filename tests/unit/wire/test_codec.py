@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 
 from weft.domain.adapter import Tier
 from weft.domain.ids import MAX_TERM, NEVER, Epoch
+from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import EndReason, FinishReason, Outcome, SequenceTokens, Submit
 from weft.domain.runner import ReportedRunner, RunnerSpec
 from weft.wire import codec
 from weft.wire.codec.cluster import read_report, read_spec
+from weft.wire.codec.prediction import predict_response, predictions
+from weft.wire.codec.values import MAX_TOKENS
 from weft.wire.errors import PeerError
 from weft.wire.v1 import supervisor_pb2
 
@@ -122,6 +125,29 @@ def test_hostile_bytes_are_an_error_of_their_sender(name: str, data: st.DataObje
     except PeerError:
         return
     assert type(message) in direction.messages
+
+
+ITEM = PredictItem("r", "text", "ns/p", "m", 4, 100)
+
+
+@given(st.lists(ONES, min_size=4, max_size=4).map(sorted), ONES)
+def test_a_prediction_comes_out_as_it_went_in(tokens: list[int], bucket: int) -> None:
+    p10, p50, p90, p99 = tokens
+    predicted = [Prediction("r", p50, p90, "v", p10, p99, bucket)]
+    assert predictions([ITEM], predict_response(predicted, "v")) == predicted
+
+
+@pytest.mark.parametrize("tokens", [(5, 4, 6, 7), (1, 4, 3, 7), (1, 2, 3, 2), (1, 2, 3, MAX_TOKENS + 1)])
+def test_a_poisoned_prediction_is_an_error_of_the_predictor(tokens: tuple[int, ...]) -> None:
+    p10, p50, p90, p99 = tokens
+    with pytest.raises(PeerError, match="p99"):
+        predictions([ITEM], predict_response([Prediction("r", p50, p90, "v", p10, p99)], "v"))
+
+
+@pytest.mark.parametrize("poison", [-1, float("nan"), float("inf"), 1 << 40])
+def test_what_is_no_number_of_tokens_is_never_sent(poison: Any) -> None:
+    with pytest.raises((ValueError, TypeError, OverflowError)):
+        predict_response([Prediction("r", 1, poison, "v")], "v")
 
 
 def test_an_envelope_without_a_known_message_is_an_error() -> None:

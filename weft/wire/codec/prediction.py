@@ -35,15 +35,17 @@ def predictions(items: Sequence[PredictItem], response: pb.PredictResponse) -> l
     if [item.request_id for item in items] != [item.request_id for item in response.items]:
         raise PeerError("the predictions are not those of the items")
     version = text(response.model_version, "a predictor's version")
-    return [
-        Prediction(
-            item.request_id,
-            number(item.p50_tokens, "p50_tokens", MAX_TOKENS),
-            number(item.p90_tokens, "p90_tokens", MAX_TOKENS),
-            version,
+    return [_prediction(item, version) for item in response.items]
+
+
+def _prediction(m: pb.Prediction, version: str) -> Prediction:
+    p99 = number(m.p99_tokens, "p99_tokens", MAX_TOKENS)
+    if not m.p10_tokens <= m.p50_tokens <= m.p90_tokens <= p99:
+        raise PeerError(
+            f"p10, p50, p90 and p99 are {m.p10_tokens}, {m.p50_tokens}, {m.p90_tokens} and {p99}: not in order"
         )
-        for item in response.items
-    ]
+    bucket = number(m.bucket_tokens, "bucket_tokens", MAX_TOKENS)
+    return Prediction(m.request_id, m.p50_tokens, m.p90_tokens, version, m.p10_tokens, p99, bucket)
 
 
 def predict_items(request: pb.PredictRequest) -> list[PredictItem]:
@@ -62,11 +64,17 @@ def predict_items(request: pb.PredictRequest) -> list[PredictItem]:
     ]
 
 
-def predict_response(predicted: Sequence[Prediction], buckets: Sequence[int], version: str) -> pb.PredictResponse:
+def predict_response(predicted: Sequence[Prediction], version: str) -> pb.PredictResponse:
+    """Raises ValueError or TypeError for a number that is none of tokens: negative, NaN, or too large."""
     response = pb.PredictResponse(model_version=version)
-    for item, bucket in zip(predicted, buckets, strict=True):
+    for item in predicted:
         response.items.add(
-            request_id=item.request_id, p50_tokens=item.p50_tokens, p90_tokens=item.p90_tokens, bucket=bucket
+            request_id=item.request_id,
+            p10_tokens=item.p10_tokens,
+            p50_tokens=item.p50_tokens,
+            p90_tokens=item.p90_tokens,
+            p99_tokens=item.p99_tokens,
+            bucket_tokens=item.bucket_tokens,
         )
     return response
 

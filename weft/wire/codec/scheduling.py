@@ -84,7 +84,9 @@ def _fill_submit(submit: Submit, m: pb.Submit) -> None:
     )
     m.adapter_digest = submit.adapter
     m.prompt_tokens, m.emitted_tokens, m.max_tokens = submit.prompt_tokens, submit.emitted_tokens, submit.max_tokens
-    m.p50_tokens, m.p90_tokens = submit.p50_tokens, submit.p90_tokens
+    m.p10_tokens, m.p50_tokens = submit.p10_tokens, submit.p50_tokens
+    m.p90_tokens, m.p99_tokens = submit.p90_tokens, submit.p99_tokens
+    m.bucket_tokens = submit.bucket_tokens
     m.waited_ms = round(1000 * submit.waited_s)
     m.migrations, m.numerics_class = submit.migrations, submit.numerics_class
     if submit.runner is not None:
@@ -103,8 +105,11 @@ def _submit(m: pb.Submit) -> Submit:
         prompt_tokens=number(m.prompt_tokens, "prompt_tokens", MAX_TOKENS),
         max_tokens=number(m.max_tokens, "max_tokens", MAX_TOKENS, least=1),
         emitted_tokens=number(m.emitted_tokens, "emitted_tokens", MAX_TOKENS),
+        p10_tokens=number(m.p10_tokens, "p10_tokens", MAX_TOKENS),
         p50_tokens=number(m.p50_tokens, "p50_tokens", MAX_TOKENS),
         p90_tokens=number(m.p90_tokens, "p90_tokens", MAX_TOKENS),
+        p99_tokens=number(m.p99_tokens, "p99_tokens", MAX_TOKENS),
+        bucket_tokens=number(m.bucket_tokens, "bucket_tokens", MAX_TOKENS),
         waited_s=number(m.waited_ms, "waited_ms", MAX_WAITED_MS) / 1000,
         epoch=epoch(m.epoch),
         runner=runner_id(m.runner) if m.HasField("runner") and m.runner.uuid else None,

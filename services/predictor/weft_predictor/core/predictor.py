@@ -2,7 +2,7 @@
 
     log length  ~  ridge(prompt)  +  offset(adapter)            = centre
     error       =  (log length - centre) / scale(centre)        = score
-    p50, p90    =  exp(centre + scale(centre) * quantile of the adapter's scores)
+    p10 ... p99 =  exp(centre + scale(centre) * quantile of the adapter's scores)
 
 An outcome is first scored against the model as it is, then learned (prequential), so the coverage that the model
 reports is honest. An outcome names its request; `FeatureCache` has the features of that request's prompt. Where they
@@ -14,6 +14,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from weft.domain.request import FinishReason, Outcome
 from weft_predictor.core.conformal import WINDOW, ConformalCalibrator, ConformalCalibrators
 from weft_predictor.core.feature_cache import FeatureCache
 from weft_predictor.core.features import MAX_CHARS, Features, feature_rows
-from weft_predictor.core.length_model import Arrays, ObservationResult
+from weft_predictor.core.length_model import Arrays, ObservationResult, bucket, bucket_edge
 from weft_predictor.core.offsets import Offsets
 from weft_predictor.core.residual_scale import OCTAVES, ResidualScale
 from weft_predictor.core.ridge import Ridge
@@ -33,6 +34,7 @@ from weft_predictor.errors import CorruptModel
 
 DIM = 1 << 17
 TARGET = 0.9
+LEVELS = (0.1, 0.5, None, 0.99)  # None: the calibrated bound
 COLD_LOG_TOKENS = math.log(128.0)
 COLD_SCALE = 0.8  # p90 of a cold model: 128 * e^(0.8 * 1.6) = 465 tokens
 MAX_LOG_TOKENS = math.log(1e6)
@@ -44,9 +46,13 @@ _CUT_OFF = (FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.FAILED)
 
 
 class LengthPredictor:
-    """A LengthModel. Not thread-safe: one owner. `scale` multiplies every prediction (experiments)."""
+    """A LengthModel. Not thread-safe: one owner.
+
+    `scale` multiplies every prediction (experiments); S3's buckets are tenths of `max_context_tokens`.
+    """
 
     scale = 1.0
+    max_context_tokens = 2_048
 
     def __init__(
         self,
@@ -97,8 +103,10 @@ class LengthPredictor:
             rows = feature_rows([(item.prompt_text, item.prompt_tokens) for item in part], len(self.ridge.weight))
             for item, shared in zip(part, self.ridge.predict_rows(rows).tolist(), strict=True):
                 centre, name = self._centre(shared, item.model_name), item.model_name
-                p50, p90 = (_tokens(self.quantile_at(centre, name, level), self.scale) for level in (0.5, None))
-                predicted.append(Prediction(item.request_id, p50, max(p50, p90), version))
+                tokens = (_tokens(self.quantile_at(centre, name, level), self.scale) for level in LEVELS)
+                p10, p50, p90, p99 = accumulate(tokens, max)
+                edge = bucket_edge(bucket(p50, self.max_context_tokens), self.max_context_tokens)
+                predicted.append(Prediction(item.request_id, p50, p90, version, p10, p99, edge))
             if any(item.request_id for item in part):
                 self.features.put([item.request_id for item in part], rows)
         return predicted
