@@ -64,7 +64,7 @@ async def _run(settings: Settings) -> None:
     path = settings.data_dir / "model.npz"
     model = first_model(path, settings.model)
     model.scale = settings.scale
-    server = PredictorServer(model, max_context_tokens=settings.max_context_tokens)
+    server = PredictorServer(model)
     checkpointer = Checkpointer(server, path, outcomes=settings.save_outcomes, seconds=settings.save_seconds)
     log.info("model ready", extra=kv(version=model.version))
     probes = Probes(settings.probes, lambda: "draining" if stop.is_set() else None)

@@ -21,7 +21,7 @@ from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import predictor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorServicer
 from weft_predictor import metrics
-from weft_predictor.core.length_model import LengthModel, bucket
+from weft_predictor.core.length_model import LengthModel
 
 T = TypeVar("T")
 MAX_CALLS = 256  # Predict calls that wait or run; a gateway has one at a time
@@ -30,9 +30,8 @@ MAX_CALLS = 256  # Predict calls that wait or run; a gateway has one at a time
 class PredictorServer(PredictorServicer):
     """Answers from one model and teaches it. One event loop, and the inference thread."""
 
-    def __init__(self, model: LengthModel, *, max_context_tokens: int) -> None:
+    def __init__(self, model: LengthModel) -> None:
         self.model = model
-        self._max_context_tokens = max_context_tokens
         self._streams: set[SendQueue[pb.ObserveAck]] = set()
         self._inference = ThreadPoolExecutor(1, thread_name_prefix="inference")
         self._calls = 0
@@ -92,9 +91,7 @@ class PredictorServer(PredictorServicer):
 
     def _predict(self, items: list[PredictItem]) -> pb.PredictResponse:
         with metrics.PREDICT_SECONDS.time():
-            predicted = self.model.predict_batch(items)
-            buckets = [bucket(item.p50_tokens, self._max_context_tokens) for item in predicted]
-            response = predict_response(predicted, buckets, self.model.version)
+            response = predict_response(self.model.predict_batch(items), self.model.version)
         metrics.PREDICTIONS.inc(len(items))
         return response
 

@@ -22,7 +22,7 @@ from weft_predictor.server import PredictorServer
 
 @pytest.fixture
 async def server():
-    server = PredictorServer(LengthPredictor.cold("ridge-test", dim=1 << 14), max_context_tokens=1_000)
+    server = PredictorServer(LengthPredictor.cold("ridge-test", dim=1 << 14))
     yield server
     server.close()
 

@@ -62,12 +62,10 @@ def predict_items(request: pb.PredictRequest) -> list[PredictItem]:
     ]
 
 
-def predict_response(predicted: Sequence[Prediction], buckets: Sequence[int], version: str) -> pb.PredictResponse:
+def predict_response(predicted: Sequence[Prediction], version: str) -> pb.PredictResponse:
     response = pb.PredictResponse(model_version=version)
-    for item, bucket in zip(predicted, buckets, strict=True):
-        response.items.add(
-            request_id=item.request_id, p50_tokens=item.p50_tokens, p90_tokens=item.p90_tokens, bucket=bucket
-        )
+    for item in predicted:
+        response.items.add(request_id=item.request_id, p50_tokens=item.p50_tokens, p90_tokens=item.p90_tokens)
     return response
 
 

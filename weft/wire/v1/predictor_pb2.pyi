@@ -38,16 +38,14 @@ class PredictResponse(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ..., model_version: _Optional[str] = ...) -> None: ...
 
 class Prediction(_message.Message):
-    __slots__ = ("request_id", "p50_tokens", "p90_tokens", "bucket")
+    __slots__ = ("request_id", "p50_tokens", "p90_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     P50_TOKENS_FIELD_NUMBER: _ClassVar[int]
     P90_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    BUCKET_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     p50_tokens: int
     p90_tokens: int
-    bucket: int
-    def __init__(self, request_id: _Optional[str] = ..., p50_tokens: _Optional[int] = ..., p90_tokens: _Optional[int] = ..., bucket: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., p50_tokens: _Optional[int] = ..., p90_tokens: _Optional[int] = ...) -> None: ...
 
 class ObserveRequest(_message.Message):
     __slots__ = ("outcomes",)
