@@ -292,31 +292,28 @@ class Gateway:
         active = self.requests.get(request_id)
         if active is None:
             return []
+        stream = active.stream
+        before = stream.running
         try:
-            return self._advance(active, event, now)
+            effects: list[Effect] = stream.handle(event, now)  # pyright: ignore[reportAssignmentType] (a new list)
+            after = stream.running
+            if after is before and after is not None:
+                return effects  # nothing but tokens
+            if before is not None and (after is None or after.runner != before.runner):
+                self.sessions.leave(before, request_id, now)
+            if after is not None:
+                opened: list[Effect] = []
+                for old in self.sessions.replaced_by(after.runner):
+                    opened += self._close(old, "a new incarnation took its place", now)
+                effects = [*opened, *self.sessions.enter(after, request_id, now), *effects]
+            self._update_hold_deadline(active)
+            if stream.end:
+                effects += self._finish(active, now)
         except Exception as error:
             if isinstance(event, events.RequestAborted):
                 raise
             aborted = self._apply(request_id, events.RequestAborted(request_id, _BUG), now)
             return [events.RequestFailed(request_id, error), *aborted]
-
-    def _advance(self, active: ActiveRequest, event: StreamEvent, now: float) -> list[Effect]:
-        stream = active.stream
-        before = stream.running
-        effects: list[Effect] = [*stream.handle(event, now)]
-        after = stream.running
-        if after is before and after is not None:
-            return effects  # nothing but tokens
-        if before is not None and (after is None or after.runner != before.runner):
-            self.sessions.leave(before, stream.request_id, now)
-        if after is not None:
-            opened: list[Effect] = []
-            for old in self.sessions.replaced_by(after.runner):
-                opened += self._close(old, "a new incarnation took its place", now)
-            effects = [*opened, *self.sessions.enter(after, stream.request_id, now), *effects]
-        self._update_hold_deadline(active)
-        if stream.end:
-            effects += self._finish(active, now)
         return effects
 
     def _update_hold_deadline(self, active: ActiveRequest) -> None:
