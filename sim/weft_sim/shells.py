@@ -193,7 +193,7 @@ class RunnerShell(BaseShell):
         model = StepModel(times.base_ms, times.row_ms, 0.0, max(times.prompt_token_ms, 1e-3))
         self.machine = Runner(limits, model)
         self._world.clock.after(
-            0.0, Rank.WORK, process.post_at, process.generation, rn.FoundOnDisk(frozenset(self._on_disk))
+            0.0, Rank.WORK, process.post_at, process.generation, rn.FoundOnDisk(tuple(self._on_disk))
         )
         return self.machine
 

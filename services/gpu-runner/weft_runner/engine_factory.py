@@ -12,6 +12,7 @@ from weft.telemetry.logs import kv
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import BatchLimits
+from weft_runner.core.events import FoundOnDisk
 from weft_runner.core.profile_model import Profile
 from weft_runner.core.runner import Runner
 from weft_runner.core.step_time_model import GUESS
@@ -72,6 +73,7 @@ def build_engine(
     profile = _profile(executor, limits) if settings.profile else None
     runner = Runner(limits, profile.model if profile else GUESS)
     engine = Engine(runner, executor, make_adapters, on_output)
+    engine.post(FoundOnDisk(source.on_disk()))
     close = _watched(executor, engine)
     return EngineBundle(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile, close)
 

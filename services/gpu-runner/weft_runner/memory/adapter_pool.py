@@ -21,7 +21,6 @@ from weft_runner.core.events import (
     Fetch,
     Fetched,
     FetchFailed,
-    FoundOnDisk,
     Load,
     Loaded,
     LoadFailed,
@@ -230,6 +229,5 @@ class AdapterPool:
             with self._lock:
                 kept = digests | self._wanted.keys()
             self._source.retain(kept)
-            self._report(FoundOnDisk(self._source.on_disk(digests)))
         except (RunnerError, OSError):
             log.exception("tidying the adapter cache failed; the next change of desired adapters tries again")
