@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from weft.api.conditions import sanitize_message
+from weft.api.meta import sanitize_message
 from weft_operator.judge import AdapterFacts, PoolFacts, Refusal, is_ready
 from weft_operator.resolution import Answer, Request, Resolution
 from weft_operator.resources import Object
