@@ -45,7 +45,7 @@ class _PredictAnswer:
     envelope = predictor_pb2.PredictResponse
 
     def encode(self, message: Prediction) -> predictor_pb2.PredictResponse:
-        return predict_response((message,), (0,), message.model_version)
+        return predict_response((message,), message.model_version)
 
     def decode(self, envelope: predictor_pb2.PredictResponse) -> Prediction:
         """Raises PeerError."""
