@@ -230,7 +230,7 @@ class OutcomeAck(_message.Message):
     def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Routes(_message.Message):
-    __slots__ = ("version", "routes", "pools", "keys", "keys_known", "full", "base_version", "removed_models", "removed_pools", "removed_keys")
+    __slots__ = ("version", "routes", "pools", "keys", "keys_known", "full", "base_version", "removed_models", "removed_pools", "removed_keys", "more")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +241,7 @@ class Routes(_message.Message):
     REMOVED_MODELS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_POOLS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_KEYS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     version: int
     routes: _containers.RepeatedCompositeFieldContainer[Route]
     pools: _containers.RepeatedCompositeFieldContainer[PoolRoute]
@@ -251,7 +252,8 @@ class Routes(_message.Message):
     removed_models: _containers.RepeatedScalarFieldContainer[str]
     removed_pools: _containers.RepeatedScalarFieldContainer[str]
     removed_keys: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[PoolRoute, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[KeyRoute, _Mapping]]] = ..., keys_known: _Optional[bool] = ..., full: _Optional[bool] = ..., base_version: _Optional[int] = ..., removed_models: _Optional[_Iterable[str]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_keys: _Optional[_Iterable[str]] = ...) -> None: ...
+    more: bool
+    def __init__(self, version: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[PoolRoute, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[KeyRoute, _Mapping]]] = ..., keys_known: _Optional[bool] = ..., full: _Optional[bool] = ..., base_version: _Optional[int] = ..., removed_models: _Optional[_Iterable[str]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_keys: _Optional[_Iterable[str]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class Route(_message.Message):
     __slots__ = ("model_name", "namespace", "pool", "adapter_digest", "rank", "uid", "created_unix_s")

@@ -21,6 +21,7 @@ from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, S
 from weft.domain.prediction import Prediction
 from weft.domain.request import (
     Assign,
+    Cancel,
     Ended,
     FinishReason,
     NoCapacity,
@@ -218,7 +219,11 @@ class Gateway:
             asked, self._resyncing = self._resyncing, True
             return [] if asked else [Send(SCHEDULER, ResyncRoutes())]
         self._resyncing = False
-        effects: list[Effect] = [events.RoutesChanged(first or bool(pools)), *self.admission.on_routes()]
+        effects: list[Effect] = []
+        if pools or not change.more:
+            effects.append(events.RoutesChanged(first or bool(pools)))
+        if self.routes.known:
+            effects += self.admission.on_routes()
         for pool in pools:
             effects += self._on_availability(pool, now)
         return effects
@@ -350,7 +355,7 @@ class Gateway:
         try:
             record = self._encode_outcome(outcome)
         except Exception as error:  # noqa: BLE001 (the shell logs it; the client gets its end all the same)
-            effects.append(events.RequestFailed(request_id, error))
+            effects += [events.RequestFailed(request_id, error), Send(SCHEDULER, Cancel(request_id))]
         else:
             tokens, censored = outcome.completion_tokens, outcome.censored
             report = OutcomeReport(request_id, outcome.pool, outcome.adapter, tokens, censored, record)
