@@ -17,9 +17,9 @@ from weft.domain.machine import Closed, Connected, Kind, Peer, Received
 from weft.domain.request import Ended, NoCapacity, Sampling, SessionHello, Start, Step
 from weft_bench.cpu_witness import Beat, Witness
 from weft_bench.errors import EngineRefused
-from weft_runner.engine import Engine, Output
 from weft_runner.errors import ArtifactUnknown
 from weft_runner.model.adapter_store import AdapterFiles
+from weft_runner.shell.engine import Engine, Output
 
 SESSION = Peer(Kind.GATEWAY, "bench")  # that all requests belong to
 

@@ -18,13 +18,13 @@ from weft.domain.runner import RunnerOrder, RunnerReport
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.core import adapter_manager
 from weft_runner.core.batch import BatchLimits
-from weft_runner.depot import DepotSource
-from weft_runner.engine_factory import build_engine, default_threads, pool_limits
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, StoppedAtStart
-from weft_runner.identity import read_identity
-from weft_runner.process import fetch_base
-from weft_runner.server import started
 from weft_runner.settings import parse_settings
+from weft_runner.shell.depot import DepotSource
+from weft_runner.shell.engine_factory import build_engine, default_threads, pool_limits
+from weft_runner.shell.identity import read_identity
+from weft_runner.shell.process import fetch_base
+from weft_runner.shell.server import started
 
 DIGEST = "sha256:" + "a" * 64
 FLAGS = [
