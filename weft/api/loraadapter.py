@@ -78,8 +78,8 @@ class LoRAAdapterStatus(ApiModel):
     """Of its weights."""
     model_name: str | None = None
     """What clients send as `model`."""
-    ready_runners: Annotated[int, Field(strict=True, ge=0)] | None = None
-    """Ready runners that know the adapter."""
+    unavailable_runners: Annotated[int, Field(strict=True, ge=0)] | None = None
+    """Ready runners of its pool that do not serve it: they have not got it yet, or failed to load it."""
     conditions: Conditions = ()
     """Accepted, Validated, Fetched, Ready."""
 

@@ -75,13 +75,19 @@ class PoolStatus:
 
 @dataclass(frozen=True, slots=True)
 class AdapterStatus:
-    """From the scheduler to the registry, when it changed."""
+    """From the scheduler to the registry, when it changed.
+
+    Readers subtract `unavailable_runners` from the pool's `ready_runners`: so a runner more changes one status, the
+    pool's, and not that of each adapter.
+    """
 
     uid: str
     digest: str
     routed: bool
-    ready_runners: int
+    unavailable_runners: int = 0  # of the Ready ones: they have not got it yet, or failed to load it
     load_errors: tuple[str, ...] = ()  # "runner: reason"
+    load_failed: bool = False  # there are load errors, and no Ready runner serves it
+    removed: bool = False  # the last status of a removed adapter
 
 
 @dataclass(frozen=True, slots=True)

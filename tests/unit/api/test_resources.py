@@ -198,7 +198,7 @@ def test_what_a_server_wrote_is_kept() -> None:
         "sizeBytes": 1,
         "dtype": "float32",
         "modelName": "acme/upper",
-        "readyRunners": 1,
+        "unavailableRunners": 1,
         "conditions": [
             {
                 "type": "Ready",

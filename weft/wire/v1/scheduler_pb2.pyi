@@ -494,15 +494,19 @@ class PoolStatus(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., ready_runners: _Optional[int] = ..., wanted_runners: _Optional[int] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., victims: _Optional[_Iterable[str]] = ..., max_runners: _Optional[int] = ..., total_pages: _Optional[int] = ..., reserved_pages: _Optional[int] = ..., demand_runners: _Optional[int] = ...) -> None: ...
 
 class AdapterStatus(_message.Message):
-    __slots__ = ("uid", "digest", "routed", "ready_runners", "load_errors")
+    __slots__ = ("uid", "digest", "routed", "unavailable_runners", "load_errors", "load_failed", "removed")
     UID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ROUTED_FIELD_NUMBER: _ClassVar[int]
-    READY_RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    UNAVAILABLE_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     LOAD_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FAILED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
     uid: str
     digest: str
     routed: bool
-    ready_runners: int
+    unavailable_runners: int
     load_errors: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, uid: _Optional[str] = ..., digest: _Optional[str] = ..., routed: _Optional[bool] = ..., ready_runners: _Optional[int] = ..., load_errors: _Optional[_Iterable[str]] = ...) -> None: ...
+    load_failed: bool
+    removed: bool
+    def __init__(self, uid: _Optional[str] = ..., digest: _Optional[str] = ..., routed: _Optional[bool] = ..., unavailable_runners: _Optional[int] = ..., load_errors: _Optional[_Iterable[str]] = ..., load_failed: _Optional[bool] = ..., removed: _Optional[bool] = ...) -> None: ...
