@@ -5,7 +5,8 @@ network. CPU times are those of the measuring thread. *Reports*: runners with 64
 memory send 20 reports a second; with each report one sequence has ended, another one has begun, and all others have
 grown. A core carries 1 / (20 x CPU of a report) runners, in the fastest round of all runners' reports; the CPU of gRPC
 for the same messages stands beside. *Engine*: what an end, a start and their reports cost the thread that steps the
-model. *One adapter more*: an adapter on demand is added to 100,000. *Models*: `GET /v1/models` of a tenant with 1,000
+model. *One adapter more*: an adapter on demand is added to 100,000. *Table*: a gateway gets
+all of them, with the collector of garbage at work. *Models*: `GET /v1/models` of a tenant with 1,000
 of 100,000 adapters, without HTTP. *Decisions*: one pool of 10,000 runners, 100,000 adapters, 640,000 requests running
 and 360,000 queued; an event is a request's submission, its outcome, or a report of its end, and the latter two let a
 queued request start. *Live* (`--live N`): N adapters, copies of the quickstart's, are applied to a `weft up` of its
@@ -71,6 +72,15 @@ def adapter(origin: Origin, amounts: Amounts, bar: Bar) -> Iterator[Line]:
     yield origin.line(case, "bytes to a runner that does not use it", found.runner_bytes, "B", target="<= 0")
 
 
+def table(origin: Origin, amounts: Amounts, bar: Bar) -> Iterator[Line]:
+    """A full route table, as a new stream brings it."""
+    with bar("full table", 3) as advance:
+        found = cases.full_table_cost(amounts.adapters, 3, advance)
+    case = f"full table of {amounts.adapters:,} routes"
+    yield origin.line(case, "a gateway's loop, in all", found.cpu_ms, "ms")
+    yield origin.line(case, "longest stall of a gateway's loop", found.longest_ms, "ms", target="<= 10")
+
+
 def models(origin: Origin, amounts: Amounts, bar: Bar) -> Iterator[Line]:
     """The models of one tenant among many."""
     tenants = max(amounts.adapters // 1_000, 1)
@@ -98,6 +108,7 @@ CASES: dict[str, Callable[[Origin, Amounts, Bar], Iterator[Line]]] = {
     "reports": reports,
     "engine": engine,
     "adapter": adapter,
+    "table": table,
     "models": models,
     "decisions": decisions,
 }

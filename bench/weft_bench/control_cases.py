@@ -1,6 +1,7 @@
 """What `weft bench control` measures: shipped cores and codecs, fed with what their peers would send."""
 
 import asyncio
+import gc
 import random
 import resource
 import statistics
@@ -50,6 +51,8 @@ from weft.wire.codec import (
 )
 from weft.wire.streams import channel
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
+from weft_gateway.core.config import GatewayConfig
+from weft_gateway.core.gateway import Gateway
 from weft_gateway.core.routes import Principal, RouteTable
 from weft_gateway.openai.models import _model  # pyright: ignore[reportPrivateUsage]
 from weft_runner.core.admission import PoolLimits
@@ -343,14 +346,48 @@ def one_adapter_more(adapters: int, repetitions: int, advance: Advance) -> OneMo
     return OneMore(*medians, *(size / repetitions for size in sizes))
 
 
+def full_table(adapters: int, tenants: int, version: int = 1) -> Routes:
+    routes = tuple(
+        Route(a.model_name, a.namespace, POOL, a.digest, a.rank, a.uid)
+        for a in (adapter_of(i, tenants) for i in range(adapters))
+    )
+    return Routes(version, True, routes=routes, pools=(PoolRoute(POOL, "sha256:base", "base"),))
+
+
+@dataclass(frozen=True, slots=True)
+class FullTable:
+    """What a gateway's loop does for a full route table: in all, and for the message that keeps it longest."""
+
+    cpu_ms: float
+    longest_ms: float
+
+
+def full_table_cost(adapters: int, repetitions: int, advance: Advance) -> FullTable:
+    """The first table, and tables that replace it: the slowest of them, with the collector of garbage at work."""
+    gateway, clock = Gateway(GatewayConfig(), "g", outcome_bytes), CpuClock()
+    gateway.handle(Connected(SCHEDULER), 0.0)
+    gc.freeze()
+    costs: list[FullTable] = []
+    for version in range(1, repetitions + 1):
+        parts = full_table(adapters, max(adapters // 1_000, 1), version).parts()
+        sent = [SCHEDULER_TO_GATEWAY.encode(part).SerializeToString() for part in parts]
+        clock.seconds.clear()
+        for raw in sent:
+            with clock:
+                change = SCHEDULER_TO_GATEWAY.decode(scheduler_pb2.SchedulerToGateway.FromString(raw))
+                gateway.handle(Received(SCHEDULER, change), 0.0)
+                gc.freeze()  # as the shell does
+        gc.unfreeze()
+        assert len(gateway.routes) == adapters
+        costs.append(FullTable(1e3 * sum(clock.seconds), 1e3 * max(clock.seconds)))
+        advance(1)
+    return max(costs, key=lambda cost: cost.longest_ms)
+
+
 def models_ms(adapters: int, tenants: int, repetitions: int) -> float:
     """What the gateway's loop does for `GET /v1/models` of one tenant."""
     table, clock = RouteTable(), CpuClock()
-    routes = tuple(
-        Route(a.model_name, a.namespace, POOL, a.digest, a.rank)
-        for a in (adapter_of(i, tenants) for i in range(adapters))
-    )
-    table.apply(Routes(1, True, routes=routes, pools=(PoolRoute(POOL, "sha256:base", "base"),)))
+    table.apply(full_table(adapters, tenants))
     for _ in range(repetitions):
         with clock:
             listed = [_model(*found) for found in table.visible(Principal("ns0"))]

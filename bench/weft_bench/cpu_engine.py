@@ -11,10 +11,10 @@ from typing import Self
 
 from weft_bench.errors import EngineRefused
 from weft_bench.playing import Ask, Folders, Life, Played, Player
-from weft_runner.engine import Engine, Output
-from weft_runner.engine_factory import EngineBundle, build_engine
 from weft_runner.errors import RunnerError
 from weft_runner.settings import Settings, parse_settings
+from weft_runner.shell.engine import Engine, Output
+from weft_runner.shell.engine_factory import EngineBundle, build_engine
 
 __all__ = ["PAGE_TOKENS", "Ask", "Life", "Played", "Sizes", "Subject", "pages_of", "settings"]
 PAGE_TOKENS = 16

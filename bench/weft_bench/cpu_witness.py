@@ -15,10 +15,10 @@ from weft_kernels.plan import SegmentPlan
 from weft_runner.core.batch import Batch
 from weft_runner.core.events import Action, Unload
 from weft_runner.core.sampling import SampledToken
-from weft_runner.engine import Engine
-from weft_runner.memory.load_results import InSlot
 from weft_runner.model.executor import Executor
 from weft_runner.model.step import Step
+from weft_runner.shell.engine import Engine
+from weft_runner.shell.load_results import InSlot
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from weft_bench.playing import Ask, Folders, Player
 from weft_bench.roofline import Shape
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import BatchLimits
-from weft_runner.engine import Engine, Output
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.executor import Executor
 from weft_runner.model.weights import ModelWeights
+from weft_runner.shell.engine import Engine, Output
 
 WHOLE = Shape(hidden=512, layers=3, heads=8, kv_heads=2, inner=704, vocab=1000)
 TINY = Shape(hidden=32, layers=1, heads=2, kv_heads=1, inner=48, vocab=64)

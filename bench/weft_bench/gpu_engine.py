@@ -18,13 +18,13 @@ from weft_bench.roofline import Shape
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import BatchLimits
 from weft_runner.core.runner import Runner
-from weft_runner.engine import Engine, Output, Posted
-from weft_runner.memory.adapter_pool import AdapterPool
 from weft_runner.model.cuda.adapters import layout_of
 from weft_runner.model.cuda.executor import CudaExecutor
 from weft_runner.model.cuda.executor import Sizes as ExecutorSizes
 from weft_runner.model.executor import Executor
 from weft_runner.model.partition import Partition
+from weft_runner.shell.adapter_pool import AdapterPool
+from weft_runner.shell.engine import Engine, Output, Posted
 
 PAGE_TOKENS = 16
 WARM_TOKENS = 256  # of the largest step that kernels are compiled for at start: few prompts here are longer

@@ -172,7 +172,7 @@ class Bench:
         return time.perf_counter()
 
     def _is_final(self, adapter: Object) -> bool:
-        return is_current(adapter) and adapter["status"]["readyRunners"] == self._size.runners
+        return is_current(adapter) and adapter["status"]["unavailableRunners"] == 0
 
     def _counts_runners(self, pool: Object) -> bool:
         status = pool.get("status", {})

@@ -7,7 +7,7 @@ stopped.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from weft.domain.machine import Closed, Connected, Kind, Peer, Received
 from weft.domain.request import Ended, NoCapacity, Sampling, SessionHello, Start, Step
 from weft_bench.cpu_witness import Beat, Witness
 from weft_bench.errors import EngineRefused
-from weft_runner.engine import Engine, Output
 from weft_runner.errors import ArtifactUnknown
 from weft_runner.model.adapter_store import AdapterFiles
+from weft_runner.shell.engine import Engine, Output
 
 SESSION = Peer(Kind.GATEWAY, "bench")  # that all requests belong to
 
@@ -77,8 +77,8 @@ class Folders:
     def retain(self, digests: frozenset[str]) -> None:
         """Nothing leaves the disk here."""
 
-    def on_disk(self, digests: Iterable[str]) -> frozenset[str]:
-        return frozenset(digests) & self.paths.keys()
+    def on_disk(self) -> tuple[str, ...]:
+        return ()
 
 
 class Player:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft_cli.client import Controller, Object
 from weft_cli.errors import BadInput, CommandError, NotThere
-from weft_cli.output import adapter_headers, adapter_row, dump, note, pool_headers, pool_row, say, table
+from weft_cli.output import adapter_headers, adapter_row, dump, note, pool_headers, pool_row, ready_runners, say, table
 
 if TYPE_CHECKING:
     from weft_cli.runners import Supervisor
@@ -48,7 +48,7 @@ def get(
 ) -> None:
     """Print objects; with `watch` go on printing what changes. `namespace` None: all of them."""
     items, version = _chosen(controller, kind, name, namespace)
-    printer = _printer(kind, form, all_namespaces=namespace is None)
+    printer = _printer(controller, kind, form, all_namespaces=namespace is None)
     if not watch:
         return printer(items, True) if items or form in ("json", "yaml") else _none_found(controller, kind, namespace)
     if items:
@@ -124,17 +124,23 @@ def _chosen(controller: Controller, kind: str, name: str | None, namespace: str 
     return found, version
 
 
-def _printer(kind: str, form: str, *, all_namespaces: bool) -> Callable[[list[Object], bool], None]:
+def _printer(
+    controller: Controller, kind: str, form: str, *, all_namespaces: bool
+) -> Callable[[list[Object], bool], None]:
     """Prints some objects; with a header the first time."""
     wide = form == "wide"
     headers = adapter_headers(wide=wide) if kind == "loraadapters" else pool_headers(wide=wide)
-    row = adapter_row if kind == "loraadapters" else pool_row
     widths = [0] * (len(headers) + all_namespaces)
 
     def print_table(items: list[Object], header: bool) -> None:
         now = time.time()
+        if kind == "loraadapters":
+            runners = ready_runners(controller.list("servingpools")[0])
+            columns = [adapter_row(item, now, runners, wide=wide) for item in items]
+        else:
+            columns = [pool_row(item, now, wide=wide) for item in items]
         prefix = [(item["metadata"]["namespace"],) if all_namespaces else () for item in items]
-        rows = [(*before, *row(item, now, wide=wide)) for before, item in zip(prefix, items, strict=True)]
+        rows = [(*before, *row) for before, row in zip(prefix, columns, strict=True)]
         lines = table((*(("NAMESPACE",) if all_namespaces else ()), *headers), rows, widths)
         widths[:] = [max(pair) for pair in zip(widths, _widths(rows), strict=True)]
         say("\n".join(lines if header else lines[1:]))

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -56,17 +56,25 @@ def adapter_headers(*, wide: bool) -> tuple[str, ...]:
     return ("NAME", "POOL", "READY", "REASON", "RUNNERS", "DIGEST", *(("RANK", "MODEL") if wide else ()), "AGE")
 
 
-def adapter_row(obj: Object, now: float, *, wide: bool) -> tuple[str, ...]:
-    """A LoRAAdapter's columns."""
+def ready_runners(pools: Iterable[Object]) -> dict[str, int]:
+    """Ready runners by `namespace/name` of their pool."""
+    named = {f"{pool['metadata']['namespace']}/{pool['metadata']['name']}": pool.get("status", {}) for pool in pools}
+    return {name: status.get("readyReplicas", 0) for name, status in named.items()}
+
+
+def adapter_row(obj: Object, now: float, runners: Mapping[str, int], *, wide: bool) -> tuple[str, ...]:
+    """A LoRAAdapter's columns. `runners`: ready ones by pool; RUNNERS are those of them that serve the adapter."""
     spec, status, meta = obj["spec"], obj.get("status", {}), obj["metadata"]
+    pool = f"{spec['poolRef'].get('namespace') or meta['namespace']}/{spec['poolRef']['name']}"
+    serving = max(0, runners.get(status.get("pool", pool), 0) - status.get("unavailableRunners", 0))
     ready = condition(obj, "Ready")
     more = (str(status.get("rank", NONE)), str(status.get("modelName", NONE))) if wide else ()
     return (
         meta["name"],
-        f"{spec['poolRef'].get('namespace') or meta['namespace']}/{spec['poolRef']['name']}",
+        pool,
         ready.get("status", "Unknown"),
         ready.get("reason", NONE),
-        str(status.get("readyRunners", 0)),
+        str(serving if "digest" in status else 0),
         short(status.get("digest")),
         *more,
         age(meta["creationTimestamp"], now),

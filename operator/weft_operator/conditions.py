@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from weft.api.conditions import sanitize_message
+from weft.api.meta import sanitize_message
 from weft_operator.judge import AdapterFacts, PoolFacts, Refusal, is_ready
 from weft_operator.resolution import Answer, Request, Resolution
 from weft_operator.resources import Object
@@ -107,9 +107,10 @@ def _ready(facts: AdapterFacts, content: Sequence[Condition]) -> Condition:
         return _ready_unreported(facts, digest)
     if not facts.report.routed or (facts.report.digest != digest and not is_ready(facts.adapter)):
         return Condition("Ready", "False", "Publishing", "told to the scheduler, not yet in its route table")
-    errors = facts.report.load_errors
-    if errors and not facts.report.ready_runners:
-        return Condition("Ready", "False", "LoadFailed", "no runner can load it: " + "; ".join(errors))
+    if facts.report.load_failed:
+        return Condition(
+            "Ready", "False", "LoadFailed", "no runner can load it: " + "; ".join(facts.report.load_errors)
+        )
     return _published(facts, digest)
 
 

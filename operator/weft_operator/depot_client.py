@@ -5,7 +5,6 @@ from typing import Any, get_args
 
 import httpx2
 
-from weft.api.reasons import Reason
 from weft.domain.text import quoted, sanitize
 from weft.wire.tls import Tls
 from weft_operator.errors import DepotFailed, DepotUnavailable
@@ -40,7 +39,7 @@ class DepotClient:
                 return parse_answer(operation)
             return await self._follow(f"/v1/operations/{operation.get('operation')}", on_step)
         except DepotFailed as error:
-            return Answer("Failed", reason=Reason.RESOLVE_FAILED.value, message=str(error))
+            return Answer("Failed", reason="ResolveFailed", message=str(error))
 
     async def _follow(self, path: str, on_step: Callable[[Answer], None]) -> Answer:
         state = ""
@@ -105,7 +104,7 @@ def parse_answer(body: dict[str, Any]) -> Answer:
         state=state,
         digest=digest,
         verdict=body.get("verdict"),
-        reason=body.get("reason") or (Reason.RESOLVE_FAILED.value if state == "Failed" else ""),
+        reason=body.get("reason") or ("ResolveFailed" if state == "Failed" else ""),
         message=body.get("message") or "",
         watch=body.get("watch"),
     )

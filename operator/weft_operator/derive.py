@@ -105,7 +105,7 @@ def adapter_status(facts: AdapterFacts, now: float) -> dict[str, Any]:
     generation = adapter.meta.generation
     verdict = serving.verdict if serving else {}
     told = ("rank", "alpha", "targetModules", "sizeBytes", "dtype")
-    ready = facts.report.ready_runners if facts.report else adapter.status.get("readyRunners", 0)
+    unavailable = facts.report.unavailable_runners if facts.report else adapter.status.get("unavailableRunners", 0)
     status = {
         "observedGeneration": generation,
         "digest": serving.digest if serving else None,
@@ -113,7 +113,7 @@ def adapter_status(facts: AdapterFacts, now: float) -> dict[str, Any]:
         "baseDigest": serving.base_digest if serving else None,
         **{name: verdict.get(name) for name in told},
         "modelName": adapter.model_name,
-        "readyRunners": ready if serving else 0,
+        "unavailableRunners": unavailable if serving else 0,
         "conditions": merged(adapter.status.get("conditions", ()), adapter_conditions(facts), generation, now),
     }
     return {name: value for name, value in status.items() if value is not None}

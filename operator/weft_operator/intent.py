@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weft.api.quantity import amount
+from weft.api.template import amount
 
 INTENT = "serving.weft.dev/intent"
 

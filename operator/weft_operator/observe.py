@@ -144,8 +144,10 @@ class AdapterReport:
 
     digest: str
     routed: bool
-    ready_runners: int
+    unavailable_runners: int = 0  # of the pool's ready ones
     load_errors: tuple[str, ...] = ()
+    load_failed: bool = False  # everywhere
+    removed: bool = False  # it is not routed, and no ready runner has it
 
 
 class Desired:

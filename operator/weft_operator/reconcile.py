@@ -160,7 +160,7 @@ class Controller:
         if ref is None:
             return
         if uid in self.observed.unloads:
-            if not report.routed and report.ready_runners == 0 and not self.observed.unloads[uid]:
+            if report.removed and not self.observed.unloads[uid]:
                 self.observed.unloads[uid] = True
                 self._queue.add([ref])
         elif ref in self.observed.adapters:  # else it was withdrawn meanwhile

@@ -81,6 +81,6 @@ def _adapter_left(ref: Ref, observed: Observed, now: float, except_for: tuple[st
     if before.uid != uid:
         observed.adapter_reports.pop(before.uid, None)
         if uid == "":  # withdrawn, and the object may live on: it is not routed any more
-            observed.adapter_reports[before.uid] = AdapterReport("", False, 0)
+            observed.adapter_reports[before.uid] = AdapterReport("", False)
     if before.digest != digest:
         observed.retention.left(before.digest, now, before.drain_s)

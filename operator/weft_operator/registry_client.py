@@ -141,7 +141,7 @@ class RegistryClient:
             case PoolStatus() as status:
                 self._on_pool(status.pool, pool_report(status))
             case AdapterStatus() as status:
-                if not status.routed and status.ready_runners == 0:
+                if status.removed:
                     self._unloading.discard(status.uid)
                 self._on_adapter(status.uid, adapter_report(status))
 
@@ -179,4 +179,11 @@ def pool_report(status: PoolStatus) -> PoolReport:
 
 
 def adapter_report(status: AdapterStatus) -> AdapterReport:
-    return AdapterReport(status.digest, status.routed, status.ready_runners, tuple(sorted(status.load_errors)))
+    return AdapterReport(
+        status.digest,
+        status.routed,
+        status.unavailable_runners,
+        tuple(sorted(status.load_errors)),
+        status.load_failed,
+        status.removed,
+    )

@@ -16,7 +16,7 @@ function serves the webhook and the local API, so both refuse the same with the 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from weft.api.reasons import ArtifactReason, Reason
+from weft.domain.model.errors import Reason
 from weft_operator.judge import accepted_by_name, holder_words, is_at_home, name_owner, pinned_max
 from weft_operator.observe import Desired
 from weft_operator.resources import Adapter, Object, Pool, parse
@@ -62,7 +62,7 @@ def review(wish: Object, before: Object | None, desired: Desired) -> Review:
 def _review_adapter(new: Adapter, old: Adapter | None, desired: Desired) -> Review:
     pool = desired.pools.get(new.pool)
     if pool is None or pool.meta.deleting:
-        waits = f"there is no ServingPool {new.pool} yet: the adapter waits for it ({Reason.POOL_NOT_FOUND})"
+        waits = f"there is no ServingPool {new.pool} yet: the adapter waits for it (PoolNotFound)"
         return Review(tuple(_name_objections(new, old, desired)), (waits,))
     known = (
         set(_adapter_objections(old, pool, desired)) if old is not None and old.pool == new.pool else set[Objection]()
@@ -78,25 +78,25 @@ def _adapter_objections(adapter: Adapter, pool: Pool, desired: Desired) -> Itera
         message = (
             f"ServingPool {ref} does not admit adapters of namespace {namespace}; its owner can, with allowedNamespaces"
         )
-        yield Objection(Reason.NOT_PERMITTED, "spec.poolRef", message)
+        yield Objection("NotPermitted", "spec.poolRef", message)
     if adapter.base_model not in (None, pool.model_name):
         message = f"ServingPool {ref} serves {pool.model_name!r}, not {adapter.base_model!r}"
-        yield Objection(ArtifactReason.BASE_MISMATCH, "spec.baseModel", message)
+        yield Objection(Reason.BASE_MISMATCH, "spec.baseModel", message)
     if adapter.max_rank is not None and adapter.max_rank > pool.max_rank:
         message = f"ServingPool {ref} takes ranks up to {pool.max_rank}, not {adapter.max_rank}"
-        yield Objection(ArtifactReason.RANK_TOO_LARGE, "spec.maxRank", message)
+        yield Objection(Reason.RANK_TOO_LARGE, "spec.maxRank", message)
     if adapter.pinned:
         others = _accepted(pool, desired, lambda other: other.pinned and other.meta.ref != adapter.meta.ref)
         if len(others) >= pinned_max(pool):
             known = [other for other in others if other.meta.ref.namespace == namespace]  # of others no names are told
-            yield Objection(Reason.NO_SLOTS, "spec.pinned", _full(pool, known))
+            yield Objection("NoSlots", "spec.pinned", _full(pool, known))
 
 
 def _name_objections(new: Adapter, old: Adapter | None, desired: Desired) -> Iterator[Objection]:
     if old is not None and old.model_name == new.model_name:
         return
     if holder := _holder(new, desired):
-        yield Objection(Reason.NAME_CONFLICT, "spec.modelName", _taken(new, holder))
+        yield Objection("NameConflict", "spec.modelName", _taken(new, holder))
 
 
 # ------------------------------------------------------------------------------------------------ pools
@@ -106,7 +106,7 @@ def _review_pool(new: Pool, old: Pool | None, desired: Desired) -> Review:
     if not desired.serves(new.meta.ref.namespace):
         served = ", ".join(sorted(desired.served or ())) or "no namespace"
         namespace = new.meta.ref.namespace
-        where = f"pools are served in {served}, not in {namespace} ({Reason.NAMESPACE_NOT_SERVED})"
+        where = f"pools are served in {served}, not in {namespace} (NamespaceNotServed)"
         return Review(warnings=(where,))
     if old is None:
         return Review(tuple(_renamed(new, desired)))
@@ -121,7 +121,7 @@ def _review_pool(new: Pool, old: Pool | None, desired: Desired) -> Review:
 
 def _renamed(new: Pool, desired: Desired) -> Iterator[Objection]:
     if holder := _holder(new, desired):
-        yield Objection(Reason.NAME_CONFLICT, "spec.model.name", _taken(new, holder))
+        yield Objection("NameConflict", "spec.model.name", _taken(new, holder))
 
 
 def _asserted(new: Pool, desired: Desired) -> Iterator[Objection]:
@@ -130,19 +130,19 @@ def _asserted(new: Pool, desired: Desired) -> Iterator[Objection]:
         message = (
             f"baseModel of {_named(relying)} says {relying[0].base_model!r}; delete them first, or create another pool"
         )
-        yield Objection(ArtifactReason.BASE_MISMATCH, "spec.model.name", message)
+        yield Objection(Reason.BASE_MISMATCH, "spec.model.name", message)
 
 
 def _fewer_slots(new: Pool, desired: Desired) -> Iterator[Objection]:
     pinned = _accepted(new, desired, lambda adapter: adapter.pinned)
     if len(pinned) > pinned_max(new):
-        yield Objection(Reason.NO_SLOTS, "spec.lora.maxAdapters", _full(new, pinned))
+        yield Objection("NoSlots", "spec.lora.maxAdapters", _full(new, pinned))
 
 
 def _smaller_rank(new: Pool, desired: Desired) -> Iterator[Objection]:
     if larger := _accepted(new, desired, lambda adapter: int(adapter.status.get("rank") or 0) > new.max_rank):
         message = f"{_named(larger)} of rank {max(int(a.status['rank']) for a in larger)} would not be served any more"
-        yield Objection(ArtifactReason.RANK_TOO_LARGE, "spec.lora.maxRank", message)
+        yield Objection(Reason.RANK_TOO_LARGE, "spec.lora.maxRank", message)
 
 
 def _no_longer_permitted(new: Pool, desired: Desired) -> Iterator[str]:

@@ -7,6 +7,7 @@ from weft.domain.routes import PoolSpec
 from weft.domain.runner import RunnerSpec
 from weft_gateway.core.gateway import GatewayConfig
 from weft_scheduler.core.config import Config as SchedulerConfig
+from weft_sim.executor_model import StepTimes
 from weft_sim.hosts import Costs
 from weft_supervisor.core.supervisor import Config as SupervisorConfig
 
@@ -21,6 +22,8 @@ class RunnerPlan:
     max_prefills: int = 1
     depth: int = 1  # steps in flight at a time
     page_bytes: int = 0  # of a page, where adapters live in pages
+    times: StepTimes | None = None  # measured ones; None: what the specification's profile says
+    threads: int = 0  # of its host's cores that a step takes; 0: it runs on a device of its own
 
 
 @dataclass(frozen=True)

@@ -74,22 +74,25 @@ def answer(prompt: Sequence[int], adapter: str, seed: int, choice: int, max_toke
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """ms of a step: a + b * decode rows + c * prompt tokens. `factor`: of a runner that is slow for a while."""
+    """ms of a step: of any, of a decode row, a prompt token, a key that rows attend to, an adapter in the batch."""
 
     base_ms: float
     row_ms: float
     prompt_token_ms: float
+    key_ms: float = 0.0
+    adapter_ms: float = 0.0
 
     @classmethod
     def of(cls, spec: RunnerSpec) -> "StepTimes":
-        """From what a runner measured of itself at start."""
+        """From what a runner measured of itself at start; that tells nothing of adapters."""
         best = max(spec.best_batch, 2)
         row_ms = max(0.0, (spec.step_ms_best - spec.step_ms_1) / (best - 1))
         rate = spec.prefill_tokens_per_s
         return cls(spec.step_ms_1 - row_ms, row_ms, 1e3 / rate if rate else 0.0)
 
-    def seconds(self, decode_rows: int, prompt_tokens: int) -> float:
-        return (self.base_ms + self.row_ms * decode_rows + self.prompt_token_ms * prompt_tokens) / 1e3
+    def seconds(self, decode_rows: int, prompt_tokens: int, keys: int = 0, adapters: int = 0) -> float:
+        decode_ms = self.base_ms + self.row_ms * decode_rows + self.key_ms * keys
+        return (decode_ms + self.prompt_token_ms * prompt_tokens + self.adapter_ms * adapters) / 1e3
 
 
 class Device:

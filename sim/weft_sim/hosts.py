@@ -1,14 +1,18 @@
-"""Hosts: cores that machines and models compete for, and what each event costs.
+"""Hosts: cores that threads share, and what each event costs.
 
-A machine is served by one thread: its events queue behind each other, and behind those of other machines while all
-cores are busy. A model step has the cores of its runner to itself: steps and control-plane events of one host do not
-slow each other.
+A machine is served by one thread: its events queue behind each other. A runner has two: messages come and go on one,
+the engine computes on the other. A step of a model takes as many threads as the runner's executor, so that steps and
+control-plane events of one host slow each other where they are more than its cores.
 """
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any
 
 from weft.domain.machine import Kind
+from weft_sim.clock import Clock, Rank
 
 FREE: Mapping[tuple[Kind, str], float] = {}  # every event costs nothing: for checks of behaviour
 
@@ -17,16 +21,21 @@ FREE: Mapping[tuple[Kind, str], float] = {}  # every event costs nothing: for ch
 class Costs:
     """CPU seconds of an event, by the kind of the machine and the class of the message or event.
 
-    `per_item`: for each sequence of a Step. `default`: for what is not listed.
+    `per_item`: for each sequence of a Step. `default`: for what is not listed. `sends`: of a message that leaves a
+    runner, where another thread than the engine's sends it; elsewhere sending is part of the event that it follows
+    from. `client_request`, `client_token`: of the clients, which are one thread on the gateway's host.
     """
 
     events: Mapping[tuple[Kind, str], float] = field(default_factory=dict[tuple[Kind, str], float])
     per_item: Mapping[tuple[Kind, str], float] = field(default_factory=dict[tuple[Kind, str], float])
     default: float = 0.0
+    sends: Mapping[str, float] = field(default_factory=dict[str, float])
+    client_request: float = 0.0
+    client_token: float = 0.0
 
     @property
     def free(self) -> bool:
-        return not (self.events or self.per_item or self.default)
+        return not (self.events or self.per_item or self.default or self.sends)
 
     def of(self, kind: Kind, event: str, items: int = 0) -> float:
         cost = self.events.get((kind, event), self.default)
@@ -56,18 +65,88 @@ MEASURED = Costs(
 
 
 class Host:
-    """A machine with cores. Bookings are made in the order of time and never overlap on a core."""
+    """Cores that all busy threads share alike: each runs at the speed min(1, cores / busy threads).
 
-    def __init__(self, name: str, cores: int = 1) -> None:
-        self.name, self.cores = name, cores
-        self.busy_s = 0.0  # of all cores, for machines' events
-        self.model_s = 0.0  # of one core, for model steps
-        self._free_at = [0.0] * cores
+    That is processor sharing, what round robin comes to as its quantum becomes small (Kleinrock 1967). Every busy
+    thread has been given the same CPU time since any moment, so that work of s seconds is done when `_given` has grown
+    by s. Work that is done at the same time ends in the order in which it began.
+    """
 
-    def book(self, ready: float, seconds: float) -> float:
-        """The time at which `seconds` of work that is ready at `ready` are done, on the core that is free first."""
-        core = min(range(self.cores), key=self._free_at.__getitem__)
-        end = max(ready, self._free_at[core]) + seconds
-        self._free_at[core] = end
-        self.busy_s += seconds
-        return end
+    def __init__(self, name: str, cores: int, clock: Clock) -> None:
+        self.name, self.cores, self._clock = name, cores, clock
+        self.busy_s = 0.0  # of all cores, of work that has begun
+        self._work: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []  # by `_given` at its end
+        self._number = 0
+        self._threads = 0  # that are busy
+        self._speed = 1.0
+        self._given, self._at = 0.0, clock.now
+        self._next_end: tuple[int, int] | None = None  # which work ends first, and the plan that says so
+        self._plans = 0
+
+    def run(self, seconds: float, threads: int, done: Callable[..., None], *arguments: Any) -> None:
+        """Work that takes so many threads at a time, and `seconds` while there is a core for each."""
+        threads = min(threads, self.cores)
+        self._advance()
+        self._number += 1
+        heappush(self._work, (self._given + seconds, self._number, threads, done, arguments))
+        self._threads += threads
+        self.busy_s += seconds * threads
+        self._plan()
+
+    def _advance(self) -> None:
+        now = self._clock.now
+        self._given += (now - self._at) * self._speed
+        self._at = now
+
+    def _plan(self) -> None:
+        """When the first work ends, if nothing else begins."""
+        speed = min(1.0, self.cores / self._threads) if self._threads else 1.0
+        if not self._work:
+            self._speed, self._given, self._next_end = 1.0, 0.0, None
+            return
+        given, number = self._work[0][:2]
+        if speed == self._speed and self._next_end is not None and self._next_end[0] == number:
+            return
+        self._speed = speed
+        self._plans += 1
+        self._next_end = (number, self._plans)
+        self._clock.at(self._at + (given - self._given) / speed, Rank.WORK, self._ended, self._plans)
+
+    def _ended(self, plan: int) -> None:
+        if self._next_end is None or self._next_end[1] != plan:
+            return  # something began since
+        self._advance()
+        self._given, _, threads, done, arguments = heappop(self._work)  # exactly, whatever was rounded on the way
+        self._threads -= threads
+        self._next_end = None
+        self._plan()
+        done(*arguments)
+
+
+class Lane:
+    """Work that is done one after the other: a thread's, or a model's steps, which take several threads each."""
+
+    def __init__(self, host: Host, threads: int = 1) -> None:
+        self._host, self._threads = host, threads
+        self._waiting: deque[tuple[float, Callable[..., None], tuple[Any, ...]]] = deque()
+        self.busy = False
+
+    def run(self, seconds: float, done: Callable[..., None], *arguments: Any) -> None:
+        """Behind what waits already."""
+        if self.busy:
+            self._waiting.append((seconds, done, arguments))
+        else:
+            self.busy = True
+            self._host.run(seconds, self._threads, self._done, done, arguments)
+
+    def clear(self) -> None:
+        """What has not begun never does."""
+        self._waiting.clear()
+
+    def _done(self, done: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        done(*arguments)
+        if self._waiting:
+            seconds, *following = self._waiting.popleft()
+            self._host.run(seconds, self._threads, self._done, *following)
+        else:
+            self.busy = False

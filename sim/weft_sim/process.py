@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Machine, Peer, Received, Send, Tick
 from weft_sim.clock import Clock, Rank
-from weft_sim.hosts import Costs, Host
+from weft_sim.hosts import Costs, Host, Lane
 from weft_sim.network import Network, Stream
 
 RECONNECT_S = 0.2  # between attempts of a link, as the shells' first back-off
@@ -69,13 +69,13 @@ class Process:
         self.streams: dict[Peer, tuple[Stream, int]] = {}
         self.handled = 0
         self.busy_s = 0.0
+        self._thread = self._io = Lane(host)
         self.on_event: Callable[[Process, object, float], None] | None = None
         self.on_effects: Callable[[Process, object, Sequence[Any]], None] | None = None
         self._intercepts = kind in INTERCEPTING
         self._links: list[Link] = []
         self._timer: float | None = None
         self._ticked = (0.0, 0)
-        self._free_at = 0.0
         self._resumes: float | None = None
         self._waiting: list[tuple[object, int]] = []  # while it is paused
 
@@ -97,7 +97,8 @@ class Process:
     def start(self) -> None:
         assert self.machine is None, f"{self.name} runs already"
         self.generation += 1
-        self._timer, self._free_at = None, self.clock.now
+        self._timer, self._thread = None, Lane(self.host)
+        self._io = Lane(self.host) if self.kind is Kind.RUNNER else self._thread
         self.machine = self.shell.start(self)
         for link in self._links:
             link.open()
@@ -109,6 +110,8 @@ class Process:
             return
         self.machine = None
         self._waiting.clear()
+        self._thread.clear()
+        self._io.clear()
         self._resumes = None
         for stream, side in self.network.of(self):
             stream.alive[side] = False
@@ -162,23 +165,32 @@ class Process:
     # ---------------------------------------------------------------- events
 
     def post(self, event: object, size: int = 0) -> None:
-        """Something has happened to it: its machine handles it when its thread and a core are free."""
+        """Something has happened to it: its machine handles it when a thread of the process has come to it."""
         if self._resumes is not None:
             self._waiting.append((event, size))
             return
         if self.costs.free:
             self.handle(event)
             return
-        name = type(event.message).__name__ if isinstance(event, Received) else type(event).__name__
+        received = isinstance(event, Received)
+        name = type(event.message if received else event).__name__
         items = len(event.message.sequences) if name == "Step" else 0  # pyright: ignore
         cost = self.costs.of(self.kind, name, items)
-        self._free_at = self.host.book(max(self.clock.now, self._free_at), cost)
         self.busy_s += cost
-        self.clock.at(self._free_at, Rank.WORK, self._served, self.generation, event)
+        lane = self._io if received or isinstance(event, Connected | Closed) else self._thread
+        lane.run(cost, self._served, self.generation, event)
 
     def send(self, peer: Peer, message: object) -> None:
         """Where no stream with the peer is open the message is dropped."""
-        if (open_stream := self.streams.get(peer)) is not None:
+        if self.kind is Kind.RUNNER and self.costs.sends:
+            cost = self.costs.sends.get(type(message).__name__, 0.0)
+            self.busy_s += cost
+            self._io.run(cost, self._transmit, self.generation, peer, message)
+        else:
+            self._transmit(self.generation, peer, message)
+
+    def _transmit(self, generation: int, peer: Peer, message: object) -> None:
+        if generation == self.generation and (open_stream := self.streams.get(peer)) is not None:
             self.network.send(*open_stream, message)
 
     def post_at(self, generation: int, event: object) -> None:

@@ -24,6 +24,7 @@ from weft_scheduler.core.scheduler import Scheduler
 from weft_sim.clock import Rank
 from weft_sim.deployment import Deployment, RunnerPlan
 from weft_sim.executor_model import EOS, VOCABULARY, Device, StepTimes, bytes_of
+from weft_sim.hosts import Lane
 from weft_sim.laws import ClientRequest
 from weft_sim.process import LawBroken, Process
 from weft_supervisor.core.supervisor import PersistTerm, Supervisor
@@ -169,9 +170,9 @@ class RunnerShell(BaseShell):
 
     def __init__(self, world: "World", plan: RunnerPlan) -> None:
         self._world, self.plan, self.spec = world, plan, plan.spec
-        self.times = StepTimes.of(plan.spec)
+        self.times = plan.times or StepTimes.of(plan.spec)
         self.slow_until = self.failing_until = self.full_until = 0.0
-        self.busy_s = 0.0
+        self.busy_s = self._ended_at = 0.0
         self.steps = self.rows = 0
         self._on_disk: dict[str, None] = {}
         self._bytes = {adapter.digest: adapter.bytes for adapter in world.deployment.adapters}
@@ -183,6 +184,7 @@ class RunnerShell(BaseShell):
         self._world.laws.registered(process.peer, spec)
         self.device = Device(spec.page_tokens)
         self._in_flight, self._idle_at, self._offering = 0, 0.0, False
+        self._model = Lane(process.host, self.plan.threads)
         times = self.times
         limits = PoolLimits(
             spec.total_pages, spec.page_tokens, spec.max_sequences, spec.max_adapters, spec.max_context_tokens,
@@ -190,10 +192,10 @@ class RunnerShell(BaseShell):
             BatchLimits(self.plan.max_prefills, max(self.plan.max_batch_tokens, spec.max_sequences)),
             page_bytes=self.plan.page_bytes,
         )  # fmt: skip
-        model = StepModel(times.base_ms, times.row_ms, 0.0, max(times.prompt_token_ms, 1e-3))
+        model = StepModel(times.base_ms, times.row_ms, times.key_ms, max(times.prompt_token_ms, 1e-3))
         self.machine = Runner(limits, model)
         self._world.clock.after(
-            0.0, Rank.WORK, process.post_at, process.generation, rn.FoundOnDisk(frozenset(self._on_disk))
+            0.0, Rank.WORK, process.post_at, process.generation, rn.FoundOnDisk(tuple(self._on_disk))
         )
         return self.machine
 
@@ -233,21 +235,22 @@ class RunnerShell(BaseShell):
                 pass
 
     def _run(self, process: Process, step: rn.RunStep) -> None:
+        """A device runs steps one after the other; on the host's cores they compete with everything else there."""
         clock, batch = self._world.clock, step.batch
-        seconds = self.times.seconds(len(batch.rows) - batch.n_prefills, batch.prompt_tokens)
+        seconds = self.times.seconds(
+            len(batch.rows) - batch.n_prefills, batch.prompt_tokens, step.keys, batch.n_adapters
+        )
         if clock.now < self.slow_until:
             seconds *= SLOW
-        self.busy_s += seconds
         self.steps += 1
         self.rows += len(batch.rows)
         self._in_flight += 1
-        began = max(clock.now, self._idle_at)
-        self._idle_at = began + seconds
-        if self._world.timeline is not None:
-            rows, tokens = len(batch.rows), batch.n_tokens
-            self._world.timeline.span(process.name, "step", began, seconds, rows=rows, tokens=tokens)
-        tokens = self._compute(step)
-        clock.at(self._idle_at, Rank.WORK, self._step_done, process, process.generation, step, tokens, clock.now)
+        done = (process, process.generation, step, self._compute(step), clock.now)
+        if self.plan.threads:
+            self._model.run(seconds, self._step_done, *done)
+        else:
+            self._idle_at = max(clock.now, self._idle_at) + seconds
+            clock.at(self._idle_at, Rank.WORK, self._step_done, *done)
 
     def _compute(self, step: rn.RunStep) -> dict[str, SampledToken]:
         """The step's tokens. Steps are computed in the order of their launch, so it may be done at the launch."""
@@ -271,8 +274,15 @@ class RunnerShell(BaseShell):
         tokens: dict[str, SampledToken],
         scheduled_at: float,
     ) -> None:
+        now, batch = self._world.clock.now, step.batch
+        began = max(scheduled_at, self._ended_at)
+        self._ended_at = now
+        self.busy_s += now - began
+        if self._world.timeline is not None:
+            rows, tokens_in = len(batch.rows), batch.n_tokens
+            self._world.timeline.span(process.name, "step", began, now - began, rows=rows, tokens=tokens_in)
         if generation == process.generation and process.up:
-            process.post(rn.StepDone(step, tokens, {}, (self._world.clock.now - scheduled_at) * 1e3))
+            process.post(rn.StepDone(step, tokens, {}, (now - scheduled_at) * 1e3))
 
     def _loaded(self, process: Process, generation: int, order: rn.Load | rn.Fetch) -> None:
         if generation != process.generation or not process.up:

@@ -55,6 +55,9 @@ class Pool:
     popularity: str = "skewed"  # of adapters, where the trace names none: identical, distinct, uniform, skewed
     gateways: int = 1
     cores: int = 4  # of the host of gateways, scheduler and supervisor
+    runner_cores: int = 1  # of the host of each runner
+    threads: int = 0  # of its host's cores that a step takes; 0: it runs on a device
+    one_host: bool = False  # runners share the cores of the control plane, as on a laptop
     delay_ms: float = 0.2  # of a message between two processes
     max_queue: int = 100_000
     cpu: bool = True  # charge the machines' measured CPU seconds
@@ -106,9 +109,10 @@ def deployment_of(pool: Pool) -> Deployment:
                 numerics_class="simulated", best_batch=pool.best_batch, step_ms_1=pool.step_ms_1,
                 step_ms_best=pool.step_ms_best, prefill_tokens_per_s=pool.prefill_tokens_per_s,
             ),
-            f"host-{number}",
+            "control" if pool.one_host else f"host-{number}",
             pool.max_batch_tokens,
             pool.max_prefills,
+            threads=pool.threads,
         )
         for number in range(pool.runners)
     )  # fmt: skip
@@ -120,7 +124,7 @@ def deployment_of(pool: Pool) -> Deployment:
             for i in range(pool.adapters)
         ),
         gateways=pool.gateways,
-        hosts={"control": pool.cores, **{plan.host: 1 for plan in runners}},
+        hosts={plan.host: pool.runner_cores for plan in runners} | {"control": pool.cores},
         costs=MEASURED if pool.cpu else Costs(),
         delay_s=pool.delay_ms / 1e3,
         load_s=pool.load_ms / 1e3,

@@ -41,7 +41,7 @@ class World:
         self.digest = blake2b(digest_size=8)
         if watch:
             self.network.on_delivery = self._delivered
-        hosts = {name: Host(name, cores) for name, cores in deployment.hosts.items()}
+        hosts = {name: Host(name, cores, self.clock) for name, cores in deployment.hosts.items()}
         self.processes: dict[str, Process] = {}
         self.clients: dict[str, ClientRequest] = {}
         self.predictions: dict[str, int] = {}  # p90 by request

@@ -79,7 +79,7 @@ async def test_new_weights_under_the_same_name_are_swapped_and_the_status_says_t
 
     def told() -> bool:
         status = adapter(installation, "changing", "acme")["status"]
-        return status["digest"] != old and status["readyRunners"] > 0
+        return status["digest"] != old and status["unavailableRunners"] == 0
 
     await eventually(lambda: asyncio.to_thread(told))
     await until_gone(installation, old)

@@ -36,7 +36,7 @@ def test_kubectl_shows_what_people_ask_for(installation: Installation) -> None:
         "MODEL",
         "READY",
         "REASON",
-        "RUNNERS",
+        "UNAVAILABLE",
         "AGE",
     ]
     assert adapters.count(" True ") == 6

@@ -33,14 +33,14 @@ from weft.domain.runner import RunnerOrder
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import Batch, BatchLimits
 from weft_runner.core.runner import Runner
-from weft_runner.engine import Engine, Output
 from weft_runner.errors import ArtifactUnknown
-from weft_runner.memory.adapter_pool import AdapterPool
 from weft_runner.model.adapter_store import AdapterFiles
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.weights import load_weights
+from weft_runner.shell.adapter_pool import AdapterPool
+from weft_runner.shell.engine import Engine, Output
 
 SMALL = {
     "architectures": ["LlamaForCausalLM"],
@@ -203,8 +203,8 @@ class World:
     def retain(self, digests: frozenset[str]) -> None:
         del digests
 
-    def on_disk(self, digests: Any) -> frozenset[str]:
-        return frozenset(d for d in digests if (self.root / d).exists())
+    def on_disk(self) -> tuple[str, ...]:
+        return ()
 
 
 @pytest.fixture

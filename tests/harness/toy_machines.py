@@ -82,7 +82,7 @@ class Town:
         self.network = Network(self.clock, Pickled(), random_of(seed, "network"), delay_s=0.001)
         self.shell = ToyShell(self.log, list(deadlines))
         self.left, self.right = (
-            Process(name, kind, self.shell, Host(name), self.clock, self.network, costs or Costs())
+            Process(name, kind, self.shell, Host(name, 1, self.clock), self.clock, self.network, costs or Costs())
             for name, kind in (("left", Kind.GATEWAY), ("right", Kind.SCHEDULER))
         )
         self.link = self.left.link(self.right, lambda: "hello")

@@ -98,7 +98,6 @@ def scene(name: str) -> Callable[[Stage], None]:
         stage.kubectl("scale", "servingpool/base", "--replicas=1")
         stage.wait_for_value("servingpool", "base", "status.replicas", 1)
         stage.wait_for_value("servingpool", "base", "status.readyReplicas", 1)
-        stage.wait_for_value("loraadapter", "upper", "status.readyRunners", 1)  # leases have run out
         stage.wait_for("servingpool", "base", "Progressing", "False")
 
     def delete(stage: Stage) -> None:

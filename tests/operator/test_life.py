@@ -40,7 +40,7 @@ def test_an_applied_adapter_becomes_ready_with_its_digest(stage: Stage) -> None:
     with_pool(stage)
     stage.apply_adapter("upper", "file:adapters/upper")
     stage.wait_for("loraadapter", "upper", "Ready")
-    stage.wait_for_value("loraadapter", "upper", "status.readyRunners", 1)
+    stage.wait_for_value("loraadapter", "upper", "status.unavailableRunners", 0)
     upper, pool = stage.get("loraadapter", "upper"), stage.get("servingpool", "base")
     assert upper["status"]["digest"].startswith("sha256:")
     assert upper["status"]["rank"] > 0

@@ -14,7 +14,6 @@ def settle(stage: Stage) -> None:
     stage.apply_adapter("nowhere", "file:adapters/absent")
     for name in ("upper", "digits"):
         stage.wait_for("loraadapter", name, "Ready")
-        stage.wait_for_value("loraadapter", name, "status.readyRunners", 2)
     stage.wait_for("loraadapter", "nowhere", "Fetched", "False")
     stage.wait_for_value("servingpool", "base", "status.readyReplicas", 2)
     stage.wait_for_value("servingpool", "base", "status.adapters.ready", 2)

@@ -64,7 +64,7 @@ _ADAPTER_COLUMNS = [
     _column("Model", ".status.modelName", description="What clients send as model."),
     _column("Ready", _condition("Ready", "status"), description="Whether clients can call it."),
     _column("Reason", _condition("Ready", "reason"), description="Why, or why not."),
-    _column("Runners", ".status.readyRunners", "integer", description="Ready runners that know it."),
+    _column("Unavailable", ".status.unavailableRunners", "integer", description="Ready runners that do not serve it."),
     _column("Tier", ".spec.tier", description="The least that every ready runner holds it in.", wide=True),
     _column("Pinned", ".spec.pinned", "boolean", description="Whether it stays on the device.", wide=True),
     _column("Rank", ".status.rank", "integer", description="The largest rank of any module.", wide=True),

@@ -4,6 +4,8 @@ A field that does not exist is refused with the nearest one that does: a typo mu
 """
 
 import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Self
 
@@ -21,8 +23,6 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
-
-from weft.api.rules import Rule, validations
 
 MAX_ERRORS = 50  # of one object in a report: finding a better name for each of 20,000 fields would take half a minute
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
@@ -81,6 +81,31 @@ Timestamp = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A constraint that the type of one field cannot express.
+
+    `field` (as users write it, inside the object) is the path of a breach. `cel` is evaluated by the API server with
+    the object as `self` (None: its schema has it already), `holds` here with the typed object. Both mean the
+    same; a test compares them on the table of bad manifests.
+    """
+
+    field: str
+    message: str
+    cel: str | None
+    holds: Callable[[Any], bool]
+
+
+def unique_names(field: str, entries: Callable[[Any], Iterable[Any] | None]) -> Rule:
+    """A list whose entries have different names; in the schema it is `x-kubernetes-list-type: map`."""
+
+    def holds(value: Any) -> bool:
+        names = [entry.name for entry in entries(value) or ()]
+        return len(names) == len(set(names))
+
+    return Rule(field, "two entries have the same name", None, holds)
+
+
 class ApiModel(BaseModel):
     """Unknown fields are refused with the nearest name; a field is documented by the text below it."""
 
@@ -115,7 +140,10 @@ class ApiModel(BaseModel):
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """With the rules as CEL, for the CRDs."""
         schema = handler(core_schema)
-        if found := validations(cls.rules):
+        found = [
+            {"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.field}"} for rule in cls.rules if rule.cel
+        ]
+        if found:
             own = handler.resolve_ref_schema(schema)
             own["x-kubernetes-validations"] = [*own.get("x-kubernetes-validations", []), *found]
         return schema

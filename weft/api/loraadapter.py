@@ -4,9 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from weft.api.conditions import Conditions
 from weft.api.fields import ApiModel, DigestText, Label, ModelName
-from weft.api.meta import Resource, is_empty
+from weft.api.meta import Conditions, Resource, is_empty
 from weft.api.source import Artifact
 
 
@@ -19,7 +18,7 @@ class PoolRef(ApiModel):
     """Of the pool; the adapter's own when unset. Another one needs the pool's allowedNamespaces."""
 
 
-class Source(Artifact):
+class AdapterSource(Artifact):
     """Where the adapter's files are: adapter_config.json and adapter_model.safetensors, as PEFT writes them."""
 
 
@@ -45,7 +44,7 @@ class LoRAAdapterSpec(ApiModel):
     """Asserts the model name of the pool's base. Immutable. Needed where training knew the base by another name."""
     model_name: ModelName | None = None
     """What clients send as `model`; <namespace>/<name> when unset. The older object wins a conflict."""
-    source: Source
+    source: AdapterSource
     """Where the files are."""
     max_rank: Annotated[int, Field(strict=True, ge=1, le=256)] | None = None
     """Asserts that no module's rank is larger; else RankTooLarge."""
@@ -79,8 +78,8 @@ class LoRAAdapterStatus(ApiModel):
     """Of its weights."""
     model_name: str | None = None
     """What clients send as `model`."""
-    ready_runners: Annotated[int, Field(strict=True, ge=0)] | None = None
-    """Ready runners that know the adapter."""
+    unavailable_runners: Annotated[int, Field(strict=True, ge=0)] | None = None
+    """Ready runners of its pool that do not serve it: they have not got it yet, or failed to load it."""
     conditions: Conditions = ()
     """Accepted, Validated, Fetched, Ready."""
 
@@ -91,17 +90,6 @@ class LoRAAdapter(Resource):
     kind: Literal["LoRAAdapter"] = "LoRAAdapter"
     spec: LoRAAdapterSpec
     status: Annotated[LoRAAdapterStatus, Field(exclude_if=is_empty)] = LoRAAdapterStatus()
-
-    @property
-    def pool_key(self) -> str:
-        """`namespace/name` of its pool."""
-        ref = self.spec.pool_ref
-        return f"{ref.namespace or self.metadata.namespace}/{ref.name}"
-
-    @property
-    def model_name(self) -> str:
-        """What clients send."""
-        return self.spec.model_name or self.key
 
     @property
     def immutables(self) -> dict[str, object]:

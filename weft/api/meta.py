@@ -1,15 +1,17 @@
-"""Object metadata as Kubernetes keeps it, and rules between two versions of one object."""
+"""Object metadata and conditions as Kubernetes keeps them, and rules between two versions of one object."""
 
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from weft.api.fields import ApiModel, Label, Timestamp
+from weft.domain.text import sanitize
 
 GROUP = "serving.weft.dev"
 VERSION = "v1alpha1"
 API_VERSION = "serving.weft.dev/v1alpha1"
 ApiVersion = Literal["serving.weft.dev/v1alpha1"]
+MAX_MESSAGE_CHARS = 4096
 _EMPTY_IS_ABSENT: Any = Field(exclude_if=lambda value: not value)
 
 
@@ -32,10 +34,38 @@ class ObjectMeta(ApiModel):
     owner_references: Annotated[tuple[dict[str, Any], ...], _EMPTY_IS_ABSENT] = ()
     managed_fields: Annotated[tuple[dict[str, Any], ...], Field(exclude=True)] = ()
 
-    @property
-    def key(self) -> str:
-        """`namespace/name`"""
-        return f"{self.namespace}/{self.name}"
+
+class Condition(ApiModel):
+    """One observation. Reasons are CamelCase and API (`weft.api.reasons`)."""
+
+    type: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z]*$", max_length=316)]
+    """What is observed, for example Ready."""
+    status: Literal["True", "False", "Unknown"]
+    """True, False or Unknown."""
+    observed_generation: Annotated[int, Field(strict=True, ge=0)] | None = None
+    """metadata.generation of the spec that was observed."""
+    last_transition_time: Timestamp
+    """When status last changed."""
+    reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z]*$", max_length=1024)]
+    """Why, as one CamelCase word for programs."""
+    message: Annotated[str, Field(max_length=32768)] = ""
+    """Why, for people, and what to do."""
+
+
+Conditions = Annotated[
+    tuple[Condition, ...],
+    Field(
+        max_length=16,
+        exclude_if=lambda value: not value,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    ),
+]
+
+
+def sanitize_message(message: str) -> str:
+    """A message as it is stored: printable, and at most MAX_MESSAGE_CHARS."""
+    text = sanitize(message[: MAX_MESSAGE_CHARS + 1])
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 3] + "..."
 
 
 class Resource(ApiModel):
@@ -47,7 +77,12 @@ class Resource(ApiModel):
     @property
     def key(self) -> str:
         """`namespace/name`"""
-        return self.metadata.key
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def immutables(self) -> dict[str, object]:
+        """The fields that are set once: path -> value."""
+        return {}
 
 
 def is_empty(value: ApiModel) -> bool:
@@ -55,16 +90,7 @@ def is_empty(value: ApiModel) -> bool:
     return value == type(value)()
 
 
-class HasImmutables(Protocol):
-    """An object some of whose fields are set once."""
-
-    @property
-    def immutables(self) -> dict[str, object]:
-        """Field path -> value."""
-        ...
-
-
-def immutable_changes(old: HasImmutables, new: HasImmutables) -> list[str]:
+def immutable_changes(old: Resource, new: Resource) -> list[str]:
     """The changes that an update must not make, as messages; CEL rules make the API server refuse the same."""
     before, after = old.immutables, new.immutables
     return [

@@ -9,13 +9,15 @@ from weft.api.fields import ApiModel
 LABEL_KEY_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 
+ATOMIC: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
+_ATOMIC_16: Any = Field(max_length=16, json_schema_extra=ATOMIC)
+
 LabelKey = Annotated[str, Field(pattern=LABEL_KEY_PATTERN, max_length=317)]
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE_PATTERN, max_length=63)]
 Labels = Annotated[dict[str, LabelValue], Field(max_length=32)]
 Weight = Annotated[int, Field(strict=True, ge=1, le=100)]
 Values = Annotated[tuple[LabelValue, ...], Field(max_length=64)]
-Keys = Annotated[tuple[LabelKey, ...], Field(max_length=16)]
-_ATOMIC: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
+Keys = Annotated[tuple[LabelKey, ...], _ATOMIC_16]
 
 
 class Toleration(ApiModel):
@@ -44,7 +46,7 @@ class NodeRequirement(ApiModel):
     """What it is compared with: some for In and NotIn, one number for Gt and Lt, none for the others."""
 
 
-Requirements = Annotated[tuple[NodeRequirement, ...], Field(max_length=16, json_schema_extra=_ATOMIC)]
+Requirements = Annotated[tuple[NodeRequirement, ...], _ATOMIC_16]
 
 
 class NodeTerm(ApiModel):
@@ -59,7 +61,7 @@ class NodeTerm(ApiModel):
 class NodeSelector(ApiModel):
     """Nodes that meet at least one term."""
 
-    node_selector_terms: Annotated[tuple[NodeTerm, ...], Field(min_length=1, max_length=16, json_schema_extra=_ATOMIC)]
+    node_selector_terms: Annotated[tuple[NodeTerm, ...], Field(min_length=1, max_length=16, json_schema_extra=ATOMIC)]
     """One of them has to hold."""
 
 
@@ -77,9 +79,7 @@ class NodeAffinity(ApiModel):
 
     required_during_scheduling_ignored_during_execution: NodeSelector | None = None
     """Nodes that are possible at all."""
-    preferred_during_scheduling_ignored_during_execution: (
-        Annotated[tuple[PreferredNode, ...], Field(max_length=16, json_schema_extra=_ATOMIC)] | None
-    ) = None
+    preferred_during_scheduling_ignored_during_execution: Annotated[tuple[PreferredNode, ...], _ATOMIC_16] | None = None
     """Nodes that are better than others."""
 
 
@@ -99,9 +99,7 @@ class LabelSelector(ApiModel):
 
     match_labels: Labels | None = None
     """Labels with exactly these values."""
-    match_expressions: (
-        Annotated[tuple[LabelRequirement, ...], Field(max_length=16, json_schema_extra=_ATOMIC)] | None
-    ) = None
+    match_expressions: Annotated[tuple[LabelRequirement, ...], _ATOMIC_16] | None = None
     """Further requirements."""
 
 
@@ -112,13 +110,13 @@ class PodTerm(ApiModel):
     """The node label whose equal values mean near, for example kubernetes.io/hostname."""
     label_selector: LabelSelector | None = None
     """Which pods."""
-    namespaces: Annotated[tuple[LabelValue, ...], Field(max_length=16, json_schema_extra=_ATOMIC)] | None = None
+    namespaces: Annotated[tuple[LabelValue, ...], _ATOMIC_16] | None = None
     """Of which namespaces; the pool's own when unset."""
     namespace_selector: LabelSelector | None = None
     """Of which namespaces, by their labels."""
-    match_label_keys: Annotated[Keys, Field(json_schema_extra=_ATOMIC)] | None = None
+    match_label_keys: Keys | None = None
     """Labels whose value is to be that of the pod itself."""
-    mismatch_label_keys: Annotated[Keys, Field(json_schema_extra=_ATOMIC)] | None = None
+    mismatch_label_keys: Keys | None = None
     """Labels whose value is to be another than that of the pod itself."""
 
 
@@ -134,13 +132,9 @@ class PreferredPod(ApiModel):
 class PodAffinity(ApiModel):
     """Near which pods (or, as podAntiAffinity, far from which)."""
 
-    required_during_scheduling_ignored_during_execution: (
-        Annotated[tuple[PodTerm, ...], Field(max_length=16, json_schema_extra=_ATOMIC)] | None
-    ) = None
+    required_during_scheduling_ignored_during_execution: Annotated[tuple[PodTerm, ...], _ATOMIC_16] | None = None
     """Nearness without which the pod does not run."""
-    preferred_during_scheduling_ignored_during_execution: (
-        Annotated[tuple[PreferredPod, ...], Field(max_length=16, json_schema_extra=_ATOMIC)] | None
-    ) = None
+    preferred_during_scheduling_ignored_during_execution: Annotated[tuple[PreferredPod, ...], _ATOMIC_16] | None = None
     """Nearness that is better."""
 
 
@@ -166,7 +160,7 @@ class TopologySpread(ApiModel):
     """What happens where it cannot be kept."""
     label_selector: LabelSelector | None = None
     """Which pods count; the runners of the group when unset."""
-    match_label_keys: Annotated[Keys, Field(json_schema_extra=_ATOMIC)] | None = None
+    match_label_keys: Keys | None = None
     """Labels whose value is to be that of the pod itself."""
     min_domains: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
     """The least number of places, with DoNotSchedule."""

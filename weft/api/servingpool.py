@@ -4,13 +4,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from weft.api.conditions import Conditions
-from weft.api.fields import ApiModel, DigestText, Label, ModelName, Uri
-from weft.api.meta import Resource, is_empty
-from weft.api.rules import Rule, unique_names
-from weft.api.scaling import MAX_RUNNERS, Autoscaling, Count, LastScale
+from weft.api.fields import ApiModel, DigestText, Label, ModelName, Rule, Timestamp, Uri, unique_names
+from weft.api.meta import Conditions, Resource, is_empty
 from weft.api.source import Artifact
-from weft.api.template import RunnerGroup, RunnerTemplate
+from weft.api.template import MAX_RUNNERS, RunnerGroup, RunnerTemplate
+
+Count = Annotated[int, Field(strict=True, ge=0)]
 
 
 class PoolModel(Artifact):
@@ -101,6 +100,28 @@ class SchedulerSettings(ApiModel):
     """Changes of the runner of one request before it fails; NoRoom and preemption do not count."""
 
 
+class Autoscaling(ApiModel):
+    """Runners by demand: as many as waiting and running requests need, at once and not one by one."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "maxReplicas",
+            "maxReplicas must be at least minReplicas",
+            "self.maxReplicas >= self.minReplicas",
+            lambda scaling: scaling.max_replicas >= scaling.min_replicas,
+        ),
+    )
+
+    min_replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] = 1
+    """Never fewer runners. 0: none while there are no requests; the gateway holds the first until a runner is ready."""
+    max_replicas: Annotated[int, Field(strict=True, ge=1, le=MAX_RUNNERS)]
+    """Never more runners."""
+    idle_seconds: Annotated[int, Field(strict=True, ge=1, le=86_400)] = 60
+    """How long runners stay without work before some are given back."""
+    wake_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 300
+    """How long the gateway holds a request for a pool without runners."""
+
+
 class AllowedNamespaces(ApiModel):
     """Whose adapters the pool serves, and who may call its base model."""
 
@@ -180,6 +201,19 @@ class ServingPoolSpec(ApiModel):
     """Whose adapters the pool serves."""
 
 
+class LastScale(ApiModel):
+    """The newest change of the wanted number of runners."""
+
+    time: Timestamp
+    """When it was decided."""
+    from_: Annotated[Count, Field(alias="from")]
+    """Runners wanted before."""
+    to: Count
+    """Runners wanted from then on."""
+    reason: Annotated[str, Field(max_length=1024)]
+    """Why."""
+
+
 class AdapterCounts(ApiModel):
     """Adapters that refer to the pool."""
 
@@ -222,18 +256,8 @@ class ServingPool(Resource):
     status: Annotated[ServingPoolStatus, Field(exclude_if=is_empty)] = ServingPoolStatus()
 
     @property
-    def model_name(self) -> str:
-        """What clients send to talk to the base itself."""
-        return self.spec.model.name or self.metadata.name
-
-    @property
     def immutables(self) -> dict[str, object]:
         return {"spec.model.uri": self.spec.model.uri}
-
-    def permits(self, namespace: str) -> bool:
-        """Whether adapters of this namespace may be served, and its callers use the base."""
-        allowed = self.spec.allowed_namespaces
-        return allowed.from_ == "All" or namespace in (self.metadata.namespace, *(allowed.names or ()))
 
 
 def _least(spec: Any) -> int:

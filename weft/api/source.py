@@ -4,8 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from weft.api.fields import ApiModel, DigestText, Endpoint, ObjectName, Uri
-from weft.api.rules import Rule
+from weft.api.fields import ApiModel, DigestText, Endpoint, ObjectName, Rule, Uri
 
 
 class SecretRef(ApiModel):

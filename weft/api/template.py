@@ -6,22 +6,48 @@ to a node's files or to another's rights. Those are the platform's (`--site` of 
 
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, PlainValidator, WithJsonSchema
 
-from weft.api.fields import ApiModel, Label, ObjectName
-from weft.api.pod_scheduling import LABEL_KEY_PATTERN, Affinity, Labels, Toleration, TopologySpread
-from weft.api.quantity import Quantity, amount
-from weft.api.rules import Rule, unique_names
-from weft.api.scaling import MAX_RUNNERS
+from weft.api.fields import ApiModel, Label, ObjectName, Rule, unique_names
+from weft.api.pod_scheduling import ATOMIC, LABEL_KEY_PATTERN, Affinity, Labels, Toleration, TopologySpread
 
 ENV_NAME_PATTERN = r"^[A-Za-z_.-][A-Za-z0-9_.-]*$"
 IMAGE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
+MAX_RUNNERS = 1024
+QUANTITY_PATTERN = r"^([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,2})?$"
 RESERVED = ("serving.weft.dev/", "app.kubernetes.io/", "controller.kubernetes.io/")
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _BY_NAME: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-_ATOMIC: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
 
+
+def amount(quantity: int | str) -> Decimal:
+    """The number that a quantity (of QUANTITY_PATTERN) stands for."""
+    text = str(quantity)
+    if text[-2:] in _BINARY:
+        return Decimal(text[:-2]) * 2 ** _BINARY[text[-2:]]
+    if text[-1:] in _DECIMAL:
+        return Decimal(text[:-1]).scaleb(_DECIMAL[text[-1:]])
+    return Decimal(text)
+
+
+def _checked(value: object) -> int | str:
+    number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if isinstance(value, int | str) and (number or (isinstance(value, str) and re.match(QUANTITY_PATTERN, value))):
+        return value
+    raise ValueError("no quantity; write for example 2, 500m or 64Gi")
+
+
+Quantity = Annotated[
+    int | str,
+    PlainValidator(_checked),
+    WithJsonSchema(
+        {"x-kubernetes-int-or-string": True, "minimum": 0, "maxLength": 32, "pattern": QUANTITY_PATTERN},
+    ),
+]
 Amounts = Annotated[dict[str, Quantity], Field(max_length=16)]
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=32)]
 
@@ -103,12 +129,12 @@ class RunnerTemplate(ApiModel):
     """Further annotations of the pods."""
     node_selector: Labels | None = None
     """Labels that a node has to have."""
-    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32, json_schema_extra=_ATOMIC)] | None = None
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32, json_schema_extra=ATOMIC)] | None = None
     """Taints of nodes that the pods put up with."""
     affinity: Affinity | None = None
     """Which nodes, near which pods, and far from which."""
     topology_spread_constraints: (
-        Annotated[tuple[TopologySpread, ...], Field(max_length=8, json_schema_extra=_ATOMIC)] | None
+        Annotated[tuple[TopologySpread, ...], Field(max_length=8, json_schema_extra=ATOMIC)] | None
     ) = None
     """How evenly the pods are spread over zones or nodes."""
     priority_class_name: ObjectName | None = None

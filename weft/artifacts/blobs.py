@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from weft.artifacts.digest import MAX_MANIFEST_BYTES, Digest, Manifest, from_hex, hex_of
+from weft.artifacts.digest import MANIFEST_BEGINS, MAX_MANIFEST_BYTES, Digest, Kind, Manifest, from_hex, hex_of
 from weft.artifacts.errors import Damaged, Reason, Refused, UnknownDigest
 from weft.files import sync_folder
 
@@ -77,12 +77,13 @@ class BlobStore:
         _compare(digest, hashlib.sha256(raw).hexdigest())
         return raw
 
-    def verify(self, digest: str, size_bytes: int | None = None) -> None:
+    def verify(self, digest: str, size_bytes: int | None = None, *, alone: bool = True) -> None:
         """Read the whole blob and compare it with its digest, and with its size where that is known.
 
-        One blob at a time: it keeps a core busy, and others are needed. Raises UnknownDigest, BadDigest, Damaged.
+        `alone`: one blob at a time, since each keeps a core busy. Raises UnknownDigest, BadDigest, Damaged.
         """
-        with self._verifying, self.open(digest) as file, _read_errors(digest):
+        turn = self._verifying if alone else contextlib.nullcontext()
+        with turn, self.open(digest) as file, _read_errors(digest):
             found = os.fstat(file.fileno()).st_size
             if size_bytes not in (None, found):
                 raise Damaged(digest, f"it has {found} bytes instead of {size_bytes}")
@@ -96,6 +97,22 @@ class BlobStore:
     def manifest(self, digest: str) -> Manifest:
         """The manifest of an artifact. Raises UnknownDigest, Damaged, Refused(DigestMismatch: it is no manifest)."""
         return Manifest.from_bytes(self.read(digest, max_bytes=MAX_MANIFEST_BYTES))
+
+    def artifacts(self, kind: Kind) -> list[Digest]:
+        """The artifacts of a kind whose manifest is here, the one that was used (`mark_used`) longest ago first."""
+        found: list[tuple[int, Digest]] = []
+        for name in self.names():
+            with contextlib.suppress(Refused):  # most blobs are files, whose first bytes tell
+                with self.open(from_hex(name)) as file:
+                    used_ns, begins = os.fstat(file.fileno()).st_mtime_ns, file.read(len(MANIFEST_BEGINS))
+                if begins == MANIFEST_BEGINS and self.manifest(from_hex(name)).kind == kind:
+                    found.append((used_ns, from_hex(name)))
+        return [digest for _, digest in sorted(found)]
+
+    def mark_used(self, digest: str) -> None:
+        """See `artifacts`. A blob that has gone meanwhile is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self.path(digest))
 
     def holds(self, digest: str) -> bool:
         """True when the manifest and every file it lists are here."""

@@ -19,6 +19,7 @@ Kind = Literal["adapter", "model"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 MAX_MANIFEST_BYTES = 1 << 20
+MANIFEST_BEGINS = b'{"files":['  # in its canonical form
 MAX_FILES = 4096
 MAX_FILE_BYTES = 1 << 50
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)

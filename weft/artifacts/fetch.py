@@ -13,6 +13,7 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -52,24 +53,30 @@ def fetch(
     stopping: Callable[[], bool] = lambda: False,
     context: ssl.SSLContext | None = None,
     on_damaged: Callable[[], None] = lambda: None,
+    threads: int = 1,
 ) -> Manifest:
     """Download manifest and files of `digest` unless they are here; files are then at `blobs.file(manifest, name)`.
 
-    `context` is for an https:// depot; `on_damaged` is called for each blob here that did not match its digest. The
+    `context` is for an https:// depot; `on_damaged` is called for each blob here that did not match its digest. So many
+    `threads` compare and download files, each a file at a time; one of them alone leaves cores to whoever serves. The
     manifest's blob is made visible last: `blobs.has(digest)` means that every file is there. Raises BadDigest,
     UnknownDigest (the depot does not have it), Refused(DigestMismatch: it is no manifest, TooLarge), Unavailable (tries
     used up, also where the depot's copy stayed damaged), Stopped; OSError of the local disk passes through.
     """
     limits = limits or Limits()
     depot, artifact = _Depot(depot_url, limits.timeout_s, context), parse_digest(digest)
-    download = _Download(depot, artifact, blobs, limits, pause, stopping, on_damaged)
+    download = _Download(depot, artifact, blobs, limits, pause, stopping, on_damaged, alone=threads == 1)
     with blobs.lease() as lease:
         lease.name(artifact)
         manifest = download.manifest()
         lease.name(*(entry.digest for entry in manifest.files))
         _check_size(manifest, limits.max_bytes)
-        for entry in manifest.files:
-            download.file(entry)
+        if threads == 1:
+            for entry in manifest.files:
+                download.file(entry)
+        else:  # the first error ends it, once the files under way have ended
+            with ThreadPoolExecutor(threads, thread_name_prefix="fetch") as pool:
+                list(pool.map(download.file, manifest.files))
         if not blobs.has(artifact):
             blobs.put(manifest.to_bytes())
     return manifest
@@ -99,6 +106,7 @@ class _Download:
     pause: Callable[[float], None]
     stopping: Callable[[], bool]
     on_damaged: Callable[[], None]
+    alone: bool  # one blob of the store is compared at a time
     mismatched: set[str] = field(default_factory=set[str])  # whose content came whole and was another
 
     def manifest(self) -> Manifest:
@@ -117,7 +125,7 @@ class _Download:
         digest = entry.digest
         with self.blobs.download(digest) as part:
             with self._unless_damaged(entry.name, digest):
-                self.blobs.verify(digest, entry.size_bytes)
+                self.blobs.verify(digest, entry.size_bytes, alone=self.alone)
                 return
             self._tries(digest, lambda: self._resume(part, digest, entry.size_bytes))
             self.blobs.publish(part, digest)

@@ -22,7 +22,7 @@ class PredictItem:
 class Prediction:
     """The distribution of the output tokens: the median, and what 10, 90 and 99 % of real lengths stay within.
 
-    `bucket_tokens`: what S3 reserves, the upper edge of the likeliest of ten buckets.
+    `bucket_tokens`: what S3 reserves, the upper edge of the likeliest bucket; 0: of a model without buckets.
     """
 
     request_id: str

@@ -106,10 +106,20 @@ class ReportInvalid(Exception):
 MAX_BOOK_CHARS = 16 << 20  # 200,000 adapters without an error; what changes add is bounded as a full report is
 
 
-class RunnerBook:
-    """A runner's state as its reports gave it: every receiver of reports keeps one.
+def fault_of(spec: RunnerSpec, figures: RunnerFigures, sequences: int) -> str | None:
+    """Why a runner of that specification cannot have these figures and so many sequences; None: it can."""
+    most = max(figures.free_pages, figures.used_pages, figures.adapter_pages)
+    if most > spec.total_pages:
+        return f"{most} pages, of {spec.total_pages} pages in all"
+    if sequences > spec.max_sequences:
+        return f"{sequences} sequences are more than max_sequences {spec.max_sequences}"
+    return None
 
-    Applying a report costs what the report carries.
+
+class RunnerBook:
+    """A runner's state as its reports gave it: what a supervisor keeps, the command shows and the simulator checks by.
+
+    Applying a report costs what the report carries. The scheduler keeps accounts of its own, of what placement needs.
     """
 
     def __init__(self, spec: RunnerSpec) -> None:
@@ -150,19 +160,11 @@ class RunnerBook:
             self._chars += _chars_of_adapter(adapter)
             self.adapters[adapter.digest] = adapter
         self.progress = report.progress
-        if fault := self._fault():
-            raise ReportInvalid(f"runner {self.spec.runner.uuid!r}: {fault}")
-
-    def _fault(self) -> str | None:
-        figures, spec = self.figures, self.spec
-        most = max(figures.free_pages, figures.used_pages, figures.adapter_pages)
-        if most > spec.total_pages:
-            return f"{most} pages, of {spec.total_pages} pages in all"
-        if len(self.sequences) > spec.max_sequences:
-            return f"{len(self.sequences)} sequences are more than max_sequences {spec.max_sequences}"
+        fault = fault_of(self.spec, self.figures, len(self.sequences))
         if self._chars > MAX_BOOK_CHARS:
-            return f"{self._chars} characters of sequences and adapters are more than {MAX_BOOK_CHARS}"
-        return None
+            fault = f"{self._chars} characters of sequences and adapters are more than {MAX_BOOK_CHARS}"
+        if fault is not None:
+            raise ReportInvalid(f"runner {self.spec.runner.uuid!r}: {fault}")
 
     @classmethod
     def of(cls, reported: "ReportedRunner") -> "RunnerBook":

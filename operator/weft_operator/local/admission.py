@@ -8,8 +8,8 @@ does in a cluster.
 from collections.abc import Callable
 from typing import Any
 
-from weft.api import immutable_changes
 from weft.api.manifests import ManifestError, parse_object
+from weft.api.meta import immutable_changes
 from weft_operator.errors import Cause, Invalid
 from weft_operator.local.objects import Event, ObjectStore
 from weft_operator.observe import Desired

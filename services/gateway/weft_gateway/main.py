@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 from collections.abc import Generator, Sequence
@@ -41,6 +42,8 @@ async def run(settings: Settings, listener: socket.socket) -> int:
     stop = stop_on_signals()
     state = AppState(settings, tls=load_tls(settings.tls_dir, "gateway"))
     server = _Server(_config(state))
+    gc.collect()
+    gc.freeze()  # of 75,000 objects of modules and schemas none ever goes: to visit them takes the collector 40 ms
     async with state.running() as streams:
         http = asyncio.create_task(server.serve(sockets=[listener]), name="http")
         stopping = asyncio.create_task(stop.wait(), name="signal")

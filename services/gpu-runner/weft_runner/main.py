@@ -36,7 +36,7 @@ def _run(settings: Settings) -> int:
     probes = Probes(settings.probes, lambda: not_ready[-1]())
     probes.start()
     try:
-        from weft_runner.process import serve_runner  # torch is imported here, after everything that fails fast
+        from weft_runner.shell.process import serve_runner  # torch is imported here, after everything that fails fast
 
         return asyncio.run(serve_runner(settings, probes, not_ready.append, tls))
     finally:

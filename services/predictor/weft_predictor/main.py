@@ -63,7 +63,7 @@ async def _run(settings: Settings) -> None:
     stop, tls = stop_on_signals(), load_tls(settings.tls_dir, "predictor")
     path = settings.data_dir / "model.npz"
     model = first_model(path, settings.model)
-    model.scale, model.max_context_tokens = settings.scale, settings.max_context_tokens
+    model.scale = settings.scale
     server = PredictorServer(model)
     checkpointer = Checkpointer(server, path, outcomes=settings.save_outcomes, seconds=settings.save_seconds)
     log.info("model ready", extra=kv(version=model.version))

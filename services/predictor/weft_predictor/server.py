@@ -91,8 +91,7 @@ class PredictorServer(PredictorServicer):
 
     def _predict(self, items: list[PredictItem]) -> pb.PredictResponse:
         with metrics.PREDICT_SECONDS.time():
-            predicted = self.model.predict_batch(items)
-            response = predict_response(predicted, self.model.version)
+            response = predict_response(self.model.predict_batch(items), self.model.version)
         metrics.PREDICTIONS.inc(len(items))
         return response
 

@@ -23,6 +23,5 @@ class Settings(ProcessSettings):
     data_dir: Path = data_dir_field("predictor", "where the model is kept")
     model: Path | None = Field(None, description="a trained model to start from while DATA_DIR holds none")
     scale: float = Field(1.0, gt=0, le=1_000, description="multiplies every prediction (experiments)")
-    max_context_tokens: int = Field(2_048, ge=10, description="S3's buckets are tenths of this")
     save_outcomes: int = Field(500, ge=1, description="save after that many outcomes ...")
     save_seconds: float = Field(30.0, gt=0, description="... or after that long with something learned")

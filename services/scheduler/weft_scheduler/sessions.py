@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received
 from weft.domain.request import GatewayHello
-from weft.domain.routes import RegistryHello
+from weft.domain.routes import RegistryHello, Routes
 from weft.domain.runner import SupervisorHello
 from weft.wire import codec
 from weft.wire.errors import PeerError
@@ -33,7 +33,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self._open: dict[Peer, Session] = {}
-        self._last: tuple[Kind, object, Any] | None = None  # a message to several peers is encoded once
+        self._last: tuple[Kind, object, list[Any]] | None = None  # a message to several peers is encoded once
 
     def join(self, peer: Peer, session: "Session") -> None:
         """This is the peer's stream from now on; an older one ends."""
@@ -56,8 +56,10 @@ class Sessions:
         if session is None:
             return
         if self._last is None or self._last[1] is not message or self._last[0] is not peer.kind:
-            self._last = (peer.kind, message, SENDS[peer.kind].encode(message))
-        session.outbox.put(self._last[2])
+            parts = message.parts() if isinstance(message, Routes) else (message,)
+            self._last = (peer.kind, message, [SENDS[peer.kind].encode(part) for part in parts])
+        for envelope in self._last[2]:
+            session.outbox.put(envelope)
 
     def close(self, peer: Peer, reason: str = "") -> None:
         """End its stream, if there is one."""

@@ -29,7 +29,7 @@ READY = {
     "digest": DIGEST,
     "rank": 8,
     "modelName": "acme/upper",
-    "readyRunners": 1,
+    "unavailableRunners": 0,
     "conditions": [
         {
             "type": "Ready",
@@ -110,6 +110,7 @@ def test_what_cannot_change_is_refused_and_the_rest_is_applied(
 
 
 def test_adapters_are_listed_as_kubectl_would(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    applied.set_status("ServingPool", "default", "base", {"readyReplicas": 1})
     code, out, _ = run(capfd, "get", "lora", "-A")
     lines = [line.split() for line in out.splitlines()]
     assert code == 0
@@ -168,7 +169,7 @@ def test_runners_are_listed(applied: Any, capfd: pytest.CaptureFixture[str]) -> 
     assert json.loads(run(capfd, "get", "runners", "-o", "json")[1])[0]["usedPages"] == 3
 
 
-def test_many_adapters_are_listed_with_one_question(
+def test_many_adapters_are_listed_with_one_question_and_one_for_the_pools(
     applied: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pattern = applied.store.get(Ref("LoRAAdapter", "acme", "upper"))
@@ -184,7 +185,7 @@ def test_many_adapters_are_listed_with_one_question(
 
     monkeypatch.setattr(Controller, "_answer", counting)
     assert len(run(capfd, "get", "lora", "-n", "acme")[1].splitlines()) == 302
-    assert asked == ["/v1/loraadapters?namespace=acme"]
+    assert asked == ["/v1/loraadapters?namespace=acme", "/v1/servingpools"]
 
 
 def test_many_adapters_are_applied_and_deleted_in_a_few_requests_and_writes(

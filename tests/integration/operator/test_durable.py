@@ -103,7 +103,7 @@ async def test_statuses_wait_for_each_other_and_nobody_waits_for_them(
         for number in range(100):
             _, obj = store.apply(adapter_object(f"a{number}"))
             meta = obj["metadata"]
-            store.set_status(ref_of(obj), meta["uid"], meta["resourceVersion"], {"readyRunners": number})
+            store.set_status(ref_of(obj), meta["uid"], meta["resourceVersion"], {"unavailableRunners": number})
             await asyncio.sleep(0)
         assert writes == []
         await keeper.committed()

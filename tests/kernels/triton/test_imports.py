@@ -21,7 +21,7 @@ ABSENT = (
     "transformers",
     "peft",
 )
-MODULES = ("weft_bench.gpu", "weft_runner.engine", "weft_runner.model.cuda.executor")
+MODULES = ("weft_bench.gpu", "weft_runner.shell.engine", "weft_runner.model.cuda.executor")
 SHOW = f"import sys, {', '.join(MODULES)}; print(*sys.modules)"
 
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.quickstart import QUICKSTART
-from weft.api import LoRAAdapter, ServingPool
+from weft.api.loraadapter import LoRAAdapter
 from weft.api.manifests import MAX_PROBLEMS, ManifestError, load, load_text, parse_object
+from weft.api.servingpool import ServingPool
 from weft.api.yaml_documents import MAX_DEPTH
 
 POOL = """

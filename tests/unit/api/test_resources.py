@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from kubernetes.utils.quantity import parse_quantity
 from pydantic import ValidationError
 
-from weft.api import LoRAAdapter, ServingPool, immutable_changes
-from weft.api.quantity import QUANTITY_PATTERN
+from weft.api.loraadapter import LoRAAdapter
+from weft.api.meta import immutable_changes
+from weft.api.servingpool import ServingPool
+from weft.api.template import QUANTITY_PATTERN
 from weft_operator.resources import Adapter, Autoscaling, Group, Pool, parse
 
 VERSION = "serving.weft.dev/v1alpha1"
@@ -66,14 +68,14 @@ def test_an_adapter_has_the_documented_defaults() -> None:
         "pinned": False,
         "tier": "Remote",
     }
-    assert (found.key, found.pool_key, found.model_name) == ("acme/upper", "acme/tiny", "acme/upper")
-    other = LoRAAdapter.model_validate(adapter(modelName="up", poolRef={"name": "tiny", "namespace": "platform"}))
-    assert (other.model_name, other.pool_key) == ("up", "platform/tiny")
+    assert found.key == "acme/upper"
 
 
 def test_a_pool_permits_namespaces_as_it_says() -> None:
     def permits(namespace: str, **allowed: Any) -> bool:
-        return ServingPool.model_validate(pool(allowedNamespaces=allowed)).permits(namespace)
+        found = parsed(ServingPool.model_validate(pool(allowedNamespaces=allowed)))
+        assert isinstance(found, Pool)
+        return found.permits(namespace)
 
     assert permits("default")
     assert not permits("acme")
@@ -196,7 +198,7 @@ def test_what_a_server_wrote_is_kept() -> None:
         "sizeBytes": 1,
         "dtype": "float32",
         "modelName": "acme/upper",
-        "readyRunners": 1,
+        "unavailableRunners": 1,
         "conditions": [
             {
                 "type": "Ready",
@@ -290,6 +292,7 @@ def test_a_group_and_an_adapter_are_read_with_what_holds_for_them() -> None:
     source = {"uri": "s3://bucket/upper", "credentialsRef": {"name": "key"}, "endpoint": "http://minio:9000"}
     upper = parsed(LoRAAdapter.model_validate(adapter(source=source, tier="Host")))
     assert isinstance(upper, Adapter)
+    assert (str(upper.pool), upper.model_name) == ("acme/tiny", "acme/upper")
     assert (upper.credentials, upper.endpoint, upper.tier) == ("key", "http://minio:9000", "Host")
 
 

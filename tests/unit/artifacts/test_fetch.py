@@ -1,10 +1,12 @@
 """Downloads against a real HTTP server that breaks in every way a server can."""
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -253,6 +255,20 @@ def test_a_bad_digest_is_never_asked_for(server: Server, store: BlobStore) -> No
     with pytest.raises(BadDigest):
         take(server, "sha256:../../secret", store)
     assert server.seen == []
+
+
+def test_with_threads_files_are_compared_at_the_same_time(
+    server: Server, store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, real, both = server.artifact(one=b"1", two=b"2"), hashlib.file_digest, threading.Barrier(2)
+    fetch(server.url, wanted.digest, store, threads=2)
+
+    def together(*args: Any) -> Any:
+        both.wait(5.0)
+        return real(*args)
+
+    monkeypatch.setattr(hashlib, "file_digest", together)
+    assert fetch(server.url, wanted.digest, store, threads=2) == wanted
 
 
 # ---------------------------------------------------------------- what is here and damaged

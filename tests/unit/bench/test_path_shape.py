@@ -12,7 +12,8 @@ import pytest
 import tokenizers
 import yaml
 
-from weft.api import LoRAAdapter, ServingPool
+from weft.api.loraadapter import LoRAAdapter
+from weft.api.servingpool import ServingPool
 from weft_bench import sse
 from weft_bench.cpu_engine import Sizes, pages_of
 from weft_bench.cpu_models import adapter, base_model

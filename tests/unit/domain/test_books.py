@@ -123,6 +123,29 @@ def test_a_table_of_changes_equals_the_whole_table(changes: list[Any]) -> None:
         assert (set(book.routes), set(book.pools), set(book.keys)) == (models, pools, keys)
 
 
+@given(st.lists(st.tuples(*[st.sets(st.sampled_from("abcdefg"))] * 3), min_size=1, max_size=4), st.integers(1, 3))
+def test_tables_that_come_in_parts_are_whole_with_the_last_part(tables: list[Any], most: int) -> None:
+    book = RouteBook()
+    for version, (models, rows, hashes) in enumerate(tables, 1):
+        table = Routes(
+            version,
+            full=True,
+            routes=tuple(Route(name, "ns", f"ns/p{version}", "d") for name in sorted(models)),
+            pools=tuple(PoolRoute(name, "", "") for name in sorted(rows)),
+            keys=tuple(KeyRoute(name, "ns", "id") for name in sorted(hashes)),
+            keys_known=True,
+        )
+        before, (*parts, last) = dict(book.routes), table.parts(most)
+        for part in parts:
+            book.apply(part)
+            assert before.keys() <= book.routes.keys(), "nothing is missing while the table comes"
+            assert book.keys_known == (version > 1), "a key may come with the next part"
+        book.apply(last)
+        assert set(book.routes.values()) == set(table.routes)
+        assert (book.pools.keys(), book.keys.keys()) == (rows, hashes)
+        assert all(len(part.routes) <= most for part in (*parts, last))
+
+
 def test_a_change_of_another_table_is_a_gap() -> None:
     book = RouteBook()
     book.apply(Routes(5, True))

@@ -324,6 +324,7 @@ def test_an_answer_whose_outcome_cannot_be_encoded_ends_for_its_client_all_the_s
     shell.run()
     effects = shell.step(b"ab", FinishReason.EOS)
     assert [type(one) for one in of(effects, Finish, RequestFailed)] == [Finish, RequestFailed]
+    assert effects[-1] == Send(SCHEDULER, Cancel("r")), "the scheduler frees it"
     assert shell.machine.admission.in_flight == 0
 
 
@@ -350,6 +351,14 @@ def test_a_gap_in_the_routes_is_asked_for_once() -> None:
     assert shell.feed(gap, gap) == [Send(SCHEDULER, ResyncRoutes())]
     assert of(shell.feed(Received(SCHEDULER, replace(TABLE, version=4))), RoutesChanged) == [RoutesChanged(False)]
     assert shell.feed(gap) == [Send(SCHEDULER, ResyncRoutes())]
+
+
+def test_a_first_table_in_parts_counts_once_it_is_whole() -> None:
+    shell = Shell()
+    shell.feed(Connected(SCHEDULER), RequestArrived("r"))
+    first, last = TABLE.parts(1)
+    assert shell.feed(Received(SCHEDULER, first)) == [RoutesChanged(True)], "its tokenizers can be loaded"
+    assert shell.feed(Received(SCHEDULER, last)) == [RoutesChanged(True), Proceed("r")]
 
 
 def test_a_scheduler_that_is_away_is_named_when_the_hold_is_over() -> None:

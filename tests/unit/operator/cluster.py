@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.unit.operator.planning import World, connected
-from weft.api.quantity import amount
+from weft.api.template import amount
 from weft_operator.actions import Action, AddFinalizer, ApplyChild, DeleteChild, MarkPod, ScaleChild
 from weft_operator.children import GROUP_LABEL, POOL_LABEL
 from weft_operator.errors import ChildRefused

@@ -98,7 +98,7 @@ class FakeRegistry:
         self.told.append(action)
         if isinstance(action, PublishAdapter):
             self.names[action.ref] = action.entry.model_name
-            report = AdapterReport(action.entry.digest, True, 1)
+            report = AdapterReport(action.entry.digest, True)
             asyncio.get_running_loop().call_soon(self._controller().on_adapter_report, action.entry.uid, report)
         elif isinstance(action, WithdrawAdapter):
             del self.names[action.ref]

@@ -229,7 +229,7 @@ class World:
             self.observed.pool_reports[str(ref)] = PoolReport(len(ready), wanted, victims, entry.max_runners)
         for uid, entry in self.routed.items():
             if self.desired.by_uid.get(uid):
-                self.observed.adapter_reports[uid] = AdapterReport(entry.digest, True, 1)
+                self.observed.adapter_reports[uid] = AdapterReport(entry.digest, True)
         for uid in self.unloading & self.observed.unloads.keys():
             self.observed.unloads[uid] = True
 

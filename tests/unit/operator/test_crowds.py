@@ -99,7 +99,7 @@ def test_a_status_concerns_the_pool_when_the_adapter_becomes_ready_or_not() -> N
     desired.add(adapter)
     assert desired.put(ready(adapter, status="False")) == {adapter.meta.ref}
     assert desired.put(ready(adapter)) == {adapter.meta.ref, pool.meta.ref}
-    more = replace(ready(adapter), status={**ready(adapter).status, "readyRunners": 2})
+    more = replace(ready(adapter), status={**ready(adapter).status, "unavailableRunners": 2})
     assert desired.put(more) == {adapter.meta.ref}
     assert desired.put(adapter) == {adapter.meta.ref, pool.meta.ref}
     check_indexes(desired)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.operator.planning import adapter_ref
-from weft.api.conditions import MAX_MESSAGE_CHARS
+from weft.api.meta import MAX_MESSAGE_CHARS
 from weft_operator.actions import Announce
 from weft_operator.conditions import Condition, merged
 from weft_operator.kubernetes.kube import event_of

@@ -543,8 +543,8 @@ def test_a_crash_loop_is_told_with_its_last_words(world: World) -> None:
 
 def test_an_adapter_that_no_runner_can_load_is_not_ready(serving: World) -> None:
     uid = serving.store.get(adapter_ref("upper"))["metadata"]["uid"]
-    for ready, expected in ((0, ("False", "LoadFailed")), (1, ("True", "Published"))):
-        report = AdapterReport(digest("a"), True, ready, ("r1: out of slots",))
+    for everywhere, expected in ((True, ("False", "LoadFailed")), (False, ("True", "Published"))):
+        report = AdapterReport(digest("a"), True, 1, ("r1: out of slots",), load_failed=everywhere)
         serving.observed.adapter_reports[uid] = report
         for action in serving.plan():
             serving.do(action)

@@ -170,7 +170,7 @@ async def test_the_schedulers_word_comes_back() -> None:
     async with connected() as (_, scheduler, reports):
         await scheduler.next()
         scheduler.outbox.put(pb.SchedulerToRegistry(pool=pb.PoolStatus(pool="default/base", ready_runners=2)))
-        status = pb.AdapterStatus(uid="u", digest="d", routed=True, ready_runners=1, load_errors=["b", "a"])
+        status = pb.AdapterStatus(uid="u", digest="d", routed=True, unavailable_runners=1, load_errors=["b", "a"])
         scheduler.outbox.put(pb.SchedulerToRegistry(adapter=status))
         async with asyncio.timeout(PATIENCE_S):
             assert await reports.pools.get() == ("default/base", PoolReport(2))
@@ -222,8 +222,8 @@ async def test_whether_an_adapter_is_gone_is_asked_on_every_connection_until_it_
         scheduler.outbox.close()
         again = await scheduler.next()
         assert (again.snapshot, list(again.adapters), list(again.removed_adapter_uids)) == (True, [], ["u0", "u1"])
-        still = pb.AdapterStatus(uid="u0", routed=False, ready_runners=1)
-        for status in (still, pb.AdapterStatus(uid="u1", digest=digest("a"))):
+        still = pb.AdapterStatus(uid="u0", routed=False)
+        for status in (still, pb.AdapterStatus(uid="u1", digest=digest("a"), removed=True)):
             scheduler.outbox.put(pb.SchedulerToRegistry(adapter=status))
         async with asyncio.timeout(PATIENCE_S):
             assert [(await reports.adapters.get())[0] for _ in range(2)] == ["u0", "u1"]

@@ -157,7 +157,7 @@ async def test_traffic_makes_nobody_plan_or_write(loads: list[PoolLoad], again: 
         uid = op.store.get(adapter_ref("upper"))["metadata"]["uid"]
         for load in loads:
             op.controller.on_pool_report(str(pool_ref()), replace(known, load=load))
-            op.controller.on_adapter_report(uid, AdapterReport(digest("a"), True, 1))
+            op.controller.on_adapter_report(uid, AdapterReport(digest("a"), True))
             await asyncio.sleep(0)
         assert op.controller.observed.pool_reports[str(pool_ref())].load == loads[-1]
         await settled(op)
@@ -211,11 +211,11 @@ def test_a_deleted_adapter_is_gone_by_the_schedulers_last_word_and_no_other() ->
     obj = stored(adapter_object("upper"), finalizers=[FINALIZER], deletionTimestamp="2026-01-02T00:00:00Z")
     controller.on_object(obj)
     controller.observed.unloads["u1"] = False
-    for report in (AdapterReport("d", True, 1), AdapterReport("d", True, 0), AdapterReport("d", False, 1)):
+    for report in (AdapterReport("d", True), AdapterReport("d", False)):
         controller.on_adapter_report("u1", report)
         assert controller.observed.unloads == {"u1": False}
-    controller.on_adapter_report("nobody", AdapterReport("d", False, 0))
-    controller.on_adapter_report("u1", AdapterReport("d", False, 0))
+    controller.on_adapter_report("nobody", AdapterReport("d", False, removed=True))
+    controller.on_adapter_report("u1", AdapterReport("d", False, removed=True))
     assert controller.observed.unloads == {"u1": True}
     controller.on_object(with_version(obj, 9), gone=True)
     assert controller.observed.unloads == {}

@@ -84,7 +84,6 @@ async def test_a_batch_is_answered_in_its_order(stub):
     assert len({(item.p50_tokens, item.p90_tokens) for item in answer.items}) == 1
     first = answer.items[0]
     assert 0 < first.p10_tokens < first.p50_tokens < first.p90_tokens < first.p99_tokens
-    assert first.bucket_tokens == 204, "the upper edge of the first tenth of 2,048"
     assert answer.model_version == "ridge-test+0"
     assert (await stub.Predict(pb.PredictRequest())).items == []
 

@@ -19,8 +19,8 @@ from weft_runner.core.events import Drain, Fetch, Load, Retain
 from weft_runner.core.request_pool import check_pool
 from weft_runner.core.runner import RETRY_S
 from weft_runner.core.sequence import Phase
-from weft_runner.engine import EngineThread
 from weft_runner.errors import ArtifactUnreachable
+from weft_runner.shell.engine import EngineThread
 
 GREEDY = Sampling(ignore_eos=True)
 
@@ -67,8 +67,8 @@ class GatedSource:
     def retain(self, digests):
         del digests
 
-    def on_disk(self, digests):
-        return frozenset(digests)
+    def on_disk(self):
+        return ()
 
 
 def test_the_batch_runs_on_while_an_adapter_loads_and_the_request_joins_at_a_later_step(drive, world):

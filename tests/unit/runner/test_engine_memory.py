@@ -23,11 +23,11 @@ from weft_runner.core.admission import PoolLimits
 from weft_runner.core.events import Fetch, Fetched, Load
 from weft_runner.core.request_pool import check_pool
 from weft_runner.errors import ArtifactUnreachable
-from weft_runner.memory.adapter_pool import AdapterPool
-from weft_runner.memory.load_results import InSlot
 from weft_runner.model.adapter_store import HostTensorStore
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
+from weft_runner.shell.adapter_pool import AdapterPool
+from weft_runner.shell.load_results import InSlot
 
 GREEDY = Sampling(ignore_eos=True)
 P = 16

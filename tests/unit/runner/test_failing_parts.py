@@ -11,8 +11,8 @@ import grpc.aio
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 
-import weft_runner.process as process
-import weft_runner.supervisor_link as supervisor_link
+import weft_runner.shell.process as process
+import weft_runner.shell.supervisor_link as supervisor_link
 from harness.ports import free_port
 from harness.waiting import PATIENCE_S, soon
 from weft.wire.streams import SendQueue, serve_stream
@@ -28,7 +28,7 @@ NEVER_S = 1e6
 @pytest.fixture(autouse=True)
 def no_drain_ends(monkeypatch: Any) -> None:
     """Whoever waits for the drain that a dead engine cannot answer waits for ever."""
-    monkeypatch.setattr("weft_runner.server.DRAIN_S", NEVER_S)
+    monkeypatch.setattr("weft_runner.shell.server.DRAIN_S", NEVER_S)
 
 
 class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
@@ -151,7 +151,7 @@ async def test_a_dead_link_to_the_supervisor_ends_the_process(settings_of, monke
 
 async def test_what_cannot_be_delivered_ends_the_process(settings_of, monkeypatch):
     def fail(supervisor: Supervisor, outbox: Any) -> None:
-        monkeypatch.setattr("weft_runner.server.RUNNER_TO_GATEWAY", SimpleNamespace(encode=raising))
+        monkeypatch.setattr("weft_runner.shell.server.RUNNER_TO_GATEWAY", SimpleNamespace(encode=raising))
         some_start(supervisor, outbox)
 
     assert await exit_code_after(settings_of, fail) == 1

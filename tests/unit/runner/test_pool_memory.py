@@ -231,6 +231,23 @@ MemoryMachine.TestCase.settings = settings(stateful_step_count=40)
 test_every_book_balances_and_every_page_holds_what_its_readers_would_write = MemoryMachine.TestCase
 
 
+def test_a_pinned_adapter_that_made_way_is_loaded_again_as_soon_as_its_pages_are_free():
+    device = Device()
+    pool = device.pool
+    pool.apply(whole(desired("c", n_bytes=SIZES["c"], pinned=True)))
+    device.execute()
+    while device.loading:
+        device.load()
+    pool.start(start_of("r", 1, (1,) * 38, 1, adapter=""), session(), "g")  # ten pages: seven are free
+    device.execute()
+    assert not device.in_slots
+    assert not device.loading
+    while pool.sequences:
+        device.step(iter([1] * 5))
+    assert [action.digest for action in device.loading] == ["c"]
+    device.check()
+
+
 # ---- nobody starves
 
 

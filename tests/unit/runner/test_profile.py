@@ -10,7 +10,7 @@ from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import BatchLimits
 from weft_runner.core.step_time_model import GUESS, StepModel
 from weft_runner.model.step import check_step
-from weft_runner.profile import BUDGET_S, measure_profile
+from weft_runner.shell.profile import BUDGET_S, measure_profile
 
 LIMITS = PoolLimits(
     total_pages=64,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from weft_runner.core.profile_model import GAIN, DecodeTime, PrefillTime, best_batch, fit, make_profile
 from weft_runner.core.step_time_model import StepModel
-from weft_runner.profile import batches
+from weft_runner.shell.profile import batches
 
 NEVER = 1e9
 MACHINES = st.builds(StepModel, st.floats(0.01, 50.0), st.floats(0.0, 2.0), st.floats(0.0, 0.01), st.floats(0.001, 5.0))

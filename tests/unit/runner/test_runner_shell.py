@@ -6,23 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from harness.desired import whole
+from harness.desired import desired, whole
 from harness.runner_machine import start_of
+from harness.waiting import wait_until
 from weft.domain.adapter import DesiredAdapter, Tier
 from weft.domain.ids import Epoch
-from weft.domain.machine import Connected, Kind, Peer
+from weft.domain.machine import Connected, Kind, Peer, Received
 from weft.domain.model.config import parse_spec
 from weft.domain.request import Sampling
-from weft.domain.runner import RunnerReport
+from weft.domain.runner import RunnerOrder, RunnerReport
 from weft_kernels.cpu.threads import cpu_quota
+from weft_runner.core import adapter_manager
 from weft_runner.core.batch import BatchLimits
-from weft_runner.depot import DepotSource
-from weft_runner.engine_factory import default_threads, pool_limits
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, StoppedAtStart
-from weft_runner.identity import read_identity
-from weft_runner.process import fetch_base
-from weft_runner.server import started
 from weft_runner.settings import parse_settings
+from weft_runner.shell.depot import DepotSource
+from weft_runner.shell.engine_factory import build_engine, default_threads, pool_limits
+from weft_runner.shell.identity import read_identity
+from weft_runner.shell.process import fetch_base
+from weft_runner.shell.server import started
 
 DIGEST = "sha256:" + "a" * 64
 FLAGS = [
@@ -152,8 +154,31 @@ def test_an_adapter_comes_from_the_depot_once_and_leaves_the_disk_when_it_is_no_
     source.adapter(one)
     assert len(depot.requests) == asked
     source.retain(frozenset([two]))
-    assert source.on_disk([one, two]) == {two}
+    assert source.on_disk() == (two,)
     assert set(source.base()) == {"config.json", "model.safetensors"}, "the base stays"
+
+
+def test_adapters_on_demand_survive_a_restart_within_the_bound_least_recently_used_out_first(
+    world, depot, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(adapter_manager, "MOST_ON_DEMAND", 2)
+    base = depot.publish("model", world.base)
+    digests = [depot.publish("adapter", world.write_adapter(f"a{i}", seed=i)) for i in range(4)]
+    source = source_of(depot, tmp_path, base)
+    for at, digest in enumerate([*digests, digests[0]]):  # the first one again: the second is the oldest
+        source.adapter(digest)
+        os.utime(tmp_path / "blobs" / "sha256" / digest.removeprefix("sha256:"), (at, at))
+    settings = parse_settings([*FLAGS, "--executor", "reference", "--profile", "off", "--data-dir", str(tmp_path)])
+    source = source_of(depot, tmp_path, base)
+    built = build_engine(settings, source.base(), source, lambda _: None)
+    built.engine.post(Received(Peer(Kind.SUPERVISOR, "s"), RunnerOrder(whole(desired(digests[3], tier=Tier.DISK)))))
+    built.engine.beat()
+    wait_until(lambda: len(source.on_disk()) < 4, "the disk is tidied")
+    built.engine.adapters.close()
+    asked = len(depot.requests)
+    assert set(source.on_disk()) == {digests[0], digests[2], digests[3]}
+    source.adapter(digests[0])
+    assert len(depot.requests) == asked, "nothing of it is downloaded again"
 
 
 def test_a_damaged_file_of_base_or_adapter_is_fetched_again_before_anything_maps_it(world, depot, tmp_path):

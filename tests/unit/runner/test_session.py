@@ -17,9 +17,9 @@ from weft.domain.request import Stop
 from weft.wire.streams import SendQueue
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
-from weft_runner.engine import EngineThread
-from weft_runner.metrics import Metrics
-from weft_runner.server import RunnerServer
+from weft_runner.shell.engine import EngineThread
+from weft_runner.shell.metrics import Metrics
+from weft_runner.shell.server import RunnerServer
 
 Open = Callable[[str], Awaitable[tuple[SendQueue[GatewayToRunner], Any]]]
 
@@ -138,7 +138,7 @@ async def test_a_gateways_lies_cost_its_own_session_and_no_other(drive):
 
 
 async def test_a_gateway_that_posts_more_than_the_engine_takes_loses_its_stream(drive, monkeypatch):
-    monkeypatch.setattr("weft_runner.server.MAX_BACKLOG", 10)
+    monkeypatch.setattr("weft_runner.shell.server.MAX_BACKLOG", 10)
     driver, begun, go_on = drive(), threading.Event(), threading.Event()
     run = driver.engine.executor.run
 

@@ -15,7 +15,7 @@ from weft_runner.core.batch import BatchLimits
 from weft_runner.core.runner import Runner
 from weft_runner.core.sampling import SampledToken
 from weft_runner.core.step_time_model import MIN_CHUNK, StepModel
-from weft_runner.engine import Engine
+from weft_runner.shell.engine import Engine
 
 GREEDY = Sampling(ignore_eos=True)
 NO_TIME = BatchLimits(1, 512, token_time_ms=1e-6)

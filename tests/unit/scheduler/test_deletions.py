@@ -17,7 +17,7 @@ def removed(driver: Any, picked: Picked) -> Callable[..., list[str]]:
     def remove(*uids: str, seconds: float = 1.0) -> list[str]:
         effects = driver.change(RegistryChange(False, removed_adapters=uids)) if uids else []
         statuses = picked(effects + driver.wait(seconds), AdapterStatus)
-        return [s.uid for s in statuses if not s.routed and s.ready_runners == 0]
+        return [s.uid for s in statuses if s.removed]
 
     return remove
 

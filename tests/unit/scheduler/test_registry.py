@@ -422,9 +422,9 @@ def test_a_list_of_an_earlier_process_with_a_higher_number_is_not_taken_for_this
     driver.change(RegistryChange(False, adapters=(adapter_of("sha256:1", pinned=True),)))
     driver.runner("a", desired_version=7 << 32)
     statuses = picked(driver.wait(1.0), AdapterStatus)
-    assert statuses[-1].ready_runners == 0
+    assert statuses[-1].unavailable_runners == 1
     driver.runner("a", desired_version=driver.pool().adapters.version)
-    assert picked(driver.wait(1.0), AdapterStatus)[-1].ready_runners == 1
+    assert picked(driver.wait(1.0), AdapterStatus)[-1].unavailable_runners == 0
 
 
 def test_a_runner_that_served_once_is_not_held_back_by_what_is_pinned_later(driver: Any, picked: Picked) -> None:
@@ -442,28 +442,35 @@ def _started(driver: Any, request_id: str = "r") -> Any:
 
 
 def test_statuses_are_told_only_when_they_change(driver: Any, picked: Picked) -> None:
-    driver.connect_registry()
     driver.start("sha256:1")
     version = driver.pool().adapters.version
     driver.runner("a", desired_version=version)
+    driver.connect_registry()
     (pool,) = picked(effects := driver.wait(1.0), PoolStatus)
     assert (pool.ready_runners, pool.running, pool.queued) == (1, 0, 0)
     (adapter,) = picked(effects, AdapterStatus)
-    assert (adapter.uid, adapter.routed, adapter.ready_runners) == ("uid-sha256:1", True, 1)
+    assert (adapter.uid, adapter.routed, adapter.unavailable_runners) == ("uid-sha256:1", True, 0)
     driver.runner("a", desired_version=version)
     assert not picked(driver.wait(10.0), PoolStatus) + picked(driver.wait(10.0), AdapterStatus)
 
 
-def test_a_runner_that_holds_nothing_new_changes_no_status_of_what_has_to_be_held(
+def test_a_ready_runner_more_changes_the_status_of_the_pool_and_of_no_adapter_that_it_serves(
     driver: Any, picked: Picked, adapter_of: Any
 ) -> None:
-    driver.start()
-    driver.change(RegistryChange(False, adapters=(adapter_of("sha256:1", pinned=True),)))
+    driver.start("sha256:1")
+    old = version(driver)
+    driver.change(RegistryChange(False, adapters=(adapter_of("sha256:2", pinned=True),)))
     driver.wait(1.0)
-    driver.runner("a", desired_version=0)  # Ready with a list from before
+    driver.runner("a", desired_version=version(driver))
     effects = driver.wait(1.0)
     assert [s.ready_runners for s in picked(effects, PoolStatus)] == [1]
     assert not picked(effects, AdapterStatus)
+    driver.runner("b", desired_version=old)  # Ready with a list from before
+    effects = driver.wait(1.0)
+    assert [s.ready_runners for s in picked(effects, PoolStatus)] == [2]
+    assert [(s.digest, s.unavailable_runners) for s in picked(effects, AdapterStatus)] == [("sha256:2", 1)]
+    driver.lost("b")
+    assert [s.unavailable_runners for s in picked(driver.wait(1.0), AdapterStatus)] == [0]
 
 
 def test_a_registry_that_comes_again_is_told_everything_once(driver: Any, picked: Picked) -> None:
@@ -484,8 +491,8 @@ def test_a_ready_runner_counts_for_an_adapter_that_it_has_to_hold_once_it_holds_
     driver.runner("b", desired_version=old)
     driver.change(RegistryChange(False, adapters=(adapter_of("sha256:2", pinned=True), adapter_of("sha256:3"))))
     driver.runner("b", desired_version=version(driver))
-    ready = {s.digest: s.ready_runners for s in picked(driver.wait(1.0), AdapterStatus)}
-    assert ready == {"sha256:1": 2, "sha256:2": 1, "sha256:3": 2}
+    unavailable = {s.digest: s.unavailable_runners for s in picked(driver.wait(1.0), AdapterStatus)}
+    assert unavailable == {"sha256:2": 1, "sha256:3": 0}
 
 
 def test_why_a_load_failed_is_told_by_runner_four_at_the_most(driver: Any, picked: Picked) -> None:
@@ -495,11 +502,22 @@ def test_why_a_load_failed_is_told_by_runner_four_at_the_most(driver: Any, picke
         driver.runner(uuid, adapters=(AdapterState("sha256:1", Tier.DISK, error="torn"),), desired_version=version)
     (status,) = picked(driver.wait(1.0), AdapterStatus)
     assert status.load_errors == ("a: torn", "b: torn", "c: torn", "d: torn")
-    assert status.ready_runners == 0, "though all six know it and are Ready"
+    assert (status.unavailable_runners, status.load_failed) == (6, True), "though all six know it and are Ready"
     for uuid in "abcdef":
         driver.runner(uuid, desired_version=version)
     (status,) = picked(driver.wait(1.0), AdapterStatus)
-    assert (status.load_errors, status.ready_runners) == ((), 6)
+    assert (status.load_errors, status.unavailable_runners, status.load_failed) == ((), 0, False)
+
+
+def test_a_failed_load_is_everywhere_until_a_ready_runner_serves_the_adapter(driver: Any, picked: Picked) -> None:
+    driver.start("sha256:1")
+    torn = (AdapterState("sha256:1", Tier.DISK, error="torn"),)
+    driver.runner("a", adapters=torn, desired_version=version(driver))
+    assert [s.load_failed for s in picked(driver.wait(1.0), AdapterStatus)] == [True]
+    driver.runner("b", desired_version=version(driver))
+    assert [s.load_failed for s in picked(driver.wait(1.0), AdapterStatus)] == [False]
+    driver.lost("b")
+    assert [s.load_failed for s in picked(driver.wait(1.0), AdapterStatus)] == [True]
 
 
 def test_many_adapters_are_told_in_bounded_batches(new_driver: Any, picked: Picked) -> None:

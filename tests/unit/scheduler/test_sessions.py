@@ -6,7 +6,7 @@ import pytest
 
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received
 from weft.domain.request import Cancel, GatewayHello, ResubmitComplete
-from weft.domain.routes import PoolStatus, RegistryChange, RegistryHello, Routes
+from weft.domain.routes import MAX_ENTRIES, PoolStatus, RegistryChange, RegistryHello, Route, Routes
 from weft.domain.runner import ClusterReport, SupervisorHello
 from weft.wire import codec
 from weft.wire.errors import PeerError
@@ -88,6 +88,17 @@ def test_a_message_to_several_peers_is_encoded_once() -> None:
     one, two = cast(list[Any], [session.outbox._queue.get_nowait() for session in opened])  # pyright: ignore[reportPrivateUsage]
     assert one is two
     assert one.routes.version == 7
+
+
+def test_a_table_goes_in_messages_that_a_gateways_loop_can_bear() -> None:
+    streams = Streams(Kind.GATEWAY)
+    session = streams.open()
+    session.on_message(envelope(GatewayHello("g")))
+    routes = tuple(Route(f"m{i}", "ns", "ns/p", "d") for i in range(2 * MAX_ENTRIES + 1))
+    streams.sessions.send(Peer(Kind.GATEWAY, "g"), Routes(7, True, routes=routes))
+    sent: list[Any] = [session.outbox._queue.get_nowait() for _ in range(3)]  # pyright: ignore[reportPrivateUsage]
+    assert [len(one.routes.routes) for one in sent] == [MAX_ENTRIES, MAX_ENTRIES, 1]
+    assert [one.routes.more for one in sent] == [True, True, False]
 
 
 def test_a_status_reaches_the_registry() -> None:

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.adapter import Tier
-from weft.domain.ids import MAX_TERM, NEVER, Epoch
+from weft.domain.ids import MAX_TERM, NEVER, Epoch, RunnerId
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import EndReason, FinishReason, Outcome, SequenceTokens, Submit
-from weft.domain.runner import ReportedRunner, RunnerSpec
+from weft.domain.runner import ClusterReport, ReportedRunner, RunnerReport, RunnerSpec
 from weft.wire import codec
-from weft.wire.codec.cluster import read_report, read_spec
+from weft.wire.codec.cluster import read_report, read_spec, received_report
 from weft.wire.codec.prediction import predict_response, predictions
 from weft.wire.codec.values import MAX_TOKENS
 from weft.wire.errors import PeerError
@@ -101,6 +101,24 @@ def test_a_message_comes_out_as_it_went_in(name: str, data: st.DataObject) -> No
     assert plain(direction.decode(direction.envelope.FromString(sent))) == plain(message)
 
 
+@given(report=values_of(RunnerReport), runner=values_of(RunnerId))
+def test_a_report_that_a_supervisor_forwards_arrives_as_one_that_it_encodes(report: Any, runner: RunnerId) -> None:
+    sent = codec.RUNNER_TO_SUPERVISOR.encode(report).SerializeToString()
+    received: Any = codec.RUNNER_TO_SUPERVISOR.decode(codec.RUNNER_TO_SUPERVISOR.envelope.FromString(sent))
+    assert received.message is not None
+    assert received._replace(version=0).message is None, "changed: it is encoded again"
+    messages = [codec.SUPERVISOR_TO_SCHEDULER.encode(ClusterReport((ReportedRunner(runner, one),)))
+                for one in (received, report)]  # fmt: skip
+    assert messages[0] == messages[1]
+
+
+def test_what_a_large_report_has_beside_its_values_is_not_forwarded() -> None:
+    sent = supervisor_pb2.RunnerReport(version=1, adapters=[{"digest": "d", "error": "x" * (16 << 10)}])
+    report = received_report(sent)
+    reported = codec.SUPERVISOR_TO_SCHEDULER.encode(ClusterReport((ReportedRunner(RunnerId("u", "i"), report),)))
+    assert (report.message, len(reported.report.reports[0].report.adapters[0].error)) == (None, 1_000)
+
+
 @given(outcome=values_of(Outcome), finish=st.sampled_from(FinishReason))
 def test_an_outcome_comes_out_of_its_record(outcome: Outcome, finish: FinishReason) -> None:
     outcome = dataclasses.replace(outcome, finish=finish)
@@ -124,7 +142,7 @@ def test_hostile_bytes_are_an_error_of_their_sender(name: str, data: st.DataObje
         message = direction.decode(envelope)
     except PeerError:
         return
-    assert type(message) in direction.messages
+    assert isinstance(message, direction.messages)
 
 
 ITEM = PredictItem("r", "text", "ns/p", "m", 4, 100)
@@ -198,6 +216,12 @@ def test_a_specification_that_cannot_be(fields: dict[str, Any], reason: str) -> 
 def test_a_report_that_cannot_be(report: dict[str, Any], reason: str) -> None:
     with pytest.raises(PeerError, match=reason):
         read_report(supervisor_pb2.RunnerReport(**report))
+
+
+def test_a_step_names_its_requests_within_bounds() -> None:
+    step = codec.RUNNER_TO_GATEWAY.envelope(step={"sequences": [{"request_id": "x" * 321}]})
+    with pytest.raises(PeerError, match="a request id has 321"):
+        codec.RUNNER_TO_GATEWAY.decode(step)
 
 
 def test_reasons_are_cut_and_unknown_numbers_have_a_meaning() -> None:

@@ -55,6 +55,7 @@ from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1 import supervisor_pb2 as spb
 
 MAX_REPORT_BYTES = 16 << 20  # ten thousand adapters with a long error each; a gRPC message takes 64 MiB
+MAX_FORWARDED_BYTES = 16 << 10  # a change of 64 sequences has 7 KiB
 MAX_CAPACITY = 1 << 16  # sequences, slots, tokens of a page
 
 TIER = {
@@ -148,6 +149,24 @@ def fill_report(report: RunnerReport, m: spb.RunnerReport) -> None:
         m.progress.extend(report.progress)
 
 
+class ReceivedReport(RunnerReport):
+    """A report with the message that it came as, which is what a supervisor forwards: 2.1 us, encoded again 7.7 us.
+
+    As safe: the scheduler decodes it within the same bounds, and of large ones, in which long reasons and unknown
+    fields could be, only what was read travels on. One that is changed (`_replace`) has no message.
+    """
+
+    message: spb.RunnerReport | None = None
+
+
+def received_report(m: spb.RunnerReport) -> ReceivedReport:
+    """Raises PeerError."""
+    report = ReceivedReport(*read_report(m))
+    if m.ByteSize() <= MAX_FORWARDED_BYTES:
+        report.message = m
+    return report
+
+
 def read_report(m: spb.RunnerReport) -> RunnerReport:
     """Raises PeerError. Lists that are empty, as most are in most reports, cost nothing."""
     if (size := m.ByteSize()) > MAX_REPORT_BYTES:
@@ -214,7 +233,11 @@ def _overrun(m: spb.Overrun) -> Overrun:
 
 def fill_reported(reported: ReportedRunner, m: spb.ReportedRunner) -> None:
     fill_runner_id(reported.runner, m.runner)
-    fill_report(reported.report, m.report)
+    report = reported.report
+    if isinstance(report, ReceivedReport) and report.message is not None:
+        m.report.CopyFrom(report.message)
+    else:
+        fill_report(report, m.report)
     if reported.spec is not None:
         fill_spec(reported.spec, m.spec)
 
@@ -373,7 +396,7 @@ RUNNER_TO_SUPERVISOR: Direction[spb.RunnerToSupervisor, RunnerMessage] = Directi
     spb.RunnerToSupervisor,
     "runner",
     Entry("hello", RunnerSpec, fill_spec, read_spec),
-    Entry("report", RunnerReport, fill_report, read_report),
+    Entry("report", RunnerReport, fill_report, received_report),
     Entry("heartbeat", Heartbeat),
 )
 SUPERVISOR_TO_RUNNER: Direction[spb.SupervisorToRunner, Registered | RunnerOrder | Resync] = Direction(

@@ -132,7 +132,8 @@ def _pool_status(m: pb.PoolStatus) -> PoolStatus:
 
 
 def _fill_adapter_status(status: AdapterStatus, m: pb.AdapterStatus) -> None:
-    m.uid, m.digest, m.routed, m.ready_runners = status.uid, status.digest, status.routed, status.ready_runners
+    m.uid, m.digest, m.routed, m.removed = status.uid, status.digest, status.routed, status.removed
+    m.unavailable_runners, m.load_failed = status.unavailable_runners, status.load_failed
     m.load_errors.extend(status.load_errors)
 
 
@@ -141,7 +142,9 @@ def _adapter_status(m: pb.AdapterStatus) -> AdapterStatus:
         uid=named(m.uid, "an adapter's uid"),
         digest=text(m.digest, "a digest"),
         routed=m.routed,
-        ready_runners=m.ready_runners,
+        unavailable_runners=m.unavailable_runners,
+        load_failed=m.load_failed,
+        removed=m.removed,
         load_errors=tuple([error[: 2 * MAX_DETAIL] for error in m.load_errors]),
     )
 

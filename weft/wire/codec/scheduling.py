@@ -295,12 +295,8 @@ def _gone(m: pb.RunnerGone) -> RunnerGone:
 
 
 def fill_routes(routes: Routes, m: pb.Routes) -> None:
-    m.version, m.full, m.base_version, m.keys_known = (
-        routes.version,
-        routes.full,
-        routes.base_version,
-        routes.keys_known,
-    )
+    m.version, m.full, m.base_version = routes.version, routes.full, routes.base_version
+    m.keys_known, m.more = routes.keys_known, routes.more
     m.removed_models.extend(routes.removed_models)
     m.removed_pools.extend(routes.removed_pools)
     m.removed_keys.extend(routes.removed_keys)
@@ -361,6 +357,7 @@ def _routes(m: pb.Routes) -> Routes:
         keys=tuple([KeyRoute(k.key_hash, k.namespace, k.key_id) for k in m.keys]),
         removed_keys=tuple(m.removed_keys),
         keys_known=m.keys_known,
+        more=m.more,
     )
 
 

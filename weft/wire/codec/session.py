@@ -21,6 +21,7 @@ from weft.domain.request import (
 from weft.wire.codec.direction import Direction, Entry
 from weft.wire.codec.values import (
     MAX_DETAIL,
+    MAX_ID,
     MAX_PAGES,
     MAX_RANK,
     MAX_TOKENS,
@@ -152,10 +153,11 @@ def _step(m: runner_pb2.Step) -> Step:
 
 
 def _sequence_tokens(m: runner_pb2.SequenceTokens) -> SequenceTokens:
+    request_id = m.request_id
     if m.finish_reason not in _RUNNERS_FINISH or m.doublings > MAX_DOUBLINGS:
         raise PeerError(f"a step with finish reason {m.finish_reason} and {m.doublings} doublings")
     return SequenceTokens(
-        m.request_id,
+        request_id if len(request_id) <= MAX_ID else text(request_id, "a request id"),
         Epoch(m.epoch.term, m.epoch.counter),
         m.position,
         m.tokens,

@@ -236,7 +236,7 @@ class OutcomeAck(_message.Message):
     def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Routes(_message.Message):
-    __slots__ = ("version", "routes", "pools", "keys", "keys_known", "full", "base_version", "removed_models", "removed_pools", "removed_keys")
+    __slots__ = ("version", "routes", "pools", "keys", "keys_known", "full", "base_version", "removed_models", "removed_pools", "removed_keys", "more")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +247,7 @@ class Routes(_message.Message):
     REMOVED_MODELS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_POOLS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_KEYS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     version: int
     routes: _containers.RepeatedCompositeFieldContainer[Route]
     pools: _containers.RepeatedCompositeFieldContainer[PoolRoute]
@@ -257,7 +258,8 @@ class Routes(_message.Message):
     removed_models: _containers.RepeatedScalarFieldContainer[str]
     removed_pools: _containers.RepeatedScalarFieldContainer[str]
     removed_keys: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[PoolRoute, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[KeyRoute, _Mapping]]] = ..., keys_known: _Optional[bool] = ..., full: _Optional[bool] = ..., base_version: _Optional[int] = ..., removed_models: _Optional[_Iterable[str]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_keys: _Optional[_Iterable[str]] = ...) -> None: ...
+    more: bool
+    def __init__(self, version: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[PoolRoute, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[KeyRoute, _Mapping]]] = ..., keys_known: _Optional[bool] = ..., full: _Optional[bool] = ..., base_version: _Optional[int] = ..., removed_models: _Optional[_Iterable[str]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_keys: _Optional[_Iterable[str]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class Route(_message.Message):
     __slots__ = ("model_name", "namespace", "pool", "adapter_digest", "rank", "uid", "created_unix_s")
@@ -498,15 +500,19 @@ class PoolStatus(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., ready_runners: _Optional[int] = ..., wanted_runners: _Optional[int] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., victims: _Optional[_Iterable[str]] = ..., max_runners: _Optional[int] = ..., total_pages: _Optional[int] = ..., reserved_pages: _Optional[int] = ..., demand_runners: _Optional[int] = ...) -> None: ...
 
 class AdapterStatus(_message.Message):
-    __slots__ = ("uid", "digest", "routed", "ready_runners", "load_errors")
+    __slots__ = ("uid", "digest", "routed", "unavailable_runners", "load_errors", "load_failed", "removed")
     UID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ROUTED_FIELD_NUMBER: _ClassVar[int]
-    READY_RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    UNAVAILABLE_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     LOAD_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FAILED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
     uid: str
     digest: str
     routed: bool
-    ready_runners: int
+    unavailable_runners: int
     load_errors: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, uid: _Optional[str] = ..., digest: _Optional[str] = ..., routed: _Optional[bool] = ..., ready_runners: _Optional[int] = ..., load_errors: _Optional[_Iterable[str]] = ...) -> None: ...
+    load_failed: bool
+    removed: bool
+    def __init__(self, uid: _Optional[str] = ..., digest: _Optional[str] = ..., routed: _Optional[bool] = ..., unavailable_runners: _Optional[int] = ..., load_errors: _Optional[_Iterable[str]] = ..., load_failed: _Optional[bool] = ..., removed: _Optional[bool] = ...) -> None: ...

@@ -7,8 +7,8 @@ over tokens waits for its last byte; bytes that are no UTF-8 become U+FFFD, one 
 An answer continues its prompt, so the space that sentence decoders strip at the *beginning of a text* is kept.
 """
 
-import codecs
 import re
+from codecs import utf_8_decode
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,20 +23,19 @@ class Detokeniser:
 
     def __init__(self, bytes_of: BytesOf) -> None:
         self._bytes_of = bytes_of
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.begun = b""  # of a character that needs more bytes; empty where there is none
 
     def push(self, token: int) -> str:
         """The characters that this token completes."""
-        return self._decoder.decode(self._bytes_of(token))
-
-    @property
-    def begun(self) -> bytes:
-        """Of a character that needs more bytes; empty where there is none."""
-        return self._decoder.getstate()[0]
+        data = self.begun + self._bytes_of(token)
+        text, read = utf_8_decode(data, "replace", False)
+        self.begun = data[read:]
+        return text
 
     def flush(self) -> str:
         """What an unfinished character leaves at the end: "" or U+FFFD."""
-        return self._decoder.decode(b"", True)
+        begun, self.begun = self.begun, b""
+        return begun.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)

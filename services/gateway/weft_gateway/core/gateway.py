@@ -21,6 +21,7 @@ from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, S
 from weft.domain.prediction import Prediction
 from weft.domain.request import (
     Assign,
+    Cancel,
     Ended,
     FinishReason,
     NoCapacity,
@@ -218,7 +219,11 @@ class Gateway:
             asked, self._resyncing = self._resyncing, True
             return [] if asked else [Send(SCHEDULER, ResyncRoutes())]
         self._resyncing = False
-        effects: list[Effect] = [events.RoutesChanged(first or bool(pools)), *self.admission.on_routes()]
+        effects: list[Effect] = []
+        if pools or not change.more:
+            effects.append(events.RoutesChanged(first or bool(pools)))
+        if self.routes.known:
+            effects += self.admission.on_routes()
         for pool in pools:
             effects += self._on_availability(pool, now)
         return effects
@@ -292,31 +297,28 @@ class Gateway:
         active = self.requests.get(request_id)
         if active is None:
             return []
+        stream = active.stream
+        before = stream.running
         try:
-            return self._advance(active, event, now)
+            effects: list[Effect] = stream.handle(event, now)  # pyright: ignore[reportAssignmentType] (a new list)
+            after = stream.running
+            if after is before and after is not None:
+                return effects  # nothing but tokens
+            if before is not None and (after is None or after.runner != before.runner):
+                self.sessions.leave(before, request_id, now)
+            if after is not None:
+                opened: list[Effect] = []
+                for old in self.sessions.replaced_by(after.runner):
+                    opened += self._close(old, "a new incarnation took its place", now)
+                effects = [*opened, *self.sessions.enter(after, request_id, now), *effects]
+            self._update_hold_deadline(active)
+            if stream.end:
+                effects += self._finish(active, now)
         except Exception as error:
             if isinstance(event, events.RequestAborted):
                 raise
             aborted = self._apply(request_id, events.RequestAborted(request_id, _BUG), now)
             return [events.RequestFailed(request_id, error), *aborted]
-
-    def _advance(self, active: ActiveRequest, event: StreamEvent, now: float) -> list[Effect]:
-        stream = active.stream
-        before = stream.running
-        effects: list[Effect] = [*stream.handle(event, now)]
-        after = stream.running
-        if after is before and after is not None:
-            return effects  # nothing but tokens
-        if before is not None and (after is None or after.runner != before.runner):
-            self.sessions.leave(before, stream.request_id, now)
-        if after is not None:
-            opened: list[Effect] = []
-            for old in self.sessions.replaced_by(after.runner):
-                opened += self._close(old, "a new incarnation took its place", now)
-            effects = [*opened, *self.sessions.enter(after, stream.request_id, now), *effects]
-        self._update_hold_deadline(active)
-        if stream.end:
-            effects += self._finish(active, now)
         return effects
 
     def _update_hold_deadline(self, active: ActiveRequest) -> None:
@@ -353,7 +355,7 @@ class Gateway:
         try:
             record = self._encode_outcome(outcome)
         except Exception as error:  # noqa: BLE001 (the shell logs it; the client gets its end all the same)
-            effects.append(events.RequestFailed(request_id, error))
+            effects += [events.RequestFailed(request_id, error), Send(SCHEDULER, Cancel(request_id))]
         else:
             tokens, censored = outcome.completion_tokens, outcome.censored
             report = OutcomeReport(request_id, outcome.pool, outcome.adapter, tokens, censored, record)

@@ -48,21 +48,17 @@ class RouteTable:
 
     def apply(self, change: Routes) -> list[str]:
         """The names of the pools whose rows changed, in order. Raises RoutesGap, which changes nothing."""
-        book = self._book
-        before = book.pools if change.full else {name: book.pools.get(name) for name in _pools_of(change)}
-        if change.full:
-            book.apply(change)
-            self._bases, self._adapters = {}, {}
-        else:
-            old = [book.routes.get(name) for name in (*change.removed_models, *(r.model_name for r in change.routes))]
-            book.apply(change)
-            for route in filter(None, old):
-                self._remove(route)
+        routes, pools = self._book.apply(change)
+        for route in routes.values():
+            models = self._models_of(route)
+            del models[route.model_name]
+            if not models and models is not self._bases:
+                del self._adapters[route.namespace]
         for route in change.routes:
             self._models_of(route)[route.model_name] = route
-        self.known = True
-        names = before.keys() | book.pools.keys() if change.full else before
-        return sorted(name for name in names if before.get(name) != book.pools.get(name))
+        self.known |= not change.more
+        names = {*pools, *(pool.pool for pool in change.pools)}
+        return sorted(name for name in names if pools.get(name) != self.pools.get(name))
 
     def find(self, model: str, principal: Principal) -> tuple[Route, PoolRoute] | None:
         """The route of a model, if this caller may use it."""
@@ -96,16 +92,6 @@ class RouteTable:
     def _models_of(self, route: Route) -> dict[str, Route]:
         """The part of the index that lists the route."""
         return self._bases if route.adapter == BASE else self._adapters.setdefault(route.namespace, {})
-
-    def _remove(self, route: Route) -> None:
-        models = self._models_of(route)
-        models.pop(route.model_name, None)
-        if not models and models is not self._bases:
-            del self._adapters[route.namespace]
-
-
-def _pools_of(change: Routes) -> list[str]:
-    return [*change.removed_pools, *(pool.pool for pool in change.pools)]
 
 
 def _may_use_base(pool: PoolRoute, namespace: str) -> bool:

@@ -13,7 +13,6 @@ What always holds, whatever is lost, repeated or late (`check_stream`):
 A migration is Stop here and Start there at once, with the tokens so far (Punica, section 5.3).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.domain.ids import NEVER, Epoch, RunnerId
@@ -163,41 +162,39 @@ class RequestStream:
         """What this event changes. An event that counts no more changes nothing."""
         if self.end:
             return []
-        effects = self._dispatch(event, now)
-        self._update_hold(now)
-        return effects
-
-    def _dispatch(self, event: StreamEvent, now: float) -> list[StreamEffect]:
+        effects: list[StreamEffect] = []
         match event:
             case SequenceTokens():
-                return self._step(event, now)
+                running = self.running
+                effects = self._step(event, now)
+                if self.running is running:
+                    return effects  # tokens alone move no hold time
             case Assign():
-                return self._assign(event)
+                effects = self._assign(event)
             case Preempt():
-                return self._fail_epoch(event.epoch, FailReason.PREEMPTED, stop=True)
+                effects = self._fail_epoch(event.epoch, FailReason.PREEMPTED, stop=True)
             case NoCapacity():
-                return self._fail_epoch(event.epoch, FailReason.NO_CAPACITY, event.reason, event.free_pages)
+                effects = self._fail_epoch(event.epoch, FailReason.NO_CAPACITY, event.reason, event.free_pages)
             case Ended():
-                return self._fail_epoch(event.epoch, _ENDED[event.reason], event.detail)
+                effects = self._fail_epoch(event.epoch, _ENDED[event.reason], event.detail)
             case RunnerLost(runner, detail):
-                if not self.running or self.running.runner != runner:
-                    return []
-                return self._fail_epoch(self.running.epoch, FailReason.SESSION_LOST, detail)
+                if self.running and self.running.runner == runner:
+                    effects = self._fail_epoch(self.running.epoch, FailReason.SESSION_LOST, detail)
             case PoolAvailability(available):
                 self.available = available
-                return []
             case HoldExpired(failure):
-                deadline = self.hold_deadline
-                expired = deadline is not None and now >= deadline
-                return self._cancel(End(FinishReason.FAILED, failure)) if expired else []
+                if (deadline := self.hold_deadline) is not None and now >= deadline:
+                    effects = self._cancel(End(FinishReason.FAILED, failure))
             case Reject():
                 code, text = _REJECTED[event.reason]
                 failure = Failure(code, f"{text} {event.message}".strip(), event.retry_after_ms)
-                return self._cancel(End(FinishReason.FAILED, failure), scheduler_knows=True)
+                effects = self._cancel(End(FinishReason.FAILED, failure), scheduler_knows=True)
             case ClientGone():
-                return self._cancel(End(FinishReason.CANCELLED))
+                effects = self._cancel(End(FinishReason.CANCELLED))
             case RequestAborted(_, failure):
-                return self._cancel(End(FinishReason.FAILED, failure))
+                effects = self._cancel(End(FinishReason.FAILED, failure))
+        self._update_hold(now)
+        return effects
 
     # ---------------------------------------------------------------- ownership
 
@@ -265,10 +262,11 @@ class RequestStream:
     # ---------------------------------------------------------------- tokens
 
     def _step(self, event: SequenceTokens, now: float) -> list[StreamEffect]:
-        if not self.running or event.epoch != self.running.epoch or event.position < len(self.tokens):
+        running, seen = self.running, len(self.tokens)
+        if running is None or event.epoch != running.epoch or event.position < seen:
             return []
-        if event.position > len(self.tokens):
-            detail = f"tokens {len(self.tokens)}..{event.position} never came"
+        if event.position > seen:
+            detail = f"tokens {seen}..{event.position} never came"
             return self._fail_epoch(event.epoch, FailReason.RUNNER_ERROR, detail, stop=True)
         if self._held_logprobs and len(event.logprobs) != len(event.tokens):
             detail = f"{len(event.tokens)} tokens came with {len(event.logprobs)} usable log probabilities"
@@ -286,37 +284,36 @@ class RequestStream:
             reason = FinishReason.STOP
         elif reason is None and len(self.tokens) >= self.request.max_tokens:
             reason = FinishReason.LENGTH
-        if reason is None:
-            return [*effects, *self._emit(text)]
-        if event.finish is None:
-            effects.append(self._stop(self.running))  # the runner does not know of the end
-        if reason is not FinishReason.STOP:
-            text += self._stops.push(self._detokeniser.flush()) + self._stops.flush()
-        effects += self._emit(text)
-        self._finish(End(reason))
+        if reason is not None:
+            if event.finish is None:
+                effects.append(self._stop(running))  # the runner does not know of the end
+            if reason is not FinishReason.STOP:
+                text += self._stops.push(self._detokeniser.flush()) + self._stops.flush()
+        if self._held_logprobs is None:
+            if text:
+                effects.append(Emit(self.request_id, text))
+        else:
+            released = self._held_logprobs.release(len(text))
+            if self._stops.matched:
+                released += self._held_logprobs.cut()
+            if text or released:
+                effects.append(Emit(self.request_id, text, released))
+        if reason is not None:
+            self._finish(End(reason))
         return effects
 
     def _append(self, event: SequenceTokens) -> str:
         """Take tokens up to a stop string or max_tokens; the text that is certain."""
-        text = ""
-        for index, token in enumerate(event.tokens[: self.request.max_tokens - len(self.tokens)]):
-            self.tokens.append(token)
+        text, tokens, stops, held = "", self.tokens, self._stops, self._held_logprobs
+        for index, token in enumerate(event.tokens[: self.request.max_tokens - len(tokens)]):
+            tokens.append(token)
             chars = self._detokeniser.push(token)
-            if self._held_logprobs:
-                self._held_logprobs.push(token, event.logprobs[index], len(chars), self._detokeniser.begun)
-            text += self._stops.push(chars)
-            if self._stops.matched:
+            if held is not None:
+                held.push(token, event.logprobs[index], len(chars), self._detokeniser.begun)
+            text += stops.push(chars)
+            if stops.matched:
                 break
         return text
-
-    def _emit(self, text: str) -> Sequence[Emit]:
-        """This text, with the log probabilities that are due with it."""
-        if self._held_logprobs is None:
-            return [Emit(self.request_id, text)] if text else ()
-        released = self._held_logprobs.release(len(text))
-        if self._stops.matched:
-            released += self._held_logprobs.cut()
-        return [Emit(self.request_id, text, released)] if text or released else ()
 
     def _finish(self, end: End) -> None:
         self.running, self.end = None, end

@@ -6,6 +6,7 @@ step wakes a request at most once; what a slow client has not read yet gathers i
 
 import asyncio
 import contextlib
+import gc
 import logging
 import secrets
 import time
@@ -18,6 +19,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.prediction import PredictItem
 from weft.domain.request import Failed, GatewayHello, Start, Stop
+from weft.domain.routes import Routes
 from weft.telemetry.invariants import holds
 from weft.telemetry.logs import kv
 from weft.wire.codec import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY, outcome_bytes
@@ -85,7 +87,7 @@ class RequestManager:
             "scheduler",
             scheduler_pb2_grpc.SchedulerStub(self._channel).Gateway,
             hello=lambda: [GATEWAY_TO_SCHEDULER.encode(GatewayHello(self.machine.gateway_id))],
-            on_message=lambda message: self.feed(Received(SCHEDULER, SCHEDULER_TO_GATEWAY.decode(message))),
+            on_message=self._on_scheduler,
             on_up=lambda: self.feed(Connected(SCHEDULER)),
             on_down=lambda reason: self.feed(Closed(SCHEDULER, reason)),
         )
@@ -270,6 +272,13 @@ class RequestManager:
             group.wake()
         self.metrics.count_finish(finish)
         log.info("finished", extra=fields)
+
+    def _on_scheduler(self, envelope: scheduler_pb2.SchedulerToGateway) -> None:
+        """Raises PeerError."""
+        message = SCHEDULER_TO_GATEWAY.decode(envelope)
+        self.feed(Received(SCHEDULER, message))
+        if isinstance(message, Routes) and message.more:
+            gc.freeze()  # a large table lives long: to visit 100,000 routes takes the collector 50 ms
 
     def _on_session(self, session: RunnerSession, event: Connected | Received | Closed) -> None:
         """A session that the machine has closed has no more events."""

@@ -167,16 +167,10 @@ class AdapterManager:
         self.reconcile()
 
     def on_found_on_disk(self, digests: Iterable[str]) -> None:
-        """Before the first desired adapters these are what an earlier process left, and become known by it."""
+        """An earlier process left these, the least recently used first: they are on demand until they are desired."""
+        assert not self.adapters, "nothing is known before"
         for digest in digests:
-            if self.desired_version is not None and digest not in self.adapters:
-                continue  # forgotten since
-            adapter = self._get_or_add(digest)
-            if adapter.state is State.ABSENT:
-                adapter.advance(State.ON_DISK)
-                self.prefetcher.update(adapter)
-                self._changed(adapter)
-        self.reconcile()
+            self._get_or_add(digest).advance(State.ON_DISK)
 
     # ---- what is desired
 
@@ -247,8 +241,8 @@ class AdapterManager:
         return sum(self.slots.need(adapter) for adapter in queued)
 
     def force_evict_pinned(self) -> bool:
-        """No sequence runs, no adapter loads: the head of the queue may evict pinned ones. False: too little."""
-        head = next((a for a in self.queue.values() if self._is_ready(a)), None)
+        """Nothing runs or loads: the first that sequences wait for may evict pinned ones. False: too little."""
+        head = next((a for a in self.queue.values() if a.waiting and self._is_ready(a)), None)
         placed = head is not None and self.slots.assign(head, pinned_too=True)
         if head is not None and placed:
             self._begin_load(head)
@@ -273,11 +267,18 @@ class AdapterManager:
         return slot
 
     def reconcile(self) -> None:
-        """Pages or slots may have come free: what follows for queue, draining slots and forgotten adapters."""
+        """Pages or slots may have come free: what follows for queue, draining slots and forgotten adapters.
+
+        A pinned adapter that was evicted so that sequences could run waits for a slot again at once; one that failed
+        waits for `retry`.
+        """
+        for adapter in self._protected:
+            if not (adapter.resident or adapter.error):
+                self._enqueue(adapter)
         if self.queue:
             missing = {*self.missing_pinned()}  # a pinned adapter waits for itself
             self.queue = {d: a for d, a in self.queue.items() if a.waiting or d in missing}
-        if self._removed or len(self._on_demand) > MOST_ON_DEMAND:
+        if self._removed or (len(self._on_demand) > MOST_ON_DEMAND and self.desired_version is not None):
             self._forget()
         self._assign_slots()
         self._drain_and_reopen()

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,7 @@ class BatchLimits:
     prefill_age: int = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A sequence's part of a step: `n_tokens` of its pending tokens. `samples`: nothing is pending afterwards."""
 
     key: str
@@ -36,8 +36,7 @@ class Row:
     samples: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A sequence that may run: `pending` tokens are to be fed before its next token can be chosen."""
 
     key: str

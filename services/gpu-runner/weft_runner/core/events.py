@@ -63,9 +63,9 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class FoundOnDisk:
-    """These adapters are whole on disk."""
+    """An earlier process left these adapters on disk, the one that was used longest ago first. The first event."""
 
-    digests: frozenset[str]
+    digests: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

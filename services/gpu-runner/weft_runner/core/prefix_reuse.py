@@ -48,8 +48,10 @@ class PrefixReuse:
 
     def publish(self, sequence: Sequence) -> None:
         """Its pages that have become full since the last time may be found from now on."""
+        if sequence.chain is None:
+            return
         full = sequence.in_kv // self._pages.page_tokens
-        if sequence.chain is None or full == sequence.named_pages:
+        if full == sequence.named_pages:
             return
         names = sequence.chain.extend(sequence.tokens, full)
         for index in range(sequence.named_pages, full):

@@ -162,18 +162,18 @@ class RequestPool:
         """Take an iteration's results: a token for each row that samples, or why that sequence failed."""
         self.iterations += 1
         self.scheduler.ran(batch)
-        for row in batch.rows:
-            sequence = self.sequences[row.key]
+        for key, _, n_tokens, samples in batch.rows:
+            sequence = self.sequences[key]
             sequence.in_flight = False
-            if row.key in failures:
-                self._end(sequence, EndReason.INTERNAL, failures[row.key], forget=True)
+            if key in failures:
+                self._end(sequence, EndReason.INTERNAL, failures[key], forget=True)
                 continue
-            sequence.fed(row.n_tokens)
-            self.tokens += row.n_tokens
-            self.pages.fill(row.key, sequence.in_kv)
+            sequence.fed(n_tokens)
+            self.tokens += n_tokens
+            self.pages.fill(key, sequence.in_kv)
             self.reuse.publish(sequence)
-            if row.samples:
-                self._append(sequence, tokens[row.key])
+            if samples:
+                self._append(sequence, tokens[key])
         self._unstick()
 
     # ---- what follows

@@ -32,8 +32,8 @@ class Sequence:
     """A request that was admitted. One owner: the request pool. `owner`: the session that started it."""
 
     __slots__ = (
-        "adjustments", "admitted", "chain", "doublings", "gateway", "in_flight", "in_kv", "max_len", "named_pages",
-        "owner", "phase", "reservation_tokens", "start", "tokens", "turn",
+        "adjustments", "admitted", "chain", "doublings", "gateway", "in_flight", "in_kv", "key", "max_len",
+        "named_pages", "owner", "phase", "reservation_tokens", "start", "tokens", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +41,7 @@ class Sequence:
         chain: PageHashChain | None = None,
     ) -> None:  # fmt: skip
         self.start, self.owner, self.gateway = start, owner, gateway
+        self.key = start.request_id
         self.chain = chain
         self.named_pages = 0  # its first ones, that other sequences may find
         self.admitted = admitted
@@ -52,10 +53,6 @@ class Sequence:
         self.phase = Phase.WAITING
         self.in_flight, self.turn = False, 0  # in a batch that is not complete yet; its number
         self.max_len = min(len(start.prompt) + start.max_tokens, max_context_tokens)
-
-    @property
-    def key(self) -> str:
-        return self.start.request_id
 
     @property
     def base_len(self) -> int:
@@ -92,19 +89,19 @@ class Sequence:
 
     def fed(self, n_tokens: int) -> None:
         """A step has put n more tokens into KV."""
-        pending = self.pending
+        in_kv, n_known = self.in_kv + n_tokens, len(self.tokens)
         assert self.phase in RUNNING, self.phase
-        assert 0 < n_tokens <= pending, (n_tokens, pending)
-        self.in_kv += n_tokens
-        if n_tokens == pending:
+        assert self.in_kv < in_kv <= n_known, (n_tokens, self.pending)
+        self.in_kv = in_kv
+        if in_kv == n_known:
             self.phase = Phase.DECODE
 
     def append(self, token: int) -> None:
         """The token chosen after everything was fed."""
+        tokens = self.tokens
         assert self.phase is Phase.DECODE, self.phase
-        assert self.pending == 0, self.pending
-        assert len(self.tokens) < self.max_len, (len(self.tokens), self.max_len)
-        self.tokens.append(token)
+        assert self.in_kv == len(tokens) < self.max_len, (self.in_kv, len(tokens), self.max_len)
+        tokens.append(token)
         if self.adjustments is not None:
             self.adjustments.add(token)
 

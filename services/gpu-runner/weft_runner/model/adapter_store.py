@@ -1,6 +1,6 @@
 """Adapters as files, as host copies and by slot on the device: the seam between the adapter pool and an executor."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -33,8 +33,8 @@ class Source(Protocol):
         """Everything else may leave the disk."""
         ...
 
-    def on_disk(self, digests: Iterable[str], /) -> frozenset[str]:
-        """Which of them are whole on disk."""
+    def on_disk(self) -> tuple[str, ...]:
+        """The adapters that an earlier process left on disk, the one that was used longest ago first."""
         ...
 
 

@@ -66,8 +66,3 @@ class LengthModel(Protocol):
 def bucket(tokens: int, max_context_tokens: int) -> int:
     """S3's class of a length: which tenth of the maximum it ends in, 0..9."""
     return min(tokens * BUCKETS // max_context_tokens, BUCKETS - 1)
-
-
-def bucket_edge(bucket: int, max_context_tokens: int) -> int:
-    """What S3 reserves for a class: the tokens at its upper edge."""
-    return (bucket + 1) * max_context_tokens // BUCKETS

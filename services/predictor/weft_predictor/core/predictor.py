@@ -26,7 +26,7 @@ from weft.domain.request import FinishReason, Outcome
 from weft_predictor.core.conformal import WINDOW, ConformalCalibrator, ConformalCalibrators
 from weft_predictor.core.feature_cache import FeatureCache
 from weft_predictor.core.features import MAX_CHARS, Features, feature_rows
-from weft_predictor.core.length_model import Arrays, ObservationResult, bucket, bucket_edge
+from weft_predictor.core.length_model import Arrays, ObservationResult
 from weft_predictor.core.offsets import Offsets
 from weft_predictor.core.residual_scale import OCTAVES, ResidualScale
 from weft_predictor.core.ridge import Ridge
@@ -46,13 +46,9 @@ _CUT_OFF = (FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.FAILED)
 
 
 class LengthPredictor:
-    """A LengthModel. Not thread-safe: one owner.
-
-    `scale` multiplies every prediction (experiments); S3's buckets are tenths of `max_context_tokens`.
-    """
+    """A LengthModel. Not thread-safe: one owner. `scale` multiplies every prediction (experiments)."""
 
     scale = 1.0
-    max_context_tokens = 2_048
 
     def __init__(
         self,
@@ -105,8 +101,7 @@ class LengthPredictor:
                 centre, name = self._centre(shared, item.model_name), item.model_name
                 tokens = (_tokens(self.quantile_at(centre, name, level), self.scale) for level in LEVELS)
                 p10, p50, p90, p99 = accumulate(tokens, max)
-                edge = bucket_edge(bucket(p50, self.max_context_tokens), self.max_context_tokens)
-                predicted.append(Prediction(item.request_id, p50, p90, version, p10, p99, edge))
+                predicted.append(Prediction(item.request_id, p50, p90, version, p10, p99))
             if any(item.request_id for item in part):
                 self.features.put([item.request_id for item in part], rows)
         return predicted

@@ -195,6 +195,8 @@ def check_adapters(state: State) -> None:
             assert adapters.knows(digest), (pool.name, digest)
         held = {spec.digest for spec in adapters.by_uid.values() if spec.held and spec.digest}
         assert adapters.held.keys() == held == adapters.held_since.keys(), pool.name
+        since = [*adapters.held_since.values()]
+        assert since == sorted(since), (pool.name, since)
         assert adapters.pinned == tuple(sorted(d for d, a in adapters.held.items() if a.pinned)), pool.name
 
 

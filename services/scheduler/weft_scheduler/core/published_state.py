@@ -36,33 +36,20 @@ class PublishedState:
         self.dirty_pools: dict[str, None] = {}
         self.deletions: dict[str, PendingDeletion] = {}  # by uid: the registry waits for the final status
         self._dirty_adapters: dict[str, None] = {}  # uids, in order
-        self._dirty_lists: dict[str, list[str]] = {}  # pool -> the rest of its uids: its Ready runners have changed
 
     @property
     def dirty(self) -> bool:
-        return bool(self.dirty_pools or self.deletions or self._dirty_adapters or self._dirty_lists)
+        return bool(self.dirty_pools or self.deletions or self._dirty_adapters)
 
     def mark_adapters(self, uids: Iterable[str]) -> None:
         """The statuses of these adapters may differ."""
         self._dirty_adapters.update(dict.fromkeys(uids))
-
-    def mark_pool(self, pool: str, uids: Iterable[str]) -> None:
-        """The statuses of all adapters of a pool may differ."""
-        self._dirty_lists[pool] = list(uids)
 
     def take_adapters(self, limit: int) -> list[str]:
         """Uids whose status may differ, at most so many; the rest comes next time."""
         uids = list(islice(self._dirty_adapters, limit))
         for uid in uids:
             del self._dirty_adapters[uid]
-        while len(uids) < limit and self._dirty_lists:
-            pool, rest = next(iter(self._dirty_lists.items()))
-            count = limit - len(uids)
-            uids += rest[:count]
-            if len(rest) > count:
-                self._dirty_lists[pool] = rest[count:]
-            else:
-                del self._dirty_lists[pool]
         return uids
 
     def clear(self) -> None:
@@ -70,4 +57,3 @@ class PublishedState:
         self.pools.clear()
         self.adapters.clear()
         self._dirty_adapters.clear()
-        self._dirty_lists.clear()

@@ -28,9 +28,9 @@ def on_connected(state: State, peer: Peer, term: int | None) -> None:
     if term is not None and not _leads(state, peer, term):
         return
     state.published.clear()
-    for pool in state.pools.values():
-        state.published.mark_pool(pool.name, pool.adapters.by_uid)
-        state.mark_dirty(pool.name)
+    state.published.mark_adapters(state.adapter_pool)
+    for name in state.pools:
+        state.mark_dirty(name)
 
 
 def on_closed(state: State, name: str) -> None:

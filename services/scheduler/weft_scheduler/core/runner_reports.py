@@ -4,6 +4,8 @@ Nothing is placed on a runner before its first full report on its supervisor's p
 supervisor reports for `absent_s`, while there is one to report it, is gone. A report costs what it carries.
 """
 
+from collections.abc import Iterable
+
 from weft.domain.adapter import DesiredChange, Tier
 from weft.domain.ids import RunnerId
 from weft.domain.machine import Peer
@@ -132,8 +134,7 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
         _learn_reservations(state, runner, report)
     if errors:
         pool.set_errors(runner, errors)
-        for digest in errors:
-            state.published.mark_adapters(pool.adapters.by_digest.get(digest, ()))
+        _mark_statuses(state, pool, errors)
     _update_readiness(state, pool, runner)
     if report.full:  # what it has counts: an order may have been lost between its supervisor and it
         version = pool.adapters.version
@@ -155,8 +156,7 @@ def on_runner_lost(state: State, runner_id: RunnerId, reason: str) -> None:
     del state.runners[runner_id.uuid]
     if runner.spec is not None:
         pool = state.pool_of(runner)
-        for digest in runner.errors:
-            state.published.mark_adapters(pool.adapters.by_digest.get(digest, ()))
+        _mark_statuses(state, pool, runner.errors)
         pool.forget_runner(runner)
         state.mark_schedulable(pool.name)
     state.emit(RunnerLost(runner_id, reason))
@@ -249,16 +249,21 @@ def _update_readiness(state: State, pool: Pool, runner: Runner) -> None:
         runner.serve()
     known = figures.desired_version if figures.desired_version <= adapters.version else 0  # of another process
     version = known if runner.confirmed and figures.ready and not figures.draining else None
-    if version != runner.ready_version:
+    before = runner.ready_version
+    if version != before:
         count = pool.ready_runners
         pool.set_ready(runner, version)
         if pool.ready_runners != count:
-            state.published.mark_pool(pool.name, pool.adapters.by_uid)
             state.routes.pool_changed(pool.name)
-        else:
-            held = (uid for digest in adapters.held for uid in adapters.by_digest.get(digest, ()))
-            state.published.mark_adapters(held)
+            _mark_statuses(state, pool, pool.load_failures)
+        _mark_statuses(state, pool, adapters.held_after(min(v for v in (before, version) if v is not None)))
         state.mark_dirty(pool.name)
+
+
+def _mark_statuses(state: State, pool: Pool, digests: Iterable[str]) -> None:
+    """The statuses of the adapters with that content may differ."""
+    for digest in digests:
+        state.published.mark_adapters(pool.adapters.by_digest.get(digest, ()))
 
 
 def _learn_reservations(state: State, runner: Runner, report: RunnerReport) -> None:

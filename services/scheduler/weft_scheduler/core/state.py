@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from weft.domain.ids import Epoch, RunnerId
+from weft.domain.lru import LruDict
 from weft.domain.machine import Kind, Peer, Send
 from weft.domain.runner import SchedulerHello
 from weft.domain.timers import TimerQueue
@@ -50,7 +51,7 @@ class State:
         self.desired_changed: dict[str, None] = {}  # pools whose runners may have to hold something else
         self._arrivals = 0
         self._versions = 0
-        self._replaced: dict[str, str] = {}  # uuid -> the incarnation that a newer one has replaced
+        self._replaced = LruDict[str, str](MAX_REPLACED)  # uuid -> the incarnation that a newer one has replaced
         self._effects: list[Effect] = []
 
     # ------------------------------------------------------------ effects
@@ -93,11 +94,8 @@ class State:
         return runner
 
     def replace(self, runner_id: RunnerId) -> None:
-        """Remember an incarnation that a newer one has replaced: reports of it are stale. Bounded."""
-        self._replaced.pop(runner_id.uuid, None)
+        """Remember an incarnation that a newer one has replaced: reports of it are stale."""
         self._replaced[runner_id.uuid] = runner_id.incarnation
-        if len(self._replaced) > MAX_REPLACED:
-            del self._replaced[next(iter(self._replaced))]
 
     def was_replaced(self, runner_id: RunnerId) -> bool:
         return self._replaced.get(runner_id.uuid) == runner_id.incarnation

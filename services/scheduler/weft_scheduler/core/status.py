@@ -24,7 +24,7 @@ def publish(state: State) -> None:
     for uid, deletion in list(published.deletions.items()):
         if _is_gone(state, uid, deletion):
             del published.deletions[uid]
-            _send(state, AdapterStatus(uid, deletion.digest, routed=False, ready_runners=0))
+            _send(state, AdapterStatus(uid, deletion.digest, routed=False, removed=True))
     if published.dirty:
         state.schedule_publish()
 
@@ -91,12 +91,14 @@ def _publish_adapter(state: State, uid: str) -> None:
     spec = pool.adapters.by_uid[uid]
     failures = pool.load_failures.get(spec.digest, {})
     errors = [f"{state.runners[uuid].name}: {failures[uuid]}" for uuid in sorted(failures)[:MAX_ERRORS]]
+    unavailable = pool.unavailable_runners(spec.digest)
     status = AdapterStatus(
         uid=uid,
         digest=spec.digest,
         routed=state.routes.is_routed(spec.model_name, uid),
-        ready_runners=pool.ready_for(spec.digest) if spec.digest else 0,
+        unavailable_runners=unavailable,
         load_errors=tuple(errors),
+        load_failed=bool(errors) and unavailable == pool.ready_runners,
     )
     if state.published.adapters.get(uid) != status:
         state.published.adapters[uid] = status

@@ -8,11 +8,11 @@ import pytest
 from harness.ranks import settings_of
 from weft.domain.model.config import parse_spec
 from weft.domain.request import Sampling
-from weft_runner.engine import ExecutorFailed
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, OutOfMemory
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.memory_estimate import MemoryLimit, estimate_memory
 from weft_runner.settings import from_json, to_json
+from weft_runner.shell.engine import ExecutorFailed
 
 
 @pytest.mark.parametrize("how", ["tensor", "pipeline"])

@@ -6,7 +6,9 @@ what they have to hold (pinned, or of tier Disk or Host) and what they have to r
 what that adapter carries.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from weft.domain.adapter import AdapterSpec, DesiredAdapter, DesiredChange, Tier
 from weft.domain.ids import BASE
@@ -31,7 +33,7 @@ class PoolAdapters:
         self.by_digest: dict[str, dict[str, AdapterSpec]] = {}  # digest -> uid -> spec
         self.draining: dict[str, DrainingAdapter] = {}
         self.held: dict[str, DesiredAdapter] = {}  # as published
-        self.held_since: dict[str, int] = {}  # digest -> the version that it came with
+        self.held_since: dict[str, int] = {}  # digest -> the version that it came with, in the order of versions
         self.pinned: tuple[str, ...] = ()  # of `held`, sorted
         self.version = 0
         self.removed_version = 0  # of the last publication that removed a digest
@@ -110,6 +112,10 @@ class PoolAdapters:
         return self.size(digest)[0]
 
     # ------------------------------------------------------------ what runners hold
+
+    def held_after(self, version: int) -> Iterator[str]:
+        """The digests that runners have to hold only since a later version."""
+        return takewhile(lambda digest: self.held_since[digest] > version, reversed(self.held_since))
 
     @property
     def publishable(self) -> bool:

@@ -254,15 +254,13 @@ class Pool:
                 if not failures:
                     del self.load_failures[digest]
 
-    def ready_for(self, digest: str) -> int:
-        """Ready runners that serve a digest: all that did not fail to load it, and hold it if it has to be held."""
+    def unavailable_runners(self, digest: str) -> int:
+        """Ready runners that do not serve a digest: they failed to load it, or have to hold it and do not yet."""
         since = self.adapters.held_since.get(digest, 0)
-        count = self.ready_runners
-        if since:
-            count = sum(runners for version, runners in self.ready_versions.items() if version >= since)
+        count = sum(runners for version, runners in self.ready_versions.items() if version < since)
         for uuid in self.load_failures.get(digest, ()):
             version = self.runners[uuid].ready_version if uuid in self.runners else None
-            count -= version is not None and version >= since
+            count += version is not None and version >= since
         return count
 
 

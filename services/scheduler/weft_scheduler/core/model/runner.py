@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 from weft.domain.adapter import AdapterState, Tier
 from weft.domain.ids import BASE, Epoch, RunnerId
-from weft.domain.runner import ReportGap, ReportInvalid, RunnerFigures, RunnerReport, RunnerSpec, SequenceState
+from weft.domain.runner import (
+    ReportGap,
+    ReportInvalid,
+    RunnerFigures,
+    RunnerReport,
+    RunnerSpec,
+    SequenceState,
+    fault_of,
+)
 from weft_scheduler.core.policy.autoscaling import Contribution
 from weft_scheduler.core.policy.placement import RunnerLoad, RunnerShape
 
@@ -256,16 +264,12 @@ class Runner:
             raise ReportGap(f"report {report.version} after {self.version}")
         elif report.version <= self.version:
             raise StaleReport
-        spec, figures, known = self.spec, report.figures, self.sequences
-        assert spec is not None, self.id
-        most = max(figures.free_pages, figures.used_pages, figures.adapter_pages)
-        if most > spec.total_pages:
-            raise ReportInvalid(f"{most} pages, of {spec.total_pages} pages in all")
-        sequences = len(report.sequences)
+        known, sequences = self.sequences, len(report.sequences)
         if not report.full and sequences:
             sequences = len(known) - len(report.ended) + len([s for s in report.sequences if s[0] not in known])
-        if sequences > spec.max_sequences:
-            raise ReportInvalid(f"{sequences} sequences are more than max_sequences {spec.max_sequences}")
+        assert self.spec is not None, self.id
+        if fault := fault_of(self.spec, report.figures, sequences):
+            raise ReportInvalid(fault)
 
     def _include(self, sequence: SequenceState) -> bool:
         """Count a reported sequence. True where it acknowledges an Assign."""

@@ -24,9 +24,9 @@ from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner, RunnerToGateway
 from weft_runner.core.events import Drain, RunnerStatus
-from weft_runner.engine import Engine, Output
-from weft_runner.metrics import Metrics
-from weft_runner.supervisor_link import SupervisorLink
+from weft_runner.shell.engine import Engine, Output
+from weft_runner.shell.metrics import Metrics
+from weft_runner.shell.supervisor_link import SupervisorLink
 
 log = logging.getLogger(__name__)
 DRAIN_S = 10.0  # a forward that is under way ends first

@@ -6,7 +6,7 @@ fetched again while those who need it wait, within PATIENCE.
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from weft.artifacts.adapter_config import MAX_CONFIG_BYTES, parse_adapter_config
@@ -16,6 +16,7 @@ from weft.artifacts.errors import ArtifactError, Unavailable, UnknownDigest
 from weft.artifacts.fetch import Limits, Stopped, fetch
 from weft.telemetry.logs import kv
 from weft.wire.tls import Tls
+from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, RunnerError
 from weft_runner.model.adapter_store import AdapterFiles
 from weft_runner.model.weights import Files
@@ -49,12 +50,13 @@ class DepotSource:
 
     def base(self) -> Files:
         """The base model's files by name. Raises ArtifactUnknown, ArtifactUnreachable, AdapterInvalid."""
-        manifest = self._fetch(self._base)
+        manifest = self._fetch(self._base, threads=cpu_quota())  # nothing runs beside it yet
         return {entry.name: self._blobs.file(manifest, entry.name) for entry in manifest.files}
 
     def adapter(self, digest: str) -> AdapterFiles:
         """See `Source.adapter`."""
         manifest = self._fetch(digest)
+        self._blobs.mark_used(digest)
         try:
             config = self._blobs.read(manifest.file(CONFIG).digest, max_bytes=MAX_CONFIG_BYTES)
             return AdapterFiles(self._blobs.file(manifest, TENSORS), parse_adapter_config(config))
@@ -70,10 +72,11 @@ class DepotSource:
         if removed:
             log.info("blobs removed", extra=kv(blobs=removed))
 
-    def on_disk(self, digests: Iterable[str]) -> frozenset[str]:
-        return frozenset(digest for digest in digests if self._blobs.has(digest))
+    def on_disk(self) -> tuple[str, ...]:
+        """See `Source.on_disk`."""
+        return tuple(self._blobs.artifacts("adapter"))
 
-    def _fetch(self, digest: str) -> Manifest:
+    def _fetch(self, digest: str, threads: int = 1) -> Manifest:
         try:
             return fetch(
                 self._url,
@@ -84,6 +87,7 @@ class DepotSource:
                 stopping=self._stopping,
                 context=self._context,
                 on_damaged=self._on_damaged,
+                threads=threads,
             )
         except (UnknownDigest, Unavailable, Stopped, ArtifactError, OSError) as error:
             raise _named(error, digest) from error

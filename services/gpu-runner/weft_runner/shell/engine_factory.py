@@ -12,19 +12,20 @@ from weft.telemetry.logs import kv
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import BatchLimits
+from weft_runner.core.events import FoundOnDisk
 from weft_runner.core.profile_model import Profile
 from weft_runner.core.runner import Runner
 from weft_runner.core.step_time_model import GUESS
-from weft_runner.engine import Engine, ExecutorFailed, Output, Posted
 from weft_runner.executors import ModelSource, make_executor
-from weft_runner.memory.adapter_pool import AdapterPool
 from weft_runner.model.adapter_store import Source
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.executor import Executor
 from weft_runner.model.weights import Files
 from weft_runner.parallel.executor import MultiProcessExecutor
-from weft_runner.profile import measure_profile
 from weft_runner.settings import Settings
+from weft_runner.shell.adapter_pool import AdapterPool
+from weft_runner.shell.engine import Engine, ExecutorFailed, Output, Posted
+from weft_runner.shell.profile import measure_profile
 
 log = logging.getLogger(__name__)
 WEIGHTS_OF_A_THREAD = 1 << 18  # of a layer: half a MiB in bf16, some 20 us of reading
@@ -72,6 +73,7 @@ def build_engine(
     profile = _profile(executor, limits) if settings.profile else None
     runner = Runner(limits, profile.model if profile else GUESS)
     engine = Engine(runner, executor, make_adapters, on_output)
+    engine.post(FoundOnDisk(source.on_disk()))
     close = _watched(executor, engine)
     return EngineBundle(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile, close)
 

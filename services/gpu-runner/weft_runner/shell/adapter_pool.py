@@ -21,7 +21,6 @@ from weft_runner.core.events import (
     Fetch,
     Fetched,
     FetchFailed,
-    FoundOnDisk,
     Load,
     Loaded,
     LoadFailed,
@@ -30,7 +29,6 @@ from weft_runner.core.events import (
 )
 from weft_runner.core.host_cache import PREFETCHES
 from weft_runner.errors import AdapterInvalid, RunnerError
-from weft_runner.memory.load_results import InSlot, Report, failure, is_permanent
 from weft_runner.model.adapter_store import (
     AdapterFiles,
     AdapterStore,
@@ -40,6 +38,7 @@ from weft_runner.model.adapter_store import (
     Source,
     map_tensors,
 )
+from weft_runner.shell.load_results import InSlot, Report, failure, is_permanent
 
 log = logging.getLogger(__name__)
 # A download that a sequence waits for has a thread of its own, up to this number: a slow one, and the pauses between
@@ -230,6 +229,5 @@ class AdapterPool:
             with self._lock:
                 kept = digests | self._wanted.keys()
             self._source.retain(kept)
-            self._report(FoundOnDisk(self._source.on_disk(digests)))
         except (RunnerError, OSError):
             log.exception("tidying the adapter cache failed; the next change of desired adapters tries again")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.domain.request import EndReason
-from weft_runner.core.events import Fetched, FetchFailed, FoundOnDisk, Loaded, LoadFailed
+from weft_runner.core.events import Fetched, FetchFailed, Loaded, LoadFailed
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnusable, RunnerError
 from weft_runner.model.adapter_store import DeviceAdapter
 
@@ -18,7 +18,7 @@ class InSlot:
     adapter: DeviceAdapter
 
 
-FromAdapters = InSlot | LoadFailed | Fetched | FetchFailed | FoundOnDisk
+FromAdapters = InSlot | LoadFailed | Fetched | FetchFailed
 Report = Callable[[FromAdapters], None]
 
 

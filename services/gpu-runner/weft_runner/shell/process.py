@@ -17,16 +17,16 @@ from weft.wire.streams import channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
-from weft_runner.depot import DepotSource
-from weft_runner.engine import EngineThread, Output
-from weft_runner.engine_factory import EngineBundle, build_engine
 from weft_runner.errors import ArtifactUnreachable, StoppedAtStart
-from weft_runner.identity import read_identity
-from weft_runner.metrics import Metrics
 from weft_runner.model.weights import Files
-from weft_runner.server import RunnerServer
 from weft_runner.settings import Settings
-from weft_runner.supervisor_link import SupervisorLink
+from weft_runner.shell.depot import DepotSource
+from weft_runner.shell.engine import EngineThread, Output
+from weft_runner.shell.engine_factory import EngineBundle, build_engine
+from weft_runner.shell.identity import read_identity
+from weft_runner.shell.metrics import Metrics
+from weft_runner.shell.server import RunnerServer
+from weft_runner.shell.supervisor_link import SupervisorLink
 
 log = logging.getLogger(__name__)
 ENGINE_STOP_S = 5.0

@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from weft.domain.request import Ended, NoCapacity, Step
 from weft_runner.core.events import RunnerStatus
 from weft_runner.core.profile_model import Profile
-from weft_runner.engine import Output
+from weft_runner.shell.engine import Output
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
 

@@ -13,7 +13,7 @@ from weft.domain.runner import Heartbeat, Registered, RunnerOrder, RunnerReport,
 from weft.wire.codec import RUNNER_TO_SUPERVISOR, SUPERVISOR_TO_RUNNER
 from weft.wire.streams import Link, Opener
 from weft.wire.v1.supervisor_pb2 import RunnerToSupervisor, SupervisorToRunner
-from weft_runner.engine import Engine
+from weft_runner.shell.engine import Engine
 
 STALL_S = 60.0
 SUPERVISOR = Peer(Kind.SUPERVISOR, "supervisor")

@@ -1,1 +1,0 @@
-"""Tensors that live longer than a step: KV pages and adapters."""
