@@ -13,7 +13,7 @@ from scipy import stats
 
 from weft.domain.prediction import Prediction
 from weft_predictor.core.length_model import bucket
-from weft_predictor.core.predictor import TARGET
+from weft_predictor.core.ridge_model import TARGET
 
 Tokens = NDArray[np.int64]
 

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.predictor.conftest import teach
 from weft_predictor.checkpoint import load, save
 from weft_predictor.core.conformal import check_calibrator
-from weft_predictor.core.predictor import LengthPredictor
+from weft_predictor.core.ridge_model import RidgeModel
 from weft_predictor.errors import CorruptModel
 from weft_predictor.main import first_model
 
@@ -17,7 +17,7 @@ DIM = 1 << 14
 
 @pytest.fixture
 def model(world):
-    model = LengthPredictor.cold("ridge-test", dim=DIM)
+    model = RidgeModel.cold("ridge-test", dim=DIM)
     for outcome in world(1).answers(400):
         teach(model, outcome)
     return model
@@ -95,7 +95,7 @@ def test_a_damaged_file_is_named_set_aside_and_replaced_by_a_cold_model(how, mod
 )
 def test_arrays_that_are_no_model_are_refused(change, model):
     with pytest.raises((CorruptModel, ValueError, KeyError)):
-        LengthPredictor.load({**model.save(), **change})
+        RidgeModel.load({**model.save(), **change})
 
 
 def test_nothing_is_ever_unpickled(tmp_path):

@@ -16,13 +16,13 @@ from weft.wire.v1 import predictor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub, add_PredictorServicer_to_server
 from weft_predictor import checkpoint, metrics
 from weft_predictor.checkpoint import Checkpointer, load
-from weft_predictor.core.predictor import LengthPredictor
+from weft_predictor.core.ridge_model import RidgeModel
 from weft_predictor.server import PredictorServer
 
 
 @pytest.fixture
 async def server():
-    server = PredictorServer(LengthPredictor.cold("ridge-test", dim=1 << 14))
+    server = PredictorServer(RidgeModel.cold("ridge-test", dim=1 << 14))
     yield server
     server.close()
 

@@ -43,7 +43,7 @@ LAYOUT = 1  # of a checkpoint
 _CUT_OFF = (FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.FAILED)
 
 
-class LengthPredictor:
+class RidgeModel:
     """A LengthModel. Not thread-safe: one owner. `scale` multiplies every prediction (experiments)."""
 
     scale = 1.0
@@ -65,7 +65,7 @@ class LengthPredictor:
         self._seen: LruDict[str, None] = LruDict(MAX_SEEN)
 
     @classmethod
-    def cold(cls, family: str, *, dim: int = DIM) -> "LengthPredictor":
+    def cold(cls, family: str, *, dim: int = DIM) -> "RidgeModel":
         """A model without outcomes: 128 tokens in the median, with a wide margin. `family` names it in `version`."""
         ridge, calibrators = Ridge.cold(dim, COLD_LOG_TOKENS), ConformalCalibrators(target=TARGET)
         return cls(family, ridge, Offsets(), ResidualScale.cold(COLD_SCALE), calibrators)
@@ -202,7 +202,7 @@ class LengthPredictor:
         }
 
     @classmethod
-    def load(cls, arrays: Arrays) -> "LengthPredictor":
+    def load(cls, arrays: Arrays) -> "RidgeModel":
         """The model of `save`. Raises CorruptModel (or KeyError, ValueError) for anything else."""
         meta = json.loads(arrays["meta"].tobytes())
         if meta["layout"] != LAYOUT:
