@@ -12,7 +12,6 @@ from weft.domain.prediction import PredictItem
 from weft.domain.request import FinishReason, Outcome
 from weft_predictor.core.feature_cache import FeatureCache
 from weft_predictor.core.features import feature_rows
-from weft_predictor.core.length_model import bucket
 from weft_predictor.core.ridge_model import RidgeModel
 
 DIM = 1 << 14
@@ -166,12 +165,6 @@ def test_whatever_is_asked_the_answer_is_ordered_and_fits_the_wire(text, prompt_
     model.scale = scale
     answer = predict(model, query_of(text, "a", prompt_tokens))
     assert 1 <= answer.p50_tokens <= answer.p90_tokens < 2**32
-    assert 0 <= bucket(answer.p50_tokens, 2_048) <= 9
-
-
-@given(st.integers(0, 10**6), st.integers(10, 10**6))
-def test_a_bucket_is_a_tenth_of_the_maximum(tokens, maximum):
-    assert bucket(tokens, maximum) == min(math.floor(tokens * 10 / maximum + 1e-12), 9)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.booleans()), max_size=40))

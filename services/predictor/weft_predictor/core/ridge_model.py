@@ -25,14 +25,13 @@ from weft.domain.request import FinishReason, Outcome
 from weft_predictor.core.conformal import WINDOW, ConformalCalibrator, ConformalCalibrators
 from weft_predictor.core.feature_cache import FeatureCache
 from weft_predictor.core.features import MAX_CHARS, Features, feature_rows
-from weft_predictor.core.length_model import Arrays, ObservationResult
+from weft_predictor.core.length_model import TARGET, Arrays, ObservationResult
 from weft_predictor.core.offsets import Offsets
 from weft_predictor.core.residual_scale import OCTAVES, ResidualScale
 from weft_predictor.core.ridge import Ridge
 from weft_predictor.errors import CorruptModel
 
 DIM = 1 << 17
-TARGET = 0.9
 COLD_LOG_TOKENS = math.log(128.0)
 COLD_SCALE = 0.8  # p90 of a cold model: 128 * e^(0.8 * 1.6) = 465 tokens
 MAX_LOG_TOKENS = math.log(1e6)
