@@ -4,7 +4,9 @@ import asyncio
 import io
 import logging
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,10 +14,10 @@ from weft.files import write_atomically
 from weft.telemetry.logs import kv
 from weft_predictor import metrics
 from weft_predictor.core.length_model import Arrays
-from weft_predictor.core.predictor import LengthPredictor
 from weft_predictor.errors import CorruptModel
 from weft_predictor.server import PredictorServer
 
+M = TypeVar("M")
 MAX_FILE_BYTES = 512 << 20
 log = logging.getLogger(__name__)
 
@@ -28,13 +30,13 @@ def save(path: Path, arrays: Arrays) -> None:
     write_atomically(path, buffer.getbuffer())
 
 
-def load(path: Path) -> LengthPredictor:
-    """Read a model back. Raises FileNotFoundError, CorruptModel."""
+def load(path: Path, read: Callable[[Arrays], M]) -> M:
+    """Read back what `read` makes of the arrays. Raises FileNotFoundError, CorruptModel."""
     if path.stat().st_size > MAX_FILE_BYTES:
         raise CorruptModel(f"{path}: larger than {MAX_FILE_BYTES} bytes")
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-            return LengthPredictor.load({name: file[name] for name in file.files})
+            return read({name: file[name] for name in file.files})
     except (ValueError, KeyError, TypeError, EOFError, IndexError, zipfile.BadZipFile) as error:
         raise CorruptModel(f"{path}: {error}") from error
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from weft.domain.prediction import Prediction
-from weft_predictor.core.length_model import bucket
-from weft_predictor.core.predictor import TARGET
+from weft_predictor.core.length_model import TARGET
 
 Tokens = NDArray[np.int64]
+BUCKETS = 10  # S3, section 3: ten equal buckets over the maximum length
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,11 @@ def evaluate(predicted: Sequence[Prediction], used: Tokens, known: Tokens, *, ma
         pinball=pinball(used, p90, TARGET),
         packings=tuple(packing(policy, reserved, used) for policy, reserved in policies.items()),
     )
+
+
+def bucket(tokens: int, max_context_tokens: int) -> int:
+    """S3's class of a length: which tenth of the maximum it ends in, 0..9."""
+    return min(tokens * BUCKETS // max_context_tokens, BUCKETS - 1)
 
 
 def packing(policy: str, reserved: Tokens, used: Tokens) -> Packing:

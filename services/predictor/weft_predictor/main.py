@@ -16,7 +16,8 @@ from weft.wire.serving import serve, stop_on_signals
 from weft.wire.tls import load_tls
 from weft.wire.v1.predictor_pb2_grpc import add_PredictorServicer_to_server
 from weft_predictor.checkpoint import Checkpointer, load
-from weft_predictor.core.predictor import LengthPredictor
+from weft_predictor.core.length_model import LengthModel
+from weft_predictor.core.ridge_model import RidgeModel
 from weft_predictor.errors import CorruptModel
 from weft_predictor.server import PredictorServer
 from weft_predictor.settings import Settings
@@ -42,21 +43,21 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def first_model(path: Path, trained: Path | None) -> LengthPredictor:
+def first_model(path: Path, trained: Path | None) -> LengthModel:
     """The saved model, else the trained one, else a cold one.
 
     A damaged saved model is set aside under a name that is logged; a trained one that was asked for and cannot be
     read is an error (CorruptModel, FileNotFoundError).
     """
     try:
-        return load(path)
+        return load(path, RidgeModel.load)
     except FileNotFoundError:
         log.info("no saved model yet", extra=kv(path=path))
     except CorruptModel as error:
         aside = path.with_name(f"{path.name}.corrupt")
         path.replace(aside)
         log.error("saved model damaged: set aside", extra=kv(error=error, aside=aside))
-    return load(trained) if trained else LengthPredictor.cold(f"ridge-{secrets.token_hex(4)}")
+    return load(trained, RidgeModel.load) if trained else RidgeModel.cold(f"ridge-{secrets.token_hex(4)}")
 
 
 async def _run(settings: Settings) -> None:

@@ -19,10 +19,11 @@ from weft_predictor.checkpoint import load, save
 from weft_predictor.core.batch_fit import fit_ridge
 from weft_predictor.core.conformal import ConformalCalibrators
 from weft_predictor.core.features import Features, features
+from weft_predictor.core.length_model import TARGET, LengthModel
 from weft_predictor.core.offsets import Offsets, shrunk_median
-from weft_predictor.core.predictor import COLD_SCALE, DIM, TARGET, LengthPredictor
 from weft_predictor.core.residual_scale import ResidualScale
 from weft_predictor.core.ridge import Ridge
+from weft_predictor.core.ridge_model import COLD_SCALE, DIM, RidgeModel
 from weft_predictor.datasets import Columns, Row, read
 from weft_predictor.errors import BadData, CorruptModel
 from weft_predictor.evaluation import Report, evaluate
@@ -72,12 +73,12 @@ def split(rows: Iterable[Row]) -> Split:
     return parts
 
 
-def train(parts: Split, *, progress: TextIO | None = None, dim: int = DIM) -> LengthPredictor:
+def train(parts: Split, *, progress: TextIO | None = None, dim: int = DIM) -> RidgeModel:
     """Fit, then calibrate on rows that the fit has not seen."""
     xs = [_features(row, dim) for row in _bar("fit", parts.fit, progress)]
     ridge, offsets = _backfit(xs, parts.fit, dim)
     family = f"ridge-{sha256(ridge.weight.tobytes()).hexdigest()[:8]}"
-    model = LengthPredictor(family, ridge, offsets, ResidualScale.cold(COLD_SCALE), ConformalCalibrators(target=TARGET))
+    model = RidgeModel(family, ridge, offsets, ResidualScale.cold(COLD_SCALE), ConformalCalibrators(target=TARGET))
     xs = [_features(row, dim) for row in _bar("calibrate", parts.calibrate, progress)]
     _calibrate(model, xs, parts.calibrate)
     for group in (model.calibrators.pooled, *model.calibrators.by_adapter.values()):
@@ -85,7 +86,7 @@ def train(parts: Split, *, progress: TextIO | None = None, dim: int = DIM) -> Le
     return model
 
 
-def measure(model: LengthPredictor, parts: Split, max_context_tokens: int) -> Report:
+def measure(model: LengthModel, parts: Split, max_context_tokens: int) -> Report:
     """Figures of a model on the part kept for that. The model does not learn from it."""
     used = np.array([row.tokens for row in parts.measure], dtype=np.int64)
     known = np.array([row.tokens for row in parts.fit], dtype=np.int64)
@@ -94,10 +95,10 @@ def measure(model: LengthPredictor, parts: Split, max_context_tokens: int) -> Re
     return evaluate(predicted, used, known, max_context_tokens=max_context_tokens)
 
 
-def promote(model: LengthPredictor, report: Report, parts: Split, out: Path, max_context_tokens: int) -> str:
+def promote(model: LengthModel, report: Report, parts: Split, out: Path, max_context_tokens: int) -> str:
     """Write the model unless the one that is there is at least as good on the same held-out rows. Returns which."""
     if out.exists():
-        present = measure(load(out), parts, max_context_tokens)
+        present = measure(load(out, RidgeModel.load), parts, max_context_tokens)
         if present.pinball <= report.pinball:
             return f"kept {out}: its q90 loss is {present.pinball:.2f} tokens, the new model's {report.pinball:.2f}"
     save(out, model.save())
@@ -136,7 +137,7 @@ def _backfit(xs: Sequence[Features], rows: Sequence[Row], dim: int) -> tuple[Rid
     return ridge, offsets
 
 
-def _calibrate(model: LengthPredictor, xs: Sequence[Features], rows: Sequence[Row]) -> None:
+def _calibrate(model: RidgeModel, xs: Sequence[Features], rows: Sequence[Row]) -> None:
     """Offsets first, then the scale of the residuals around them, then the scores in units of that scale."""
     target = [float(np.log(row.tokens)) for row in rows]
     shared = [model.ridge.predict(x) for x in xs]

@@ -1,17 +1,18 @@
 """Prompts with a known length law, made from a seed: a word sets the length, an adapter multiplies it."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
-from weft.domain.prediction import PredictItem
+from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import FinishReason, Outcome
-from weft_predictor.core.length_model import LengthModel, ObservationResult
+from weft_predictor.core.length_model import Arrays, LengthModel, ObservationResult
 
 TASKS = {"name": 24, "list": 60, "explain": 150, "essay": 450}
 TOPICS = ("rivers", "engines", "bread", "history", "planets", "markets", "birds", "glass")
@@ -27,6 +28,36 @@ class Answer:
     query: PredictItem
     tokens: int
     censored: bool = False
+
+
+class CountingModel:
+    """A LengthModel that has learned how many outcomes it got; one of no tokens teaches it nothing."""
+
+    scale, coverage, adapters = 1.0, 0.5, 3
+
+    def __init__(self, learned: int = 0) -> None:
+        self.learned = learned
+
+    @property
+    def version(self) -> str:
+        return f"counting+{self.learned}"
+
+    def predict_batch(self, items: Sequence[PredictItem]) -> list[Prediction]:
+        p50 = 10 + self.learned
+        return [Prediction(item.request_id, p50, p50 + 10, self.version, 5, p50 + 20) for item in items]
+
+    def observe(self, outcome: Outcome) -> ObservationResult:
+        if not outcome.completion_tokens:
+            return ObservationResult("censored")
+        self.learned += 1
+        return ObservationResult("learned", covered=True)
+
+    def save(self) -> Arrays:
+        return {"learned": np.array([self.learned])}
+
+    @classmethod
+    def load(cls, arrays: Arrays) -> "CountingModel":
+        return cls(int(arrays["learned"][0]))
 
 
 def teach(model: LengthModel, answer: Answer) -> ObservationResult:

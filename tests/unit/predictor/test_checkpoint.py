@@ -8,7 +8,7 @@ import pytest
 from tests.unit.predictor.conftest import teach
 from weft_predictor.checkpoint import load, save
 from weft_predictor.core.conformal import check_calibrator
-from weft_predictor.core.predictor import LengthPredictor
+from weft_predictor.core.ridge_model import RidgeModel
 from weft_predictor.errors import CorruptModel
 from weft_predictor.main import first_model
 
@@ -17,7 +17,7 @@ DIM = 1 << 14
 
 @pytest.fixture
 def model(world):
-    model = LengthPredictor.cold("ridge-test", dim=DIM)
+    model = RidgeModel.cold("ridge-test", dim=DIM)
     for outcome in world(1).answers(400):
         teach(model, outcome)
     return model
@@ -25,7 +25,7 @@ def model(world):
 
 def test_a_loaded_model_answers_and_learns_exactly_like_the_one_that_was_saved(model, world, tmp_path):
     save(tmp_path / "model.npz", model.save())
-    again = load(tmp_path / "model.npz")
+    again = load(tmp_path / "model.npz", RidgeModel.load)
     assert again.version == model.version
     assert again.coverage == model.coverage
     for outcome in world(2).answers(200):
@@ -76,7 +76,7 @@ def test_a_damaged_file_is_named_set_aside_and_replaced_by_a_cold_model(how, mod
     save(path, model.save())
     path.write_bytes(damage(path.read_bytes(), how))
     with pytest.raises(CorruptModel, match=r"model\.npz"):
-        load(path)
+        load(path, RidgeModel.load)
     fresh = first_model(path, None)
     assert fresh.learned == 0
     assert [file.name for file in tmp_path.iterdir()] == ["model.npz.corrupt"]
@@ -95,7 +95,7 @@ def test_a_damaged_file_is_named_set_aside_and_replaced_by_a_cold_model(how, mod
 )
 def test_arrays_that_are_no_model_are_refused(change, model):
     with pytest.raises((CorruptModel, ValueError, KeyError)):
-        LengthPredictor.load({**model.save(), **change})
+        RidgeModel.load({**model.save(), **change})
 
 
 def test_nothing_is_ever_unpickled(tmp_path):
@@ -109,7 +109,7 @@ def test_nothing_is_ever_unpickled(tmp_path):
     with zipfile.ZipFile(tmp_path / "model.npz", "w") as file:
         file.writestr("meta.npy", array.getvalue())
     with pytest.raises(CorruptModel):
-        load(tmp_path / "model.npz")
+        load(tmp_path / "model.npz", RidgeModel.load)
     assert not (tmp_path / "sprung").exists()
 
 

@@ -1,4 +1,4 @@
-"""The real servicer behind a real gRPC server on loopback."""
+"""The real servicer behind a real gRPC server on loopback, with a model that only counts."""
 
 import asyncio
 import threading
@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from harness.waiting import PATIENCE_S, soon
+from tests.unit.predictor.conftest import CountingModel
 from weft.wire.codec.prediction import MAX_ITEMS
 from weft.wire.streams import channel
 from weft.wire.v1 import common_pb2
@@ -16,13 +17,12 @@ from weft.wire.v1 import predictor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub, add_PredictorServicer_to_server
 from weft_predictor import checkpoint, metrics
 from weft_predictor.checkpoint import Checkpointer, load
-from weft_predictor.core.predictor import LengthPredictor
 from weft_predictor.server import PredictorServer
 
 
 @pytest.fixture
 async def server():
-    server = PredictorServer(LengthPredictor.cold("ridge-test", dim=1 << 14))
+    server = PredictorServer(CountingModel())
     yield server
     server.close()
 
@@ -64,12 +64,6 @@ async def ask(stub, *request_ids: str) -> pb.PredictResponse:
     return await stub.Predict(pb.PredictRequest(items=items))
 
 
-async def teach(stub, *outcomes: common_pb2.Outcome) -> list[str]:
-    """Each request is predicted, answered and observed."""
-    await ask(stub, *(outcome.request_id for outcome in outcomes))
-    return await observe(stub, *outcomes)
-
-
 async def observe(stub, *outcomes: common_pb2.Outcome) -> list[str]:
     call = stub.Observe()
     await call.write(pb.ObserveRequest(outcomes=outcomes))
@@ -81,39 +75,26 @@ async def observe(stub, *outcomes: common_pb2.Outcome) -> list[str]:
 async def test_a_batch_is_answered_in_its_order(stub):
     answer = await ask(stub, "b", "a", "c")
     assert [item.request_id for item in answer.items] == ["b", "a", "c"]
-    assert len({(item.p50_tokens, item.p90_tokens) for item in answer.items}) == 1
-    first = answer.items[0]
-    assert 0 < first.p10_tokens < first.p50_tokens < first.p90_tokens < first.p99_tokens
-    assert answer.model_version == "ridge-test+0"
+    assert answer.model_version == "counting+0"
     assert (await stub.Predict(pb.PredictRequest())).items == []
 
 
 async def test_outcomes_are_acknowledged_one_by_one_and_change_the_answer_and_the_version(stub):
-    before = await ask(stub, "x")
-    assert await teach(stub, *(outcome(str(i)) for i in range(30))) == [str(i) for i in range(30)]
+    assert await observe(stub, *(outcome(str(i)) for i in range(30))) == [str(i) for i in range(30)]
     after = await ask(stub, "x")
-    assert after.items[0].p50_tokens < before.items[0].p50_tokens
-    assert after.model_version == "ridge-test+30"
+    first = after.items[0]
+    assert (first.p10_tokens, first.p50_tokens, first.p90_tokens, first.p99_tokens) == (5, 40, 50, 60)
+    assert after.model_version == "counting+30"
 
 
-async def test_an_outcome_sent_twice_teaches_once_and_is_acknowledged_twice(stub, server):
-    for _ in range(2):
-        assert await teach(stub, outcome("same")) == ["same"]
-    assert server.model.learned == 1
+async def test_each_outcome_is_counted_by_what_it_taught_and_what_the_model_says_of_itself_is_a_metric(stub):
+    def counted() -> list[float]:
+        return [metrics.OUTCOMES.labels(lesson)._value.get() for lesson in ("learned", "censored")]
 
-
-async def test_an_outcome_needs_no_prompt_and_each_is_counted_by_what_it_taught(stub, server):
-    def counted() -> dict[str, float]:
-        lessons = ("learned", "partial", "unknown", "duplicate", "censored")
-        return {lesson: metrics.OUTCOMES.labels(lesson)._value.get() for lesson in lessons}
-
-    before, version = counted(), server.model.version
-    await teach(stub, outcome("known"))
-    scheduled = {"predicted_p50_tokens": 128, "predicted_p90_tokens": 465}
-    await observe(stub, outcome("known"), outcome("dropped", 90, model_version=version, **scheduled))
-    await observe(stub, outcome("never predicted"), outcome("of another model", model_version="x+1", **scheduled))
-    gained = {lesson: value - before[lesson] for lesson, value in counted().items()}
-    assert gained == {"learned": 1, "duplicate": 1, "partial": 1, "unknown": 2, "censored": 0}
+    before = counted()
+    await observe(stub, outcome("a"), outcome("b", 0), outcome("c"))
+    assert [value - earlier for value, earlier in zip(counted(), before, strict=True)] == [2, 1]
+    assert (metrics.COVERAGE._value.get(), metrics.ADAPTERS._value.get()) == (0.5, 3)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +119,7 @@ async def test_a_peer_that_breaks_the_contract_loses_its_stream_and_teaches_noth
     assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert REGISTRY.get_sample_value("weft_peer_errors_total", labels) == before + 1
     assert server.model.learned == 0
-    assert await teach(stub, outcome("next")) == ["next"], "the process and its other streams go on"
+    assert await observe(stub, outcome("next")) == ["next"], "the process and its other streams go on"
 
 
 async def test_a_batch_over_the_bound_is_refused(stub):
@@ -164,7 +145,7 @@ async def test_the_loop_goes_on_while_the_model_works_and_others_wait_their_turn
     with pytest.raises(grpc.aio.AioRpcError):  # answered by the loop alone
         await ask(stub, *map(str, range(MAX_ITEMS + 1)))
     go_on.set()
-    assert (await first).model_version == "ridge-test+0"
+    assert (await first).model_version == "counting+0"
     assert await taught == ["o"]
     assert [item.request_id for item in (await second).items] == ["second"]
     assert threads == {"inference_0"}
@@ -181,13 +162,13 @@ async def test_the_model_is_saved_after_enough_outcomes_and_at_the_end(stub, ser
     path = tmp_path / "model.npz"
     checkpointer = WatchedCheckpointer(server, path, outcomes=5, seconds=3_600)
     running = asyncio.create_task(checkpointer.run())
-    await teach(stub, *(outcome(str(i)) for i in range(5)))
+    await observe(stub, *(outcome(str(i)) for i in range(5)))
     await soon(checkpointer.saved.wait())
-    assert load(path).learned == 5
-    await teach(stub, outcome("last"))
+    assert load(path, CountingModel.load).learned == 5
+    await observe(stub, outcome("last"))
     checkpointer.close()
     await running
-    assert load(path).learned == 6
+    assert load(path, CountingModel.load).learned == 6
 
 
 async def test_what_is_learned_while_the_last_save_runs_is_saved_too(stub, server, tmp_path, monkeypatch):
@@ -202,29 +183,29 @@ async def test_what_is_learned_while_the_last_save_runs_is_saved_too(stub, serve
     monkeypatch.setattr(checkpoint, "save", held)
     checkpointer = Checkpointer(server, path, outcomes=1, seconds=3_600)
     running = asyncio.create_task(checkpointer.run())
-    await teach(stub, outcome("first"))
+    await observe(stub, outcome("first"))
     assert await asyncio.to_thread(begun.wait, PATIENCE_S)
-    await teach(stub, outcome("meanwhile"))
+    await observe(stub, outcome("meanwhile"))
     checkpointer.close()
     go_on.set()
     await running
-    assert load(path).learned == 2
+    assert load(path, CountingModel.load).learned == 2
 
 
 async def test_the_model_is_saved_after_a_while_also_with_few_outcomes(stub, server, tmp_path):
     checkpointer = WatchedCheckpointer(server, tmp_path / "model.npz", outcomes=1_000, seconds=0.01)
     running = asyncio.create_task(checkpointer.run())
-    await teach(stub, outcome("only"))
+    await observe(stub, outcome("only"))
     await soon(checkpointer.saved.wait())
     checkpointer.close()
     await running
-    assert load(tmp_path / "model.npz").learned == 1
+    assert load(tmp_path / "model.npz", CountingModel.load).learned == 1
 
 
 async def test_a_model_that_cannot_be_saved_is_logged_and_service_goes_on(stub, server, tmp_path, caplog):
     (tmp_path / "model.npz").mkdir()
     checkpointer = Checkpointer(server, tmp_path / "model.npz", outcomes=1, seconds=3_600)
-    await teach(stub, outcome("one"))
+    await observe(stub, outcome("one"))
     await checkpointer.save()
     assert "model not saved" in caplog.text
     assert len((await ask(stub, "x")).items) == 1

@@ -9,9 +9,10 @@ import pytest
 from weft.domain.prediction import Prediction
 from weft_predictor import training
 from weft_predictor.checkpoint import load
+from weft_predictor.core.ridge_model import RidgeModel
 from weft_predictor.datasets import Columns, read
 from weft_predictor.errors import BadData
-from weft_predictor.evaluation import best_constant, evaluate, packing
+from weft_predictor.evaluation import best_constant, bucket, evaluate, packing
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_train_prints_honest_figures_and_writes_the_model_it_measured(data, tmp_
     ):
         assert words in text
     assert progress == "", "a progress bar only on a terminal"
-    assert load(out).version in text
+    assert load(out, RidgeModel.load).version in text
 
 
 def test_the_model_beats_the_constant_and_covers_90_percent(data):
@@ -111,6 +112,11 @@ def test_data_that_cannot_be_used_is_named_with_its_place(name, content, words, 
     if "50" not in words:
         with pytest.raises(BadData):
             read(tmp_path / name, Columns())
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(0, 0), (99, 0), (100, 1), (999, 9), (10**6, 9)])
+def test_a_bucket_is_a_tenth_of_the_maximum(tokens, expected):
+    assert bucket(tokens, 1_000) == expected
 
 
 def test_s3_doubling_is_counted_per_request():

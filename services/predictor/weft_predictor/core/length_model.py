@@ -1,4 +1,4 @@
-"""What the server and the simulator need of a length model."""
+"""A length model: what server, checkpoints and simulator need of it, and all that they know of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from weft.domain.request import Outcome
 
 Arrays = Mapping[str, NDArray[Any]]
 Lesson = Literal["learned", "partial", "censored", "unknown", "duplicate"]
-BUCKETS = 10  # S3, section 3: ten equal buckets over the maximum length
+TARGET = 0.9  # of real lengths, which p90 covers
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,12 @@ class ObservationResult:
 
 
 class LengthModel(Protocol):
-    """Predicts and learns. Pure: no clock, no thread of its own; one thread calls it."""
+    """Predicts and learns. Pure: no clock, no thread of its own; one thread calls it.
+
+    `scale` multiplies every prediction (experiments).
+    """
+
+    scale: float
 
     @property
     def version(self) -> str:
@@ -61,8 +66,3 @@ class LengthModel(Protocol):
     def save(self) -> Arrays:
         """A copy of everything that the model has learned; the checkpoint is made of it."""
         ...
-
-
-def bucket(tokens: int, max_context_tokens: int) -> int:
-    """S3's class of a length: which tenth of the maximum it ends in, 0..9."""
-    return min(tokens * BUCKETS // max_context_tokens, BUCKETS - 1)

@@ -26,14 +26,13 @@ from weft.domain.request import FinishReason, Outcome
 from weft_predictor.core.conformal import WINDOW, ConformalCalibrator, ConformalCalibrators
 from weft_predictor.core.feature_cache import FeatureCache
 from weft_predictor.core.features import MAX_CHARS, Features, feature_rows
-from weft_predictor.core.length_model import Arrays, ObservationResult
+from weft_predictor.core.length_model import TARGET, Arrays, ObservationResult
 from weft_predictor.core.offsets import Offsets
 from weft_predictor.core.residual_scale import OCTAVES, ResidualScale
 from weft_predictor.core.ridge import Ridge
 from weft_predictor.errors import CorruptModel
 
 DIM = 1 << 17
-TARGET = 0.9
 LEVELS = (0.1, 0.5, None, 0.99)  # None: the calibrated bound
 COLD_LOG_TOKENS = math.log(128.0)
 COLD_SCALE = 0.8  # p90 of a cold model: 128 * e^(0.8 * 1.6) = 465 tokens
@@ -45,7 +44,7 @@ LAYOUT = 1  # of a checkpoint
 _CUT_OFF = (FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.FAILED)
 
 
-class LengthPredictor:
+class RidgeModel:
     """A LengthModel. Not thread-safe: one owner. `scale` multiplies every prediction (experiments)."""
 
     scale = 1.0
@@ -67,7 +66,7 @@ class LengthPredictor:
         self._seen: LruDict[str, None] = LruDict(MAX_SEEN)
 
     @classmethod
-    def cold(cls, family: str, *, dim: int = DIM) -> "LengthPredictor":
+    def cold(cls, family: str, *, dim: int = DIM) -> "RidgeModel":
         """A model without outcomes: 128 tokens in the median, with a wide margin. `family` names it in `version`."""
         ridge, calibrators = Ridge.cold(dim, COLD_LOG_TOKENS), ConformalCalibrators(target=TARGET)
         return cls(family, ridge, Offsets(), ResidualScale.cold(COLD_SCALE), calibrators)
@@ -205,7 +204,7 @@ class LengthPredictor:
         }
 
     @classmethod
-    def load(cls, arrays: Arrays) -> "LengthPredictor":
+    def load(cls, arrays: Arrays) -> "RidgeModel":
         """The model of `save`. Raises CorruptModel (or KeyError, ValueError) for anything else."""
         meta = json.loads(arrays["meta"].tobytes())
         if meta["layout"] != LAYOUT:

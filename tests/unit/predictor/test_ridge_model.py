@@ -12,34 +12,33 @@ from weft.domain.prediction import PredictItem
 from weft.domain.request import FinishReason, Outcome
 from weft_predictor.core.feature_cache import FeatureCache
 from weft_predictor.core.features import feature_rows
-from weft_predictor.core.length_model import bucket
-from weft_predictor.core.predictor import LengthPredictor
+from weft_predictor.core.ridge_model import RidgeModel
 
 DIM = 1 << 14
 
 
-def cold() -> LengthPredictor:
-    return LengthPredictor.cold("ridge-test", dim=DIM)
+def cold() -> RidgeModel:
+    return RidgeModel.cold("ridge-test", dim=DIM)
 
 
-def predict(model: LengthPredictor, query: PredictItem):
+def predict(model: RidgeModel, query: PredictItem):
     return model.predict_batch([query])[0]
 
 
-def taught(world, count: int, **options) -> LengthPredictor:
+def taught(world, count: int, **options) -> RidgeModel:
     model = cold()
     for outcome in world.answers(count, **options):
         teach(model, outcome)
     return model
 
 
-def bias(model: LengthPredictor, here, adapter: str, task: str) -> float:
+def bias(model: RidgeModel, here, adapter: str, task: str) -> float:
     """Mean log of predicted over true median, over 50 prompts of a task."""
     asked = [query for query in (here.query(adapter) for _ in range(200)) if query.prompt_text.startswith(task)]
     return mean(math.log(predict(model, query).p50_tokens / here.median(query)) for query in asked)
 
 
-def coverage(model: LengthPredictor, outcomes) -> float:
+def coverage(model: RidgeModel, outcomes) -> float:
     hits = []
     for outcome in outcomes:
         hits.append(outcome.tokens <= predict(model, outcome.query).p90_tokens)
@@ -167,7 +166,7 @@ def test_a_long_batch_is_computed_in_parts_and_answered_whole(world, monkeypatch
     queries = [here.query() for _ in range(50)]
     whole = model.predict_batch(queries)
     for chars in (1, 100, 1_000):
-        monkeypatch.setattr("weft_predictor.core.predictor.PART_CHARS", chars)
+        monkeypatch.setattr("weft_predictor.core.ridge_model.PART_CHARS", chars)
         assert model.predict_batch(queries) == whole
     assert model.predict_batch([]) == []
 
@@ -178,12 +177,6 @@ def test_whatever_is_asked_the_answer_is_ordered_and_fits_the_wire(text, prompt_
     model.scale = scale
     answer = predict(model, query_of(text, "a", prompt_tokens))
     assert 1 <= answer.p50_tokens <= answer.p90_tokens < 2**32
-    assert 0 <= bucket(answer.p50_tokens, 2_048) <= 9
-
-
-@given(st.integers(0, 10**6), st.integers(10, 10**6))
-def test_a_bucket_is_a_tenth_of_the_maximum(tokens, maximum):
-    assert bucket(tokens, maximum) == min(math.floor(tokens * 10 / maximum + 1e-12), 9)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.booleans()), max_size=40))
@@ -195,7 +188,7 @@ def test_no_sequence_of_outcomes_breaks_the_numbers(outcomes):
     assert 1 <= answer.p50_tokens <= answer.p90_tokens < 2**32
 
 
-def gone(model: LengthPredictor, answer: Answer, **fields) -> Outcome:
+def gone(model: RidgeModel, answer: Answer, **fields) -> Outcome:
     """The outcome of a request whose features the model does not have: predicted before a restart, or long ago."""
     predicted = predict(model, replace(answer.query, request_id=""))
     scheduled = {"predicted_p50_tokens": predicted.p50_tokens, "model_version": model.version} | fields
