@@ -393,7 +393,7 @@ class GatewayShell(BaseShell):
             answer.adapter = route.adapter
         process.post(
             gw.RequestReady(
-                gw.Request(
+                gw.PreparedRequest(
                     request_id, request_id, first.namespace, route, first.prompt, "", first.max_tokens,
                     Sampling(first.seed), bytes_of, round(self._world.clock.now * 1e3), first.stops, len(answers),
                 )
