@@ -4,6 +4,7 @@ import asyncio
 import logging
 import secrets
 import sys
+from functools import partial
 from pathlib import Path
 
 import grpc.aio
@@ -18,6 +19,7 @@ from weft.wire.v1.predictor_pb2_grpc import add_PredictorServicer_to_server
 from weft_predictor.checkpoint import Checkpointer, load
 from weft_predictor.core.length_model import LengthModel
 from weft_predictor.core.ridge_model import RidgeModel
+from weft_predictor.encoder_files import encoder_of, read_files, read_model
 from weft_predictor.errors import CorruptModel
 from weft_predictor.server import PredictorServer
 from weft_predictor.settings import PredictorSettings
@@ -46,18 +48,19 @@ def main(argv: list[str] | None = None) -> int:
 def first_model(path: Path, trained: Path | None) -> LengthModel:
     """The saved model, else the trained one, else a cold one.
 
-    A damaged saved model is set aside under a name that is logged; a trained one that was asked for and cannot be
-    read is an error (CorruptModel, FileNotFoundError).
+    A saved model that is damaged, or of another encoder, is set aside under a name that is logged; a trained one that
+    was asked for and cannot be read is an error (CorruptModel, FileNotFoundError).
     """
+    features = encoder_of(read_files(trained)) if trained and trained.is_dir() else None
     try:
-        return load(path, RidgeModel.load)
+        return load(path, partial(RidgeModel.load, featurizer=features))
     except FileNotFoundError:
         log.info("no saved model yet", extra=kv(path=path))
     except CorruptModel as error:
         aside = path.with_name(f"{path.name}.corrupt")
         path.replace(aside)
-        log.error("saved model damaged: set aside", extra=kv(error=error, aside=aside))
-    return load(trained, RidgeModel.load) if trained else RidgeModel.cold(f"ridge-{secrets.token_hex(4)}")
+        log.error("saved model damaged or of another encoder: set aside", extra=kv(error=error, aside=aside))
+    return read_model(trained) if trained else RidgeModel.cold(f"ridge-{secrets.token_hex(4)}")
 
 
 async def _run(settings: PredictorSettings) -> None:

@@ -81,7 +81,7 @@ async def test_a_damaged_model_is_set_aside_and_service_starts_and_the_data_dire
         assert "is in use by another predictor" in refusal
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=PATIENCE_S)
-    assert "saved model damaged: set aside" in log
+    assert "saved model damaged or of another encoder: set aside" in log
     assert {file.name for file in tmp_path.iterdir()} == {"lock", "model.npz.corrupt"}
 
 

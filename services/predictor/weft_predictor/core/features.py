@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
+from typing import Protocol
 from zlib import crc32
 
 import numpy as np
@@ -42,6 +43,29 @@ class FeatureRows:
     row: Index
     index: Index
     value: Value
+
+
+class Featurizer(Protocol):
+    """What a ridge reads of a prompt. `name` tells one kind of features from another ("": hashed grams)."""
+
+    name: str
+    dim: int
+
+    def rows(self, prompts: Sequence[tuple[str, int]]) -> tuple[FeatureRows, Sequence[int]]:
+        """The features of some prompts (text, tokens), and what S3 would reserve for each (0: there are no buckets)."""
+        ...
+
+
+class HashedGrams:
+    """A prompt's words and characters: see `feature_rows`. `dim` is a power of two."""
+
+    name = ""
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+    def rows(self, prompts: Sequence[tuple[str, int]]) -> tuple[FeatureRows, Sequence[int]]:
+        return feature_rows(prompts, self.dim), [0] * len(prompts)
 
 
 def features(text: str, prompt_tokens: int, dim: int) -> Features:
