@@ -168,10 +168,15 @@ def promote(
         present = measure(read_model(out), parts, max_context_tokens)
         if present.pinball <= report.pinball:
             return f"kept {out}: its q90 loss is {present.pinball:.2f} tokens, the new model's {report.pinball:.2f}"
+    save_model(out, model, files)
+    return f"wrote {out}: {model.version}"
+
+
+def save_model(out: Path, model: RidgeModel, files: EncoderFiles | None) -> None:
+    """What `read_model` reads: a folder with an encoder's files, or the ridge's file."""
     if files:
         write_files(out, files)
     save(out / CALIBRATION if files else out, model.save())
-    return f"wrote {out}: {model.version}"
 
 
 def describe(report: Report, parts: Split) -> str:
