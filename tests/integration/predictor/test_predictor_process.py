@@ -17,6 +17,9 @@ from weft.wire.streams import channel
 from weft.wire.v1 import common_pb2
 from weft.wire.v1 import predictor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub
+from weft_predictor.core.encoder import tenths
+from weft_predictor.encoder_files import write_files
+from weft_predictor.encoder_training import files_of, from_scratch
 from weft_predictor.main import main
 
 
@@ -102,3 +105,34 @@ def test_wrong_settings_are_all_listed(capsys):
     listed = capsys.readouterr().err
     assert "--scale '-1': " in listed
     assert "--save-outcomes 'none': " in listed
+
+
+async def test_a_mounted_encoder_answers_learns_and_keeps_what_it_learned(tmp_path):
+    rows = [f"say word{i} {i % 7} times" for i in range(40)]
+    start = from_scratch("1.5M", rows, tenths(1_000), seed=1)
+    folder, data = tmp_path / "encoder", tmp_path / "data"
+    write_files(folder, files_of(start, start.weights))
+    port, probes = free_port(), free_port()
+    for learned in (0, 40):
+        with predictor(data, port, probes, "--model", str(folder)) as process:
+            async with channel(f"127.0.0.1:{port}") as opened:
+                stub = PredictorStub(opened)
+                answer = await ask(stub)
+                assert answer.model_version.startswith("encoder-")
+                assert answer.model_version.endswith(f"+{learned}")
+                assert answer.items[0].bucket_tokens in tenths(1_000)
+                assert 0 < answer.items[0].p10_tokens < answer.items[0].p99_tokens
+                if not learned:
+                    await teach(stub, *(f"r{i}" for i in range(40)))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0
+
+
+def test_an_encoder_that_cannot_be_read_ends_the_start_with_2_and_the_reason(tmp_path):
+    (tmp_path / "encoder").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / "encoder" / name).write_text('{"model_type": "gpt2"}')
+    with predictor(tmp_path / "data", free_port(), free_port(), "--model", str(tmp_path / "encoder")) as process:
+        _, log = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 2
+    assert "model_type is 'gpt2', not distilbert or bert" in log
