@@ -1,6 +1,6 @@
 """`weft bench predict`: how good predicted lengths are, on real prompts and answers: the ridge, and S3's encoder.
 
-Each set is split by prompt into 70 % to fit, 10 % to calibrate, 20 % to measure. The accuracy of S3's ten equal
+Each set is split by prompt into 60 % to fit, 20 % to calibrate, 20 % to measure. The accuracy of S3's ten equal
 buckets stands beside the share of the commonest bucket (its baseline): where they are equal, the buckets say nothing.
 S3 itself reports 98.61 % on Alpaca (wrong ones 1.03 buckets off), 77.13 % on Natural Questions and 65.6 % on the Pile,
 without the maximum or the baseline. `reserved / used` is S3's packing figure of reserving the calibrated p90, beside
@@ -139,8 +139,8 @@ def lines(origin: Origin, case: str, report: Report) -> Iterator[Line]:
     tau = ">= 0.57" if case == "Alpaca: ridge" else None
     yield origin.line(case, "Kendall tau", report.kendall_tau, "", target=tau)
     yield origin.line(case, "mean absolute error", report.mae_tokens, "tokens", baseline=report.mae_constant)
-    yield origin.line(case, "coverage of p90, at least", report.coverage, "share", target=">= 0.87")
-    yield origin.line(case, "coverage of p90, at most", report.coverage, "share", target="<= 0.93")
+    yield origin.line(case, "coverage of p90, at least", report.coverage, "share", target=">= 0.88")
+    yield origin.line(case, "coverage of p90, at most", report.coverage, "share", target="<= 0.92")
     yield origin.line(case, "quantile loss of p90", report.pinball, "tokens")
     yield origin.line(case, "reserved / used", model.initial, "", baseline=constant.initial)
     yield origin.line(case, "overruns", model.overrun, "share", baseline=constant.overrun)

@@ -207,19 +207,19 @@ def _tokenizer(prompts: Sequence[str]) -> bytes:
     except ImportError as error:
         raise BadData(f"an encoder needs the tokenizers package: pip install 'weft[encoder]' ({error})") from error
     normalizer, splitter = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    words, pieces, letters = Counter[str](), Counter[str](), Counter[str]()
+    unigrams, pieces, letters = Counter[str](), Counter[str](), Counter[str]()
     for text in prompts:
-        words.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text[:MAX_CHARS])))
-    for word, count in words.items():
-        for i in range(len(word)):
-            letters[word[i]] += count
+        unigrams.update(unigram for unigram, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text[:MAX_CHARS])))
+    for unigram, count in unigrams.items():
+        for i in range(len(unigram)):
+            letters[unigram[i]] += count
             for n in PIECES if i else ():
-                pieces["##" + word[i : i + n]] += count
+                pieces["##" + unigram[i : i + n]] += count
     common = _commonest(letters, MAX_LETTERS)
     vocab = dict.fromkeys((*SPECIAL, *common, *(f"##{letter}" for letter in common)))
-    vocab |= dict.fromkeys(_commonest(words, (VOCAB - len(vocab)) * 3 // 4))
+    vocab |= dict.fromkeys(_commonest(unigrams, (VOCAB - len(vocab)) * 3 // 4))
     vocab |= dict.fromkeys([piece for piece in _commonest(pieces, VOCAB) if piece not in vocab][: VOCAB - len(vocab)])
-    tokenizer: Any = Tokenizer(models.WordPiece({word: i for i, word in enumerate(vocab)}, unk_token="[UNK]"))  # noqa: S106
+    tokenizer: Any = Tokenizer(models.WordPiece({unigram: i for i, unigram in enumerate(vocab)}, unk_token="[UNK]"))  # noqa: S106
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
     ends = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
