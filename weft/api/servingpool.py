@@ -81,8 +81,14 @@ class SchedulerSettings(ApiModel):
 
     placement: Literal["punica"] = "punica"
     """The runner with the largest working set that can take the request (Punica, section 5.1)."""
-    queue: Literal["fcfs"] = "fcfs"
-    """First come, first served."""
+    queue: Literal["fcfs", "s3", "shortest"] = "fcfs"
+    """The order in which waiting requests get a runner. fcfs: first come, first served. s3: the largest predicted
+    memory that fits first. shortest: the shortest expected answer first, aged by agingSeconds."""
+    aging_seconds: Annotated[int, Field(strict=True, ge=0, le=86_400)] = 60
+    """With queue shortest: a request is passed by none that arrived more than this after it. 0 is fcfs."""
+    starvation_bound: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] | None = None
+    """How often younger requests may pass a waiting one before its runners drain for it. Default: the scheduler's own
+    (32); with queue shortest no bound but agingSeconds."""
     reservation: Literal["calibrated"] = "calibrated"
     """Memory reserved by calibrated prediction of the answer's length."""
     max_sequences: Annotated[int, Field(strict=True, ge=1, le=1024)] = 32

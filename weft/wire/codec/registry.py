@@ -35,6 +35,8 @@ def fill_registry_change(change: RegistryChange, m: pb.RegistryToScheduler) -> N
             idle_s=round(pool.idle_s),
             hold_s=pool.hold_s,
             max_context_tokens=pool.max_context_tokens,
+            starvation_bound=pool.starvation_bound,
+            aging_s=round(pool.aging_s),
         )
     for adapter in change.adapters:
         m.adapters.add(
@@ -86,6 +88,8 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         hold_s=number(m.hold_s, f"pool {name}: hold_s", MAX_SECONDS),
         drain_s=float(number(m.drain_s, f"pool {name}: drain_s", MAX_SECONDS)),
         max_context_tokens=number(m.max_context_tokens, f"pool {name}: max_context_tokens", MAX_TOKENS),
+        starvation_bound=m.starvation_bound if m.HasField("starvation_bound") else None,
+        aging_s=float(number(m.aging_s, f"pool {name}: aging_s", MAX_SECONDS)),
     )
 
 

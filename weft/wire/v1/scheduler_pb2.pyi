@@ -404,7 +404,7 @@ class RegistryToScheduler(_message.Message):
     def __init__(self, version: _Optional[int] = ..., snapshot: _Optional[bool] = ..., pools: _Optional[_Iterable[_Union[PoolDesired, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterDesired, _Mapping]]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_adapter_uids: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class PoolDesired(_message.Message):
-    __slots__ = ("pool", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "max_migrations", "placement", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "hold_s", "max_context_tokens")
+    __slots__ = ("pool", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "max_migrations", "placement", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "hold_s", "max_context_tokens", "starvation_bound", "aging_s")
     POOL_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -422,6 +422,8 @@ class PoolDesired(_message.Message):
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
     HOLD_S_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STARVATION_BOUND_FIELD_NUMBER: _ClassVar[int]
+    AGING_S_FIELD_NUMBER: _ClassVar[int]
     pool: str
     base_digest: str
     base_model_name: str
@@ -439,7 +441,9 @@ class PoolDesired(_message.Message):
     idle_s: int
     hold_s: int
     max_context_tokens: int
-    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., max_migrations: _Optional[int] = ..., placement: _Optional[str] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., hold_s: _Optional[int] = ..., max_context_tokens: _Optional[int] = ...) -> None: ...
+    starvation_bound: int
+    aging_s: int
+    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., max_migrations: _Optional[int] = ..., placement: _Optional[str] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., hold_s: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., starvation_bound: _Optional[int] = ..., aging_s: _Optional[int] = ...) -> None: ...
 
 class AdapterDesired(_message.Message):
     __slots__ = ("uid", "namespace", "name", "model_name", "pool", "digest", "rank", "bytes", "pinned", "created_unix_s", "tier")

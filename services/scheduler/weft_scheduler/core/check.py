@@ -86,10 +86,12 @@ def check_epochs(state: State) -> None:
 def check_queues(state: State) -> None:
     """The order of the policy; no request was overtaken more often than the bound."""
     for pool in state.pools.values():
-        orders = [request.order for request in pool.queue]
-        assert orders == sorted(orders), (pool.name, orders)
-        counts = pool.overtaking.counts
-        assert all(count <= state.config.starvation_bound for count in counts.values()), (pool.name, counts)
+        keys = [pool.queue.key_of(request) for request in pool.queue]
+        assert keys == sorted(keys), (pool.name, keys)
+        oldest = pool.queue.oldest(len(pool.queue))
+        assert [r.order for r in oldest] == sorted(r.order for r in pool.queue), (pool.name, oldest)
+        counts, bound = pool.overtaking.counts, pool.starvation_bound(state.config)
+        assert bound is None or all(count <= bound for count in counts.values()), (pool.name, counts)
         assert {r for r, count in counts.items() if count} <= {r.id for r in pool.queue}, (pool.name, counts)
 
 
@@ -103,7 +105,7 @@ def check_scheduled(state: State) -> None:
             continue
         dry, overtaking = DryRun(state, pool, None), Overtaking()
         overtaking.counts = pool.overtaking.counts
-        overtaking.schedule(pool.queue, dry, state.config.starvation_bound, state.config.window)
+        overtaking.schedule(pool.queue, dry, pool.starvation_bound(state.config), state.config.window)
         assert dry.placeable is None, (pool.name, dry.placeable)
 
 

@@ -155,7 +155,7 @@ def _enqueue_and_schedule(state: State, request: Request) -> None:
         reject(state, request, *infeasible)
         return
     changed = state.schedulable.pop(pool.name, None)
-    if changed is None or changed or not pool.overtaking.out_of_reach(request):
+    if changed is None or changed or not pool.overtaking.out_of_reach(pool.queue, request):
         schedule_pool(state, pool, changed)
     if request.phase is not Phase.WAITING:
         return

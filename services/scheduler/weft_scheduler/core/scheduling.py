@@ -16,7 +16,7 @@ from weft_scheduler.core.state import State
 def schedule_pool(state: State, pool: Pool, changed: Collection[str] | None) -> None:
     """Place what the pool's policies place now. `changed`: runners that have changed since the last pass; None: all."""
     if len(pool.queue):
-        bound, window = state.config.starvation_bound, state.config.window
+        bound, window = pool.starvation_bound(state.config), state.config.window
         pool.overtaking.schedule(pool.queue, PoolContext(state, pool, changed), bound, window)
 
 
@@ -81,6 +81,9 @@ class PoolContext:
 
     def has_capacity(self, closed: AbstractSet[RunnerShape]) -> bool:
         return self._pool.placement.has_capacity(closed)
+
+    def free_tokens(self) -> int:
+        return self._pool.placement.free_tokens()
 
     def _required_class(self, request: Request) -> str:
         """The numerics class that a request has to wait for; "": any will do, its own first.
