@@ -53,7 +53,6 @@ class Settings:
     max_batch_tokens: int
     max_prefills: int
     token_time_ms: int
-    prefill_age: int
     profile: bool
     threads: int
     starvation: int
@@ -162,12 +161,6 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
         default=100,
         help="within it running sequences should get their next token: prompts are chunked to keep it (100)",
     )
-    add(
-        "--prefill-age",
-        type=int,
-        default=8,
-        help="times in a row that the eldest prompt may be passed by shorter ones; 0: first come, first served (8)",
-    )
     add("--profile", default="on", choices=("on", "off"), help="time the model at start, for about a second (on)")
 
 
@@ -241,7 +234,6 @@ _BOUNDS = (
     ("max_batch_tokens", 1, 1 << 20),
     ("max_prefills", 1, 1024),
     ("token_time_ms", 1, 60_000),
-    ("prefill_age", 0, 1 << 20),
     ("tensor_parallel", 1, 64),
     ("pipeline_parallel", 1, 64),
     ("threads", 0, 1024),  # and no more than the quota

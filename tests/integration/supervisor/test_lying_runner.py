@@ -138,7 +138,8 @@ OWN_LIES = {
             used_pages=4,
             adapter_pages=4,
             sequences=[
-                sequence(f"r{i}", admitted=MOST, reserved_pages=MAX_PAGES, reservation_tokens=MAX_TOKENS) for i in "ab"
+                sequence(f"r{i}", arrived_ms=-(2**63), reserved_pages=MAX_PAGES, reservation_tokens=MAX_TOKENS)
+                for i in "ab"
             ],
             overruns=[
                 Overrun(

@@ -46,6 +46,7 @@ def test_a_pool_has_the_documented_defaults() -> None:
             "scheduler": {
                 "placement": "punica",
                 "queue": "fcfs",
+                "agingSeconds": 60,
                 "reservation": "calibrated",
                 "maxSequences": 32,
                 "maxBatchTokens": 512,

@@ -155,7 +155,7 @@ class MemoryMachine(RuleBasedStateMachine):
             key, self.counter, prompt, max_tokens, adapter=adapter, emitted=(1,) * emitted,
             reservation_tokens=reservation, cache_salt=salt,
         )  # fmt: skip
-        self.pool.start(request, session(owner), "g")
+        self.pool.start(request, session(owner), "g", 0.0)
         self.live.pop(key, None)
         if key in self.pool.sequences:
             self.live[key] = request.epoch
@@ -238,7 +238,7 @@ def test_a_pinned_adapter_that_made_way_is_loaded_again_as_soon_as_its_pages_are
     device.execute()
     while device.loading:
         device.load()
-    pool.start(start_of("r", 1, (1,) * 38, 1, adapter=""), session(), "g")  # ten pages: seven are free
+    pool.start(start_of("r", 1, (1,) * 38, 1, adapter=""), session(), "g", 0.0)  # ten pages: seven are free
     device.execute()
     assert not device.in_slots
     assert not device.loading
@@ -288,6 +288,7 @@ def test_adapters_and_sequences_do_not_starve_each_other(wants, pinned):
                     ),
                     session(),
                     "g",
+                    0.0,
                 )
         device.step(iter([5] * 5))
         if device.loading and turn % 3 == 0:

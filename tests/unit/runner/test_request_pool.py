@@ -36,7 +36,7 @@ LIMITS = PoolLimits(
 
 
 def begin(pool: RequestPool, key: str, counter: int, prompt: int, max_tokens: int, owner=1, gateway="g", **fields):
-    pool.start(start_of(key, counter, (1,) * prompt, max_tokens, **fields), session(owner), gateway)
+    pool.start(start_of(key, counter, (1,) * prompt, max_tokens, **fields), session(owner), gateway, 0.0)
 
 
 def step(pool: RequestPool, token: int = 5) -> None:
@@ -87,7 +87,7 @@ class PoolMachine(RuleBasedStateMachine):
         )  # fmt: skip
         known = self.pool.epochs.is_stale(key, request.epoch)
         before = self.live.get(key)
-        self.pool.start(request, session(owner), "g")
+        self.pool.start(request, session(owner), "g", 0.0)
         if known:
             assert self.live.get(key) == before
             return
@@ -303,6 +303,19 @@ def test_in_flight_nobody_grows_pauses_or_reads_what_others_have_computed():
     assert pool.pages.held_by("a") == 2
 
 
+def test_prompts_run_in_the_order_of_arrival_and_of_what_the_policy_adds_to_it():
+    """Whatever the order of their Starts: a migrated request keeps its age."""
+    pool = RequestPool(LIMITS)
+    for key, waited_s, delay_s in (("young", 1.0, 0.0), ("old", 9.0, 0.0), ("long", 9.5, 4.0)):
+        begin(pool, key, 1, prompt=7, max_tokens=2, waited_s=waited_s, delay_s=delay_s)
+    through: list[str] = []
+    while len(through) < 3:
+        batch = pool.schedule()
+        through += [row.key for row in batch.rows[: batch.n_prefills] if row.samples]
+        pool.account(batch, {row.key: SampledToken(5) for row in batch.rows if row.samples}, {})
+    assert through == ["old", "long", "young"]
+
+
 def test_an_epoch_that_is_not_above_the_highest_seen_is_ignored_and_one_above_replaces():
     pool = RequestPool(LIMITS)
     begin(pool, "r", 5, prompt=3, max_tokens=4)
@@ -476,7 +489,7 @@ def test_max_tokens_counts_the_emitted_ones_and_the_context_ends_an_answer():
 def test_an_impossible_request_ends_alone_with_its_reason(fields, why):
     pool = RequestPool(LIMITS)
     begin(pool, "good", 1, prompt=2, max_tokens=2)
-    pool.start(replace(start_of("bad", 2, (1, 1), 2), **fields), session(), "g")
+    pool.start(replace(start_of("bad", 2, (1, 1), 2), **fields), session(), "g", 0.0)
     (event,) = flat(pool.take_messages())
     assert isinstance(event, Ended)
     assert (event.request_id, event.reason) == ("bad", EndReason.INTERNAL)
@@ -585,6 +598,7 @@ def test_growth_asks_for_a_page_at_least_and_never_for_more_than_can_be_filled(
         session(),
         "g",
         admitted=1,
+        now=0.0,
         max_context_tokens=context,
     )
     reserved = first_reservation_pages(base, reservation, page_tokens, context)

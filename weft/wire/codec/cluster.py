@@ -122,7 +122,7 @@ def fill_report(report: RunnerReport, m: spb.RunnerReport) -> None:
             adapter_digest=s.adapter,
             reserved_pages=s.reserved_pages,
             reservation_tokens=s.reservation_tokens,
-            admitted=s.admitted,
+            arrived_ms=s.arrived_ms,
         )
         fill_epoch(s.epoch, sequence.epoch)
     if report.ended:
@@ -205,7 +205,7 @@ def _sequence(m: spb.SequenceState) -> SequenceState:
         text(m.adapter_digest, "an adapter's digest"),
         number(m.reserved_pages, "reserved_pages", MAX_PAGES),
         number(m.reservation_tokens, "reservation_tokens", MAX_TOKENS),
-        m.admitted,
+        m.arrived_ms,
     )
 
 

@@ -4,7 +4,17 @@ from weft.domain.adapter import AdapterSpec, Tier
 from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus, RegistryChange
 from weft.wire.codec.cluster import TIER, TIERS
 from weft.wire.codec.direction import Direction, Entry
-from weft.wire.codec.values import MAX_DETAIL, MAX_MODEL, MAX_RANK, MAX_TOKENS, named, number, text, texts
+from weft.wire.codec.values import (
+    MAX_DETAIL,
+    MAX_MODEL,
+    MAX_RANK,
+    MAX_TOKENS,
+    MAX_WAITED_MS,
+    named,
+    number,
+    text,
+    texts,
+)
 from weft.wire.errors import PeerError
 from weft.wire.v1 import scheduler_pb2 as pb
 
@@ -36,7 +46,7 @@ def fill_registry_change(change: RegistryChange, m: pb.RegistryToScheduler) -> N
             hold_s=pool.hold_s,
             max_context_tokens=pool.max_context_tokens,
             starvation_bound=pool.starvation_bound,
-            aging_s=round(pool.aging_s),
+            aging_ms=round(1000 * pool.aging_s),
         )
     for adapter in change.adapters:
         m.adapters.add(
@@ -89,7 +99,7 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         drain_s=float(number(m.drain_s, f"pool {name}: drain_s", MAX_SECONDS)),
         max_context_tokens=number(m.max_context_tokens, f"pool {name}: max_context_tokens", MAX_TOKENS),
         starvation_bound=m.starvation_bound if m.HasField("starvation_bound") else None,
-        aging_s=float(number(m.aging_s, f"pool {name}: aging_s", MAX_SECONDS)),
+        aging_s=number(m.aging_ms, f"pool {name}: aging_ms", MAX_WAITED_MS) / 1000,
     )
 
 

@@ -28,6 +28,7 @@ from weft.wire.codec.values import (
     MAX_PAGES,
     MAX_RANK,
     MAX_TOKENS,
+    MAX_WAITED_MS,
     enum,
     epoch,
     fill_epoch,
@@ -43,7 +44,6 @@ from weft.wire.errors import PeerError
 from weft.wire.v1 import common_pb2
 from weft.wire.v1 import scheduler_pb2 as pb
 
-MAX_WAITED_MS = 1 << 40  # 35 years
 MAX_RECORD = 64 << 10  # bytes of an outcome
 MAX_MIGRATIONS = 1 << 16
 
@@ -245,6 +245,7 @@ def _fill_assign(assign: Assign, m: pb.Assign) -> None:
     fill_epoch(assign.epoch, m.epoch)
     fill_runner_id(assign.runner, m.runner)
     m.numerics_class, m.adapter_rank, m.adapter_bytes = assign.numerics_class, assign.rank, assign.adapter_bytes
+    m.delay_ms = round(1000 * assign.delay_s)
     if assign.decode is not None:
         fill_runner_id(assign.decode, m.decode_runner)
 
@@ -260,6 +261,7 @@ def _assign(m: pb.Assign) -> Assign:
         rank=number(m.adapter_rank, "an adapter's rank", MAX_RANK),
         adapter_bytes=m.adapter_bytes,
         decode=runner_id(m.decode_runner) if m.HasField("decode_runner") else None,
+        delay_s=number(m.delay_ms, "delay_ms", MAX_WAITED_MS) / 1000,
     )
 
 

@@ -16,6 +16,7 @@ MAX_ID = 320  # characters of a name, an id, "namespace/name" or an address
 MAX_MODEL = 1_000  # of a served model's name
 MAX_DETAIL = 1_000  # of a reason: it goes into statuses and logs. Longer ones are cut
 MAX_TOKENS = 1 << 31  # in one request
+MAX_WAITED_MS = 1 << 40  # 35 years
 MAX_PAGES = 1 << 31
 MAX_RANK = 1 << 16
 

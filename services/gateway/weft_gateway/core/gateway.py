@@ -64,7 +64,6 @@ class ActiveRequest:
 
     stream: RequestStream
     prediction: Prediction
-    arrived: float
     hold_deadline: float | None = None  # that `Deadlines` has
 
     @property
@@ -168,9 +167,14 @@ class Gateway:
         self._answers[request.request_id] = tuple(request.id_of(index) for index in range(request.n))
         for index in range(request.n):
             stream = RequestStream(
-                request, index, hold_s=self.admission.hold_s(pool), now=now, available=self._is_available(pool)
+                request,
+                index,
+                hold_s=self.admission.hold_s(pool),
+                arrived=arrival.arrived,
+                now=now,
+                available=self._is_available(pool),
             )
-            active = ActiveRequest(stream, prediction, arrival.arrived)
+            active = ActiveRequest(stream, prediction)
             self.requests[stream.request_id] = active
             self._by_pool.setdefault(pool, {})[stream.request_id] = None
             self._update_hold_deadline(active)
@@ -346,8 +350,8 @@ class Gateway:
         del self._by_pool[active.pool][request_id]
         if not self._by_pool[active.pool]:
             del self._by_pool[active.pool]
-        total_s = now - active.arrived
-        ttft_s = None if stream.first_token_at is None else stream.first_token_at - active.arrived
+        total_s = now - active.stream.arrived
+        ttft_s = None if stream.first_token_at is None else stream.first_token_at - active.stream.arrived
         self.admission.finished(total_s)
         outcome = _outcome_of(active, total_s, ttft_s)
         effects: list[Effect] = [events.Finish(request_id, end.reason, end.failure, outcome, ttft_s, total_s)]
@@ -437,7 +441,7 @@ def _submit_of(active: ActiveRequest, now: float) -> Submit:
         p90_tokens=prediction.p90_tokens,
         p99_tokens=prediction.p99_tokens,
         bucket_tokens=prediction.bucket_tokens,
-        waited_s=now - active.arrived,
+        waited_s=now - active.stream.arrived,
         epoch=running.epoch if running else Epoch(),
         runner=running.runner if running else None,
         migrations=stream.counted_migrations,

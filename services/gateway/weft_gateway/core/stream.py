@@ -107,7 +107,7 @@ def runner_peer(runner: RunnerId) -> Peer:
 
 
 class RequestStream:
-    """One answer from its submission at `now` (seconds) to its one end.
+    """One answer of a request that `arrived`, from its submission at `now` (seconds) to its one end.
 
     `hold_s` bounds the time with nowhere to go. A request that merely queues (new, preempted, or refused by NoCapacity)
     in a pool that is available has somewhere to go: its hold time stands still, for the queue's bound and the client's
@@ -115,7 +115,10 @@ class RequestStream:
     the next assignment. It runs on over assignments that came to nothing and starts again once a runner has begun.
     """
 
-    def __init__(self, request: Request, index: int, *, hold_s: float, now: float, available: bool = False) -> None:
+    def __init__(
+        self, request: Request, index: int, *, hold_s: float, arrived: float, now: float, available: bool = False
+    ) -> None:
+        self.arrived = arrived
         self.request, self.index, self.request_id = request, index, request.id_of(index)
         self.tokens: list[int] = []
         self.running: Assign | None = None  # the present ownership
@@ -170,7 +173,7 @@ class RequestStream:
                 if self.running is running:
                     return effects  # tokens alone move no hold time
             case Assign():
-                effects = self._assign(event)
+                effects = self._assign(event, now)
             case Preempt():
                 effects = self._fail_epoch(event.epoch, FailReason.PREEMPTED, stop=True)
             case NoCapacity():
@@ -198,7 +201,7 @@ class RequestStream:
 
     # ---------------------------------------------------------------- ownership
 
-    def _assign(self, assign: Assign) -> list[StreamEffect]:
+    def _assign(self, assign: Assign, now: float) -> list[StreamEffect]:
         if assign.epoch <= self.highest:
             return []
         effects: list[StreamEffect] = []
@@ -223,6 +226,8 @@ class RequestStream:
             sampling=request.sampling_of(self.index),
             cache_salt=request.namespace,
             client_request_id=request.client_request_id,
+            waited_s=now - self.arrived,
+            delay_s=assign.delay_s,
         )
         return [*effects, Send(runner_peer(assign.runner), start)]
 

@@ -115,7 +115,7 @@ class Reporter:
         start = sequence.start
         return SequenceState(
             start.request_id, start.epoch, sequence.gateway, start.adapter,
-            self._pool.pages.reserved_by(sequence.key), sequence.reservation_tokens, sequence.admitted,
+            self._pool.pages.reserved_by(sequence.key), sequence.reservation_tokens, round(1000 * sequence.arrived),
         )  # fmt: skip
 
     def _forget_changes(self) -> None:

@@ -53,7 +53,7 @@ class RequestPool:
 
     # ---- messages
 
-    def start(self, start: Start, owner: Peer, gateway: str) -> None:
+    def start(self, start: Start, owner: Peer, gateway: str, now: float) -> None:
         """Admit a sequence, or say why not. An epoch that is not above the highest seen is ignored."""
         if self.epochs.is_stale(start.request_id, start.epoch):
             return
@@ -65,7 +65,7 @@ class RequestPool:
         self.epochs.see(start.request_id, start.epoch)
         if held is not None:
             self._remove(held)  # one owner a request: the highest epoch
-        match self._start(start, owner, gateway):
+        match self._start(start, owner, gateway, now):
             case SequenceTokens() as answer:
                 self.produced.setdefault(owner.name, (owner, []))[1].append(answer)
             case None:
@@ -146,7 +146,7 @@ class RequestPool:
         self._unstick()
         decoding, again = self._decoding(depth, free), depth == 1 and not self.reservations.paused
         return self.scheduler.schedule(
-            [_candidate(s) for s in self._here(Phase.PREFILL)],
+            [_candidate(s) for s in sorted(self._here(Phase.PREFILL), key=lambda s: s.order)],
             [_candidate(s) for s in decoding],
             sum(s.in_kv for s in decoding),
             lambda: min((self._steps_left(s) for s in decoding), default=0) if again else 0,
@@ -210,7 +210,7 @@ class RequestPool:
 
     # ---- how
 
-    def _start(self, start: Start, owner: Peer, gateway: str) -> Ended | NoCapacity | SequenceTokens | None:
+    def _start(self, start: Start, owner: Peer, gateway: str, now: float) -> Ended | NoCapacity | SequenceTokens | None:
         """Admit it, or why not."""
         if self.draining:
             return ended(start, EndReason.DRAINED, "the runner is draining")
@@ -230,7 +230,7 @@ class RequestPool:
             return no_capacity(start, free_pages, "pages")
         self._admissions += 1
         sequence = Sequence(
-            start, owner, gateway, admitted=self._admissions, max_context_tokens=context, chain=chain
+            start, owner, gateway, admitted=self._admissions, now=now, max_context_tokens=context, chain=chain
         )  # fmt: skip
         self._admit(sequence, n_pages, shared)
         return None
@@ -276,7 +276,7 @@ class RequestPool:
             elif not self.adapters.force_evict_pinned():
                 if self.adapters.loading:
                     return
-                newest = max(self.sequences.values(), key=lambda s: s.admitted)
+                newest = max(self.sequences.values(), key=lambda s: (s.arrived, s.admitted))
                 self._remove(newest)
                 answer = no_capacity(newest.start, self.adapters.free_pages(), "pages")
                 self.messages.append(Send(newest.owner, answer))

@@ -52,7 +52,7 @@ class Runner:
             case StepDone():
                 self._account(event)
             case Received(peer, message):
-                self._receive(peer, message, effects)
+                self._receive(peer, message, now, effects)
             case Tick():
                 pass
             case Connected(peer, hello):
@@ -131,11 +131,11 @@ class Runner:
 
     # ---- peers
 
-    def _receive(self, peer: Peer, message: object, effects: list[Effect]) -> None:
+    def _receive(self, peer: Peer, message: object, now: float, effects: list[Effect]) -> None:
         match message:
             case Start():
                 if (gateway := self._gateways.get(peer)) is not None:
-                    self.pool.start(message, peer, gateway)
+                    self.pool.start(message, peer, gateway, now)
             case Stop(request_id, epoch):
                 self.pool.stop(request_id, epoch, peer)
             case Registered():

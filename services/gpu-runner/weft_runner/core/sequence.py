@@ -32,12 +32,12 @@ class Sequence:
     """A request that was admitted. One owner: the request pool. `owner`: the session that started it."""
 
     __slots__ = (
-        "adjustments", "admitted", "chain", "doublings", "gateway", "in_flight", "in_kv", "key", "max_len",
+        "adjustments", "admitted", "arrived", "chain", "doublings", "gateway", "in_flight", "in_kv", "key", "max_len",
         "named_pages", "owner", "phase", "reservation_tokens", "start", "tokens", "turn",
     )  # fmt: skip
 
     def __init__(
-        self, start: Start, owner: Peer, gateway: str, *, admitted: int, max_context_tokens: int,
+        self, start: Start, owner: Peer, gateway: str, *, admitted: int, now: float, max_context_tokens: int,
         chain: PageHashChain | None = None,
     ) -> None:  # fmt: skip
         self.start, self.owner, self.gateway = start, owner, gateway
@@ -45,6 +45,7 @@ class Sequence:
         self.chain = chain
         self.named_pages = 0  # its first ones, that other sequences may find
         self.admitted = admitted
+        self.arrived = now - start.waited_s
         self.tokens: list[int] = [*start.prompt, *start.emitted]
         self.adjustments = logit_adjustments(start.sampling, start.emitted)
         self.in_kv = 0
@@ -53,6 +54,11 @@ class Sequence:
         self.phase = Phase.WAITING
         self.in_flight, self.turn = False, 0  # in a batch that is not complete yet; its number
         self.max_len = min(len(start.prompt) + start.max_tokens, max_context_tokens)
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """Prompts run in this order: the pool's queue policy decided it."""
+        return self.arrived + self.start.delay_s, self.admitted
 
     @property
     def base_len(self) -> int:

@@ -110,9 +110,7 @@ def pool_limits(settings: Settings, spec: ModelSpec, page_bytes: int, *, keep_co
         max_context_tokens=min(spec.max_positions, settings.kv_pages * settings.page_tokens),
         vocab_size=spec.vocab_size,
         eos=spec.eos,
-        batch=BatchLimits(
-            settings.max_prefills, settings.max_batch_tokens, float(settings.token_time_ms), settings.prefill_age
-        ),
+        batch=BatchLimits(settings.max_prefills, settings.max_batch_tokens, float(settings.token_time_ms)),
         starvation=settings.starvation,
         host_bytes=settings.host_mib << 20,
         page_bytes=page_bytes,

@@ -65,17 +65,17 @@ class Preemption:
 
 
 def select_victim(book: RunnerBook) -> PreemptDecision | None:
-    """The newest sequence, where one is paused, no page is free and it is not alone."""
+    """The latest arrival (of equals the last one admitted), where one is paused, no page is free and it is not alone."""
     if book.figures.free_pages > 0 or len(book.sequences) < 2:
         return None  # free pages: the runner grants them itself; alone: no other sequence's pages would help
     paused = {(overrun.request_id, overrun.epoch): overrun for overrun in book.overruns}
     waiting = [s for s in book.sequences.values() if (s.request_id, s.epoch) in paused]
     if not waiting:
         return None
-    victim = max(book.sequences.values(), key=lambda sequence: sequence.admitted)
+    victim = max(reversed(book.sequences.values()), key=lambda sequence: sequence.arrived_ms)
     own = paused.get((victim.request_id, victim.epoch))
     reservation = own.reservation_tokens if own else victim.reservation_tokens
-    oldest = min(waiting, key=lambda sequence: sequence.admitted)
+    oldest = min(waiting, key=lambda sequence: sequence.arrived_ms)
     return PreemptDecision(book.spec.runner, victim.request_id, victim.epoch, oldest.request_id, reservation)
 
 

@@ -33,6 +33,9 @@ class Shortest(ReorderingQueue[R]):
         arrived_s, ticket = request.order
         return (arrived_s + self.aging_s * min(1.0, request.expected_work / self._long(request.expected_work)), ticket)
 
+    def delay_s(self, request: R) -> float:
+        return self.key_of(request)[0] - request.order[0]
+
     def _long(self, work: float) -> float:
         """The work of a long request, this one among the latest."""
         self._sample.append(work)

@@ -64,6 +64,11 @@ class WaitingQueue(ABC, Generic[R]):
         del free_tokens
         return FIRST
 
+    def delay_s(self, request: R) -> float:
+        """What the policy adds to its arrival: a runner computes prompts in the order of the sum."""
+        del request
+        return 0.0
+
     def __len__(self) -> int:
         return len(self._keys)
 
