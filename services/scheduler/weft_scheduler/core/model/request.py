@@ -14,6 +14,7 @@ from weft_scheduler.core.model.gateway import Avoidance
 from weft_scheduler.core.policy.length_distribution import LengthDistribution
 from weft_scheduler.core.policy.reservation import remaining_tokens
 
+LEVELS = (0.1, 0.5, 0.9, 0.99)  # of the predicted quantiles
 PROMPT_TOKENS = 8  # of a prompt cost as much as one of the answer (A100, 7B: 0.1 ms beside 0.4 to 1 ms at batch 32)
 
 
@@ -65,8 +66,7 @@ class Request:
     emitted_tokens: int
     arrived_s: float  # on this process's clock: now - waited
     ticket: int  # breaks ties of `arrived_s`
-    p50_tokens: int = 0  # predicted; 0: no prediction
-    p90_tokens: int = 0
+    quantiles: tuple[tuple[float, int], ...] = ()  # predicted: (level, tokens)
     migrations: int = 0
     reserved_until: int = 0
     start_emitted_tokens: int = 0  # emitted when the present epoch was assigned
@@ -87,6 +87,8 @@ class Request:
     def submitted(cls, submit: Submit, gateway: str, now: float, ticket: int, *, newcomer: bool) -> "Request":
         """As a gateway describes it. `newcomer`: it was never accepted before."""
         reserved = submit.reservation_tokens
+        predicted = (submit.p10_tokens, submit.p50_tokens, submit.p90_tokens, submit.p99_tokens)
+        quantiles = tuple((level, tokens) for level, tokens in zip(LEVELS, predicted, strict=True) if tokens)
         return cls(
             id=submit.request_id,
             gateway=gateway,
@@ -95,8 +97,7 @@ class Request:
             prompt_tokens=submit.prompt_tokens,
             max_tokens=submit.max_tokens,
             emitted_tokens=submit.emitted_tokens,
-            p50_tokens=submit.p50_tokens,
-            p90_tokens=submit.p90_tokens,
+            quantiles=quantiles if submit.p90_tokens and len(quantiles) > 1 else (),
             arrived_s=now - submit.waited_s,
             ticket=ticket,
             migrations=submit.migrations,
@@ -147,8 +148,8 @@ class Request:
     @property
     def expected_work(self) -> float:
         """What it is expected to cost yet, in output tokens; without a prediction its reservation is the p90."""
-        p90 = self.p90_tokens or self.reserved_until
-        lengths = LengthDistribution({0.5: min(self.p50_tokens, p90) or p90 / 2, 0.9: p90})
+        reserved = self.reserved_until
+        lengths = LengthDistribution(self.quantiles or ((0.5, reserved // 2), (0.9, reserved)))
         context = self.prompt_tokens + self.emitted_tokens
         return lengths.expected_remaining(self.emitted_tokens, self.max_tokens) + context / PROMPT_TOKENS
 

@@ -5,7 +5,7 @@ are counted (Zheng et al., arXiv 2604.00499, rank by an expectation that the tai
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import NormalDist
 
@@ -15,10 +15,10 @@ RARE = 1e-6  # a probability below which a prediction says nothing
 
 
 class LengthDistribution:
-    """Tokens of an answer. `quantiles`: level (above 0, below 1) -> tokens, two levels at least."""
+    """Tokens of an answer. `quantiles`: (level, tokens) by level, above 0 and below 1; two of them at least."""
 
-    def __init__(self, quantiles: Mapping[float, float]) -> None:
-        points = [(NORMAL.inv_cdf(level), math.log(max(1.0, tokens))) for level, tokens in sorted(quantiles.items())]
+    def __init__(self, quantiles: Sequence[tuple[float, float]]) -> None:
+        points = [(NORMAL.inv_cdf(level), math.log(max(1.0, tokens))) for level, tokens in quantiles]
         self._pieces: list[tuple[float, float, float]] = []  # up to this score: log length = offset + slope * score
         log_tokens = points[0][1]
         for (score, _), (upper, log_upper) in pairwise(points):
