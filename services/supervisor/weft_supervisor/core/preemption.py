@@ -65,7 +65,7 @@ class Preemption:
 
 
 def select_victim(book: RunnerBook) -> PreemptDecision | None:
-    """The latest arrival (of equals the last one admitted), where one is paused, no page is free and it is not alone."""
+    """The latest arrival (of equals the last one admitted), where one is paused and no page is free; never alone."""
     if book.figures.free_pages > 0 or len(book.sequences) < 2:
         return None  # free pages: the runner grants them itself; alone: no other sequence's pages would help
     paused = {(overrun.request_id, overrun.epoch): overrun for overrun in book.overruns}
