@@ -53,7 +53,7 @@ from weft.wire.streams import channel
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
 from weft_gateway.core.config import GatewayConfig
 from weft_gateway.core.gateway import Gateway
-from weft_gateway.core.routes import Principal, RouteTable
+from weft_gateway.core.routes import Principal, RouteIndex
 from weft_gateway.openai.models import _model  # pyright: ignore[reportPrivateUsage]
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.events import Fetch, Fetched
@@ -320,7 +320,7 @@ class OneMore:
 
 def one_adapter_more(adapters: int, repetitions: int, advance: Advance) -> OneMore:
     """Adapters that come one by one: the scheduler's and the gateway's part, medians; bytes of the messages, means."""
-    scheduler, table = scheduler_of(map(adapter_of, range(adapters))), RouteTable()
+    scheduler, table = scheduler_of(map(adapter_of, range(adapters))), RouteIndex()
     table.apply(Routes(0, True))
     report = RunnerReport(1, True, RunnerFigures(PAGES))
     runner = spec_of(RunnerId("u", "i"))
@@ -386,7 +386,7 @@ def full_table_cost(adapters: int, repetitions: int, advance: Advance) -> FullTa
 
 def models_ms(adapters: int, tenants: int, repetitions: int) -> float:
     """What the gateway's loop does for `GET /v1/models` of one tenant."""
-    table, clock = RouteTable(), CpuClock()
+    table, clock = RouteIndex(), CpuClock()
     table.apply(full_table(adapters, tenants))
     for _ in range(repetitions):
         with clock:

@@ -12,7 +12,7 @@ from typing import Any
 
 from weft_bench.data import find, rows
 from weft_bench.lines import Line, Origin
-from weft_predictor.datasets import Row
+from weft_predictor.datasets import AnsweredPrompt
 from weft_predictor.evaluation import Report
 from weft_predictor.training import measure, split, train
 
@@ -62,6 +62,8 @@ def lines(origin: Origin, case: str, report: Report) -> Iterator[Line]:
     yield origin.line(case, "doublings per request", model.doublings, "", baseline=constant.doublings)
 
 
-def _row(raw: dict[str, Any], data_set: DataSet) -> Row:
+def _row(raw: dict[str, Any], data_set: DataSet) -> AnsweredPrompt:
     prompt = f"{raw['instruction']}\n{raw['input']}"
-    return Row(prompt=prompt, tokens=int(raw["n_out"]), adapter=data_set.adapter(raw), prompt_tokens=int(raw["n_in"]))
+    return AnsweredPrompt(
+        prompt=prompt, tokens=int(raw["n_out"]), adapter=data_set.adapter(raw), prompt_tokens=int(raw["n_in"])
+    )

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weft.domain.ids import RunnerId
-from weft.domain.machine import Closed, Connected, Kind, Machine, Peer, Received, Send
+from weft.domain.machine import Closed, Connected, Kind, Machine, Peer, PersistTerm, Received, Send
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import EndReason, GatewayHello, OutcomeAck, OutcomeReport, Sampling, SessionHello
 from weft.domain.routes import AdapterStatus, Keys, PoolStatus, RegistryChange, Route
@@ -19,7 +19,6 @@ from weft_runner.core.batch import BatchLimits
 from weft_runner.core.runner import Runner
 from weft_runner.core.sampling import SampledToken
 from weft_runner.core.step_time_model import StepModel
-from weft_scheduler.core.effects import PersistTerm as PersistSchedulerTerm
 from weft_scheduler.core.scheduler import Scheduler
 from weft_sim.clock import Rank
 from weft_sim.deployment import Deployment, RunnerPlan
@@ -27,7 +26,7 @@ from weft_sim.executor_model import EOS, VOCABULARY, Device, StepTimes, bytes_of
 from weft_sim.hosts import Lane
 from weft_sim.laws import ClientRequest
 from weft_sim.process import LawBroken, Process
-from weft_supervisor.core.supervisor import PersistTerm, Supervisor
+from weft_supervisor.core.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from weft_sim.stack import World
@@ -121,7 +120,7 @@ class SchedulerShell(BaseShell):
         return Scheduler(self._world.deployment.scheduler, self.term)
 
     def perform(self, process: Process, effect: Any) -> None:
-        if isinstance(effect, PersistSchedulerTerm):
+        if isinstance(effect, PersistTerm):
             self.term = effect.term
             self._world.laws.term(self.term)
 
@@ -393,7 +392,7 @@ class GatewayShell(BaseShell):
             answer.adapter = route.adapter
         process.post(
             gw.RequestReady(
-                gw.Request(
+                gw.PreparedRequest(
                     request_id, request_id, first.namespace, route, first.prompt, "", first.max_tokens,
                     Sampling(first.seed), bytes_of, round(self._world.clock.now * 1e3), first.stops, len(answers),
                 )

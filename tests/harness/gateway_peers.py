@@ -175,16 +175,21 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         self, start: runner_pb2.Start, position: int, tokens: Sequence[int], finish: Any = 0, doublings: int = 0
     ) -> None:
         self.iteration += 1
-        sequence = runner_pb2.SequenceTokens(
-            request_id=start.request_id,
-            epoch=start.epoch,
-            position=position,
-            tokens=tokens,
-            finish_reason=finish,
-            doublings=doublings,
-            logprobs=[likely(start, position + i, token) for i, token in enumerate(tokens) if start.sampling.logprobs],
+        logprobs = [likely(start, position + i, token) for i, token in enumerate(tokens) if start.sampling.logprobs]
+        self.send(
+            step=runner_pb2.Step(
+                iteration=self.iteration,
+                request_ids=[start.request_id],
+                terms=[start.epoch.term],
+                counters=[start.epoch.counter],
+                positions=[position],
+                tokens=tokens,
+                token_counts=[len(tokens)],
+                finish_reasons=[finish],
+                doublings=[doublings],
+                logprobs=[runner_pb2.SequenceLogprobs(tokens=logprobs)],
+            )
         )
-        self.send(step=runner_pb2.Step(iteration=self.iteration, sequences=[sequence]))
 
     async def next(self, kind: str) -> Any:
         """The next message of that kind; others before it are passed over."""

@@ -79,6 +79,13 @@ class Close:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class PersistTerm:
+    """Make this term of a scheduler durable, as the highest so far; by a scheduler before anything that follows."""
+
+    term: int
+
+
 E_contra = TypeVar("E_contra", contravariant=True)  # events
 F_co = TypeVar("F_co", covariant=True)  # effects
 

@@ -52,7 +52,7 @@ class BaseModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ArtifactLimits:
     """Bytes of all files of one artifact."""
 
     adapter_bytes: int = 4 << 30
@@ -70,7 +70,7 @@ def file_filter(kind: Kind) -> FileFilter:
     return matters
 
 
-def select_files(kind: Kind, files: Files, limits: Limits) -> tuple[str, ...]:
+def select_files(kind: Kind, files: Files, limits: ArtifactLimits) -> tuple[str, ...]:
     """The names to copy. Raises Refused: MissingFile, UnsafeFormat, TooLarge."""
     names = [name for name in files.sizes if not name.endswith(_PICKLES)]
     pickles = files.sizes.keys() - set(names)

@@ -20,7 +20,7 @@ from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
 from weft.wire.quiet_server import QuietServer
 from weft.wire.tls import load_tls
-from weft_depot.artifact_layout import Limits
+from weft_depot.artifact_layout import ArtifactLimits
 from weft_depot.core.fair_queue import ConcurrencyLimits
 from weft_depot.core.operations import Operations
 from weft_depot.credentials import NoSecrets, Secrets
@@ -30,8 +30,8 @@ from weft_depot.resolve import Resolver
 from weft_depot.role_auth import TlsPeerHttp
 from weft_depot.server import build_app
 from weft_depot.service import Depot
-from weft_depot.settings import Settings
-from weft_depot.sources import Source
+from weft_depot.settings import DepotSettings
+from weft_depot.sources import ArtifactSource
 from weft_depot.sources.file import FileSource
 from weft_depot.sources.pvc import PvcSource
 from weft_depot.sources.retry_policy import RetryPolicy
@@ -49,7 +49,7 @@ TALKATIVE = (
 
 def main(argv: list[str] | None = None) -> int:
     """Run until SIGTERM."""
-    settings = Settings.parse(argv)
+    settings = DepotSettings.parse(argv)
     logs.configure("depot", level=settings.log_level, fmt=settings.log_format)
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_CANNOT_START
 
 
-def build(settings: Settings) -> Depot:
+def build(settings: DepotSettings) -> Depot:
     """A depot with its sources. Half-written blobs of a killed one are removed."""
     store = BlobStore(settings.data_dir / "blobs")
     removed = store.clean()
@@ -71,7 +71,7 @@ def build(settings: Settings) -> Depot:
         build_sources(settings, policy),
         store,
         ResolutionCache(settings.data_dir / "resolved", settings.recheck_s),
-        Limits(settings.max_adapter_bytes, settings.max_model_bytes),
+        ArtifactLimits(settings.max_adapter_bytes, settings.max_model_bytes),
         _secrets(settings.secrets),
     )
     threads = settings.threads
@@ -80,12 +80,12 @@ def build(settings: Settings) -> Depot:
     return Depot(resolver, limits=limits, stopping=policy.stopping, operations=operations)
 
 
-def build_sources(settings: Settings, policy: RetryPolicy) -> dict[str, Source]:
+def build_sources(settings: DepotSettings, policy: RetryPolicy) -> dict[str, ArtifactSource]:
     """Those that are allowed and have what they need. A library is only loaded for a scheme that is on.
 
     Raises CannotStart.
     """
-    sources: dict[str, Source] = {}
+    sources: dict[str, ArtifactSource] = {}
     if "file" in settings.schemes and settings.file_root is not None:
         sources["file"] = FileSource(settings.file_root)
     if "pvc" in settings.schemes and settings.pvc_root is not None:
@@ -113,7 +113,7 @@ def _secrets(kind: str) -> Secrets:
     return FolderSecrets(Path(kind))
 
 
-def _serve(settings: Settings) -> int:
+def _serve(settings: DepotSettings) -> int:
     with lock_data_dir(settings.data_dir, "depot"), listen(settings.http, "--http") as listener:
         host, port = listener.getsockname()[:2]
         tls = load_tls(settings.tls_dir, "depot")

@@ -20,8 +20,8 @@ from weft.artifacts.blobs import BlobStore, Lease
 from weft.artifacts.digest import Digest, Manifest, from_hex, hex_of
 from weft.artifacts.errors import ArtifactError, Damaged, DepotFull, Reason, Refused, UnknownDigest
 from weft_depot.artifact_layout import (
+    ArtifactLimits,
     BaseModel,
-    Limits,
     check_weights_finite,
     file_filter,
     read_shape,
@@ -32,7 +32,7 @@ from weft_depot.core.fair_queue import QueueKey
 from weft_depot.credentials import NoSecrets, Secrets
 from weft_depot.requests import BaseRef, ResolveRequest
 from weft_depot.resolution_cache import CachedResolution, ResolutionCache
-from weft_depot.sources import Files, Location, Snapshot, Source, source_of
+from weft_depot.sources import ArtifactSource, Files, Location, Snapshot, source_of
 from weft_depot.staging import BlobFiles, FileSubset, StagedFiles
 from weft_depot.watches import Watches
 
@@ -53,10 +53,10 @@ class Resolved:
 class Resolver:
     """Turns requests into blobs. Called from any thread."""
 
-    sources: Mapping[str, Source]
+    sources: Mapping[str, ArtifactSource]
     store: BlobStore
     resolutions: ResolutionCache
-    limits: Limits = field(default_factory=Limits)
+    limits: ArtifactLimits = field(default_factory=ArtifactLimits)
     secrets: Secrets = field(default_factory=NoSecrets)
     watches: Watches = field(init=False)
     now: Callable[[], float] = time.monotonic

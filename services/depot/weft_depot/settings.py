@@ -31,7 +31,7 @@ def _checked_url(url: str) -> str:
 CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_comma_list)]
 
 
-class Settings(ProcessSettings):
+class DepotSettings(ProcessSettings):
     """Fetches and verifies adapters and base models, and serves them by digest.
 
     Each flag can also be set as WEFT_DEPOT__NAME in the environment; a flag wins.

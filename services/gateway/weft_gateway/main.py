@@ -16,7 +16,7 @@ from weft.telemetry.logs import kv
 from weft.wire.quiet_server import QuietServer
 from weft.wire.serving import stop_on_signals
 from weft.wire.tls import load_tls
-from weft_gateway.settings import Settings
+from weft_gateway.settings import GatewaySettings
 from weft_gateway.shell.app import build_app
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.bounded_http import BoundedHttp
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM. 0: drained; 1: failed; 2: wrong settings, a port or a data directory in use."""
-    settings = Settings.parse(argv)
+    settings = GatewaySettings.parse(argv)
     logs.configure("gateway", level=settings.log_level, fmt=settings.log_format)
     try:
         with lock_data_dir(settings.data_dir, "gateway"), listen(settings.http, "--http") as listener:
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_CANNOT_START
 
 
-async def run(settings: Settings, listener: socket.socket) -> int:
+async def run(settings: GatewaySettings, listener: socket.socket) -> int:
     """Serve on a bound socket until a signal, then drain."""
     stop = stop_on_signals()
     state = AppState(settings, tls=load_tls(settings.tls_dir, "gateway"))

@@ -15,7 +15,7 @@ def _depot_url(value: str) -> str:
     return value.rstrip("/")
 
 
-class Settings(ProcessSettings):
+class GatewaySettings(ProcessSettings):
     """The OpenAI-compatible gateway: authenticates, tokenises, streams; holds every emitted token.
 
     Each flag can also be set as WEFT_GATEWAY__NAME in the environment; a flag wins.

@@ -32,7 +32,7 @@ from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup
 from weft_runner.model.weights import Files, load_weights
 from weft_runner.parallel.executor import TensorParallelExecutor, launch_tensor_parallel
 from weft_runner.parallel.pipeline import PipelineParallelExecutor, launch_pipeline_parallel
-from weft_runner.settings import CPU_PAGE, Settings, to_json
+from weft_runner.settings import CPU_PAGE, Settings
 
 log = logging.getLogger(__name__)
 COST = "fp32 in torch, one operator after the other: twice the bytes a token, and several times the time"
@@ -45,7 +45,7 @@ class ModelSource:
     spec: ModelSpec
     files: Files
     threads: int
-    stopping: Callable[[], bool]
+    stopping: Callable[[], bool] = lambda: False
 
 
 def make_executor(settings: Settings, base: ModelSource) -> Executor:
@@ -232,8 +232,8 @@ def _pipelined(settings: Settings, base: ModelSource) -> PipelineParallelExecuto
 
 def _start(settings: Settings, base: ModelSource, device: str) -> dict[str, Any]:
     """The START command of a worker."""
-    files = {name: str(path.absolute()) for name, path in base.files.items()}
-    return {"settings": to_json(settings), "files": files, "threads": base.threads, "device": device}
+    files = {name: path.absolute() for name, path in base.files.items()}
+    return {"settings": settings, "spec": base.spec, "files": files, "threads": base.threads, "device": device}
 
 
 def _check_memory(settings: Settings, base: ModelSource, kind: str, ranks: int = 1, stages: int = 1) -> None:

@@ -20,7 +20,7 @@ CHARS_PER_TOKEN = 4  # only for the size feature, where no column counts the pro
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AnsweredPrompt:
     """One answered prompt. `tokens` >= 1."""
 
     prompt: str
@@ -39,7 +39,7 @@ class Columns:
     prompt_tokens: str | None = None
 
 
-def read(path: Path, columns: Columns) -> list[Row]:
+def read(path: Path, columns: Columns) -> list[AnsweredPrompt]:
     """All rows. Raises BadData (what is missing, in which line), OSError."""
     if not path.name.removesuffix(".gz").endswith((".jsonl", ".csv")):
         raise BadData(f"{path}: expected .jsonl, .jsonl.gz, .csv or .csv.gz")
@@ -73,7 +73,7 @@ def _records(path: Path, file: TextIO) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _rows(records: Iterable[dict[str, Any]], columns: Columns, path: Path) -> Iterator[Row]:
+def _rows(records: Iterable[dict[str, Any]], columns: Columns, path: Path) -> Iterator[AnsweredPrompt]:
     found: Columns | None = None
     for number, record in enumerate(records, 1):
         found = found or _find_columns(record, columns, path)
@@ -103,7 +103,7 @@ def _first(record: dict[str, Any], known: Sequence[str]) -> str | None:
     return next((name for name in known if name in record), None)
 
 
-def _row(record: dict[str, Any], columns: Columns) -> Row:
+def _row(record: dict[str, Any], columns: Columns) -> AnsweredPrompt:
     assert columns.prompt is not None
     assert columns.length is not None
     prompt = "\n".join(filter(None, (str(record[columns.prompt]), str(record.get("input") or ""))))
@@ -112,4 +112,4 @@ def _row(record: dict[str, Any], columns: Columns) -> Row:
         raise ValueError(f"length {tokens} is not within 0 and {MAX_TOKENS}")
     counted = int(record[columns.prompt_tokens]) if columns.prompt_tokens else len(prompt) // CHARS_PER_TOKEN
     adapter = str(record[columns.adapter]) if columns.adapter else ""
-    return Row(prompt, adapter, counted, max(tokens, 1))
+    return AnsweredPrompt(prompt, adapter, counted, max(tokens, 1))

@@ -20,7 +20,7 @@ from weft_predictor.core.length_model import LengthModel
 from weft_predictor.core.ridge_model import RidgeModel
 from weft_predictor.errors import CorruptModel
 from weft_predictor.server import PredictorServer
-from weft_predictor.settings import Settings
+from weft_predictor.settings import PredictorSettings
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         from weft_predictor import training  # with scipy: serving starts without it
 
         return training.main(argv[1:])
-    settings = Settings.parse(argv)
+    settings = PredictorSettings.parse(argv)
     logs.configure("predictor", level=settings.log_level, fmt=settings.log_format)
     try:
         with lock_data_dir(settings.data_dir, "predictor"):
@@ -60,7 +60,7 @@ def first_model(path: Path, trained: Path | None) -> LengthModel:
     return load(trained, RidgeModel.load) if trained else RidgeModel.cold(f"ridge-{secrets.token_hex(4)}")
 
 
-async def _run(settings: Settings) -> None:
+async def _run(settings: PredictorSettings) -> None:
     stop, tls = stop_on_signals(), load_tls(settings.tls_dir, "predictor")
     path = settings.data_dir / "model.npz"
     model = first_model(path, settings.model)

@@ -8,7 +8,7 @@ from pydantic_settings import SettingsConfigDict
 from weft.settings import PREDICTOR, PREDICTOR_PROBES, Address, ProcessSettings, data_dir_field
 
 
-class Settings(ProcessSettings):
+class PredictorSettings(ProcessSettings):
     """How long will an answer be: serves calibrated length predictions and learns from outcomes.
 
     Loads DATA_DIR/model.npz at the start and saves it there while it learns. Offline: `weft_predictor train --help`.

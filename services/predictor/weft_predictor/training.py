@@ -24,7 +24,7 @@ from weft_predictor.core.offsets import Offsets, shrunk_median
 from weft_predictor.core.residual_scale import ResidualScale
 from weft_predictor.core.ridge import Ridge
 from weft_predictor.core.ridge_model import COLD_SCALE, DIM, RidgeModel
-from weft_predictor.datasets import Columns, Row, read
+from weft_predictor.datasets import AnsweredPrompt, Columns, read
 from weft_predictor.errors import BadData, CorruptModel
 from weft_predictor.evaluation import Report, evaluate
 
@@ -37,9 +37,9 @@ T = TypeVar("T")
 class Split:
     """60 % to fit, 20 % to calibrate, 20 % to measure."""
 
-    fit: list[Row]
-    calibrate: list[Row]
-    measure: list[Row]
+    fit: list[AnsweredPrompt]
+    calibrate: list[AnsweredPrompt]
+    measure: list[AnsweredPrompt]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def split(rows: Iterable[Row]) -> Split:
+def split(rows: Iterable[AnsweredPrompt]) -> Split:
     """By prompt: every row of a prompt goes to the same part. Raises BadData with too few rows in a part."""
     parts = Split([], [], [])
     for place, row in sorted(((_place(row), row) for row in rows), key=lambda pair: pair[0]):
@@ -122,7 +122,7 @@ def describe(report: Report, parts: Split) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _backfit(xs: Sequence[Features], rows: Sequence[Row], dim: int) -> tuple[Ridge, Offsets]:
+def _backfit(xs: Sequence[Features], rows: Sequence[AnsweredPrompt], dim: int) -> tuple[Ridge, Offsets]:
     """Ridge on what the adapters' offsets leave, offsets on what the ridge leaves, in turn."""
     target = np.log([row.tokens for row in rows])
     offset = np.zeros(len(rows))
@@ -137,7 +137,7 @@ def _backfit(xs: Sequence[Features], rows: Sequence[Row], dim: int) -> tuple[Rid
     return ridge, offsets
 
 
-def _calibrate(model: RidgeModel, xs: Sequence[Features], rows: Sequence[Row]) -> None:
+def _calibrate(model: RidgeModel, xs: Sequence[Features], rows: Sequence[AnsweredPrompt]) -> None:
     """Offsets first, then the scale of the residuals around them, then the scores in units of that scale."""
     target = [float(np.log(row.tokens)) for row in rows]
     shared = [model.ridge.predict(x) for x in xs]
@@ -150,11 +150,11 @@ def _calibrate(model: RidgeModel, xs: Sequence[Features], rows: Sequence[Row]) -
         model.calibrators.learn(row.adapter, (real - centre) / model.residual_scale.of(centre))
 
 
-def _place(row: Row) -> int:
+def _place(row: AnsweredPrompt) -> int:
     return int.from_bytes(sha256(row.prompt.encode(errors="replace")).digest()[:8], "big")
 
 
-def _features(row: Row, dim: int) -> Features:
+def _features(row: AnsweredPrompt, dim: int) -> Features:
     return features(row.prompt, row.prompt_tokens, dim)
 
 

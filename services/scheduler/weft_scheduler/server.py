@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc.aio
 
-from weft.domain.machine import TICK, Close, Kind, Received, Send
+from weft.domain.machine import TICK, Close, Kind, PersistTerm, Received, Send
 from weft.domain.request import Reject, Submit
 from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
 from weft.telemetry.logs import kv
@@ -23,7 +23,7 @@ from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1 import scheduler_pb2_grpc as rpc
 from weft_scheduler.core.check import OWNERSHIP, size
 from weft_scheduler.core.config import Config
-from weft_scheduler.core.effects import Effect, Event, PersistTerm, Queued, Requeued, Resumed, RunnerLost, Stale
+from weft_scheduler.core.effects import Effect, Event, Queued, Requeued, Resumed, RunnerLost, Stale
 from weft_scheduler.core.scheduler import Scheduler
 from weft_scheduler.errors import Superseded
 from weft_scheduler.metrics import Metrics

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Generator
 
 import grpc.aio
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -87,7 +86,14 @@ async def _serve(
         server = SupervisorServer(Supervisor(config, highest_term=highest_term), engine, scheduler, predictor)
         admin = AdminServer(engine, server)
         await admin.send_keys()
-        with _probes(settings.probes, server, stop) as probes:
+        probes = Probes(settings.probes, lambda: "draining" if stop.is_set() else server.writer.trouble)
+        probes.start()
+
+        def register(grpc_server: grpc.aio.Server) -> None:
+            add_SupervisorServicer_to_server(server, grpc_server)
+            add_AdminServicer_to_server(admin, grpc_server)
+
+        with contextlib.closing(probes):
             work = [asyncio.create_task(server.run(keep_days=settings.keep_days))]
             if settings.database:
                 work.append(asyncio.create_task(admin.follow_keys(settings.keys_ms / 1000)))
@@ -95,7 +101,7 @@ async def _serve(
                 task.add_done_callback(lambda _task: stop.set())  # a failure ends the process, with its traceback
             try:
                 await serve(
-                    lambda grpc_server: _register(grpc_server, server, admin),
+                    register,
                     listen=settings.listen,
                     names=("weft.v1.Supervisor", "weft.v1.Admin"),
                     stop=stop,
@@ -103,29 +109,9 @@ async def _serve(
                     drain=server.drain,
                     tls=tls,
                 )
-            finally:
-                await _finish(*work)
-
-
-async def _finish(server: "asyncio.Task[None]", *others: "asyncio.Task[None]") -> None:
-    """A drained server ends by itself; one that was never drained (a port in use) or hangs is cancelled."""
-    await asyncio.wait([server], timeout=FINISH_S)
-    for task in (server, *others):
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-
-@contextlib.contextmanager
-def _probes(listen: str, server: SupervisorServer, stop: asyncio.Event) -> Generator[Probes, None, None]:
-    probes = Probes(listen, lambda: "draining" if stop.is_set() else server.writer.trouble)
-    probes.start()
-    try:
-        yield probes
-    finally:
-        probes.close()
-
-
-def _register(grpc_server: grpc.aio.Server, server: SupervisorServer, admin: AdminServer) -> None:
-    add_SupervisorServicer_to_server(server, grpc_server)
-    add_AdminServicer_to_server(admin, grpc_server)
+            finally:  # a drained server ends by itself; one that was never drained (a port in use) or hangs does not
+                await asyncio.wait(work[:1], timeout=FINISH_S)
+                for task in work:
+                    task.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await task

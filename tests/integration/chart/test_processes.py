@@ -16,14 +16,14 @@ from harness.chart import COMPONENTS, VALUE_SETS, Json, arguments_of, one, pod_t
 from weft.settings import ProcessSettings
 from weft.wire.roles import CALLERS, DEPOT_CALLERS, ROLES, Role, dns_name, pool_namespaces_of
 from weft.wire.tls import FILES, Tls
-from weft_depot.settings import Settings as DepotSettings
-from weft_gateway.settings import Settings as GatewaySettings
+from weft_depot.settings import DepotSettings
+from weft_gateway.settings import GatewaySettings
 from weft_operator.kubernetes.admission import PATHS
 from weft_operator.kubernetes.settings import Settings as OperatorSettings
 from weft_operator.kubernetes.site_file import parse_site
 from weft_operator.pod_template import GRPC_PORT, PROBES_PORT
 from weft_operator.site import CONTAINER_SECURITY, POD_SECURITY
-from weft_predictor.settings import Settings as PredictorSettings
+from weft_predictor.settings import PredictorSettings
 from weft_scheduler.settings import Settings as SchedulerSettings
 from weft_supervisor.settings import Settings as SupervisorSettings
 

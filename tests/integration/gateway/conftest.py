@@ -31,7 +31,7 @@ from weft.wire.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
-from weft_gateway.settings import Settings
+from weft_gateway.settings import GatewaySettings
 from weft_gateway.shell.app import build_app
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.bounded_http import BoundedHttp
@@ -127,7 +127,7 @@ class World:
     def tokens(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def settings(self, tmp_path: Path, **changes: Any) -> Settings:
+    def settings(self, tmp_path: Path, **changes: Any) -> GatewaySettings:
         values: dict[str, Any] = {
             "http": "127.0.0.1:0",
             "scheduler": self.scheduler_address,
@@ -139,7 +139,7 @@ class World:
             "predict_ms": 5000,
             "connect_seconds": 60.0,
         }
-        return Settings(**(values | changes))
+        return GatewaySettings(**(values | changes))
 
     def client(self, **options: Any) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(**(self._options() | {"http_client": self.pool} | options))
@@ -200,7 +200,7 @@ async def parts(depot: FakeDepot, tokenizer: tokenizers.Tokenizer) -> AsyncItera
 
 
 @asynccontextmanager
-async def serving(world: World, settings: Settings) -> AsyncIterator[World]:
+async def serving(world: World, settings: GatewaySettings) -> AsyncIterator[World]:
     """The real gateway on a real socket, in this event loop."""
     listener = socket.create_server(("127.0.0.1", 0))
     gateway = AppState(settings, registry=CollectorRegistry())

@@ -196,14 +196,16 @@ async def test_a_log_probability_of_nothing_is_openais_least_number(world: World
     asked = asyncio.create_task(world.client().completions.create(**TEXT, logprobs=1))
     start = await world.runner.next("start")
     logprob = runner_pb2.TokenLogprob(logprob=float("-inf"), top_tokens=[9], top_logprobs=[-0.25])
-    sequence = runner_pb2.SequenceTokens(
-        request_id=start.request_id,
-        epoch=start.epoch,
+    step = runner_pb2.Step(
+        iteration=1,
+        request_ids=[start.request_id],
+        terms=[start.epoch.term],
+        counters=[start.epoch.counter],
         tokens=world.tokens("a"),
-        finish_reason=common_pb2.FINISH_REASON_EOS,
-        logprobs=[logprob],
+        finish_reasons=[common_pb2.FINISH_REASON_EOS],
+        logprobs=[runner_pb2.SequenceLogprobs(tokens=[logprob])],
     )
-    world.runner.send(step=runner_pb2.Step(iteration=1, sequences=[sequence]))
+    world.runner.send(step=step)
     logprobs = (await soon(asked)).choices[0].logprobs
     assert logprobs is not None
     assert logprobs.token_logprobs == [-9999.0]

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,10 +29,10 @@ from harness.processes import started
 from harness.small_runner import SMALL, Depot, World, serving_depot
 from harness.waiting import PATIENCE_S, soon
 from weft.artifacts.blobs import BlobStore, check_blobs
-from weft.domain.request import Sampling
+from weft.domain.request import FinishReason, Sampling, SequenceTokens, Step
 from weft.domain.runner import RunnerBook
 from weft.process import lock_data_dir
-from weft.wire.codec import RUNNER_TO_SUPERVISOR
+from weft.wire.codec import RUNNER_TO_GATEWAY, RUNNER_TO_SUPERVISOR
 from weft.wire.streams import SendQueue, channel, serve_stream
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
@@ -166,26 +166,31 @@ class Gateway:
         assert message.WhichOneof("message") == kind, message
         return getattr(message, kind)
 
-    async def answer(self, request_id: str) -> tuple[list[int], int]:
+    async def answer(self, request_id: str) -> tuple[list[int], FinishReason]:
         tokens: list[int] = []
         while True:
-            for sequence in (await self.next("step")).sequences:
+            for sequence in await self._step():
                 if sequence.request_id == request_id:
                     assert sequence.position == len(tokens)
                     tokens.extend(sequence.tokens)
-                    if sequence.finish_reason:
-                        return tokens, sequence.finish_reason
+                    if sequence.finish is not None:
+                        return tokens, sequence.finish
 
     async def answers(self, *request_ids: str) -> dict[str, list[int]]:
         """Of requests that run at the same time."""
         tokens: dict[str, list[int]] = {request_id: [] for request_id in request_ids}
         running = set(request_ids)
         while running:
-            for sequence in (await self.next("step")).sequences:
+            for sequence in await self._step():
                 tokens[sequence.request_id].extend(sequence.tokens)
-                if sequence.finish_reason:
+                if sequence.finish is not None:
                     running.remove(sequence.request_id)
         return tokens
+
+    async def _step(self) -> Sequence[SequenceTokens]:
+        step = RUNNER_TO_GATEWAY.decode(runner_pb2.RunnerToGateway(step=await self.next("step")))
+        assert isinstance(step, Step)
+        return step.sequences
 
     async def __aenter__(self) -> Self:
         return self
@@ -258,7 +263,7 @@ async def test_a_runner_registers_serves_two_adapters_and_drains(long_world, dep
                 for counter, digest in enumerate(("", *adapters), 1):
                     gateway.start(f"r{counter}", [5, 6, 7], counter, adapter_digest=digest)
                     answers[digest], reason = await gateway.answer(f"r{counter}")
-                    assert reason == common_pb2.FINISH_REASON_LENGTH
+                    assert reason is FinishReason.LENGTH
                     assert len(answers[digest]) == 6
                 assert len({tuple(tokens) for tokens in answers.values()}) == 3
 
@@ -461,9 +466,9 @@ async def test_a_lost_session_cancels_only_its_own_sequences(shared):
                 await supervisor.until(lambda: "l" in {s.request_id for s in supervisor.states[-1].sequences})
             await supervisor.until(lambda: {s.request_id for s in supervisor.states[-1].sequences} <= {"k"})
             step = await kept.next("step")
-            while not step.sequences[0].finish_reason:
+            while not step.finish_reasons:
                 step = await kept.next("step")
-            assert step.sequences[0].finish_reason == common_pb2.FINISH_REASON_LENGTH
+            assert step.finish_reasons == [common_pb2.FINISH_REASON_LENGTH]
 
 
 async def test_a_supervisor_that_comes_back_is_told_everything_again_and_nothing_is_disturbed(shared):
@@ -486,7 +491,7 @@ async def test_a_supervisor_that_comes_back_is_told_everything_again_and_nothing
             assert (told.desired_version, told.ready) == (3, True)
             assert told.version > last.version
             tokens = 1
-            while not (step := (await gateway.next("step")).sequences[0]).finish_reason:
+            while not (step := await gateway.next("step")).finish_reasons:
                 tokens += len(step.tokens)
             assert tokens + len(step.tokens) == 200
 

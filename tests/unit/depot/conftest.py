@@ -10,7 +10,7 @@ from harness.quick import one_ssl_context, quick_disk  # noqa: F401 (fixtures)
 from tests.unit.artifacts.making import write_adapter, write_model
 from weft.artifacts.blobs import BlobStore, check_blobs
 from weft.artifacts.digest import Digest, Manifest
-from weft_depot.artifact_layout import Limits
+from weft_depot.artifact_layout import ArtifactLimits
 from weft_depot.requests import ResolveRequest
 from weft_depot.resolution_cache import ResolutionCache
 from weft_depot.resolve import Resolver, Verdict
@@ -25,7 +25,7 @@ class Bench:
         write_model(self.root / "models" / "tiny")
         write_adapter(self.root / "adapters" / "upper")
         self.now_ns = 0  # far in the past: every file looks young, nothing is remembered
-        self.limits = Limits()
+        self.limits = ArtifactLimits()
         self.open()
 
     def open(self) -> None:

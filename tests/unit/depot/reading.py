@@ -4,7 +4,7 @@ from pathlib import Path
 
 from harness.waiting import PATIENCE_S
 from weft.artifacts.errors import ArtifactError
-from weft_depot.sources import Location, Source
+from weft_depot.sources import ArtifactSource, Location
 from weft_depot.sources.retry_policy import RetryPolicy
 
 QUICK = {"connect_s": PATIENCE_S, "read_s": PATIENCE_S, "tries": 3, "pause_s": 0.01, "grace_s": PATIENCE_S}
@@ -18,7 +18,7 @@ def everything(_: str) -> bool:
     return True
 
 
-def read_all(source: Source, location: Location) -> dict[str, bytes]:
+def read_all(source: ArtifactSource, location: Location) -> dict[str, bytes]:
     """Every file of a location, whole."""
     with source.open(location, everything) as snapshot:
         found: dict[str, bytes] = {}
@@ -29,7 +29,7 @@ def read_all(source: Source, location: Location) -> dict[str, bytes]:
         return found
 
 
-def refusal(source: Source, location: Location) -> ArtifactError:
+def refusal(source: ArtifactSource, location: Location) -> ArtifactError:
     """What reading a location ends with."""
     try:
         found = read_all(source, location)

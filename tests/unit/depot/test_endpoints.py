@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from weft.artifacts.errors import Reason, Refused
 from weft_depot.sources.addresses import check_address, split_url
 from weft_depot.sources.s3 import parse_path
-from weft_depot.sources.s3_client import Endpoint, Endpoints
+from weft_depot.sources.s3_client import Endpoints, S3Endpoint
 
 ALLOWED = Endpoints(("minio.storage:9000", "ceph", "https://secure:8443", "[fd00::1]:9000"), "eu-west-1")
 
@@ -15,18 +15,18 @@ ALLOWED = Endpoints(("minio.storage:9000", "ceph", "https://secure:8443", "[fd00
 @pytest.mark.parametrize(
     ("given_", "expected"),
     [
-        (None, Endpoint(None, "eu-west-1")),
-        ("https://s3.us-east-2.amazonaws.com", Endpoint(None, "us-east-2")),
-        ("https://s3.dualstack.us-east-2.amazonaws.com/", Endpoint(None, "us-east-2")),
-        ("http://minio.storage:9000", Endpoint("http://minio.storage:9000", "eu-west-1")),
-        ("https://MINIO.storage:9000/", Endpoint("https://MINIO.storage:9000", "eu-west-1")),
-        ("http://ceph:1234", Endpoint("http://ceph:1234", "eu-west-1")),
-        ("ceph", Endpoint("https://ceph", "eu-west-1")),
-        ("https://secure:8443", Endpoint("https://secure:8443", "eu-west-1")),
-        ("http://[fd00::1]:9000", Endpoint("http://[fd00::1]:9000", "eu-west-1")),
+        (None, S3Endpoint(None, "eu-west-1")),
+        ("https://s3.us-east-2.amazonaws.com", S3Endpoint(None, "us-east-2")),
+        ("https://s3.dualstack.us-east-2.amazonaws.com/", S3Endpoint(None, "us-east-2")),
+        ("http://minio.storage:9000", S3Endpoint("http://minio.storage:9000", "eu-west-1")),
+        ("https://MINIO.storage:9000/", S3Endpoint("https://MINIO.storage:9000", "eu-west-1")),
+        ("http://ceph:1234", S3Endpoint("http://ceph:1234", "eu-west-1")),
+        ("ceph", S3Endpoint("https://ceph", "eu-west-1")),
+        ("https://secure:8443", S3Endpoint("https://secure:8443", "eu-west-1")),
+        ("http://[fd00::1]:9000", S3Endpoint("http://[fd00::1]:9000", "eu-west-1")),
     ],
 )
-def test_an_endpoint_is_one_of_the_list_or_aws(given_: str | None, expected: Endpoint) -> None:
+def test_an_endpoint_is_one_of_the_list_or_aws(given_: str | None, expected: S3Endpoint) -> None:
     assert ALLOWED.parse(given_) == expected
 
 

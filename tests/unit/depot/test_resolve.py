@@ -14,7 +14,7 @@ from tests.unit.artifacts.making import ADAPTER_CONFIG, lora, pack, safetensors,
 from tests.unit.depot.conftest import Bench
 from weft.artifacts.digest import digest_of, hex_of
 from weft.artifacts.errors import Reason, Refused
-from weft_depot.artifact_layout import Limits
+from weft_depot.artifact_layout import ArtifactLimits
 from weft_depot.resolve import Resolver
 
 WEIGHTS = "adapter_model.safetensors"
@@ -252,7 +252,7 @@ def test_a_named_digest_must_be_the_contents(bench: Bench) -> None:
 
 
 def test_what_is_too_large_is_refused_before_it_is_copied(bench: Bench) -> None:
-    bench.limits = Limits(adapter_bytes=100)
+    bench.limits = ArtifactLimits(adapter_bytes=100)
     bench.open()
     with pytest.raises(Refused) as caught:
         bench.resolve("file:adapters/upper")

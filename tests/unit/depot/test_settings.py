@@ -7,7 +7,7 @@ import pytest
 from weft.wire.roles import ANYONE
 from weft_depot.main import build_sources, main
 from weft_depot.role_auth import callers
-from weft_depot.settings import Settings
+from weft_depot.settings import DepotSettings
 from weft_depot.sources.retry_policy import RetryPolicy
 
 
@@ -27,7 +27,7 @@ def test_a_wrong_setting_of_a_source_stops_the_start(
     flags: tuple[str, ...], flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        Settings.parse(flags)
+        DepotSettings.parse(flags)
     assert flag in capsys.readouterr().err
 
 
@@ -42,15 +42,15 @@ def test_wrong_settings_are_all_listed(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_lists_are_given_with_commas_by_flag_and_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_DEPOT__S3_ENDPOINTS", "minio:9000, ceph")
-    settings = Settings.parse(["--schemes", "file,s3"])
+    settings = DepotSettings.parse(["--schemes", "file,s3"])
     assert settings.schemes == ("file", "s3")
     assert settings.s3_endpoints == ("minio:9000", "ceph")
-    assert Settings.parse([]).schemes == ("file", "pvc", "hf", "s3")
+    assert DepotSettings.parse([]).schemes == ("file", "pvc", "hf", "s3")
 
 
 def test_only_what_is_allowed_and_has_its_root_is_a_source(tmp_path: Path) -> None:
     def sources(*flags: str) -> set[str]:
-        return set(build_sources(Settings.parse(flags), RetryPolicy()))
+        return set(build_sources(DepotSettings.parse(flags), RetryPolicy()))
 
     roots = ("--file-root", str(tmp_path), "--pvc-root", str(tmp_path))
     assert sources() == {"hf", "s3"}
@@ -62,7 +62,7 @@ def test_only_what_is_allowed_and_has_its_root_is_a_source(tmp_path: Path) -> No
 def test_flags_win_over_the_environment_over_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_DEPOT__THREADS", "5")
     monkeypatch.setenv("WEFT_DEPOT__HTTP", "127.0.0.1:1")
-    settings = Settings.parse(["--http", "127.0.0.1:2", "--file-root", str(tmp_path)])
+    settings = DepotSettings.parse(["--http", "127.0.0.1:2", "--file-root", str(tmp_path)])
     assert (settings.http, settings.threads, settings.log_format) == ("127.0.0.1:2", 5, "text")
 
 
@@ -79,7 +79,7 @@ def test_the_data_directory_has_a_place(env: dict[str, str], expected: str, monk
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert Settings().data_dir == Path(expected)
+    assert DepotSettings().data_dir == Path(expected)
 
 
 @pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/secrets", "/v1//blobs", "/v1/blobsx/1", "/v1/Blobs/x"])

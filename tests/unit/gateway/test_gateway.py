@@ -46,9 +46,9 @@ from weft_gateway.core.events import (
     OpenSession,
     OutcomeDropped,
     PeerViolation,
+    PreparedRequest,
     Proceed,
     Refuse,
-    Request,
     RequestArrived,
     RequestFailed,
     RequestReady,
@@ -106,7 +106,9 @@ class Shell:
     def submit(self, request_id: str = "r", n: int = 1, model: int = 0, **fields: object) -> list[Effect]:
         route = TABLE.routes[model]
         self.feed(RequestArrived(request_id), ModelResolved(request_id, route.pool, n))
-        request = Request(request_id, request_id, "acme", route, (1, 2), "text", 100, Sampling(), bytes_of, 5_000, n=n)
+        request = PreparedRequest(
+            request_id, request_id, "acme", route, (1, 2), "text", 100, Sampling(), bytes_of, 5_000, n=n
+        )
         return self.feed(
             RequestReady(replace(request, **fields)),  # type: ignore[arg-type]
             Received(PREDICTOR, Prediction(request_id, 7, 21, "v1")),
@@ -201,7 +203,7 @@ def test_beyond_the_bound_a_request_is_refused_for_as_long_as_it_takes_until_eno
 def test_a_prediction_is_made_once_for_all_answers_and_a_late_one_counts_no_more() -> None:
     shell = Shell().ready()
     shell.feed(RequestArrived("r"), ModelResolved("r", "team/base", 2))
-    request = Request("r", "c", "acme", TABLE.routes[0], (1, 2), "text", 9, Sampling(), bytes_of, 0, n=2)
+    request = PreparedRequest("r", "c", "acme", TABLE.routes[0], (1, 2), "text", 9, Sampling(), bytes_of, 0, n=2)
     assert sent(shell.feed(RequestReady(request)), PredictItem) == [
         PredictItem("r", "text", "team/base", "acme/x", 2, 9)
     ]
@@ -214,7 +216,9 @@ def test_a_gateway_that_was_late_itself_waits_once_more_for_a_prediction() -> No
     shell = Shell().ready()
     for name in ("answered", "silent"):
         shell.feed(RequestArrived(name), ModelResolved(name, "team/base", 1))
-        shell.feed(RequestReady(Request(name, "c", "acme", TABLE.routes[0], (1,), "t", 9, Sampling(), bytes_of, 0)))
+        shell.feed(
+            RequestReady(PreparedRequest(name, "c", "acme", TABLE.routes[0], (1,), "t", 9, Sampling(), bytes_of, 0))
+        )
     shell.now += 0.4  # the loop was busy: the deadline of 0.05 s is noticed now
     assert shell.feed(TICK) == []
     submits = sent(shell.feed(Received(PREDICTOR, Prediction("answered", 7, 21))), Submit)
@@ -227,7 +231,7 @@ def test_a_gateway_that_was_late_itself_waits_once_more_for_a_prediction() -> No
 def test_a_client_that_goes_away_while_its_request_is_predicted_leaves_one_outcome_for_each_answer() -> None:
     shell = Shell().ready()
     shell.feed(RequestArrived("r"), ModelResolved("r", "team/base", 2))
-    request = Request("r", "c", "acme", TABLE.routes[0], (1, 2), "text", 9, Sampling(), bytes_of, 0, n=2)
+    request = PreparedRequest("r", "c", "acme", TABLE.routes[0], (1, 2), "text", 9, Sampling(), bytes_of, 0, n=2)
     effects = shell.feed(RequestReady(request), ClientGone("r"))
     assert [finish.reason for finish in effects if isinstance(finish, Finish)] == [FinishReason.CANCELLED] * 2
     assert shell.feed(Received(PREDICTOR, Prediction("r", 7, 21))) == []

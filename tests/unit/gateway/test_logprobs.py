@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.request import Assign, FinishReason, Sampling, SequenceTokens, TokenLogprob
 from weft.domain.routes import Route
-from weft_gateway.core.events import Emit, Request, TokenLogprobOut
+from weft_gateway.core.events import Emit, PreparedRequest, TokenLogprobOut
 from weft_gateway.core.stream import RequestStream
 
 RUNNER = RunnerId("a", "1")
@@ -27,7 +27,7 @@ def pieces(answer: bytes, cuts: Sequence[int]) -> list[bytes]:
 def streamed(tokens: Sequence[bytes], stops: Sequence[str], steps: Sequence[int]) -> tuple[list[Emit], RequestStream]:
     """What a client gets; token i has the log probability -i."""
     route, sampling = Route("m", "n", "n/p", ""), Sampling(top_logprobs=0)
-    request = Request("r", "r", "n", route, (1,), "", 100, sampling, tokens.__getitem__, 0, tuple(stops))
+    request = PreparedRequest("r", "r", "n", route, (1,), "", 100, sampling, tokens.__getitem__, 0, tuple(stops))
     one = RequestStream(request, 0, hold_s=1.0, arrived=0.0, now=0.0)
     effects = one.handle(Assign("r", Epoch(1, 1), RUNNER, "a:1", 8), 0.0)
     marks = [0, *sorted(min(step, len(tokens)) for step in steps), len(tokens)]

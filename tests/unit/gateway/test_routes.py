@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.routes import KeyRoute, PoolRoute, Route, Routes, RoutesGap
-from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteTable
+from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteIndex
 from weft_gateway.errors import ServiceUnavailable, Unauthorized
 from weft_gateway.shell.auth import authenticate
 
@@ -36,13 +36,13 @@ def tables(draw: st.DrawFn) -> Routes:
     return Routes(version=1, full=True, routes=tuple(routes), pools=tuple(pools))
 
 
-def table_of(change: Routes) -> RouteTable:
-    table = RouteTable()
+def table_of(change: Routes) -> RouteIndex:
+    table = RouteIndex()
     table.apply(change)
     return table
 
 
-def listing(table: RouteTable, who: str | None) -> list[tuple[Route, PoolRoute]]:
+def listing(table: RouteIndex, who: str | None) -> list[tuple[Route, PoolRoute]]:
     return list(table.visible(Principal(who)))
 
 
@@ -114,7 +114,7 @@ def test_a_key_is_looked_up_by_its_hash() -> None:
 
 def test_before_the_keys_are_known_no_caller_is_refused_for_good() -> None:
     with pytest.raises(ServiceUnavailable):
-        authenticate("Bearer x", RouteTable(), auth=True)
+        authenticate("Bearer x", RouteIndex(), auth=True)
 
 
 def lines_of(work: Callable[[], object]) -> int:

@@ -36,7 +36,7 @@ from weft_gateway.core.events import (
     Emit,
     Failure,
     FirstToken,
-    Request,
+    PreparedRequest,
     RequestAborted,
     TokenLogprobOut,
 )
@@ -45,7 +45,7 @@ from weft_gateway.core.stream import (
     HoldExpired,
     PoolAvailability,
     RequestStream,
-    RunnerLost,
+    SessionLost,
     StreamEffect,
     StreamEvent,
     check_stream,
@@ -65,8 +65,8 @@ def letter(token: int) -> bytes:
     return bytes([token])
 
 
-def request(*, max_tokens: int = 100, stops: Sequence[str] = (), logprobs: bool = False) -> Request:
-    return Request(
+def request(*, max_tokens: int = 100, stops: Sequence[str] = (), logprobs: bool = False) -> PreparedRequest:
+    return PreparedRequest(
         request_id="r",
         client_request_id="r",
         namespace="acme",
@@ -159,7 +159,7 @@ def test_a_migration_stops_here_and_starts_there_at_once_with_the_tokens_so_far(
 
 def test_a_lower_epoch_never_takes_over_not_even_after_the_higher_one_broke() -> None:
     one = stream()
-    run(one, assign(1, term=2), RunnerLost(RUNNERS[0]))
+    run(one, assign(1, term=2), SessionLost(RUNNERS[0]))
     assert run(one, assign(9, term=1), assign(1, term=2)) == []
     assert sent(run(one, assign(2, term=2)), Start)
 
@@ -168,7 +168,7 @@ def test_a_lower_epoch_never_takes_over_not_even_after_the_higher_one_broke() ->
     ("event", "reason", "stops"),
     [
         (Preempt("r", Epoch(1, 1)), FailReason.PREEMPTED, True),
-        (RunnerLost(RUNNERS[0], "broke"), FailReason.SESSION_LOST, False),
+        (SessionLost(RUNNERS[0], "broke"), FailReason.SESSION_LOST, False),
         (NoCapacity("r", Epoch(1, 1), 3, "pages"), FailReason.NO_CAPACITY, False),
         (Ended("r", Epoch(1, 1), EndReason.DRAINED), FailReason.DRAINED, False),
         (Ended("r", Epoch(1, 1), EndReason.UNKNOWN_ADAPTER), FailReason.LOAD_FAILED, False),
@@ -186,13 +186,13 @@ def test_what_ends_an_epoch_is_reported_once_and_the_stream_is_held(
     assert isinstance(failed, Failed)
     assert (failed.reason, failed.emitted_tokens, failed.epoch) == (reason, 3, Epoch(1, 1))
     assert one.hold_deadline == 30.0
-    assert run(one, event, RunnerLost(RUNNERS[0]), Preempt("r", Epoch(1, 1))) == [], "a second trigger is ignored"
+    assert run(one, event, SessionLost(RUNNERS[0]), Preempt("r", Epoch(1, 1))) == [], "a second trigger is ignored"
 
 
 def test_a_break_of_another_runner_or_incarnation_is_no_news() -> None:
     one = stream()
     run(one, assign(1, RUNNERS[1]))
-    assert run(one, RunnerLost(RUNNERS[0]), RunnerLost(RUNNERS[2])) == []
+    assert run(one, SessionLost(RUNNERS[0]), SessionLost(RUNNERS[2])) == []
 
 
 def test_tokens_of_an_ended_epoch_are_dropped_while_the_stream_is_held() -> None:
@@ -273,7 +273,7 @@ def test_assignments_that_come_to_nothing_do_not_prolong_the_hold() -> None:
     one.handle(NoCapacity("r", Epoch(1, 1), 3, "pages"), 11.0)
     assert one.hold_deadline == 31.0  # 10 s are used up
     one.handle(assign(2), 21.0)
-    one.handle(RunnerLost(RUNNERS[0]), 100.0)
+    one.handle(SessionLost(RUNNERS[0]), 100.0)
     assert one.hold_deadline == 110.0  # 20 s are used up
 
 
@@ -281,12 +281,12 @@ def test_a_request_that_ran_may_be_held_for_the_full_time_again() -> None:
     one = stream(hold_s=30.0)
     one.handle(assign(1), 29.0)
     one.handle(step(1, 0, "a"), 40.0)
-    one.handle(RunnerLost(RUNNERS[0]), 50.0)
+    one.handle(SessionLost(RUNNERS[0]), 50.0)
     assert one.hold_deadline == 80.0
 
 
 QUEUED = [NoCapacity("r", Epoch(1, 1), 3, "pages"), Preempt("r", Epoch(1, 1))]
-BROKEN = [RunnerLost(RUNNERS[0]), *(Ended("r", Epoch(1, 1), reason) for reason in EndReason)]
+BROKEN = [SessionLost(RUNNERS[0]), *(Ended("r", Epoch(1, 1), reason) for reason in EndReason)]
 
 
 @pytest.mark.parametrize("event", QUEUED)
@@ -411,7 +411,7 @@ class Disturbed:
             case 1 if running:
                 self.send(Preempt("r", running.epoch))
             case 2:
-                self.send(RunnerLost(self.random.choice(RUNNERS)))
+                self.send(SessionLost(self.random.choice(RUNNERS)))
             case 3 if running:
                 self.send(self.random.choice(FAULTS)(running.epoch))
             case 4 if self.past:

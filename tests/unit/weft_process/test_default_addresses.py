@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from weft.settings import ProcessSettings
-from weft_depot.settings import Settings as Depot
-from weft_gateway.settings import Settings as Gateway
+from weft_depot.settings import DepotSettings as Depot
+from weft_gateway.settings import GatewaySettings as Gateway
 from weft_operator.kubernetes.settings import Settings as Operator
-from weft_predictor.settings import Settings as Predictor
+from weft_predictor.settings import PredictorSettings as Predictor
 from weft_runner.settings import parse_settings
 from weft_scheduler.settings import Settings as Scheduler
 from weft_supervisor.settings import Settings as Supervisor

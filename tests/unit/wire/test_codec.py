@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from weft.domain.adapter import Tier
 from weft.domain.ids import MAX_TERM, NEVER, Epoch, RunnerId
 from weft.domain.prediction import Prediction, PredictItem
-from weft.domain.request import EndReason, FinishReason, Outcome, SequenceTokens, Submit
+from weft.domain.request import EndReason, FinishReason, Outcome, SequenceTokens, Step, Submit
 from weft.domain.runner import ClusterReport, ReportedRunner, RunnerReport, RunnerSpec
 from weft.wire import codec
 from weft.wire.codec.cluster import read_report, read_spec, received_report
@@ -218,10 +218,28 @@ def test_a_report_that_cannot_be(report: dict[str, Any], reason: str) -> None:
         read_report(supervisor_pb2.RunnerReport(**report))
 
 
-def test_a_step_names_its_requests_within_bounds() -> None:
-    step = codec.RUNNER_TO_GATEWAY.envelope(step={"sequences": [{"request_id": "x" * 321}]})
-    with pytest.raises(PeerError, match="a request id has 321"):
-        codec.RUNNER_TO_GATEWAY.decode(step)
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"request_ids": ["x" * 321], "tokens": [1]}, "a request id has 321"),
+        ({"request_ids": ["a"], "tokens": [1, 2]}, "1 sequences with 2 tokens"),
+        ({"request_ids": ["a", "b"], "tokens": [1, 2], "token_counts": [2]}, "2 sequences with a column of 1"),
+        ({"request_ids": ["a", "b"], "tokens": [1, 2], "token_counts": [2, 1]}, "2 sequences with 2 tokens"),
+        ({"request_ids": ["a"], "tokens": [1], "terms": [1, 2]}, "1 sequences with a column of 2"),
+        ({"request_ids": ["a"], "tokens": [1], "finish_reasons": [5]}, "finish reason 5"),
+        ({"request_ids": ["a"], "tokens": [1], "doublings": [65]}, "65 doublings"),
+        ({"request_ids": ["a", "b"], "tokens": [1, 2], "logprobs": [{}]}, "2 sequences with a column of 1"),
+    ],
+)
+def test_a_step_that_cannot_be(columns: dict[str, Any], reason: str) -> None:
+    with pytest.raises(PeerError, match=reason):
+        codec.RUNNER_TO_GATEWAY.decode(codec.RUNNER_TO_GATEWAY.envelope(step=columns))
+
+
+def test_columns_of_a_step_that_say_nothing_are_left_out() -> None:
+    step = Step(7, [SequenceTokens(name, Epoch(1, 2), 3, (4,)) for name in "ab"])
+    fields = [field.name for field, _ in codec.RUNNER_TO_GATEWAY.encode(step).step.ListFields()]
+    assert fields == ["iteration", "request_ids", "terms", "counters", "positions", "tokens"]
 
 
 def test_reasons_are_cut_and_unknown_numbers_have_a_meaning() -> None:

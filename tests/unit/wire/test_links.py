@@ -16,7 +16,7 @@ from weft.wire.errors import PeerError, peer_errors
 from weft.wire.streams import Link, SendQueue, channel, serve_stream
 from weft.wire.v1 import runner_pb2, runner_pb2_grpc
 from weft_gateway.core.config import MAX_UNACKED
-from weft_gateway.settings import Settings
+from weft_gateway.settings import GatewaySettings
 
 
 def start(request_id: str) -> runner_pb2.GatewayToRunner:
@@ -116,7 +116,7 @@ async def test_the_hello_comes_first_and_messages_keep_their_order(peer: tuple[P
 
 async def test_the_most_that_a_gateway_resubmits_is_sent_whole_and_leaves_the_outbox_its_limit() -> None:
     """Every request in flight, every outcome that is not stored, and an end."""
-    (most,) = (limit.le for limit in Settings.model_fields["max_in_flight"].metadata if isinstance(limit, Le))
+    (most,) = (limit.le for limit in GatewaySettings.model_fields["max_in_flight"].metadata if isinstance(limit, Le))
     length = int(most) + MAX_UNACKED + 1
     server = Peer()
     grpc_server, port = await serve_peer(server)

@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from weft_gateway.settings import Settings as GatewaySettings
+from weft_gateway.settings import GatewaySettings
 from weft_operator.depot_client import DepotClient
 from weft_operator.errors import DepotFailed, DepotUnavailable
 from weft_runner.settings import parse_settings

@@ -74,7 +74,7 @@ class Snapshot(Files, Protocol):
         ...
 
 
-class Source(Protocol):
+class ArtifactSource(Protocol):
     """One scheme. Methods block and are called from worker threads."""
 
     @property
@@ -112,7 +112,7 @@ def parse_uri(
     return Location(scheme, path, revision or None, namespace, credentials or None, endpoint or None)
 
 
-def source_of(sources: Mapping[str, Source], location: Location) -> Source:
+def source_of(sources: Mapping[str, ArtifactSource], location: Location) -> ArtifactSource:
     """The source of a location's scheme. Raises Refused: SchemeNotAllowed, BadURI for an option it does not take."""
     source = sources.get(location.scheme)
     if source is None:
@@ -132,7 +132,7 @@ def relative_parts(path: str, uri: str) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _not_allowed(scheme: str, sources: Mapping[str, Source]) -> str:
+def _not_allowed(scheme: str, sources: Mapping[str, ArtifactSource]) -> str:
     allowed = ", ".join(f"{name}:" for name in sorted(sources)) or "none"
     how = {"file": " (the depot has no --file-root)", "pvc": " (the depot has no --pvc-root)"}.get(scheme, "")
     return f"{quoted(scheme, 40)} sources are not allowed here{how}; allowed: {allowed}"

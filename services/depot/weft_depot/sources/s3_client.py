@@ -37,7 +37,7 @@ _SLOW = frozenset(("SlowDown", "ServiceUnavailable", "RequestTimeout", "Throttli
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class S3Endpoint:
     """Where requests go: a URL, or (None) AWS in a region."""
 
     url: str | None
@@ -55,10 +55,10 @@ class Endpoints:
         """`allowed` are HOST, HOST:PORT or a URL; what an entry leaves out may be anything."""
         self._allowed, self._region = allowed, region
 
-    def parse(self, given: str | None) -> Endpoint:
-        """`source.endpoint` -> Endpoint. Raises Refused(EndpointNotAllowed)."""
+    def parse(self, given: str | None) -> S3Endpoint:
+        """`source.endpoint` -> S3Endpoint. Raises Refused(EndpointNotAllowed)."""
         if given is None:
-            return Endpoint(None, self._region)
+            return S3Endpoint(None, self._region)
         parts = split_url(given if "://" in given else f"https://{given}", "the endpoint")
         if parts.path.strip("/") or parts.query or parts.fragment:
             raise Refused(
@@ -66,12 +66,12 @@ class Endpoints:
                 f"the endpoint {quoted(given, 200)} has a path; write the bucket in the URI",
             )
         if parts.scheme == "https" and (aws := _AWS.fullmatch(parts.hostname or "")):
-            return Endpoint(None, aws["region"])
+            return S3Endpoint(None, aws["region"])
         if not any(_allows(entry, parts) for entry in self._allowed):
             allowed = f"AWS{''.join(f', {entry}' for entry in self._allowed)} (--s3-endpoints of the depot)"
             why = f"the endpoint {quoted(given, 200)} is not allowed here; allowed: {allowed}"
             raise Refused(Reason.ENDPOINT_NOT_ALLOWED, why)
-        return Endpoint(f"{parts.scheme}://{parts.netloc}", self._region)
+        return S3Endpoint(f"{parts.scheme}://{parts.netloc}", self._region)
 
 
 class Clients:
@@ -83,7 +83,7 @@ class Clients:
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def client(self, endpoint: Endpoint, secret: Secret | None) -> Generator[Any]:
+    def client(self, endpoint: S3Endpoint, secret: Secret | None) -> Generator[Any]:
         """Raises Refused: SecretInvalid, EndpointNotAllowed."""
         keys = keys_of(secret)
         if endpoint.url:
@@ -101,7 +101,7 @@ class Clients:
         with contextlib.closing(client):
             yield client
 
-    def _config(self, endpoint: Endpoint, *, signed: bool) -> Any:
+    def _config(self, endpoint: S3Endpoint, *, signed: bool) -> Any:
         return Config(
             signature_version=None if signed else UNSIGNED,
             connect_timeout=self._policy.connect_s,

@@ -6,19 +6,19 @@ from enum import Enum, auto
 
 from weft.domain.machine import Send
 from weft.domain.prediction import PredictItem
-from weft_gateway.core.config import GatewayConfig, Timer, Timers
+from weft_gateway.core.config import Deadline, GatewayConfig, Timers
 from weft_gateway.core.events import (
     PREDICTOR,
     Effect,
     Failure,
     ModelResolved,
+    PreparedRequest,
     Proceed,
     Refuse,
-    Request,
     TokenizerChanged,
     TokenizerState,
 )
-from weft_gateway.core.routes import RouteTable
+from weft_gateway.core.routes import RouteIndex
 
 TOKENIZER_SHARE = 4  # at most a quarter of all requests waits for one tokenizer: a broken one leaves the others theirs
 MEAN_WEIGHT = 0.05  # of the newest request in the mean duration
@@ -47,7 +47,7 @@ class Arrival:
     stage: Stage = Stage.SHELL
     pool: str = ""
     digest: str = ""  # of the base model whose tokenizer it needs
-    request: Request | None = None
+    request: PreparedRequest | None = None
     due: float = 0.0  # the end of the present wait
     postponed: bool = False
 
@@ -55,7 +55,7 @@ class Arrival:
 class Admission:
     """`active`: the answers that are submitted already; they count, too."""
 
-    def __init__(self, config: GatewayConfig, routes: RouteTable, timers: Timers, active: Sized) -> None:
+    def __init__(self, config: GatewayConfig, routes: RouteIndex, timers: Timers, active: Sized) -> None:
         self._config, self._routes, self._timers, self._active = config, routes, timers, active
         self.draining = False
         self.arriving = 0  # answers
@@ -135,7 +135,7 @@ class Admission:
         self._wait(arrival, Stage.TOKENIZER, now + self.hold_s(arrival.pool))
         return []
 
-    def predict(self, request: Request, now: float) -> list[Effect]:
+    def predict(self, request: PreparedRequest, now: float) -> list[Effect]:
         """One prediction for all answers, under the request's own id."""
         arrival = self._arrivals[request.request_id]
         arrival.request = request
@@ -219,7 +219,7 @@ class Admission:
         assert self.arriving == sum(one.n for one in self._arrivals.values()), "requests before their submission"
         for arrival in self._arrivals.values():
             waits = arrival.stage is not Stage.SHELL
-            assert waits == ((Timer.ARRIVAL, arrival.request_id) in self._timers), "a wait has an end"
+            assert waits == ((Deadline.ARRIVAL, arrival.request_id) in self._timers), "a wait has an end"
             waiting = arrival.request_id in self._waiting.get(arrival.digest, ())
             assert waiting == (arrival.stage is Stage.TOKENIZER), "who waits for which tokenizer"
 
@@ -230,7 +230,7 @@ class Admission:
 
     def _wait(self, arrival: Arrival, stage: Stage, until: float) -> None:
         arrival.stage, arrival.due = stage, until
-        self._timers.set((Timer.ARRIVAL, arrival.request_id), until)
+        self._timers.set((Deadline.ARRIVAL, arrival.request_id), until)
 
     def _proceed(self, arrival: Arrival) -> Proceed:
         self._end_wait(arrival)
@@ -246,7 +246,7 @@ class Admission:
         self.arriving -= arrival.n
 
     def _end_wait(self, arrival: Arrival) -> None:
-        self._timers.clear((Timer.ARRIVAL, arrival.request_id))
+        self._timers.clear((Deadline.ARRIVAL, arrival.request_id))
         if arrival.stage is Stage.TOKENIZER:
             waiting = self._waiting[arrival.digest]
             del waiting[arrival.request_id]

@@ -21,7 +21,7 @@ class GatewayConfig:
     max_unacked: int = MAX_UNACKED
 
 
-class Timer(StrEnum):
+class Deadline(StrEnum):
     """What a deadline is for; the name beside it is that of a request, an answer or a peer."""
 
     ARRIVAL = auto()  # a request before its submission
@@ -30,4 +30,4 @@ class Timer(StrEnum):
     DRAIN = auto()
 
 
-Timers = TimerQueue[tuple[Timer, str]]
+Timers = TimerQueue[tuple[Deadline, str]]

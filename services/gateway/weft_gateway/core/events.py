@@ -35,7 +35,7 @@ class TokenLogprobOut(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PreparedRequest:
     """A client's request that is valid, tokenised and allowed: `n` answers to one prompt.
 
     For the rest of the system each answer is a request of its own, with an id of its own: ID for one, ID/0, ID/1, ...
@@ -86,7 +86,7 @@ class ModelResolved:
 class RequestReady:
     """The request can be submitted."""
 
-    request: Request
+    request: PreparedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class Refuse:
 class Submitted:
     """The scheduler has the request, or gets it with the next stream. `predicted`: with a prediction."""
 
-    request: Request
+    request: PreparedRequest
     predicted: bool
 
 

@@ -38,15 +38,15 @@ from weft.domain.request import (
 from weft.domain.routes import ResyncRoutes, Routes, RoutesGap
 from weft_gateway.core import events
 from weft_gateway.core.admission import Admission, Arrival
-from weft_gateway.core.config import GatewayConfig, Timer, Timers
+from weft_gateway.core.config import Deadline, GatewayConfig, Timers
 from weft_gateway.core.events import SCHEDULER, Effect, Event, Failure
-from weft_gateway.core.routes import RouteTable
-from weft_gateway.core.sessions import Session, Sessions
+from weft_gateway.core.routes import RouteIndex
+from weft_gateway.core.sessions import SessionEntry, SessionTable
 from weft_gateway.core.stream import (
     HoldExpired,
     PoolAvailability,
     RequestStream,
-    RunnerLost,
+    SessionLost,
     StreamEvent,
     check_stream,
     runner_peer,
@@ -55,7 +55,7 @@ from weft_gateway.core.stream import (
 ACK_S = 1.0  # for outcomes to be stored before the process ends
 _BUG = Failure("internal_error", "The gateway failed on this request.")
 _STOPPED = Failure("shutting_down", "The gateway stopped before the answer was complete.", 1000)
-_DRAIN = (Timer.DRAIN, "")
+_DRAIN = (Deadline.DRAIN, "")
 
 
 @dataclass(slots=True)
@@ -76,13 +76,13 @@ class Gateway:
 
     def __init__(self, config: GatewayConfig, gateway_id: str, encode_outcome: Callable[[Outcome], bytes]) -> None:
         self.config, self.gateway_id, self._encode_outcome = config, gateway_id, encode_outcome
-        self.routes = RouteTable()
+        self.routes = RouteIndex()
         self.requests: dict[str, ActiveRequest] = {}  # by the answer's id
         self.outcomes: dict[str, OutcomeReport] = {}  # not acknowledged yet, the oldest first
         self.scheduler_up = False
         self._timers = Timers()
         self.admission = Admission(config, self.routes, self._timers, self.requests)
-        self.sessions = Sessions(gateway_id, config, self._timers)
+        self.sessions = SessionTable(gateway_id, config, self._timers)
         self._answers: dict[str, tuple[str, ...]] = {}  # of each submitted request that is not over
         self._by_pool: dict[str, dict[str, None]] = {}  # ordered sets of answers
         self._resyncing = False
@@ -136,19 +136,19 @@ class Gateway:
     def next_deadline(self) -> float | None:
         return self._timers.next()
 
-    def _on_deadline(self, key: tuple[Timer, str], now: float) -> list[Effect]:
+    def _on_deadline(self, key: tuple[Deadline, str], now: float) -> list[Effect]:
         match key:
-            case (Timer.ARRIVAL, request_id) if self.admission.postpone(request_id, now):
+            case (Deadline.ARRIVAL, request_id) if self.admission.postpone(request_id, now):
                 return []
-            case (Timer.ARRIVAL, request_id):
+            case (Deadline.ARRIVAL, request_id):
                 if arrival := self.admission.take_predicted(request_id):
                     return self._submit(arrival, Prediction(request_id), now)
                 return [self.admission.expire(request_id)]
-            case (Timer.HOLD, request_id):
+            case (Deadline.HOLD, request_id):
                 active = self.requests[request_id]
                 active.hold_deadline = None
                 return self._apply(request_id, HoldExpired(self._hold_failure(active.stream)), now)
-            case (Timer.SESSION, name):
+            case (Deadline.SESSION, name):
                 session = self.sessions.get(Peer(Kind.RUNNER, name))
                 assert session is not None
                 reason = "idle" if session.ready else f"no session: no answer within {self.config.connect_s:g} s"
@@ -285,13 +285,13 @@ class Gateway:
         self.sessions.remove(session)
         return self._lose(session, event.reason if session.ready else f"no session: {event.reason}", now)
 
-    def _close(self, session: Session, reason: str, now: float) -> list[Effect]:
+    def _close(self, session: SessionEntry, reason: str, now: float) -> list[Effect]:
         """End a session. A later assignment opens another one."""
         return [self.sessions.close(session, reason), *self._lose(session, reason, now)]
 
-    def _lose(self, session: Session, reason: str, now: float) -> list[Effect]:
+    def _lose(self, session: SessionEntry, reason: str, now: float) -> list[Effect]:
         """Every request on a session that is over has lost its runner."""
-        lost = RunnerLost(session.runner, reason)
+        lost = SessionLost(session.runner, reason)
         return [effect for answer in list(session.requests) for effect in self._apply(answer, lost, now)]
 
     # ---------------------------------------------------------------- one answer
@@ -329,7 +329,7 @@ class Gateway:
         deadline = active.stream.hold_deadline
         if deadline != active.hold_deadline:
             active.hold_deadline = deadline
-            key = (Timer.HOLD, active.stream.request_id)
+            key = (Deadline.HOLD, active.stream.request_id)
             if deadline is None:
                 self._timers.clear(key)
             else:
@@ -410,7 +410,7 @@ class Gateway:
             assert stream.end is None, "an ended request is active"
             check_stream(stream)
             assert active.hold_deadline == stream.hold_deadline, "a held request with another deadline"
-            assert active.hold_deadline == self._timers.get((Timer.HOLD, request_id)), "a hold without a deadline"
+            assert active.hold_deadline == self._timers.get((Deadline.HOLD, request_id)), "a hold without a deadline"
             assert request_id in self._answers[stream.request.request_id], "an answer of no request"
             groups.add(stream.request.request_id)
             by_pool.setdefault(active.pool, set()).add(request_id)

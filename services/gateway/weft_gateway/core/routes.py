@@ -22,7 +22,7 @@ class Principal:
 ANY_NAMESPACE = Principal(None)
 
 
-class RouteTable:
+class RouteIndex:
     """The one table of a gateway. `known`: a table has come from a scheduler."""
 
     def __init__(self) -> None:

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from weft.domain.ids import RunnerId
 from weft.domain.machine import Close, Peer
 from weft.domain.request import Assign, SessionHello
-from weft_gateway.core.config import GatewayConfig, Timer, Timers
+from weft_gateway.core.config import Deadline, GatewayConfig, Timers
 from weft_gateway.core.events import OpenSession
 from weft_gateway.core.stream import runner_peer
 
 
 @dataclass(slots=True)
-class Session:
+class SessionEntry:
     """A stream to a runner's incarnation, and the requests that run there. `ready`: the runner has answered."""
 
     peer: Peer
@@ -20,20 +20,20 @@ class Session:
     requests: dict[str, None] = field(default_factory=dict[str, None])  # an ordered set
 
 
-class Sessions:
+class SessionTable:
     """Each session has a deadline while it connects, and while no request runs there."""
 
     def __init__(self, gateway_id: str, config: GatewayConfig, timers: Timers) -> None:
         self._gateway_id, self._config, self._timers = gateway_id, config, timers
-        self._open: dict[Peer, Session] = {}
+        self._open: dict[Peer, SessionEntry] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def get(self, peer: Peer) -> Session | None:
+    def get(self, peer: Peer) -> SessionEntry | None:
         return self._open.get(peer)
 
-    def replaced_by(self, runner: RunnerId) -> list[Session]:
+    def replaced_by(self, runner: RunnerId) -> list[SessionEntry]:
         """Sessions to earlier incarnations of its device; none once it has a session itself."""
         if runner_peer(runner) in self._open:
             return []
@@ -43,13 +43,13 @@ class Sessions:
         """A request runs there now."""
         peer, opened = runner_peer(assign.runner), list[OpenSession]()
         if peer not in self._open:
-            self._open[peer] = Session(peer, assign.runner)
-            self._timers.set((Timer.SESSION, peer.name), now + self._config.connect_s)
+            self._open[peer] = SessionEntry(peer, assign.runner)
+            self._timers.set((Deadline.SESSION, peer.name), now + self._config.connect_s)
             opened = [OpenSession(peer, assign.address, SessionHello(self._gateway_id, assign.runner.incarnation))]
         session = self._open[peer]
         session.requests[request_id] = None
         if session.ready:
-            self._timers.clear((Timer.SESSION, peer.name))
+            self._timers.clear((Deadline.SESSION, peer.name))
         return opened
 
     def leave(self, assign: Assign, request_id: str, now: float) -> None:
@@ -58,17 +58,17 @@ class Sessions:
             session.requests.pop(request_id, None)
             self._watch(session, now)
 
-    def connected(self, session: Session, now: float) -> None:
+    def connected(self, session: SessionEntry, now: float) -> None:
         session.ready = True
-        self._timers.clear((Timer.SESSION, session.peer.name))
+        self._timers.clear((Deadline.SESSION, session.peer.name))
         self._watch(session, now)
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: SessionEntry) -> None:
         """The session is over."""
         del self._open[session.peer]
-        self._timers.clear((Timer.SESSION, session.peer.name))
+        self._timers.clear((Deadline.SESSION, session.peer.name))
 
-    def close(self, session: Session, reason: str) -> Close:
+    def close(self, session: SessionEntry, reason: str) -> Close:
         self.remove(session)
         return Close(session.peer, reason)
 
@@ -77,9 +77,9 @@ class Sessions:
         held = {one.peer: set(one.requests) for one in self._open.values() if one.requests}
         assert held == running, "the requests of a session are those that run there"
         for peer, session in self._open.items():
-            watched = (Timer.SESSION, peer.name) in self._timers
+            watched = (Deadline.SESSION, peer.name) in self._timers
             assert watched == (not (session.ready and session.requests)), "an unused session has a deadline"
 
-    def _watch(self, session: Session, now: float) -> None:
+    def _watch(self, session: SessionEntry, now: float) -> None:
         if session.ready and not session.requests:
-            self._timers.set((Timer.SESSION, session.peer.name), now + self._config.session_idle_s)
+            self._timers.set((Deadline.SESSION, session.peer.name), now + self._config.session_idle_s)

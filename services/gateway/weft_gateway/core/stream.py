@@ -2,7 +2,7 @@
 
     held ──Assign──▶ running ──EOS, LENGTH, stop string──▶ done
       ▲                │
-      └── Preempt, RunnerLost, NoCapacity, Ended ──┘       (any state) ──ClientGone, Reject, hold time──▶ done
+      └── Preempt, SessionLost, NoCapacity, Ended ──┘       (any state) ──ClientGone, Reject, hold time──▶ done
 
 What always holds, whatever is lost, repeated or late (`check_stream`):
 - a token is appended only for the present epoch and at position == len(tokens): never lost, never twice; so is its
@@ -35,7 +35,7 @@ from weft.domain.request import (
     Stop,
 )
 from weft_gateway.core.detokenise import Detokeniser
-from weft_gateway.core.events import SCHEDULER, ClientGone, Emit, Failure, FirstToken, Request, RequestAborted
+from weft_gateway.core.events import SCHEDULER, ClientGone, Emit, Failure, FirstToken, PreparedRequest, RequestAborted
 from weft_gateway.core.logprobs import HeldLogprobs
 from weft_gateway.core.stops import StopMatcher
 
@@ -57,7 +57,7 @@ _REJECTED = {
 
 
 @dataclass(frozen=True, slots=True)
-class RunnerLost:
+class SessionLost:
     """The session to that incarnation broke, or the runner's lease ran out."""
 
     runner: RunnerId
@@ -85,7 +85,7 @@ StreamEvent = (
     | NoCapacity
     | Ended
     | Reject
-    | RunnerLost
+    | SessionLost
     | PoolAvailability
     | HoldExpired
     | ClientGone
@@ -116,7 +116,14 @@ class RequestStream:
     """
 
     def __init__(
-        self, request: Request, index: int, *, hold_s: float, arrived: float, now: float, available: bool = False
+        self,
+        request: PreparedRequest,
+        index: int,
+        *,
+        hold_s: float,
+        arrived: float,
+        now: float,
+        available: bool = False,
     ) -> None:
         self.arrived = arrived
         self.request, self.index, self.request_id = request, index, request.id_of(index)
@@ -180,7 +187,7 @@ class RequestStream:
                 effects = self._fail_epoch(event.epoch, FailReason.NO_CAPACITY, event.reason, event.free_pages)
             case Ended():
                 effects = self._fail_epoch(event.epoch, _ENDED[event.reason], event.detail)
-            case RunnerLost(runner, detail):
+            case SessionLost(runner, detail):
                 if self.running and self.running.runner == runner:
                     effects = self._fail_epoch(self.running.epoch, FailReason.SESSION_LOST, detail)
             case PoolAvailability(available):

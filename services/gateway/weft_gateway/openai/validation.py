@@ -8,12 +8,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from starlette.requests import ClientDisconnect
-from starlette.requests import Request as HttpRequest
+from starlette.requests import ClientDisconnect, Request
 
 from weft.domain.request import Sampling
 from weft.domain.routes import PoolRoute, Route
-from weft_gateway.core.events import ModelResolved, Request
+from weft_gateway.core.events import ModelResolved, PreparedRequest
 from weft_gateway.core.routes import Principal
 from weft_gateway.errors import (
     BadRequest,
@@ -42,19 +41,19 @@ T = TypeVar("T", bound=Common)
 Encode = Callable[[ModelTokenizer, int], list[int]]  # within a context of so many tokens
 
 
-def arriving(state: AppState, request: HttpRequest) -> AbstractAsyncContextManager[None]:
+def arriving(state: AppState, request: Request) -> AbstractAsyncContextManager[None]:
     """Counts the request until its submission and holds it while there is no route table."""
     return state.manager.arriving(ids_of(request.scope).request_id)
 
 
-async def wait_for_routes(state: AppState, request: HttpRequest) -> None:
+async def wait_for_routes(state: AppState, request: Request) -> None:
     """A process that has just started holds its first requests. Raises ServiceUnavailable, Overloaded."""
     if not state.machine.routes.known:
         async with arriving(state, request):
             state.manager.client_gone(ids_of(request.scope).request_id)  # it needs nothing more
 
 
-def principal_of(state: AppState, request: HttpRequest) -> Principal:
+def principal_of(state: AppState, request: Request) -> Principal:
     """Raises Unauthorized, ServiceUnavailable."""
     return authenticate(request.headers.get("authorization"), state.machine.routes, auth=state.settings.auth)
 
@@ -71,7 +70,7 @@ class ParsedRequest(Generic[T]):
     arrived_unix_ms: int
 
 
-async def parse_request(state: AppState, request: HttpRequest, kind: type[T]) -> ParsedRequest[T]:
+async def parse_request(state: AppState, request: Request, kind: type[T]) -> ParsedRequest[T]:
     """Authenticate, read and parse. Raises ApiError: everything but the prompt is checked."""
     arrived_unix_ms = time.time_ns() // 1_000_000
     principal = principal_of(state, request)
@@ -97,8 +96,8 @@ async def parse_request(state: AppState, request: HttpRequest, kind: type[T]) ->
 
 
 async def validate(
-    state: AppState, request: HttpRequest, parsed: ParsedRequest[T], *, encode: Encode, text: str
-) -> Request:
+    state: AppState, request: Request, parsed: ParsedRequest[T], *, encode: Encode, text: str
+) -> PreparedRequest:
     """Tokenise and check the lengths. `text` is what the predictor gets of the prompt."""
     params, pool = parsed.params, parsed.pool
     tokens = await _encoded(parsed.tokenizer, encode, pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS)
@@ -106,7 +105,7 @@ async def validate(
     limit = _max_tokens(params.limit, len(tokens), pool.max_context_tokens, state.settings.default_max_tokens)
     _check_logprobs(params, limit)
     ids = ids_of(request.scope)
-    return Request(
+    return PreparedRequest(
         request_id=ids.request_id,
         client_request_id=ids.client_request_id,
         namespace=parsed.principal.namespace or "",
@@ -122,7 +121,7 @@ async def validate(
     )
 
 
-def response_meta(request: HttpRequest, parsed: ParsedRequest[T]) -> ResponseMeta:
+def response_meta(request: Request, parsed: ParsedRequest[T]) -> ResponseMeta:
     """What every chunk of the answer holds."""
     return ResponseMeta(
         request_id=ids_of(request.scope).request_id,
@@ -189,7 +188,7 @@ def _sampling(params: Common, tokenizer: ModelTokenizer) -> Sampling:
     )
 
 
-def _check_json(request: HttpRequest) -> None:
+def _check_json(request: Request) -> None:
     """A foreign page's form or plain text is sent without asking first; JSON makes its browser ask. Raises 415."""
     given = request.headers.get("content-type", "")
     if given.partition(";")[0].strip().lower() != JSON:
@@ -198,7 +197,7 @@ def _check_json(request: HttpRequest) -> None:
         )
 
 
-async def _body(request: HttpRequest, limit: int) -> bytes:
+async def _body(request: Request, limit: int) -> bytes:
     """The whole body within bounds of size and time. Raises TooLarge, BodyTimeout, BadRequest."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:

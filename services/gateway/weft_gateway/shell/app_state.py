@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from weft.wire.tls import Tls
-from weft_gateway.settings import Settings
+from weft_gateway.settings import GatewaySettings
 from weft_gateway.shell.request_manager import RequestManager
 from weft_gateway.shell.tokenizer_cache import TokenizerCache
 
@@ -15,7 +15,9 @@ from weft_gateway.shell.tokenizer_cache import TokenizerCache
 class AppState:
     """What every handler uses. Create it inside the event loop that runs it."""
 
-    def __init__(self, settings: Settings, *, registry: CollectorRegistry = REGISTRY, tls: Tls | None = None) -> None:
+    def __init__(
+        self, settings: GatewaySettings, *, registry: CollectorRegistry = REGISTRY, tls: Tls | None = None
+    ) -> None:
         self.settings, self.registry = settings, registry
         self.manager = RequestManager(settings, on_routes=self._on_routes, registry=registry, tls=tls)
         self.machine = self.manager.machine

@@ -2,13 +2,13 @@
 
 import hashlib
 
-from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteTable
+from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteIndex
 from weft_gateway.errors import ServiceUnavailable, Unauthorized
 
 MAX_KEY_CHARS = 512
 
 
-def authenticate(authorization: str | None, routes: RouteTable, *, auth: bool) -> Principal:
+def authenticate(authorization: str | None, routes: RouteIndex, *, auth: bool) -> Principal:
     """The caller behind an Authorization header.
 
     Looking up a hash leaks no timing about the key: an attacker cannot steer SHA-256 towards a stored value.

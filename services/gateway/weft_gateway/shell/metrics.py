@@ -15,7 +15,7 @@ SECONDS_PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.
 SECONDS_IN_ALL = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 
 
-class Metrics:
+class GatewayMetrics:
     """One set of metrics on one registry; `in_flight` and `held` are read when scraped."""
 
     def __init__(self, gateway: Gateway, registry: CollectorRegistry, *, max_models: int) -> None:

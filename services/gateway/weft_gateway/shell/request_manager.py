@@ -30,11 +30,11 @@ from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from weft_gateway.core import events
 from weft_gateway.core.config import GatewayConfig
-from weft_gateway.core.events import PREDICTOR, SCHEDULER, Effect, Event, Failure, Request
+from weft_gateway.core.events import PREDICTOR, SCHEDULER, Effect, Event, Failure, PreparedRequest
 from weft_gateway.core.gateway import Gateway
 from weft_gateway.errors import from_failure
-from weft_gateway.settings import Settings
-from weft_gateway.shell.metrics import Metrics
+from weft_gateway.settings import GatewaySettings
+from weft_gateway.shell.metrics import GatewayMetrics
 from weft_gateway.shell.predictor_client import PredictorClient
 from weft_gateway.shell.response_group import PendingAnswer, ResponseGroup
 from weft_gateway.shell.runner_session import RunnerSession
@@ -52,7 +52,7 @@ class RequestManager:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: GatewaySettings,
         *,
         on_routes: Callable[[bool], None] = lambda _: None,
         registry: CollectorRegistry = REGISTRY,
@@ -69,7 +69,7 @@ class RequestManager:
         )
         self.machine = Gateway(config, f"gateway-{secrets.token_hex(8)}", outcome_bytes)
         self.settings, self.clock = settings, clock
-        self.metrics = Metrics(self.machine, registry, max_models=settings.max_adapters)
+        self.metrics = GatewayMetrics(self.machine, registry, max_models=settings.max_adapters)
         self._on_routes, self._tls = on_routes, tls
         self._events: deque[Event] = deque()
         self._handling = False
@@ -116,7 +116,7 @@ class RequestManager:
         finally:
             del self._steps[event.request_id]
 
-    def submit(self, request: Request) -> ResponseGroup:
+    def submit(self, request: PreparedRequest) -> ResponseGroup:
         """From here on each answer has exactly one outcome."""
         group = ResponseGroup(request)
         for index, answer in enumerate(group.answers):

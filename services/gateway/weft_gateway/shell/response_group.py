@@ -3,7 +3,7 @@
 import asyncio
 
 from weft.domain.request import FinishReason
-from weft_gateway.core.events import Emit, Failure, Finish, Request
+from weft_gateway.core.events import Emit, Failure, Finish, PreparedRequest
 
 
 class PendingAnswer:
@@ -28,7 +28,7 @@ class PendingAnswer:
 class ResponseGroup:
     """The answers of one request, in their order, and the consumer that waits for them."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: PreparedRequest) -> None:
         self.request = request
         self.answers = tuple(PendingAnswer() for _ in range(request.n))
         self._event = asyncio.Event()

@@ -14,8 +14,7 @@ changes no arithmetic: a row's result is that of one stage, bit for bit, and so 
     4 T H    to stage p + 1, for p < N - 1: the residual stream
     4 S V    to stage 0, for p = N - 1 > 0: logits; nothing where no row samples
 
-and stage 0 sends each of the others 4 (6 + T + 5 R + 4 G + P) bytes of control, for R rows with P pages in sum and
-adapters in G segments (`parallel.commands.write_run`), before any tensor is there.
+and stage 0 sends each of the others the step's command, before any tensor is there.
 """
 
 from collections.abc import Iterator

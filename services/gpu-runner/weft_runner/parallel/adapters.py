@@ -10,13 +10,12 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from weft_runner.model.adapter_store import AdapterStore, DeviceAdapter, HostTensorStore
 from weft_runner.model.lora import Scales
-from weft_runner.parallel.commands import BuiltShard, Kind, read_shard, write_ints, write_json
+from weft_runner.parallel.commands import BuiltShard
 from weft_runner.parallel.shared_tensors import RecordedScales, share_tensors
 from weft_runner.parallel.worker_group import WorkerGroup
 
@@ -57,10 +56,12 @@ class ShardedAdapterStore(HostTensorStore):
         recorded = RecordedScales(scales)
         self._own.needs(tensors, recorded)  # a wrong one is refused before it is sent
         number = next(self._numbers)
-        command = {"number": number, "pages": list(pages), "allocations": self._allocations}
-        self._order(Kind.BUILD, tensors, recorded.by_module, command)
+        self._request("build", tensors, recorded, (number, pages, self._allocations))
         try:
-            own, others = self._built(tensors, scales, pages)
+            try:
+                own = self._own.build(tensors, scales, pages)
+            finally:
+                others = self._workers.replies()
         except Exception:
             self._released.append(number)
             raise
@@ -72,12 +73,12 @@ class ShardedAdapterStore(HostTensorStore):
         """See `AdapterStore.put`."""
         assert isinstance(adapter, ShardedAdapter), adapter
         released = [self._released.popleft() for _ in range(len(self._released))]
-        self._workers.broadcast(Kind.PUT, write_ints((slot, adapter.number, *released)))
+        self._workers.broadcast("put", slot, adapter.number, released)
         self._own.put(slot, adapter.own)
 
     def clear(self, slot: int) -> None:
         """See `AdapterStore.clear`."""
-        self._workers.broadcast(Kind.CLEAR, write_ints((slot,)))
+        self._workers.broadcast("clear", slot)
         self._own.clear(slot)
 
     def on_pages_allocated(self) -> None:
@@ -90,26 +91,12 @@ class ShardedAdapterStore(HostTensorStore):
         del others  # none is larger
         return ShardedAdapter(number, own, own.rank, own.site_rank, own.n_bytes)
 
-    def _built(
-        self, tensors: Mapping[str, torch.Tensor], scales: Scales, pages: Sequence[int]
-    ) -> tuple[DeviceAdapter, list[BuiltShard]]:
-        """This rank's part, once all ranks have theirs."""
-        try:
-            own = self._own.build(tensors, scales, pages)
-        except Exception:
-            self._workers.replies()
-            raise
-        return own, self._shares()
-
-    def _shares(self) -> list[BuiltShard]:
-        return [read_shard(frame.body) for frame in self._workers.replies()]
-
-    def _order(
-        self, kind: Kind, tensors: Mapping[str, torch.Tensor], scales: Mapping[str, float], command: Mapping[str, Any]
+    def _request(
+        self, name: str, tensors: Mapping[str, torch.Tensor], scales: RecordedScales, arguments: tuple[object, ...] = ()
     ) -> None:
         file, table = share_tensors(tensors)
         try:
-            self._workers.request(kind, write_json({**command, "scales": dict(scales), "tensors": table}), file)
+            self._workers.request(name, table, scales.by_module, *arguments, file=file)
         finally:
             os.close(file)
 
@@ -129,8 +116,8 @@ class PipelineAdapterStore(ShardedAdapterStore):
         """See `AdapterStore.needs`. Raises ExecutorLost too."""
         recorded = RecordedScales(scales)
         own = self._own.needs(tensors, recorded)
-        self._order(Kind.NEEDS, tensors, recorded.by_module, {})
-        return self._most(own, self._shares())
+        self._request("needs", tensors, recorded)
+        return self._most(own, self._workers.replies())
 
     def _whole(self, number: int, own: DeviceAdapter, others: Sequence[BuiltShard]) -> ShardedAdapter:
         rank = max(own.rank, *(other.rank for other in others))

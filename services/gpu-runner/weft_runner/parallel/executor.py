@@ -17,7 +17,7 @@ from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import Step
 from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.parallel.adapters import ShardedAdapterStore
-from weft_runner.parallel.commands import Kind, Layers, write_again, write_ints, write_run
+from weft_runner.parallel.commands import Layers
 from weft_runner.parallel.worker_group import PATIENCE_S, LaunchedRanks, launch_ranks
 
 
@@ -64,12 +64,12 @@ class MultiProcessExecutor:
 
     def clear_pages(self, pages: list[int]) -> None:
         if pages:
-            self._workers.broadcast(Kind.CLEAR_PAGES, write_ints(pages))
+            self._workers.broadcast("clear_pages", pages)
             self._own.clear_pages(pages)
 
     def allocate_adapter_pages(self, pages: list[int]) -> None:
         if pages:
-            self._workers.broadcast(Kind.ADAPTER_PAGES, write_ints(pages))
+            self._workers.broadcast("allocate_pages", pages)
             self._own.allocate_adapter_pages(pages)
             self._adapters.on_pages_allocated()
 
@@ -112,9 +112,9 @@ class TensorParallelExecutor(MultiProcessExecutor):
     def _broadcast_step(self, step: Step, layers: Layers) -> None:
         """A step that the workers have is sent as its tokens and positions alone."""
         if step is self._sent:
-            self._workers.broadcast(Kind.AGAIN, write_again(step, layers))
+            self._workers.broadcast("again", step.tokens, [row.position for row in step.rows], layers)
         else:
-            self._workers.broadcast(Kind.RUN, write_run(step, layers))
+            self._workers.broadcast("run", step, layers)
             self._sent = step
 
 

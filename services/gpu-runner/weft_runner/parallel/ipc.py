@@ -1,101 +1,87 @@
-"""Frames between the processes of one runner, over a unix socket pair: a kind, a body of bytes, perhaps a file.
+"""Messages between the processes of one runner: pickled objects over a unix socket pair, perhaps with a file.
 
-    kind u8 | length u32 | body
-
-Both ends are one program of one version, and no other process can reach the pair: a malformed frame is a bug.
+Both ends are one program of one version, one of which has started the other, and no other process can reach the pair.
 """
 
 import os
+import pickle
 import select
 import socket
 import struct
-from contextlib import suppress
-from dataclasses import dataclass
-
-HEADER = struct.Struct("<BI")
-MOST_BYTES = 1 << 30  # no step of 2^20 tokens comes near
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any
 
 
 class ChannelLost(Exception):
     """The other end is gone, or does not take or send anything in time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """`file`: a descriptor that came with it and now is this process's; the receiver of the frame closes it."""
-
-    kind: int
-    body: bytes
-    file: int | None = None
+@contextmanager
+def _lost(doing: str) -> Generator[None]:
+    try:
+        yield
+    except BlockingIOError as error:
+        raise ChannelLost(f"{doing}: timed out") from error
+    except EOFError as error:
+        raise ChannelLost("the other end closed") from error
+    except OSError as error:
+        raise ChannelLost(f"{doing}: {error}") from error
 
 
 class Channel:
-    """One end. One thread sends and one receives at a time."""
+    """One end; what it raises is ChannelLost. One thread sends and one receives at a time."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
+    def __init__(self, file: int) -> None:
+        self._end = Connection(file)
 
-    def set_patience(self, timeout_s: float | None) -> None:
-        """How long a send or a receive may stand still; None: for ever."""
-        self._end.settimeout(timeout_s)
+    def set_patience(self, timeout_s: float) -> None:
+        """How long a send or a receive may stand still."""
+        limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+        with self._socket() as end:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
-    def send(self, kind: int, body: bytes = b"", file: int | None = None) -> None:
-        """Returns once the kernel has it. Raises ChannelLost."""
-        assert len(body) <= MOST_BYTES, len(body)
-        header = HEADER.pack(kind, len(body))
-        try:
-            if file is None:
-                self._end.sendall(header + body)
-            else:
-                sent = socket.send_fds(self._end, [header], [file])
-                self._end.sendall(header[sent:] + body)
-        except OSError as error:
-            raise ChannelLost(f"sending: {error or type(error).__name__}") from error
+    def send(self, message: Any, file: int | None = None) -> None:
+        """Returns once the kernel has it."""
+        body = pickle.dumps(message)
+        with _lost("sending"):
+            self._end.send_bytes(body)
+            if file is not None:
+                reduction.send_handle(self._end, file, os.getpid())
 
-    def receive(self) -> Frame:
-        """The next frame. Raises ChannelLost, also where the other end closed in good order."""
-        try:
-            header, files, _, _ = socket.recv_fds(self._end, HEADER.size, 1)
-            header += self._exactly(HEADER.size - len(header)) if header else b""
-            if not header:
-                raise ChannelLost("the other end closed")
-            for file in files:
-                os.set_inheritable(file, False)
-            kind, length = HEADER.unpack(header)
-            return Frame(kind, self._exactly(length), files[0] if files else None)
-        except OSError as error:
-            raise ChannelLost(f"receiving: {error or type(error).__name__}") from error
+    def receive(self) -> Any:
+        with _lost("receiving"):
+            body = self._end.recv_bytes()
+        return pickle.loads(body)  # noqa: S301 (of this runner's own process)
+
+    def receive_file(self) -> int:
+        """What came with the message before; the caller closes it."""
+        with _lost("receiving"):
+            file = reduction.recv_handle(self._end)
+        os.set_inheritable(file, False)
+        return file
 
     def has_data(self, timeout_s: float) -> bool:
         """Within that time something can be received, if only that the other end is gone."""
-        return bool(select.select([self._end], [], [], timeout_s)[0])
+        return self._end.poll(timeout_s)
 
     def wait_for_end(self) -> None:
         """Block until the other end is closed, without receiving what arrives before. Any thread."""
         watch = select.poll()
-        watch.register(self._end, select.POLLRDHUP)
+        watch.register(self._end.fileno(), select.POLLRDHUP)
         watch.poll()
 
     def close(self) -> None:
         """Wakes the threads that wait at either end."""
-        with suppress(OSError):  # the other end was faster
-            self._end.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError), self._socket() as end:  # the other end was faster
+            end.shutdown(socket.SHUT_RDWR)
         self._end.close()
 
-    def _exactly(self, length: int) -> bytes:
-        body = bytearray(length)
-        view = memoryview(body)
-        while view:
-            count = self._end.recv_into(view)
-            if not count:
-                raise ChannelLost("the other end closed within a frame")
-            view = view[count:]
-        return bytes(body)
-
-
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends; a child inherits only what it is given by name."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    def _socket(self) -> socket.socket:
+        return socket.socket(fileno=os.dup(self._end.fileno()))
 
 
 def memfd(name: str) -> int:

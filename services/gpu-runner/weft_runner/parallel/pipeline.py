@@ -21,7 +21,7 @@ from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import Step
 from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.parallel.adapters import PipelineAdapterStore
-from weft_runner.parallel.commands import Kind, Layers, write_run
+from weft_runner.parallel.commands import Layers
 from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
 from weft_runner.parallel.worker_group import PATIENCE_S, LaunchedRanks, launch_ranks
@@ -84,7 +84,7 @@ class PipelineParallelExecutor(MultiProcessExecutor):
         self._channel.close()
 
     def _begin(self, step: Step) -> PendingTensor | None:
-        self._workers.broadcast(Kind.RUN, write_run(step, Layers(0, self._whole.layers, hidden=False)))
+        self._workers.broadcast("run", step, Layers(0, self._whole.layers, hidden=False))
         try:
             self._channel.send_next(self._own.run(step))
             rows = sum(row.samples for row in step.rows)

@@ -6,6 +6,7 @@ ends, or stands still for too long, is the end of the runner (`ExecutorLost`): i
 """
 
 import logging
+import socket
 import subprocess
 import sys
 import threading
@@ -14,12 +15,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from weft_runner import errors
 from weft_runner.errors import ExecutorLost, RunnerError, StoppedAtStart
 from weft_runner.model.executor import Executor
 from weft_runner.model.tensor_parallel import ProcessGroup
-from weft_runner.parallel.commands import Kind, read_json, write_json
-from weft_runner.parallel.ipc import Channel, ChannelLost, Frame, memfd, pair
+from weft_runner.parallel.ipc import Channel, ChannelLost, memfd
 from weft_runner.parallel.process_group import TorchProcessGroup, device_of
 
 log = logging.getLogger(__name__)
@@ -43,13 +42,12 @@ def spawn_workers(size: int, meeting_fd: int) -> list[Worker]:
     """Ranks 1 .. size - 1, in sessions of their own: a terminal's Ctrl-C is the runner's business, which drains."""
     workers: list[Worker] = []
     for rank in range(1, size):
-        (steps, theirs), (loads, theirs_too) = pair(), pair()
-        files = theirs.fileno(), theirs_too.fileno(), meeting_fd
-        command = [sys.executable, "-m", "weft_runner.worker", *map(str, files)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=files, start_new_session=True)  # noqa: S603
-        theirs.close()
-        theirs_too.close()
-        workers.append(Worker(rank, process, Channel(steps), Channel(loads)))
+        (steps, theirs), (loads, theirs_too) = socket.socketpair(), socket.socketpair()
+        with theirs, theirs_too:
+            files = theirs.fileno(), theirs_too.fileno(), meeting_fd
+            command = [sys.executable, "-m", "weft_runner.worker", *map(str, files)]
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=files, start_new_session=True)  # noqa: S603
+        workers.append(Worker(rank, process, Channel(steps.detach()), Channel(loads.detach())))
     return workers
 
 
@@ -72,15 +70,14 @@ class WorkerGroup:
     # ---- start
 
     def start(self, settings: Mapping[str, Any], stopping: Callable[[], bool]) -> None:
-        """Send each worker its START, once it has sent HELLO. Raises ExecutorLost, StoppedAtStart."""
-        self._await(Kind.HELLO, stopping)
+        """Send each worker its START, once it has said that it is there. Raises ExecutorLost, StoppedAtStart."""
+        self._await("hello", stopping)
         for worker in self._workers:
-            message = {**settings, "rank": worker.rank}
-            self._with(worker, lambda f, m=message: f.loads.send(Kind.START, write_json(m)))
+            self._with(worker, lambda w: w.loads.send({**settings, "rank": w.rank}))
 
     def await_ready(self, stopping: Callable[[], bool]) -> None:
         """Each has loaded its part. Raises what one was refused for, ExecutorLost, StoppedAtStart."""
-        self._await(Kind.READY, stopping)
+        self._await("ready", stopping)
 
     def watch(self, on_lost: Callable[[ExecutorLost], None]) -> None:
         """From now on `on_lost` is called, from any thread, when a worker is lost: at once where it ended."""
@@ -91,22 +88,20 @@ class WorkerGroup:
 
     # ---- talk
 
-    def broadcast(self, kind: Kind, body: bytes = b"") -> None:
+    def broadcast(self, *command: Any) -> None:
         """In the order of the steps. Does not wait for the command to be executed. Raises ExecutorLost."""
         for worker in self._workers:
-            self._with(worker, lambda f: f.steps.send(kind, body))
+            self._with(worker, lambda w: w.steps.send(command))
 
-    def request(self, kind: Kind, body: bytes, file: int) -> None:
+    def request(self, *command: Any, file: int) -> None:
         """Beside the steps, to be answered. Raises ExecutorLost."""
         for worker in self._workers:
-            self._with(worker, lambda f: f.loads.send(kind, body, file))
+            self._with(worker, lambda w: w.loads.send(command, file))
 
-    def replies(self) -> list[Frame]:
+    def replies(self) -> list[Any]:
         """One reply of each worker, by rank, once all have replied. Raises what one refused with, ExecutorLost."""
-        frames = [self._with(worker, lambda f: f.loads.receive()) for worker in self._workers]
-        for worker, frame in zip(self._workers, frames, strict=True):
-            _raise_if_refused(worker.rank, frame)
-        return frames
+        replies = [self._with(worker, lambda w: w.loads.receive()) for worker in self._workers]
+        return [_unless_refused(worker, reply) for worker, reply in zip(self._workers, replies, strict=True)]
 
     # ---- end
 
@@ -126,7 +121,7 @@ class WorkerGroup:
 
     # ---- inside
 
-    def _await(self, kind: Kind, stopping: Callable[[], bool]) -> None:
+    def _await(self, reply: str, stopping: Callable[[], bool]) -> None:
         for worker in self._workers:
             left = START_S
             while not worker.loads.has_data(POLL_S):
@@ -134,10 +129,9 @@ class WorkerGroup:
                 if stopping():
                     raise StoppedAtStart(f"stopped before rank {worker.rank} was ready")
                 if left <= 0:
-                    raise self._lost(worker, f"it has not sent {kind.name} for {START_S:.0f} s")
-            frame = self._with(worker, lambda f: f.loads.receive())
-            _raise_if_refused(worker.rank, frame)
-            assert frame.kind == kind, frame
+                    raise self._lost(worker, f"it has not sent {reply!r} for {START_S:.0f} s")
+            found = _unless_refused(worker, self._with(worker, lambda w: w.loads.receive()))
+            assert found == reply, found
 
     def _with(self, worker: Worker, act: Callable[[Worker], T]) -> T:
         try:
@@ -158,16 +152,11 @@ class WorkerGroup:
         return error
 
 
-def refusal(error: RunnerError) -> bytes:
-    """REFUSED: a named error, to be raised again on rank 0."""
-    return write_json({"error": type(error).__name__, "detail": str(error)})
-
-
-def _raise_if_refused(rank: int, frame: Frame) -> None:
-    if frame.kind == Kind.REFUSED:
-        refusal = read_json(frame.body)
-        named: type[RunnerError] = getattr(errors, refusal["error"])
-        raise named(f"rank {rank}: {refusal['detail']}")
+def _unless_refused(worker: Worker, reply: Any) -> Any:
+    """What a worker replied with, unless it is an error, which is raised."""
+    if isinstance(reply, RunnerError):
+        raise type(reply)(f"rank {worker.rank}: {reply}")
+    return reply
 
 
 PATIENCE_S = 60.0  # of ranks for each other, within a step and when an adapter is built; far above any skew of theirs

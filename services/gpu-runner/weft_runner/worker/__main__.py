@@ -6,7 +6,6 @@ its end, in whatever state everything is; it stands before anything is imported 
 
 import logging
 import os
-import socket
 import sys
 import threading
 
@@ -15,7 +14,7 @@ from weft_runner.parallel.ipc import Channel
 
 def main(argv: list[str]) -> None:
     """Never returns."""
-    steps, loads = (Channel(socket.socket(fileno=int(number))) for number in argv[:2])
+    steps, loads = (Channel(int(number)) for number in argv[:2])
     threading.Thread(target=_end_with, args=(loads,), name="watch", daemon=True).start()
     from weft_runner.worker.loop import serve  # torch is imported here
 

@@ -7,10 +7,9 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -19,25 +18,14 @@ from weft.telemetry.logs import configure
 from weft_runner.errors import RunnerError
 from weft_runner.executors import ModelSource, make_partition
 from weft_runner.model.adapter_store import DeviceAdapter
-from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.executor import Executor
 from weft_runner.model.step import Step
-from weft_runner.parallel.commands import (
-    BuiltShard,
-    Kind,
-    Layers,
-    read_again,
-    read_ints,
-    read_json,
-    read_run,
-    write_shard,
-)
-from weft_runner.parallel.ipc import Channel, ChannelLost, Frame
+from weft_runner.parallel.commands import BuiltShard, Layers
+from weft_runner.parallel.ipc import Channel, ChannelLost
 from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
 from weft_runner.parallel.process_group import TorchProcessGroup, device_of
-from weft_runner.parallel.shared_tensors import FixedScales, open_shared
-from weft_runner.parallel.worker_group import refusal
-from weft_runner.settings import from_json
+from weft_runner.parallel.shared_tensors import FixedScales, Table, open_shared
+from weft_runner.settings import Settings
 
 log = logging.getLogger(__name__)
 Act = Callable[[], None]
@@ -53,38 +41,34 @@ def serve(steps: Channel, loads: Channel, meeting_fd: int) -> int:
         return 0
     except RunnerError as error:
         with suppress(ChannelLost):
-            loads.send(Kind.REFUSED, refusal(error))
+            loads.send(error)
     except BaseException:
         log.exception("a rank of the model has failed")
     return 1
 
 
 def _start(loads: Channel, meeting_fd: int) -> "WorkerLoop":
-    """Raises what loading a part raises, ExecutorLost, ChannelLost."""
-    loads.send(Kind.HELLO)
-    start = read_json(loads.receive().body)
-    settings = from_json(start["settings"])
+    """Raises what loading a part raises, ExecutorLost, ChannelLost.
+
+    The watch in `worker.__main__` ends a load whose runner has gone.
+    """
+    loads.send("hello")
+    start: dict[str, Any] = loads.receive()
+    settings: Settings = start["settings"]
     configure(f"rank {start['rank']}", level=settings.log_level, fmt=settings.log_format)
     torch.set_num_threads(start["threads"])
     group = TorchProcessGroup(
         start["rank"], start["size"], device_of(start["device"], start["rank"]), meeting_fd, start["patience_s"]
     )
-    pipelined, base = settings.pipeline_parallel > 1, _base(start)
+    pipelined, base = settings.pipeline_parallel > 1, ModelSource(start["spec"], start["files"], start["threads"])
     group.join(pipelined=pipelined)
     executor = make_partition(settings, base, group)
-    loads.send(Kind.READY)
+    loads.send("ready")
     if pipelined:
         work = StageWork(executor, PipelineChannel(group, base.spec), early=group.device.type == "cpu")
     else:
         work = TensorWork(executor, group)
     return WorkerLoop(executor, work, start["patience_s"])
-
-
-def _base(start: dict[str, Any]) -> ModelSource:
-    """The watch in `worker.__main__` ends a load whose runner has gone."""
-    files = {name: Path(path) for name, path in start["files"].items()}
-    spec = read_spec(files["config.json"], files.get("generation_config.json"))
-    return ModelSource(spec, files, start["threads"], lambda: False)
 
 
 class TensorWork:
@@ -138,7 +122,7 @@ class WorkerLoop:
         self._allocations, self._allocated = 0, threading.Condition()
 
     def run_steps(self, steps: Channel) -> NoReturn:
-        """In the order of the frames; those that are here already are read before the first of them is acted on.
+        """In their order; the commands that are here already are read before the first of them is acted on.
 
         Rank 0 has a few steps in flight at the most, and sends few commands between two of them.
         """
@@ -148,34 +132,35 @@ class WorkerLoop:
                 pending.append(self.act_of(steps.receive()))
             pending.popleft()()
 
-    def act_of(self, frame: Frame) -> Act:
-        executor, body = self._executor, frame.body
-        match frame.kind:
-            case Kind.RUN:
-                step, layers = read_run(body)
+    def act_of(self, command: tuple[Any, ...]) -> Act:
+        """What to do in its turn."""
+        executor = self._executor
+        match command:
+            case "run", step, layers:
                 return partial(self._run, step, self._work.begin(step, layers))
-            case Kind.AGAIN:
-                return partial(self._again, body)
-            case Kind.PUT:
-                return partial(self._put, *read_ints(body))
-            case Kind.CLEAR:
-                return partial(executor.adapters.clear, *read_ints(body))
-            case Kind.CLEAR_PAGES:
-                return partial(executor.clear_pages, read_ints(body))
-            case Kind.ADAPTER_PAGES:
-                return partial(self._allocate, read_ints(body))
+            case "again", tokens, positions, layers:
+                return partial(self._again, tokens, positions, layers)
+            case "put", slot, number, released:
+                return partial(self._put, slot, number, released)
+            case "clear", slot:
+                return partial(executor.adapters.clear, slot)
+            case "clear_pages", pages:
+                return partial(executor.clear_pages, pages)
+            case "allocate_pages", pages:
+                return partial(self._allocate, pages)
             case _:
-                raise AssertionError(f"no command: {frame.kind}")
+                raise AssertionError(f"no command: {command}")
 
     def _run(self, step: Step, act: Act) -> None:
         self._step = step
         act()
 
-    def _again(self, body: bytes) -> None:
+    def _again(self, tokens: list[int], positions: list[int], layers: Layers) -> None:
         assert self._step is not None
-        self._work.run(self._step, read_again(body, self._step))
+        self._step.advance(tokens, positions)
+        self._work.run(self._step, layers)
 
-    def _put(self, slot: int, number: int, *released: int) -> None:
+    def _put(self, slot: int, number: int, released: list[int]) -> None:
         self._executor.adapters.put(slot, self._built.pop(number))
         for one in released:
             self._built.pop(one, None)
@@ -193,40 +178,32 @@ class WorkerLoop:
         torch.set_num_threads(1)
         try:
             while True:
-                self._answer(loads, loads.receive())
+                command = loads.receive()
+                try:
+                    reply = self.build(loads.receive_file(), *command)
+                except RunnerError as error:
+                    reply = error
+                loads.send(reply)
         except ChannelLost:
             os._exit(0)
         except BaseException:
             log.exception("the builder of a rank has failed")
             os._exit(1)
 
-    def _answer(self, loads: Channel, frame: Frame) -> None:
-        assert frame.file is not None, frame.kind
-        command = read_json(frame.body)
-        try:
-            tensors, scales = open_shared(frame.file, command["tensors"]), FixedScales(command["scales"])
-            if frame.kind == Kind.NEEDS:
-                shard = BuiltShard(self._pages(self._executor.adapters.needs(tensors, scales)))
-            else:
-                shard = self._build(command, tensors, scales)
-        except RunnerError as error:
-            loads.send(Kind.REFUSED, refusal(error))
-        else:
-            loads.send(Kind.SHARE, write_shard(shard))
-
-    def _build(self, command: dict[str, Any], tensors: dict[str, torch.Tensor], scales: FixedScales) -> BuiltShard:
-        self._await_allocations(command["allocations"])
-        adapter = self._executor.adapters.build(tensors, scales, command["pages"])
-        self._built[command["number"]] = adapter
+    def build(
+        self, file: int, name: str, table: Table, scales: dict[str, float], number: int = 0, pages: Sequence[int] = (),
+        allocations: int = 0,
+    ) -> BuiltShard:  # fmt: skip
+        """What `name`, "needs" or "build", asks for. Steps that were sent before so many allocations run first."""
+        tensors, adapters = open_shared(file, table), self._executor.adapters
+        if name == "needs":
+            return BuiltShard(self._pages(adapters.needs(tensors, FixedScales(scales))))
+        with self._allocated:  # they may write to these pages
+            if not self._allocated.wait_for(lambda: self._allocations >= allocations, self._patience_s):
+                seen, seconds = self._allocations, self._patience_s
+                raise TimeoutError(f"pages were allocated {allocations} times, and {seen} times within {seconds} s")
+        adapter = self._built[number] = adapters.build(tensors, FixedScales(scales), pages)
         return BuiltShard(self._pages(adapter.n_bytes), adapter.rank, adapter.site_rank)
-
-    def _await_allocations(self, times: int) -> None:
-        """Until this rank has run the steps that were sent before the allocation: they may write to these pages."""
-        with self._allocated:
-            if not self._allocated.wait_for(lambda: self._allocations >= times, self._patience_s):
-                raise TimeoutError(
-                    f"pages were allocated {times} times, and {self._allocations} times within {self._patience_s} s"
-                )
 
     def _pages(self, n_bytes: int) -> int:
         return -(-n_bytes // self._executor.page_bytes)

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.lru import LruDict
-from weft.domain.machine import Kind, Peer, Send
+from weft.domain.machine import Kind, Peer, PersistTerm, Send
 from weft.domain.runner import SchedulerHello
 from weft.domain.timers import TimerQueue
 from weft_scheduler.core.config import Config
-from weft_scheduler.core.effects import Effect, PersistTerm
+from weft_scheduler.core.effects import Effect
 from weft_scheduler.core.model.gateway import Gateway
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Request

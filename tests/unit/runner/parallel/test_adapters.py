@@ -9,7 +9,6 @@ import torch
 from weft_runner.errors import AdapterInvalid, ExecutorLost
 from weft_runner.model.adapter_store import HostTensorStore
 from weft_runner.parallel.adapters import ShardedAdapterStore
-from weft_runner.parallel.commands import Kind, read_ints, read_json
 
 TENSORS = {"base_model.model.m.lora_A.weight": torch.ones(2, 3)}
 
@@ -49,20 +48,20 @@ class Own(HostTensorStore):
 class Followers:
     """Notes what they are told."""
 
-    told: list[tuple[Kind, Any]] = field(default_factory=list)
+    told: list[tuple[Any, ...]] = field(default_factory=list)
     answer: Exception | None = None
 
-    def request(self, kind: Kind, body: bytes, file: int) -> None:
-        self.told.append((kind, read_json(body)))
+    def request(self, *command: Any, file: int) -> None:
+        self.told.append(command)
 
     def replies(self) -> list[Any]:
-        self.told.append((Kind.SHARE, None))
+        self.told.append(("replies",))
         if self.answer:
             raise self.answer
         return []
 
-    def broadcast(self, kind: Kind, body: bytes) -> None:
-        self.told.append((kind, read_ints(body)))
+    def broadcast(self, *command: Any) -> None:
+        self.told.append(command)
 
 
 @dataclass
@@ -95,19 +94,18 @@ def test_all_build_it_before_any_has_it_in_a_slot(store, own, workers):
     assert isinstance(own.slots[3], EngineBundle)
     store.clear(3)
     assert own.slots == {}
-    (build, told), *rest = workers.told
-    assert build == Kind.BUILD
-    assert (told["scales"], told["pages"]) == ({"m": 0.5}, [5, 6])
-    assert rest == [(Kind.SHARE, None), (Kind.PUT, [3, told["number"]]), (Kind.CLEAR, [3])]
+    (build, _, scales, number, pages, allocations), *rest = workers.told
+    assert (build, scales, pages, allocations) == ("build", {"m": 0.5}, (5, 6), 0)
+    assert rest == [("replies",), ("put", 3, number, []), ("clear", 3)]
 
 
 def test_what_is_built_and_not_put_is_forgotten_by_all(store, workers):
     """Its rank was above the runner's, or its sequences are gone."""
     unwanted = [store.build(TENSORS, Halves()).number for _ in range(2)]
     store.put(0, adapter := store.build(TENSORS, Halves()))
-    assert workers.told[-1] == (Kind.PUT, [0, adapter.number, *unwanted])
+    assert workers.told[-1] == ("put", 0, adapter.number, unwanted)
     store.put(1, another := store.build(TENSORS, Halves()))
-    assert workers.told[-1] == (Kind.PUT, [1, another.number]), "once"
+    assert workers.told[-1] == ("put", 1, another.number, []), "once"
 
 
 @pytest.mark.parametrize("error", [AdapterInvalid("no"), MemoryError()])
@@ -115,10 +113,10 @@ def test_one_that_rank_0_cannot_build_is_answered_by_the_others_all_the_same_and
     own.error = error
     with pytest.raises(type(error)):
         store.build(TENSORS, Halves())
-    assert workers.told[-1] == (Kind.SHARE, None), "else the next answer would be this one's"
+    assert workers.told[-1] == ("replies",), "else the next answer would be this one's"
     own.error = None
     store.put(0, adapter := store.build(TENSORS, Halves()))
-    assert workers.told[-1] == (Kind.PUT, [0, adapter.number, 1])
+    assert workers.told[-1] == ("put", 0, adapter.number, [1])
 
 
 @pytest.mark.parametrize("error", [AdapterInvalid("rank 1: no"), ExecutorLost("rank 1")])

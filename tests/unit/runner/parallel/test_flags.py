@@ -1,6 +1,5 @@
 """What a runner is told about splitting, what that takes, and what a lost rank is to the engine."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from weft.domain.request import Sampling
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, OutOfMemory
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.memory_estimate import MemoryLimit, estimate_memory
-from weft_runner.settings import from_json, to_json
 from weft_runner.shell.engine import ExecutorFailed
 
 
@@ -48,13 +46,6 @@ def test_too_few_gpus_are_told_by_number(small_config, monkeypatch):
 
 def test_whole_is_the_default_and_any_executor_may_be():
     assert settings_of().tensor_parallel == settings_of(executor="cpu").tensor_parallel == 1
-
-
-@pytest.mark.parametrize("flags", [{}, {"tls_dir": "/tls", "depot": "https://127.0.0.1:4"}])
-def test_settings_reach_another_process_as_they_are(flags):
-    settings = settings_of(tensor_parallel=2, **flags)
-    assert from_json(to_json(settings)) == settings
-    assert isinstance(settings.data_dir, Path)
 
 
 @pytest.mark.parametrize("tied", [True, False])

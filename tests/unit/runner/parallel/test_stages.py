@@ -25,9 +25,9 @@ from weft_runner.model.partition import layer_cost, stage_of
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.step import Step, StepRow
 from weft_runner.model.weights import load_weights
-from weft_runner.parallel.commands import BuiltShard, Kind, Layers, read_shard, write_ints, write_run, write_shard
-from weft_runner.parallel.ipc import Frame
+from weft_runner.parallel.commands import BuiltShard, Layers
 from weft_runner.parallel.pipeline_channel import PipelineChannel
+from weft_runner.parallel.shared_tensors import share_tensors
 from weft_runner.worker.loop import StageWork, WorkerLoop
 
 
@@ -168,7 +168,7 @@ STEP = Step(
 
 
 def test_bytes_on_the_wire_are_those_of_the_formula():
-    """Of `model.partition`: T = 5, S = 2, R = 3, G = 1, P = 5."""
+    """Of `model.partition`: T = 5, S = 2."""
     spec, size = spec_of(6), 3
     lines = [PipelineChannel(Peers(rank, size), spec) for rank in range(size)]
     for line in lines[:-1]:
@@ -178,7 +178,6 @@ def test_bytes_on_the_wire_are_those_of_the_formula():
     assert lines[-1].sent_bytes == 4 * 2 * spec.vocab_size
     lines[-1].send_next(torch.ones(0, spec.vocab_size))
     assert lines[-1].sent_bytes == 4 * 2 * spec.vocab_size, "no row samples"
-    assert len(write_run(STEP, Layers(0, 6, hidden=False))) == 4 * (6 + 5 + 5 * 3 + 4 * 1 + 5)
 
 
 def test_each_stage_sends_to_the_next_and_the_last_one_to_the_first():
@@ -236,12 +235,8 @@ class Executor:
 def test_hidden_rows_are_received_from_when_a_step_is_told_and_everything_is_done_in_its_turn(early):
     executor, peers = Executor(), Peers(1, 2)
     rank = WorkerLoop(executor, StageWork(executor, PipelineChannel(peers, spec_of(2)), early=early), PATIENCE_S)
-    frames = [
-        Frame(Kind.RUN, write_run(STEP, Layers(0, 2, hidden=False))),
-        Frame(Kind.CLEAR_PAGES, write_ints([3])),
-        Frame(Kind.RUN, write_run(STEP, Layers(0, 2, hidden=False))),
-    ]
-    acts = [rank.act_of(frame) for frame in frames]
+    run = "run", STEP, Layers(0, 2, hidden=False)
+    acts = [rank.act_of(command) for command in (run, ("clear_pages", [3]), run)]
     assert (len(peers.asked), executor.did, list(peers.waited)) == (2 if early else 0, [], [])
     for act in acts:
         act()
@@ -253,15 +248,14 @@ def test_an_adapter_is_built_after_the_steps_that_may_write_to_its_pages():
     executor = Executor()
     rank = WorkerLoop(executor, StageWork(executor, PipelineChannel(Peers(1, 2), spec_of(2)), early=True), PATIENCE_S)
     shares: list[BuiltShard] = []
-    told = {"number": 1, "pages": [3], "allocations": 1}
-    builder = threading.Thread(target=lambda: shares.append(rank._build(told, {}, None)))
+    file, table = share_tensors({"a": torch.ones(1)})
+    builder = threading.Thread(target=lambda: shares.append(rank.build(file, "build", table, {}, 1, [3], 1)))
     builder.start()
-    rank.act_of(Frame(Kind.RUN, write_run(STEP, Layers(0, 2, hidden=False))))()
-    rank.act_of(Frame(Kind.ADAPTER_PAGES, write_ints([3])))()
+    rank.act_of(("run", STEP, Layers(0, 2, hidden=False)))()
+    rank.act_of(("allocate_pages", [3]))()
     builder.join(PATIENCE_S)
     assert executor.did == ["run 5", "lend [3]", "build"]
     assert shares == [BuiltShard(2, 2, 4)]
-    assert read_shard(write_shard(shares[0])) == shares[0]
 
 
 def test_pages_that_are_never_allocated_are_not_waited_for_for_ever():
@@ -269,7 +263,7 @@ def test_pages_that_are_never_allocated_are_not_waited_for_for_ever():
         executor := Executor(), StageWork(executor, PipelineChannel(Peers(1, 2), spec_of(2)), early=True), 0.01
     )
     with pytest.raises(TimeoutError, match="allocated 1 times, and 0 times"):
-        rank._build({"number": 1, "pages": [3], "allocations": 1}, {}, None)
+        rank.build(*share_tensors({"a": torch.ones(1)})[:1], "build", {}, {}, 1, [3], 1)
 
 
 # ---- what a runner is told, and what it tells
