@@ -85,10 +85,10 @@ class Waiting:
 
 @dataclass
 class Laws:
-    """`now`: the virtual time, for messages. `bound`: of passes; `exclusive`: requests of a lying runner's pool."""
+    """`now`: the virtual time, for messages. `bound`: of passes, None: none; `exclusive`: requests of a lying runner's pool."""
 
     now: Callable[[], float]
-    bound: int = 32
+    bound: int | None = 32
     avoid_s: float = 3.0
     requests: dict[str, ClientRequest] = field(default_factory=dict[str, ClientRequest])
     excused: set[str] = field(default_factory=set[str])  # died with their gateway
@@ -261,7 +261,7 @@ class Laws:
             here = waiting.pool == taken.pool and waiting.gateway in self.complete
             if here and waiting.fresh and taken.fresh and older and quiet:
                 waiting.passes += 1
-                if waiting.passes > self.bound:
+                if self.bound is not None and waiting.passes > self.bound:
                     raise LawBroken(f"{request_id} has been passed {waiting.passes} times, the bound is {self.bound}")
 
     def scheduler_died(self) -> None:

@@ -74,7 +74,9 @@ def scenario(seed: int) -> Scenario:
     runners = [runner(f"runner-{i}", POOL) for i in range(count)]
     if lies:
         runners.append(runner("liar", LIARS_POOL))
-    pools = [PoolSpec(POOL, "base", "base", max_queue=100, max_migrations=20)]
+    policies = random_of(seed, "policies")
+    queue, aging_s = policies.choice(("fcfs", "s3", "shortest")), policies.choice((0.5, 5.0))
+    pools = [PoolSpec(POOL, "base", "base", max_queue=100, max_migrations=20, queue=queue, aging_s=aging_s)]
     if lies:
         pools.append(PoolSpec(LIARS_POOL, "base", "evil-base", max_queue=100))
     deployment = Deployment(

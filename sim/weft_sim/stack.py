@@ -33,7 +33,9 @@ class World:
     ) -> None:
         self.deployment, self.seed, self.timeline = deployment, seed, timeline
         self.clock = Clock()
-        self.laws = Laws(lambda: self.clock.now, deployment.scheduler.starvation_bound, deployment.scheduler.avoid_s)
+        ages = any(pool.queue == "shortest" for pool in deployment.pools)  # then its order bounds who passes whom
+        bound = None if ages else deployment.scheduler.starvation_bound
+        self.laws = Laws(lambda: self.clock.now, bound, deployment.scheduler.avoid_s)
         self.network = Network(
             self.clock, WireCodec(), random_of(seed, "network"),
             delay_s=deployment.delay_s, jitter_s=deployment.jitter_s,
