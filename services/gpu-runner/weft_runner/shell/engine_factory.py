@@ -1,4 +1,4 @@
-"""Settings and a base model on disk -> an engine."""
+"""RunnerSettings and a base model on disk -> an engine."""
 
 import logging
 import time
@@ -22,7 +22,7 @@ from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.executor import Executor
 from weft_runner.model.weights import Files
 from weft_runner.parallel.executor import MultiProcessExecutor
-from weft_runner.settings import Settings
+from weft_runner.settings import RunnerSettings
 from weft_runner.shell.adapter_pool import AdapterPool
 from weft_runner.shell.engine import Engine, ExecutorFailed, Output, Posted
 from weft_runner.shell.profile import measure_profile
@@ -46,7 +46,7 @@ class EngineBundle:
 
 
 def build_engine(
-    settings: Settings,
+    settings: RunnerSettings,
     files: Files,
     source: Source,
     on_output: Callable[[Output], None],
@@ -100,7 +100,7 @@ def _profile(executor: Executor, limits: PoolLimits) -> Profile:
     return profile
 
 
-def pool_limits(settings: Settings, spec: ModelSpec, page_bytes: int, *, keep_copies: bool = False) -> PoolLimits:
+def pool_limits(settings: RunnerSettings, spec: ModelSpec, page_bytes: int, *, keep_copies: bool = False) -> PoolLimits:
     """Adapters and KV share one budget. Host copies are kept where the device's memory is not this machine's."""
     return PoolLimits(
         total_pages=settings.kv_pages,

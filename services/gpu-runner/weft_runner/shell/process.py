@@ -19,7 +19,7 @@ from weft.wire.v1 import supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
 from weft_runner.errors import ArtifactUnreachable, StoppedAtStart
 from weft_runner.model.weights import Files
-from weft_runner.settings import Settings
+from weft_runner.settings import RunnerSettings
 from weft_runner.shell.depot import DepotSource
 from weft_runner.shell.engine import EngineThread, Output
 from weft_runner.shell.engine_factory import EngineBundle, build_engine
@@ -34,7 +34,7 @@ REPORT_FLUSH_S = 1.0
 
 
 async def serve_runner(
-    settings: Settings,
+    settings: RunnerSettings,
     probes: Probes,
     set_not_ready: Callable[[Callable[[], str | None]], None],
     tls: Tls | None = None,
@@ -73,7 +73,7 @@ async def serve_runner(
 
 
 def load(
-    settings: Settings, source: DepotSource, on_output: Callable[[Output], None], stopping: Callable[[], bool]
+    settings: RunnerSettings, source: DepotSource, on_output: Callable[[Output], None], stopping: Callable[[], bool]
 ) -> EngineBundle:
     """The base from the depot, and the engine around it. Blocking. Raises RunnerError."""
     files = fetch_base(source, settings.base_wait_s, stopping)
@@ -107,7 +107,7 @@ class RunnerApp:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: RunnerSettings,
         runner: RunnerId,
         built: EngineBundle,
         metrics: Metrics,

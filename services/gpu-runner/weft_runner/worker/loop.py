@@ -25,7 +25,7 @@ from weft_runner.parallel.ipc import Channel, ChannelLost
 from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
 from weft_runner.parallel.process_group import TorchProcessGroup, device_of
 from weft_runner.parallel.shared_tensors import FixedScales, Table, open_shared
-from weft_runner.settings import Settings
+from weft_runner.settings import RunnerSettings
 
 log = logging.getLogger(__name__)
 Act = Callable[[], None]
@@ -54,7 +54,7 @@ def _start(loads: Channel, meeting_fd: int) -> "WorkerLoop":
     """
     loads.send("hello")
     start: dict[str, Any] = loads.receive()
-    settings: Settings = start["settings"]
+    settings: RunnerSettings = start["settings"]
     configure(f"rank {start['rank']}", level=settings.log_level, fmt=settings.log_format)
     torch.set_num_threads(start["threads"])
     group = TorchProcessGroup(
