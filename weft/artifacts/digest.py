@@ -72,9 +72,9 @@ class Manifest:
         names = [entry.name for entry in self.files]
         assert names == sorted(set(names)), "files are sorted and appear once"
 
-    @property
+    @cached_property
     def digest(self) -> Digest:
-        return self._digest
+        return digest_of(self.to_bytes())
 
     @property
     def size_bytes(self) -> int:
@@ -94,10 +94,6 @@ class Manifest:
         files = [{"name": f.name, "sha256": f.sha256, "size": f.size_bytes} for f in self.files]
         value = {"files": files, "kind": self.kind, "version": 1}
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-    @cached_property
-    def _digest(self) -> Digest:
-        return digest_of(self.to_bytes())
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> "Manifest":

@@ -11,17 +11,6 @@ ArtifactError            every error here: a `reason` (API, CamelCase) and a mes
 
 from weft.domain.model.errors import ArtifactError, Reason, Refused
 
-__all__ = [
-    "ArtifactError",
-    "BadDigest",
-    "Damaged",
-    "DepotFull",
-    "Reason",
-    "Refused",
-    "Unavailable",
-    "UnknownDigest",
-]
-
 
 class Unavailable(ArtifactError):
     """The other side does not answer now; trying again later may help."""

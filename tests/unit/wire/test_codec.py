@@ -33,7 +33,7 @@ BASICS: dict[Any, st.SearchStrategy[Any]] = {
     FinishReason | None: st.sampled_from([None, FinishReason.EOS, FinishReason.LENGTH]),
 }
 WHOLE_SECONDS = {"idle_s", "drain_s"}
-DIRECTIONS: dict[str, Any] = {name: getattr(codec, name) for name in codec.__all__ if "_TO_" in name}
+DIRECTIONS: dict[str, Any] = {name: direction for name, direction in vars(codec).items() if "_TO_" in name}
 
 
 @cache

@@ -4,6 +4,8 @@ A direction of a contract is a `Direction`: `encode(message)` gives the envelope
 message. The comments of `weft/wire/v1/*.proto` are the contract.
 """
 
+# ruff: noqa: F401
+
 from weft.wire.codec.cluster import (
     RUNNER_TO_SUPERVISOR,
     SCHEDULER_TO_SUPERVISOR,
@@ -21,21 +23,3 @@ from weft.wire.codec.scheduling import (
     outcome_from_bytes,
 )
 from weft.wire.codec.session import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
-
-__all__ = [
-    "GATEWAY_TO_RUNNER",
-    "GATEWAY_TO_SCHEDULER",
-    "REGISTRY_TO_SCHEDULER",
-    "RUNNER_TO_GATEWAY",
-    "RUNNER_TO_SUPERVISOR",
-    "SCHEDULER_TO_GATEWAY",
-    "SCHEDULER_TO_REGISTRY",
-    "SCHEDULER_TO_SUPERVISOR",
-    "SUPERVISOR_TO_RUNNER",
-    "SUPERVISOR_TO_SCHEDULER",
-    "Direction",
-    "fill_reported",
-    "outcome_bytes",
-    "outcome_from_bytes",
-    "read_reported",
-]
