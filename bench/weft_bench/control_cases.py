@@ -41,14 +41,9 @@ from weft.domain.runner import (
     RunnerSpec,
     SequenceState,
 )
-from weft.wire.channel_options import CHANNEL_OPTIONS
-from weft.wire.codec import (
-    RUNNER_TO_SUPERVISOR,
-    SCHEDULER_TO_GATEWAY,
-    SCHEDULER_TO_SUPERVISOR,
-    SUPERVISOR_TO_SCHEDULER,
-    outcome_bytes,
-)
+from weft.wire.channels import CHANNEL_OPTIONS
+from weft.wire.codec.cluster import RUNNER_TO_SUPERVISOR, SCHEDULER_TO_SUPERVISOR, SUPERVISOR_TO_SCHEDULER
+from weft.wire.codec.scheduling import SCHEDULER_TO_GATEWAY, outcome_bytes
 from weft.wire.streams import channel
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
 from weft_gateway.core.config import GatewayConfig

@@ -27,7 +27,7 @@ from weft.domain.request import (
     Submit,
 )
 from weft.domain.runner import ReportGap, RunnerBook, RunnerReport, RunnerSpec
-from weft.wire.codec import outcome_from_bytes
+from weft.wire.codec.scheduling import outcome_from_bytes
 from weft_sim.executor_model import answer, text_of
 from weft_sim.process import LawBroken, Process
 

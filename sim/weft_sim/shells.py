@@ -9,7 +9,7 @@ from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import EndReason, GatewayHello, OutcomeAck, OutcomeReport, Sampling, SessionHello
 from weft.domain.routes import AdapterStatus, Keys, PoolStatus, RegistryChange, Route
 from weft.domain.runner import RunnerSpec, SupervisorHello
-from weft.wire.codec import outcome_bytes
+from weft.wire.codec.scheduling import outcome_bytes
 from weft_gateway.core import events as gw
 from weft_gateway.core.gateway import Gateway
 from weft_gateway.core.routes import Principal

@@ -76,7 +76,9 @@ async def _add_usage(connection: AsyncConnection, outcomes: Iterable[Outcome]) -
         for i, value in enumerate((int(first), first * outcome.prompt_tokens, outcome.completion_tokens)):
             total[i] += value
     columns = ("namespace", "model_name", "day", *_USAGE_SUMS)
-    rows = [dict(zip(columns, (*key, *total), strict=True)) for key, total in sorted(sums.items())]
+    rows: list[dict[str, Any]] = [
+        dict(zip(columns, (*key, *total), strict=True)) for key, total in sorted(sums.items())
+    ]
     if rows:
         insert = insert_into(connection, UsageRow, rows)
         await connection.execute(

@@ -14,7 +14,7 @@ from weft.process import AddressInUse
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
 from weft.wire.auth_interceptor import RoleInterceptor
-from weft.wire.channel_options import CHANNEL_OPTIONS
+from weft.wire.channels import CHANNEL_OPTIONS
 from weft.wire.tls import Tls, TlsFiles
 
 log = logging.getLogger(__name__)

@@ -22,10 +22,9 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from weft.telemetry.logs import kv
-from weft.wire.channel_options import CHANNEL_OPTIONS
+from weft.wire.channels import CHANNEL_OPTIONS, SecureChannel
 from weft.wire.errors import PeerError, refused
 from weft.wire.roles import Role
-from weft.wire.secure_channel import SecureChannel
 from weft.wire.tls import Tls
 
 Out = TypeVar("Out")
@@ -84,7 +83,7 @@ class Opener(Protocol):
     def __call__(self, request_iterator: Any, /) -> Any: ...
 
 
-class Link(Generic[Out, In]):
+class ClientStream(Generic[Out, In]):
     """The client's end of a stream that comes back by itself. One owner, one event loop.
 
     `open` is the stub's method, `hello()` returns what has to be told first on every connection, `on_message` takes

@@ -28,7 +28,7 @@ from weft.domain.runner import (
 )
 from weft.store import migrate
 from weft.store.database import open_database, sqlite_url
-from weft.wire.codec import (
+from weft.wire.codec.cluster import (
     RUNNER_TO_SUPERVISOR,
     SCHEDULER_TO_SUPERVISOR,
     SUPERVISOR_TO_RUNNER,

@@ -15,7 +15,7 @@ from weft.domain.request import FinishReason, Outcome, OutcomeAck, OutcomeReport
 from weft.domain.runner import SupervisorHello
 from weft.store import fencing_terms, migrate, outcomes
 from weft.store.database import open_database, sqlite_url
-from weft.wire.codec import outcome_bytes
+from weft.wire.codec.scheduling import outcome_bytes
 from weft_supervisor import outcome_writer
 from weft_supervisor.outcome_writer import CHUNK, MAX_WAITING, OutcomeWriter, UnackedFeedback
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from harness.waiting import PATIENCE_S
 from weft.domain.ids import RunnerId
 from weft.domain.request import Stop
-from weft.wire.codec import RUNNER_TO_GATEWAY
+from weft.wire.codec.session import RUNNER_TO_GATEWAY
 from weft.wire.streams import SendQueue
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner

@@ -22,10 +22,9 @@ from weft.domain.request import Failed, GatewayHello, Start, Stop
 from weft.domain.routes import Routes
 from weft.telemetry.invariants import holds
 from weft.telemetry.logs import kv
-from weft.wire.codec import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY, outcome_bytes
-from weft.wire.codec.scheduling import GatewayMessage
+from weft.wire.codec.scheduling import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY, GatewayMessage, outcome_bytes
 from weft.wire.errors import PeerError, refused
-from weft.wire.streams import Link, channel
+from weft.wire.streams import ClientStream, channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from weft_gateway.core import events
@@ -83,7 +82,7 @@ class RequestManager:
         )
         self._drained = asyncio.Event()
         self._channel = channel(settings.scheduler, tls, "scheduler")
-        self.scheduler: Link[scheduler_pb2.GatewayToScheduler, scheduler_pb2.SchedulerToGateway] = Link(
+        self.scheduler: ClientStream[scheduler_pb2.GatewayToScheduler, scheduler_pb2.SchedulerToGateway] = ClientStream(
             "scheduler",
             scheduler_pb2_grpc.SchedulerStub(self._channel).Gateway,
             hello=lambda: [GATEWAY_TO_SCHEDULER.encode(GatewayHello(self.machine.gateway_id))],

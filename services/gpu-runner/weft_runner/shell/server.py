@@ -18,7 +18,7 @@ from weft.domain.machine import Closed, Connected, Kind, Peer, Received
 from weft.domain.request import Ended, NoCapacity, SessionHello, SessionReady, Start
 from weft.domain.runner import RunnerOrder
 from weft.telemetry.logs import kv
-from weft.wire.codec import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
+from weft.wire.codec.session import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
 from weft.wire.errors import PeerError, peer_errors
 from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import runner_pb2_grpc

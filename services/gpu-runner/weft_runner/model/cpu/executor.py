@@ -14,7 +14,7 @@ import torch
 
 from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.library import Library
-from weft_kernels.cpu.memory import Memory
+from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.sampling import Sampler
 from weft_kernels.cpu.structs import FP32, StepStruct
 from weft_runner.core.sampling import SampledToken
@@ -51,11 +51,11 @@ class CpuExecutor:
         model, spec = self._base.model, checkpoint.spec
         element = 4 if model.kind == FP32 else 2
         self.page_bytes = spec.layers * 2 * spec.kv_size * page_tokens * element
-        self._kv = Memory(pages * self.page_bytes)
+        self._kv = MappedMemory(pages * self.page_bytes)
         model.kv = self._kv.address
         self._adapters = CpuAdapterStore(library, spec, slots, model.kind)
         self._token_sampler = NativeSampler(Sampler(library.native, library.level_number))
-        self._workspace = Memory(0)
+        self._workspace = MappedMemory(0)
         self._hidden, self._logits = torch.empty(0, spec.hidden_size), torch.empty(0, spec.vocab_size)
         self._native, self._prepared = StepStruct(), None
 
@@ -136,7 +136,7 @@ class CpuExecutor:
             self._logits = torch.empty(n_sampled, self._spec.vocab_size)
         needed = self._library.workspace_bytes(self._base.model, n_tokens, self._adapters.site_rank, n_sampled)
         if needed > self._workspace.n_bytes:
-            self._workspace = Memory(needed)
+            self._workspace = MappedMemory(needed)
 
 
 def _address(array: "np.ndarray[tuple[int, ...], np.dtype[np.int32]]") -> int:
