@@ -214,7 +214,7 @@ class Gateway:
     def _on_routes(self, change: Routes, now: float) -> list[Effect]:
         first = not self.routes.known
         try:
-            pools = self.routes.apply(change)
+            pools = self.routes.take(change)
         except RoutesGap:
             asked, self._resyncing = self._resyncing, True
             return [] if asked else [Send(SCHEDULER, ResyncRoutes())]

@@ -221,7 +221,7 @@ class RequestManager:
             case events.RoutesChanged(pools):
                 routes = self.machine.routes
                 level = logging.INFO if pools else logging.DEBUG  # adapters come and go by the thousand
-                log.log(level, "route table", extra=kv(version=routes.version, models=len(routes)))
+                log.log(level, "route table", extra=kv(version=routes.version, models=len(routes.routes)))
                 self._on_routes(pools)
             case events.OpenSession():
                 self._sessions[effect.peer] = RunnerSession(effect, self._on_session, self._tls)
