@@ -17,7 +17,7 @@ from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.lora import SITES, adapter_pairs, build_adapter
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
-from weft_runner.model.step import Step, StepRow, check_step
+from weft_runner.model.step import StepInput, StepRow, check_step
 from weft_runner.model.weights import load_weights
 
 # ---- spec
@@ -224,9 +224,9 @@ def test_a_scale_that_is_no_number_is_refused(world):
 # ---- the executor's seam
 
 
-def one_row_step(tokens: tuple[int, ...], position: int = 0) -> Step:
+def one_row_step(tokens: tuple[int, ...], position: int = 0) -> StepInput:
     row = StepRow(0, len(tokens), position, (1, 0), samples=True)
-    return Step(tokens, (row,), SegmentPlan(len(tokens), ()))
+    return StepInput(tokens, (row,), SegmentPlan(len(tokens), ()))
 
 
 def executor_of(world) -> ReferenceExecutor:

@@ -9,7 +9,7 @@ from weft.domain.machine import Peer, Send
 from weft.domain.runner import Heartbeat, Overrun, Registered, RunnerFigures, RunnerReport, SequenceState
 from weft_runner.core.events import RunnerStatus
 from weft_runner.core.request_pool import RequestPool
-from weft_runner.core.sequence import Phase, Sequence
+from weft_runner.core.sequence import Sequence, SequencePhase
 
 
 class Reporter:
@@ -125,7 +125,7 @@ class Reporter:
     def _status(self) -> RunnerStatus:
         pool = self._pool
         not_ready = pool.adapters.not_ready_reason()
-        waiting = sum(sequence.phase is Phase.WAITING for sequence in pool.sequences.values())
+        waiting = sum(sequence.phase is SequencePhase.WAITING for sequence in pool.sequences.values())
         return RunnerStatus(
             pool.figures(ready=not not_ready),
             len(pool.sequences) - waiting,

@@ -14,7 +14,7 @@ from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import Executor, LayerDone
 from weft_runner.model.sampling import SamplingArgs
-from weft_runner.model.step import Step
+from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.parallel.adapters import ShardedAdapterStore
 from weft_runner.parallel.commands import Layers
@@ -84,7 +84,7 @@ class TensorParallelExecutor(MultiProcessExecutor):
     def __init__(self, whole: ModelSpec, ranks: LaunchedRanks) -> None:
         super().__init__(whole, ranks, ShardedAdapterStore(ranks.own.adapters, ranks.workers))
         self._group: ProcessGroup = ranks.group
-        self._sent: Step | None = None  # the workers have it too
+        self._sent: StepInput | None = None  # the workers have it too
 
     @property
     def sent_bytes(self) -> int:
@@ -93,7 +93,7 @@ class TensorParallelExecutor(MultiProcessExecutor):
 
     def run(
         self,
-        step: Step,
+        step: StepInput,
         *,
         first: int = 0,
         last: int | None = None,
@@ -109,7 +109,7 @@ class TensorParallelExecutor(MultiProcessExecutor):
         except Exception as error:
             raise ExecutorLost(f"a step of {self._group.size} ranks failed on rank 0: {error}") from error
 
-    def _broadcast_step(self, step: Step, layers: Layers) -> None:
+    def _broadcast_step(self, step: StepInput, layers: Layers) -> None:
         """A step that the workers have is sent as its tokens and positions alone."""
         if step is self._sent:
             self._workers.broadcast("again", step.tokens, [row.position for row in step.rows], layers)

@@ -18,7 +18,7 @@ from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import Executor, LayerDone
 from weft_runner.model.sampling import SamplingArgs
-from weft_runner.model.step import Step
+from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.parallel.adapters import PipelineAdapterStore
 from weft_runner.parallel.commands import Layers
@@ -58,13 +58,13 @@ class PipelineParallelExecutor(MultiProcessExecutor):
         """Of tensors by stage 0 (`model.partition`)."""
         return self._channel.sent_bytes
 
-    def launch(self, step: Step, draws: Sequence[SamplingArgs]) -> PipelineStepHandle:
+    def launch(self, step: StepInput, draws: Sequence[SamplingArgs]) -> PipelineStepHandle:
         """Returns once this stage's part is done, or launched. Raises ExecutorLost."""
         return PipelineStepHandle(self._begin(step), draws, self._own.sample)
 
     def run(
         self,
-        step: Step,
+        step: StepInput,
         *,
         first: int = 0,
         last: int | None = None,
@@ -83,7 +83,7 @@ class PipelineParallelExecutor(MultiProcessExecutor):
         super().close()
         self._channel.close()
 
-    def _begin(self, step: Step) -> PendingTensor | None:
+    def _begin(self, step: StepInput) -> PendingTensor | None:
         self._workers.broadcast("run", step, Layers(0, self._whole.layers, hidden=False))
         try:
             self._channel.send_next(self._own.run(step))

@@ -10,7 +10,7 @@ from weft_runner.shell.engine import Output
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
 
 
-class Metrics:
+class RunnerMetrics:
     """Fed from the shell's event loop with the engine's output."""
 
     def __init__(self, registry: CollectorRegistry, model: str, total_pages: int) -> None:

@@ -24,7 +24,7 @@ from weft_runner.shell.depot import DepotSource
 from weft_runner.shell.engine import EngineThread, Output
 from weft_runner.shell.engine_factory import EngineBundle, build_engine
 from weft_runner.shell.identity import read_identity
-from weft_runner.shell.metrics import Metrics
+from weft_runner.shell.metrics import RunnerMetrics
 from weft_runner.shell.server import RunnerServer
 from weft_runner.shell.supervisor_link import SupervisorLink
 
@@ -42,7 +42,7 @@ async def serve_runner(
     """Serve until SIGTERM or a bug in the engine. Returns the exit code; raises RunnerError before serving."""
     stop = stop_on_signals()
     runner = read_identity(settings.data_dir, settings.pool)
-    metrics = Metrics(REGISTRY, settings.model_name, settings.kv_pages)
+    metrics = RunnerMetrics(REGISTRY, settings.model_name, settings.kv_pages)
     source = DepotSource(
         settings.depot,
         settings.data_dir / "blobs",
@@ -110,7 +110,7 @@ class RunnerApp:
         settings: RunnerSettings,
         runner: RunnerId,
         built: EngineBundle,
-        metrics: Metrics,
+        metrics: RunnerMetrics,
         stop: asyncio.Event,
         tls: Tls | None,
     ) -> None:

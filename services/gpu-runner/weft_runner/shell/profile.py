@@ -18,7 +18,7 @@ from weft_runner.core.admission import PoolLimits
 from weft_runner.core.profile_model import DecodeTime, PrefillTime, Profile, make_profile
 from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined
 from weft_runner.model.sampling import SamplingArgs
-from weft_runner.model.step import Step, StepRow
+from weft_runner.model.step import StepInput, StepRow
 
 BUDGET_S = 1.0
 DECODE_SHARE = 0.5  # of the budget: the rest is for prompts and long contexts
@@ -101,7 +101,7 @@ class _Bench:
 
     # ---- steps
 
-    def _best_ms(self, step: Step, deadline: _Deadline) -> float:
+    def _best_ms(self, step: StepInput, deadline: _Deadline) -> float:
         """The least of up to REPEATS runs, as long as there is time; one at least."""
         best_ms = self._run_ms(step)
         for _ in range(REPEATS - 1):
@@ -110,7 +110,7 @@ class _Bench:
             best_ms = min(best_ms, self._run_ms(step))
         return best_ms
 
-    def _run_ms(self, step: Step) -> float:
+    def _run_ms(self, step: StepInput) -> float:
         began = self._clock()
         if isinstance(self._executor, AsyncExecutor | Pipelined):  # its `run` may return before it has run
             self._executor.launch(step, [SamplingArgs(Sampling(), row.context) for row in step.rows]).result()
@@ -120,14 +120,14 @@ class _Bench:
                 torch.cuda.synchronize()
         return max(self._clock() - began, 1e-9) * 1e3
 
-    def _decode_step(self, rows: int, context: int) -> Step:
+    def _decode_step(self, rows: int, context: int) -> StepInput:
         n_pages = self._pages_for(context)
         made = [StepRow(i, i + 1, context - 1, self._pages(i * n_pages, n_pages), samples=True) for i in range(rows)]
-        return Step(self._tokens(rows), tuple(made), SegmentPlan(rows, ()))
+        return StepInput(self._tokens(rows), tuple(made), SegmentPlan(rows, ()))
 
-    def _prefill_step(self, tokens: int) -> Step:
+    def _prefill_step(self, tokens: int) -> StepInput:
         row = StepRow(0, tokens, 0, self._pages(0, self._pages_for(tokens)), samples=True)
-        return Step(self._tokens(tokens), (row,), SegmentPlan(tokens, ()))
+        return StepInput(self._tokens(tokens), (row,), SegmentPlan(tokens, ()))
 
     def _tokens(self, count: int) -> tuple[int, ...]:
         """Different ones, so that embeddings are not one cached row."""

@@ -23,7 +23,7 @@ from weft_runner.model.cpu.adapters import CpuAdapterStore
 from weft_runner.model.cpu.packed_weights import PackedWeights
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.sampling import NativeSampler, SamplingArgs
-from weft_runner.model.step import Step
+from weft_runner.model.step import StepInput
 
 VERSION = "1"
 # Levels that compute the same bits: fused multiply-adds and tiles follow one order (dot.h).
@@ -80,7 +80,7 @@ class CpuExecutor:
 
     def run(
         self,
-        step: Step,
+        step: StepInput,
         *,
         first: int = 0,
         last: int | None = None,
@@ -114,7 +114,7 @@ class CpuExecutor:
         for page in pages:
             self._kv.discard(page * self.page_bytes, self.page_bytes)
 
-    def _prepare(self, step: Step) -> None:
+    def _prepare(self, step: StepInput) -> None:
         """Point the native step at this step's arrays; they stay where they are for as long as the step lives."""
         arrays, native = step.arrays, self._native
         n_tokens, n_sampled = len(arrays.tokens), len(arrays.sampled)

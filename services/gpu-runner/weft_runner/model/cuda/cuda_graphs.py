@@ -15,7 +15,7 @@ import torch
 from weft_kernels.plan import Segment, SegmentPlan
 from weft_kernels.triton.lora import chunk_bucket
 from weft_runner.model.cuda.step import NO_TILES, DeviceStep, graph_shape
-from weft_runner.model.step import Step, StepRow
+from weft_runner.model.step import StepInput, StepRow
 
 WARM_UPS = 2  # of the kernels: compiled, and libraries' workspaces allocated, before a capture
 
@@ -80,7 +80,7 @@ class CudaGraphs:
     def __init__(self, forward: Forward, device: torch.device, most: int, row_pages: int, block_m: int) -> None:
         self._sizes = sizes(most)
         self._steps = {size: DeviceStep(graph_shape(size, row_pages, block_m), device) for size in self._sizes}
-        self._written: tuple[Step | None, int] = None, 0
+        self._written: tuple[StepInput | None, int] = None, 0
         record: Callable[[Callable[[], Outputs]], Replayable] = EagerReplay
         if device.type == "cuda":
             record = partial(CapturedGraph, pool=torch.cuda.graph_pool_handle(), stream=torch.cuda.Stream(device))
@@ -90,14 +90,14 @@ class CudaGraphs:
             for lora in (True, False)
         }
 
-    def size_of(self, step: Step) -> int | None:
+    def size_of(self, step: StepInput) -> int | None:
         """The size that serves a step; None: it is no step of decode rows that all get a token, or too large."""
         rows = len(step.rows)
         if len(step.tokens) != rows or rows > self._sizes[-1] or not all(row.samples for row in step.rows):
             return None
         return next(size for size in self._sizes if size >= rows)
 
-    def replay(self, step: Step, size: int, tokens: torch.Tensor | None = None) -> Outputs:
+    def replay(self, step: StepInput, size: int, tokens: torch.Tensor | None = None) -> Outputs:
         """Run a step that `size_of` gave this size; outputs hold until the next replay, rows beyond the step's too.
 
         `tokens`: on the device, int32 [rows], in place of the step's own.
@@ -112,7 +112,7 @@ class CudaGraphs:
         return self._recorded[size, bool(step.plan.segments)].replay()
 
 
-def warm_up_steps(tokens: int, block_m: Callable[[int], int], page_tokens: int) -> Iterator[Step]:
+def warm_up_steps(tokens: int, block_m: Callable[[int], int], page_tokens: int) -> Iterator[StepInput]:
     """For each size of chunks and each bucket of their number that steps of up to `tokens` tokens can have, one.
 
     All tokens but one are a prompt's. They name slot 0, and lie on page 0.
@@ -127,11 +127,11 @@ def warm_up_steps(tokens: int, block_m: Callable[[int], int], page_tokens: int) 
                 yield _warm_up_step(n_tokens, bucket // 4 + 1, page_tokens)
 
 
-def _warm_up_step(n_tokens: int, segments: int, page_tokens: int) -> Step:
+def _warm_up_step(n_tokens: int, segments: int, page_tokens: int) -> StepInput:
     """`segments`: at least so many chunks, if there are so many tokens."""
     ends = sorted({*range(1, min(segments, n_tokens)), n_tokens})
     plan = SegmentPlan(n_tokens, tuple(Segment(a, b, 0, 1) for a, b in zip([0, *ends], ends, strict=False)))
     pages = (0,) * -(-n_tokens // page_tokens)
     bounds = [(0, n_tokens - 1), (n_tokens - 1, n_tokens)] if n_tokens > 1 else [(0, 1)]
     rows = tuple(StepRow(start, end, 0, pages, samples=end == n_tokens) for start, end in bounds)
-    return Step([0] * n_tokens, rows, plan)
+    return StepInput([0] * n_tokens, rows, plan)

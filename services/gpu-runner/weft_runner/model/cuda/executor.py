@@ -22,7 +22,7 @@ from weft_runner.model.cuda.cuda_graphs import CudaGraphs, Outputs, warm_up_step
 from weft_runner.model.cuda.device import on_device
 from weft_runner.model.cuda.flashinfer import FlashInfer
 from weft_runner.model.cuda.gpu_sampler import GpuSampler, GpuStepHandle, copy_to_host
-from weft_runner.model.cuda.ops import Device, TritonOps
+from weft_runner.model.cuda.ops import DeviceContext, TritonOps
 from weft_runner.model.cuda.step import DeviceStep, shape_of, slots_of, tiles_of
 from weft_runner.model.decoder import run_layers
 from weft_runner.model.executor import LayerDone
@@ -30,7 +30,7 @@ from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.partition import Partition
 from weft_runner.model.rope import cos_sin, inverse_frequencies
 from weft_runner.model.sampling import SamplingArgs, logprob
-from weft_runner.model.step import Step
+from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup, TensorParallel
 from weft_runner.model.weights import ModelWeights
 
@@ -85,7 +85,7 @@ class CudaExecutor:
         self._prompt_tile = attention.prefill_block(spec.heads, spec.kv_heads, spec.head_dim, self._dtype)
         self._flashinfer = self._library(kv) if sizes.flashinfer else None
         rotary = _rotary(spec, max(sizes.context, sizes.tokens)).to(self.at)  # also for steps that warm up
-        self._device = Device(
+        self._device = DeviceContext(
             spec, part, self._tensor, kv, self._store.tables, rotary, _processors(self.at),
             torch.cuda.Stream(self.at) if sizes.beside and self.at.type == "cuda" else None,
         )  # fmt: skip
@@ -129,7 +129,7 @@ class CudaExecutor:
     @on_device
     def run(
         self,
-        step: Step,
+        step: StepInput,
         *,
         first: int = 0,
         last: int | None = None,
@@ -156,10 +156,10 @@ class CudaExecutor:
     # ---- steps that run while the host does something else, see `model.executor.AsyncExecutor`
 
     @on_device
-    def launch(self, step: Step, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
+    def launch(self, step: StepInput, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
         return self._sample(self.run(step), draws)
 
-    def can_follow(self, step: Step, draws: Sequence[SamplingArgs]) -> bool:
+    def can_follow(self, step: StepInput, draws: Sequence[SamplingArgs]) -> bool:
         """A captured step whose tokens need no penalties and no log probabilities."""
         return (
             self._graphs is not None
@@ -168,7 +168,7 @@ class CudaExecutor:
         )
 
     @on_device
-    def follow(self, step: Step, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
+    def follow(self, step: StepInput, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
         assert self._graphs is not None
         assert self._tokens is not None, "nothing was launched before"
         size = self._graphs.size_of(step)
@@ -211,7 +211,7 @@ class CudaExecutor:
             self._sample(logits, [SamplingArgs(biased, 0, logit_adjustments(biased, ()))]).result()
 
     def _eager(
-        self, step: Step, first: int, last: int, hidden: torch.Tensor | None, layer_done: LayerDone | None
+        self, step: StepInput, first: int, last: int, hidden: torch.Tensor | None, layer_done: LayerDone | None
     ) -> torch.Tensor:
         here = self._written(step)
         slots = slots_of(step)
@@ -228,7 +228,7 @@ class CudaExecutor:
         ends = last == self._spec.layers and self._weights.has_head
         return self._logits(x[here.sampled]) if ends else x
 
-    def _written(self, step: Step) -> DeviceStep:
+    def _written(self, step: StepInput) -> DeviceStep:
         """An eager step on the device, in a buffer of its own."""
         tiles = tiles_of(step, self._prompt_tile)
         here = DeviceStep(shape_of(step, tiles, self._block_m(len(step.tokens))), self.at)
@@ -239,7 +239,7 @@ class CudaExecutor:
     def _library(self, kv: KvCache) -> FlashInfer:
         return FlashInfer(kv.tensor, self._spec.heads, self._spec.windows)
 
-    def _attention(self, step: Step, here: DeviceStep) -> Attention:
+    def _attention(self, step: StepInput, here: DeviceStep) -> Attention:
         """Of an eager step."""
         if self._flashinfer is None:
             return self._triton(here)

@@ -18,7 +18,7 @@ from weft_runner.model.reference.ops import ReferenceOps
 from weft_runner.model.reference.step import StepMaker
 from weft_runner.model.rope import inverse_frequencies
 from weft_runner.model.sampling import SamplingArgs, sample
-from weft_runner.model.step import Step
+from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup, TensorParallel
 from weft_runner.model.weights import ModelWeights
 
@@ -77,7 +77,7 @@ class ReferenceExecutor:
     @torch.inference_mode()
     def run(
         self,
-        step: Step,
+        step: StepInput,
         *,
         first: int = 0,
         last: int | None = None,
