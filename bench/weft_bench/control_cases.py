@@ -53,10 +53,9 @@ from weft_gateway.openai.models import _model  # pyright: ignore[reportPrivateUs
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.events import Fetch, Fetched
 from weft_runner.core.runner import Runner
-from weft_scheduler.core.config import Config as SchedulerConfig
+from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.scheduler import Scheduler
-from weft_supervisor.core.supervisor import Config as SupervisorConfig
-from weft_supervisor.core.supervisor import Supervisor, runner_peer
+from weft_supervisor.core.supervisor import Supervisor, SupervisorConfig, runner_peer
 
 REPORTS_A_SECOND = 20
 BUSY = 64  # sequences of a busy runner

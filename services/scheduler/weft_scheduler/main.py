@@ -12,7 +12,7 @@ from weft.wire.serving import serve, stop_on_signals
 from weft.wire.tls import load_tls
 from weft_scheduler.errors import TermNotDurable
 from weft_scheduler.server import SERVICE, Server
-from weft_scheduler.settings import Settings
+from weft_scheduler.settings import SchedulerSettings
 from weft_scheduler.term_file import TermFile
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 after SIGTERM, 1 where no term is durable, 2 for wrong flags, an address or a data directory in use."""
-    settings = Settings.parse(argv)
+    settings = SchedulerSettings.parse(argv)
     logs.configure("scheduler", level=settings.log_level, fmt=settings.log_format)
     try:
         with lock_data_dir(settings.data_dir, "scheduler"):
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_CANNOT_START
 
 
-async def run(settings: Settings) -> int:
+async def run(settings: SchedulerSettings) -> int:
     """Serve until a signal. Raises CannotStart."""
     stop = stop_on_signals()
     try:
@@ -40,7 +40,7 @@ async def run(settings: Settings) -> int:
         return 1
 
 
-async def _serve(settings: Settings, terms: TermFile, stop: asyncio.Event) -> int:
+async def _serve(settings: SchedulerSettings, terms: TermFile, stop: asyncio.Event) -> int:
     tls = load_tls(settings.tls_dir, "scheduler")
     server = Server(settings.config(), terms, stop)
     try:

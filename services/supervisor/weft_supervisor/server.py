@@ -55,7 +55,7 @@ class NotItsOwn(PeerError):
     code = grpc.StatusCode.PERMISSION_DENIED
 
 
-class Superseded(PeerError):
+class ReplacedIncarnation(PeerError):
     """A newer incarnation of this runner's uuid is registered."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
@@ -230,7 +230,9 @@ class SupervisorServer(SupervisorServicer):
             if rate.take(time.monotonic()):
                 raise TooMany(f"more than {HELLOS_PER_S:.0f} hellos a second with the same certificate")
         if self.core.leases.replaced(spec.runner):
-            raise Superseded(f"runner {spec.runner.uuid} has a newer incarnation than {spec.runner.incarnation}")
+            raise ReplacedIncarnation(
+                f"runner {spec.runner.uuid} has a newer incarnation than {spec.runner.incarnation}"
+            )
         stream.spec, stream.peer = spec, runner_peer(spec.runner)
         if (older := self._streams.get(stream.peer)) is not None:
             older.outbox.close()

@@ -12,7 +12,7 @@ from weft.domain.ids import RunnerId
 from weft.domain.request import Failed, FailReason, Preempt, RejectReason, RunnerGone
 from weft.domain.runner import PreemptDecision
 from weft_scheduler.core.effects import Requeued, Stale
-from weft_scheduler.core.model.gateway import Avoidance, Gateway
+from weft_scheduler.core.model.gateway import Avoidance, GatewayStream
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import Runner
@@ -25,7 +25,7 @@ UNCOUNTED = frozenset({FailReason.NO_CAPACITY, FailReason.PREEMPTED})  # the sys
 LOAD_RETRY_FACTOR = 10  # a failed load is retried on the same runner after this many `avoid_s`
 
 
-def on_failed(state: State, gateway: Gateway, failed: Failed) -> None:
+def on_failed(state: State, gateway: GatewayStream, failed: Failed) -> None:
     """That epoch is over: place the request again, unless an earlier trigger did."""
     request = state.requests.get(failed.request_id)
     if request is None or request.gateway != gateway.id or request.epoch != failed.epoch:
@@ -89,14 +89,14 @@ def on_avoid_expired(state: State, request: Request) -> None:
     state.mark_schedulable(request.pool)
 
 
-def clear_avoidance(state: State, gateway: Gateway) -> None:
+def clear_avoidance(state: State, gateway: GatewayStream) -> None:
     """A runner that a gateway's requests avoided may be used again."""
     _set_timer(state, Timer(TimerKind.GATEWAY_AVOIDANCE, gateway.id), gateway.avoidance)
     for pool in sorted(gateway.pools):
         state.mark_schedulable(pool)
 
 
-def _avoid_after(state: State, gateway: Gateway, request: Request, runner_id: RunnerId, failed: Failed) -> None:
+def _avoid_after(state: State, gateway: GatewayStream, request: Request, runner_id: RunnerId, failed: Failed) -> None:
     """What the request avoids for a bounded time, by the reason of the failure."""
     config = state.config
     match failed.reason:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from weft.domain.ids import BASE
 from weft.domain.routes import PoolRoute, PoolSpec, Route
-from weft_scheduler.core.config import Config
+from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.model.adapters import PoolAdapters
 from weft_scheduler.core.model.request import Request
 from weft_scheduler.core.model.runner import Runner
@@ -66,7 +66,7 @@ class Pool:
         """Whether there is a reason to remember it."""
         return self.spec is not None or bool(self.requests or self.runners or self.adapters.by_uid)
 
-    def drain_s(self, config: Config) -> float:
+    def drain_s(self, config: SchedulerConfig) -> float:
         """How long streams of a replaced or deleted digest may run on."""
         return self.declared.drain_s or config.drain_s
 
