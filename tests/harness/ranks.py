@@ -29,15 +29,9 @@ from weft_runner.settings import RunnerSettings, parse_settings
 T = TypeVar("T")
 NEVER_S = 1e6  # a patience of ranks for each other that does not run out: what ends a wait is what happened
 FLAGS = {
-    "listen": "127.0.0.1:1",
-    "probes": "127.0.0.1:2",
-    "supervisor": "127.0.0.1:3",
-    "depot": "http://127.0.0.1:4",
-    "data-dir": "/nowhere",
-    "pool": "a/b",
-    "base-digest": "sha256:" + "a" * 64,
-    "executor": "reference",
-}
+    "listen": "127.0.0.1:1", "probes": "127.0.0.1:2", "supervisor": "127.0.0.1:3", "depot": "http://127.0.0.1:4",
+    "data-dir": "/nowhere", "pool": "a/b", "base-digest": "sha256:" + "a" * 64, "executor": "reference",
+}  # fmt: skip
 
 
 def settings_of(**flags: object) -> RunnerSettings:

@@ -31,8 +31,7 @@ class BadDigest(Refused, ValueError):
 
     def __init__(self, text: str) -> None:
         super().__init__(
-            Reason.DIGEST_MISMATCH,
-            f"{text[:100]!r} is no digest; one is 'sha256:' and 64 lower-case hex digits",
+            Reason.DIGEST_MISMATCH, f"{text[:100]!r} is no digest; one is 'sha256:' and 64 lower-case hex digits"
         )
 
 

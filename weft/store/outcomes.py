@@ -108,8 +108,7 @@ async def _add_model_versions(connection: AsyncConnection, outcomes: Iterable[Ou
         last = case((known > new, known), else_=new)  # greatest() and max() are spelled differently
         await connection.execute(
             insert.on_conflict_do_update(
-                index_elements=[ModelVersionRow.version],
-                set_={**sums, "last_seen_unix_ms": last},
+                index_elements=[ModelVersionRow.version], set_={**sums, "last_seen_unix_ms": last}
             )
         )
 

@@ -20,10 +20,7 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 class Matrix(Structure):
     """`weft_matrix`: y[n_out] = W[n_out, n_in] x[n_in] (* scale) (+ bias)."""
 
-    _fields_ = [
-        *_fields(c_void_p, "data scale bias"),
-        *_fields(c_int32, "n_in n_out kind reserved"),
-    ]
+    _fields_ = [*_fields(c_void_p, "data scale bias"), *_fields(c_int32, "n_in n_out kind reserved")]
 
 
 class Layer(Structure):

@@ -28,25 +28,11 @@ async def record(engine, rows, *, now_unix_ms=NOW) -> set[str]:
 
 def outcome(request_id="r1", **changes) -> Outcome:
     plain = Outcome(
-        request_id=request_id,
-        pool="acme/pool",
-        namespace="acme",
-        model_name="acme/upper",
-        adapter="sha256:00",
-        prompt_tokens=3,
-        completion_tokens=5,
-        finish=FinishReason.EOS,
-        error="",
-        censored=False,
-        predicted_p50_tokens=4,
-        predicted_p90_tokens=9,
-        model_version="ridge-ab+7",
-        ttft_ms=1,
-        total_ms=2,
-        migrations=0,
-        doublings=0,
+        request_id=request_id, pool="acme/pool", namespace="acme", model_name="acme/upper", adapter="sha256:00",
+        prompt_tokens=3, completion_tokens=5, finish=FinishReason.EOS, error="", censored=False, predicted_p50_tokens=4,
+        predicted_p90_tokens=9, model_version="ridge-ab+7", ttft_ms=1, total_ms=2, migrations=0, doublings=0,
         finished_unix_ms=1_700_000_000_000,
-    )
+    )  # fmt: skip
     return dataclasses.replace(plain, **changes)
 
 

@@ -241,9 +241,7 @@ class Strict(Peer):
         super()._on_message(message)
 
 
-async def test_a_server_tells_a_peer_why_its_stream_ends_and_keeps_the_others(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_server_tells_a_peer_why_its_stream_ends_and_keeps_the_others(caplog: pytest.LogCaptureFixture) -> None:
     server = Strict()
     grpc_server, port = await serve_peer(server)
     client = Client(port)
