@@ -80,13 +80,9 @@ class Library:
         self.path, self.native, self.level, self.levels = path, native, level, levels
         self.level_number = list(sources.LEVELS).index(level)
 
-    def threads_default(self) -> int:
-        """As many threads as may work at a time: the affinity, and the cgroup's quota where there is one."""
-        return cpu_quota()
-
     def pool(self, threads: int | None = None) -> ThreadPool:
-        """A pool of `threads` threads, the caller's included (default: `threads_default()`)."""
-        return ThreadPool(self.native, self.threads_default() if threads is None else threads)
+        """A pool of `threads` threads, the caller's included (default: as many as may work at a time)."""
+        return ThreadPool(self.native, cpu_quota() if threads is None else threads)
 
     def packed_bytes(self, kind: int, n_out: int, n_in: int, pad_in: int = 32) -> int:
         """Bytes of a packed matrix [n_out, n_in]. Raises CallRefused for a kind or a size that is not supported."""
@@ -183,7 +179,7 @@ def _packaged(path: Path, what: Sources) -> tuple[Path, CDLL] | None:
         if not is_intact(path):
             raise NativeUnavailable("its checksum is another")
         native = _open(path)
-        if _text(native.weft_source_hash()) != what.digest():
+        if (native.weft_source_hash() or b"").decode(errors="replace") != what.digest():
             raise NativeUnavailable("it was built from other sources")
     except (NativeUnavailable, OSError) as error:
         log.warning("the packaged CPU kernels are not used", extra={"kv": {"path": str(path), "why": error}})
@@ -243,7 +239,3 @@ def _checked_seconds(function: str, seconds: float) -> float:
     if not seconds > 0:
         raise CallRefused(function, int(seconds), CODES.get(int(seconds), "it failed"))
     return seconds
-
-
-def _text(value: bytes | None) -> str:
-    return (value or b"").decode(errors="replace")
