@@ -13,7 +13,6 @@ from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import Any
 
-
 GARBAGE = 200_000  # objects between two searches for cycles, of which there are few: a tenth of a run at Python's 700
 
 

@@ -268,7 +268,7 @@ class Gateway:
                 reason = f"it speaks for request {one.request_id!r}, whose epoch another runner has"
                 effects.append(events.PeerViolation(peer, reason))
                 return effects + self._close(session, f"it broke the contract: {reason}", now)
-            effects += self._apply(one.request_id, one, now)
+            effects += self._advance(active, one, now)
         return effects
 
     def _on_session(self, event: Connected | Closed, now: float) -> list[Effect]:
@@ -293,12 +293,14 @@ class Gateway:
     # ---------------------------------------------------------------- one answer
 
     def _apply(self, request_id: str, event: StreamEvent, now: float) -> list[Effect]:
-        """One event of an answer, whole; nothing after its end. A bug ends this answer, and no other."""
+        """One event of an answer, whole; nothing after its end."""
         active = self.requests.get(request_id)
-        if active is None:
-            return []
+        return [] if active is None else self._advance(active, event, now)
+
+    def _advance(self, active: ActiveRequest, event: StreamEvent, now: float) -> list[Effect]:
+        """A bug ends this answer, and no other."""
         stream = active.stream
-        before = stream.running
+        request_id, before = stream.request_id, stream.running
         try:
             effects: list[Effect] = stream.handle(event, now)  # pyright: ignore[reportAssignmentType] (a new list)
             after = stream.running

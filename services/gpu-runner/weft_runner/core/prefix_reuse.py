@@ -51,8 +51,6 @@ class PrefixReuse:
         if sequence.chain is None:
             return
         full = sequence.in_kv // self._pages.page_tokens
-        if full == sequence.named_pages:
-            return
         names = sequence.chain.extend(sequence.tokens, full)
         for index in range(sequence.named_pages, full):
             self._pages.name(sequence.key, index, names[index])

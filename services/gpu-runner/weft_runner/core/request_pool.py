@@ -162,16 +162,18 @@ class RequestPool:
         """Take an iteration's results: a token for each row that samples, or why that sequence failed."""
         self.iterations += 1
         self.scheduler.ran(batch)
+        sequences, pages, page_tokens = self.sequences, self.pages, self.limits.page_tokens
         for key, _, n_tokens, samples in batch.rows:
-            sequence = self.sequences[key]
+            sequence = sequences[key]
             sequence.in_flight = False
             if key in failures:
                 self._end(sequence, EndReason.INTERNAL, failures[key], forget=True)
                 continue
             sequence.fed(n_tokens)
             self.tokens += n_tokens
-            self.pages.fill(key, sequence.in_kv)
-            self.reuse.publish(sequence)
+            pages.fill(key, sequence.in_kv)
+            if sequence.in_kv // page_tokens != sequence.named_pages:
+                self.reuse.publish(sequence)
             if samples:
                 self._append(sequence, tokens[key])
         self._unstick()
@@ -336,7 +338,8 @@ class RequestPool:
 
     def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
         token, logprob = sampled
-        start, position = sequence.start, sequence.n_emitted
+        start, owner = sequence.start, sequence.owner
+        position = len(sequence.tokens) - len(start.prompt)
         finish: FinishReason | None = None
         tokens: tuple[int, ...] = (token,)
         if token in self.limits.eos and not start.sampling.ignore_eos:
@@ -346,13 +349,11 @@ class RequestPool:
             if len(sequence.tokens) == sequence.max_len:
                 finish = FinishReason.LENGTH
         logprobs = (logprob,) if logprob is not None and tokens else ()
-        produced = SequenceTokens(
-            start.request_id, start.epoch, position, tokens, finish, sequence.doublings, logprobs
-        )  # fmt: skip
-        owner = sequence.owner
         if (of_session := self.produced.get(owner.name)) is None:
             of_session = self.produced[owner.name] = owner, []
-        of_session[1].append(produced)
+        of_session[1].append(
+            SequenceTokens(sequence.key, start.epoch, position, tokens, finish, sequence.doublings, logprobs)
+        )
         if finish is not None:
             self._remove(sequence)
 
