@@ -73,7 +73,7 @@ class Send(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End the stream with that peer."""
+    """End the stream with that peer. No Closed follows: the machine is through with it as it decides this."""
 
     peer: Peer
     reason: str

@@ -62,14 +62,14 @@ class Sessions:
             session.outbox.put(envelope)
 
     def close(self, peer: Peer, reason: str = "") -> None:
-        """End its stream, if there is one."""
-        session = self._open.get(peer)
+        """End its stream, if there is one; what it still sends is dropped."""
+        session = self._open.pop(peer, None)
         if session is not None:
             session.close_reason = reason
             session.outbox.close()
 
     def close_all(self) -> None:
-        for peer in self._open:
+        for peer in [*self._open]:
             self.close(peer)
 
 

@@ -137,6 +137,7 @@ def on_outcomes_stored(state: State, ack: OutcomeAck) -> None:
     for gateway in state.outcomes.take_retries():
         if gateway in state.gateways:
             state.emit(Close(Peer(Kind.GATEWAY, gateway), "the outcome buffer has space again"))
+            on_closed(state, gateway)  # it submits everything again, if it lives
 
 
 def drain_unknown(state: State, pool: Pool, digest: str) -> None:
