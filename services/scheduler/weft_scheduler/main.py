@@ -1,6 +1,7 @@
 """`python -m weft_scheduler`: settings, logs, probes, serve until SIGTERM."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 
@@ -32,32 +33,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def run(settings: SchedulerSettings) -> int:
     """Serve until a signal. Raises CannotStart."""
-    stop = stop_on_signals()
+    stop, tls = stop_on_signals(), load_tls(settings.tls_dir, "scheduler")
     try:
-        return await _serve(settings, TermFile(settings.data_dir), stop)
+        server = Server(settings.config(), TermFile(settings.data_dir), stop)
     except TermNotDurable as error:
         log.error("term not durable: no order may be given", extra=kv(reason=error))
         return 1
-
-
-async def _serve(settings: SchedulerSettings, terms: TermFile, stop: asyncio.Event) -> int:
-    tls = load_tls(settings.tls_dir, "scheduler")
-    server = Server(settings.config(), terms, stop)
-    try:
-        probes = Probes(settings.probes, server.not_ready)
+    probes = Probes(settings.probes, server.not_ready)
+    with contextlib.closing(server), contextlib.closing(probes):
         probes.start()
-        try:
-            await serve(
-                server.register,
-                listen=settings.listen,
-                names=[SERVICE],
-                stop=stop,
-                probes=probes,
-                drain=server.drain,
-                tls=tls,
-            )
-        finally:
-            probes.close()
-    finally:
-        server.close()
+        await serve(
+            server.register,
+            listen=settings.listen,
+            names=[SERVICE],
+            stop=stop,
+            probes=probes,
+            drain=server.drain,
+            tls=tls,
+        )
     return 0 if server.failure is None else 1

@@ -20,7 +20,7 @@ from weft_scheduler.core.effects import Queued, Stale
 from weft_scheduler.core.model.gateway import GatewayStream
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Placement, Request
-from weft_scheduler.core.policy.autoscaling import retry_after_ms
+from weft_scheduler.core.policy.autoscaling.throughput import retry_after_ms
 from weft_scheduler.core.request_lifecycle import acknowledge, add_to_runners, drop, enqueue, reject, stop
 from weft_scheduler.core.scheduling import infeasible_reason, schedule_pool
 from weft_scheduler.core.state import State
@@ -99,7 +99,6 @@ def on_started(state: State, gateway: GatewayStream, started: Started) -> None:
         return
     if request.runner is not None:
         gateway.started(request.runner)
-    request.started()
     acknowledge(state, request)
 
 

@@ -101,14 +101,16 @@ class Scheduler:
             case TimerKind.ASSIGN_TIMEOUT:
                 rescheduling.on_assign_timeout(state, state.requests[timer.name])
             case TimerKind.AVOIDANCE:
-                rescheduling.on_avoid_expired(state, state.requests[timer.name])
+                request = state.requests[timer.name]
+                rescheduling.on_avoid_expired(state, timer, request.avoidance, (request.pool,))
             case TimerKind.CLASS_WAIT:
                 request = state.requests[timer.name]
                 if request.phase is Phase.WAITING and request.awaited_class:
                     state.pool(request.pool).stop_awaiting_class(request)
                 state.mark_schedulable(request.pool)
             case TimerKind.GATEWAY_AVOIDANCE:
-                rescheduling.clear_avoidance(state, state.gateways[timer.name])
+                gateway = state.gateways[timer.name]
+                rescheduling.on_avoid_expired(state, timer, gateway.avoidance, gateway.pools)
             case TimerKind.RESUBMIT:
                 requests.on_resubmit_complete(state, state.gateways[timer.name])
             case TimerKind.RUNNER_UNREPORTED:

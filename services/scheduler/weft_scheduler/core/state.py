@@ -15,7 +15,7 @@ from weft_scheduler.core.model.request import Request
 from weft_scheduler.core.model.runner import Runner
 from weft_scheduler.core.outcome_buffer import OutcomeBuffer
 from weft_scheduler.core.policy import reservation
-from weft_scheduler.core.policy.reservation import OutputLengthStats, ReservationPolicy
+from weft_scheduler.core.policy.reservation.calibrated import OutputLengthStats, ReservationPolicy
 from weft_scheduler.core.published_state import PublishedState
 from weft_scheduler.core.routes import RouteTable
 from weft_scheduler.core.timers import Timer, TimerKind

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from weft.domain.request import Assign, FailReason, Reject, RejectReason, ResubmitComplete
 from weft_scheduler.core.model.request import Phase
-from weft_scheduler.core.policy.placement import RunnerShape
-from weft_scheduler.core.policy.queue import Admitted, Fcfs, Overtaking, SortedQueue, sorted_queue
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.queue import sorted_queue
+from weft_scheduler.core.policy.queue.fcfs import Admitted, Fcfs, Overtaking
+from weft_scheduler.core.policy.queue.sorted_queue import SortedQueue
 
 SMALL, LARGE = RunnerShape(8, 10), RunnerShape(8, 100)
 

@@ -14,9 +14,12 @@ from weft_scheduler.core.model.adapters import PoolAdapters
 from weft_scheduler.core.model.request import Request
 from weft_scheduler.core.model.runner import Runner
 from weft_scheduler.core.policy import placement, queue, reservation
-from weft_scheduler.core.policy.autoscaling import Autoscaler, Contribution, DepartureRate, PoolLoad
-from weft_scheduler.core.policy.placement import PlacementPolicy, RunnerShape
-from weft_scheduler.core.policy.queue import Overtaking, QueuePolicy
+from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, Contribution
+from weft_scheduler.core.policy.autoscaling.demand import PoolLoad
+from weft_scheduler.core.policy.autoscaling.throughput import DepartureRate
+from weft_scheduler.core.policy.placement.punica import PlacementPolicy
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.queue.fcfs import Overtaking, QueuePolicy
 
 DEFAULTS = PoolSpec("")
 POLICIES = {
