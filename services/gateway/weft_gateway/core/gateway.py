@@ -53,7 +53,7 @@ from weft_gateway.core.stream import (
 )
 
 ACK_S = 1.0  # for outcomes to be stored before the process ends
-_BUG = Failure("internal_error", "The gateway failed on this request.")
+BUG = Failure("internal_error", "The gateway failed on this request.")
 _STOPPED = Failure("shutting_down", "The gateway stopped before the answer was complete.", 1000)
 _DRAIN = (Deadline.DRAIN, "")
 
@@ -319,7 +319,7 @@ class Gateway:
         except Exception as error:
             if isinstance(event, events.RequestAborted):
                 raise
-            aborted = self._apply(request_id, events.RequestAborted(request_id, _BUG), now)
+            aborted = self._apply(request_id, events.RequestAborted(request_id, BUG), now)
             return [events.RequestFailed(request_id, error), *aborted]
         return effects
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.telemetry.logs import kv
-from weft_gateway.errors import ApiError, BadRequest, Internal, Unauthorized
+from weft_gateway.errors import ApiError, BadRequest, Internal
 from weft_gateway.openai.chat import chat_completions
 from weft_gateway.openai.completions import completions
 from weft_gateway.openai.models import list_models, one_model
@@ -149,10 +149,7 @@ async def _metrics(state: AppState, request: Request) -> Response:
 
 async def _status(state: AppState, request: Request) -> Response:
     """Pools, models and requests now, as far as the caller may see them."""
-    try:
-        value = status_of(state, request.headers.get("authorization"))
-    except Unauthorized:
-        value = status_of(state, None)
+    value = status_of(state, request.headers.get("authorization"))
     return Response(orjson.dumps(value), media_type="application/json", headers={"cache-control": "no-cache"})
 
 

@@ -29,8 +29,8 @@ from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from weft_gateway.core import events
 from weft_gateway.core.config import GatewayConfig
-from weft_gateway.core.events import PREDICTOR, SCHEDULER, Effect, Event, Failure, PreparedRequest
-from weft_gateway.core.gateway import Gateway
+from weft_gateway.core.events import PREDICTOR, SCHEDULER, Effect, Event, PreparedRequest
+from weft_gateway.core.gateway import BUG, Gateway
 from weft_gateway.errors import from_failure
 from weft_gateway.settings import GatewaySettings
 from weft_gateway.shell.metrics import GatewayMetrics
@@ -40,7 +40,6 @@ from weft_gateway.shell.runner_session import RunnerSession
 
 CHECK_S = 1.0  # between two checks of the machine's invariants
 log = logging.getLogger(__name__)
-_BUG = Failure("internal_error", "The gateway failed on this request.")
 
 
 class RequestManager:
@@ -191,7 +190,7 @@ class RequestManager:
         except Exception:
             request_id: str = getattr(effect.message if isinstance(effect, Send) else effect, "request_id", "")
             log.exception("request failed inside the gateway", extra=self._log_fields(request_id))
-            self._events.append(events.RequestAborted(request_id, _BUG))
+            self._events.append(events.RequestAborted(request_id, BUG))
 
     def _dispatch(self, effect: Effect) -> None:
         match effect:
