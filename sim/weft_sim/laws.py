@@ -226,9 +226,7 @@ class Laws:
                     self.lost_at[at] = self.now()
                 self.waiting.pop(request_id, None)
             case Closed(peer=Peer(kind=Kind.GATEWAY, name=name)) | Connected(peer=Peer(kind=Kind.GATEWAY, name=name)):
-                self.complete.discard(name)
-                for request_id in [r for r, w in self.waiting.items() if w.gateway == name]:
-                    del self.waiting[request_id]
+                self._gateway_closed(name)
             case Received(peer=peer, message=ResubmitComplete()):
                 self.complete.add(peer.name)
             case Received(message=message) if type(message).__name__ in ("Cancel", "OutcomeReport"):
@@ -236,6 +234,8 @@ class Laws:
             case _:
                 pass
         for effect in effects:
+            if type(effect) is Close and effect.peer.kind is Kind.GATEWAY:
+                self._gateway_closed(effect.peer.name)
             if type(effect) is not Send:
                 continue
             match effect.message:
@@ -245,6 +245,11 @@ class Laws:
                     self.waiting.pop(effect.message.request_id, None)
                 case _:
                     pass
+
+    def _gateway_closed(self, name: str) -> None:
+        self.complete.discard(name)
+        for request_id in [r for r, w in self.waiting.items() if w.gateway == name]:
+            del self.waiting[request_id]
 
     def _assigned(self, assign: Assign) -> None:
         latest = self.epochs.get(assign.request_id, NEVER)
