@@ -17,8 +17,8 @@ from weft_runner.core.events import Action, Unload
 from weft_runner.core.sampling import SampledToken
 from weft_runner.model.executor import Executor
 from weft_runner.model.step import StepInput
+from weft_runner.shell.adapter_pool import InSlot
 from weft_runner.shell.engine import Engine
-from weft_runner.shell.load_results import InSlot
 
 
 @dataclass(frozen=True, slots=True)

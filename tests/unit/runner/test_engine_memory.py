@@ -26,8 +26,7 @@ from weft_runner.errors import ArtifactUnreachable
 from weft_runner.model.adapter_store import HostTensorStore
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
-from weft_runner.shell.adapter_pool import AdapterPool
-from weft_runner.shell.load_results import InSlot
+from weft_runner.shell.adapter_pool import AdapterPool, InSlot
 
 GREEDY = Sampling(ignore_eos=True)
 P = 16

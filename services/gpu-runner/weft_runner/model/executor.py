@@ -86,14 +86,9 @@ class Executor(Protocol):
         ...
 
     def run(
-        self,
-        step: StepInput,
-        *,
-        first: int = 0,
-        last: int | None = None,
-        hidden: torch.Tensor | None = None,
+        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
         layer_done: LayerDone | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """Run layers [first, last) and write their keys and values to the step's pages.
 
         `hidden`: [tokens, H] of the layer before `first`; None embeds the tokens (first = 0). Returns hidden

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -42,7 +42,7 @@ class EngineBundle:
     threads: int
     torch_threads: int  # of torch's operators on the engine's thread
     profile: Profile | None  # None: --profile off
-    close: Callable[[], None]  # once the engine has ended: nothing else is left running
+    close: Callable[[], None] = lambda: None  # once the engine has ended: nothing else is left running
 
 
 def build_engine(
@@ -74,16 +74,11 @@ def build_engine(
     runner = Runner(limits, profile.model if profile else GUESS)
     engine = Engine(runner, executor, make_adapters, on_output)
     engine.post(FoundOnDisk(source.on_disk()))
-    close = _watched(executor, engine)
-    return EngineBundle(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile, close)
-
-
-def _watched(executor: Executor, engine: Engine) -> Callable[[], None]:
-    """A rank that is lost ends the engine, also while that has nothing to do. Returns what ends the other ranks."""
-    if not isinstance(executor, MultiProcessExecutor):
-        return lambda: None
-    executor.watch(lambda error: engine.post(ExecutorFailed(error)))
-    return executor.close
+    bundle = EngineBundle(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile)
+    if isinstance(executor, MultiProcessExecutor):  # a rank that is lost ends an engine without work, too
+        executor.watch(lambda error: engine.post(ExecutorFailed(error)))
+        bundle = replace(bundle, close=executor.close)
+    return bundle
 
 
 def _profile(executor: Executor, limits: PoolLimits) -> Profile:

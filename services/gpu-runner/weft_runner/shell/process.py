@@ -81,10 +81,7 @@ def load(
 
 
 def fetch_base(
-    source: DepotSource,
-    wait_s: float,
-    stopping: Callable[[], bool],
-    clock: Callable[[], float] = time.monotonic,
+    source: DepotSource, wait_s: float, stopping: Callable[[], bool], clock: Callable[[], float] = time.monotonic
 ) -> Files:
     """The base's files; a depot that is not up yet is waited for, at most `wait_s`.
 

@@ -153,11 +153,7 @@ def _matrices(spec: ModelSpec) -> Iterator[tuple[int, int]]:
 
 def unsupported_reason(spec: ModelSpec) -> str:
     """What the native kernels cannot compute of this model; empty when they can."""
-    sizes = {
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "head_dim": spec.head_dim,
-    }
+    sizes = {"hidden_size": spec.hidden_size, "intermediate_size": spec.intermediate_size, "head_dim": spec.head_dim}
     odd = [f"{name} {size}" for name, size in sizes.items() if size % 16]
     if odd:
         return f"{', '.join(odd)}: the CPU kernels compute sizes that are multiples of 16"
