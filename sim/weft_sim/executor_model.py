@@ -119,13 +119,16 @@ class Device:
     def row(self, tokens: Sequence[int], start: int, pages: Sequence[int], adapter: str, seed: int, choice: int) -> int:
         """Feed `tokens` from position `start` of a sequence with these pages; the token that is sampled after them."""
         size, memory, key = self.page_tokens, self._pages, self._keys.get(adapter, 1)
-        chain = 0
-        if start:
-            before = memory.get(pages[(start - 1) // size])
-            chain = before[(start - 1) % size] if before is not None else SECOND
-        position = start
-        index, offset = divmod(position, size)
+        index, offset = divmod(start, size)
         held = memory.get(pages[index]) if offset else None
+        if offset:
+            chain = held[offset - 1] if held is not None else SECOND
+        elif start:
+            before = memory.get(pages[index - 1])
+            chain = before[-1] if before is not None else SECOND
+        else:
+            chain = 0
+        position = start
         for token in tokens:
             if held is None or offset == size:
                 index, offset = divmod(position, size)

@@ -27,7 +27,7 @@ from weft.domain.request import (
     Submit,
 )
 from weft.domain.runner import ReportGap, RunnerBook, RunnerReport, RunnerSpec
-from weft.wire.codec import outcome_from_bytes
+from weft.wire.codec.scheduling import outcome_from_bytes
 from weft_sim.executor_model import answer, text_of
 from weft_sim.process import LawBroken, Process
 
@@ -85,7 +85,7 @@ class Waiting:
 
 @dataclass
 class Laws:
-    """`now`: the virtual time, for messages. `bound`: of passes, None: none; `exclusive`: requests of a lying runner's pool."""
+    """`now`: the virtual time, for messages. `bound`: of passes (None: none); `exclusive`: requests of a liar's pool."""
 
     now: Callable[[], float]
     bound: int | None = 32
@@ -110,15 +110,14 @@ class Laws:
         assert request.id not in self.requests, request.id
         self.requests[request.id] = request
 
-    def read(self, request_id: str, text: str) -> None:
+    def read(self, request: ClientRequest, text: str) -> None:
         """A client reads more of its answer: it is the undisturbed one, so far."""
-        request = self.requests[request_id]
         if request.finish:
-            raise LawBroken(f"{request_id} reads on after its end ({request.finish})")
+            raise LawBroken(f"{request.id} reads on after its end ({request.finish})")
         before = len(request.text)
         request.text += text
         if request.trusted and not request.expected()[0].startswith(text, before):
-            raise LawBroken(f"{request_id}: the answer differs from the undisturbed one after token {before // 2}")
+            raise LawBroken(f"{request.id}: the answer differs from the undisturbed one after token {before // 2}")
 
     def ended(self, request_id: str, finish: str, error: str) -> None:
         """A client's answer is over."""

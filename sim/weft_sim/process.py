@@ -72,7 +72,7 @@ class Process:
         self._thread = self._io = Lane(host)
         self.on_event: Callable[[Process, object, float], None] | None = None
         self.on_effects: Callable[[Process, object, Sequence[Any]], None] | None = None
-        self._intercepts = kind in INTERCEPTING
+        self._intercepts, self._free = kind in INTERCEPTING, costs.free
         self._links: list[Link] = []
         self._timer: float | None = None
         self._ticked = (0.0, 0)
@@ -169,7 +169,7 @@ class Process:
         if self._resumes is not None:
             self._waiting.append((event, size))
             return
-        if self.costs.free:
+        if self._free:
             self.handle(event)
             return
         received = isinstance(event, Received)
@@ -182,7 +182,7 @@ class Process:
 
     def send(self, peer: Peer, message: object) -> None:
         """Where no stream with the peer is open the message is dropped."""
-        if self.kind is Kind.RUNNER and self.costs.sends:
+        if not self._free and self.kind is Kind.RUNNER and self.costs.sends:
             cost = self.costs.sends.get(type(message).__name__, 0.0)
             self.busy_s += cost
             self._io.run(cost, self._transmit, self.generation, peer, message)
@@ -212,19 +212,21 @@ class Process:
             self.on_event(self, event, self.now)
         if self._intercepts and self.shell.intercept(self, event):
             return
-        effects = machine.handle(event, self.now)
+        effects = machine.handle(event, self.clock.now + self.offset_s)
         if self.checks:
             machine.check()
         if self.on_effects is not None:
             self.on_effects(self, event, effects)
+        perform = self.shell.perform
         for effect in effects:
-            if type(effect) is Send:
+            of = type(effect)
+            if of is Send:
                 self.send(effect.peer, effect.message)
-            elif type(effect) is Close:
+            elif of is Close:
                 if (open_stream := self.streams.pop(effect.peer, None)) is not None:
                     self.network.close(*open_stream, effect.reason)
             else:
-                self.shell.perform(self, effect)
+                perform(self, effect)
         if self.machine is machine:
             self._arm()
             if self.kind is Kind.RUNNER:

@@ -10,7 +10,7 @@ from weft.domain.ids import RunnerId
 from weft.domain.machine import TICK, Received
 from weft.domain.routes import PoolSpec, RegistryChange
 from weft.domain.runner import Heartbeat, RunnerSpec
-from weft_scheduler.core.config import Config as SchedulerConfig
+from weft_scheduler.core.config import SchedulerConfig
 from weft_sim.clock import Rank, random_of
 from weft_sim.deployment import Deployment, RunnerPlan
 from weft_sim.executor_model import VOCABULARY, seed_of

@@ -9,7 +9,7 @@ from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import EndReason, GatewayHello, OutcomeAck, OutcomeReport, Sampling, SessionHello
 from weft.domain.routes import AdapterStatus, Keys, PoolStatus, RegistryChange, Route
 from weft.domain.runner import RunnerSpec, SupervisorHello
-from weft.wire.codec import outcome_bytes
+from weft.wire.codec.scheduling import outcome_bytes
 from weft_gateway.core import events as gw
 from weft_gateway.core.gateway import Gateway
 from weft_gateway.core.routes import Principal
@@ -35,6 +35,7 @@ SCHEDULER = Peer(Kind.SCHEDULER, "scheduler")
 TOKENIZER_S = 0.05  # for a gateway's tokenizer to come
 SLOW = 10.0  # a slow runner's steps take so many times as long
 COMMIT_S = 0.002  # of an outcome
+SAMPLED = [SampledToken(token) for token in range(VOCABULARY + 1)]
 
 
 class RegistryMachine:
@@ -255,14 +256,17 @@ class RunnerShell(BaseShell):
         """The step's tokens. Steps are computed in the order of their launch, so it may be done at the launch."""
         device, pool, tokens = self.device, self.machine.pool, dict[str, SampledToken]()
         device.clear(step.clear_pages)
-        pages_of, slot_of = pool.pages.pages_of, pool.adapters.slot_of
-        for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
-            adapter = device.slots.get(slot_of(row.adapter), "no adapter") if row.adapter else ""
+        compute, pages_of = device.row, pool.pages.pages_of
+        last = in_slot = ""  # rows of an adapter are neighbours
+        for (key, adapter, n_tokens, samples), sequence in zip(step.batch.rows, step.sequences, strict=True):
+            if adapter != last:
+                last = adapter
+                in_slot = device.slots.get(pool.adapters.slot_of(adapter), "no adapter") if adapter else ""
             sampling, start = sequence.start.sampling, sequence.in_kv
-            fed = sequence.tokens[start : start + row.n_tokens]
-            token = device.row(fed, start, pages_of(row.key), adapter, sampling.seed, sampling.choice)
-            if row.samples:
-                tokens[row.key] = SampledToken(token)
+            fed = sequence.tokens[start : start + n_tokens]
+            token = compute(fed, start, pages_of(key), in_slot, sampling.seed, sampling.choice)
+            if samples:
+                tokens[key] = SAMPLED[token]
         return tokens
 
     def _step_done(
@@ -336,7 +340,13 @@ class GatewayShell(BaseShell):
     def perform(self, process: Process, effect: Any) -> None:
         world = self._world
         if type(effect) is gw.Emit:  # one for each token
-            world.emitted(effect.request_id, effect.text)
+            request = world.clients[effect.request_id]
+            if request.first_at is None:
+                world.begun(request)
+            if world.watched:
+                world.laws.read(request, effect.text)
+            else:
+                request.text += effect.text
             return
         match effect:
             case gw.Finish():

@@ -124,16 +124,11 @@ class World:
         assert isinstance(shell, SupervisorShell)
         return shell.term
 
-    def emitted(self, request_id: str, text: str) -> None:
-        request = self.clients[request_id]
-        if request.first_at is None:
-            request.first_at = self.clock.now
-            if self.timeline is not None:
-                self.timeline.instant(request.gateway, f"first token {request_id}", self.clock.now)
-        if self.watched:
-            self.laws.read(request_id, text)
-        else:
-            request.text += text
+    def begun(self, request: ClientRequest) -> None:
+        """Its first token is there."""
+        request.first_at = self.clock.now
+        if self.timeline is not None:
+            self.timeline.instant(request.gateway, f"first token {request.id}", self.clock.now)
 
     def finished(self, request_id: str, reason: str, error: str) -> None:
         if self.watched:

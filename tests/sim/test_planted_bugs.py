@@ -16,7 +16,7 @@ from weft_gateway.core.stream import RequestStream
 from weft_runner.core.adapter_manager import AdapterManager
 from weft_runner.core.page_table import PageTable
 from weft_runner.core.prefix_reuse import PrefixReuse
-from weft_scheduler.core.policy.queue import Overtaking
+from weft_scheduler.core.policy.queue.overtaking import Overtaking
 from weft_scheduler.core.state import State
 from weft_sim.check import check_seed
 

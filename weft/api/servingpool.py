@@ -67,7 +67,7 @@ class Parallelism(ApiModel):
     """The layers in so many stages, with as many batches in flight. For models that do not fit otherwise."""
 
 
-class SchedulerSettings(ApiModel):
+class SchedulingSpec(ApiModel):
     """Who runs where, and when."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -199,7 +199,7 @@ class ServingPoolSpec(ApiModel):
     """Key-value memory of one runner."""
     parallelism: Parallelism = Parallelism()
     """How one runner splits the model; as many GPUs have to be in the template's resources."""
-    scheduler: SchedulerSettings = SchedulerSettings()
+    scheduler: SchedulingSpec = SchedulingSpec()
     """Who runs where, and when."""
     drain_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 300
     """How long streams may finish on a runner that is drained, or on an adapter that is replaced or deleted."""

@@ -66,7 +66,7 @@ def build_app(
         operation = depot.submit(await _body(request, ResolveRequest))
         if operation is None:
             return _busy("resolve", 429, "too many resolves wait; try again later")
-        found = await depot.wait_for_end(operation.id, wait_s) if wait_s else None
+        found = await depot.wait(operation.id, wait_s, for_end=True) if wait_s else None
         if found is not None and found.finished:  # most sources have not changed: one round trip is enough
             return JSONResponse(_to_json(found))
         return JSONResponse({"operation": operation.id}, 202)

@@ -32,7 +32,7 @@ from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup
 from weft_runner.model.weights import Files, load_weights
 from weft_runner.parallel.executor import TensorParallelExecutor, launch_tensor_parallel
 from weft_runner.parallel.pipeline import PipelineParallelExecutor, launch_pipeline_parallel
-from weft_runner.settings import CPU_PAGE, Settings
+from weft_runner.settings import CPU_PAGE, RunnerSettings
 
 log = logging.getLogger(__name__)
 COST = "fp32 in torch, one operator after the other: twice the bytes a token, and several times the time"
@@ -48,7 +48,7 @@ class ModelSource:
     stopping: Callable[[], bool] = lambda: False
 
 
-def make_executor(settings: Settings, base: ModelSource) -> Executor:
+def make_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
     """The executor that `--executor` names. Raises ExecutorUnavailable, WeightsInvalid, OutOfMemory, StoppedAtStart."""
     if settings.attention == "flashinfer":
         settings = replace(settings, executor="cuda")  # an attention of GPUs needs one
@@ -74,7 +74,7 @@ def make_executor(settings: Settings, base: ModelSource) -> Executor:
         return _reference(settings, base)
 
 
-def _split(settings: Settings, base: ModelSource) -> Executor:
+def _split(settings: RunnerSettings, base: ModelSource) -> Executor:
     """`auto`: on GPUs wherever there is one, since a split model is not for a CPU; too few of them is an error."""
     if settings.executor == "auto":
         kind = "cuda" if torch.cuda.is_available() else "reference"
@@ -84,14 +84,14 @@ def _split(settings: Settings, base: ModelSource) -> Executor:
     return _sharded(settings, base) if settings.tensor_parallel > 1 else _pipelined(settings, base)
 
 
-def _cuda(settings: Settings, base: ModelSource) -> Executor:
+def _cuda(settings: RunnerSettings, base: ModelSource) -> Executor:
     """Raises GpuUnavailable before any weight is read, OutOfMemory."""
     found = find_gpu()
     _check_gpu(settings, found, Partition(base.spec))
     return _cuda_part(settings, base, found, Partition(base.spec), SingleProcessGroup())
 
 
-def _check_gpus(settings: Settings, how: str, parts: Sequence[Partition]) -> str:
+def _check_gpus(settings: RunnerSettings, how: str, parts: Sequence[Partition]) -> str:
     """One for each part; what kind of device they are. Raises ExecutorUnavailable, OutOfMemory."""
     try:
         found = [find_gpu(rank) for rank in range(len(parts))]
@@ -102,7 +102,7 @@ def _check_gpus(settings: Settings, how: str, parts: Sequence[Partition]) -> str
     return found[0].device.type
 
 
-def _check_gpu(settings: Settings, found: Gpu, part: Partition) -> None:
+def _check_gpu(settings: RunnerSettings, found: Gpu, part: Partition) -> None:
     """Raises GpuUnavailable, OutOfMemory."""
     reason = unsupported_on_gpu(part, settings.dtype, settings.page_tokens, settings.max_rank)
     library = settings.attention == "flashinfer"
@@ -122,7 +122,9 @@ def _check_gpu(settings: Settings, found: Gpu, part: Partition) -> None:
     check_memory(needed, found.available if found.is_real else available_memory())
 
 
-def _cuda_part(settings: Settings, base: ModelSource, found: Gpu, part: Partition, group: ProcessGroup) -> Executor:
+def _cuda_part(
+    settings: RunnerSettings, base: ModelSource, found: Gpu, part: Partition, group: ProcessGroup
+) -> Executor:
     from weft_runner.model.cuda.executor import CudaExecutor, Sizes  # not where torch comes without Triton
 
     dtype = DTYPES[settings.dtype]
@@ -147,12 +149,12 @@ def _cuda_part(settings: Settings, base: ModelSource, found: Gpu, part: Partitio
         ) from error
 
 
-def _context(settings: Settings, spec: ModelSpec) -> int:
+def _context(settings: RunnerSettings, spec: ModelSpec) -> int:
     """Most tokens of a sequence."""
     return min(spec.max_positions, settings.kv_pages * settings.page_tokens)
 
 
-def _cpu(settings: Settings, base: ModelSource) -> Executor:
+def _cpu(settings: RunnerSettings, base: ModelSource) -> Executor:
     """Raises NativeUnavailable before any weight is read."""
     if settings.page_tokens % CPU_PAGE:
         raise NativeUnavailable(f"--page-tokens {settings.page_tokens} is no multiple of {CPU_PAGE}")
@@ -171,12 +173,12 @@ def _cpu(settings: Settings, base: ModelSource) -> Executor:
     )
 
 
-def _reference(settings: Settings, base: ModelSource) -> Executor:
+def _reference(settings: RunnerSettings, base: ModelSource) -> Executor:
     _check_memory(settings, base, "reference")
     return make_partition(settings, base, SingleProcessGroup())
 
 
-def make_partition(settings: Settings, base: ModelSource, group: ProcessGroup) -> Executor:
+def make_partition(settings: RunnerSettings, base: ModelSource, group: ProcessGroup) -> Executor:
     """A rank's part of the torch executor that `--executor` names; alone, all of it. See `model.partition`.
 
     Raises WeightsInvalid, StoppedAtStart.
@@ -187,21 +189,23 @@ def make_partition(settings: Settings, base: ModelSource, group: ProcessGroup) -
     return _reference_part(settings, base, part, beside)
 
 
-def _part_of(settings: Settings, spec: ModelSpec, group: ProcessGroup) -> tuple[Partition, ProcessGroup]:
+def _part_of(settings: RunnerSettings, spec: ModelSpec, group: ProcessGroup) -> tuple[Partition, ProcessGroup]:
     """A rank's part of the model, and those that it computes each layer with: a stage is alone in that."""
     if settings.pipeline_parallel > 1:
         return stage_of(spec, group.rank, group.size), SingleProcessGroup()
     return Partition(spec, group.rank, group.size), group
 
 
-def _reference_part(settings: Settings, base: ModelSource, part: Partition, group: ProcessGroup) -> ReferenceExecutor:
+def _reference_part(
+    settings: RunnerSettings, base: ModelSource, part: Partition, group: ProcessGroup
+) -> ReferenceExecutor:
     weights = load_weights(base.files, base.spec, stopping=base.stopping, part=part)
     kv_cache = KvCache(part.local, settings.kv_pages, settings.page_tokens)
     adapters = TorchAdapterStore(base.spec, settings.max_adapters, part)
     return ReferenceExecutor(part.local, weights, kv_cache, adapters, group)
 
 
-def _sharded(settings: Settings, base: ModelSource) -> TensorParallelExecutor:
+def _sharded(settings: RunnerSettings, base: ModelSource) -> TensorParallelExecutor:
     """Raises ExecutorUnavailable, ExecutorLost, OutOfMemory, and what `make_partition` raises on any rank."""
     size = settings.tensor_parallel
     check_divisible(base.spec, size)
@@ -216,7 +220,7 @@ def _sharded(settings: Settings, base: ModelSource) -> TensorParallelExecutor:
     return executor
 
 
-def _pipelined(settings: Settings, base: ModelSource) -> PipelineParallelExecutor:
+def _pipelined(settings: RunnerSettings, base: ModelSource) -> PipelineParallelExecutor:
     """Raises ExecutorUnavailable, ExecutorLost, OutOfMemory, and what `make_partition` raises on any stage."""
     stages = settings.pipeline_parallel
     parts, device = [stage_of(base.spec, stage, stages) for stage in range(stages)], "cpu"
@@ -230,13 +234,13 @@ def _pipelined(settings: Settings, base: ModelSource) -> PipelineParallelExecuto
     return executor
 
 
-def _start(settings: Settings, base: ModelSource, device: str) -> dict[str, Any]:
+def _start(settings: RunnerSettings, base: ModelSource, device: str) -> dict[str, Any]:
     """The START command of a worker."""
     files = {name: path.absolute() for name, path in base.files.items()}
     return {"settings": settings, "spec": base.spec, "files": files, "threads": base.threads, "device": device}
 
 
-def _check_memory(settings: Settings, base: ModelSource, kind: str, ranks: int = 1, stages: int = 1) -> None:
+def _check_memory(settings: RunnerSettings, base: ModelSource, kind: str, ranks: int = 1, stages: int = 1) -> None:
     """Raises OutOfMemory. All ranks and stages compute in this machine's memory."""
     sizes = {"kv_pages": settings.kv_pages, "page_tokens": settings.page_tokens}
     needed = estimate_memory(base.spec, kind, **sizes, ranks=ranks, stages=stages)

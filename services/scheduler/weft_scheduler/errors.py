@@ -3,7 +3,7 @@
 SchedulerError
 +-- TermNotDurable      the data directory cannot hold the term: no order may be given, the process ends
 PeerError (weft.wire)   a peer sent what its contract does not allow: its stream ends with INVALID_ARGUMENT
-+-- Superseded          a registry has a term below the highest received: its stream ends, FAILED_PRECONDITION
++-- SupersededRegistry  a registry has a term below the highest received: its stream ends, FAILED_PRECONDITION
 """
 
 import grpc
@@ -19,7 +19,7 @@ class TermNotDurable(SchedulerError):
     """The term could not be written."""
 
 
-class Superseded(PeerError):
+class SupersededRegistry(PeerError):
     """Another one leads since."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION

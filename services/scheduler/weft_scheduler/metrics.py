@@ -10,7 +10,7 @@ from weft_scheduler.core.state import State
 PLACEMENT_BUCKETS_S = (20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 20e-3, 0.1)
 
 
-class Metrics:
+class SchedulerMetrics:
     """Counts effects as the shell performs them; gauges are read from the state once a second."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:

@@ -22,11 +22,11 @@ from weft.wire.streams import serve_stream
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1 import scheduler_pb2_grpc as rpc
 from weft_scheduler.core.check import OWNERSHIP, size
-from weft_scheduler.core.config import Config
+from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.effects import Effect, Event, Queued, Requeued, Resumed, RunnerLost, Stale
 from weft_scheduler.core.scheduler import Scheduler
-from weft_scheduler.errors import Superseded
-from weft_scheduler.metrics import Metrics
+from weft_scheduler.errors import SupersededRegistry
+from weft_scheduler.metrics import SchedulerMetrics
 from weft_scheduler.sessions import Session, Sessions
 from weft_scheduler.term_file import TermFile
 
@@ -41,16 +41,16 @@ class Server(rpc.SchedulerServicer):
 
     def __init__(
         self,
-        config: Config,
+        config: SchedulerConfig,
         terms: TermFile,
         stop: asyncio.Event,
         *,
-        metrics: Metrics | None = None,
+        metrics: SchedulerMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Takes the next term. Raises TermNotDurable. `stop` is set when the process must not go on."""
         self._terms, self._stop, self._clock = terms, stop, clock
-        self._metrics = metrics or Metrics()
+        self._metrics = metrics or SchedulerMetrics()
         term = terms.next()
         self.core = Scheduler(config, term)
         self.failure: Exception | None = None
@@ -104,7 +104,7 @@ class Server(rpc.SchedulerServicer):
             yield message
         if session.close_reason:
             async with peer_errors("registry", context):
-                raise Superseded(session.close_reason)
+                raise SupersededRegistry(session.close_reason)
 
     # ------------------------------------------------------------ the machine
 

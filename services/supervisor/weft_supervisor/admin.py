@@ -18,7 +18,7 @@ from weft.domain.runner import ReportedRunner
 from weft.store import keys
 from weft.store.errors import StoreError
 from weft.telemetry.logs import kv
-from weft.wire.codec import fill_reported
+from weft.wire.codec.cluster import fill_reported
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminServicer
 from weft_supervisor.server import SupervisorServer

@@ -20,9 +20,9 @@ from weft.wire.streams import channel
 from weft.wire.tls import Tls, load_tls
 from weft.wire.v1.supervisor_pb2_grpc import add_AdminServicer_to_server, add_SupervisorServicer_to_server
 from weft_supervisor.admin import AdminServer
-from weft_supervisor.core.supervisor import Config, Supervisor
+from weft_supervisor.core.supervisor import Supervisor, SupervisorConfig
 from weft_supervisor.server import SupervisorServer
-from weft_supervisor.settings import Settings
+from weft_supervisor.settings import SupervisorSettings
 
 FINISH_S = 1.0
 STORE_S, STORE_PAUSE_S = 60.0, 1.0  # PostgreSQL may start after its supervisors
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 def main(argv: list[str] | None = None) -> int:
     """Run until SIGTERM. 0 after a drain, 2 for wrong settings, a port in use or a store that cannot be opened."""
-    settings = Settings.parse(argv)
+    settings = SupervisorSettings.parse(argv)
     logs.configure("supervisor", level=settings.log_level, fmt=settings.log_format)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # one line about the store is enough
     try:
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-async def _run(settings: Settings) -> None:
+async def _run(settings: SupervisorSettings) -> None:
     stop, tls = stop_on_signals(), load_tls(settings.tls_dir, "supervisor")
     shared = settings.database != ""
     engine = open_database(postgresql_url(settings.database) if shared else sqlite_url(settings.data_dir / FILE))
@@ -74,9 +74,9 @@ async def _ready(engine: AsyncEngine, stop: asyncio.Event, *, patience_s: float)
 
 
 async def _serve(
-    settings: Settings, engine: AsyncEngine, highest_term: int, stop: asyncio.Event, tls: Tls | None
+    settings: SupervisorSettings, engine: AsyncEngine, highest_term: int, stop: asyncio.Event, tls: Tls | None
 ) -> None:
-    config = Config(
+    config = SupervisorConfig(
         lease_s=settings.lease_ms / 1000, report_s=settings.report_ms / 1000, preempt_s=settings.preempt_ms / 1000
     )
     async with (

@@ -20,7 +20,7 @@ from weft.domain.request import OutcomeReport
 from weft.store import fencing_terms, outcomes
 from weft.store.errors import StoreError, Unstorable
 from weft.telemetry.logs import kv
-from weft.wire.codec import outcome_from_bytes
+from weft.wire.codec.scheduling import outcome_from_bytes
 from weft.wire.errors import PeerError
 from weft.wire.v1 import common_pb2, predictor_pb2
 from weft_supervisor import metrics

@@ -22,7 +22,7 @@ from weft.domain.text import quoted
 from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
 from weft.telemetry.logs import kv
 from weft.wire.auth_interceptor import peer_names
-from weft.wire.codec import (
+from weft.wire.codec.cluster import (
     RUNNER_TO_SUPERVISOR,
     SCHEDULER_TO_SUPERVISOR,
     SUPERVISOR_TO_RUNNER,
@@ -30,7 +30,7 @@ from weft.wire.codec import (
 )
 from weft.wire.errors import PeerError, peer_errors, refused
 from weft.wire.roles import pool_namespaces_of
-from weft.wire.streams import Link, Opener, SendQueue, serve_stream
+from weft.wire.streams import ClientStream, Opener, SendQueue, serve_stream
 from weft.wire.v1 import predictor_pb2, scheduler_pb2, supervisor_pb2
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
@@ -55,7 +55,7 @@ class NotItsOwn(PeerError):
     code = grpc.StatusCode.PERMISSION_DENIED
 
 
-class Superseded(PeerError):
+class ReplacedIncarnation(PeerError):
     """A newer incarnation of this runner's uuid is registered."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
@@ -117,7 +117,7 @@ class SupervisorServer(SupervisorServicer):
         self._wakes_at = float("inf")  # when the timer does: later deadlines leave it alone, for most events renew one
         self._idle = IdleCheck()
         self._cluster: Opener = SchedulerStub(scheduler).Cluster
-        self.scheduler: Link[Any, scheduler_pb2.SchedulerToSupervisor] = Link(
+        self.scheduler: ClientStream[Any, scheduler_pb2.SchedulerToSupervisor] = ClientStream(
             "scheduler",
             self._open_cluster,
             hello=lambda: (SupervisorHello(self._id, self.core.highest_term), self._keys),
@@ -125,7 +125,7 @@ class SupervisorServer(SupervisorServicer):
             on_up=lambda: self.handle(Connected(SCHEDULER)),
             on_down=lambda reason: self.handle(Closed(SCHEDULER, reason)),
         )
-        self.predictor: Link[predictor_pb2.ObserveRequest, predictor_pb2.ObserveAck] = Link(
+        self.predictor: ClientStream[predictor_pb2.ObserveRequest, predictor_pb2.ObserveAck] = ClientStream(
             "predictor",
             PredictorStub(predictor).Observe,
             hello=self.feedback.messages,
@@ -230,7 +230,9 @@ class SupervisorServer(SupervisorServicer):
             if rate.take(time.monotonic()):
                 raise TooMany(f"more than {HELLOS_PER_S:.0f} hellos a second with the same certificate")
         if self.core.leases.replaced(spec.runner):
-            raise Superseded(f"runner {spec.runner.uuid} has a newer incarnation than {spec.runner.incarnation}")
+            raise ReplacedIncarnation(
+                f"runner {spec.runner.uuid} has a newer incarnation than {spec.runner.incarnation}"
+            )
         stream.spec, stream.peer = spec, runner_peer(spec.runner)
         if (older := self._streams.get(stream.peer)) is not None:
             older.outbox.close()

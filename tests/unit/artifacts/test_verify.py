@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.artifacts.making import ADAPTER_CONFIG, Tensors, lora, pack, shape, weights
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.artifacts.errors import Reason, Refused
-from weft.artifacts.verify import (
-    ModelVerdict,
-    check_base_name,
-    last_part,
-    verdict_of,
-    verify_model,
-)
+from weft.artifacts.verify import ModelVerdict, check_base_name, last_part, verdict_of, verify_model
 from weft.domain.model.adapter import AdaptedModule, check_adapter
 from weft.domain.model.safetensors import Header, read_header
 from weft.domain.model.tensors import PROJECTIONS, linear_modules
@@ -107,14 +101,8 @@ def test_a_declared_rank_that_the_tensors_do_not_have_is_a_mismatch() -> None:
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        (
-            "base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight",
-            Reason.UNKNOWN_MODULE,
-        ),  # not selected
-        (
-            "base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight",
-            Reason.UNKNOWN_MODULE,
-        ),  # no such layer
+        ("base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight", Reason.UNKNOWN_MODULE),  # not selected
+        ("base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight", Reason.UNKNOWN_MODULE),  # no such layer
         ("base_model.model.model.layers.00.self_attn.q_proj.lora_A.weight", Reason.UNKNOWN_MODULE),
         ("base_model.model.model.layers.0.mlp.q_proj.lora_A.weight", Reason.UNKNOWN_MODULE),
         ("base_model.model.transformer.h.0.attn.c_attn.lora_A.weight", Reason.UNKNOWN_MODULE),

@@ -19,7 +19,7 @@ from weft_runner.core.events import Fetch, Load
 from weft_runner.core.request_pool import RequestPool, check_pool
 from weft_runner.core.reservation import first_reservation_pages, next_growth
 from weft_runner.core.sampling import SampledToken
-from weft_runner.core.sequence import Phase, Sequence
+from weft_runner.core.sequence import Sequence, SequencePhase
 
 EOS = 0
 LIMITS = PoolLimits(
@@ -271,7 +271,7 @@ def test_whoever_joins_or_leaves_nobody_is_passed_for_long_and_no_batch_is_large
             case "leave" if pool.sequences:
                 key = data.draw(st.sampled_from(sorted(pool.sequences)))
                 pool.stop(key, pool.sequences[key].start.epoch, pool.sequences[key].owner)
-        decoding = sum(s.phase is Phase.DECODE for s in pool.sequences.values())
+        decoding = sum(s.phase is SequencePhase.DECODE for s in pool.sequences.values())
         batch = beat(pool, flying, batches)
         assert len(batch.rows) - batch.n_prefills <= -(-decoding // batches)
         waited = {key: waited.get(key, 0) + bool(batch.rows) for key, s in pool.sequences.items() if not s.in_flight}
@@ -434,7 +434,7 @@ def test_without_a_free_page_a_sequence_pauses_keeps_its_place_and_gets_the_firs
     assert pool.paused() == []
     assert pool.pages.pages_of("old")[:1] == held, "it kept its pages"
     step(pool)
-    assert pool.sequences["old"].phase is Phase.DECODE
+    assert pool.sequences["old"].phase is SequencePhase.DECODE
 
 
 def test_freed_pages_go_to_the_longest_paused_sequence_before_any_newcomer():

@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 from harness.ports import free_port
 from harness.waiting import soon
 from weft.wire.errors import PeerError, peer_errors
-from weft.wire.streams import Link, SendQueue, channel, serve_stream
+from weft.wire.streams import ClientStream, SendQueue, channel, serve_stream
 from weft.wire.v1 import runner_pb2, runner_pb2_grpc
 from weft_gateway.core.config import MAX_UNACKED
 from weft_gateway.settings import GatewaySettings
@@ -65,7 +65,7 @@ class Client:
         self.got: asyncio.Queue[str] = asyncio.Queue()
         self.ups: asyncio.Queue[str] = asyncio.Queue()
         self.hellos, self.told_four_times = 0, asyncio.Event()
-        self.link: Link[runner_pb2.GatewayToRunner, runner_pb2.RunnerToGateway] = Link(
+        self.link: ClientStream[runner_pb2.GatewayToRunner, runner_pb2.RunnerToGateway] = ClientStream(
             "test",
             runner_pb2_grpc.RunnerStub(self.channel).Session,
             hello=self._hello,
@@ -241,9 +241,7 @@ class Strict(Peer):
         super()._on_message(message)
 
 
-async def test_a_server_tells_a_peer_why_its_stream_ends_and_keeps_the_others(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_server_tells_a_peer_why_its_stream_ends_and_keeps_the_others(caplog: pytest.LogCaptureFixture) -> None:
     server = Strict()
     grpc_server, port = await serve_peer(server)
     client = Client(port)

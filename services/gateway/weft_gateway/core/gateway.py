@@ -53,7 +53,7 @@ from weft_gateway.core.stream import (
 )
 
 ACK_S = 1.0  # for outcomes to be stored before the process ends
-_BUG = Failure("internal_error", "The gateway failed on this request.")
+BUG = Failure("internal_error", "The gateway failed on this request.")
 _STOPPED = Failure("shutting_down", "The gateway stopped before the answer was complete.", 1000)
 _DRAIN = (Deadline.DRAIN, "")
 
@@ -218,7 +218,7 @@ class Gateway:
     def _on_routes(self, change: Routes, now: float) -> list[Effect]:
         first = not self.routes.known
         try:
-            pools = self.routes.apply(change)
+            pools = self.routes.take(change)
         except RoutesGap:
             asked, self._resyncing = self._resyncing, True
             return [] if asked else [Send(SCHEDULER, ResyncRoutes())]
@@ -272,7 +272,7 @@ class Gateway:
                 reason = f"it speaks for request {one.request_id!r}, whose epoch another runner has"
                 effects.append(events.PeerViolation(peer, reason))
                 return effects + self._close(session, f"it broke the contract: {reason}", now)
-            effects += self._apply(one.request_id, one, now)
+            effects += self._advance(active, one, now)
         return effects
 
     def _on_session(self, event: Connected | Closed, now: float) -> list[Effect]:
@@ -297,12 +297,14 @@ class Gateway:
     # ---------------------------------------------------------------- one answer
 
     def _apply(self, request_id: str, event: StreamEvent, now: float) -> list[Effect]:
-        """One event of an answer, whole; nothing after its end. A bug ends this answer, and no other."""
+        """One event of an answer, whole; nothing after its end."""
         active = self.requests.get(request_id)
-        if active is None:
-            return []
+        return [] if active is None else self._advance(active, event, now)
+
+    def _advance(self, active: ActiveRequest, event: StreamEvent, now: float) -> list[Effect]:
+        """A bug ends this answer, and no other."""
         stream = active.stream
-        before = stream.running
+        request_id, before = stream.request_id, stream.running
         try:
             effects: list[Effect] = stream.handle(event, now)  # pyright: ignore[reportAssignmentType] (a new list)
             after = stream.running
@@ -321,7 +323,7 @@ class Gateway:
         except Exception as error:
             if isinstance(event, events.RequestAborted):
                 raise
-            aborted = self._apply(request_id, events.RequestAborted(request_id, _BUG), now)
+            aborted = self._apply(request_id, events.RequestAborted(request_id, BUG), now)
             return [events.RequestFailed(request_id, error), *aborted]
         return effects
 

@@ -79,18 +79,9 @@ class HoldExpired:
 
 
 StreamEvent = (
-    SequenceTokens
-    | Assign
-    | Preempt
-    | NoCapacity
-    | Ended
-    | Reject
-    | SessionLost
-    | PoolAvailability
-    | HoldExpired
-    | ClientGone
-    | RequestAborted
-)
+    SequenceTokens | Assign | Preempt | NoCapacity | Ended | Reject | SessionLost | PoolAvailability | HoldExpired
+    | ClientGone | RequestAborted
+)  # fmt: skip
 StreamEffect = Send | Emit | FirstToken
 
 

@@ -21,7 +21,7 @@ from weft_runner.core.page_table import PageTable, check_page_table
 from weft_runner.core.prefix_reuse import PrefixReuse
 from weft_runner.core.reservation import Reservations
 from weft_runner.core.sampling import SampledToken
-from weft_runner.core.sequence import RUNNING, Phase, Sequence, check_sequence
+from weft_runner.core.sequence import RUNNING, Sequence, SequencePhase, check_sequence
 from weft_runner.core.step_time_model import GUESS, StepModel
 
 
@@ -137,16 +137,16 @@ class RequestPool:
         """
         if self.scheduler.standing is not None:
             return self.scheduler.standing
-        for sequence in self._here(Phase.PREFILL):
+        for sequence in self._here(SequencePhase.PREFILL):
             self.reuse.extend(sequence)
         self._settle()
-        for sequence in list(self._here(Phase.DECODE)):
+        for sequence in list(self._here(SequencePhase.DECODE)):
             if self.pages.is_full(sequence.key) and not self.reservations.grow(sequence):
                 self.urgent = self.adapters.page_debt = True
         self._unstick()
         decoding, again = self._decoding(depth, free), depth == 1 and not self.reservations.paused
         return self.scheduler.schedule(
-            [_candidate(s) for s in sorted(self._here(Phase.PREFILL), key=lambda s: s.order)],
+            [_candidate(s) for s in sorted(self._here(SequencePhase.PREFILL), key=lambda s: s.order)],
             [_candidate(s) for s in decoding],
             sum(s.in_kv for s in decoding),
             lambda: min((self._steps_left(s) for s in decoding), default=0) if again else 0,
@@ -162,16 +162,18 @@ class RequestPool:
         """Take an iteration's results: a token for each row that samples, or why that sequence failed."""
         self.iterations += 1
         self.scheduler.ran(batch)
+        sequences, pages, page_tokens = self.sequences, self.pages, self.limits.page_tokens
         for key, _, n_tokens, samples in batch.rows:
-            sequence = self.sequences[key]
+            sequence = sequences[key]
             sequence.in_flight = False
             if key in failures:
                 self._end(sequence, EndReason.INTERNAL, failures[key], forget=True)
                 continue
             sequence.fed(n_tokens)
             self.tokens += n_tokens
-            self.pages.fill(key, sequence.in_kv)
-            self.reuse.publish(sequence)
+            pages.fill(key, sequence.in_kv)
+            if sequence.in_kv // page_tokens != sequence.named_pages:
+                self.reuse.publish(sequence)
             if samples:
                 self._append(sequence, tokens[key])
         self._unstick()
@@ -264,7 +266,7 @@ class RequestPool:
         self.adapters.reconcile()
         for digest in self.adapters.take_ready():
             for sequence in self.sequences.values():
-                if sequence.start.adapter == digest and sequence.phase is Phase.WAITING:
+                if sequence.start.adapter == digest and sequence.phase is SequencePhase.WAITING:
                     self._join(sequence)
 
     def _unstick(self) -> None:
@@ -286,7 +288,7 @@ class RequestPool:
         """Pages and references back, at once; freed pages go to the longest paused sequence first."""
         self.scheduler.changed()
         self.departures += 1
-        joined = sequence.phase is not Phase.WAITING
+        joined = sequence.phase is not SequencePhase.WAITING
         sequence.end()
         del self.sequences[sequence.key]
         self.reservations.paused.pop(sequence.key, None)
@@ -315,7 +317,7 @@ class RequestPool:
         """Here or in flight."""
         return any(s.phase in RUNNING for s in self.sequences.values())
 
-    def _here(self, phase: Phase) -> Iterator[Sequence]:
+    def _here(self, phase: SequencePhase) -> Iterator[Sequence]:
         """Those of a phase that are not in flight, in order of admission."""
         return (s for s in self.sequences.values() if s.phase is phase and not s.in_flight)
 
@@ -327,16 +329,17 @@ class RequestPool:
         changes the part of each batch from its next turn on, so that they are equal again after a round. And no batch
         takes what those that are `free` need to be launched at all.
         """
-        here = list(self._here(Phase.DECODE))
+        here = list(self._here(SequencePhase.DECODE))
         if depth == 1:
             return here
-        running = sum(s.phase is Phase.DECODE for s in self.sequences.values())
+        running = sum(s.phase is SequencePhase.DECODE for s in self.sequences.values())
         part = min(-(-running // depth), -(-len(here) // free))
         return sorted(here, key=lambda s: s.turn)[:part]
 
     def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
         token, logprob = sampled
-        start, position = sequence.start, sequence.n_emitted
+        start, owner = sequence.start, sequence.owner
+        position = len(sequence.tokens) - len(start.prompt)
         finish: FinishReason | None = None
         tokens: tuple[int, ...] = (token,)
         if token in self.limits.eos and not start.sampling.ignore_eos:
@@ -346,13 +349,11 @@ class RequestPool:
             if len(sequence.tokens) == sequence.max_len:
                 finish = FinishReason.LENGTH
         logprobs = (logprob,) if logprob is not None and tokens else ()
-        produced = SequenceTokens(
-            start.request_id, start.epoch, position, tokens, finish, sequence.doublings, logprobs
-        )  # fmt: skip
-        owner = sequence.owner
         if (of_session := self.produced.get(owner.name)) is None:
             of_session = self.produced[owner.name] = owner, []
-        of_session[1].append(produced)
+        of_session[1].append(
+            SequenceTokens(sequence.key, start.epoch, position, tokens, finish, sequence.doublings, logprobs)
+        )
         if finish is not None:
             self._remove(sequence)
 
@@ -372,11 +373,11 @@ def check_pool(pool: RequestPool) -> None:
     assert pool.pages.holders() == set(pool.sequences)
     for sequence in pool.sequences.values():
         check_sequence(sequence)
-        assert (sequence.phase is Phase.PAUSED) == (sequence.key in pool.paused()), sequence.key
+        assert (sequence.phase is SequencePhase.PAUSED) == (sequence.key in pool.paused()), sequence.key
         assert pool.pages.tokens_of(sequence.key) == sequence.in_kv, sequence.key
         assert sequence.named_pages * pool.pages.page_tokens <= sequence.in_kv, sequence.key
     mine = Counter(s.start.adapter for s in pool.sequences.values())
-    waiting = Counter(s.start.adapter for s in pool.sequences.values() if s.phase is Phase.WAITING)
+    waiting = Counter(s.start.adapter for s in pool.sequences.values() if s.phase is SequencePhase.WAITING)
     for digest, adapter in pool.adapters.adapters.items():
         assert adapter.waiting == waiting[digest], digest
         assert adapter.running == mine[digest] - waiting[digest], digest

@@ -4,6 +4,8 @@ The shell offers a step whenever the executor can take one (`StepSlot`); the mac
 nothing to run, and takes the results as `StepDone`. Every effect of an event is there when `handle` returns.
 """
 
+from math import inf
+
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received, Send, Tick
 from weft.domain.request import Draining, SessionHello, Start, Stop
 from weft.domain.runner import Registered, Resync, RunnerOrder
@@ -86,7 +88,7 @@ class Runner:
         deadline = self.reporter.deadline()
         if self.pool.adapters.not_ready_reason():
             deadline = min(deadline, self._retry_at)
-        return None if deadline == float("inf") else deadline
+        return None if deadline == inf else deadline
 
     def check(self) -> None:
         check_pool(self.pool)

@@ -10,9 +10,10 @@ from weft.domain.ids import BASE, NEVER
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import Runner
-from weft_scheduler.core.policy.autoscaling import Contribution
-from weft_scheduler.core.policy.placement import RunnerShape, placement_score
-from weft_scheduler.core.policy.queue import Admitted, Overtaking
+from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution
+from weft_scheduler.core.policy.placement.punica import placement_score
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.queue.overtaking import Admitted, Overtaking
 from weft_scheduler.core.scheduling import PoolContext
 from weft_scheduler.core.state import State
 

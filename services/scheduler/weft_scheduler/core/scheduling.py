@@ -7,8 +7,9 @@ from weft.domain.ids import BASE
 from weft.domain.request import RejectReason
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Request
-from weft_scheduler.core.policy.placement import PlacementRequest, RunnerShape
-from weft_scheduler.core.policy.queue import Admitted
+from weft_scheduler.core.policy.placement.punica import PlacementRequest
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.queue.overtaking import Admitted
 from weft_scheduler.core.request_lifecycle import assign, reject
 from weft_scheduler.core.state import State
 

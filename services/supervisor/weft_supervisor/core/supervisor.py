@@ -39,7 +39,7 @@ FULL_REPORTS = 8  # in a message: one of 2,000 adapters takes some 15 ms to enco
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class SupervisorConfig:
     """Times in seconds. `preempt_s`: how long a chosen victim may take to leave before one is chosen again.
 
     `merge_s`: urgent reports of several runners are merged for this long: a message costs gRPC 90 us, however small.
@@ -111,7 +111,7 @@ class Runner:
 class Supervisor:
     """One owner, one thread. The runners' peers are named "uuid/incarnation"; there is one scheduler."""
 
-    def __init__(self, config: Config, *, highest_term: int = 0) -> None:
+    def __init__(self, config: SupervisorConfig, *, highest_term: int = 0) -> None:
         self.config = config
         self.highest_term = highest_term
         self.leases = Leases(config.lease_s)

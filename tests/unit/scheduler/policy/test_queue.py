@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from weft.domain.request import Assign, FailReason, Reject, RejectReason, ResubmitComplete
 from weft_scheduler.core.model.request import Phase
-from weft_scheduler.core.policy.placement import RunnerShape
-from weft_scheduler.core.policy.queue import POLICIES, Admitted, Overtaking, SortedQueue, WaitingQueue, sorted_queue
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.queue import POLICIES, sorted_queue
+from weft_scheduler.core.policy.queue.overtaking import Admitted, Overtaking
+from weft_scheduler.core.policy.queue.sorted_queue import SortedQueue
+from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
 
 SMALL, LARGE = RunnerShape(8, 10), RunnerShape(8, 100)
 

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_scheduler.core.policy.reservation import Calibrated, OutputLengthStats, double_past, remaining_tokens
+from weft_scheduler.core.policy.reservation.calibrated import (
+    Calibrated,
+    OutputLengthStats,
+    double_past,
+    remaining_tokens,
+)
 
 
 def lengths() -> OutputLengthStats:

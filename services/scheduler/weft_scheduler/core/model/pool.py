@@ -9,14 +9,18 @@ from typing import TypeVar
 
 from weft.domain.ids import BASE
 from weft.domain.routes import PoolRoute, PoolSpec, Route
-from weft_scheduler.core.config import Config
+from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.model.adapters import PoolAdapters
 from weft_scheduler.core.model.request import Request
 from weft_scheduler.core.model.runner import Runner
 from weft_scheduler.core.policy import placement, queue, reservation
-from weft_scheduler.core.policy.autoscaling import Autoscaler, Contribution, DepartureRate, PoolLoad
-from weft_scheduler.core.policy.placement import PlacementPolicy, RunnerShape
-from weft_scheduler.core.policy.queue import Overtaking, WaitingQueue
+from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, Contribution
+from weft_scheduler.core.policy.autoscaling.demand import PoolLoad
+from weft_scheduler.core.policy.autoscaling.throughput import DepartureRate
+from weft_scheduler.core.policy.placement.punica import PlacementPolicy
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.queue.overtaking import Overtaking
+from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
 
 DEFAULTS = PoolSpec("")
 POLICIES = {
@@ -66,7 +70,7 @@ class Pool:
         """Whether there is a reason to remember it."""
         return self.spec is not None or bool(self.requests or self.runners or self.adapters.by_uid)
 
-    def drain_s(self, config: Config) -> float:
+    def drain_s(self, config: SchedulerConfig) -> float:
         """How long streams of a replaced or deleted digest may run on."""
         return self.declared.drain_s or config.drain_s
 

@@ -9,10 +9,10 @@ from enum import Enum
 from typing import NamedTuple
 
 from weft.domain.ids import NEVER, Epoch, RunnerId
-from weft.domain.request import Submit
+from weft.domain.request import FailReason, Submit
 from weft_scheduler.core.model.gateway import Avoidance
 from weft_scheduler.core.policy.length_distribution import LengthDistribution
-from weft_scheduler.core.policy.reservation import remaining_tokens
+from weft_scheduler.core.policy.reservation.calibrated import remaining_tokens
 
 LEVELS = (0.1, 0.5, 0.9, 0.99)  # of the predicted quantiles
 PROMPT_TOKENS = 8  # of a prompt cost as much as one of the answer (A100, 7B: 0.1 ms beside 0.4 to 1 ms at batch 32)
@@ -185,7 +185,7 @@ class Request:
         if self._phase is not Phase.ASSIGNED:
             return False
         self._enter(Phase.RUNNING)
-        self.same_class_until = 0.0
+        self.same_class_until, self.capacity_refusals = 0.0, 0
         return True
 
     def stop(self) -> None:
@@ -232,17 +232,11 @@ class Request:
         """One more of its bounded migrations."""
         self.migrations += 1
 
-    def refused(self, *, capacity: bool) -> None:
-        """Its epoch failed; `capacity`: for want of pages or sequences."""
-        self.capacity_refusals = self.capacity_refusals + 1 if capacity else 0
-
-    def load_failed(self, runner_id: RunnerId, detail: str) -> None:
-        """That runner could not load its adapter."""
-        self.load_failures[runner_id] = detail
-
-    def started(self) -> None:
-        """A runner computes it."""
-        self.capacity_refusals = 0
+    def failed_on(self, runner_id: RunnerId, reason: FailReason, detail: str) -> None:
+        """Its epoch failed there: what counts refusals in a row, and knows why its adapter could not be loaded."""
+        self.capacity_refusals = self.capacity_refusals + 1 if reason is FailReason.NO_CAPACITY else 0
+        if reason is FailReason.LOAD_FAILED:
+            self.load_failures[runner_id] = detail
 
     def _enter(self, phase: Phase) -> None:
         assert phase in NEXT_PHASES[self._phase], (self.id, self._phase, phase)

@@ -4,10 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from weft_scheduler.core.policy.queue.fcfs import Fcfs
-from weft_scheduler.core.policy.queue.overtaking import Admitted, Overtaking
 from weft_scheduler.core.policy.queue.s3 import S3
 from weft_scheduler.core.policy.queue.shortest import Shortest
-from weft_scheduler.core.policy.queue.sorted_queue import SortedQueue
 from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
 
 # by name: the policy of a pool whose requests age in so many seconds
@@ -16,5 +14,3 @@ POLICIES: Mapping[str, Callable[[float], WaitingQueue[Any]]] = {
     "s3": lambda _: S3(),
     "shortest": Shortest,
 }
-
-__all__ = ["POLICIES", "S3", "Admitted", "Fcfs", "Overtaking", "Shortest", "SortedQueue", "WaitingQueue"]

@@ -1,13 +1,5 @@
 """How many output tokens a request reserves. `POLICIES` names the reservation policies."""
 
-from weft_scheduler.core.policy.reservation.calibrated import (
-    Calibrated,
-    OutputLengthStats,
-    ReservationPolicy,
-    double_past,
-    remaining_tokens,
-)
+from weft_scheduler.core.policy.reservation.calibrated import Calibrated
 
 POLICIES = {"calibrated": Calibrated}
-
-__all__ = ["POLICIES", "Calibrated", "OutputLengthStats", "ReservationPolicy", "double_past", "remaining_tokens"]
