@@ -85,7 +85,7 @@ class Waiting:
 
 @dataclass
 class Laws:
-    """`now`: the virtual time, for messages. `bound`: of passes (None: none); `exclusive`: requests of a liar's pool."""
+    """`now`: the virtual time, for messages. `bound`: of passes (None: none); `exclusive`: of a liar's pool."""
 
     now: Callable[[], float]
     bound: int | None = 32

@@ -45,7 +45,8 @@ def test_a_pool_has_the_documented_defaults() -> None:
             "parallelism": {"tensor": 1, "pipeline": 1},
             "scheduler": {
                 "placement": "punica", "queue": "fcfs", "agingSeconds": 60,
-                "reservation": "calibrated", "maxSequences": 32, "maxBatchTokens": 512, "maxPrefills": 1, "tokenTimeMs": 100, "maxQueue": 1000, "maxMoves": 8,
+                "reservation": "calibrated", "maxSequences": 32,
+                "maxBatchTokens": 512, "maxPrefills": 1, "tokenTimeMs": 100, "maxQueue": 1000, "maxMoves": 8,
             },
             "drainSeconds": 300,
             "allowedNamespaces": {"from": "Same"},
