@@ -89,8 +89,9 @@ class SchedulingSpec(ApiModel):
     starvation_bound: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] | None = None
     """How often younger requests may pass a waiting one before its runners drain for it. Default: the scheduler's own
     (32); with queue shortest no bound but agingSeconds."""
-    reservation: Literal["calibrated"] = "calibrated"
-    """Memory reserved by calibrated prediction of the answer's length."""
+    reservation: Literal["calibrated", "constant", "max", "paged", "s3"] = "calibrated"
+    """Memory reserved for an answer. calibrated: the predicted p90 of its length. s3: the edge of the predicted bucket.
+    constant: the p90 of the pool's answers. max: max_tokens. paged: nothing, a page whenever one is needed."""
     max_sequences: Annotated[int, Field(strict=True, ge=1, le=1024)] = 32
     """Sequences in one batch of one runner."""
     max_batch_tokens: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 512

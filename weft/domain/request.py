@@ -123,6 +123,7 @@ class Start:
     client_request_id: str = ""  # for logs
     waited_s: float = 0.0  # since it arrived at the gateway: a duration, as clocks differ
     delay_s: float = 0.0  # of its Assign
+    by_page: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +273,7 @@ class Assign:
     adapter_bytes: int = 0
     decode: RunnerId | None = None
     delay_s: float = 0.0  # what the queue policy adds to its arrival: the runner's prompts run in that order
+    by_page: bool = False  # nothing is reserved ahead: it grows by a page at a time
 
 
 @dataclass(frozen=True, slots=True)

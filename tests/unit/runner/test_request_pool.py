@@ -403,6 +403,17 @@ def test_a_reservation_of_nothing_still_grows_by_a_page_at_a_time():
     assert pool.sequences["r"].reservation_tokens == 4
 
 
+def test_one_that_reserves_nothing_ahead_takes_a_page_whenever_it_needs_one():
+    pool = RequestPool(LIMITS)
+    begin(pool, "r", 1, prompt=4, max_tokens=20, reservation_tokens=1, by_page=True)
+    held: list[int] = []
+    while "r" in pool.sequences:
+        held.append(pool.pages.held_by("r"))
+        step(pool)
+    assert [*dict.fromkeys(held)] == [2, 3, 4, 5, 6]
+    assert (pool.reservations.doublings, pool.reservations.grown_pages) == (0, 4)
+
+
 def test_a_partial_grant_is_completed_before_the_reservation_doubles_again():
     pool = RequestPool(replace(LIMITS, total_pages=6))
     begin(pool, "r", 1, prompt=4, max_tokens=30, reservation_tokens=8)

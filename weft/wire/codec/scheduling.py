@@ -245,7 +245,7 @@ def _fill_assign(assign: Assign, m: pb.Assign) -> None:
     fill_epoch(assign.epoch, m.epoch)
     fill_runner_id(assign.runner, m.runner)
     m.numerics_class, m.adapter_rank, m.adapter_bytes = assign.numerics_class, assign.rank, assign.adapter_bytes
-    m.delay_ms = round(1000 * assign.delay_s)
+    m.delay_ms, m.by_page = round(1000 * assign.delay_s), assign.by_page
     if assign.decode is not None:
         fill_runner_id(assign.decode, m.decode_runner)
 
@@ -262,6 +262,7 @@ def _assign(m: pb.Assign) -> Assign:
         adapter_bytes=m.adapter_bytes,
         decode=runner_id(m.decode_runner) if m.HasField("decode_runner") else None,
         delay_s=number(m.delay_ms, "delay_ms", MAX_WAITED_MS) / 1000,
+        by_page=m.by_page,
     )
 
 

@@ -226,6 +226,7 @@ class RequestStream:
             client_request_id=request.client_request_id,
             waited_s=now - self.arrived,
             delay_s=assign.delay_s,
+            by_page=assign.by_page,
         )
         return [*effects, Send(runner_peer(assign.runner), start)]
 

@@ -39,6 +39,7 @@ def assign(state: State, pool: Pool, request: Request, runner: Runner) -> None:
         rank=rank,
         adapter_bytes=size,
         delay_s=delay_s,
+        by_page=request.by_page,
     )
     state.send_to_gateway(request.gateway, message)
     if request.numerics_class:

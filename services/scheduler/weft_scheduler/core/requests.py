@@ -21,6 +21,7 @@ from weft_scheduler.core.model.gateway import GatewayStream
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Placement, Request
 from weft_scheduler.core.policy.autoscaling.throughput import retry_after_ms
+from weft_scheduler.core.policy.reservation.policies import ExpectedOutput
 from weft_scheduler.core.request_lifecycle import acknowledge, add_to_runners, drop, enqueue, reject, stop
 from weft_scheduler.core.scheduling import infeasible_reason, schedule_pool
 from weft_scheduler.core.state import State
@@ -82,9 +83,9 @@ def on_submit(state: State, gateway: GatewayStream, submit: Submit) -> None:
     state.requests[request.id] = request
     gateway.add(request.id, pool.name)
     pool.add(request)
-    if not request.reserved_until:
-        policy = state.reservation[pool.declared.reservation]
-        request.reserve(policy.initial_tokens(pool.name, request.adapter, submit.p90_tokens, request.max_tokens))
+    policy = state.reservation[pool.declared.reservation]
+    expected = ExpectedOutput(pool.name, request.adapter, request.max_tokens, submit.p90_tokens, submit.bucket_tokens)
+    request.reserve(policy.initial_tokens(expected), by_page=policy.by_page)
     if submit.runner is not None and request.epoch != NEVER:
         _adopt(state, pool, request, submit.runner)
     elif gateway.complete:
@@ -113,8 +114,7 @@ def on_outcome(state: State, gateway: GatewayStream, report: OutcomeReport) -> N
     request = _of(state, gateway, report.request_id)
     if request is not None:
         pool = state.pool(request.pool)
-        policy = state.reservation[pool.declared.reservation]
-        policy.observe(report.pool, report.adapter, report.completion_tokens, report.censored)
+        state.lengths.observe(report.pool, report.adapter, report.completion_tokens, report.censored)
         pool.departures.count(state.now)
         drop(state, request)
     if state.outcomes.add(report, gateway.id):

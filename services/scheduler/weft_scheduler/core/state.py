@@ -15,7 +15,8 @@ from weft_scheduler.core.model.request import Request
 from weft_scheduler.core.model.runner import Runner
 from weft_scheduler.core.outcome_buffer import OutcomeBuffer
 from weft_scheduler.core.policy import reservation
-from weft_scheduler.core.policy.reservation.calibrated import OutputLengthStats, ReservationPolicy
+from weft_scheduler.core.policy.reservation.output_lengths import OutputLengthStats
+from weft_scheduler.core.policy.reservation.policies import ReservationPolicy
 from weft_scheduler.core.published_state import PublishedState
 from weft_scheduler.core.routes import RouteTable
 from weft_scheduler.core.timers import Timer, TimerKind
@@ -42,9 +43,9 @@ class State:
         self.outcomes = OutcomeBuffer(config.max_outcomes)
         self.routes = RouteTable()
         self.published = PublishedState()
-        lengths = OutputLengthStats(config.quantile, config.default_output_tokens, config.length_adapters)
+        self.lengths = OutputLengthStats(config.quantile, config.default_output_tokens, config.length_adapters)
         self.reservation: dict[str, ReservationPolicy] = {
-            name: policy(lengths) for name, policy in reservation.POLICIES.items()
+            name: policy(self.lengths) for name, policy in reservation.POLICIES.items()
         }
         # pools to schedule, in order, and the runners that have changed there; None: anything may have
         self.schedulable: dict[str, set[str] | None] = {}

@@ -12,7 +12,7 @@ from weft.domain.ids import NEVER, Epoch, RunnerId
 from weft.domain.request import FailReason, Submit
 from weft_scheduler.core.model.gateway import Avoidance
 from weft_scheduler.core.policy.length_distribution import LengthDistribution
-from weft_scheduler.core.policy.reservation.calibrated import remaining_tokens
+from weft_scheduler.core.policy.reservation.policies import remaining_tokens
 
 LEVELS = (0.1, 0.5, 0.9, 0.99)  # of the predicted quantiles
 PROMPT_TOKENS = 8  # of a prompt cost as much as one of the answer (A100, 7B: 0.1 ms beside 0.4 to 1 ms at batch 32)
@@ -69,6 +69,7 @@ class Request:
     quantiles: tuple[tuple[float, int], ...] = ()  # predicted: (level, tokens)
     migrations: int = 0
     reserved_until: int = 0
+    by_page: bool = False  # it reserves nothing ahead
     start_emitted_tokens: int = 0  # emitted when the present epoch was assigned
     epoch: Epoch = NEVER  # the highest it was assigned under
     placement: Placement | None = None
@@ -138,6 +139,8 @@ class Request:
     @property
     def reservation_tokens(self) -> int:
         """Output tokens to reserve beyond those emitted."""
+        if self.by_page:
+            return 1
         return remaining_tokens(self.reserved_until, self.emitted_tokens, self.max_tokens)
 
     @property
@@ -202,10 +205,9 @@ class Request:
 
     # ------------------------------------------------------------ what is learned of it
 
-    def reserve(self, tokens: int) -> None:
-        """The first reservation, in output tokens."""
-        assert not self.reserved_until, self
-        self.reserved_until = tokens
+    def reserve(self, tokens: int, *, by_page: bool) -> None:
+        """The first reservation, in output tokens; one that it has from before stays."""
+        self.reserved_until, self.by_page = self.reserved_until or tokens, by_page
 
     def reserve_again(self, tokens: int) -> None:
         """The supervisor's reservation for its next epoch, counted from the start of this one."""

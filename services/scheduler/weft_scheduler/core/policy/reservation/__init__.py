@@ -1,5 +1,20 @@
 """How many output tokens a request reserves. `POLICIES` names the reservation policies."""
 
-from weft_scheduler.core.policy.reservation.calibrated import Calibrated
+from collections.abc import Mapping
 
-POLICIES = {"calibrated": Calibrated}
+from weft_scheduler.core.policy.reservation.policies import (
+    S3,
+    Calibrated,
+    Constant,
+    Maximum,
+    Paged,
+    ReservationPolicy,
+)
+
+POLICIES: Mapping[str, type[ReservationPolicy]] = {
+    "calibrated": Calibrated,
+    "constant": Constant,
+    "max": Maximum,
+    "paged": Paged,
+    "s3": S3,
+}
