@@ -196,8 +196,8 @@ def gpu(context: typer.Context) -> None:
 @app.command()
 def control(
     cases: Annotated[
-        str, typer.Option(help="Of reports, engine, adapter, models, decisions; separated by commas.")
-    ] = "reports,engine,adapter,models,decisions",
+        str, typer.Option(help="Of reports, engine, adapter, table, models, decisions; separated by commas.")
+    ] = "reports,engine,adapter,table,models,decisions",
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: shows that it works, not how fast.")] = False,
     live: Annotated[
         int, typer.Option(min=0, help="Also apply, list and delete that many adapters on a `weft up` of its own.")
