@@ -1,6 +1,7 @@
 """What runs where: values."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from weft.domain.adapter import AdapterSpec
 from weft.domain.routes import PoolSpec
@@ -30,8 +31,10 @@ class RunnerPlan:
 class Deployment:
     """What runs where. `hosts`: cores by name; control-plane processes run on `control`."""
 
-    runners: tuple[RunnerPlan, ...]
-    pools: tuple[PoolSpec, ...]
+    runners: tuple[RunnerPlan, ...] = ()
+    pools: tuple[PoolSpec, ...] = ()
+    objects: tuple[dict[str, Any], ...] = ()  # with any the operator plans pools, adapters and runners from them
+    template: RunnerPlan | None = None  # of the operator's runners
     adapters: tuple[AdapterSpec, ...] = ()
     gateways: int = 1
     hosts: dict[str, int] = field(default_factory=lambda: {"control": 2})
@@ -40,6 +43,7 @@ class Deployment:
     delay_s: float = 0.0002
     jitter_s: float = 0.0
     load_s: float = 0.05  # of an adapter to a device slot
+    replayed_lengths: bool = False  # predictions are those that a request comes with, not those of the shipped model
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)

@@ -1,18 +1,21 @@
 """What stands around each machine in the simulator: disks, devices, clients. One class for each kind of process."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weft.domain.ids import RunnerId
 from weft.domain.machine import Closed, Connected, Kind, Machine, Peer, PersistTerm, Received, Send
 from weft.domain.prediction import Prediction, PredictItem
-from weft.domain.request import EndReason, GatewayHello, OutcomeAck, OutcomeReport, Sampling, SessionHello
+from weft.domain.request import EndReason, GatewayHello, Outcome, OutcomeAck, OutcomeReport, Sampling, SessionHello
 from weft.domain.routes import AdapterStatus, Keys, PoolStatus, RegistryChange, Route
 from weft.domain.runner import RunnerSpec, SupervisorHello
-from weft.wire.codec.scheduling import outcome_bytes
+from weft.wire.codec.scheduling import outcome_bytes, outcome_from_bytes
 from weft_gateway.core import events as gw
 from weft_gateway.core.gateway import Gateway
 from weft_gateway.core.routes import Principal
+from weft_predictor.core.length_model import Arrays
+from weft_predictor.core.ridge_model import RidgeModel
 from weft_runner.core import events as rn
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import BatchLimits
@@ -31,7 +34,8 @@ from weft_supervisor.core.supervisor import Supervisor
 if TYPE_CHECKING:
     from weft_sim.stack import World
 
-SCHEDULER = Peer(Kind.SCHEDULER, "scheduler")
+SCHEDULER, PREDICTOR = Peer(Kind.SCHEDULER, "scheduler"), Peer(Kind.PREDICTOR, "predictor")
+FEATURES = 1 << 10  # of the predictor's ridge: prompts have no text here
 TOKENIZER_S = 0.05  # for a gateway's tokenizer to come
 SLOW = 10.0  # a slow runner's steps take so many times as long
 COMMIT_S = 0.002  # of an outcome
@@ -135,6 +139,7 @@ class SupervisorShell(BaseShell):
     def __init__(self, world: "World") -> None:
         self._world, self.term, self.full_until = world, 0, 0.0
         self.outcomes: dict[str, bytes] = {}
+        self.unlearned: dict[str, Outcome] = {}  # the predictor has not acknowledged them
 
     def start(self, process: Process) -> Machine[Any, Any]:
         return Supervisor(self._world.deployment.supervisor, highest_term=self.term)
@@ -152,6 +157,16 @@ class SupervisorShell(BaseShell):
                 return True
             case Connected(peer=Peer(kind=Kind.SCHEDULER) as scheduler):
                 process.send(scheduler, Keys(()))
+            case Connected(peer=Peer(kind=Kind.PREDICTOR) as predictor):
+                for outcome in self.unlearned.values():
+                    process.send(predictor, outcome)
+                return True
+            case Received(peer=Peer(kind=Kind.PREDICTOR), message=OutcomeAck(request_ids)):
+                for request_id in request_ids:
+                    self.unlearned.pop(request_id, None)
+                return True
+            case Closed(peer=Peer(kind=Kind.PREDICTOR)):
+                return True
             case _:
                 pass
         return False
@@ -159,7 +174,10 @@ class SupervisorShell(BaseShell):
     def _store(self, process: Process, generation: int, report: OutcomeReport) -> None:
         if generation != process.generation or not process.up:
             return
-        self.outcomes.setdefault(report.request_id, report.record)
+        if report.request_id not in self.outcomes:
+            self.outcomes[report.request_id] = report.record
+            outcome = self.unlearned[report.request_id] = outcome_from_bytes(report.record)
+            process.send(PREDICTOR, outcome)
         if self._world.watched:
             self._world.laws.outcome_stored(report)
         process.send(SCHEDULER, OutcomeAck((report.request_id,)))
@@ -175,7 +193,6 @@ class RunnerShell(BaseShell):
         self.busy_s = self._ended_at = 0.0
         self.steps = self.rows = 0
         self._on_disk: dict[str, None] = {}
-        self._bytes = {adapter.digest: adapter.bytes for adapter in world.deployment.adapters}
 
     def start(self, process: Process) -> Machine[Any, Any]:
         identity = RunnerId(self.plan.spec.runner.uuid, f"i{process.generation}")
@@ -225,6 +242,8 @@ class RunnerShell(BaseShell):
             case rn.Load() | rn.Fetch():
                 clock = self._world.clock
                 clock.after(self._world.deployment.load_s, Rank.WORK, self._loaded, process, process.generation, effect)
+            case rn.RunnerStatus() if self._world.controller is not None:
+                self._world.controller.ready(process.name, ready=not effect.not_ready)
             case rn.Unload():
                 self.device.unload(effect.slot)
             case rn.AdapterPages():
@@ -233,6 +252,10 @@ class RunnerShell(BaseShell):
                 self._on_disk = {digest: None for digest in self._on_disk if digest in effect.digests}
             case _:
                 pass
+
+    def stopped(self, process: Process) -> None:
+        if self._world.controller is not None:
+            self._world.controller.ready(process.name, ready=False)
 
     def _run(self, process: Process, step: rn.RunStep) -> None:
         """A device runs steps one after the other; on the host's cores they compete with everything else there."""
@@ -291,7 +314,7 @@ class RunnerShell(BaseShell):
         if generation != process.generation or not process.up:
             return
         digest, now = order.digest, self._world.clock.now
-        size = self._bytes.get(digest, 0)
+        size = self._world.contents.get(digest, 0)
         if not size:
             failed = EndReason.UNKNOWN_ADAPTER, "the depot does not have it", False
         elif now < self.failing_until or (now < self.full_until and isinstance(order, rn.Fetch)):
@@ -429,17 +452,34 @@ class GatewayShell(BaseShell):
         self._world.laws.gateway_died(process.name)
 
 
-class PredictorMachine:
-    """Predicts what the world says: see `World.predictions`."""
+class ReplayedLengths:
+    """A length model that answers what a scenario has drawn: see `World.predictions`. It learns nothing."""
 
     def __init__(self, predictions: dict[str, int]) -> None:
         self._predictions = predictions
 
+    def predict_batch(self, items: Sequence[PredictItem]) -> list[Prediction]:
+        p90s = [(item.request_id, self._predictions.get(item.request_id, 0)) for item in items]
+        return [Prediction(request_id, p90 // 2, p90, "replayed") for request_id, p90 in p90s]
+
+    def observe(self, outcome: Outcome) -> None: ...
+
+
+class PredictorMachine:
+    """The predictor's two calls of its length model as a machine."""
+
+    def __init__(self, model: RidgeModel | ReplayedLengths) -> None:
+        self.model = model
+
     def handle(self, event: Any, now: float) -> list[Any]:
-        if isinstance(event, Received) and isinstance(event.message, PredictItem):
-            p90 = self._predictions.get(event.message.request_id, 0)
-            return [Send(event.peer, Prediction(event.message.request_id, p90 // 2, p90, "scripted"))]
-        return []
+        match event:
+            case Received(peer, PredictItem() as item):
+                return [Send(peer, prediction) for prediction in self.model.predict_batch([item])]
+            case Received(peer, Outcome() as outcome):
+                self.model.observe(outcome)
+                return [Send(peer, OutcomeAck((outcome.request_id,)))]
+            case _:
+                return []
 
     def next_deadline(self) -> float | None:
         return None
@@ -448,8 +488,19 @@ class PredictorMachine:
 
 
 class PredictorShell(BaseShell):
+    """Its disk holds a checkpoint of everything that it had learned when it stopped."""
+
     def __init__(self, world: "World") -> None:
         self._world = world
+        self._checkpoint: Arrays | None = None
 
     def start(self, process: Process) -> Machine[Any, Any]:
-        return PredictorMachine(self._world.predictions)
+        if self._world.deployment.replayed_lengths:
+            return PredictorMachine(ReplayedLengths(self._world.predictions))
+        saved = self._checkpoint
+        self._model = RidgeModel.cold("simulated", dim=FEATURES) if saved is None else RidgeModel.load(saved)
+        return PredictorMachine(self._model)
+
+    def stopped(self, process: Process) -> None:
+        if not self._world.deployment.replayed_lengths:
+            self._checkpoint = self._model.save()
