@@ -51,7 +51,7 @@ POLICY = Policy(longest_drain_s=0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class DepotAnswered:
     """The depot's answer about an object's source."""
 
     uid: str
@@ -127,7 +127,7 @@ class Controller:
                     observed.unloads[status.uid] |= status.removed
                 else:
                     observed.adapter_reports[status.uid] = adapter_report(status)
-            case Resolved(uid, answer):
+            case DepotAnswered(uid, answer):
                 ref = self.desired.by_uid.get(uid)
                 if ref is not None and (known := observed.resolutions.get(uid)) is not None:
                     resource = self.desired.get(ref)
@@ -224,7 +224,7 @@ class ControllerShell(BaseShell):
         match effect:
             case Resolve(ref, uid):
                 verdict = {"rank": 8, "sizeBytes": ADAPTER_BYTES}
-                resolved = Resolved(uid, Answer("Fetched", f"sha256:{ref.name}", verdict))
+                resolved = DepotAnswered(uid, Answer("Fetched", f"sha256:{ref.name}", verdict))
                 clock.after(RESOLVE_S, Rank.WORK, process.post_at, process.generation, resolved)
             case EnsureRunner(pool, index, launch):
                 name = f"{pool.name}-{index}"
