@@ -1,6 +1,7 @@
 """What runs where: values."""
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from weft.domain.adapter import AdapterSpec
@@ -24,6 +25,7 @@ class RunnerPlan:
     depth: int = 1  # steps in flight at a time
     page_bytes: int = 0  # of a page, where adapters live in pages
     times: StepTimes | None = None  # measured ones; None: what the specification's profile says
+    token_time_ms: float = inf
     threads: int = 0  # of its host's cores that a step takes; 0: it runs on a device of its own
 
 

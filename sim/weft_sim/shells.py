@@ -138,10 +138,12 @@ class SupervisorShell(BaseShell):
 
     def __init__(self, world: "World") -> None:
         self._world, self.term, self.full_until = world, 0, 0.0
+        self.commits = 0
         self.outcomes: dict[str, bytes] = {}
         self.unlearned: dict[str, Outcome] = {}  # the predictor has not acknowledged them
 
     def start(self, process: Process) -> Machine[Any, Any]:
+        self._waiting, self._writing = list[OutcomeReport](), False
         return Supervisor(self._world.deployment.supervisor, highest_term=self.term)
 
     def perform(self, process: Process, effect: Any) -> None:
@@ -150,6 +152,11 @@ class SupervisorShell(BaseShell):
 
     def intercept(self, process: Process, event: object) -> bool:
         match event:
+            case Received(message=OutcomeReport() as report) if process.costs.commit:
+                self._waiting.append(report)
+                if not self._writing:
+                    self._commit(process)
+                return True
             case Received(message=OutcomeReport() as report):
                 clock = self._world.clock
                 stored_at = max(clock.now + COMMIT_S, self.full_until)
@@ -171,6 +178,22 @@ class SupervisorShell(BaseShell):
                 pass
         return False
 
+    def _commit(self, process: Process) -> None:
+        """One transaction with everything that waits, on a thread of its own; what comes meanwhile is in the next."""
+        reports, self._waiting, self._writing = self._waiting, [], True
+        self.commits += 1
+        seconds = process.costs.commit + process.costs.outcome * len(reports)
+        process.host.run(seconds, 1, self._committed, process, process.generation, reports)
+
+    def _committed(self, process: Process, generation: int, reports: list[OutcomeReport]) -> None:
+        if generation != process.generation:
+            return
+        for report in reports:
+            self._store(process, generation, report)
+        self._writing = False
+        if self._waiting and process.up:
+            self._commit(process)
+
     def _store(self, process: Process, generation: int, report: OutcomeReport) -> None:
         if generation != process.generation or not process.up:
             return
@@ -190,7 +213,7 @@ class RunnerShell(BaseShell):
         self._world, self.plan, self.spec = world, plan, plan.spec
         self.times = plan.times or StepTimes.of(plan.spec)
         self.slow_until = self.failing_until = self.full_until = 0.0
-        self.busy_s = self._ended_at = 0.0
+        self.busy_s = self.model_s = self._ended_at = 0.0  # with and without what slows it on its host
         self.steps = self.rows = 0
         self._on_disk: dict[str, None] = {}
 
@@ -206,7 +229,9 @@ class RunnerShell(BaseShell):
         limits = PoolLimits(
             spec.total_pages, spec.page_tokens, spec.max_sequences, spec.max_adapters, spec.max_context_tokens,
             VOCABULARY + 1, frozenset({EOS}),
-            BatchLimits(self.plan.max_prefills, max(self.plan.max_batch_tokens, spec.max_sequences)),
+            BatchLimits(
+                self.plan.max_prefills, max(self.plan.max_batch_tokens, spec.max_sequences), self.plan.token_time_ms
+            ),
             page_bytes=self.plan.page_bytes,
         )  # fmt: skip
         model = StepModel(times.base_ms, times.row_ms, times.key_ms, max(times.prompt_token_ms, 1e-3))
@@ -265,6 +290,7 @@ class RunnerShell(BaseShell):
         )
         if clock.now < self.slow_until:
             seconds *= SLOW
+        self.model_s += seconds
         self.steps += 1
         self.rows += len(batch.rows)
         self._in_flight += 1
@@ -364,8 +390,8 @@ class GatewayShell(BaseShell):
         world = self._world
         if type(effect) is gw.Emit:  # one for each token
             request = world.clients[effect.request_id]
-            if request.first_at is None:
-                world.begun(request)
+            if request.first_at is None or world.clients_cost:
+                world.emitted(request)
             if world.watched:
                 world.laws.read(request, effect.text)
             else:

@@ -11,7 +11,7 @@ from weft_gateway.core import events as gw
 from weft_sim.clock import Clock, random_of
 from weft_sim.controller import ControllerShell
 from weft_sim.deployment import Deployment, RunnerPlan
-from weft_sim.hosts import Host
+from weft_sim.hosts import Host, Lane
 from weft_sim.laws import ClientRequest, Laws
 from weft_sim.network import Network
 from weft_sim.process import Process
@@ -52,6 +52,8 @@ class World:
         self.watched, self._check = watch, check
         self.hosts = hosts
         control, process = deployment.control, self._process
+        self.clients_cost = deployment.costs.client_token > 0.0
+        self.client = Lane(hosts[control], wake_s=deployment.costs.client_wake)
         self.controller = ControllerShell(self) if deployment.objects else None
         self.registry = process("registry", Kind.REGISTRY, self.controller or RegistryShell(deployment), control)
         self.scheduler = process("scheduler", Kind.SCHEDULER, SchedulerShell(self), control)
@@ -114,7 +116,10 @@ class World:
             if self.timeline is not None:
                 self.timeline.begin(request.gateway, request.id, "request", self.clock.now, model=request.model_name)
         assert isinstance(gateway.shell, GatewayShell)
-        gateway.shell.arrive(gateway, request_id, answers)
+        if cost := self.deployment.costs.client_request:
+            self.client.run(cost, gateway.shell.arrive, gateway, request_id, answers)
+        else:
+            gateway.shell.arrive(gateway, request_id, answers)
 
     def cancel(self, request_id: str) -> None:
         """The client goes away."""
@@ -141,18 +146,35 @@ class World:
         assert isinstance(shell, SupervisorShell)
         return shell.term
 
-    def begun(self, request: ClientRequest) -> None:
-        """Its first token is there."""
-        request.first_at = self.clock.now
-        if self.timeline is not None:
-            self.timeline.instant(request.gateway, f"first token {request.id}", self.clock.now)
+    def emitted(self, request: ClientRequest) -> None:
+        """A token is on its way to its client."""
+        if self.clients_cost:
+            self.client.run(self.deployment.costs.client_token, self._read, request)
+        else:
+            self._read(request)
 
     def finished(self, request_id: str, reason: str, error: str) -> None:
         if self.watched:
             self.laws.ended(request_id, reason, error)
         request = self.clients[request_id]
-        request.finish, request.error, request.ended_at = reason, error, self.clock.now
+        request.finish, request.error = reason, error
+        if self.clients_cost:
+            self.client.run(0.0, self._read_end, request)
+        else:
+            self._read_end(request)
+
+    def _read(self, request: ClientRequest) -> None:
+        """A client has read a token."""
+        if request.first_at is None:
+            request.first_at = self.clock.now
+            if self.timeline is not None:
+                self.timeline.instant(request.gateway, f"first token {request.id}", self.clock.now)
+
+    def _read_end(self, request: ClientRequest) -> None:
+        request.ended_at = self.clock.now
         if self.on_end is not None:
             self.on_end(request)
         if self.timeline is not None:
-            self.timeline.end(request.gateway, request_id, "request", self.clock.now, reason=reason, error=error)
+            self.timeline.end(
+                request.gateway, request.id, "request", self.clock.now, reason=request.finish, error=request.error
+            )
