@@ -16,7 +16,7 @@ import numpy as np
 
 from weft_bench.cpu_engine import Ask, Sizes, Subject
 from weft_bench.cpu_shapes import prompts
-from weft_runner.model.step import Step
+from weft_runner.model.step import StepInput
 from weft_sim.executor_model import StepTimes
 
 STREAMS = (1, 4, 16)
@@ -87,7 +87,7 @@ class _Watch:
         engine.executor.run = self._timed_run
         engine.beat = self._timed_beat
 
-    def _timed_run(self, step: Step, *arguments: Any, **options: Any) -> Any:
+    def _timed_run(self, step: StepInput, *arguments: Any, **options: Any) -> Any:
         began = time.perf_counter()
         logits = self._run(step, *arguments, **options)
         decoding = [row for row in step.rows if row.end - row.start == 1]
