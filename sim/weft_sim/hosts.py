@@ -50,25 +50,28 @@ class Costs:
         return cost + items * self.per_item.get((kind, event), 0.0)
 
 
-GRPC_S = 0.000_09  # CPU of grpc.aio for a message of a stream, however small
-# By request: the live quickstart stack, 1,000 requests of a few tokens, 16 at once, CPU of each process by /proc:
-# gateway 4.0 ms, runner 2.5, scheduler 2.1, predictor 2.0, supervisor (with its SQLite commit) 5.5: 16 ms in all.
-# By step and report: `python -m weft_sim costs` on two cores of an Intel Xeon, and GRPC_S. A sequence's part of a Step
-# is its SSE chunk.
+# `weft bench fidelity --of quickstart` on two cores of an AMD EPYC (docs/benchmarks/fidelity.md, `quickstart, cost`),
+# which measures them anew wherever it runs: CPU of whole processes, so that gRPC, HTTP and SQLite are in it. What
+# follows an idle moment of a process is booked as its wake, which is most of what a message costs.
 MEASURED = Costs(
     events={
-        (Kind.GATEWAY, "RequestArrived"): 0.004,
-        (Kind.RUNNER, "Start"): 0.002_5,
-        (Kind.SCHEDULER, "Submit"): 0.002_1,
-        (Kind.PREDICTOR, "PredictItem"): 0.002,
-        (Kind.SUPERVISOR, "OutcomeReport"): 0.005_5,
-        (Kind.GATEWAY, "Step"): GRPC_S,
-        (Kind.RUNNER, "StepDone"): GRPC_S + 0.000_15,
-        (Kind.SUPERVISOR, "ReceivedReport"): GRPC_S + 0.000_053,
-        (Kind.SCHEDULER, "ClusterReport"): GRPC_S + 0.000_08,
+        (Kind.GATEWAY, "RequestArrived"): 0.003_5,
+        (Kind.GATEWAY, "OutcomeAck"): 0.000_5,
+        (Kind.SCHEDULER, "ClusterReport"): 0.000_3,
+        (Kind.SUPERVISOR, "ReceivedReport"): 0.003_8,
+        (Kind.RUNNER, "Start"): 0.002_3,
+        (Kind.RUNNER, "StepDone"): 0.000_14,
     },
-    per_item={(Kind.GATEWAY, "Step"): 0.000_05},
-    default=0.000_02,
+    per_item={(Kind.GATEWAY, "Step"): 0.000_047, (Kind.RUNNER, "StepDone"): 0.000_026},
+    wake={
+        Kind.GATEWAY: 0.000_2,
+        Kind.SCHEDULER: 0.000_54,
+        Kind.SUPERVISOR: 0.000_29,
+        Kind.PREDICTOR: 0.003,
+    },
+    sends={"Step": 0.000_14},
+    switch=0.000_04,
+    commit=0.003_3,
 )
 
 
