@@ -269,6 +269,10 @@ class Run:
             case What.DUPLICATE:
                 world.network.duplicate = 0.2
                 clock.after(seconds, Rank.FAULT, setattr, world.network, "duplicate", 0.0)
+            case What.REORDER:
+                jitter_s = self.plan.deployment.jitter_s
+                world.network.jitter_s = jitter_s + seconds / 5
+                clock.after(seconds, Rank.FAULT, setattr, world.network, "jitter_s", jitter_s)
             case What.LOAD if isinstance(shell, RunnerShell):
                 shell.failing_until = clock.now + seconds
             case What.DISK if isinstance(shell, RunnerShell | SupervisorShell):
