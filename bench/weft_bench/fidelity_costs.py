@@ -18,7 +18,7 @@ from weft_sim.clock import Rank
 from weft_sim.hosts import Costs
 from weft_sim.process import Process
 from weft_sim.report import Served
-from weft_sim.shells import RunnerShell
+from weft_sim.shells import RunnerShell, SupervisorShell
 from weft_sim.simulate import WARM_S, Pool, deployment_of, simulate
 from weft_sim.stack import World
 from weft_sim.traces import TraceArrival
@@ -97,14 +97,15 @@ class _Counter:
         world = self._world
         woken = {process.kind.value: process.python.woken for process in world.processes.values()}
         shells = [p.shell for p in world.runners.values() if isinstance(p.shell, RunnerShell)]
-        shell = world.supervisor.shell
+        supervisor = world.supervisor.shell
+        assert isinstance(supervisor, SupervisorShell)
         cpu = {
             process.kind.value: process.busy_s + process.python.woken * process.costs.wake.get(process.kind, 0.0)
             for process in world.processes.values()
         }
         cpu["host"] = world.supervisor.host.busy_s
         return Counted(
-            self._events["ReceivedReport"], getattr(shell, "commits", 0), {**woken, CLIENT: world.client.woken},
+            self._events["ReceivedReport"], supervisor.commits, {**woken, CLIENT: world.client.woken},
             sum(shell.model_s for shell in shells), cpu,
         )  # fmt: skip
 

@@ -67,7 +67,7 @@ MEASURED = Costs(
         Kind.GATEWAY: 0.000_2,
         Kind.SCHEDULER: 0.000_54,
         Kind.SUPERVISOR: 0.000_29,
-        Kind.PREDICTOR: 0.003,
+        Kind.PREDICTOR: 0.001_5,  # for a prediction, and for its outcome
     },
     sends={"Step": 0.000_14},
     switch=0.000_04,
