@@ -32,7 +32,11 @@ def seed_of(draw: int, prompt_tokens: int, output_tokens: int) -> int:
 
 
 _TEXTS = [b"", *(bytes((33 + first, 33 + second)) for first in range(94) for second in range(94))]
-bytes_of = _TEXTS.__getitem__  # the text of a token: two characters, none for the end
+
+
+def bytes_of(token: int) -> bytes:
+    """The text of a token: two characters; none for the end, and for what is no token, as a tokenizer's."""
+    return _TEXTS[token] if token <= VOCABULARY else b""
 
 
 def text_of(tokens: Iterable[int]) -> str:
