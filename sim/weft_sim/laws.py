@@ -247,6 +247,7 @@ class Laws:
                     pass
 
     def _gateway_closed(self, name: str) -> None:
+        """The scheduler knows nothing of its requests until it has submitted them again."""
         self.complete.discard(name)
         for request_id in [r for r, w in self.waiting.items() if w.gateway == name]:
             del self.waiting[request_id]

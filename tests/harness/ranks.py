@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
@@ -72,9 +71,7 @@ def staged(
 
 def _patient(settings: RunnerSettings, files: dict[str, Path], patience_s: float) -> Any:
     """What a runner makes, but for the patience of its ranks."""
-    starts = ("launch_tensor_parallel", "launch_pipeline_parallel")
-    patient = {name: partial(getattr(executors, name), patience_s=patience_s) for name in starts}
-    with mock.patch.multiple(executors, **patient):
+    with mock.patch.object(executors, "PATIENCE_S", patience_s):
         return make_executor(settings, base_of(files))
 
 

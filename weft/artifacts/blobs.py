@@ -151,7 +151,7 @@ class BlobStore:
 
     def lease(self) -> "Lease":
         """What is named in the lease stays until it closes, whatever `retain` keeps."""
-        return Lease(self)
+        return Lease(self._leased, self._lock)
 
     def part(self, digest: str) -> Path:
         """Where a download of this blob gathers; what is there survives a restart."""
@@ -227,37 +227,27 @@ class BlobStore:
                 keep |= {entry.sha256 for entry in self.manifest(from_hex(name)).files}
         return keep
 
-    def name_in_lease(self, names: set[str], digest: str) -> None:
-        """For Lease alone: protect one blob."""
-        name = hex_of(digest)
-        with self._lock:
-            if name not in names:
-                names.add(name)
-                self._leased[name] += 1
-
-    def end_lease(self, names: set[str]) -> None:
-        """For Lease alone: protect no longer."""
-        with self._lock:
-            for name in names:
-                self._leased[name] -= 1
-                if not self._leased[name]:
-                    del self._leased[name]
-            names.clear()
-
 
 class Lease:
     """Names blobs that have to stay. Name a digest before asking whether the blob is there. A context manager."""
 
-    def __init__(self, store: BlobStore) -> None:
-        self._store = store
+    def __init__(self, leased: Counter[str], lock: "threading.Lock") -> None:
+        self._leased, self._lock = leased, lock  # the store's own
         self._names: set[str] = set()
 
     def name(self, *digests: str) -> None:
-        for digest in digests:
-            self._store.name_in_lease(self._names, digest)
+        with self._lock:
+            for name in set(map(hex_of, digests)) - self._names:
+                self._names.add(name)
+                self._leased[name] += 1
 
     def close(self) -> None:
-        self._store.end_lease(self._names)
+        with self._lock:
+            for name in self._names:
+                self._leased[name] -= 1
+                if not self._leased[name]:
+                    del self._leased[name]
+            self._names.clear()
 
     def __enter__(self) -> Self:
         return self

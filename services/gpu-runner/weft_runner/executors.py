@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -30,8 +29,9 @@ from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup
 from weft_runner.model.weights import Files, load_weights
-from weft_runner.parallel.executor import TensorParallelExecutor, launch_tensor_parallel
-from weft_runner.parallel.pipeline import PipelineParallelExecutor, launch_pipeline_parallel
+from weft_runner.parallel.executor import TensorParallelExecutor
+from weft_runner.parallel.pipeline import PipelineParallelExecutor
+from weft_runner.parallel.worker_group import PATIENCE_S, launch_ranks
 from weft_runner.settings import CPU_PAGE, RunnerSettings
 
 log = logging.getLogger(__name__)
@@ -75,13 +75,32 @@ def make_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
 
 
 def _split(settings: RunnerSettings, base: ModelSource) -> Executor:
-    """`auto`: on GPUs wherever there is one, since a split model is not for a CPU; too few of them is an error."""
+    """`auto`: on GPUs wherever there is one, since a split model is not for a CPU; too few of them is an error.
+
+    Raises ExecutorUnavailable, ExecutorLost, OutOfMemory, and what `make_partition` raises on any rank.
+    """
+    spec, pipelined = base.spec, settings.pipeline_parallel > 1
     if settings.executor == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "reference"
-        if kind == "reference":
+        settings = replace(settings, executor="cuda" if torch.cuda.is_available() else "reference")
+        if settings.executor == "reference":
             log.warning("no GPU for a split model: reference serves", extra=kv(cost=COST))
-        settings = replace(settings, executor=kind)
-    return _sharded(settings, base) if settings.tensor_parallel > 1 else _pipelined(settings, base)
+    size, device = max(settings.tensor_parallel, settings.pipeline_parallel), "cpu"
+    if pipelined:
+        parts = [stage_of(spec, stage, size) for stage in range(size)]
+    else:
+        check_divisible(spec, size)
+        parts = [Partition(spec, rank, size) for rank in range(size)]
+    if settings.executor == "cuda":
+        device = _check_gpus(settings, "pipeline-parallel" if pipelined else "tensor-parallel", parts)
+    else:
+        _check_memory(settings, base, "reference", settings.tensor_parallel, settings.pipeline_parallel)
+    files = {name: path.absolute() for name, path in base.files.items()}
+    start = {"settings": settings, "spec": spec, "files": files, "threads": base.threads, "device": device}
+    own = partial(make_partition, settings, base)
+    ranks = launch_ranks(size, start, own, base.stopping, patience_s=PATIENCE_S, pipelined=pipelined)
+    executor = PipelineParallelExecutor(spec, ranks) if pipelined else TensorParallelExecutor(spec, ranks)
+    log.info("the model is split", extra=kv(layers=[len(part.layers) for part in parts], others=executor.workers))
+    return executor
 
 
 def _cuda(settings: RunnerSettings, base: ModelSource) -> Executor:
@@ -203,41 +222,6 @@ def _reference_part(
     kv_cache = KvCache(part.local, settings.kv_pages, settings.page_tokens)
     adapters = TorchAdapterStore(base.spec, settings.max_adapters, part)
     return ReferenceExecutor(part.local, weights, kv_cache, adapters, group)
-
-
-def _sharded(settings: RunnerSettings, base: ModelSource) -> TensorParallelExecutor:
-    """Raises ExecutorUnavailable, ExecutorLost, OutOfMemory, and what `make_partition` raises on any rank."""
-    size = settings.tensor_parallel
-    check_divisible(base.spec, size)
-    device = "cpu"
-    if settings.executor == "cuda":
-        device = _check_gpus(settings, "tensor-parallel", [Partition(base.spec, rank, size) for rank in range(size)])
-    else:
-        _check_memory(settings, base, "reference", size)
-    own = partial(make_partition, settings, base)
-    executor = launch_tensor_parallel(base.spec, size, _start(settings, base, device), own, base.stopping)
-    log.info("the model is split", extra=kv(ranks=size, others=executor.workers))
-    return executor
-
-
-def _pipelined(settings: RunnerSettings, base: ModelSource) -> PipelineParallelExecutor:
-    """Raises ExecutorUnavailable, ExecutorLost, OutOfMemory, and what `make_partition` raises on any stage."""
-    stages = settings.pipeline_parallel
-    parts, device = [stage_of(base.spec, stage, stages) for stage in range(stages)], "cpu"
-    if settings.executor == "cuda":
-        device = _check_gpus(settings, "pipeline-parallel", parts)
-    else:
-        _check_memory(settings, base, "reference", stages=stages)
-    own = partial(make_partition, settings, base)
-    executor = launch_pipeline_parallel(base.spec, stages, _start(settings, base, device), own, base.stopping)
-    log.info("the model is cut into stages", extra=kv(layers=[len(p.layers) for p in parts], others=executor.workers))
-    return executor
-
-
-def _start(settings: RunnerSettings, base: ModelSource, device: str) -> dict[str, Any]:
-    """The START command of a worker."""
-    files = {name: path.absolute() for name, path in base.files.items()}
-    return {"settings": settings, "spec": base.spec, "files": files, "threads": base.threads, "device": device}
 
 
 def _check_memory(settings: RunnerSettings, base: ModelSource, kind: str, ranks: int = 1, stages: int = 1) -> None:

@@ -181,20 +181,19 @@ class TestPackaged:
         assert loaded.path.is_relative_to(tmp_path / "home")
         assert "it was built from other sources" in str([vars(record) for record in caplog.records])
 
-    @pytest.mark.parametrize("cut", [0, 100, 5000])
-    def test_one_that_was_cut_short_is_passed_over(
-        self, one_level: Sources, packaged: Path, home: Path, cut: int, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize("damage", [0, 100, 5000, "no library"])
+    def test_one_that_is_cut_short_or_no_library_is_passed_over(
+        self, one_level: Sources, packaged: Path, home: Path, damage: int | str, caplog: pytest.LogCaptureFixture
     ):
-        packaged.write_bytes(packaged.read_bytes()[:cut])
-        loaded = load(what=one_level, packaged=packaged, environment=environment(home))
-        assert loaded.path != packaged
-        assert "its checksum is another" in str([vars(record) for record in caplog.records])
-
-    def test_one_that_is_no_library_is_passed_over(self, one_level: Sources, packaged: Path, home: Path):
-        not_loadable(packaged)
+        if isinstance(damage, int):
+            packaged.write_bytes(packaged.read_bytes()[:damage])
+        else:
+            not_loadable(packaged)
         loaded = load(what=one_level, packaged=packaged, environment=environment(home))
         assert loaded.path.name == LIBRARY
         assert loaded.path != packaged
+        why = "its checksum is another" if isinstance(damage, int) else "the packaged CPU kernels are not used"
+        assert why in str([vars(record) for record in caplog.records])
 
 
 def test_a_refused_call_names_the_function_and_the_reason(library: Library):

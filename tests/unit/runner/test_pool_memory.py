@@ -18,7 +18,7 @@ from weft.domain.ids import Epoch
 from weft.domain.request import Ended, EndReason, NoCapacity, SequenceTokens
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import BatchLimits
-from weft_runner.core.events import Fetch, Load, Unload
+from weft_runner.core.events import Fetch, Fetched, FetchFailed, Load, Loaded, LoadFailed, Unload
 from weft_runner.core.request_pool import RequestPool, check_pool
 from weft_runner.core.sampling import SampledToken
 
@@ -102,14 +102,15 @@ class Device:
         order = self.loading.pop(index)
         if isinstance(order, Fetch):
             if fails is None:
-                self.pool.fetched(order.digest, n_bytes=SIZES[order.digest] if order.measure else None, host_bytes=None)
+                n_bytes = SIZES[order.digest] if order.measure else None
+                self.pool.on_adapter_event(Fetched(order.digest, n_bytes, None))
             else:
-                self.pool.fetch_failed(order.digest, fails, "broken")
+                self.pool.on_adapter_event(FetchFailed(order.digest, fails, "broken", permanent=False))
         elif fails is not None:
-            self.pool.load_failed(order.digest, fails, "broken")
+            self.pool.on_adapter_event(LoadFailed(order.digest, fails, "broken", permanent=False))
         else:
             self.in_slots[order.slot] = order.digest
-            self.pool.loaded(order.digest, rank=1, n_bytes=SIZES[order.digest], host_bytes=None, load_cost=1.0)
+            self.pool.on_adapter_event(Loaded(order.digest, 1, SIZES[order.digest], None, 1.0))
         self.execute()
 
     def check(self) -> None:

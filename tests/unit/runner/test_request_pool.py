@@ -15,7 +15,7 @@ from weft.domain.ids import Epoch
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, SequenceTokens
 from weft_runner.core.admission import HighestEpochs, PoolLimits
 from weft_runner.core.batch import Batch, BatchLimits
-from weft_runner.core.events import Fetch, Load
+from weft_runner.core.events import Fetch, Fetched, FetchFailed, Load, Loaded, LoadFailed
 from weft_runner.core.request_pool import RequestPool, check_pool
 from weft_runner.core.reservation import first_reservation_pages, next_growth
 from weft_runner.core.sampling import SampledToken
@@ -48,8 +48,8 @@ def step(pool: RequestPool, token: int = 5) -> None:
 
 def bring(pool: RequestPool, digest: str) -> None:
     """Its file arrives, then it is loaded."""
-    pool.fetched(digest, n_bytes=None, host_bytes=None)
-    pool.loaded(digest, rank=1, n_bytes=1, host_bytes=1, load_cost=1.0)
+    pool.on_adapter_event(Fetched(digest, None, None))
+    pool.on_adapter_event(Loaded(digest, 1, 1, 1, 1.0))
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -125,13 +125,13 @@ class PoolMachine(RuleBasedStateMachine):
     def transfer(self, fails: EndReason | None) -> None:
         match self.transfers.pop(0), fails:
             case Load(digest), None:
-                self.pool.loaded(digest, rank=1, n_bytes=1, host_bytes=1, load_cost=1.0)
+                self.pool.on_adapter_event(Loaded(digest, 1, 1, 1, 1.0))
             case Load(digest), reason:
-                self.pool.load_failed(digest, reason, "broken")
+                self.pool.on_adapter_event(LoadFailed(digest, reason, "broken", permanent=False))
             case Fetch(digest), None:
-                self.pool.fetched(digest, n_bytes=None, host_bytes=None)
+                self.pool.on_adapter_event(Fetched(digest, None, None))
             case Fetch(digest), reason:
-                self.pool.fetch_failed(digest, reason, "broken")
+                self.pool.on_adapter_event(FetchFailed(digest, reason, "broken", permanent=False))
         self.hear()
 
     @rule(wanted=st.sets(st.sampled_from("abc")))
@@ -548,7 +548,7 @@ def test_neither_a_sequence_nor_a_report_costs_more_with_the_number_of_adapters_
     bring(pool, "a7")
     step(pool)
     step(pool)
-    pool.fetch_failed("a9", EndReason.LOAD_FAILED, "torn")
+    pool.on_adapter_event(FetchFailed("a9", EndReason.LOAD_FAILED, "torn", permanent=False))
     pool.adapters.adapters = adapters
     state = state_of(pool)
     assert {(a.digest, a.error) for a in state.adapters} == {("a0", ""), ("a7", ""), ("a9", "torn")}
@@ -562,7 +562,7 @@ def test_a_load_that_fails_ends_only_those_who_waited_for_it():
     pool = RequestPool(LIMITS)
     for i, adapter in enumerate(("a", "b", "a")):
         begin(pool, f"r{i}", i + 1, prompt=2, max_tokens=4, adapter=adapter)
-    pool.fetch_failed("a", EndReason.UNKNOWN_ADAPTER, "the depot does not hold it")
+    pool.on_adapter_event(FetchFailed("a", EndReason.UNKNOWN_ADAPTER, "the depot does not hold it", permanent=False))
     assert {(e.request_id, e.reason) for e in flat(pool.take_messages()) if isinstance(e, Ended)} == {
         ("r0", EndReason.UNKNOWN_ADAPTER),
         ("r2", EndReason.UNKNOWN_ADAPTER),

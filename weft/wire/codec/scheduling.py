@@ -37,6 +37,7 @@ from weft.wire.codec.values import (
     named,
     number,
     runner_id,
+    same_named,
     text,
     texts,
 )
@@ -314,16 +315,7 @@ def fill_routes(routes: Routes, m: pb.Routes) -> None:
             created_unix_s=route.created_unix_s,
         )
     for pool in routes.pools:
-        m.pools.add(
-            pool=pool.pool,
-            base_digest=pool.base_digest,
-            base_model_name=pool.base_model_name,
-            max_context_tokens=pool.max_context_tokens,
-            ready_runners=pool.ready_runners,
-            shared_all=pool.shared_all,
-            shared_namespaces=pool.shared_namespaces,
-            hold_s=pool.hold_s,
-        )
+        m.pools.add(**same_named(pool))
     for key in routes.keys:
         fill_key(key, m.keys.add())
 

@@ -3,9 +3,12 @@
 Bounds are generous: they keep out nonsense, not large users.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from enum import Enum
-from typing import TypeVar
+from functools import cache
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from weft.domain.ids import MAX_TERM, Epoch, RunnerId
 from weft.domain.text import quoted
@@ -82,6 +85,18 @@ def enum(table: Mapping[int, P], value: int, what: str) -> P:
     if (found := table.get(value)) is None:
         raise PeerError(f"{what} {quoted(value)} is unknown")
     return found
+
+
+def same_named(value: Any, *others: str) -> Any:
+    """The fields of a dataclass as arguments of a message that names them the same; `others` it does not."""
+    names, values_of = _fields(type(value), others)
+    return dict(zip(names, values_of(value), strict=True))
+
+
+@cache
+def _fields(of: type, others: tuple[str, ...]) -> tuple[tuple[str, ...], Callable[[Any], Any]]:
+    names = tuple([field.name for field in fields(of) if field.name not in others])
+    return names, attrgetter(*names)
 
 
 def inverted(table: Mapping[P, int]) -> dict[int, P]:

@@ -17,6 +17,7 @@ from weft_runner.core.adapter_manager import AdapterManager, check_adapters
 from weft_runner.core.admission import HighestEpochs, PoolLimits, ended, first_pages, no_capacity, refusal
 from weft_runner.core.batch import Batch, Candidate
 from weft_runner.core.batch_scheduler import BatchScheduler
+from weft_runner.core.events import AdapterEvent, Fetched, FetchFailed, FoundOnDisk, Loaded, LoadFailed
 from weft_runner.core.page_table import PageTable, check_page_table
 from weft_runner.core.prefix_reuse import PrefixReuse
 from weft_runner.core.reservation import Reservations
@@ -95,33 +96,28 @@ class RequestPool:
         for sequence in list(self.sequences.values()) if on else []:
             self._end(sequence, EndReason.DRAINED, "the runner is draining")
 
-    def fetched(self, digest: str, *, n_bytes: int | None, host_bytes: int | None) -> None:
-        """Its file is on disk. An adapter that is too large for this runner ends the sequences that wait for it."""
-        fault = self.adapters.on_fetched(digest, n_bytes=n_bytes, host_bytes=host_bytes)
-        if fault:
-            self._end_all_of(digest, EndReason.LOAD_FAILED, fault)
+    def on_adapter_event(self, event: AdapterEvent) -> None:
+        """A result of the adapter pool. What can never be loaded, or failed, ends the sequences that wait for it."""
+        adapters, fault = self.adapters, ""
+        match event:
+            case FoundOnDisk(digests):
+                adapters.on_found_on_disk(digests)
+                return
+            case Fetched(digest, n_bytes, host_bytes):
+                fault = adapters.on_fetched(digest, n_bytes=n_bytes, host_bytes=host_bytes)
+                if fault:
+                    self._end_all_of(digest, EndReason.LOAD_FAILED, fault)
+            case Loaded(digest, rank, n_bytes, host_bytes, load_cost):
+                adapters.on_loaded(digest, rank=rank, n_bytes=n_bytes, host_bytes=host_bytes, load_cost=load_cost)
+            case FetchFailed(digest, reason, detail, permanent):
+                if adapters.on_fetch_failed(digest, detail, permanent=permanent):
+                    self._end_all_of(digest, reason, detail)
+            case LoadFailed(digest, reason, detail, permanent):
+                adapters.on_load_failed(digest, detail, permanent=permanent)
+                self._end_all_of(digest, reason, detail)
         self._settle()
-        self.urgent = self.urgent or bool(fault) or self.adapters.prefetcher.idle
-
-    def fetch_failed(self, digest: str, reason: EndReason, detail: str, *, permanent: bool = False) -> None:
-        """End the sequences that waited for it; the others do not notice."""
-        if self.adapters.on_fetch_failed(digest, detail, permanent=permanent):
-            self._end_all_of(digest, reason, detail)
-        self._settle()
-        self.urgent = True
-
-    def loaded(self, digest: str, *, rank: int, n_bytes: int, host_bytes: int | None, load_cost: float) -> None:
-        """It is in its slot."""
-        self.adapters.on_loaded(digest, rank=rank, n_bytes=n_bytes, host_bytes=host_bytes, load_cost=load_cost)
-        self._settle()
-        self.urgent = True
-
-    def load_failed(self, digest: str, reason: EndReason, detail: str, *, permanent: bool = False) -> None:
-        """As `fetch_failed`."""
-        self.adapters.on_load_failed(digest, detail, permanent=permanent)
-        self._end_all_of(digest, reason, detail)
-        self._settle()
-        self.urgent = True
+        if fault or adapters.prefetcher.idle or not isinstance(event, Fetched):
+            self.urgent = True
 
     # ---- steps
 

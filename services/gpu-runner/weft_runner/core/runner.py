@@ -63,16 +63,8 @@ class Runner:
                 self._close(peer)
             case Drain(on):
                 self._drain(on, effects)
-            case Loaded(digest, rank, n_bytes, host_bytes, seconds):
-                self.pool.loaded(digest, rank=rank, n_bytes=n_bytes, host_bytes=host_bytes, load_cost=seconds)
-            case Fetched(digest, n_bytes, host_bytes):
-                self.pool.fetched(digest, n_bytes=n_bytes, host_bytes=host_bytes)
-            case LoadFailed(digest, reason, detail, permanent):
-                self.pool.load_failed(digest, reason, detail, permanent=permanent)
-            case FetchFailed(digest, reason, detail, permanent):
-                self.pool.fetch_failed(digest, reason, detail, permanent=permanent)
-            case FoundOnDisk(digests):
-                self.pool.adapters.on_found_on_disk(digests)
+            case Loaded() | Fetched() | LoadFailed() | FetchFailed() | FoundOnDisk():
+                self.pool.on_adapter_event(event)
         self.reporter.changed = self.reporter.changed or event.__class__ is not Tick
         self._take_effects(effects)
         if now >= self._retry_at:

@@ -4,21 +4,20 @@ Every command goes to all ranks in one order, so that they meet in the same oper
 samples. Nothing is tried again: after a step that failed on one rank the others may wait somewhere else in the model.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
 from weft.domain.model.config import ModelSpec
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.executor import Executor, LayerDone
+from weft_runner.model.executor import LayerDone
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.parallel.adapters import ShardedAdapterStore
 from weft_runner.parallel.commands import Layers
-from weft_runner.parallel.worker_group import PATIENCE_S, LaunchedRanks, launch_ranks
+from weft_runner.parallel.worker_group import LaunchedRanks
 
 
 class MultiProcessExecutor:
@@ -87,15 +86,3 @@ class TensorParallelExecutor(MultiProcessExecutor):
         else:
             self._workers.broadcast("run", step, layers)
             self._sent = step
-
-
-def launch_tensor_parallel(
-    whole: ModelSpec,
-    size: int,
-    settings: Mapping[str, Any],
-    make_own: Callable[[ProcessGroup], Executor],
-    stopping: Callable[[], bool],
-    patience_s: float = PATIENCE_S,
-) -> TensorParallelExecutor:
-    """See `launch_ranks`."""
-    return TensorParallelExecutor(whole, launch_ranks(size, settings, make_own, stopping, patience_s))

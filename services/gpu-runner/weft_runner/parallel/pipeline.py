@@ -7,24 +7,22 @@ that changes its owner, or a slot that is emptied, while steps are in flight is 
 and before the next.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from weft.domain.model.config import ModelSpec
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.executor import Executor, LayerDone
+from weft_runner.model.executor import LayerDone
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
-from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.parallel.adapters import PipelineAdapterStore
 from weft_runner.parallel.commands import Layers
 from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
-from weft_runner.parallel.worker_group import PATIENCE_S, LaunchedRanks, launch_ranks
+from weft_runner.parallel.worker_group import LaunchedRanks
 
 Sample = Callable[[torch.Tensor, Sequence[SamplingArgs]], list[SampledToken | None]]
 
@@ -91,17 +89,3 @@ def _landed(logits: PendingTensor) -> torch.Tensor:
         return logits.wait()
     except RuntimeError as error:
         raise ExecutorLost(f"the last stage's logits did not come: {error}") from error
-
-
-def launch_pipeline_parallel(
-    whole: ModelSpec,
-    stages: int,
-    settings: Mapping[str, Any],
-    make_own: Callable[[ProcessGroup], Executor],
-    stopping: Callable[[], bool],
-    patience_s: float = PATIENCE_S,
-) -> PipelineParallelExecutor:
-    """See `launch_ranks`."""
-    return PipelineParallelExecutor(
-        whole, launch_ranks(stages, settings, make_own, stopping, patience_s, pipelined=True)
-    )
