@@ -13,8 +13,9 @@ def pool_object(namespace: str, name: str, spec: RunnerSpec, **more: Any) -> dic
         "kvCache": {"pageTokens": spec.page_tokens, "pages": spec.total_pages},
         "parallelism": {"tensor": 1, "pipeline": 1},
         "scheduler": {
-            "placement": "punica", "queue": "fcfs", "reservation": "calibrated", "maxSequences": spec.max_sequences,
-            "maxBatchTokens": 512, "maxPrefills": 1, "tokenTimeMs": 100, "maxQueue": 1000, "maxMoves": 20,
+            "placement": "punica", "queue": "fcfs", "agingSeconds": 60, "reservation": "calibrated",
+            "maxSequences": spec.max_sequences, "maxBatchTokens": 512, "maxPrefills": 1, "tokenTimeMs": 100,
+            "maxQueue": 1000, "maxMoves": 20,
         },
         "drainSeconds": 60,
         "allowedNamespaces": {"from": "All"},

@@ -77,8 +77,13 @@ def scenario(seed: int) -> Scenario:
     if lies:
         runners.append(runner("liar", LIARS_POOL))
     policies = random_of(seed, "policies")
-    queue, aging_s = policies.choice(("fcfs", "s3", "shortest")), policies.choice((0.5, 5.0))
-    pools = [PoolSpec(POOL, "base", "base", max_queue=100, max_migrations=20, queue=queue, aging_s=aging_s)]
+    pools = [
+        PoolSpec(
+            POOL, "base", "base", max_queue=100, max_migrations=20,
+            queue=policies.choice(("fcfs", "s3", "shortest")), aging_s=policies.choice((0.5, 5.0)),
+            reservation=policies.choice(("calibrated", "constant", "max", "paged", "s3")),
+        )
+    ]  # fmt: skip
     if lies:
         pools.append(PoolSpec(LIARS_POOL, "base", "evil-base", max_queue=100))
     deployment = Deployment(
