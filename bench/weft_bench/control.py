@@ -5,12 +5,12 @@ network. CPU times are those of the measuring thread. *Reports*: runners with 64
 memory send 20 reports a second; with each report one sequence has ended, another one has begun, and all others have
 grown. A core carries 1 / (20 x CPU of a report) runners, in the fastest round of all runners' reports; the CPU of gRPC
 for the same messages stands beside. *Engine*: what an end, a start and their reports cost the thread that steps the
-model. *One adapter more*: an adapter on demand is added to 100,000. *Table*: a gateway gets
-all of them, with the collector of garbage at work. *Models*: `GET /v1/models` of a tenant with 1,000
-of 100,000 adapters, without HTTP. *Decisions*: one pool of 10,000 runners, 100,000 adapters, 640,000 requests running
-and 360,000 queued; an event is a request's submission, its outcome, or a report of its end, and the latter two let a
-queued request start. *Live* (`--live N`): N adapters, copies of the quickstart's, are applied to a `weft up` of its
-own, left alone, listed and deleted.
+model. *One adapter more*: an adapter on demand is added to 100,000. *Table*: a gateway gets all of them, with the
+collector of garbage at work. *Models*: `GET /v1/models` of a tenant with 1,000 of 100,000 adapters, without HTTP.
+*Decisions*: one pool of 10,000 runners, 100,000 adapters, 640,000 requests running and 360,000 queued; an event is a
+request's submission, its outcome, or a report of its end, and the latter two let a queued request start. *Live*
+(`--live N`): N adapters, copies of the quickstart's, are applied to a `weft up` of its own, left alone, listed and
+deleted.
 """
 
 from collections.abc import Callable, Iterator, Sequence

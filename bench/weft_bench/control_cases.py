@@ -41,14 +41,9 @@ from weft.domain.runner import (
     RunnerSpec,
     SequenceState,
 )
-from weft.wire.channel_options import CHANNEL_OPTIONS
-from weft.wire.codec import (
-    RUNNER_TO_SUPERVISOR,
-    SCHEDULER_TO_GATEWAY,
-    SCHEDULER_TO_SUPERVISOR,
-    SUPERVISOR_TO_SCHEDULER,
-    outcome_bytes,
-)
+from weft.wire.channels import CHANNEL_OPTIONS
+from weft.wire.codec.cluster import RUNNER_TO_SUPERVISOR, SCHEDULER_TO_SUPERVISOR, SUPERVISOR_TO_SCHEDULER
+from weft.wire.codec.scheduling import SCHEDULER_TO_GATEWAY, outcome_bytes
 from weft.wire.streams import channel
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
 from weft_gateway.core.config import GatewayConfig
@@ -58,10 +53,9 @@ from weft_gateway.openai.models import _model  # pyright: ignore[reportPrivateUs
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.events import Fetch, Fetched
 from weft_runner.core.runner import Runner
-from weft_scheduler.core.config import Config as SchedulerConfig
+from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.scheduler import Scheduler
-from weft_supervisor.core.supervisor import Config as SupervisorConfig
-from weft_supervisor.core.supervisor import Supervisor, runner_peer
+from weft_supervisor.core.supervisor import Supervisor, SupervisorConfig, runner_peer
 
 REPORTS_A_SECOND = 20
 BUSY = 64  # sequences of a busy runner
@@ -321,12 +315,12 @@ class OneMore:
 def one_adapter_more(adapters: int, repetitions: int, advance: Advance) -> OneMore:
     """Adapters that come one by one: the scheduler's and the gateway's part, medians; bytes of the messages, means."""
     scheduler, table = scheduler_of(map(adapter_of, range(adapters))), RouteIndex()
-    table.apply(Routes(0, True))
+    table.take(Routes(0, True))
     report = RunnerReport(1, True, RunnerFigures(PAGES))
     runner = spec_of(RunnerId("u", "i"))
     scheduler.handle(Received(SUPERVISOR, ClusterReport((ReportedRunner(runner.runner, report, runner),))), 0.1)
     now, clocks, sizes = publish_all(scheduler, adapters, 1.0), (CpuClock(), CpuClock()), [0, 0]
-    table.apply(scheduler.state.routes.full())
+    table.take(scheduler.state.routes.full())
     for i in range(repetitions):
         with clocks[0]:
             change = RegistryChange(False, (), (adapter_of(adapters + i),))
@@ -337,8 +331,8 @@ def one_adapter_more(adapters: int, repetitions: int, advance: Advance) -> OneMo
             for raw in routes:
                 change = SCHEDULER_TO_GATEWAY.decode(scheduler_pb2.SchedulerToGateway.FromString(raw))
                 if isinstance(change, Routes):
-                    table.apply(change)
-        assert len(table) == adapters + i + 2, "every adapter and the base are routed"
+                    table.take(change)
+        assert len(table.routes) == adapters + i + 2, "every adapter and the base are routed"
         sizes[0] += sum(map(len, routes))
         sizes[1] += sum(map(len, orders))
         advance(1)
@@ -378,7 +372,7 @@ def full_table_cost(adapters: int, repetitions: int, advance: Advance) -> FullTa
                 gateway.handle(Received(SCHEDULER, change), 0.0)
                 gc.freeze()  # as the shell does
         gc.unfreeze()
-        assert len(gateway.routes) == adapters
+        assert len(gateway.routes.routes) == adapters
         costs.append(FullTable(1e3 * sum(clock.seconds), 1e3 * max(clock.seconds)))
         advance(1)
     return max(costs, key=lambda cost: cost.longest_ms)
@@ -387,7 +381,7 @@ def full_table_cost(adapters: int, repetitions: int, advance: Advance) -> FullTa
 def models_ms(adapters: int, tenants: int, repetitions: int) -> float:
     """What the gateway's loop does for `GET /v1/models` of one tenant."""
     table, clock = RouteIndex(), CpuClock()
-    table.apply(full_table(adapters, tenants))
+    table.take(full_table(adapters, tenants))
     for _ in range(repetitions):
         with clock:
             listed = [_model(*found) for found in table.visible(Principal("ns0"))]

@@ -12,7 +12,7 @@ from typing import Self
 from weft_bench.errors import EngineRefused
 from weft_bench.playing import Ask, Folders, Life, Played, Player
 from weft_runner.errors import RunnerError
-from weft_runner.settings import Settings, parse_settings
+from weft_runner.settings import RunnerSettings, parse_settings
 from weft_runner.shell.engine import Engine, Output
 from weft_runner.shell.engine_factory import EngineBundle, build_engine
 
@@ -77,7 +77,7 @@ def pages_of(sizes: Sizes) -> int:
     return sizes.rows * (-(-sizes.context_tokens // PAGE_TOKENS) + 1) + sizes.adapter_pages
 
 
-def settings(sizes: Sizes) -> Settings:
+def settings(sizes: Sizes) -> RunnerSettings:
     """The runner's own flags. Addresses are never used: nothing listens."""
     nowhere = "127.0.0.1:1"
     flags = {

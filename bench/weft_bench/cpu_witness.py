@@ -16,9 +16,9 @@ from weft_runner.core.batch import Batch
 from weft_runner.core.events import Action, Unload
 from weft_runner.core.sampling import SampledToken
 from weft_runner.model.executor import Executor
-from weft_runner.model.step import Step
+from weft_runner.model.step import StepInput
+from weft_runner.shell.adapter_pool import InSlot
 from weft_runner.shell.engine import Engine
-from weft_runner.shell.load_results import InSlot
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Witness:
         if method is None:
             return
 
-        def noting(step: Step, *arguments: Any, **options: Any) -> Any:
+        def noting(step: StepInput, *arguments: Any, **options: Any) -> Any:
             outermost, self._running = not self._running, True
             if outermost:
                 self._note(step, again=name != "follow")
@@ -130,7 +130,7 @@ class Witness:
 
         setattr(executor, name, noting)
 
-    def _note(self, step: Step, *, again: bool) -> None:
+    def _note(self, step: StepInput, *, again: bool) -> None:
         """`again`: a step of the same batch, with the last one not accounted for, is another try at it."""
         if again and self._waiting and self._waiting[-1].batch is self._batch:
             self._waiting[-1].plans.append(step.plan)

@@ -9,7 +9,7 @@ import torch
 from weft_bench.gpu_device import Gpu
 from weft_kernels.plan import plan_rows
 from weft_runner.model.cuda.step import DeviceStep, Shape, shape_of, tiles_of
-from weft_runner.model.step import Step, StepRow
+from weft_runner.model.step import StepInput, StepRow
 
 Check = tuple[str, Callable[[], None]]
 Checks = Iterator[Check]
@@ -84,7 +84,7 @@ def _raise_at(wrong: torch.Tensor, actual: torch.Tensor, expected: torch.Tensor,
 class Rows:
     """Rows of a step on random pages: each (position, tokens), and its adapter's slot."""
 
-    step: Step
+    step: StepInput
     here: DeviceStep
     n_pages: int
 
@@ -104,7 +104,7 @@ class Rows:
             start += count
         per_token = [slot for slot, (_, count) in zip(slots, rows, strict=True) for _ in range(count)]
         ranks = {slot: 1 for slot in slots if slot is not None}
-        step = Step([0] * start, tuple(step_rows), plan_rows(per_token, ranks))
+        step = StepInput([0] * start, tuple(step_rows), plan_rows(per_token, ranks))
         tiles = tiles_of(step, prefill_tokens)
         shape = shape_of(step, tiles, block_m)
         padded = Shape(

@@ -11,7 +11,7 @@ from weft_bench.gpu_check import CheckContext, Checks, Differs, assert_same, sho
 from weft_bench.gpu_check_models import LLAMA, PAGE_TOKENS, TINY, HostAdapter, Pair
 from weft_bench.gpu_models import StepOf, step_of
 from weft_runner.model.adapter_store import DeviceAdapter
-from weft_runner.model.step import Step
+from weft_runner.model.step import StepInput
 
 ROWS, TINY_ROWS = 8, 2
 LOADS, TINY_LOADS = 20, 2
@@ -92,11 +92,11 @@ class Loading:
         self._built = self._store.build(self._adapter.tensors, self._adapter.scales, self.pages)
 
 
-def _step(pair: Pair, slots: list[int]) -> Step:
+def _step(pair: Pair, slots: list[int]) -> StepInput:
     """A decode step at position 0: it can run any number of times."""
     return step_of([StepOf([3 + slot], 0, pair.device.deck.deal(1), slot) for slot in slots], PAGE_TOKENS)
 
 
-def _give_back(pair: Pair, step: Step) -> None:
+def _give_back(pair: Pair, step: StepInput) -> None:
     for row in step.rows:
         pair.device.deck.back(row.pages)

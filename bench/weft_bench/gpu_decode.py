@@ -33,7 +33,7 @@ from weft_runner.model.cuda.adapters import PagedAdapter, PagedAdapterStore, lay
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.partition import Partition
 from weft_runner.model.sampling import SamplingArgs
-from weft_runner.model.step import Step
+from weft_runner.model.step import StepInput
 
 PAGE_TOKENS = 16
 # Of `TritonOps`: a layer's, an attention's join, adapters' in a layer; embedding, last norm, head, choice, outputs.
@@ -74,7 +74,7 @@ class Loaded:
         gpu.sync()
         return cls(executor, deck.rest() * (rows // kinds), shape)
 
-    def step(self, rows: Sequence[RowOf]) -> Step:
+    def step(self, rows: Sequence[RowOf]) -> StepInput:
         """Each with the same tokens and pages whenever it is made: what differs are adapters. Raises WrongAdapter."""
         rng, pages = random.Random(0), iter(self.pages)
         parts = [
@@ -88,7 +88,7 @@ class Loaded:
         assert_adapters(step, rows)
         return step
 
-    def decode(self, batch: Batch, context: int) -> Step:
+    def decode(self, batch: Batch, context: int) -> StepInput:
         """Rows of one token with `context` before it."""
         return self.step([RowOf(1, context, slot) for slot in batch.adapters])
 
@@ -129,7 +129,7 @@ def work_of(shape: Shape, batch: Batch, context: float) -> Work:
     return decode_work(shape, batch.rows, context) + adapter_work(shape, *ranks_of(batch.adapters, batch.ranks))
 
 
-def assert_adapters(step: Step, rows: Sequence[RowOf]) -> None:
+def assert_adapters(step: StepInput, rows: Sequence[RowOf]) -> None:
     """Each row's tokens use the slot that was asked for. Raises WrongAdapter."""
     asked = [-1 if row.slot is None else row.slot for row in rows]
     if (found := slots_of(step.plan, [row.tokens for row in rows])) != asked:

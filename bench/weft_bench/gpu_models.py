@@ -9,7 +9,7 @@ import torch
 from weft.domain.model.config import ModelSpec, RopeSpec
 from weft_bench.roofline import Shape
 from weft_kernels.plan import plan_rows
-from weft_runner.model.step import Step, StepRow, check_step
+from weft_runner.model.step import StepInput, StepRow, check_step
 from weft_runner.model.weights import LayerWeights, ModelWeights
 
 STD = 0.02
@@ -115,7 +115,7 @@ class StepOf:
     slot: int | None
 
 
-def step_of(parts: Sequence[StepOf], page_tokens: int) -> Step:
+def step_of(parts: Sequence[StepOf], page_tokens: int) -> StepInput:
     """A step of these parts, in this order; every part gets a token."""
     rows, tokens, slots = list[StepRow](), list[int](), list[int | None]()
     for part in parts:
@@ -124,7 +124,7 @@ def step_of(parts: Sequence[StepOf], page_tokens: int) -> Step:
         slots += [part.slot] * len(part.tokens)
         rows.append(StepRow(start, len(tokens), part.position, tuple(part.pages), samples=True))
     used = {slot for slot in slots if slot is not None}
-    step = Step(tokens, tuple(rows), plan_rows(slots, dict.fromkeys(used, 1)))
+    step = StepInput(tokens, tuple(rows), plan_rows(slots, dict.fromkeys(used, 1)))
     check_step(step, page_tokens)
     return step
 

@@ -6,7 +6,7 @@ from weft_bench.gpu_context import Context
 from weft_bench.gpu_decode import Loaded, RowOf
 from weft_bench.gpu_plan import ADAPTED, FEW_PERCENT, LORA_PART, RATIO, mixed_name, prefill_name
 from weft_bench.roofline import prefill_work
-from weft_runner.model.step import Step
+from weft_runner.model.step import StepInput
 
 A_CASE_S = 10.0
 
@@ -34,7 +34,7 @@ def _measure(context: Context, loaded: Loaded, name: str, beside: int, bound_s: 
     context.tell(name, LORA_PART, (times[True].median - times[False].median) * 1e3)
 
 
-def _step(loaded: Loaded, prompt: int, beside: int, *, adapted: bool) -> Step:
+def _step(loaded: Loaded, prompt: int, beside: int, *, adapted: bool) -> StepInput:
     """A prompt from its start, then rows in decode, each with an adapter of its own, or all of the base."""
     slots: Sequence[int | None] = range(beside + 1) if adapted else [None] * (beside + 1)
     return loaded.step([RowOf(prompt, 0, slots[0]), *(RowOf(1, prompt // 2, slot) for slot in slots[1:])])

@@ -201,8 +201,8 @@ def gpu(context: typer.Context) -> None:
 @app.command()
 def control(
     cases: Annotated[
-        str, typer.Option(help="Of reports, engine, adapter, models, decisions; separated by commas.")
-    ] = "reports,engine,adapter,models,decisions",
+        str, typer.Option(help="Of reports, engine, adapter, table, models, decisions; separated by commas.")
+    ] = "reports,engine,adapter,table,models,decisions",
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: shows that it works, not how fast.")] = False,
     live: Annotated[
         int, typer.Option(min=0, help="Also apply, list and delete that many adapters on a `weft up` of its own.")
@@ -223,6 +223,32 @@ def control(
     with failures_told():
         figures = bench.figures(of, chosen, bench.QUICK if quick else bench.Amounts(), progress)
         keep("control", bench.__doc__ or "", chain(figures, measure(of, live, progress) if live else ()), docs)
+
+
+@app.command()
+def fidelity(
+    models_: Annotated[str, typer.Option("--of", help="Of quickstart, m135; separated by commas.")] = "quickstart,m135",
+    loads: Annotated[str, typer.Option(help="Percent of the saturating load: of 25, 50, 80.")] = "25,50,80",
+    runs: Annotated[int, typer.Option(min=1, help="Live runs of each load.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="Two short runs: shows that it works, not how well.")] = False,
+    seed: Annotated[int, typer.Option(help="Of arrivals, prompts and lengths.")] = 0,
+    models: Models = None,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """The simulator beside the live CPU engine: TTFT, time per token, end to end at 25, 50 and 80 % of saturation.
+
+    Starts stacks of its own, one for each model; about ten minutes on an otherwise idle machine, `--quick` three.
+    """
+    from weft_bench import fidelity as bench
+    from weft_bench.cpu_models import cache_dir
+    from weft_bench.machine import origin
+
+    names = among("of", models_, bench.MODELS)
+    shares = [int(share) for share in among("loads", loads, [str(load) for load in bench.LOADS])]
+    amounts = bench.QUICK if quick else bench.Amounts(runs=runs)
+    with failures_told():
+        lines = bench.figures(origin("tokenizers"), names, shares, amounts, seed, models or cache_dir(), progress)
+        keep("fidelity", bench.__doc__ or "", lines, docs)
 
 
 @app.command()

@@ -16,13 +16,13 @@ from kubernetes.aio.client import ApiException
 
 from weft.domain.ids import RunnerId
 from weft.domain.runner import Heartbeat, Registered, Resync, RunnerFigures, RunnerOrder, RunnerReport, RunnerSpec
-from weft.wire.codec import RUNNER_TO_SUPERVISOR, SUPERVISOR_TO_RUNNER
-from weft.wire.streams import Link, channel
+from weft.wire.codec.cluster import RUNNER_TO_SUPERVISOR, SUPERVISOR_TO_RUNNER
+from weft.wire.streams import ClientStream, channel
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import SupervisorStub
 from weft_bench.following import Object
 
-RunnerLink = Link[pb.RunnerToSupervisor, pb.SupervisorToRunner]
+RunnerLink = ClientStream[pb.RunnerToSupervisor, pb.SupervisorToRunner]
 HEARTBEATS_A_LEASE = 4
 NOT_FOUND = 404
 
@@ -73,7 +73,7 @@ class PlayedRunner:
     async def run(self) -> None:
         """Until cancelled."""
         opened = channel(self._supervisor)
-        link: RunnerLink = Link(
+        link: RunnerLink = ClientStream(
             f"played runner {self.spec.name}",
             SupervisorStub(opened).Runner,
             hello=lambda: [RUNNER_TO_SUPERVISOR.encode(self.spec), self._report()],

@@ -10,7 +10,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weft_bench.errors import RequestFailed
@@ -19,27 +19,35 @@ TAIL_BYTES = 4096  # the last events, with the usage
 END = b"0\r\n\r\n"  # of a chunked body
 TIMEOUT_S = 300.0
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
+_PROMPT = re.compile(rb'"prompt_tokens":\s*(\d+)')
+_STOPPED = re.compile(rb'"finish_reason":\s*"stop"')
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """One answer; seconds on a monotonic clock."""
+    """One answer; seconds on a monotonic clock. `stopped`: by the model, not by its length."""
 
     start: float
     first: float
     end: float
     tokens: int
+    prompt_tokens: int = 0
+    stopped: bool = False
 
 
 async def run(host: str, port: int, bodies: Sequence[dict[str, Any]], streams: int) -> list[Streamed]:
-    """Send all bodies over `streams` connections, each its next one when the last has ended. Raises RequestFailed."""
-    waiting, done = deque(bodies), list[Streamed]()
+    """Send all bodies over `streams` connections, each its next one when the last has ended; answers in their order.
+
+    Raises RequestFailed.
+    """
+    waiting, done = deque(enumerate(bodies)), dict[int, Streamed]()
 
     async def client() -> None:
         reader, writer = await asyncio.open_connection(host, port)
         try:
             while waiting:
-                done.append(await _ask(reader, writer, waiting.popleft()))
+                number, body = waiting.popleft()
+                done[number] = await _ask(reader, writer, body)
         finally:
             writer.close()
             await writer.wait_closed()
@@ -47,7 +55,30 @@ async def run(host: str, port: int, bodies: Sequence[dict[str, Any]], streams: i
     async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as group:
         for _ in range(streams):
             group.create_task(client())
-    return done
+    return [done[number] for number in range(len(bodies))]
+
+
+async def run_at(host: str, port: int, bodies: Sequence[dict[str, Any]], at_s: Sequence[float]) -> list[Streamed]:
+    """Send each body at its time, whatever became of the others; their answers in order. Raises RequestFailed.
+
+    `start` of an answer is when it was due. Connections are used again.
+    """
+    began = time.perf_counter()
+    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def send(body: dict[str, Any], due: float) -> Streamed:
+        await asyncio.sleep(due - time.perf_counter())
+        connection = idle.pop() if idle else await asyncio.open_connection(host, port)
+        answer = await _ask(*connection, body)
+        idle.append(connection)
+        return replace(answer, start=due)
+
+    async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as group:
+        tasks = [group.create_task(send(body, began + due)) for body, due in zip(bodies, at_s, strict=True)]
+    for _, writer in idle:
+        writer.close()
+        await writer.wait_closed()
+    return [task.result() for task in tasks]
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any]) -> Streamed:
@@ -67,7 +98,10 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body:
             raise RequestFailed(f"the stream broke off: {tail.decode(errors='replace')}")
         first = first or time.perf_counter()
         tail = (tail + piece)[-TAIL_BYTES:]
-    return Streamed(start, first, time.perf_counter(), tokens_of(tail))
+    ended, prompt = time.perf_counter(), _PROMPT.search(tail)
+    return Streamed(
+        start, first, ended, tokens_of(tail), int(prompt[1]) if prompt else 0, _STOPPED.search(tail) is not None
+    )
 
 
 def tokens_of(tail: bytes) -> int:

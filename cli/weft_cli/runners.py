@@ -125,7 +125,7 @@ def books(supervisor: Supervisor) -> list[RunnerBook]:
 
 
 def _reported(supervisor: Supervisor) -> list[tuple[Any, RunnerBook]]:
-    from weft.wire.codec import read_reported
+    from weft.wire.codec.cluster import read_reported
     from weft.wire.v1 import supervisor_pb2 as pb
 
     answer = ask(supervisor, lambda admin: admin.ListRunners(pb.ListRunnersRequest(), timeout=TIMEOUT_S))

@@ -25,6 +25,8 @@ def pool_entry(facts: PoolFacts) -> PoolSpec | None:
         max_migrations=pool.max_moves,
         placement=pool.placement,
         queue=pool.queue,
+        aging_s=pool.aging_s,
+        starvation_bound=pool.starvation_bound,
         reservation=pool.reservation,
         created_unix_s=int(pool.meta.created),
         min_runners=facts.bounds.min,

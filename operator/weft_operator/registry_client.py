@@ -14,8 +14,8 @@ from typing import Literal
 
 from weft.domain.adapter import AdapterSpec, Tier
 from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus, RegistryChange
-from weft.wire.codec import REGISTRY_TO_SCHEDULER, SCHEDULER_TO_REGISTRY
-from weft.wire.streams import Link, channel
+from weft.wire.codec.registry import REGISTRY_TO_SCHEDULER, SCHEDULER_TO_REGISTRY
+from weft.wire.streams import ClientStream, channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
@@ -50,7 +50,7 @@ class RegistryClient:
         self._sent_at = float("-inf")
         # Versions only have to grow, also across restarts of this process; milliseconds do.
         self._versions = itertools.count(time.time_ns() // 1_000_000)
-        self._link: Link[pb.RegistryToScheduler, pb.SchedulerToRegistry] = Link(
+        self._link: ClientStream[pb.RegistryToScheduler, pb.SchedulerToRegistry] = ClientStream(
             "registry", SchedulerStub(self._channel).Registry, hello=self._hello, on_message=self._heard
         )
         self._started = asyncio.Event()

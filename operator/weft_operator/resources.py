@@ -112,6 +112,8 @@ class Pool:
     max_moves: int
     placement: str
     queue: str
+    aging_s: float
+    starvation_bound: int | None
     reservation: str
     drain_s: float
     allowed: Literal["Same", "All", "List"]
@@ -189,6 +191,8 @@ def parse_pool(obj: Object) -> Pool:
         max_moves=scheduler["maxMoves"],
         placement=scheduler["placement"],
         queue=scheduler["queue"],
+        aging_s=float(scheduler["agingSeconds"]),
+        starvation_bound=scheduler.get("starvationBound"),
         reservation=scheduler["reservation"],
         drain_s=float(spec["drainSeconds"]),
         allowed=allowed["from"],

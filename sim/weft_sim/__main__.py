@@ -1,9 +1,9 @@
-"""`python -m weft_sim check` and `costs`."""
+"""`python -m weft_sim check` and `speed`."""
 
 import argparse
 import sys
 
-from weft_sim import check, costs
+from weft_sim import check, speed
 
 
 def main() -> int:
@@ -12,7 +12,9 @@ def main() -> int:
     checking = commands.add_parser("check", help="run drawn scenarios with faults and watch the laws")
     check.add_arguments(checking)
     checking.set_defaults(run=check.main)
-    commands.add_parser("costs", help="measure what events cost on this machine").set_defaults(run=costs.main)
+    speeding = commands.add_parser("speed", help="simulated requests a second of one core")
+    speed.add_arguments(speeding)
+    speeding.set_defaults(run=speed.main)
     arguments = parser.parse_args()
     return arguments.run(arguments)
 

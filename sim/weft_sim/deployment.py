@@ -1,15 +1,17 @@
 """What runs where: values."""
 
 from dataclasses import dataclass, field
+from math import inf
+from typing import Any
 
 from weft.domain.adapter import AdapterSpec
 from weft.domain.routes import PoolSpec
 from weft.domain.runner import RunnerSpec
 from weft_gateway.core.gateway import GatewayConfig
-from weft_scheduler.core.config import Config as SchedulerConfig
+from weft_scheduler.core.config import SchedulerConfig
 from weft_sim.executor_model import StepTimes
 from weft_sim.hosts import Costs
-from weft_supervisor.core.supervisor import Config as SupervisorConfig
+from weft_supervisor.core.supervisor import SupervisorConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class RunnerPlan:
     depth: int = 1  # steps in flight at a time
     page_bytes: int = 0  # of a page, where adapters live in pages
     times: StepTimes | None = None  # measured ones; None: what the specification's profile says
+    token_time_ms: float = inf
     threads: int = 0  # of its host's cores that a step takes; 0: it runs on a device of its own
 
 
@@ -30,8 +33,10 @@ class RunnerPlan:
 class Deployment:
     """What runs where. `hosts`: cores by name; control-plane processes run on `control`."""
 
-    runners: tuple[RunnerPlan, ...]
-    pools: tuple[PoolSpec, ...]
+    runners: tuple[RunnerPlan, ...] = ()
+    pools: tuple[PoolSpec, ...] = ()
+    objects: tuple[dict[str, Any], ...] = ()  # with any the operator plans pools, adapters and runners from them
+    template: RunnerPlan | None = None  # of the operator's runners
     adapters: tuple[AdapterSpec, ...] = ()
     gateways: int = 1
     hosts: dict[str, int] = field(default_factory=lambda: {"control": 2})
@@ -40,6 +45,7 @@ class Deployment:
     delay_s: float = 0.0002
     jitter_s: float = 0.0
     load_s: float = 0.05  # of an adapter to a device slot
+    replayed_lengths: bool = False  # predictions are those that a request comes with, not those of the shipped model
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)

@@ -9,6 +9,7 @@ The seed of a request also says how long its prompt and its answer are (`seed_of
 its place wherever the request is computed.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -31,7 +32,11 @@ def seed_of(draw: int, prompt_tokens: int, output_tokens: int) -> int:
 
 
 _TEXTS = [b"", *(bytes((33 + first, 33 + second)) for first in range(94) for second in range(94))]
-bytes_of = _TEXTS.__getitem__  # the text of a token: two characters, none for the end
+
+
+def bytes_of(token: int) -> bytes:
+    """The text of a token: two characters; none for the end, and for what is no token, as a tokenizer's."""
+    return _TEXTS[token] if token <= VOCABULARY else b""
 
 
 def text_of(tokens: Iterable[int]) -> str:
@@ -74,13 +79,18 @@ def answer(prompt: Sequence[int], adapter: str, seed: int, choice: int, max_toke
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """ms of a step: of any, of a decode row, a prompt token, a key that rows attend to, an adapter in the batch."""
+    """ms of a step: of any, of a decode row, a prompt token, a key that rows attend to, an adapter in the batch.
+
+    `curve`, where it was measured, is used instead of the first three: (tokens, ms), the fewest first, with lines
+    between them. A few rows cost hardly more than one while weights stream, which no line through the origin says.
+    """
 
     base_ms: float
     row_ms: float
     prompt_token_ms: float
     key_ms: float = 0.0
     adapter_ms: float = 0.0
+    curve: tuple[tuple[float, float], ...] = ()
 
     @classmethod
     def of(cls, spec: RunnerSpec) -> "StepTimes":
@@ -91,8 +101,18 @@ class StepTimes:
         return cls(spec.step_ms_1 - row_ms, row_ms, 1e3 / rate if rate else 0.0)
 
     def seconds(self, decode_rows: int, prompt_tokens: int, keys: int = 0, adapters: int = 0) -> float:
-        decode_ms = self.base_ms + self.row_ms * decode_rows + self.key_ms * keys
-        return (decode_ms + self.prompt_token_ms * prompt_tokens + self.adapter_ms * adapters) / 1e3
+        if self.curve:
+            tokens_ms = self._on_curve(decode_rows + prompt_tokens)
+        else:
+            tokens_ms = self.base_ms + self.row_ms * decode_rows + self.prompt_token_ms * prompt_tokens
+        return (tokens_ms + self.key_ms * keys + self.adapter_ms * adapters) / 1e3
+
+    def _on_curve(self, tokens: int) -> float:
+        """Beyond its last point the curve goes on as it came there."""
+        curve = self.curve
+        at = min(max(bisect_left(curve, (tokens, 0.0)), 1), len(curve) - 1)
+        (low, low_ms), (high, high_ms) = curve[at - 1], curve[at]
+        return low_ms + (high_ms - low_ms) * (tokens - low) / (high - low)
 
 
 class Device:
@@ -119,13 +139,16 @@ class Device:
     def row(self, tokens: Sequence[int], start: int, pages: Sequence[int], adapter: str, seed: int, choice: int) -> int:
         """Feed `tokens` from position `start` of a sequence with these pages; the token that is sampled after them."""
         size, memory, key = self.page_tokens, self._pages, self._keys.get(adapter, 1)
-        chain = 0
-        if start:
-            before = memory.get(pages[(start - 1) // size])
-            chain = before[(start - 1) % size] if before is not None else SECOND
-        position = start
-        index, offset = divmod(position, size)
+        index, offset = divmod(start, size)
         held = memory.get(pages[index]) if offset else None
+        if offset:
+            chain = held[offset - 1] if held is not None else SECOND
+        elif start:
+            before = memory.get(pages[index - 1])
+            chain = before[-1] if before is not None else SECOND
+        else:
+            chain = 0
+        position = start
         for token in tokens:
             if held is None or offset == size:
                 index, offset = divmod(position, size)

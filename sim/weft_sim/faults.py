@@ -24,6 +24,7 @@ class What(Enum):
     LOAD = "load"  # a runner's adapter loads fail
     DISK = "disk"  # a disk is full: fetches fail, outcomes are not stored
     DELETE = "delete"  # an adapter is deleted, and declared again
+    REORDER = "reorder"  # messages of different streams overtake each other: each is late by a time of its own
     LIE = "lie"  # a runner says what is not so
 
 

@@ -1,8 +1,8 @@
 """Hosts: cores that threads share, and what each event costs.
 
-A machine is served by one thread: its events queue behind each other. A runner has two: messages come and go on one,
-the engine computes on the other. A step of a model takes as many threads as the runner's executor, so that steps and
-control-plane events of one host slow each other where they are more than its cores.
+A process runs Python on one thread at a time (the interpreter's lock): its events, and what a runner's engine does
+between two steps, queue behind each other. A step of a model takes as many threads as the runner's executor, so that
+steps and control-plane events of one host slow each other where they are more than its cores.
 """
 
 from collections import deque
@@ -21,46 +21,57 @@ FREE: Mapping[tuple[Kind, str], float] = {}  # every event costs nothing: for ch
 class Costs:
     """CPU seconds of an event, by the kind of the machine and the class of the message or event.
 
-    `per_item`: for each sequence of a Step. `default`: for what is not listed. `sends`: of a message that leaves a
-    runner, where another thread than the engine's sends it; elsewhere sending is part of the event that it follows
-    from. `client_request`, `client_token`: of the clients, which are one thread on the gateway's host.
+    `per_item`: for each sequence of a Step or StepDone. `default`: for what is not listed. `wake`: of a process of that
+    kind that had nothing to do, beside the event itself: a busy one finds the next event without being woken. `sends`:
+    of a message that leaves a runner, after which the engine's step runs already; elsewhere sending is part of the
+    event that it follows from. `switch`: seconds, not of CPU, until the other one of a runner's two threads has the
+    interpreter's lock. `commit`, `outcome`: of a transaction of the store, and of each outcome in it.
+    `client_request`, `client_token`: of the clients, one process on the gateway's host.
     """
 
     events: Mapping[tuple[Kind, str], float] = field(default_factory=dict[tuple[Kind, str], float])
     per_item: Mapping[tuple[Kind, str], float] = field(default_factory=dict[tuple[Kind, str], float])
     default: float = 0.0
+    wake: Mapping[Kind, float] = field(default_factory=dict[Kind, float])
     sends: Mapping[str, float] = field(default_factory=dict[str, float])
+    switch: float = 0.0
+    commit: float = 0.0
+    outcome: float = 0.0
     client_request: float = 0.0
     client_token: float = 0.0
+    client_wake: float = 0.0
 
     @property
     def free(self) -> bool:
-        return not (self.events or self.per_item or self.default or self.sends)
+        return not (self.events or self.per_item or self.default or self.wake or self.sends)
 
     def of(self, kind: Kind, event: str, items: int = 0) -> float:
         cost = self.events.get((kind, event), self.default)
         return cost + items * self.per_item.get((kind, event), 0.0)
 
 
-GRPC_S = 0.000_09  # CPU of grpc.aio for a message of a stream, however small
-# By request: the live quickstart stack, 1,000 requests of a few tokens, 16 at once, CPU of each process by /proc:
-# gateway 4.0 ms, runner 2.5, scheduler 2.1, predictor 2.0, supervisor (with its SQLite commit) 5.5: 16 ms in all.
-# By step and report: `python -m weft_sim costs` on two cores of an Intel Xeon, and GRPC_S. A sequence's part of a Step
-# is its SSE chunk.
+# `weft bench fidelity --of quickstart` on two cores of an AMD EPYC (docs/benchmarks/fidelity.md, `quickstart, cost`),
+# which measures them anew wherever it runs: CPU of whole processes, so that gRPC, HTTP and SQLite are in it. What
+# follows an idle moment of a process is booked as its wake, which is most of what a message costs.
 MEASURED = Costs(
     events={
-        (Kind.GATEWAY, "RequestArrived"): 0.004,
-        (Kind.RUNNER, "Start"): 0.002_5,
-        (Kind.SCHEDULER, "Submit"): 0.002_1,
-        (Kind.PREDICTOR, "PredictItem"): 0.002,
-        (Kind.SUPERVISOR, "OutcomeReport"): 0.005_5,
-        (Kind.GATEWAY, "Step"): GRPC_S,
-        (Kind.RUNNER, "StepDone"): GRPC_S + 0.000_15,
-        (Kind.SUPERVISOR, "RunnerReport"): GRPC_S + 0.000_053,
-        (Kind.SCHEDULER, "ClusterReport"): GRPC_S + 0.000_08,
+        (Kind.GATEWAY, "RequestArrived"): 0.003_5,
+        (Kind.GATEWAY, "OutcomeAck"): 0.000_5,
+        (Kind.SCHEDULER, "ClusterReport"): 0.000_3,
+        (Kind.SUPERVISOR, "ReceivedReport"): 0.003_8,
+        (Kind.RUNNER, "Start"): 0.002_3,
+        (Kind.RUNNER, "StepDone"): 0.000_14,
     },
-    per_item={(Kind.GATEWAY, "Step"): 0.000_05},
-    default=0.000_02,
+    per_item={(Kind.GATEWAY, "Step"): 0.000_047, (Kind.RUNNER, "StepDone"): 0.000_026},
+    wake={
+        Kind.GATEWAY: 0.000_2,
+        Kind.SCHEDULER: 0.000_54,
+        Kind.SUPERVISOR: 0.000_29,
+        Kind.PREDICTOR: 0.001_5,  # for a prediction, and for its outcome
+    },
+    sends={"Step": 0.000_14},
+    switch=0.000_04,
+    commit=0.003_3,
 )
 
 
@@ -73,7 +84,7 @@ class Host:
     """
 
     def __init__(self, name: str, cores: int, clock: Clock) -> None:
-        self.name, self.cores, self._clock = name, cores, clock
+        self.name, self.cores, self.clock = name, cores, clock
         self.busy_s = 0.0  # of all cores, of work that has begun
         self._work: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []  # by `_given` at its end
         self._number = 0
@@ -94,7 +105,7 @@ class Host:
         self._plan()
 
     def _advance(self) -> None:
-        now = self._clock.now
+        now = self.clock.now
         self._given += (now - self._at) * self._speed
         self._at = now
 
@@ -110,7 +121,7 @@ class Host:
         self._speed = speed
         self._plans += 1
         self._next_end = (number, self._plans)
-        self._clock.at(self._at + (given - self._given) / speed, Rank.WORK, self._ended, self._plans)
+        self.clock.at(self._at + (given - self._given) / speed, Rank.WORK, self._ended, self._plans)
 
     def _ended(self, plan: int) -> None:
         if self._next_end is None or self._next_end[1] != plan:
@@ -124,29 +135,42 @@ class Host:
 
 
 class Lane:
-    """Work that is done one after the other: a thread's, or a model's steps, which take several threads each."""
+    """Work that is done one after the other: a process's Python, or a model's steps, which take several threads each.
 
-    def __init__(self, host: Host, threads: int = 1) -> None:
-        self._host, self._threads = host, threads
-        self._waiting: deque[tuple[float, Callable[..., None], tuple[Any, ...]]] = deque()
+    `wake_s`: what the first work costs more after nothing was done; `woken`: how often that was. `switch_s`: how long
+    the interpreter's lock takes from one thread of the process to another one, while nothing is computed.
+    """
+
+    def __init__(self, host: Host, threads: int = 1, wake_s: float = 0.0, switch_s: float = 0.0) -> None:
+        self._host, self._threads, self._wake_s, self._switch_s = host, threads, wake_s, switch_s
+        self._waiting: deque[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = deque()
+        self._latest = 0  # the thread that had the lane last
         self.busy = False
+        self.woken = 0
 
-    def run(self, seconds: float, done: Callable[..., None], *arguments: Any) -> None:
+    def run(self, seconds: float, done: Callable[..., None], *arguments: Any, thread: int = 0) -> None:
         """Behind what waits already."""
         if self.busy:
-            self._waiting.append((seconds, done, arguments))
+            self._waiting.append((seconds, thread, done, arguments))
         else:
             self.busy = True
-            self._host.run(seconds, self._threads, self._done, done, arguments)
+            self.woken += 1
+            self._begin(seconds + self._wake_s, thread, done, arguments)
 
     def clear(self) -> None:
         """What has not begun never does."""
         self._waiting.clear()
 
+    def _begin(self, seconds: float, thread: int, done: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        if thread != self._latest and self._switch_s:
+            self._latest = thread
+            self._host.clock.after(self._switch_s, Rank.WORK, self._begin, seconds, thread, done, arguments)
+        else:
+            self._host.run(seconds, self._threads, self._done, done, arguments)
+
     def _done(self, done: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         done(*arguments)
         if self._waiting:
-            seconds, *following = self._waiting.popleft()
-            self._host.run(seconds, self._threads, self._done, *following)
+            self._begin(*self._waiting.popleft())
         else:
             self.busy = False

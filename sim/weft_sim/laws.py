@@ -27,7 +27,7 @@ from weft.domain.request import (
     Submit,
 )
 from weft.domain.runner import ReportGap, RunnerBook, RunnerReport, RunnerSpec
-from weft.wire.codec import outcome_from_bytes
+from weft.wire.codec.scheduling import outcome_from_bytes
 from weft_sim.executor_model import answer, text_of
 from weft_sim.process import LawBroken, Process
 
@@ -85,10 +85,10 @@ class Waiting:
 
 @dataclass
 class Laws:
-    """`now`: the virtual time, for messages. `bound`: of passes; `exclusive`: requests of a lying runner's pool."""
+    """`now`: the virtual time, for messages. `bound`: of passes (None: none); `exclusive`: of a liar's pool."""
 
     now: Callable[[], float]
-    bound: int = 32
+    bound: int | None = 32
     avoid_s: float = 3.0
     requests: dict[str, ClientRequest] = field(default_factory=dict[str, ClientRequest])
     excused: set[str] = field(default_factory=set[str])  # died with their gateway
@@ -110,15 +110,14 @@ class Laws:
         assert request.id not in self.requests, request.id
         self.requests[request.id] = request
 
-    def read(self, request_id: str, text: str) -> None:
+    def read(self, request: ClientRequest, text: str) -> None:
         """A client reads more of its answer: it is the undisturbed one, so far."""
-        request = self.requests[request_id]
         if request.finish:
-            raise LawBroken(f"{request_id} reads on after its end ({request.finish})")
+            raise LawBroken(f"{request.id} reads on after its end ({request.finish})")
         before = len(request.text)
         request.text += text
         if request.trusted and not request.expected()[0].startswith(text, before):
-            raise LawBroken(f"{request_id}: the answer differs from the undisturbed one after token {before // 2}")
+            raise LawBroken(f"{request.id}: the answer differs from the undisturbed one after token {before // 2}")
 
     def ended(self, request_id: str, finish: str, error: str) -> None:
         """A client's answer is over."""
@@ -227,9 +226,7 @@ class Laws:
                     self.lost_at[at] = self.now()
                 self.waiting.pop(request_id, None)
             case Closed(peer=Peer(kind=Kind.GATEWAY, name=name)) | Connected(peer=Peer(kind=Kind.GATEWAY, name=name)):
-                self.complete.discard(name)
-                for request_id in [r for r, w in self.waiting.items() if w.gateway == name]:
-                    del self.waiting[request_id]
+                self._gateway_closed(name)
             case Received(peer=peer, message=ResubmitComplete()):
                 self.complete.add(peer.name)
             case Received(message=message) if type(message).__name__ in ("Cancel", "OutcomeReport"):
@@ -237,6 +234,8 @@ class Laws:
             case _:
                 pass
         for effect in effects:
+            if type(effect) is Close and effect.peer.kind is Kind.GATEWAY:
+                self._gateway_closed(effect.peer.name)
             if type(effect) is not Send:
                 continue
             match effect.message:
@@ -246,6 +245,12 @@ class Laws:
                     self.waiting.pop(effect.message.request_id, None)
                 case _:
                     pass
+
+    def _gateway_closed(self, name: str) -> None:
+        """The scheduler knows nothing of its requests until it has submitted them again."""
+        self.complete.discard(name)
+        for request_id in [r for r, w in self.waiting.items() if w.gateway == name]:
+            del self.waiting[request_id]
 
     def _assigned(self, assign: Assign) -> None:
         latest = self.epochs.get(assign.request_id, NEVER)
@@ -261,7 +266,7 @@ class Laws:
             here = waiting.pool == taken.pool and waiting.gateway in self.complete
             if here and waiting.fresh and taken.fresh and older and quiet:
                 waiting.passes += 1
-                if waiting.passes > self.bound:
+                if self.bound is not None and waiting.passes > self.bound:
                     raise LawBroken(f"{request_id} has been passed {waiting.passes} times, the bound is {self.bound}")
 
     def scheduler_died(self) -> None:

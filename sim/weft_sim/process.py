@@ -10,6 +10,7 @@ from weft_sim.network import Network, Stream
 
 RECONNECT_S = 0.2  # between attempts of a link, as the shells' first back-off
 INTERCEPTING = (Kind.SUPERVISOR, Kind.GATEWAY)  # whose shells take events that their machines never see
+PER_SEQUENCE = ("Step", "StepDone")  # what costs something for each sequence
 SPINS = 1000  # ticks of one machine at one time: more is a deadline that never passes
 
 
@@ -69,10 +70,10 @@ class Process:
         self.streams: dict[Peer, tuple[Stream, int]] = {}
         self.handled = 0
         self.busy_s = 0.0
-        self._thread = self._io = Lane(host)
+        self.python = Lane(host)
         self.on_event: Callable[[Process, object, float], None] | None = None
         self.on_effects: Callable[[Process, object, Sequence[Any]], None] | None = None
-        self._intercepts = kind in INTERCEPTING
+        self._intercepts, self._free = kind in INTERCEPTING, costs.free
         self._links: list[Link] = []
         self._timer: float | None = None
         self._ticked = (0.0, 0)
@@ -97,8 +98,9 @@ class Process:
     def start(self) -> None:
         assert self.machine is None, f"{self.name} runs already"
         self.generation += 1
-        self._timer, self._thread = None, Lane(self.host)
-        self._io = Lane(self.host) if self.kind is Kind.RUNNER else self._thread
+        switch_s = self.costs.switch if self.kind is Kind.RUNNER else 0.0
+        self._timer = None
+        self.python = Lane(self.host, wake_s=self.costs.wake.get(self.kind, 0.0), switch_s=switch_s)
         self.machine = self.shell.start(self)
         for link in self._links:
             link.open()
@@ -110,8 +112,7 @@ class Process:
             return
         self.machine = None
         self._waiting.clear()
-        self._thread.clear()
-        self._io.clear()
+        self.python.clear()
         self._resumes = None
         for stream, side in self.network.of(self):
             stream.alive[side] = False
@@ -165,27 +166,26 @@ class Process:
     # ---------------------------------------------------------------- events
 
     def post(self, event: object, size: int = 0) -> None:
-        """Something has happened to it: its machine handles it when a thread of the process has come to it."""
+        """Something has happened to it: its machine handles it when what came before is done."""
         if self._resumes is not None:
             self._waiting.append((event, size))
             return
-        if self.costs.free:
+        if self._free:
             self.handle(event)
             return
-        received = isinstance(event, Received)
-        name = type(event.message if received else event).__name__
-        items = len(event.message.sequences) if name == "Step" else 0  # pyright: ignore
+        message: Any = event.message if isinstance(event, Received) else event
+        name = type(message).__name__
+        items = len(message.sequences if name == "Step" else message.step.sequences) if name in PER_SEQUENCE else 0
         cost = self.costs.of(self.kind, name, items)
         self.busy_s += cost
-        lane = self._io if received or isinstance(event, Connected | Closed) else self._thread
-        lane.run(cost, self._served, self.generation, event)
+        self.python.run(cost, self._served, self.generation, event, thread=isinstance(event, Received))
 
     def send(self, peer: Peer, message: object) -> None:
         """Where no stream with the peer is open the message is dropped."""
-        if self.kind is Kind.RUNNER and self.costs.sends:
+        if not self._free and self.kind is Kind.RUNNER and self.costs.sends:
             cost = self.costs.sends.get(type(message).__name__, 0.0)
             self.busy_s += cost
-            self._io.run(cost, self._transmit, self.generation, peer, message)
+            self.python.run(cost, self._transmit, self.generation, peer, message, thread=1)
         else:
             self._transmit(self.generation, peer, message)
 
@@ -212,19 +212,21 @@ class Process:
             self.on_event(self, event, self.now)
         if self._intercepts and self.shell.intercept(self, event):
             return
-        effects = machine.handle(event, self.now)
+        effects = machine.handle(event, self.clock.now + self.offset_s)
         if self.checks:
             machine.check()
         if self.on_effects is not None:
             self.on_effects(self, event, effects)
+        perform = self.shell.perform
         for effect in effects:
-            if type(effect) is Send:
+            of = type(effect)
+            if of is Send:
                 self.send(effect.peer, effect.message)
-            elif type(effect) is Close:
+            elif of is Close:
                 if (open_stream := self.streams.pop(effect.peer, None)) is not None:
                     self.network.close(*open_stream, effect.reason)
             else:
-                self.shell.perform(self, effect)
+                perform(self, effect)
         if self.machine is machine:
             self._arm()
             if self.kind is Kind.RUNNER:

@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from weft.domain.adapter import AdapterSpec, Tier
@@ -10,12 +10,13 @@ from weft.domain.ids import RunnerId
 from weft.domain.machine import TICK, Received
 from weft.domain.routes import PoolSpec, RegistryChange
 from weft.domain.runner import Heartbeat, RunnerSpec
-from weft_scheduler.core.config import Config as SchedulerConfig
+from weft_scheduler.core.config import SchedulerConfig
 from weft_sim.clock import Rank, random_of
 from weft_sim.deployment import Deployment, RunnerPlan
 from weft_sim.executor_model import VOCABULARY, seed_of
 from weft_sim.faults import Fault, Liar, What, draw
 from weft_sim.laws import ClientRequest
+from weft_sim.objects import adapter_object, pool_object
 from weft_sim.process import LawBroken, Process
 from weft_sim.shells import RunnerShell, SupervisorShell
 from weft_sim.stack import World
@@ -27,6 +28,7 @@ SPAN_S = 4.0  # requests and faults fall into this time
 SETTLE_S = 120.0  # after the faults are over everything ends within this
 SETTLED_EVERY_S = 0.25
 QUIET_S = 6.0  # and then nothing is under way any more: longer than a runner waits between attempts (RETRY_S)
+MOST_RUNNERS = 3  # of an autoscaled pool
 LOG = 40  # latest events that a failure shows
 FAILURES = frozenset({"queue_full", "too_many_migrations", "adapter_failed"})
 
@@ -43,7 +45,7 @@ class Scenario:
 
 
 def scenario(seed: int) -> Scenario:
-    """The scenario of a seed. Every fourth one has no faults; every eighth a pool of a runner that lies."""
+    """The scenario of a seed. Every fourth has no faults, every eighth a runner that lies, every eighth an operator."""
     chance = random_of(seed, "scenario")
     lies = seed % 8 == 5
     page_tokens, slots = chance.choice((2, 4, 8)), chance.choice((2, 3))
@@ -74,7 +76,14 @@ def scenario(seed: int) -> Scenario:
     runners = [runner(f"runner-{i}", POOL) for i in range(count)]
     if lies:
         runners.append(runner("liar", LIARS_POOL))
-    pools = [PoolSpec(POOL, "base", "base", max_queue=100, max_migrations=20)]
+    policies = random_of(seed, "policies")
+    pools = [
+        PoolSpec(
+            POOL, "base", "base", max_queue=100, max_migrations=20,
+            queue=policies.choice(("fcfs", "s3", "shortest")), aging_s=policies.choice((0.5, 5.0)),
+            reservation=policies.choice(("calibrated", "constant", "max", "paged", "s3")),
+        )
+    ]  # fmt: skip
     if lies:
         pools.append(PoolSpec(LIARS_POOL, "base", "evil-base", max_queue=100))
     deployment = Deployment(
@@ -85,6 +94,7 @@ def scenario(seed: int) -> Scenario:
         hosts={"control": 2, **{plan.host: 1 for plan in runners}},
         jitter_s=chance.choice((0.0, 0.001, 0.02)),
         load_s=chance.choice((0.01, 0.1, 0.5)),
+        replayed_lengths=seed % 2 == 1,  # predictions that are far off, too
         scheduler=SchedulerConfig(
             starvation_bound=chance.choice((2, 4, 8)),
             assign_s=2.0,
@@ -94,16 +104,40 @@ def scenario(seed: int) -> Scenario:
         ),
     )
     requests = tuple(_requests(chance, deployment, lies))
+    if autoscaled := seed % 8 == 3:
+        deployment = _autoscaled(deployment, seed)
     cancels = tuple(
         (at + chance.uniform(0.0, 2.0), answers[0].request_id) for at, answers, _ in requests if chance.random() < 0.06
     )
     names = ["scheduler", "supervisor", "predictor", *(f"gateway-{i}" for i in range(deployment.gateways))]
-    names += [plan.spec.address for plan in runners]
     honest = [plan.spec.address for plan in runners if plan.spec.pool == POOL]
+    if autoscaled:
+        honest = [f"p-{index}" for index in range(MOST_RUNNERS)]
+        names += ["registry", *honest]
+    else:
+        names += [plan.spec.address for plan in runners]
     faults = draw(chance, names, honest, 0 if seed % 4 == 0 else chance.randint(2, 8), SPAN_S)
     if lies:
         faults.append(Fault(0.0, What.LIE, "liar", SPAN_S + 2.0))
     return Scenario(seed, deployment, requests, cancels, tuple(faults))
+
+
+def _autoscaled(deployment: Deployment, seed: int) -> Deployment:
+    """The same pool and adapters declared as objects: the operator starts and ends runners like the first one."""
+    template, scaling = deployment.runners[0], {"minReplicas": seed // 8 % 2, "maxReplicas": MOST_RUNNERS}
+    pool = pool_object(
+        "acme", "p", template.spec, autoscaling=scaling | {"idleSeconds": 2.0, "wakeSeconds": 60.0}
+    )  # fmt: skip
+    adapters = [
+        adapter_object("acme", adapter.name, "p", tier=adapter.tier.name.capitalize())
+        if adapter.tier is not Tier.UNSPECIFIED
+        else adapter_object("acme", adapter.name, "p", pinned=adapter.pinned)
+        for adapter in deployment.adapters
+    ]
+    return replace(
+        deployment, runners=(), pools=(), adapters=(), objects=(pool, *adapters), template=template,
+        scheduler=replace(deployment.scheduler, give_back_s=1.0, work_s=0.5),
+    )  # fmt: skip
 
 
 def _requests(
@@ -164,6 +198,7 @@ class Run:
             world.network.corrupt = self._corrupt
         for process in world.processes.values():
             process.on_event = self._note
+        world.on_event = self._note
         world.start()
         clock.run(until=clock.now + WARM_S)
         begin = clock.now
@@ -182,7 +217,7 @@ class Run:
         clock.run(until=clock.now + QUIET_S)
         deleted = any(fault.what is What.DELETE for fault in self.plan.faults)
         allowed = FAILURES | {"model_not_found"} if deleted else FAILURES
-        laws.settled([process.peer for process in world.runners.values() if process.up], allowed)
+        laws.settled([process.peer for process in world.serving()], allowed)
         self._store_is_complete()
         return world.trace_hash
 
@@ -206,6 +241,8 @@ class Run:
 
     def _strike(self, fault: Fault) -> None:
         world, clock = self.world, self.world.clock
+        if fault.target not in world.processes or (fault.other and fault.other not in world.processes):
+            return  # a runner that the operator has not started
         process, seconds = world.processes[fault.target], fault.seconds
         self._happened.append((clock.now, "fault", fault))
         if self.timeline is not None:
@@ -239,6 +276,10 @@ class Run:
             case What.DUPLICATE:
                 world.network.duplicate = 0.2
                 clock.after(seconds, Rank.FAULT, setattr, world.network, "duplicate", 0.0)
+            case What.REORDER:
+                jitter_s = self.plan.deployment.jitter_s
+                world.network.jitter_s = jitter_s + seconds / 5
+                clock.after(seconds, Rank.FAULT, setattr, world.network, "jitter_s", jitter_s)
             case What.LOAD if isinstance(shell, RunnerShell):
                 shell.failing_until = clock.now + seconds
             case What.DISK if isinstance(shell, RunnerShell | SupervisorShell):
@@ -253,7 +294,8 @@ class Run:
                 pass
 
     def _restart(self, process: Process) -> None:
-        if not process.up:
+        controller = self.world.controller
+        if not process.up and (controller is None or controller.may_start(process.name)):
             process.start()
 
     def _slow_streams(self, process: Process, seconds: float) -> None:

@@ -1,25 +1,27 @@
 """What stands around each machine in the simulator: disks, devices, clients. One class for each kind of process."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weft.domain.ids import RunnerId
-from weft.domain.machine import Closed, Connected, Kind, Machine, Peer, Received, Send
+from weft.domain.machine import Closed, Connected, Kind, Machine, Peer, PersistTerm, Received, Send
 from weft.domain.prediction import Prediction, PredictItem
-from weft.domain.request import EndReason, GatewayHello, OutcomeAck, OutcomeReport, Sampling, SessionHello
+from weft.domain.request import EndReason, GatewayHello, Outcome, OutcomeAck, OutcomeReport, Sampling, SessionHello
 from weft.domain.routes import AdapterStatus, Keys, PoolStatus, RegistryChange, Route
 from weft.domain.runner import RunnerSpec, SupervisorHello
-from weft.wire.codec import outcome_bytes
+from weft.wire.codec.scheduling import outcome_bytes, outcome_from_bytes
 from weft_gateway.core import events as gw
 from weft_gateway.core.gateway import Gateway
 from weft_gateway.core.routes import Principal
+from weft_predictor.core.length_model import Arrays
+from weft_predictor.core.ridge_model import RidgeModel
 from weft_runner.core import events as rn
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import BatchLimits
 from weft_runner.core.runner import Runner
 from weft_runner.core.sampling import SampledToken
 from weft_runner.core.step_time_model import StepModel
-from weft_scheduler.core.effects import PersistTerm as PersistSchedulerTerm
 from weft_scheduler.core.scheduler import Scheduler
 from weft_sim.clock import Rank
 from weft_sim.deployment import Deployment, RunnerPlan
@@ -27,15 +29,17 @@ from weft_sim.executor_model import EOS, VOCABULARY, Device, StepTimes, bytes_of
 from weft_sim.hosts import Lane
 from weft_sim.laws import ClientRequest
 from weft_sim.process import LawBroken, Process
-from weft_supervisor.core.supervisor import PersistTerm, Supervisor
+from weft_supervisor.core.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from weft_sim.stack import World
 
-SCHEDULER = Peer(Kind.SCHEDULER, "scheduler")
+SCHEDULER, PREDICTOR = Peer(Kind.SCHEDULER, "scheduler"), Peer(Kind.PREDICTOR, "predictor")
+FEATURES = 1 << 10  # of the predictor's ridge: prompts have no text here
 TOKENIZER_S = 0.05  # for a gateway's tokenizer to come
 SLOW = 10.0  # a slow runner's steps take so many times as long
 COMMIT_S = 0.002  # of an outcome
+SAMPLED = [SampledToken(token) for token in range(VOCABULARY + 1)]
 
 
 class RegistryMachine:
@@ -121,7 +125,7 @@ class SchedulerShell(BaseShell):
         return Scheduler(self._world.deployment.scheduler, self.term)
 
     def perform(self, process: Process, effect: Any) -> None:
-        if isinstance(effect, PersistSchedulerTerm):
+        if isinstance(effect, PersistTerm):
             self.term = effect.term
             self._world.laws.term(self.term)
 
@@ -134,9 +138,12 @@ class SupervisorShell(BaseShell):
 
     def __init__(self, world: "World") -> None:
         self._world, self.term, self.full_until = world, 0, 0.0
+        self.commits = 0
         self.outcomes: dict[str, bytes] = {}
+        self.unlearned: dict[str, Outcome] = {}  # the predictor has not acknowledged them
 
     def start(self, process: Process) -> Machine[Any, Any]:
+        self._waiting, self._writing = list[OutcomeReport](), False
         return Supervisor(self._world.deployment.supervisor, highest_term=self.term)
 
     def perform(self, process: Process, effect: Any) -> None:
@@ -145,6 +152,11 @@ class SupervisorShell(BaseShell):
 
     def intercept(self, process: Process, event: object) -> bool:
         match event:
+            case Received(message=OutcomeReport() as report) if process.costs.commit:
+                self._waiting.append(report)
+                if not self._writing:
+                    self._commit(process)
+                return True
             case Received(message=OutcomeReport() as report):
                 clock = self._world.clock
                 stored_at = max(clock.now + COMMIT_S, self.full_until)
@@ -152,14 +164,43 @@ class SupervisorShell(BaseShell):
                 return True
             case Connected(peer=Peer(kind=Kind.SCHEDULER) as scheduler):
                 process.send(scheduler, Keys(()))
+            case Connected(peer=Peer(kind=Kind.PREDICTOR) as predictor):
+                for outcome in self.unlearned.values():
+                    process.send(predictor, outcome)
+                return True
+            case Received(peer=Peer(kind=Kind.PREDICTOR), message=OutcomeAck(request_ids)):
+                for request_id in request_ids:
+                    self.unlearned.pop(request_id, None)
+                return True
+            case Closed(peer=Peer(kind=Kind.PREDICTOR)):
+                return True
             case _:
                 pass
         return False
 
+    def _commit(self, process: Process) -> None:
+        """One transaction with everything that waits, on a thread of its own; what comes meanwhile is in the next."""
+        reports, self._waiting, self._writing = self._waiting, [], True
+        self.commits += 1
+        seconds = process.costs.commit + process.costs.outcome * len(reports)
+        process.host.run(seconds, 1, self._committed, process, process.generation, reports)
+
+    def _committed(self, process: Process, generation: int, reports: list[OutcomeReport]) -> None:
+        if generation != process.generation:
+            return
+        for report in reports:
+            self._store(process, generation, report)
+        self._writing = False
+        if self._waiting and process.up:
+            self._commit(process)
+
     def _store(self, process: Process, generation: int, report: OutcomeReport) -> None:
         if generation != process.generation or not process.up:
             return
-        self.outcomes.setdefault(report.request_id, report.record)
+        if report.request_id not in self.outcomes:
+            self.outcomes[report.request_id] = report.record
+            outcome = self.unlearned[report.request_id] = outcome_from_bytes(report.record)
+            process.send(PREDICTOR, outcome)
         if self._world.watched:
             self._world.laws.outcome_stored(report)
         process.send(SCHEDULER, OutcomeAck((report.request_id,)))
@@ -172,10 +213,9 @@ class RunnerShell(BaseShell):
         self._world, self.plan, self.spec = world, plan, plan.spec
         self.times = plan.times or StepTimes.of(plan.spec)
         self.slow_until = self.failing_until = self.full_until = 0.0
-        self.busy_s = self._ended_at = 0.0
+        self.busy_s = self.model_s = self._ended_at = 0.0  # with and without what slows it on its host
         self.steps = self.rows = 0
         self._on_disk: dict[str, None] = {}
-        self._bytes = {adapter.digest: adapter.bytes for adapter in world.deployment.adapters}
 
     def start(self, process: Process) -> Machine[Any, Any]:
         identity = RunnerId(self.plan.spec.runner.uuid, f"i{process.generation}")
@@ -189,7 +229,9 @@ class RunnerShell(BaseShell):
         limits = PoolLimits(
             spec.total_pages, spec.page_tokens, spec.max_sequences, spec.max_adapters, spec.max_context_tokens,
             VOCABULARY + 1, frozenset({EOS}),
-            BatchLimits(self.plan.max_prefills, max(self.plan.max_batch_tokens, spec.max_sequences)),
+            BatchLimits(
+                self.plan.max_prefills, max(self.plan.max_batch_tokens, spec.max_sequences), self.plan.token_time_ms
+            ),
             page_bytes=self.plan.page_bytes,
         )  # fmt: skip
         model = StepModel(times.base_ms, times.row_ms, times.key_ms, max(times.prompt_token_ms, 1e-3))
@@ -225,6 +267,8 @@ class RunnerShell(BaseShell):
             case rn.Load() | rn.Fetch():
                 clock = self._world.clock
                 clock.after(self._world.deployment.load_s, Rank.WORK, self._loaded, process, process.generation, effect)
+            case rn.RunnerStatus() if self._world.controller is not None:
+                self._world.controller.ready(process.name, ready=not effect.not_ready)
             case rn.Unload():
                 self.device.unload(effect.slot)
             case rn.AdapterPages():
@@ -234,6 +278,10 @@ class RunnerShell(BaseShell):
             case _:
                 pass
 
+    def stopped(self, process: Process) -> None:
+        if self._world.controller is not None:
+            self._world.controller.ready(process.name, ready=False)
+
     def _run(self, process: Process, step: rn.RunStep) -> None:
         """A device runs steps one after the other; on the host's cores they compete with everything else there."""
         clock, batch = self._world.clock, step.batch
@@ -242,6 +290,7 @@ class RunnerShell(BaseShell):
         )
         if clock.now < self.slow_until:
             seconds *= SLOW
+        self.model_s += seconds
         self.steps += 1
         self.rows += len(batch.rows)
         self._in_flight += 1
@@ -256,14 +305,17 @@ class RunnerShell(BaseShell):
         """The step's tokens. Steps are computed in the order of their launch, so it may be done at the launch."""
         device, pool, tokens = self.device, self.machine.pool, dict[str, SampledToken]()
         device.clear(step.clear_pages)
-        pages_of, slot_of = pool.pages.pages_of, pool.adapters.slot_of
-        for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
-            adapter = device.slots.get(slot_of(row.adapter), "no adapter") if row.adapter else ""
+        compute, pages_of = device.row, pool.pages.pages_of
+        last = in_slot = ""  # rows of an adapter are neighbours
+        for (key, adapter, n_tokens, samples), sequence in zip(step.batch.rows, step.sequences, strict=True):
+            if adapter != last:
+                last = adapter
+                in_slot = device.slots.get(pool.adapters.slot_of(adapter), "no adapter") if adapter else ""
             sampling, start = sequence.start.sampling, sequence.in_kv
-            fed = sequence.tokens[start : start + row.n_tokens]
-            token = device.row(fed, start, pages_of(row.key), adapter, sampling.seed, sampling.choice)
-            if row.samples:
-                tokens[row.key] = SampledToken(token)
+            fed = sequence.tokens[start : start + n_tokens]
+            token = compute(fed, start, pages_of(key), in_slot, sampling.seed, sampling.choice)
+            if samples:
+                tokens[key] = SAMPLED[token]
         return tokens
 
     def _step_done(
@@ -288,7 +340,7 @@ class RunnerShell(BaseShell):
         if generation != process.generation or not process.up:
             return
         digest, now = order.digest, self._world.clock.now
-        size = self._bytes.get(digest, 0)
+        size = self._world.contents.get(digest, 0)
         if not size:
             failed = EndReason.UNKNOWN_ADAPTER, "the depot does not have it", False
         elif now < self.failing_until or (now < self.full_until and isinstance(order, rn.Fetch)):
@@ -337,7 +389,13 @@ class GatewayShell(BaseShell):
     def perform(self, process: Process, effect: Any) -> None:
         world = self._world
         if type(effect) is gw.Emit:  # one for each token
-            world.emitted(effect.request_id, effect.text)
+            request = world.clients[effect.request_id]
+            if request.first_at is None or world.clients_cost:
+                world.emitted(request)
+            if world.watched:
+                world.laws.read(request, effect.text)
+            else:
+                request.text += effect.text
             return
         match effect:
             case gw.Finish():
@@ -420,19 +478,34 @@ class GatewayShell(BaseShell):
         self._world.laws.gateway_died(process.name)
 
 
-class PredictorMachine:
-    """Predicts what the world says: see `World.predictions`."""
+class ReplayedLengths:
+    """A length model that answers what a scenario has drawn: see `World.predictions`. It learns nothing."""
 
     def __init__(self, predictions: dict[str, int]) -> None:
         self._predictions = predictions
 
+    def predict_batch(self, items: Sequence[PredictItem]) -> list[Prediction]:
+        p90s = [(item.request_id, self._predictions.get(item.request_id, 0)) for item in items]
+        return [Prediction(request_id, p90 // 2, p90, "replayed", p90 // 4, 2 * p90) for request_id, p90 in p90s]
+
+    def observe(self, outcome: Outcome) -> None: ...
+
+
+class PredictorMachine:
+    """The predictor's two calls of its length model as a machine."""
+
+    def __init__(self, model: RidgeModel | ReplayedLengths) -> None:
+        self.model = model
+
     def handle(self, event: Any, now: float) -> list[Any]:
-        if isinstance(event, Received) and isinstance(event.message, PredictItem):
-            p90 = self._predictions.get(event.message.request_id, 0)
-            return [
-                Send(event.peer, Prediction(event.message.request_id, p90 // 2, p90, "scripted", p90 // 4, 2 * p90))
-            ]
-        return []
+        match event:
+            case Received(peer, PredictItem() as item):
+                return [Send(peer, prediction) for prediction in self.model.predict_batch([item])]
+            case Received(peer, Outcome() as outcome):
+                self.model.observe(outcome)
+                return [Send(peer, OutcomeAck((outcome.request_id,)))]
+            case _:
+                return []
 
     def next_deadline(self) -> float | None:
         return None
@@ -441,8 +514,19 @@ class PredictorMachine:
 
 
 class PredictorShell(BaseShell):
+    """Its disk holds a checkpoint of everything that it had learned when it stopped."""
+
     def __init__(self, world: "World") -> None:
         self._world = world
+        self._checkpoint: Arrays | None = None
 
     def start(self, process: Process) -> Machine[Any, Any]:
-        return PredictorMachine(self._world.predictions)
+        if self._world.deployment.replayed_lengths:
+            return PredictorMachine(ReplayedLengths(self._world.predictions))
+        saved = self._checkpoint
+        self._model = RidgeModel.cold("simulated", dim=FEATURES) if saved is None else RidgeModel.load(saved)
+        return PredictorMachine(self._model)
+
+    def stopped(self, process: Process) -> None:
+        if not self._world.deployment.replayed_lengths:
+            self._checkpoint = self._model.save()

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,7 @@ from weft.domain.runner import RunnerSpec
 from weft_gateway.core.gateway import GatewayConfig
 from weft_sim.clock import Rank, random_of
 from weft_sim.deployment import Deployment, RunnerPlan
-from weft_sim.executor_model import VOCABULARY
+from weft_sim.executor_model import VOCABULARY, seed_of
 from weft_sim.hosts import MEASURED, Costs
 from weft_sim.laws import ClientRequest
 from weft_sim.report import Figures, served
@@ -43,6 +43,7 @@ class Pool:
     max_sequences: int = 64
     max_batch_tokens: int = 512
     max_prefills: int = 1
+    token_time_ms: float = 60_000.0  # within it rows that run should get their next token: prompts wait
     max_context_tokens: int = 0  # 0: what the pages hold
     best_batch: int = 16  # beyond it more sequences gain little
     step_ms_1: float = 20.0  # an iteration of one sequence
@@ -113,6 +114,7 @@ def deployment_of(pool: Pool) -> Deployment:
             pool.max_batch_tokens,
             pool.max_prefills,
             threads=pool.threads,
+            token_time_ms=pool.token_time_ms,
         )
         for number in range(pool.runners)
     )  # fmt: skip
@@ -148,13 +150,19 @@ def simulate(
     *,
     check: bool = False,
     timeline: Timeline | None = None,
+    deployment: Deployment | None = None,
+    attach: Callable[[World], None] | None = None,
 ) -> Result:
     """Every arrival of the trace, to the last answer.
+
+    `deployment`: what is described beyond the pool; None: the pool's. `attach` is given the world before it starts.
 
     On one core of an Intel Xeon 40 runners that step every iteration with 32 sequences serve some 150 requests of 128
     tokens a second (`check` False): about 27 Python functions a token, three quarters of them the shipped machines'.
     """
-    world = World(deployment_of(pool), seed, check=check, watch=check, timeline=timeline)
+    world = World(deployment or deployment_of(pool), seed, check=check, watch=check, timeline=timeline)
+    if attach is not None:
+        attach(world)
     world.start()
     clock = world.clock
     clock.run(until=clock.now + WARM_S)
@@ -194,8 +202,10 @@ def _arrive(world: World, pool: Pool, number: int, arrival: TraceArrival, drawn:
     first = (1 + number % VOCABULARY, 1 + number // VOCABULARY % VOCABULARY)
     prompt = (*first, *(3,) * (arrival.prompt_tokens - 2))[: arrival.prompt_tokens]
     digest = f"sha256:{adapter}" if adapter >= 0 else ""
+    tokens = arrival.output_tokens
+    most, seed = (tokens + 1, seed_of(number, len(prompt), tokens)) if arrival.stops else (tokens, number << 40)
     request = ClientRequest(
         f"{number}", f"{number}", f"gateway-{number % pool.gateways}", "default",
-        f"default/a{adapter}" if digest else "base", prompt, arrival.output_tokens, number << 40,
+        f"default/a{adapter}" if digest else "base", prompt, most, seed,
     )  # fmt: skip
     world.submit(request.id, [request])

@@ -9,8 +9,9 @@ from weft.domain.request import GatewayHello
 from weft.domain.runner import SupervisorHello
 from weft_gateway.core import events as gw
 from weft_sim.clock import Clock, random_of
-from weft_sim.deployment import Deployment
-from weft_sim.hosts import Host
+from weft_sim.controller import ControllerShell
+from weft_sim.deployment import Deployment, RunnerPlan
+from weft_sim.hosts import Host, Lane
 from weft_sim.laws import ClientRequest, Laws
 from weft_sim.network import Network
 from weft_sim.process import Process
@@ -33,7 +34,9 @@ class World:
     ) -> None:
         self.deployment, self.seed, self.timeline = deployment, seed, timeline
         self.clock = Clock()
-        self.laws = Laws(lambda: self.clock.now, deployment.scheduler.starvation_bound, deployment.scheduler.avoid_s)
+        ages = any(pool.queue == "shortest" for pool in deployment.pools)  # then its order bounds who passes whom
+        bound = None if ages else deployment.scheduler.starvation_bound
+        self.laws = Laws(lambda: self.clock.now, bound, deployment.scheduler.avoid_s)
         self.network = Network(
             self.clock, WireCodec(), random_of(seed, "network"),
             delay_s=deployment.delay_s, jitter_s=deployment.jitter_s,
@@ -44,31 +47,26 @@ class World:
         hosts = {name: Host(name, cores, self.clock) for name, cores in deployment.hosts.items()}
         self.processes: dict[str, Process] = {}
         self.clients: dict[str, ClientRequest] = {}
+        self.contents = {adapter.digest: adapter.bytes for adapter in deployment.adapters}  # at the depot
         self.predictions: dict[str, int] = {}  # p90 by request
         self.on_end: Callable[[ClientRequest], None] | None = None
-        self.watched = watch
-
-        def process(name: str, kind: Kind, shell: Any, host: str) -> Process:
-            made = Process(name, kind, shell, hosts[host], self.clock, self.network, deployment.costs, check=check)
-            if watch:
-                made.on_effects = self.laws.effects
-            self.processes[name] = made
-            return made
-
+        self.on_event: Callable[[Process, object, float], None] | None = None  # of processes that are made from now on
+        self.watched, self._check = watch, check
         self.hosts = hosts
-        control = deployment.control
-        self.registry = process("registry", Kind.REGISTRY, RegistryShell(deployment), control)
+        control, process = deployment.control, self._process
+        self.clients_cost = deployment.costs.client_token > 0.0
+        self.client = Lane(hosts[control], wake_s=deployment.costs.client_wake)
+        self.controller = ControllerShell(self) if deployment.objects else None
+        self.registry = process("registry", Kind.REGISTRY, self.controller or RegistryShell(deployment), control)
         self.scheduler = process("scheduler", Kind.SCHEDULER, SchedulerShell(self), control)
         self.supervisor = process("supervisor", Kind.SUPERVISOR, SupervisorShell(self), control)
         self.supervisor.link(self.scheduler, lambda: SupervisorHello("supervisor", self._stored_term()))
         self.registry.link(self.scheduler, lambda: None)
         self.predictor = process("predictor", Kind.PREDICTOR, PredictorShell(self), control)
+        self.supervisor.link(self.predictor, lambda: None)
         self.runners: dict[str, Process] = {}
         for plan in deployment.runners:
-            shell = RunnerShell(self, plan)
-            runner = process(plan.spec.address, Kind.RUNNER, shell, plan.host)
-            runner.link(self.supervisor, lambda shell=shell: shell.spec)
-            self.runners[plan.spec.address] = runner
+            self.add_runner(plan)
         self.gateways: list[Process] = []
         for number in range(deployment.gateways):
             gateway = process(f"gateway-{number}", Kind.GATEWAY, GatewayShell(self), control)
@@ -76,11 +74,36 @@ class World:
             gateway.link(self.predictor, lambda: None)
             self.gateways.append(gateway)
 
+    def _process(self, name: str, kind: Kind, shell: Any, host: str) -> Process:
+        made = Process(
+            name, kind, shell, self.hosts[host], self.clock, self.network, self.deployment.costs, check=self._check
+        )
+        if self.watched:
+            made.on_effects = self.laws.effects
+        made.on_event = self.on_event
+        self.processes[name] = made
+        return made
+
+    def add_runner(self, plan: RunnerPlan, cores: int = 0) -> Process:
+        """A runner's process, not started yet. `cores`: of a host of its own."""
+        if cores:
+            self.hosts[plan.host] = Host(plan.host, cores, self.clock)
+        shell = RunnerShell(self, plan)
+        runner = self._process(plan.spec.address, Kind.RUNNER, shell, plan.host)
+        runner.link(self.supervisor, lambda: shell.spec)
+        self.runners[plan.spec.address] = runner
+        return runner
+
     # ---------------------------------------------------------------- use
 
     def start(self) -> None:
         for process in self.processes.values():
             process.start()
+
+    def serving(self) -> list[Process]:
+        """Runners that are up, and neither come nor go."""
+        controller = self.controller
+        return [r for r in self.runners.values() if r.up and (controller is None or controller.serves(r.name))]
 
     def submit(self, request_id: str, answers: list[ClientRequest], p90_tokens: int = 0) -> None:
         """A client's request reaches its gateway; a gateway that is down refuses the connection."""
@@ -95,7 +118,10 @@ class World:
             if self.timeline is not None:
                 self.timeline.begin(request.gateway, request.id, "request", self.clock.now, model=request.model_name)
         assert isinstance(gateway.shell, GatewayShell)
-        gateway.shell.arrive(gateway, request_id, answers)
+        if cost := self.deployment.costs.client_request:
+            self.client.run(cost, gateway.shell.arrive, gateway, request_id, answers)
+        else:
+            gateway.shell.arrive(gateway, request_id, answers)
 
     def cancel(self, request_id: str) -> None:
         """The client goes away."""
@@ -122,23 +148,35 @@ class World:
         assert isinstance(shell, SupervisorShell)
         return shell.term
 
-    def emitted(self, request_id: str, text: str) -> None:
-        request = self.clients[request_id]
-        if request.first_at is None:
-            request.first_at = self.clock.now
-            if self.timeline is not None:
-                self.timeline.instant(request.gateway, f"first token {request_id}", self.clock.now)
-        if self.watched:
-            self.laws.read(request_id, text)
+    def emitted(self, request: ClientRequest) -> None:
+        """A token is on its way to its client."""
+        if self.clients_cost:
+            self.client.run(self.deployment.costs.client_token, self._read, request)
         else:
-            request.text += text
+            self._read(request)
 
     def finished(self, request_id: str, reason: str, error: str) -> None:
         if self.watched:
             self.laws.ended(request_id, reason, error)
         request = self.clients[request_id]
-        request.finish, request.error, request.ended_at = reason, error, self.clock.now
+        request.finish, request.error = reason, error
+        if self.clients_cost:
+            self.client.run(0.0, self._read_end, request)
+        else:
+            self._read_end(request)
+
+    def _read(self, request: ClientRequest) -> None:
+        """A client has read a token."""
+        if request.first_at is None:
+            request.first_at = self.clock.now
+            if self.timeline is not None:
+                self.timeline.instant(request.gateway, f"first token {request.id}", self.clock.now)
+
+    def _read_end(self, request: ClientRequest) -> None:
+        request.ended_at = self.clock.now
         if self.on_end is not None:
             self.on_end(request)
         if self.timeline is not None:
-            self.timeline.end(request.gateway, request_id, "request", self.clock.now, reason=reason, error=error)
+            self.timeline.end(
+                request.gateway, request.id, "request", self.clock.now, reason=request.finish, error=request.error
+            )

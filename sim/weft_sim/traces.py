@@ -18,12 +18,16 @@ class TraceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TraceArrival:
-    """One request of a trace. `adapter`: index of the adapter it names, -1: the base."""
+    """One request of a trace. `adapter`: index of the adapter it names, -1: the base.
+
+    `stops`: the model ends the answer, which takes one step more; else it is as long as was asked for.
+    """
 
     at_s: float
     prompt_tokens: int
     output_tokens: int
     adapter: int = -1
+    stops: bool = False
 
 
 # The names that public traces give to their columns (Azure 2023 and 2024, Splitwise, Vidur, BurstGPT, our own).

@@ -6,22 +6,24 @@ from google.protobuf.message import DecodeError
 
 from weft.domain.machine import Kind
 from weft.domain.prediction import Prediction, PredictItem
-from weft.wire import codec
-from weft.wire.codec.prediction import predict_items, predict_request, predict_response, predictions
+from weft.domain.request import Outcome, OutcomeAck
+from weft.wire.codec import cluster, registry, scheduling, session
+from weft.wire.codec.prediction import observed, predict_items, predict_request, predict_response, predictions
+from weft.wire.codec.scheduling import outcome_bytes
 from weft.wire.errors import PeerError
-from weft.wire.v1 import predictor_pb2
+from weft.wire.v1 import common_pb2, predictor_pb2
 
 CONTRACTS: dict[tuple[Kind, Kind], Any] = {
-    (Kind.GATEWAY, Kind.SCHEDULER): codec.GATEWAY_TO_SCHEDULER,
-    (Kind.SCHEDULER, Kind.GATEWAY): codec.SCHEDULER_TO_GATEWAY,
-    (Kind.GATEWAY, Kind.RUNNER): codec.GATEWAY_TO_RUNNER,
-    (Kind.RUNNER, Kind.GATEWAY): codec.RUNNER_TO_GATEWAY,
-    (Kind.RUNNER, Kind.SUPERVISOR): codec.RUNNER_TO_SUPERVISOR,
-    (Kind.SUPERVISOR, Kind.RUNNER): codec.SUPERVISOR_TO_RUNNER,
-    (Kind.SUPERVISOR, Kind.SCHEDULER): codec.SUPERVISOR_TO_SCHEDULER,
-    (Kind.SCHEDULER, Kind.SUPERVISOR): codec.SCHEDULER_TO_SUPERVISOR,
-    (Kind.REGISTRY, Kind.SCHEDULER): codec.REGISTRY_TO_SCHEDULER,
-    (Kind.SCHEDULER, Kind.REGISTRY): codec.SCHEDULER_TO_REGISTRY,
+    (Kind.GATEWAY, Kind.SCHEDULER): scheduling.GATEWAY_TO_SCHEDULER,
+    (Kind.SCHEDULER, Kind.GATEWAY): scheduling.SCHEDULER_TO_GATEWAY,
+    (Kind.GATEWAY, Kind.RUNNER): session.GATEWAY_TO_RUNNER,
+    (Kind.RUNNER, Kind.GATEWAY): session.RUNNER_TO_GATEWAY,
+    (Kind.RUNNER, Kind.SUPERVISOR): cluster.RUNNER_TO_SUPERVISOR,
+    (Kind.SUPERVISOR, Kind.RUNNER): cluster.SUPERVISOR_TO_RUNNER,
+    (Kind.SUPERVISOR, Kind.SCHEDULER): cluster.SUPERVISOR_TO_SCHEDULER,
+    (Kind.SCHEDULER, Kind.SUPERVISOR): cluster.SCHEDULER_TO_SUPERVISOR,
+    (Kind.REGISTRY, Kind.SCHEDULER): registry.REGISTRY_TO_SCHEDULER,
+    (Kind.SCHEDULER, Kind.REGISTRY): registry.SCHEDULER_TO_REGISTRY,
 }
 
 
@@ -53,8 +55,36 @@ class _PredictAnswer:
         return predictions(asked, envelope)[0]
 
 
+class _Observe:
+    """An outcome on its way from the store to the predictor."""
+
+    envelope = predictor_pb2.ObserveRequest
+
+    def encode(self, message: Outcome) -> predictor_pb2.ObserveRequest:
+        return predictor_pb2.ObserveRequest(outcomes=[common_pb2.Outcome.FromString(outcome_bytes(message))])
+
+    def decode(self, envelope: predictor_pb2.ObserveRequest) -> Outcome:
+        """Raises PeerError."""
+        (outcome,) = observed(envelope)
+        return outcome
+
+
+class _ObserveAck:
+    """It is learned."""
+
+    envelope = predictor_pb2.ObserveAck
+
+    def encode(self, message: OutcomeAck) -> predictor_pb2.ObserveAck:
+        return predictor_pb2.ObserveAck(request_ids=message.request_ids)
+
+    def decode(self, envelope: predictor_pb2.ObserveAck) -> OutcomeAck:
+        return OutcomeAck(tuple(envelope.request_ids))
+
+
 CONTRACTS[Kind.GATEWAY, Kind.PREDICTOR] = _PredictCall()
 CONTRACTS[Kind.PREDICTOR, Kind.GATEWAY] = _PredictAnswer()
+CONTRACTS[Kind.SUPERVISOR, Kind.PREDICTOR] = _Observe()
+CONTRACTS[Kind.PREDICTOR, Kind.SUPERVISOR] = _ObserveAck()
 
 
 class WireCodec:

@@ -361,9 +361,7 @@ BAD: tuple[Bad, ...] = (
         "too large",
         templated(
             affinity={
-                "nodeAffinity": {
-                    "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 101, "preference": {}}],
-                }
+                "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 101, "preference": {}}]}
             }
         ),
     ),

@@ -12,7 +12,7 @@ import openai
 from harness.quickstart import Case
 from harness.waiting import PATIENCE_S
 from weft.domain.runner import RunnerBook
-from weft.wire.codec import read_reported
+from weft.wire.codec.cluster import read_reported
 from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
 
 # Kernels in plain C++: a quickstart answer takes seconds instead of 40 ms, so that there is a middle to strike in.

@@ -25,8 +25,8 @@ from harness.quickstart import QUICKSTART, Case
 from harness.waiting import PATIENCE_S, eventually
 from weft.domain.adapter import AdapterSpec
 from weft.domain.routes import PoolSpec, PoolStatus, RegistryChange
-from weft.wire.codec import REGISTRY_TO_SCHEDULER, SCHEDULER_TO_REGISTRY
-from weft.wire.streams import Link, channel
+from weft.wire.codec.registry import REGISTRY_TO_SCHEDULER, SCHEDULER_TO_REGISTRY
+from weft.wire.streams import ClientStream, channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
@@ -256,7 +256,7 @@ class Registry:
         self._versions = itertools.count(time.time_ns() // 1_000_000)
         self.pools: dict[str, PoolStatus] = {}
         self.channel = channel(fleet.at["scheduler"], fleet.identity("operator"), "scheduler")
-        self.link: Link[Any, Any] = Link(
+        self.link: ClientStream[Any, Any] = ClientStream(
             "registry", SchedulerStub(self.channel).Registry, hello=lambda: [self._snapshot()], on_message=self._hear
         )
 

@@ -3,13 +3,9 @@
 from typing import Any
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 128,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 32,
+    "vocab_size": 64, "hidden_size": 128, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 32,
     "max_position_embeddings": 256,
-}
+}  # fmt: skip
 FIELDS: dict[str, tuple[Any, ...]] = {
     "num_key_value_heads": (4, 8, 32),
     "rope_theta": (500.0, 1e6),

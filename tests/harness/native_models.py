@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from weft.domain.model.config import ModelSpec
 from weft_kernels.plan import plan_rows
 from weft_runner.model.checkpoint import read_spec
-from weft_runner.model.step import Step, StepRow
+from weft_runner.model.step import StepInput, StepRow
 
 SCALE = 0.75
 
@@ -55,7 +55,7 @@ def adapter_tensors(spec: ModelSpec, seed: int, ranks: dict[str, int]) -> dict[s
     return tensors
 
 
-def make_step(rows: Iterable[tuple[Sequence[int], int, Sequence[int], int | None]]) -> Step:
+def make_step(rows: Iterable[tuple[Sequence[int], int, Sequence[int], int | None]]) -> StepInput:
     """Rows of (tokens, position of the first, pages, slot); logits of every row's last token are wanted."""
     tokens: list[int] = []
     step_rows: list[StepRow] = []
@@ -64,7 +64,7 @@ def make_step(rows: Iterable[tuple[Sequence[int], int, Sequence[int], int | None
         step_rows.append(StepRow(len(tokens), len(tokens) + len(row), position, tuple(pages), samples=True))
         tokens.extend(row)
         slots.extend([slot] * len(row))
-    return Step(tokens, tuple(step_rows), plan_rows(slots, dict.fromkeys(range(64), 1)))
+    return StepInput(tokens, tuple(step_rows), plan_rows(slots, dict.fromkeys(range(64), 1)))
 
 
 def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

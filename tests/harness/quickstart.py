@@ -20,14 +20,9 @@ SURE_CASES = Path(__file__).parent / "sure_cases.jsonl"
 MANIFESTS = ("01-pool.yaml", "acme.yaml", "globex.yaml", "initech.yaml")
 BASE = "weft-quickstart"
 TASK_OF = {
-    BASE: "copy",
-    "acme/upper": "upper",
-    "acme/reverse-words": "reverse-words",
-    "globex/initials": "initials",
-    "globex/digits": "digits",
-    "initech/json": "json",
-    "initech/cipher": "cipher",
-}
+    BASE: "copy", "acme/upper": "upper", "acme/reverse-words": "reverse-words", "globex/initials": "initials",
+    "globex/digits": "digits", "initech/json": "json", "initech/cipher": "cipher",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

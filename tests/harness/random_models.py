@@ -30,7 +30,7 @@ from weft_runner.model.executor import Executor
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
-from weft_runner.model.step import Step, StepRow, check_step
+from weft_runner.model.step import StepInput, StepRow, check_step
 from weft_runner.model.weights import load_weights
 
 transformers.logging.disable_progress_bar()
@@ -302,7 +302,7 @@ class Rows:
             tokens += here
             slots += [sequence.slot] * count
             sequence.position += count
-        step = Step(tuple(tokens), tuple(rows), plan_rows(slots, self._ranks))
+        step = StepInput(tuple(tokens), tuple(rows), plan_rows(slots, self._ranks))
         check_step(step, self._page_tokens)
         logits = self._executor.run(step)
         return {key: logits[i].clone() for i, key in enumerate(counts)}

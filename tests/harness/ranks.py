@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
@@ -24,23 +23,17 @@ from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.parallel.adapters import ShardedAdapter
 from weft_runner.parallel.executor import MultiProcessExecutor, TensorParallelExecutor
 from weft_runner.parallel.pipeline import PipelineParallelExecutor
-from weft_runner.settings import Settings, parse_settings
+from weft_runner.settings import RunnerSettings, parse_settings
 
 T = TypeVar("T")
 NEVER_S = 1e6  # a patience of ranks for each other that does not run out: what ends a wait is what happened
 FLAGS = {
-    "listen": "127.0.0.1:1",
-    "probes": "127.0.0.1:2",
-    "supervisor": "127.0.0.1:3",
-    "depot": "http://127.0.0.1:4",
-    "data-dir": "/nowhere",
-    "pool": "a/b",
-    "base-digest": "sha256:" + "a" * 64,
-    "executor": "reference",
-}
+    "listen": "127.0.0.1:1", "probes": "127.0.0.1:2", "supervisor": "127.0.0.1:3", "depot": "http://127.0.0.1:4",
+    "data-dir": "/nowhere", "pool": "a/b", "base-digest": "sha256:" + "a" * 64, "executor": "reference",
+}  # fmt: skip
 
 
-def settings_of(**flags: object) -> Settings:
+def settings_of(**flags: object) -> RunnerSettings:
     """A runner's, `kv_pages=8` for `--kv-pages=8`."""
     named = FLAGS | {name.replace("_", "-"): value for name, value in flags.items()}
     return parse_settings([f"--{name}={value}" for name, value in named.items()])
@@ -76,11 +69,9 @@ def staged(
         executor.close()
 
 
-def _patient(settings: Settings, files: dict[str, Path], patience_s: float) -> Any:
+def _patient(settings: RunnerSettings, files: dict[str, Path], patience_s: float) -> Any:
     """What a runner makes, but for the patience of its ranks."""
-    starts = ("launch_tensor_parallel", "launch_pipeline_parallel")
-    patient = {name: partial(getattr(executors, name), patience_s=patience_s) for name in starts}
-    with mock.patch.multiple(executors, **patient):
+    with mock.patch.object(executors, "PATIENCE_S", patience_s):
         return make_executor(settings, base_of(files))
 
 

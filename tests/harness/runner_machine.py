@@ -9,7 +9,7 @@ from weft.domain.machine import Kind, Peer, Send
 from weft.domain.request import Draining, Start, Step
 from weft.domain.runner import Overrun
 from weft_runner.core.request_pool import RequestPool
-from weft_runner.core.sequence import Phase
+from weft_runner.core.sequence import SequencePhase
 
 
 def session(number: int = 1) -> Peer:
@@ -38,7 +38,7 @@ def state_of(pool: RequestPool) -> Any:
             request_id=key,
             reserved_pages=pool.pages.reserved_by(key),
             used_pages=pool.pages.used_by(key),
-            waiting=sequence.phase is Phase.WAITING,
+            waiting=sequence.phase is SequencePhase.WAITING,
         )
         for key, sequence in pool.sequences.items()
     ]

@@ -23,7 +23,7 @@ from weft.domain.runner import (
     SequenceState,
     SupervisorHello,
 )
-from weft_scheduler.core.config import Config
+from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.effects import Effect, Event
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Request
@@ -99,7 +99,7 @@ class Driver:
     """One pool, one gateway, one supervisor, one registry, as many runners as are reported."""
 
     def __init__(self, term: int = 1, **config: Any) -> None:
-        self.core = Scheduler(Config(**config), term)
+        self.core = Scheduler(SchedulerConfig(**config), term)
         self.now = 100.0
         self.reported: dict[str, ReportedState] = {}
         self.specs: dict[str, RunnerSpec] = {}

@@ -7,7 +7,7 @@ from harness.quickstart import Case, tokenizer
 from harness.waiting import PATIENCE_S
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.request import Ended, NoCapacity, SessionHello, Start, Step
-from weft.wire.codec import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
+from weft.wire.codec.session import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
 from weft.wire.streams import channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import runner_pb2, runner_pb2_grpc

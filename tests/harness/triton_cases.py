@@ -376,7 +376,7 @@ def _logits(rows: int, vocab: int) -> torch.Tensor:
 
 def _draw(rows: int, vocab: int) -> None:
     bits, (temperature, top_p) = meta(rows, dtype=torch.int64), (meta(rows, dtype=torch.float64) for _ in range(2))
-    sampler = sampling.Sampler(rows, vocab, torch.device("meta"))
+    sampler = sampling.DeviceSampler(rows, vocab, torch.device("meta"))
     sampler.draw(_logits(rows, vocab), _table(rows), bits, temperature, top_p)
 
 

@@ -58,15 +58,10 @@ CHIPS = {
 INSTRUCTIONS = {
     "ld.global.v4": r"\bld\.global[.:\w]*\.(?:v4\.[bfu]32|v2\.[bfu]64)\b",
     "cp.async.16": r"\bcp\.async\.c[ag]\.shared[.:\w]* [^;]*, (?:0x10|16)[,;]",
-    "cp.async": r"\bcp\.async\.c[ag]\.shared",
-    "st.global.v4": r"\bst\.global[.:\w]*\.(?:v4\.[bfu]32|v2\.[bfu]64)\b",
-    "mma.sync": r"\bmma\.sync\b",
-    "wgmma": r"\bwgmma\.mma_async\b",
-    "fma.f32": r"\bfma\.rn[.\w]*\.f32(?:x2)?\b",
-    "fma.f64": r"\bfma\.rn\.f64\b",
-    "atom": r"\b(?:atom|red)\.(?:global|[.\w]*add)",
-    "ld.local": r"\bld\.local\b",
-}
+    "cp.async": r"\bcp\.async\.c[ag]\.shared", "st.global.v4": r"\bst\.global[.:\w]*\.(?:v4\.[bfu]32|v2\.[bfu]64)\b",
+    "mma.sync": r"\bmma\.sync\b", "wgmma": r"\bwgmma\.mma_async\b", "fma.f32": r"\bfma\.rn[.\w]*\.f32(?:x2)?\b",
+    "fma.f64": r"\bfma\.rn\.f64\b", "atom": r"\b(?:atom|red)\.(?:global|[.\w]*add)", "ld.local": r"\bld\.local\b",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,17 +279,8 @@ def _parsed(line: str) -> Compiled:
 
 
 COLUMNS = (
-    "sm",
-    "function",
-    "kernel",
-    "warps",
-    "stages",
-    "regs",
-    "spill st/ld/loop",
-    "smem B",
-    "blocks/SM",
-    "instructions",
-)
+    "sm", "function", "kernel", "warps", "stages", "regs", "spill st/ld/loop", "smem B", "blocks/SM", "instructions",
+)  # fmt: skip
 
 
 def _row(function: str, x: Launch) -> tuple[str, ...]:

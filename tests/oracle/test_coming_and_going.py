@@ -14,7 +14,7 @@ from weft.domain.request import Sampling
 from weft_kernels.plan import SegmentPlan, plan_rows
 from weft_runner.errors import AdapterInvalid, ExecutorLost
 from weft_runner.model.adapter_store import map_tensors
-from weft_runner.model.step import Step, StepRow
+from weft_runner.model.step import StepInput, StepRow
 from weft_runner.parallel.executor import TensorParallelExecutor
 
 PAGES, PAGE_TOKENS, SLOTS = 64, 16, 2
@@ -42,7 +42,7 @@ def ranks(model: OracleModel) -> Iterator[TensorParallelExecutor]:
 def last_logits(ranks: TensorParallelExecutor, slot: int | None, width: int = 0) -> torch.Tensor:
     ranks.clear_pages([0, 1, 2])
     plan = plan_rows([slot] * len(TOKENS), {} if slot is None else {slot: width})
-    return ranks.run(Step(TOKENS, (StepRow(0, len(TOKENS), 0, (2, 0, 1), True),), plan))[0]
+    return ranks.run(StepInput(TOKENS, (StepRow(0, len(TOKENS), 0, (2, 0, 1), True),), plan))[0]
 
 
 def test_slots_that_change_their_adapters_have_the_right_one_on_all_ranks(model, ranks):
@@ -89,7 +89,7 @@ def test_an_engine_with_fewer_slots_than_adapters_gives_the_answers_of_one_proce
 
 def test_a_model_run_in_two_halves_gives_the_same_logits(ranks):
     layers: list[int] = []
-    step = Step(TOKENS, (StepRow(0, 8, 0, (7,), True),), SegmentPlan(8, ()))
+    step = StepInput(TOKENS, (StepRow(0, 8, 0, (7,), True),), SegmentPlan(8, ()))
     whole = ranks.run(step, layer_done=layers.append)
     hidden = ranks.run(step, last=1)
     assert hidden.shape == (8, 64)

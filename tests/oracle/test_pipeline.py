@@ -13,7 +13,7 @@ from harness.ranks import load, staged, tcp_sent_bytes
 from weft.domain.request import Sampling
 from weft_kernels.plan import SegmentPlan, plan_rows
 from weft_runner.core.batch import BatchLimits
-from weft_runner.model.step import Step, StepRow
+from weft_runner.model.step import StepInput, StepRow
 from weft_runner.parallel.pipeline import PipelineParallelExecutor
 
 PAGES, PAGE_TOKENS, ANSWER = 64, 16, 8
@@ -100,10 +100,10 @@ def test_stages_give_the_logits_of_one_bit_for_bit(cut):
 # ---- what is on the wire
 
 
-def step_of(names: list[str], slots: dict[str, int], ranks: dict[int, int]) -> Step:
+def step_of(names: list[str], slots: dict[str, int], ranks: dict[int, int]) -> StepInput:
     rows = [StepRow(7 * i, 7 * i + 7, 0, (i,), i % 3 != 1) for i in range(len(names))]
     plan = plan_rows([slots.get(name) for name in names for _ in range(7)], ranks)
-    return Step([i % 128 for i in range(7 * len(rows))], tuple(rows), plan)
+    return StepInput([i % 128 for i in range(7 * len(rows))], tuple(rows), plan)
 
 
 @pytest.mark.parametrize("names", [["", "", ""], ["a0", "a3", "", "a2"], ["a3"] * 5])
@@ -118,7 +118,7 @@ def test_stage_0_sends_the_residual_stream_and_nothing_else_whatever_the_adapter
 
 
 def test_the_kernel_has_sent_what_was_counted_and_the_headers_of_gloo(cut):
-    step = Step([i % 128 for i in range(900)], (StepRow(0, 900, 0, tuple(range(57)), True),), SegmentPlan(900, ()))
+    step = StepInput([i % 128 for i in range(900)], (StepRow(0, 900, 0, tuple(range(57)), True),), SegmentPlan(900, ()))
     counted, sent = cut.stages.sent_bytes, tcp_sent_bytes()
     cut.stages.run(step)
     counted, sent = cut.stages.sent_bytes - counted, tcp_sent_bytes() - sent

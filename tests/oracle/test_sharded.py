@@ -11,7 +11,7 @@ from harness.ranks import load, split, tcp_sent_bytes
 from weft_kernels.plan import SegmentPlan, plan_rows
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.lora import SITES
-from weft_runner.model.step import Step, StepRow
+from weft_runner.model.step import StepInput, StepRow
 from weft_runner.model.tensor_parallel import COLUMN_SITES
 from weft_runner.parallel.executor import TensorParallelExecutor
 
@@ -126,14 +126,14 @@ def test_bytes_on_the_wire_are_those_of_the_formula(pair, names):
     ranks = {slot: load(pair.ranks, slot, pair.model.folder / name).site_rank for name, slot in slots.items()}
     rows = [StepRow(7 * i, 7 * i + 7, 0, (i,), True) for i in range(len(names) or 1)]
     plan = plan_rows([slots.get(name) for name in names for _ in range(7)], ranks) if names else SegmentPlan(7, ())
-    step = Step(list(range(7 * len(rows))), tuple(rows), plan)
+    step = StepInput(list(range(7 * len(rows))), tuple(rows), plan)
     before = pair.ranks.sent_bytes
     pair.ranks.run(step)
     assert pair.ranks.sent_bytes - before == bytes_of_a_step(pair, len(step.tokens), set(slots))
 
 
 def test_the_kernel_has_sent_what_was_counted_and_the_headers_of_gloo(pair):
-    step = Step([i % 128 for i in range(900)], (StepRow(0, 900, 0, tuple(range(57)), True),), SegmentPlan(900, ()))
+    step = StepInput([i % 128 for i in range(900)], (StepRow(0, 900, 0, tuple(range(57)), True),), SegmentPlan(900, ()))
     counted, sent = pair.ranks.sent_bytes, tcp_sent_bytes()
     pair.ranks.run(step)
     counted, sent = pair.ranks.sent_bytes - counted, tcp_sent_bytes() - sent

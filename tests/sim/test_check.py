@@ -39,12 +39,20 @@ def test_the_laws_hold(first: int) -> None:
         assert not check_seed(seed).fault, f"python -m weft_sim check --seeds 1 --first {seed}"
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [29],  # the scheduler ends a gateway's stream, for outcomes that do not fit, while requests of it wait
+)
+def test_the_laws_hold_in_what_was_found_before(seed: int) -> None:
+    assert not check_seed(seed).fault
+
+
 def test_scenarios_differ_and_every_kind_of_fault_occurs() -> None:
     plans = [scenario(seed) for seed in range(60)]
     assert len({repr(plan.deployment) for plan in plans}) == 60
     assert {fault.what.value for plan in plans for fault in plan.faults} == {
         "crash", "power", "break", "pause", "clock", "slow", "delay", "partition", "duplicate", "load", "disk",
-        "delete", "lie",
+        "delete", "lie", "reorder",
     }  # fmt: skip
     assert any(not plan.faults for plan in plans)
 

@@ -50,3 +50,9 @@ def test_a_step_takes_what_the_profile_measured() -> None:
     assert times.seconds(1, 0) == 0.010
     assert times.seconds(5, 0) == 0.014
     assert times.seconds(0, 100) == 0.109
+
+
+def test_a_measured_curve_stands_for_rows_and_prompt_tokens() -> None:
+    times = StepTimes(0.0, 0.0, 0.0, key_ms=0.01, adapter_ms=2.0, curve=((1, 10.0), (4, 10.0), (8, 14.0)))
+    assert [round(times.seconds(rows, 0) * 1e3, 9) for rows in (1, 2, 6, 8, 16)] == [10.0, 10.0, 12.0, 14.0, 22.0]
+    assert times.seconds(2, 4, keys=100, adapters=3) == (12.0 + 1.0 + 6.0) / 1e3

@@ -16,7 +16,7 @@ from weft_gateway.core.stream import RequestStream
 from weft_runner.core.adapter_manager import AdapterManager
 from weft_runner.core.page_table import PageTable
 from weft_runner.core.prefix_reuse import PrefixReuse
-from weft_scheduler.core.policy.queue.fcfs import Overtaking
+from weft_scheduler.core.policy.queue.overtaking import Overtaking
 from weft_scheduler.core.state import State
 from weft_sim.check import check_seed
 
@@ -122,7 +122,7 @@ def lost_outcome(patch: pytest.MonkeyPatch) -> None:
 
 # The law that finds it, and a seed from which on it is found soon.
 PLANTED: dict[Plant, tuple[str, int]] = {
-    lost_token: (OTHER_TEXT, 10),
+    lost_token: (OTHER_TEXT, 7),
     double_token: (OTHER_TEXT, 11),
     leaked_page: ("pages|have no end", 2),
     starved_request: ("has been passed", 2),

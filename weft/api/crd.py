@@ -144,15 +144,13 @@ def _structural(schema: Json, definitions: dict[str, Json]) -> Json:
         out["items"] = _structural(out["items"], definitions)
         out.pop("default", None)
     if out.get("pattern") in PATTERN_HELP:
-        out["x-kubernetes-validations"] = [_pattern_rule(out.pop("pattern")), *out.get("x-kubernetes-validations", [])]
+        # as a rule: the API server's message then is what to write, not which expression did not match
+        pattern = out.pop("pattern")
+        rule = {"rule": f"self.matches(r'{pattern}')", "message": PATTERN_HELP[pattern]}
+        out["x-kubernetes-validations"] = [rule, *out.get("x-kubernetes-validations", [])]
     if out.get("type") == "integer":
         out["format"] = "int64" if out.get("maximum", 1 << 62) >= 1 << 31 else "int32"
     return _ordered(out)
-
-
-def _pattern_rule(pattern: str) -> Json:
-    """A pattern as a rule: the API server's message then is what to write, not which expression did not match."""
-    return {"rule": f"self.matches(r'{pattern}')", "message": PATTERN_HELP[pattern]}
 
 
 def _inlined(schema: Json, definitions: dict[str, Json]) -> Json:

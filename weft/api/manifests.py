@@ -124,31 +124,25 @@ class _Reading:
         if not isinstance(value, dict):
             return self._problem(name, number, "", "not a mapping with apiVersion, kind, metadata and spec")
         fields = cast("dict[str, Any]", value)
-        if (fields.get("apiVersion"), fields.get("kind")) == ("v1", "Namespace"):
+        kind, version = fields.get("kind"), fields.get("apiVersion")
+        if (version, kind) == ("v1", "Namespace"):
             return None  # clusters need them first; on one machine a namespace exists once an object names it
-        if (kind := self._kind(name, number, fields)) is None:
-            return None
+        if version != API_VERSION:
+            return self._problem(name, number, "apiVersion", f"is {str(version)[:100]!r}, it has to be {API_VERSION!r}")
+        if not isinstance(kind, str) or kind not in KINDS:
+            what = f"unknown kind {str(kind)[:100]!r}; {did_you_mean(str(kind), list(KINDS))}"
+            return self._problem(name, number, "kind", what)
         metadata = fields.get("metadata")
         if isinstance(metadata, dict) and "namespace" not in metadata:
             fields = {**fields, "metadata": {**metadata, "namespace": self._namespace}}
         try:
-            self._add(name, number, kind.model_validate(fields))
+            found = KINDS[kind].model_validate(fields)
         except ValidationError as error:
-            self._fields_wrong(name, number, fields, error)
-
-    def _kind(self, name: str, number: int, fields: dict[str, Any]) -> type[LoRAAdapter] | type[ServingPool] | None:
-        kind, version = fields.get("kind"), fields.get("apiVersion")
-        if version != API_VERSION:
-            self._problem(name, number, "apiVersion", f"is {str(version)[:100]!r}, it has to be {API_VERSION!r}")
-        elif not isinstance(kind, str) or kind not in KINDS:
-            self._problem(
-                name, number, "kind", f"unknown kind {str(kind)[:100]!r}; {did_you_mean(str(kind), list(KINDS))}"
-            )
-        else:
-            return KINDS[kind]
-        return None
-
-    def _add(self, name: str, number: int, found: Object) -> None:
+            label = str(cast("dict[str, Any]", metadata).get("name", "")) if isinstance(metadata, dict) else ""
+            which = f"{kind} {label[:100]}".strip()
+            for item in error.errors(include_url=False):
+                self.problems.append(Problem(name, number, _path(item["loc"]), _message(item), which))
+            return None
         key = (found.kind, found.key)
         if key in self._objects:
             what = f"{found.kind} {found.key} is there twice; the first is in {self._places[key]}"
@@ -156,14 +150,6 @@ class _Reading:
         self._objects[key] = found
         self._places[key] = f"{name}, document {number}"
         return None
-
-    def _fields_wrong(self, name: str, number: int, fields: dict[str, Any], error: ValidationError) -> None:
-        metadata = fields.get("metadata")
-        label = str(cast("dict[str, Any]", metadata).get("name", "")) if isinstance(metadata, dict) else ""
-        for item in error.errors(include_url=False):
-            self.problems.append(
-                Problem(name, number, _path(item["loc"]), _message(item), f"{fields['kind']} {label[:100]}".strip())
-            )
 
     def _problem(self, file: str, document: int, field: str, message: str) -> None:
         self.problems.append(Problem(file, document, field, message))

@@ -58,9 +58,7 @@ ADVICE: dict[str, str] = {
     Reason.TOO_LARGE: "it is larger than the depot's limit.",
     Reason.UNSUPPORTED_MODEL: "this architecture or option is not served; the message lists those that are.",
 }
-POOL_ADVICE: dict[str, str] = {
-    "NameConflict": "an older pool serves this model name; set another spec.model.name.",
-}
+POOL_ADVICE: dict[str, str] = {"NameConflict": "an older pool serves this model name; set another spec.model.name."}
 
 
 def advice(reason: str, kind: str) -> str | None:

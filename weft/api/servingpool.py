@@ -67,7 +67,7 @@ class Parallelism(ApiModel):
     """The layers in so many stages, with as many batches in flight. For models that do not fit otherwise."""
 
 
-class SchedulerSettings(ApiModel):
+class SchedulingSpec(ApiModel):
     """Who runs where, and when."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -81,10 +81,17 @@ class SchedulerSettings(ApiModel):
 
     placement: Literal["punica"] = "punica"
     """The runner with the largest working set that can take the request (Punica, section 5.1)."""
-    queue: Literal["fcfs"] = "fcfs"
-    """First come, first served."""
-    reservation: Literal["calibrated"] = "calibrated"
-    """Memory reserved by calibrated prediction of the answer's length."""
+    queue: Literal["fcfs", "s3", "shortest"] = "fcfs"
+    """The order in which waiting requests get a runner. fcfs: first come, first served. s3: the largest predicted
+    memory that fits first. shortest: the shortest expected answer first, aged by agingSeconds."""
+    aging_seconds: Annotated[int, Field(strict=True, ge=0, le=86_400)] = 60
+    """With queue shortest: a request is passed by none that arrived more than this after it. 0 is fcfs."""
+    starvation_bound: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] | None = None
+    """How often younger requests may pass a waiting one before its runners drain for it. Default: the scheduler's own
+    (32); with queue shortest no bound but agingSeconds."""
+    reservation: Literal["calibrated", "constant", "max", "paged", "s3"] = "calibrated"
+    """Memory reserved for an answer. calibrated: the predicted p90 of its length. s3: the edge of the predicted bucket.
+    constant: the p90 of the pool's answers. max: max_tokens. paged: nothing, a page whenever one is needed."""
     max_sequences: Annotated[int, Field(strict=True, ge=1, le=1024)] = 32
     """Sequences in one batch of one runner."""
     max_batch_tokens: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 512
@@ -193,7 +200,7 @@ class ServingPoolSpec(ApiModel):
     """Key-value memory of one runner."""
     parallelism: Parallelism = Parallelism()
     """How one runner splits the model; as many GPUs have to be in the template's resources."""
-    scheduler: SchedulerSettings = SchedulerSettings()
+    scheduler: SchedulingSpec = SchedulingSpec()
     """Who runs where, and when."""
     drain_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 300
     """How long streams may finish on a runner that is drained, or on an adapter that is replaced or deleted."""

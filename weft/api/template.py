@@ -44,9 +44,7 @@ def _checked(value: object) -> int | str:
 Quantity = Annotated[
     int | str,
     PlainValidator(_checked),
-    WithJsonSchema(
-        {"x-kubernetes-int-or-string": True, "minimum": 0, "maxLength": 32, "pattern": QUANTITY_PATTERN},
-    ),
+    WithJsonSchema({"x-kubernetes-int-or-string": True, "minimum": 0, "maxLength": 32, "pattern": QUANTITY_PATTERN}),
 ]
 Amounts = Annotated[dict[str, Quantity], Field(max_length=16)]
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=32)]

@@ -70,8 +70,6 @@ class AdapterConfig:
     base_model: str | None  # base_model_name_or_path; None or "" where training did not know it
     target_modules: tuple[str, ...]  # as written; one regular expression when `by_pattern`
     by_pattern: bool
-    rank_pattern: tuple[tuple[str, int], ...] = ()
-    alpha_pattern: tuple[tuple[str, float], ...] = ()
     layers: frozenset[int] | None = None  # None: all
     _targets: Matches = field(default=lambda _: False, repr=False, compare=False)
     _excluded: Matches = field(default=lambda _: False, repr=False, compare=False)
@@ -111,8 +109,6 @@ def parse_adapter_config(raw: bytes) -> AdapterConfig:
     _check_supported(config)
     targets, by_pattern = _targets(config)
     budget = Budget()
-    ranks = _pattern_map(config, "rank_pattern", _rank)
-    alphas = _pattern_map(config, "alpha_pattern", _alpha)
     return AdapterConfig(
         rank=_rank("r", config.get("r")),
         alpha=_alpha("lora_alpha", config.get("lora_alpha")),
@@ -120,13 +116,11 @@ def parse_adapter_config(raw: bytes) -> AdapterConfig:
         base_model=_base_model(config),
         target_modules=targets,
         by_pattern=by_pattern,
-        rank_pattern=ranks,
-        alpha_pattern=alphas,
         layers=_layers(config, by_pattern),
         _targets=_pattern("target_modules", targets[0], budget) if by_pattern else _names(targets),
         _excluded=_exclusion(config, budget),
-        _ranks=tuple((_ending("rank_pattern", key, budget), rank) for key, rank in ranks),
-        _alphas=tuple((_ending("alpha_pattern", key, budget), alpha) for key, alpha in alphas),
+        _ranks=_pattern_map(config, "rank_pattern", _rank, budget),
+        _alphas=_pattern_map(config, "alpha_pattern", _alpha, budget),
     )
 
 
@@ -185,11 +179,14 @@ def _base_model(config: JsonObject) -> str | None:
     return value
 
 
-def _pattern_map(config: JsonObject, name: str, parse: Callable[[str, Any], T]) -> tuple[tuple[str, T], ...]:
+def _pattern_map(
+    config: JsonObject, name: str, parse: Callable[[str, Any], T], budget: Budget
+) -> tuple[tuple[Matches, T], ...]:
     value = config.get(name) or {}
     if not isinstance(value, dict) or len(cast("JsonObject", value)) > MAX_PATTERN_KEYS:
         raise _invalid(f"{name} is no object of at most {MAX_PATTERN_KEYS} entries")
-    return tuple((key, parse(f"{name}[{key[:60]!r}]", item)) for key, item in cast("JsonObject", value).items())
+    parsed = [(key, parse(f"{name}[{key[:60]!r}]", item)) for key, item in cast("JsonObject", value).items()]
+    return tuple((_ending(name, key, budget), item) for key, item in parsed)
 
 
 def _rank(name: str, value: object) -> int:

@@ -23,6 +23,7 @@ from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from weakref import WeakValueDictionary
 
 from weft.artifacts.digest import MANIFEST_BEGINS, MAX_MANIFEST_BYTES, Digest, Kind, Manifest, from_hex, hex_of
 from weft.artifacts.errors import Damaged, Reason, Refused, UnknownDigest
@@ -43,7 +44,8 @@ class BlobStore:
         self._leased: Counter[str] = Counter()
         self._content = object()  # another one whenever blobs come or go
         self._counted: tuple[object, tuple[int, int]] = (None, (0, 0))
-        self._downloads: dict[str, tuple[threading.Lock, int]] = {}  # and how many want it
+        # Who writes the part file of a blob has its lock; an entry lives as long as somebody has or wants it.
+        self._downloads: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
     @property
     def root(self) -> Path:
@@ -139,32 +141,17 @@ class BlobStore:
         With the digest that it is going to have, it goes on where an earlier writer of it was broken off, also by the
         end of the process; unless another thread is writing it now, then it is one more.
         """
-        if promised is not None and self._claim(promised):
+        if promised is not None and (download := self._download(promised)).acquire(blocking=False):
             try:
-                return BlobWriter(self, self.part(promised), promised)
+                return BlobWriter(self, self.part(promised), download)
             except OSError:
-                self.end_claim(promised)
+                download.release()
                 raise
         return BlobWriter(self, self._partial / f"tmp-{os.getpid()}-{os.urandom(8).hex()}")
 
-    def _claim(self, digest: Digest) -> bool:
-        """Own the part file of a blob if no one owns it; `end_claim` releases it."""
-        with self._lock:
-            if digest in self._downloads:
-                return False
-            lock = threading.Lock()
-            lock.acquire()
-            self._downloads[digest] = (lock, 1)
-            return True
-
-    def end_claim(self, digest: Digest) -> None:
-        """For BlobWriter alone."""
-        self._downloads[digest][0].release()
-        self._end_download(digest)
-
     def lease(self) -> "Lease":
         """What is named in the lease stays until it closes, whatever `retain` keeps."""
-        return Lease(self)
+        return Lease(self._leased, self._lock)
 
     def part(self, digest: str) -> Path:
         """Where a download of this blob gathers; what is there survives a restart."""
@@ -173,30 +160,15 @@ class BlobStore:
     @contextlib.contextmanager
     def download(self, digest: str) -> Generator[Path]:
         """Own the part file of a blob: one thread at a time."""
+        with self._download(digest):
+            yield self.part(digest)
+
+    def _download(self, digest: str) -> threading.Lock:
         with self._lock:
-            lock, users = self._downloads.get(digest, (threading.Lock(), 0))
-            self._downloads[digest] = (lock, users + 1)
-        try:
-            with lock:
-                yield self.part(digest)
-        finally:
-            self._end_download(digest)
+            return self._downloads.setdefault(digest, threading.Lock())
 
-    def _end_download(self, digest: str) -> None:
-        with self._lock:
-            lock, users = self._downloads.pop(digest)
-            if users > 1:
-                self._downloads[digest] = (lock, users - 1)
-
-    def publish(self, temporary: Path, digest: Digest) -> None:
-        """Rename a whole, fsynced temporary file into place. Doing it twice is harmless."""
-        self._rename([(temporary, digest)])
-
-    def publish_all(self, writers: Iterable["BlobWriter"]) -> None:
-        """Make several blobs visible, whole, with one sync of their folder."""
-        self._rename([(writer.path, writer.finish()) for writer in writers])
-
-    def _rename(self, whole: Iterable[tuple[Path, Digest]]) -> None:
+    def publish(self, *whole: tuple[Path, Digest]) -> None:
+        """Rename whole, fsynced temporary files into place, with one sync of the folder. Twice is harmless."""
         for temporary, digest in whole:
             temporary.replace(self.path(digest))
         self._content = object()
@@ -255,37 +227,27 @@ class BlobStore:
                 keep |= {entry.sha256 for entry in self.manifest(from_hex(name)).files}
         return keep
 
-    def name_in_lease(self, names: set[str], digest: str) -> None:
-        """For Lease alone: protect one blob."""
-        name = hex_of(digest)
-        with self._lock:
-            if name not in names:
-                names.add(name)
-                self._leased[name] += 1
-
-    def end_lease(self, names: set[str]) -> None:
-        """For Lease alone: protect no longer."""
-        with self._lock:
-            for name in names:
-                self._leased[name] -= 1
-                if not self._leased[name]:
-                    del self._leased[name]
-            names.clear()
-
 
 class Lease:
     """Names blobs that have to stay. Name a digest before asking whether the blob is there. A context manager."""
 
-    def __init__(self, store: BlobStore) -> None:
-        self._store = store
+    def __init__(self, leased: Counter[str], lock: "threading.Lock") -> None:
+        self._leased, self._lock = leased, lock  # the store's own
         self._names: set[str] = set()
 
     def name(self, *digests: str) -> None:
-        for digest in digests:
-            self._store.name_in_lease(self._names, digest)
+        with self._lock:
+            for name in set(map(hex_of, digests)) - self._names:
+                self._names.add(name)
+                self._leased[name] += 1
 
     def close(self) -> None:
-        self._store.end_lease(self._names)
+        with self._lock:
+            for name in self._names:
+                self._leased[name] -= 1
+                if not self._leased[name]:
+                    del self._leased[name]
+            self._names.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -297,12 +259,13 @@ class Lease:
 class BlobWriter:
     """Bytes on their way to a blob. A context manager: without `commit` nothing stays, but a promised beginning."""
 
-    def __init__(self, store: BlobStore, path: Path, promised: Digest | None = None) -> None:
-        """With a promised digest `path` may hold the beginning of the blob, and is kept when the rest does not come."""
-        self._store, self.path, self._promised = store, path, promised
-        self._file = path.open("ab" if promised else "xb")
+    def __init__(self, store: BlobStore, path: Path, download: "threading.Lock | None" = None) -> None:
+        """With the lock of a download `path` may hold the beginning of the blob, and is kept when the rest does not
+        come."""
+        self._store, self.path, self._download = store, path, download
+        self._file = path.open("ab" if download else "xb")
         self._sha256 = hashlib.sha256()
-        self.size_bytes = self.resumed_bytes = self._take_in() if promised else 0
+        self.size_bytes = self.resumed_bytes = self._take_in() if download else 0
 
     def _take_in(self) -> int:
         with self.path.open("rb") as file:
@@ -332,7 +295,7 @@ class BlobWriter:
     def commit(self) -> Digest:
         """Make the blob visible, whole."""
         digest = self.finish()
-        self._store.publish(self.path, digest)
+        self._store.publish((self.path, digest))
         return digest
 
     def __enter__(self) -> Self:
@@ -341,10 +304,11 @@ class BlobWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         whole, full = self._file.closed, kind is not None and issubclass(kind, OSError)
         self._file.close()
-        if self._promised is None or whole or full:  # whole: published, or not what it was wanted for
+        if self._download is None or whole or full:  # whole: published, or not what it was wanted for
             self.path.unlink(missing_ok=True)
-        if self._promised is not None:
-            self._store.end_claim(self._promised)
+        if self._download is not None:
+            self._download.release()
+            self._download = None
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal, NewType, cast, get_args
 
 from weft.artifacts.errors import BadDigest, Reason, Refused
-from weft.domain.strict_json import JsonError, is_int, parse_object
+from weft.domain.strict_json import JsonError, JsonObject, is_int, parse_object
 
 Digest = NewType("Digest", str)  # "sha256:" and 64 lower-case hex digits
 Kind = Literal["adapter", "model"]
@@ -72,9 +72,9 @@ class Manifest:
         names = [entry.name for entry in self.files]
         assert names == sorted(set(names)), "files are sorted and appear once"
 
-    @property
+    @cached_property
     def digest(self) -> Digest:
-        return self._digest
+        return digest_of(self.to_bytes())
 
     @property
     def size_bytes(self) -> int:
@@ -94,10 +94,6 @@ class Manifest:
         files = [{"name": f.name, "sha256": f.sha256, "size": f.size_bytes} for f in self.files]
         value = {"files": files, "kind": self.kind, "version": 1}
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-    @cached_property
-    def _digest(self) -> Digest:
-        return digest_of(self.to_bytes())
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> "Manifest":
@@ -121,7 +117,7 @@ def is_file_name(name: str) -> bool:
     return bool(_FILE_NAME.fullmatch(name))
 
 
-def _manifest(value: dict[str, object]) -> Manifest:
+def _manifest(value: JsonObject) -> Manifest:
     if value.get("version") != 1 or value.get("kind") not in KINDS:
         raise JsonError("unknown version or kind")
     rows = value.get("files")
@@ -136,10 +132,9 @@ def _manifest(value: dict[str, object]) -> Manifest:
 def _entry(row: object) -> FileEntry:
     if not isinstance(row, dict):
         raise JsonError("a file is not an object")
-    fields = cast("dict[str, object]", row)
-    name, sha256, size = fields.get("name"), fields.get("sha256"), fields.get("size")
+    name, sha256, size = (cast("JsonObject", row).get(key) for key in ("name", "sha256", "size"))
     if not isinstance(name, str) or not is_file_name(name) or not isinstance(sha256, str):
         raise JsonError("a file without a plain name or SHA-256")
-    if not is_int(size) or not 0 <= cast("int", size) <= MAX_FILE_BYTES:
+    if not isinstance(size, int) or not is_int(size) or not 0 <= size <= MAX_FILE_BYTES:
         raise JsonError(f"{name} has no size")
-    return FileEntry(name, hex_of(f"sha256:{sha256}"), cast("int", size))
+    return FileEntry(name, hex_of(f"sha256:{sha256}"), size)

@@ -11,17 +11,6 @@ ArtifactError            every error here: a `reason` (API, CamelCase) and a mes
 
 from weft.domain.model.errors import ArtifactError, Reason, Refused
 
-__all__ = [
-    "ArtifactError",
-    "BadDigest",
-    "Damaged",
-    "DepotFull",
-    "Reason",
-    "Refused",
-    "Unavailable",
-    "UnknownDigest",
-]
-
 
 class Unavailable(ArtifactError):
     """The other side does not answer now; trying again later may help."""
@@ -42,8 +31,7 @@ class BadDigest(Refused, ValueError):
 
     def __init__(self, text: str) -> None:
         super().__init__(
-            Reason.DIGEST_MISMATCH,
-            f"{text[:100]!r} is no digest; one is 'sha256:' and 64 lower-case hex digits",
+            Reason.DIGEST_MISMATCH, f"{text[:100]!r} is no digest; one is 'sha256:' and 64 lower-case hex digits"
         )
 
 

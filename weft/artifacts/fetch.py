@@ -24,11 +24,12 @@ from weft.artifacts.digest import MAX_MANIFEST_BYTES, Digest, FileEntry, Manifes
 from weft.artifacts.errors import Damaged, Reason, Refused, Unavailable, UnknownDigest
 from weft.telemetry.logs import kv
 
+MISMATCH_HEADER = "weft-mismatch"  # asks the depot to verify its copy: the last download did not match its digest
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class FetchLimits:
     """What a fetch may cost."""
 
     max_bytes: int = 1 << 42  # of all files together
@@ -48,7 +49,7 @@ def fetch(
     digest: str,
     blobs: BlobStore,
     *,
-    limits: Limits | None = None,
+    limits: FetchLimits | None = None,
     pause: Callable[[float], None] = time.sleep,
     stopping: Callable[[], bool] = lambda: False,
     context: ssl.SSLContext | None = None,
@@ -63,14 +64,16 @@ def fetch(
     UnknownDigest (the depot does not have it), Refused(DigestMismatch: it is no manifest, TooLarge), Unavailable (tries
     used up, also where the depot's copy stayed damaged), Stopped; OSError of the local disk passes through.
     """
-    limits = limits or Limits()
+    limits = limits or FetchLimits()
     depot, artifact = _Depot(depot_url, limits.timeout_s, context), parse_digest(digest)
     download = _Download(depot, artifact, blobs, limits, pause, stopping, on_damaged, alone=threads == 1)
     with blobs.lease() as lease:
         lease.name(artifact)
         manifest = download.manifest()
         lease.name(*(entry.digest for entry in manifest.files))
-        _check_size(manifest, limits.max_bytes)
+        if manifest.size_bytes > limits.max_bytes:
+            what = f"{artifact} has {manifest.size_bytes} bytes, the limit here is {limits.max_bytes}"
+            raise Refused(Reason.TOO_LARGE, what)
         if threads == 1:
             for entry in manifest.files:
                 download.file(entry)
@@ -82,17 +85,6 @@ def fetch(
     return manifest
 
 
-def _check_size(manifest: Manifest, max_bytes: int) -> None:
-    if manifest.size_bytes > max_bytes:
-        raise Refused(
-            Reason.TOO_LARGE,
-            f"{manifest.digest} has {manifest.size_bytes} bytes, the limit here is {max_bytes}",
-        )
-
-
-MISMATCH_HEADER = "weft-mismatch"  # asks the depot to verify its copy: the last download did not match its digest
-
-
 class _Broken(Exception):
     """One try failed in a way that another may not."""
 
@@ -102,7 +94,7 @@ class _Download:
     depot: "_Depot"
     artifact: Digest
     blobs: BlobStore
-    limits: Limits
+    limits: FetchLimits
     pause: Callable[[float], None]
     stopping: Callable[[], bool]
     on_damaged: Callable[[], None]
@@ -128,7 +120,7 @@ class _Download:
                 self.blobs.verify(digest, entry.size_bytes, alone=self.alone)
                 return
             self._tries(digest, lambda: self._resume(part, digest, entry.size_bytes))
-            self.blobs.publish(part, digest)
+            self.blobs.publish((part, digest))
 
     @contextlib.contextmanager
     def _unless_damaged(self, name: str, digest: Digest) -> Generator[None]:

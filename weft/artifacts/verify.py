@@ -6,7 +6,6 @@ its exponent are set, so weights are compared as integers; that also covers bflo
 runner checks what it loads with torch, `weft_runner.model.weights`: the depot has no torch.)
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -17,7 +16,7 @@ from weft.artifacts.adapter_config import AdapterConfig
 from weft.domain.model.adapter import AdaptedModule
 from weft.domain.model.config import ModelSpec
 from weft.domain.model.errors import Reason, Refused
-from weft.domain.model.safetensors import Header, TensorInfo, check_dtype, dtype_name
+from weft.domain.model.safetensors import Header, check_dtype, dtype_name
 from weft.domain.model.tensors import PROJECTIONS, check_model_tensors
 
 CHUNK_BYTES = 4 << 20
@@ -111,28 +110,21 @@ def check_finite(
 
     Raises Refused: NotFinite (names tensor and index), DtypeNotSupported, OffsetsInvalid when the file ends early.
     """
+    step = chunk_bytes // 8 * 8
     for tensor in header.tensors.values():
         check_dtype(tensor)
-        _check_tensor(file, tensor, chunk_bytes, tick)
-
-
-def _check_tensor(file: BinaryIO, tensor: TensorInfo, chunk_bytes: int, tick: Callable[[], None]) -> None:
-    dtype, exponent = _EXPONENTS[tensor.dtype]
-    file.seek(tensor.begin)
-    step, done = chunk_bytes // 8 * 8, 0
-    while done < tensor.size_bytes:
-        tick()
-        raw = file.read(min(step, tensor.size_bytes - done))
-        if len(raw) % dtype.itemsize or not raw:
-            raise Refused(Reason.OFFSETS_INVALID, f"the file ends inside tensor {tensor.name!r}")
-        values: Any = np.frombuffer(raw, dtype)
-        bad = (values & exponent) == exponent
-        if bad.any():
-            raise _not_finite(tensor, done // dtype.itemsize + int(bad.argmax()))
-        done += len(raw)
-
-
-def _not_finite(tensor: TensorInfo, flat: int) -> Refused:
-    assert flat < math.prod(tensor.shape)
-    index = [int(at) for at in np.unravel_index(flat, tensor.shape)] if tensor.shape else []
-    return Refused(Reason.NOT_FINITE, f"tensor {tensor.name!r} is NaN or infinite at {index}")
+        dtype, exponent = _EXPONENTS[tensor.dtype]
+        file.seek(tensor.begin)
+        done = 0
+        while done < tensor.size_bytes:
+            tick()
+            raw = file.read(min(step, tensor.size_bytes - done))
+            if len(raw) % dtype.itemsize or not raw:
+                raise Refused(Reason.OFFSETS_INVALID, f"the file ends inside tensor {tensor.name!r}")
+            values: Any = np.frombuffer(raw, dtype)
+            bad = (values & exponent) == exponent
+            if bad.any():
+                flat = done // dtype.itemsize + int(bad.argmax())
+                index = [int(at) for at in np.unravel_index(flat, tensor.shape)] if tensor.shape else []
+                raise Refused(Reason.NOT_FINITE, f"tensor {tensor.name!r} is NaN or infinite at {index}")
+            done += len(raw)

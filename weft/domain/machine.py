@@ -73,10 +73,17 @@ class Send(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End the stream with that peer."""
+    """End the stream with that peer. No Closed follows: the machine is through with it as it decides this."""
 
     peer: Peer
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PersistTerm:
+    """Make this term of a scheduler durable, as the highest so far; by a scheduler before anything that follows."""
+
+    term: int
 
 
 E_contra = TypeVar("E_contra", contravariant=True)  # events

@@ -121,6 +121,9 @@ class Start:
     sampling: Sampling = field(default_factory=Sampling)
     cache_salt: str = ""
     client_request_id: str = ""  # for logs
+    waited_s: float = 0.0  # since it arrived at the gateway: a duration, as clocks differ
+    delay_s: float = 0.0  # of its Assign
+    by_page: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +272,8 @@ class Assign:
     rank: int = 0  # of the adapter, and its size: for the Start
     adapter_bytes: int = 0
     decode: RunnerId | None = None
+    delay_s: float = 0.0  # what the queue policy adds to its arrival: the runner's prompts run in that order
+    by_page: bool = False  # nothing is reserved ahead: it grows by a page at a time
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class RunnerSpec:
 
 
 class SequenceState(NamedTuple):
-    """A sequence on a runner. `admitted`: the newest has the highest number.
+    """A sequence on a runner. `arrived_ms`: at its gateway, on the runner's clock; the newest has the highest.
 
     `reserved_pages`: a page that several sequences read counts for the one that has held it longest.
     """
@@ -47,7 +47,7 @@ class SequenceState(NamedTuple):
     adapter: str
     reserved_pages: int
     reservation_tokens: int  # output tokens from this epoch's start on
-    admitted: int
+    arrived_ms: int
 
 
 class Overrun(NamedTuple):

@@ -12,8 +12,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from weft.store.models import ApiKeyRow
-from weft.store.transactions import transact
-from weft.store.upsert import insert_into
+from weft.store.transactions import insert_into, transact
 
 MAX_NOTE = 256
 

@@ -23,17 +23,17 @@ MIGRATION_LOCK = 0x77656674  # "weft": one number for every version, or two of t
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
-async def upgrade(engine: AsyncEngine, target: str = "head") -> str:
-    """Upgrade to `target` in one transaction; returns the revision reached.
+async def upgrade(engine: AsyncEngine, target: str = "head", step: Step = command.upgrade) -> str:
+    """Bring the schema to `target` in one transaction; returns the revision reached ("" for none).
 
     Raises NewerRevision (nothing changed), BadMigration (rolled back), StoreUnavailable.
     """
-    return await _run(engine, target, command.upgrade)
-
-
-async def downgrade(engine: AsyncEngine, target: str = "base") -> str:
-    """Downgrade to `target` in one transaction; returns the revision reached ("" for none)."""
-    return await _run(engine, target, command.downgrade)
+    try:
+        return await transact(engine, lambda connection: connection.run_sync(_step, target, step))
+    except StoreUnavailable as error:
+        raise StoreUnavailable(f"cannot open the database {engine.url!r}: {error}") from error
+    except (CommandError, SQLAlchemyError, Unstorable) as error:
+        raise BadMigration(f"migration to {target!r} failed and was rolled back: {error}") from error
 
 
 def configuration(connection: Connection | None = None) -> Config:
@@ -54,25 +54,12 @@ def current(connection: Connection) -> str:
     return MigrationContext.configure(connection).get_current_revision() or ""
 
 
-async def _run(engine: AsyncEngine, target: str, step: Step) -> str:
-    try:
-        return await transact(engine, lambda connection: connection.run_sync(_step, target, step))
-    except StoreUnavailable as error:
-        raise StoreUnavailable(f"cannot open the database {engine.url!r}: {error}") from error
-    except (CommandError, SQLAlchemyError, Unstorable) as error:
-        raise BadMigration(f"migration to {target!r} failed and was rolled back: {error}") from error
-
-
 def _step(connection: Connection, target: str, step: Step) -> str:
     if connection.dialect.name == "postgresql":  # (SQLite's BEGIN IMMEDIATE has locked it)
         connection.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))
     config = configuration(connection)
-    _refuse_newer(connection, ScriptDirectory.from_config(config))
-    step(config, target)
-    return current(connection)
-
-
-def _refuse_newer(connection: Connection, scripts: ScriptDirectory) -> None:
-    revision = current(connection)
+    scripts, revision = ScriptDirectory.from_config(config), current(connection)
     if revision and revision not in {script.revision for script in scripts.walk_revisions()}:
         raise NewerRevision(revision, scripts.get_current_head() or "")
+    step(config, target)
+    return current(connection)

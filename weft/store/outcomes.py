@@ -3,31 +3,18 @@
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, date, datetime
 from typing import Any
 
-from sqlalchemy import String, case, delete, func, select
+from sqlalchemy import String, case, delete
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from weft.domain.request import FinishReason, Outcome
 from weft.store.models import ModelVersionRow, OutcomeRow, UsageRow
-from weft.store.transactions import transact
-from weft.store.upsert import insert_into
+from weft.store.transactions import insert_into, transact
 
 MAX_BATCH = 500  # 19 columns x 500 rows stay below the 32,766 parameters of a statement
-
-
-@dataclass(frozen=True, slots=True)
-class StoredUsage:
-    """Tokens and requests of a namespace with a model on a day (UTC)."""
-
-    namespace: str
-    model_name: str
-    day: date
-    requests: int
-    prompt_tokens: int
-    completion_tokens: int
 
 
 async def record(engine: AsyncEngine, outcomes: Sequence[Outcome], *, now_unix_ms: int) -> set[str]:
@@ -38,9 +25,8 @@ async def record(engine: AsyncEngine, outcomes: Sequence[Outcome], *, now_unix_m
     not known: store it again), Unstorable (the database refuses one of them: none is stored).
     """
     assert len(outcomes) <= MAX_BATCH, f"{len(outcomes)} outcomes in a batch of at most {MAX_BATCH}"
-    first = {
-        outcome.request_id: outcome for outcome in map(_fitted, reversed(outcomes))
-    }  # the first of two in a batch wins
+    # the first of two in a batch wins
+    first = {outcome.request_id: outcome for outcome in map(_fitted, reversed(outcomes))}
     if not first:
         return set()
     ordered = [first[request_id] for request_id in sorted(first)]  # in one order everywhere: fewer deadlocks
@@ -53,26 +39,6 @@ async def record(engine: AsyncEngine, outcomes: Sequence[Outcome], *, now_unix_m
         return new
 
     return await transact(engine, write)
-
-
-async def usage(engine: AsyncEngine, *, since: date) -> list[StoredUsage]:
-    """All usage rows of `since` and later, oldest first."""
-    query = select(UsageRow.__table__).where(UsageRow.day >= since)
-
-    async def read(connection: AsyncConnection) -> list[StoredUsage]:
-        rows = await connection.execute(query.order_by(UsageRow.day, UsageRow.namespace, UsageRow.model_name))
-        return [StoredUsage(**row) for row in rows.mappings()]
-
-    return await transact(engine, read)
-
-
-async def count(engine: AsyncEngine) -> int:
-    """How many outcomes are stored."""
-
-    async def read(connection: AsyncConnection) -> int:
-        return int((await connection.execute(select(func.count()).select_from(OutcomeRow))).scalar_one())
-
-    return await transact(engine, read)
 
 
 async def forget(engine: AsyncEngine, *, before_unix_ms: int) -> int:
@@ -109,7 +75,10 @@ async def _add_usage(connection: AsyncConnection, outcomes: Iterable[Outcome]) -
         first = outcome.choice == 0
         for i, value in enumerate((int(first), first * outcome.prompt_tokens, outcome.completion_tokens)):
             total[i] += value
-    rows = [asdict(StoredUsage(*key, *total)) for key, total in sorted(sums.items())]
+    columns = ("namespace", "model_name", "day", *_USAGE_SUMS)
+    rows: list[dict[str, Any]] = [
+        dict(zip(columns, (*key, *total), strict=True)) for key, total in sorted(sums.items())
+    ]
     if rows:
         insert = insert_into(connection, UsageRow, rows)
         await connection.execute(
@@ -139,8 +108,7 @@ async def _add_model_versions(connection: AsyncConnection, outcomes: Iterable[Ou
         last = case((known > new, known), else_=new)  # greatest() and max() are spelled differently
         await connection.execute(
             insert.on_conflict_do_update(
-                index_elements=[ModelVersionRow.version],
-                set_={**sums, "last_seen_unix_ms": last},
+                index_elements=[ModelVersionRow.version], set_={**sums, "last_seen_unix_ms": last}
             )
         )
 

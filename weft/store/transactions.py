@@ -1,4 +1,5 @@
-"""One transaction, whichever database: retried where the database asks for it, its errors raised as the store's.
+"""One transaction and one INSERT .. ON CONFLICT, whichever database. A transaction is retried where the
+database asks for it, its errors are raised as the store's.
 
 PostgreSQL ends a transaction that lost a race (serialization failure, deadlock) and expects it to be run again; with
 SQLite there is one writer and nothing to lose. Other failures are not retried here: the caller
@@ -8,15 +9,18 @@ knows how long its work may wait.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.orm import DeclarativeBase
 
 from weft.store.errors import StoreUnavailable, Unstorable
 
 T = TypeVar("T")
+Upsert = sqlite.Insert | postgresql.Insert
 Work = Callable[[AsyncConnection], Awaitable[T]]
 TRIES = 10
 PAUSE_S = 0.01  # before the second try; grows by as much with each, jittered
@@ -38,6 +42,13 @@ async def transact(engine: AsyncEngine, work: Work[T]) -> T:
                 _raise_store_error(error)
         await asyncio.sleep(tried * PAUSE_S * random.uniform(0.5, 1.5))  # noqa: S311 (jitter, not a secret)
     raise AssertionError("TRIES is at least 1")
+
+
+def insert_into(connection: AsyncConnection, table: type[DeclarativeBase], rows: list[dict[str, Any]]) -> Upsert:
+    """An INSERT of `rows` that can be given an ON CONFLICT clause, in the connection's dialect."""
+    if connection.dialect.name == "postgresql":
+        return postgresql.insert(table).values(rows)
+    return sqlite.insert(table).values(rows)
 
 
 def sqlstate(error: BaseException) -> str:

@@ -31,26 +31,30 @@ def configure(component: str, *, level: str = "INFO", fmt: str = "text") -> None
         logging.getLogger(name).setLevel(max(least, logging.WARNING) if least > logging.DEBUG else logging.NOTSET)
 
 
-class TextFormatter(logging.Formatter):
-    """`12:00:00.123 INFO  runner  sequence admitted  request_id=r1 adapter=sha256:ab`"""
-
+class _Formatter(logging.Formatter):
     def __init__(self, component: str) -> None:
         super().__init__()
         self._component = component
+
+    def _trace(self, record: logging.LogRecord) -> str:
+        if not record.exc_info:
+            return ""
+        lines = self.formatException(record.exc_info).split("\n")
+        return "".join(f"\n{sanitize(line)}" for line in lines)
+
+
+class TextFormatter(_Formatter):
+    """`12:00:00.123 INFO  runner  sequence admitted  request_id=r1 adapter=sha256:ab`"""
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
         pairs = " ".join(f"{k}={_plain(v)}" for k, v in _fields(record).items())
         line = f"{stamp} {record.levelname:<7} {self._component:<10} {sanitize(record.getMessage())}  {pairs}".rstrip()
-        return line + _trace(self, record)
+        return line + self._trace(record)
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(_Formatter):
     """One JSON object a line: ts, level, component, logger, event, then the key-values."""
-
-    def __init__(self, component: str) -> None:
-        super().__init__()
-        self._component = component
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -61,7 +65,7 @@ class JsonFormatter(logging.Formatter):
             "event": record.getMessage(),
             **_fields(record),
         }
-        if trace := _trace(self, record):
+        if trace := self._trace(record):
             entry["exception"] = trace.strip()
         return json.dumps(entry, default=str)
 
@@ -74,10 +78,3 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 def _plain(value: object) -> str:
     text = str(value)
     return json.dumps(text) if " " in text or '"' in text or not text.isprintable() else text
-
-
-def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    if not record.exc_info:
-        return ""
-    lines = formatter.formatException(record.exc_info).split("\n")
-    return "".join(f"\n{sanitize(line)}" for line in lines)

@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -17,14 +17,11 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 class RoleInterceptor(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingTypeArgument] (generic in the stubs alone)
     """Refuses with PERMISSION_DENIED (another role) or UNAUTHENTICATED (a certificate without a role)."""
 
-    def __init__(self, callers: Mapping[str, frozenset[Role]] = CALLERS) -> None:
-        self._callers = callers
-
     async def intercept_service(self, continuation: Continuation, handler_call_details: Any) -> Any:
         handler, method = await continuation(handler_call_details), handler_call_details.method
         if handler is None:
             return None  # no such method here: UNIMPLEMENTED
-        return _guarded(handler, method, self._callers.get(method, frozenset()))
+        return _guarded(handler, method, CALLERS.get(method, frozenset()))
 
 
 def _guarded(handler: Any, method: str, allowed: frozenset[Role]) -> Any:

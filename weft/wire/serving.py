@@ -14,7 +14,7 @@ from weft.process import AddressInUse
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
 from weft.wire.auth_interceptor import RoleInterceptor
-from weft.wire.channel_options import CHANNEL_OPTIONS
+from weft.wire.channels import CHANNEL_OPTIONS
 from weft.wire.tls import Tls, TlsFiles
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,13 @@ async def serve(
     statuses: _Statuses = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue] (not in the stubs)
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
     register(server)
-    _bind(server, listen, tls)
+    try:
+        if tls:
+            server.add_secure_port(listen, server_credentials(tls))
+        else:
+            server.add_insecure_port(listen)
+    except RuntimeError as error:  # gRPC does not say why
+        raise AddressInUse("--listen", listen, "cannot be listened on") from error
     await server.start()
     await _set_health(statuses, names, health_pb2.HealthCheckResponse.SERVING)
     log.info("serving", extra=kv(listen=listen))
@@ -69,16 +75,6 @@ async def serve(
     await server.stop(grace_s)
     if beat:
         beat.cancel()
-
-
-def _bind(server: grpc.aio.Server, listen: str, tls: Tls | None) -> None:
-    try:
-        if tls:
-            server.add_secure_port(listen, server_credentials(tls))
-        else:
-            server.add_insecure_port(listen)
-    except RuntimeError as error:  # gRPC does not say why
-        raise AddressInUse("--listen", listen, "cannot be listened on") from error
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:

@@ -14,7 +14,7 @@ import logging
 import random
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -22,10 +22,9 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from weft.telemetry.logs import kv
-from weft.wire.channel_options import CHANNEL_OPTIONS
+from weft.wire.channels import CHANNEL_OPTIONS, SecureChannel
 from weft.wire.errors import PeerError, refused
 from weft.wire.roles import Role
-from weft.wire.secure_channel import SecureChannel
 from weft.wire.tls import Tls
 
 Out = TypeVar("Out")
@@ -84,7 +83,7 @@ class Opener(Protocol):
     def __call__(self, request_iterator: Any, /) -> Any: ...
 
 
-class Link(Generic[Out, In]):
+class ClientStream(Generic[Out, In]):
     """The client's end of a stream that comes back by itself. One owner, one event loop.
 
     `open` is the stub's method, `hello()` returns what has to be told first on every connection, `on_message` takes
@@ -132,7 +131,9 @@ class Link(Generic[Out, In]):
             was_up = await self._connection()
             pause_s = PAUSE_MIN_S if was_up else min(pause_s * 2, PAUSE_MAX_S)
             if not self._closed.is_set():
-                await self._pause(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (jitter, not a secret)
+                with suppress(TimeoutError):
+                    jitter = random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
+                    await asyncio.wait_for(self._closed.wait(), pause_s * jitter)
 
     async def _connection(self) -> bool:
         """One connection from hello to its end; True if the peer was there, and said nothing that it may not."""
@@ -155,9 +156,12 @@ class Link(Generic[Out, In]):
             call.cancel()
         was_up, self.up = self.up, False
         if was_up:
-            self._mark_down(reason)
-        elif not self._closed.is_set():
-            self._log_once(reason)
+            log.info("link down", extra=kv(link=self._name, reason=reason))
+            if self._on_down:
+                self._on_down(reason)
+        elif not self._closed.is_set() and reason not in self._logged and len(self._logged) < LOGGED_REASONS:
+            self._logged.add(reason)
+            log.warning("link does not come up", extra=kv(link=self._name, reason=reason))
         return was_up and not broken
 
     def _mark_up(self) -> None:
@@ -167,22 +171,6 @@ class Link(Generic[Out, In]):
         if self._on_up and self._queue is not None:
             with self._queue.unbounded():
                 self._on_up()
-
-    def _log_once(self, reason: str) -> None:
-        if reason not in self._logged and len(self._logged) < LOGGED_REASONS:
-            self._logged.add(reason)
-            log.warning("link does not come up", extra=kv(link=self._name, reason=reason))
-
-    def _mark_down(self, reason: str) -> None:
-        log.info("link down", extra=kv(link=self._name, reason=reason))
-        if self._on_down:
-            self._on_down(reason)
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            await asyncio.wait_for(self._closed.wait(), seconds)
-        except TimeoutError:
-            return
 
 
 async def _after(hello: Iterable[Out], queue: SendQueue[Out]) -> AsyncIterator[Out]:

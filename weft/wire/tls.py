@@ -13,6 +13,7 @@ import os
 import ssl
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,24 +137,16 @@ def _signature(folder: Path) -> Signature | None:
 
 
 def _material(folder: Path, role: Role, version: int) -> TlsFiles:
-    certificate, key, ca = (_bytes(folder, name) for name in FILES)
-    material = TlsFiles(
-        version,
-        certificate,
-        key,
-        ca,
-        client=_context(folder, ssl.PROTOCOL_TLS_CLIENT),
-        server=_context(folder, ssl.PROTOCOL_TLS_SERVER),
-    )
+    read: list[bytes] = []
+    for name in FILES:
+        try:
+            read.append((folder / name).read_bytes())
+        except OSError as error:
+            raise TlsUnusable(f"--tls-dir {folder}: {name}: {error.strerror or error}") from error
+    client, server = (_context(folder, kind) for kind in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER))
+    material = TlsFiles(version, *read, client=client, server=server)
     _try_out(folder, role, material)
     return material
-
-
-def _bytes(folder: Path, name: str) -> bytes:
-    try:
-        return (folder / name).read_bytes()
-    except OSError as error:
-        raise TlsUnusable(f"--tls-dir {folder}: {name}: {error.strerror or error}") from error
 
 
 def _context(folder: Path, protocol: int) -> ssl.SSLContext:
@@ -178,16 +171,10 @@ def _try_out(folder: Path, role: Role, material: TlsFiles) -> None:
     server = material.server.wrap_bio(to_server, to_client, server_side=True)
     try:
         for end in (client, server, client, server):
-            _step(end)
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
     except ssl.SSLError as error:
         raise TlsUnusable(f"--tls-dir {folder}: tls.crt under ca.crt, as {role}: {_why(error)}") from error
-
-
-def _step(end: ssl.SSLObject) -> None:
-    try:
-        end.do_handshake()
-    except ssl.SSLWantReadError:
-        return
 
 
 def _why(error: Exception) -> str:

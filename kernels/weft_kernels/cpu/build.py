@@ -40,13 +40,17 @@ def build(what: Sources, compiler: Compiler, folder: Path, *, limit_s: float = L
         extra={"kv": {"compiler": str(compiler), "levels": len(what.levels())}},
     )
     levels, left_out = _levels(what, compiler, folder, limit)
-    plain = _plain(what, compiler, folder, _definitions(digest, levels), limit)
+    missing = [level for level in sources.LEVELS if level not in levels]
+    definitions = (f'-DWEFT_SOURCE_HASH="{digest}"', *map(sources.without, missing))
+    plain = _plain(what, compiler, folder, definitions, limit)
     library = _link(compiler, folder, [*plain, *levels.values()], limit)
     if what.digest() != digest:
         raise NativeUnavailable(f"{what.folder} changed while it was compiled: start again")
     (folder / CHECKSUM).write_text(checksum(library))
     built = Built(library, left_out, round(limit.taken_s(), 1))
-    _log_result(built)
+    for level, why in left_out.items():
+        log.warning("the CPU kernels lack a level", extra={"kv": {"level": level, "compiler_says": why}})
+    log.info("CPU kernels built", extra={"kv": {"seconds": built.seconds, "bytes": library.stat().st_size}})
     return built
 
 
@@ -55,17 +59,11 @@ def checksum(library: Path) -> str:
     return hashlib.sha256(library.read_bytes()).hexdigest()
 
 
-def _log_result(built: Built) -> None:
-    for level, why in built.left_out.items():
-        log.warning("the CPU kernels lack a level", extra={"kv": {"level": level, "compiler_says": why}})
-    log.info("CPU kernels built", extra={"kv": {"seconds": built.seconds, "bytes": built.library.stat().st_size}})
-
-
 def _levels(what: Sources, compiler: Compiler, folder: Path, limit: Limit) -> tuple[dict[str, Path], dict[str, str]]:
     """(Objects of the levels that could be compiled, worst first; the others, and what the compiler said of them)."""
     units = what.levels()
     commands = [_compile(compiler, unit, sources.LEVELS[level]) for level, unit in units.items()]
-    ends = run_all(commands, folder, at_once=_at_once(), limit=limit)
+    ends = run_all(commands, folder, at_once=min(AT_ONCE, cpu_quota()), limit=limit)
     objects: dict[str, Path] = {}
     left_out: dict[str, str] = {}
     for (level, unit), end in zip(units.items(), ends, strict=True):
@@ -78,15 +76,11 @@ def _levels(what: Sources, compiler: Compiler, folder: Path, limit: Limit) -> tu
     return objects, left_out
 
 
-def _definitions(digest: str, levels: Mapping[str, Path]) -> tuple[str, ...]:
-    """Definitions for the plain units: the hash of the sources, and the levels that are left out."""
-    missing = [level for level in sources.LEVELS if level not in levels]
-    return (f'-DWEFT_SOURCE_HASH="{digest}"', *map(sources.without, missing))
-
-
 def _plain(what: Sources, compiler: Compiler, folder: Path, definitions: tuple[str, ...], limit: Limit) -> list[Path]:
     commands = [_compile(compiler, unit, definitions) for unit in what.plain()]
-    for unit, end in zip(what.plain(), run_all(commands, folder, at_once=_at_once(), limit=limit), strict=True):
+    for unit, end in zip(
+        what.plain(), run_all(commands, folder, at_once=min(AT_ONCE, cpu_quota()), limit=limit), strict=True
+    ):
         if end.code:
             raise _failed(unit.name, end)
     return [_object(unit, folder) for unit in what.plain()]
@@ -111,10 +105,6 @@ def _compile(compiler: Compiler, unit: Path, flags: tuple[str, ...]) -> tuple[st
 
 def _object(unit: Path, folder: Path) -> Path:
     return folder / f"{unit.stem}.o"
-
-
-def _at_once() -> int:
-    return min(AT_ONCE, cpu_quota())
 
 
 def _failed(what: str, end: Finished) -> NativeUnavailable:

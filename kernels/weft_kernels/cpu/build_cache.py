@@ -70,8 +70,9 @@ class Cache:
         """Every folder on the way counts, as it is written and as links lead; what is not there yet does not."""
         for end in (self.folder, self.folder.resolve()):
             for folder in (end, *end.parents):
-                if why := _untrusted_path(folder, self.uid):
-                    raise FolderUnusable(f"{folder} {why}: code is not loaded from there")
+                with suppress(OSError):  # not there: `_prepare` makes it, or says why not
+                    if why := untrusted_reason(folder.lstat(), self.uid):
+                        raise FolderUnusable(f"{folder} {why}: code is not loaded from there")
 
     def _build(self, what: Sources, compiler: Compiler, entry: Path, limit_s: float) -> None:
         """With the lock held: build in a folder beside the entry, then put it in the entry's place."""
@@ -89,10 +90,7 @@ class Cache:
             raise FolderUnusable(f"{self.folder} cannot be written to: {error.strerror}") from error
         finally:
             shutil.rmtree(work, ignore_errors=True)
-        self._forget_old()
-
-    def _forget_old(self) -> None:
-        """Beyond KEPT entries the oldest go; a process that has one loaded keeps it."""
+        # beyond KEPT entries the oldest go; a process that has one loaded keeps it
         entries = [folder for folder in self.folder.iterdir() if (folder / LIBRARY).is_file()]
         for old in sorted(entries, key=lambda folder: folder.stat().st_mtime, reverse=True)[KEPT:]:
             shutil.rmtree(old, ignore_errors=True)
@@ -143,13 +141,6 @@ def untrusted_reason(status: os.stat_result, uid: int) -> str | None:
     if open_to_others and not status.st_mode & stat.S_ISVTX:
         return f"can be written to by others (mode {stat.S_IMODE(status.st_mode):o})"
     return None
-
-
-def _untrusted_path(path: Path, uid: int) -> str | None:
-    try:
-        return untrusted_reason(path.lstat(), uid)
-    except OSError:  # not there: `_prepare` makes it, or says why not
-        return None
 
 
 def _take(lock: int, folder: Path, limit_s: float) -> None:

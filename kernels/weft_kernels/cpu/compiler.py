@@ -61,14 +61,14 @@ class Limit:
 
 def find_compiler(environment: Mapping[str, str] = os.environ) -> Compiler:
     """$CXX, else the first of NAMES that answers. Raises NativeUnavailable."""
-    path = environment.get("PATH", os.defpath)
+    path = environment.get("PATH", os.defpath)  # links are kept: a wrapper such as ccache goes by its own name
     if given := shlex.split(environment.get("CXX", "")):
         if (found := shutil.which(given[0], path=path)) is None:
             raise NativeUnavailable(f"there is no compiler {given[0]!r}, which $CXX names")
-        return _ask((_absolute(found), *given[1:]))
+        return _ask((str(Path(found).absolute()), *given[1:]))
     for name in NAMES:
         if found := shutil.which(name, path=path):
-            return _ask((_absolute(found),))
+            return _ask((str(Path(found).absolute()),))
     raise NativeUnavailable(f"there is no C++ compiler (looked for $CXX, {', '.join(NAMES)})")
 
 
@@ -87,9 +87,8 @@ def run_all(commands: Sequence[Sequence[str]], folder: Path, *, at_once: int, li
             for process in list(running):
                 _end(process)
             if isinstance(error, subprocess.TimeoutExpired):
-                raise NativeUnavailable(
-                    f"the compiler was ended after {limit.seconds:g} s: {_named(error.cmd)}"
-                ) from error
+                command = shlex.join(map(str, error.cmd))[:200]
+                raise NativeUnavailable(f"the compiler was ended after {limit.seconds:g} s: {command}") from error
             if isinstance(error, OSError):
                 raise NativeUnavailable(f"the compiler cannot be run: {error}") from error
             raise
@@ -110,11 +109,6 @@ def _ask(command: tuple[str, ...]) -> Compiler:
     if answer.code:
         raise NativeUnavailable(f"{' '.join(command)} -v failed: {trimmed(answer.output)}")
     return Compiler(command, answer.output)
-
-
-def _absolute(found: str) -> str:
-    """Links are kept: a wrapper such as ccache goes by the name that it is called by."""
-    return str(Path(found).absolute())
 
 
 def _run(command: Sequence[str], folder: Path, limit: Limit, running: set[subprocess.Popen[str]]) -> Finished:
@@ -145,8 +139,3 @@ def _end(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def _named(command: object) -> str:
-    words = [str(argument) for argument in command] if isinstance(command, (list, tuple)) else [str(command)]
-    return shlex.join(words)[:200]

@@ -20,7 +20,7 @@ from weft_kernels.cpu.build import LIBRARY
 from weft_kernels.cpu.build_cache import FolderUnusable, cache_folders, is_intact
 from weft_kernels.cpu.compiler import find_compiler
 from weft_kernels.cpu.errors import CallRefused, LevelUnusable, NativeUnavailable
-from weft_kernels.cpu.pool import Pool
+from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.sources import SOURCES, Sources
 from weft_kernels.cpu.structs import ABI, CODES, LayerDone, Matrix, ModelStruct, StepStruct
 from weft_kernels.cpu.threads import cpu_quota
@@ -80,13 +80,9 @@ class Library:
         self.path, self.native, self.level, self.levels = path, native, level, levels
         self.level_number = list(sources.LEVELS).index(level)
 
-    def threads_default(self) -> int:
-        """As many threads as may work at a time: the affinity, and the cgroup's quota where there is one."""
-        return cpu_quota()
-
-    def pool(self, threads: int | None = None) -> Pool:
-        """A pool of `threads` threads, the caller's included (default: `threads_default()`)."""
-        return Pool(self.native, self.threads_default() if threads is None else threads)
+    def pool(self, threads: int | None = None) -> ThreadPool:
+        """A pool of `threads` threads, the caller's included (default: as many as may work at a time)."""
+        return ThreadPool(self.native, cpu_quota() if threads is None else threads)
 
     def packed_bytes(self, kind: int, n_out: int, n_in: int, pad_in: int = 32) -> int:
         """Bytes of a packed matrix [n_out, n_in]. Raises CallRefused for a kind or a size that is not supported."""
@@ -94,7 +90,7 @@ class Library:
 
     def pack(
         self,
-        pool: Pool,
+        pool: ThreadPool,
         source: int,
         source_kind: int,
         stride: int,
@@ -113,7 +109,7 @@ class Library:
             code = self.native.weft_pack(pool.handle, source, source_kind, stride, *shape, pad_in, to, kind, scale)
         _checked("weft_pack", code)
 
-    def matmul(self, pool: Pool, matrix: Matrix, x: int, x_kind: int, m: int, y: int) -> None:
+    def matmul(self, pool: ThreadPool, matrix: Matrix, x: int, x_kind: int, m: int, y: int) -> None:
         """y[m, n_out] = x[m, n_in] W^T in float32, as a step computes it. Raises CallRefused."""
         with pool.lock:
             code = self.native.weft_matmul(self.level_number, pool.handle, byref(matrix), x, x_kind, m, y)
@@ -125,7 +121,7 @@ class Library:
         return _checked("weft_workspace_bytes", size)
 
     def run(
-        self, pool: Pool, model: ModelStruct, step: StepStruct, layer_done: Callable[[int], None] | None = None
+        self, pool: ThreadPool, model: ModelStruct, step: StepStruct, layer_done: Callable[[int], None] | None = None
     ) -> None:
         """Run a step's layers. `layer_done(layer)` is called here, between layers, with the GIL; it calls no pool.
 
@@ -139,7 +135,7 @@ class Library:
             raise callback.error
         _checked("weft_run", code)
 
-    def read_bandwidth(self, pool: Pool, n_bytes: int = 512 << 20, repetitions: int = 5) -> float:
+    def read_bandwidth(self, pool: ThreadPool, n_bytes: int = 512 << 20, repetitions: int = 5) -> float:
         """Bytes/s at which the pool's threads read memory, the best of `repetitions`.
 
         `n_bytes` has to be beyond the caches, or it is those that are measured.
@@ -151,7 +147,7 @@ class Library:
             seconds = self.native.weft_read_seconds(self.level_number, pool.handle, aligned, n_bytes, repetitions)
         return n_bytes / _checked_seconds("weft_read_seconds", seconds)
 
-    def peak(self, pool: Pool, blocks: int = 1 << 22) -> float:
+    def peak(self, pool: ThreadPool, blocks: int = 1 << 22) -> float:
         """FLOP/s of the level's bf16 arithmetic on operands that never leave the core; two for a multiply-add."""
         with pool.lock:
             seconds = self.native.weft_peak_seconds(self.level_number, pool.handle, blocks)
@@ -183,7 +179,7 @@ def _packaged(path: Path, what: Sources) -> tuple[Path, CDLL] | None:
         if not is_intact(path):
             raise NativeUnavailable("its checksum is another")
         native = _open(path)
-        if _text(native.weft_source_hash()) != what.digest():
+        if (native.weft_source_hash() or b"").decode(errors="replace") != what.digest():
             raise NativeUnavailable("it was built from other sources")
     except (NativeUnavailable, OSError) as error:
         log.warning("the packaged CPU kernels are not used", extra={"kv": {"path": str(path), "why": error}})
@@ -243,7 +239,3 @@ def _checked_seconds(function: str, seconds: float) -> float:
     if not seconds > 0:
         raise CallRefused(function, int(seconds), CODES.get(int(seconds), "it failed"))
     return seconds
-
-
-def _text(value: bytes | None) -> str:
-    return (value or b"").decode(errors="replace")

@@ -10,7 +10,7 @@ import sys
 HUGE = 2 << 20
 
 
-class Memory:
+class MappedMemory:
     """`n_bytes` of zeros at `address`, a multiple of 64 (of 2 MiB where it is at least that large).
 
     Pages are taken from the system when they are first touched. Lives as long as the object.

@@ -10,7 +10,7 @@ from typing import Self
 from weft_kernels.cpu.errors import CallRefused
 
 
-class Pool:
+class ThreadPool:
     """`threads` threads, the calling one included. Ends with `close()`, its `with` block, or its last reference.
 
     Calls of several Python threads wait for each other. A forked child has no workers: it makes a pool of its own.

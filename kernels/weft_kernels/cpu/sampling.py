@@ -13,30 +13,19 @@ from weft_kernels.cpu.structs import CODES
 
 MAX_TOP = 20
 SAMPLING_ARGS = np.dtype(
-    [
-        ("seed", np.uint64),
-        ("choice", np.uint64),
-        ("position", np.uint64),
-        ("temperature", np.float64),
-        ("top_p", np.float64),
-        ("shifted", np.uintp),
-        ("shift", np.uintp),
-        ("n_shifted", np.int32),
-        ("n_top", np.int32),
-    ],
+    [(name, np.uint64) for name in ("seed", "choice", "position")]
+    + [(name, np.float64) for name in ("temperature", "top_p")]
+    + [(name, np.uintp) for name in ("shifted", "shift")]
+    + [(name, np.int32) for name in ("n_shifted", "n_top")],
     align=True,
 )
 SAMPLED = np.dtype(
     [
-        ("token", np.int32),
-        ("n_top", np.int32),
-        ("logprob", np.float32),
-        ("reserved", np.int32),
-        ("top_token", np.int32, (MAX_TOP,)),
-        ("top_logprob", np.float32, (MAX_TOP,)),
+        ("token", np.int32), ("n_top", np.int32), ("logprob", np.float32), ("reserved", np.int32),
+        ("top_token", np.int32, (MAX_TOP,)), ("top_logprob", np.float32, (MAX_TOP,)),
     ],
     align=True,
-)
+)  # fmt: skip
 _CODES = {**CODES, -2: "a size, a temperature or a number of log probabilities is out of bounds"}
 _ALIGNMENT = 64
 

@@ -5,6 +5,7 @@ Pointers are plain addresses; the caller keeps their memory alive for as long as
 
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from typing import Any
 
 ABI = 2
 BF16, FP32, INT8 = 0, 1, 2
@@ -12,34 +13,23 @@ CODES = {-1: "this level is not usable here", -2: "a size is not supported", -3:
 LayerDone = ctypes.CFUNCTYPE(None, c_int32)
 
 
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
 class Matrix(Structure):
     """`weft_matrix`: y[n_out] = W[n_out, n_in] x[n_in] (* scale) (+ bias)."""
 
-    _fields_ = [
-        ("data", c_void_p),
-        ("scale", c_void_p),
-        ("bias", c_void_p),
-        ("n_in", c_int32),
-        ("n_out", c_int32),
-        ("kind", c_int32),
-        ("reserved", c_int32),
-    ]
+    _fields_ = [*_fields(c_void_p, "data scale bias"), *_fields(c_int32, "n_in n_out kind reserved")]
 
 
 class Layer(Structure):
     """`weft_layer`."""
 
     _fields_ = [
-        ("attention_norm", c_void_p),
-        ("mlp_norm", c_void_p),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("qkv", Matrix),
-        ("o", Matrix),
-        ("gate_up", Matrix),
-        ("down", Matrix),
-        ("window", c_int32),
-        ("reserved", c_int32),
+        *_fields(c_void_p, "attention_norm mlp_norm q_norm k_norm"),
+        *_fields(Matrix, "qkv o gate_up down"),
+        *_fields(c_int32, "window reserved"),
     ]
 
 
@@ -47,26 +37,14 @@ class ModelStruct(Structure):
     """`weft_model`."""
 
     _fields_ = [
-        ("layers", c_int32),
-        ("hidden", c_int32),
-        ("inner", c_int32),
-        ("heads", c_int32),
-        ("kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("vocab", c_int32),
-        ("kind", c_int32),
-        ("eps", c_float),
-        ("reserved", c_float),
-        ("layer", POINTER(Layer)),
-        ("embedding", c_void_p),
-        ("norm", c_void_p),
-        ("head", Matrix),
-        ("inverse_frequency", c_void_p),
-        ("kv", c_void_p),
-        ("embedding_kind", c_int32),
-        ("page_tokens", c_int32),
-        ("rope_scale", c_float),
-        ("reserved2", c_float),
+        *_fields(c_int32, "layers hidden inner heads kv_heads head_dim vocab kind"),
+        *_fields(c_float, "eps reserved"),
+        *_fields(POINTER(Layer), "layer"),
+        *_fields(c_void_p, "embedding norm"),
+        *_fields(Matrix, "head"),
+        *_fields(c_void_p, "inverse_frequency kv"),
+        *_fields(c_int32, "embedding_kind page_tokens"),
+        *_fields(c_float, "rope_scale reserved2"),
     ]
 
 
@@ -74,13 +52,10 @@ class LoraSliceStruct(Structure):
     """`weft_lora_slice`: one projection inside a site."""
 
     _fields_ = [
-        ("b", c_void_p),
-        ("rank_start", c_int32),
-        ("rank", c_int32),
-        ("out_start", c_int32),
-        ("n_out", c_int32),
-        ("scale", c_float),
-        ("reserved", c_int32),
+        *_fields(c_void_p, "b"),
+        *_fields(c_int32, "rank_start rank out_start n_out"),
+        *_fields(c_float, "scale"),
+        *_fields(c_int32, "reserved"),
     ]
 
 
@@ -93,46 +68,22 @@ class LoraSiteStruct(Structure):
 class RowStruct(Structure):
     """`weft_row`: the tokens of one sequence in a step."""
 
-    _fields_ = [("start", c_int32), ("end", c_int32), ("position", c_int32), ("page_offset", c_int32)]
+    _fields_ = _fields(c_int32, "start end position page_offset")
 
 
 class SegmentStruct(Structure):
     """`weft_segment`: tokens [start, end) use the adapter of `slot`."""
 
-    _fields_ = [("start", c_int32), ("end", c_int32), ("slot", c_int32)]
+    _fields_ = _fields(c_int32, "start end slot")
 
 
 class StepStruct(Structure):
     """`weft_step`. `slots`: an array of addresses of [layers][4] sites."""
 
     _fields_ = [
-        ("n_tokens", c_int32),
-        ("n_rows", c_int32),
-        ("n_segments", c_int32),
-        ("n_sampled", c_int32),
-        ("first", c_int32),
-        ("last", c_int32),
-        ("tokens", c_void_p),
-        ("rows", c_void_p),
-        ("page_table", c_void_p),
-        ("segments", c_void_p),
-        ("sampled", c_void_p),
-        ("slots", c_void_p),
-        ("hidden", c_void_p),
-        ("logits", c_void_p),
-        ("layer_done", LayerDone),
-        ("workspace", c_void_p),
-        ("workspace_bytes", c_int64),
+        *_fields(c_int32, "n_tokens n_rows n_segments n_sampled first last"),
+        *_fields(c_void_p, "tokens rows page_table segments sampled slots hidden logits"),
+        *_fields(LayerDone, "layer_done"),
+        *_fields(c_void_p, "workspace"),
+        *_fields(c_int64, "workspace_bytes"),
     ]
-
-
-MIRRORS: dict[str, type[Structure]] = {
-    "weft_matrix": Matrix,
-    "weft_layer": Layer,
-    "weft_model": ModelStruct,
-    "weft_lora_slice": LoraSliceStruct,
-    "weft_lora_site": LoraSiteStruct,
-    "weft_row": RowStruct,
-    "weft_segment": SegmentStruct,
-    "weft_step": StepStruct,
-}

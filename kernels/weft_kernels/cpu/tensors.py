@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from weft_kernels.cpu.library import Library
-from weft_kernels.cpu.pool import Pool
+from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.structs import BF16, FP32, INT8, Matrix
 
 KINDS = {torch.bfloat16: BF16, torch.float32: FP32}
@@ -27,7 +27,7 @@ class Packed:
 
 def pack(
     library: Library,
-    pool: Pool,
+    pool: ThreadPool,
     weight: torch.Tensor,
     kind: int,
     *,
@@ -49,7 +49,7 @@ def pack(
     return Packed(Matrix(data.data_ptr(), address(scale), address(bias), n_in, n_out, kind, 0), data, scale, bias)
 
 
-def matmul(library: Library, pool: Pool, packed: Packed, x: torch.Tensor) -> torch.Tensor:
+def matmul(library: Library, pool: ThreadPool, packed: Packed, x: torch.Tensor) -> torch.Tensor:
     """y[m, n_out] fp32 of dense x[m, n_in], bf16 or fp32. Raises CallRefused."""
     assert x.is_contiguous(), x.stride()
     assert x.shape[1] == packed.matrix.n_in, (x.shape, packed.matrix.n_in)

@@ -87,39 +87,15 @@ def attend_decode(
     assert n * heads * splits <= scratch.log_sum.numel(), (n, heads, splits, scratch.log_sum.shape)
     assert n * heads * splits * dim <= scratch.partial.numel(), (n, heads, splits, dim, scratch.partial.shape)
     _decode_kernel[(n, kv_heads, splits)](
-        out,
-        scratch.partial,
-        scratch.log_sum,
-        q,
-        kv,
-        rows,
-        pages,
-        picked,
-        layer,
-        scale * _LOG2_E,
-        usual or splits,
-        LAYERS=layers,
-        KV_HEADS=kv_heads,
-        GROUP=group,
-        P=page_tokens,
-        D=dim,
-        WINDOW=window,
-        SPLIT=splits > 1,
+        out, scratch.partial, scratch.log_sum, q, kv, rows, pages, picked, layer, scale * _LOG2_E, usual or splits,
+        LAYERS=layers, KV_HEADS=kv_heads, GROUP=group, P=page_tokens, D=dim, WINDOW=window, SPLIT=splits > 1,
         **decode_config(group, dim, kv.element_size()),
-    )
+    )  # fmt: skip
     if splits > 1:
         _join_kernel[(n, heads)](
-            out,
-            scratch.partial,
-            scratch.log_sum,
-            rows,
-            picked,
-            splits,
-            HEADS=heads,
-            D=dim,
-            BLOCK_S=triton.next_power_of_2(splits),
-            num_warps=2,
-        )
+            out, scratch.partial, scratch.log_sum, rows, picked, splits,
+            HEADS=heads, D=dim, BLOCK_S=triton.next_power_of_2(splits), num_warps=2,
+        )  # fmt: skip
 
 
 def attend_prefill(
@@ -144,23 +120,10 @@ def attend_prefill(
     if len(tiles) == 0:
         return
     _prefill_kernel[(kv_heads, len(tiles))](
-        out,
-        q,
-        kv,
-        rows,
-        pages,
-        tiles,
-        layer,
-        scale * _LOG2_E,
-        LAYERS=layers,
-        KV_HEADS=kv_heads,
-        GROUP=group,
-        P=page_tokens,
-        D=dim,
-        WINDOW=window,
-        TOKENS=block_m,
+        out, q, kv, rows, pages, tiles, layer, scale * _LOG2_E,
+        LAYERS=layers, KV_HEADS=kv_heads, GROUP=group, P=page_tokens, D=dim, WINDOW=window, TOKENS=block_m,
         **prefill_config(block_m * group, dim, kv.element_size()),
-    )
+    )  # fmt: skip
 
 
 def prefill_tiles(rows: npt.NDArray[np.int32], block_m: int) -> npt.NDArray[np.int32]:
@@ -259,19 +222,13 @@ def _attend(
     positions,  # int32 [M]
     keys,  # this layer's and head's in page 0
     pages,  # the row's first
-    scale,
-    begin,
-    end,
+    scale, begin, end,
     low,  # keys [low, high) may be loaded
     high,
     MASKED: tl.constexpr,  # False: all of [begin, end) is visible from every position, and whole blocks
-    LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    P: tl.constexpr,
-    D: tl.constexpr,
-    WINDOW: tl.constexpr,
+    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, P: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_N: tl.constexpr,
-):
+):  # fmt: skip
     """Go on with the online softmax over keys [begin, end), a block of BLOCK_N at a time."""
     columns = tl.arange(0, D)
     inside = tl.arange(0, BLOCK_N)
@@ -314,24 +271,14 @@ def _decode_kernel(
     out,
     partial,  # fp32 [n, heads, splits, D]
     log_sum,  # fp32 [n, heads, splits]
-    q,
-    kv,
-    rows,
-    pages,
+    q, kv, rows, pages,
     picked,  # int32 [n]
     layer,
     scale,  # times log2(e)
     usual,
-    LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    P: tl.constexpr,
-    D: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr, D: tl.constexpr,
+    WINDOW: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """One token's `GROUP` heads of a kv head over one split of the context. Grid (n, N, splits)."""
     index, kv_head, split, splits = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     row = tl.load(picked + index)
@@ -360,26 +307,13 @@ def _decode_kernel(
 
     here = (token.to(tl.int64) * HEADS + heads)[:, None] * D + columns[None, :]
     acc, top, total = _attend(
-        tl.zeros([BLOCK_M, D], tl.float32),
-        tl.full([BLOCK_M], -float("inf"), tl.float32),
-        tl.zeros([BLOCK_M], tl.float32),
-        tl.load(q + here, mask=live[:, None], other=0.0),
-        tl.full([BLOCK_M], 0, tl.int32) + position,
-        kv + (layer * 2 * KV_HEADS + kv_head) * (P * D),
-        pages,
-        scale,
-        begin + first * BLOCK_N,
-        begin + last * BLOCK_N,
-        low,
-        position + 1,
+        tl.zeros([BLOCK_M, D], tl.float32), tl.full([BLOCK_M], -float("inf"), tl.float32),
+        tl.zeros([BLOCK_M], tl.float32), tl.load(q + here, mask=live[:, None], other=0.0),
+        tl.full([BLOCK_M], 0, tl.int32) + position, kv + (layer * 2 * KV_HEADS + kv_head) * (P * D), pages, scale,
+        begin + first * BLOCK_N, begin + last * BLOCK_N, low, position + 1,
         True,  # masks cost nothing beside the bytes
-        LAYERS,
-        KV_HEADS,
-        P,
-        D,
-        WINDOW,
-        BLOCK_N,
-    )
+        LAYERS, KV_HEADS, P, D, WINDOW, BLOCK_N,
+    )  # fmt: skip
     result = acc / total[:, None]
     if SPLIT:
         tl.store(partial + at[:, None] * D + columns[None, :], result, mask=live[:, None])
@@ -393,13 +327,9 @@ def _join_kernel(
     out,
     partial,  # fp32 [n, heads, splits, D]
     log_sum,  # fp32 [n, heads, splits]
-    rows,
-    picked,
-    splits,
-    HEADS: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-):
+    rows, picked, splits,
+    HEADS: tl.constexpr, D: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
     """One head's splits, each weighed by its share of the sum of exponentials. Grid (n, heads)."""
     index, head = tl.program_id(0), tl.program_id(1)
     row = tl.load(picked + index)
@@ -418,24 +348,13 @@ def _join_kernel(
 
 @triton.jit(do_not_specialize=["layer"])
 def _prefill_kernel(
-    out,
-    q,
-    kv,
-    rows,
-    pages,
+    out, q, kv, rows, pages,
     tiles,  # int32 [n, 2]
     layer,
     scale,  # times log2(e)
-    LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    P: tl.constexpr,
-    D: tl.constexpr,
-    WINDOW: tl.constexpr,
-    TOKENS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr, D: tl.constexpr,
+    WINDOW: tl.constexpr, TOKENS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """`TOKENS` tokens of a row times the `GROUP` heads of a kv head. Grid (N, n): a tile's heads start together."""
     kv_head, tile = tl.program_id(0), tl.program_id(1)
     row = tl.load(tiles + tile * 2)

@@ -81,28 +81,11 @@ def rope_write(
     assert q.dtype == kv.dtype == qkv.dtype
     assert all(t.is_contiguous() for t in (q, kv, qkv, chunked.table, rows, cos_sin))
     _rope_write[(len(chunked), heads + 2 * kv_heads)](
-        q,
-        kv,
-        qkv,
-        rows,
-        pages,
-        row_of,
-        chunked.table,
-        cos_sin,
-        q_norm,
-        k_norm,
-        layer,
-        eps,
-        **(NO_DEFERRED_EXPAND if pending is None else pending.arguments()),
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        LAYERS=layers,
-        PAGE=page_tokens,
-        DIM=dim,
-        BLOCK_M=chunked.block_m,
-        num_warps=_tile_warps(chunked.block_m * dim),
+        q, kv, qkv, rows, pages, row_of, chunked.table, cos_sin, q_norm, k_norm, layer, eps,
+        **(NO_DEFERRED_EXPAND if pending is None else pending.arguments()), HEADS=heads, KV_HEADS=kv_heads,
+        LAYERS=layers, PAGE=page_tokens, DIM=dim, BLOCK_M=chunked.block_m, num_warps=_tile_warps(chunked.block_m * dim),
         enable_fp_fusion=True,
-    )
+    )  # fmt: skip
 
 
 def silu_mul(
@@ -159,37 +142,11 @@ def _add_norm(x, residual, y, weight, eps, H: tl.constexpr, BLOCK: tl.constexpr)
 # One binary for all layers; and tables that are slices of one buffer start at any multiple of four bytes.
 @triton.jit(do_not_specialize=["layer"], do_not_specialize_on_alignment=["rows", "pages", "row_of", "chunks"])
 def _rope_write(
-    q,
-    kv,
-    qkv,
-    rows,
-    pages,
-    row_of,
-    chunks,
-    cos_sin,
-    q_norm,
-    k_norm,
-    layer,
-    eps,
-    partials,
-    arena,
-    ends,
-    scales,
-    row_offsets,
-    head_stride,
-    offset_stride,
-    part_stride,
-    r_stride,
-    PARTS: tl.constexpr,
-    PARTS_UP: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    LAYERS: tl.constexpr,
-    PAGE: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
+    q, kv, qkv, rows, pages, row_of, chunks, cos_sin, q_norm, k_norm, layer, eps, partials, arena, ends, scales,
+    row_offsets, head_stride, offset_stride, part_stride, r_stride,
+    PARTS: tl.constexpr, PARTS_UP: tl.constexpr, BLOCK_R: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    LAYERS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
     """Program (chunk, head): q heads, then k heads, then v heads."""
     chunk, head = chunks + 3 * tl.program_id(0), tl.program_id(1)
     slot, first, count = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
@@ -218,39 +175,13 @@ def _rope_write(
 
 @triton.jit
 def _rope_tile(
-    q,
-    kv,
-    qkv,
-    rows,
-    pages,
-    row_of,
-    cos_sin,
-    q_norm,
-    k_norm,
-    layer,
-    eps,
-    first,
-    count,
+    q, kv, qkv, rows, pages, row_of, cos_sin, q_norm, k_norm, layer, eps, first, count,
     head,  # [0, HEADS): q, then N of k, then N of v
-    partials,
-    arena,
-    row_offsets,
-    first_rank,
-    last_rank,
-    scale,
-    first_column,
-    part_stride,
-    r_stride,
+    partials, arena, row_offsets, first_rank, last_rank, scale, first_column, part_stride, r_stride,
     PARTS: tl.constexpr,  # 0: no adapters
-    PARTS_UP: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    LAYERS: tl.constexpr,
-    PAGE: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
+    PARTS_UP: tl.constexpr, BLOCK_R: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, LAYERS: tl.constexpr,
+    PAGE: tl.constexpr, DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
     """One head of tokens [first, first + count): its two halves, low and high [M, D / 2], are rotated together."""
     HALF: tl.constexpr = DIM // 2
     m = tl.arange(0, BLOCK_M)
@@ -298,25 +229,11 @@ def _rope_tile(
 
 @triton.jit(do_not_specialize_on_alignment=["chunks"])
 def _silu_mul(
-    out,
-    gate_up,
-    chunks,
-    partials,
-    arena,
-    ends,
-    scales,
-    row_offsets,
-    head_stride,
-    offset_stride,
-    part_stride,
-    r_stride,
-    PARTS: tl.constexpr,
-    PARTS_UP: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    out, gate_up, chunks, partials, arena, ends, scales, row_offsets, head_stride, offset_stride, part_stride, r_stride,
+    PARTS: tl.constexpr, PARTS_UP: tl.constexpr, BLOCK_R: tl.constexpr,
     I: tl.constexpr,  # noqa: E741
-    BLOCK_I: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
+    BLOCK_I: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
     """Program (chunk, tile of columns)."""
     chunk = chunks + 3 * tl.program_id(0)
     slot, first, count = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
@@ -340,26 +257,13 @@ def _silu_mul(
 
 @triton.jit
 def _silu_tile(
-    out,
-    gate_up,
-    first,
-    count,
-    partials,
-    arena,
-    row_offsets,
+    out, gate_up, first, count, partials, arena, row_offsets,
     gate_ranks,  # ranks [0, gate_ranks) are the gate's, [gate_ranks, ranks) up's
-    ranks,
-    gate_scale,
-    up_scale,
-    part_stride,
-    r_stride,
-    PARTS: tl.constexpr,
-    PARTS_UP: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    ranks, gate_scale, up_scale, part_stride, r_stride,
+    PARTS: tl.constexpr, PARTS_UP: tl.constexpr, BLOCK_R: tl.constexpr,
     I: tl.constexpr,  # noqa: E741
-    BLOCK_I: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
+    BLOCK_I: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
     """Columns [BLOCK_I] of tokens [first, first + count)."""
     m = tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)

@@ -1,5 +1,5 @@
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
-"""Tokens sampled on the device: `argmax`, and `Sampler.draw`, the same tokens as the samplers on the host, bit for bit.
+"""Tokens sampled on the device: `argmax` and `DeviceSampler.draw` give what the samplers on the host give, bit for bit.
 
 What is drawn is stated in `weft_runner.model.sampling`: a token's mass is a whole number, round(2^b * exp((x - largest)
 / temperature)), with an exp made of float64 multiplications and additions in a fixed order. So here: nothing is
@@ -72,22 +72,12 @@ def shift(
     shifted.copy_(logits)
     block = 128
     _shift[(triton.cdiv(len(rows), block),)](
-        shifted,
-        logits,
-        shifted.stride(0),
-        logits.stride(0),
-        rows,
-        tokens,
-        values,
-        len(rows),
-        V=vocab,
-        BLOCK=block,
-        num_warps=4,
-        enable_fp_fusion=False,
-    )
+        shifted, logits, shifted.stride(0), logits.stride(0), rows, tokens, values, len(rows),
+        V=vocab, BLOCK=block, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
-class Sampler:
+class DeviceSampler:
     """Draws for up to `max_rows` rows at once. It owns the scratch, 40 KiB a row, so draws go one after the other."""
 
     def __init__(self, max_rows: int, vocab: int, device: torch.device, listed: int = LISTED) -> None:
@@ -244,17 +234,9 @@ def _bin(y, BINS: tl.constexpr):
 
 @triton.jit
 def _weigh(
-    bins,
-    tokens,
-    logits,
-    stride,
-    peaks,
-    temperature,
-    V: tl.constexpr,
-    BINS: tl.constexpr,
-    MASS_BITS: tl.constexpr,
-    SHARE: tl.constexpr,
-):
+    bins, tokens, logits, stride, peaks, temperature,
+    V: tl.constexpr, BINS: tl.constexpr, MASS_BITS: tl.constexpr, SHARE: tl.constexpr,
+):  # fmt: skip
     """bins [B, BINS] += the masses of this share's tokens."""
     row = tl.program_id(1)
     heat = tl.load(temperature + row)
@@ -307,17 +289,9 @@ def _part(bits, mass):
 
 @triton.jit
 def _collect(
-    listed,
-    aims,
-    logits,
-    stride,
-    peaks,
-    temperature,
-    V: tl.constexpr,
-    BINS: tl.constexpr,
-    SHARE: tl.constexpr,
-    LISTED: tl.constexpr,
-):
+    listed, aims, logits, stride, peaks, temperature,
+    V: tl.constexpr, BINS: tl.constexpr, SHARE: tl.constexpr, LISTED: tl.constexpr,
+):  # fmt: skip
     """listed [B, LISTED]: the tokens of the bin aimed at, in any order, as far as there is room. All are counted."""
     row = tl.program_id(1)
     aim = tl.load(aims + row * 4)
@@ -333,21 +307,10 @@ def _collect(
 
 @triton.jit
 def _find(
-    tokens,
-    kept,
-    listed,
-    aims,
-    logits,
-    stride,
-    peaks,
-    temperature,
-    V: tl.constexpr,
-    BINS: tl.constexpr,
-    MASS_BITS: tl.constexpr,
-    ID_BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    tokens, kept, listed, aims, logits, stride, peaks, temperature,
+    V: tl.constexpr, BINS: tl.constexpr, MASS_BITS: tl.constexpr, ID_BITS: tl.constexpr, BLOCK: tl.constexpr,
     LISTED: tl.constexpr,
-):
+):  # fmt: skip
     """The token that covers the position aimed at, and the mass through it.
 
     Let G(rank) be the mass of the tokens of that rank and above: the token's rank is the largest with G > position.
@@ -393,20 +356,10 @@ def _find(
 
 @triton.jit
 def _members(
-    listed,
-    count,
-    start,
-    logits,
-    peak,
-    temperature,
-    aim,
-    V: tl.constexpr,
-    BINS: tl.constexpr,
-    MASS_BITS: tl.constexpr,
-    ID_BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    listed, count, start, logits, peak, temperature, aim,
+    V: tl.constexpr, BINS: tl.constexpr, MASS_BITS: tl.constexpr, ID_BITS: tl.constexpr, BLOCK: tl.constexpr,
     LISTED: tl.constexpr,
-):
+):  # fmt: skip
     """Ranks and masses of the bin's tokens among the next BLOCK of the list, or of the row; others: _NEVER and 0."""
     at = start + tl.arange(0, BLOCK)
     of_list = tl.load(listed + at, mask=(at < count) & (at < LISTED), other=0)

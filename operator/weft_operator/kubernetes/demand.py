@@ -7,8 +7,8 @@ stream: desired state, and the term that fences it, are the leader's.
 from collections.abc import Iterable
 
 from weft.domain.routes import PoolStatus
-from weft.wire.codec import SCHEDULER_TO_REGISTRY
-from weft.wire.streams import Link, channel
+from weft.wire.codec.registry import SCHEDULER_TO_REGISTRY
+from weft.wire.streams import ClientStream, channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
@@ -21,7 +21,7 @@ class DemandWatch:
     def __init__(self, scheduler: str, tls: Tls | None = None) -> None:
         self._channel = channel(scheduler, tls, "scheduler")
         self._pools: dict[str, Demand] = {}
-        self._link: Link[pb.RegistryToScheduler, pb.SchedulerToRegistry] = Link(
+        self._link: ClientStream[pb.RegistryToScheduler, pb.SchedulerToRegistry] = ClientStream(
             "demand",
             SchedulerStub(self._channel).Registry,
             hello=lambda: (),

@@ -18,12 +18,7 @@ from weft.artifacts.verify import AdapterVerdict, ModelVerdict, check_base_name,
 from weft.domain.model.adapter import check_adapter
 from weft.domain.model.config import MAX_CONFIG_BYTES as MAX_MODEL_CONFIG_BYTES
 from weft.domain.model.config import ModelSpec, parse_model_config
-from weft.domain.model.safetensors import (
-    MAX_ADAPTER_HEADER_BYTES,
-    MAX_MODEL_HEADER_BYTES,
-    Header,
-    read_header,
-)
+from weft.domain.model.safetensors import MAX_ADAPTER_HEADER_BYTES, MAX_MODEL_HEADER_BYTES, Header, read_header
 from weft.domain.strict_json import JsonError, parse_object
 from weft.domain.text import quoted
 from weft_depot.sources import FileFilter, Files

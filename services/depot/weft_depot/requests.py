@@ -60,11 +60,7 @@ class ResolveRequest(_Body):
         """Raises Refused(BadURI)."""
         credentials = self.credentials_ref.name if self.credentials_ref else None
         return parse_uri(
-            self.uri,
-            revision=self.revision,
-            namespace=self.namespace,
-            credentials=credentials,
-            endpoint=self.endpoint,
+            self.uri, revision=self.revision, namespace=self.namespace, credentials=credentials, endpoint=self.endpoint
         )
 
 

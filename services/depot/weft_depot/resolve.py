@@ -85,13 +85,13 @@ class Resolver:
         the disk.
         """
         base = self._base(request.base, lease)
-        ctx = ResolveContext(request, request.location(), base, lease, CallOnce(validated), check_cancelled)
+        ctx = ResolveContext(request, request.location(), base, lease, validated, check_cancelled)
         source = source_of(self.sources, ctx.location)
         if source.remote and (recent := self._recent(ctx)):
             return Resolved(recent.digest)
         if (name := ctx.location.credentials) is not None:  # read anew each time: a Secret can change or be withdrawn
             secret = self.secrets.read(ctx.location.namespace, name)
-            ctx = replace(ctx, location=replace(ctx.location, secret=secret))
+            ctx.location = replace(ctx.location, secret=secret)
         for _ in range(READS):
             with (
                 source.open(ctx.location, file_filter(request.kind)) as snapshot,
@@ -189,7 +189,7 @@ class Resolver:
         return BaseModel(read_shape(BlobFiles(self.store, manifest)), names)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ResolveContext:
     """One request and what its resolve needs."""
 
@@ -197,8 +197,14 @@ class ResolveContext:
     location: Location
     base: BaseModel | None
     lease: Lease
-    validated: "CallOnce"
+    on_validated: Callable[[Verdict], None] | None
     check_cancelled: Callable[[], None]
+
+    def validated(self, verdict: Verdict) -> None:
+        """Passes on the first verdict; a second reading of the source has no second one."""
+        callback, self.on_validated = self.on_validated, None
+        if callback:
+            callback(verdict)
 
     @property
     def reader(self) -> str:
@@ -214,18 +220,6 @@ class ResolveContext:
         if request.digest and request.digest != manifest.digest:
             why = f"{request.uri} has {manifest.digest}, the request asks for {request.digest}"
             raise Refused(Reason.DIGEST_MISMATCH, why)
-
-
-class CallOnce:
-    """Passes on the first verdict; a second reading of the source has no second one."""
-
-    def __init__(self, callback: Callable[[Verdict], None]) -> None:
-        self._callback: Callable[[Verdict], None] | None = callback
-
-    def __call__(self, verdict: Verdict) -> None:
-        if self._callback:
-            self._callback(verdict)
-            self._callback = None
 
 
 class _Changed(Exception):

@@ -39,17 +39,9 @@ JSON = "application/json"
 class _BadRequest(Exception):
     """The request itself is wrong; `errors` names every field."""
 
-    status, reason = 400, "BadRequest"
-
-    def __init__(self, errors: list[str]) -> None:
+    def __init__(self, *errors: str, status: int = 400, reason: str = "BadRequest") -> None:
         super().__init__("; ".join(errors))
-        self.errors = errors
-
-
-class _NotJson(_BadRequest):
-    """The request's body is not declared as JSON."""
-
-    status, reason = 415, "NotJson"
+        self.errors, self.status, self.reason = errors, status, reason
 
 
 def build_app(
@@ -66,7 +58,7 @@ def build_app(
         operation = depot.submit(await _body(request, ResolveRequest))
         if operation is None:
             return _busy("resolve", 429, "too many resolves wait; try again later")
-        found = await depot.wait_for_end(operation.id, wait_s) if wait_s else None
+        found = await depot.wait(operation.id, wait_s, for_end=True) if wait_s else None
         if found is not None and found.finished:  # most sources have not changed: one round trip is enough
             return JSONResponse(_to_json(found))
         return JSONResponse({"operation": operation.id}, 202)
@@ -154,17 +146,18 @@ async def _body(request: Request, kind: type[Body]) -> Body:
     """Only JSON: a web page may send other types to any address, but JSON only after a preflight request."""
     media_type = request.headers.get("content-type", "")
     if media_type.partition(";")[0].strip().lower() != JSON:
-        raise _NotJson([f"Content-Type is {quoted(media_type)}, it has to be {JSON}"])
+        what = f"Content-Type is {quoted(media_type)}, it has to be {JSON}"
+        raise _BadRequest(what, status=415, reason="NotJson")
     raw = bytearray()
     async for chunk in request.stream():
         raw += chunk
         if len(raw) > MAX_BODY_BYTES:
-            raise _BadRequest([f"the body has more than {MAX_BODY_BYTES} bytes"])
+            raise _BadRequest(f"the body has more than {MAX_BODY_BYTES} bytes")
     try:
         return kind.model_validate_json(bytes(raw))
     except ValidationError as error:
         errors = [(".".join(map(str, e["loc"])) or "body", e["msg"]) for e in error.errors(include_url=False)]
-        raise _BadRequest([f"{field}: {message}" for field, message in errors]) from error
+        raise _BadRequest(*(f"{field}: {message}" for field, message in errors)) from error
 
 
 def _wait_s(request: Request) -> float:
@@ -172,9 +165,9 @@ def _wait_s(request: Request) -> float:
     try:
         wait_s = float(text)
     except ValueError as error:
-        raise _BadRequest([f"wait_s: {text[:40]!r} is no number of seconds"]) from error
+        raise _BadRequest(f"wait_s: {text[:40]!r} is no number of seconds") from error
     if not wait_s >= 0:
-        raise _BadRequest(["wait_s: below 0"])
+        raise _BadRequest("wait_s: below 0")
     return min(wait_s, MAX_WAIT_S)
 
 

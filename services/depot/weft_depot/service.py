@@ -103,21 +103,14 @@ class Depot:
         self._start()
         return operation
 
-    async def wait(self, operation_id: str, wait_s: float) -> Operation | None:
-        """The operation, at the latest after its next change of state or `wait_s`."""
-        operation = self.operations.find(operation_id)
-        if operation is None or operation.finished or wait_s <= 0:
-            return operation
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changes[operation_id].wait(), wait_s)
-        return self.operations.find(operation_id)
-
-    async def wait_for_end(self, operation_id: str, wait_s: float) -> Operation | None:
-        """The operation, once it has finished or after `wait_s`."""
+    async def wait(self, operation_id: str, wait_s: float, *, for_end: bool = False) -> Operation | None:
+        """The operation, at the latest after its next change of state (`for_end`: its end) or `wait_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while (operation := self.operations.find(operation_id)) and not operation.finished:
                     await self._changes[operation_id].wait()
+                    if not for_end:
+                        break
         return self.operations.find(operation_id)
 
     async def changed(self, watches: tuple[str, ...]) -> list[str]:

@@ -1,16 +1,14 @@
 """The depot's settings: defaults, then WEFT_DEPOT__FIELD, then flags. Wrong values stop the start, all listed."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, DirectoryPath, Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from weft.artifacts.errors import Refused
 from weft.settings import DEPOT, Address, ProcessSettings, data_dir_field
 from weft_depot.sources.addresses import split_url
-
-SCHEMES = ("file", "pvc", "hf", "s3")
 
 
 def _comma_list(value: object) -> object:
@@ -25,10 +23,17 @@ def _checked_url(url: str) -> str:
         split_url(url, "it:")
     except Refused as error:
         raise ValueError(error.message) from error
-    return url
+    return url.rstrip("/")
 
 
-CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_comma_list)]
+def _checked_host(entry: str) -> str:
+    _checked_url(entry if "://" in entry else f"http://{entry}")
+    return entry
+
+
+CommaList = (NoDecode, BeforeValidator(_comma_list))
+Scheme = Literal["file", "pvc", "hf", "s3"]
+Host = Annotated[str, AfterValidator(_checked_host)]
 
 
 class DepotSettings(ProcessSettings):
@@ -44,18 +49,22 @@ class DepotSettings(ProcessSettings):
         None, description="/healthz /readyz /metrics over plain HTTP, HOST:PORT; unset: they are on --http"
     )
     data_dir: Path = data_dir_field("depot", "blobs and what is known of sources")
-    file_root: Path | None = Field(
+    file_root: DirectoryPath | None = Field(
         None, description="the folder that file: URIs are below; unset: file: is refused (SchemeNotAllowed)"
     )
-    pvc_root: Path | None = Field(
+    pvc_root: DirectoryPath | None = Field(
         None, description="the folder where claims are mounted at NAMESPACE/CLAIM; unset: pvc: is refused"
     )
-    schemes: CommaList = Field(SCHEMES, description="URI schemes that are allowed: LIST of file, pvc, hf, s3")
+    schemes: Annotated[tuple[Scheme, ...], *CommaList] = Field(
+        get_args(Scheme), description="URI schemes that are allowed: LIST of file, pvc, hf, s3"
+    )
     secrets: str = Field(
         "none", description="what credentialsRef names: none, kubernetes, or a folder with NAMESPACE/NAME/KEY files"
     )
-    hf_endpoint: str = Field("https://huggingface.co", description="the hub that hf: URIs are on")
-    s3_endpoints: CommaList = Field(
+    hf_endpoint: Annotated[str, AfterValidator(_checked_url)] = Field(
+        "https://huggingface.co", description="the hub that hf: URIs are on"
+    )
+    s3_endpoints: Annotated[tuple[Host, ...], *CommaList] = Field(
         (), description="LIST of HOST, HOST:PORT or URL that source.endpoint may name; AWS always may"
     )
     s3_region: str = Field("us-east-1", description="region of s3: sources whose endpoint does not name one")
@@ -72,35 +81,9 @@ class DepotSettings(ProcessSettings):
     max_adapter_bytes: int = Field(4 << 30, ge=1, description="of all files of one adapter")
     max_model_bytes: int = Field(1 << 40, ge=1, description="of all files of one base model")
 
-    @field_validator("schemes")
-    @classmethod
-    def _are_schemes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if unknown := sorted(set(value) - set(SCHEMES)):
-            raise ValueError(f"{', '.join(unknown)} is none of {', '.join(SCHEMES)}")
-        return value
-
     @field_validator("secrets")
     @classmethod
     def _is_secrets(cls, value: str) -> str:
         if value not in ("none", "kubernetes") and not Path(value).is_dir():
             raise ValueError(f"{value} is neither 'none' nor 'kubernetes' nor a folder")
-        return value
-
-    @field_validator("hf_endpoint")
-    @classmethod
-    def _is_url(cls, value: str) -> str:
-        return _checked_url(value).rstrip("/")
-
-    @field_validator("s3_endpoints")
-    @classmethod
-    def _are_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for entry in value:
-            _checked_url(entry if "://" in entry else f"http://{entry}")
-        return value
-
-    @field_validator("file_root", "pvc_root")
-    @classmethod
-    def _is_folder(cls, value: Path | None) -> Path | None:
-        if value is not None and not value.is_dir():
-            raise ValueError(f"{value} is not a folder")
         return value

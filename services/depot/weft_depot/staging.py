@@ -91,7 +91,7 @@ class StagedFiles:
     def publish(self, manifest: Manifest, lease: Lease) -> None:
         """Make the files visible, then the manifest: a visible manifest is whole."""
         lease.name(manifest.digest, *(entry.digest for entry in manifest.files))
-        self._store.publish_all(self._writers.values())
+        self._store.publish(*((writer.path, writer.finish()) for writer in self._writers.values()))
         self._store.put(manifest.to_bytes())
 
     def __enter__(self) -> "StagedFiles":

@@ -141,8 +141,5 @@ def from_failure(failure: Failure) -> ApiError:
     """The HTTP error of a named failure; what is not in the table is a 503."""
     kind = _STATUS.get(failure.code, ServiceUnavailable)
     return kind(
-        failure.message,
-        code=failure.code,
-        status=_STATUS_CODE.get(failure.code),
-        retry_after_ms=failure.retry_after_ms,
+        failure.message, code=failure.code, status=_STATUS_CODE.get(failure.code), retry_after_ms=failure.retry_after_ms
     )

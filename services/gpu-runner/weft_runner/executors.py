@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -30,9 +29,10 @@ from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup
 from weft_runner.model.weights import Files, load_weights
-from weft_runner.parallel.executor import TensorParallelExecutor, launch_tensor_parallel
-from weft_runner.parallel.pipeline import PipelineParallelExecutor, launch_pipeline_parallel
-from weft_runner.settings import CPU_PAGE, Settings
+from weft_runner.parallel.executor import TensorParallelExecutor
+from weft_runner.parallel.pipeline import PipelineParallelExecutor
+from weft_runner.parallel.worker_group import PATIENCE_S, launch_ranks
+from weft_runner.settings import CPU_PAGE, RunnerSettings
 
 log = logging.getLogger(__name__)
 COST = "fp32 in torch, one operator after the other: twice the bytes a token, and several times the time"
@@ -48,7 +48,7 @@ class ModelSource:
     stopping: Callable[[], bool] = lambda: False
 
 
-def make_executor(settings: Settings, base: ModelSource) -> Executor:
+def make_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
     """The executor that `--executor` names. Raises ExecutorUnavailable, WeightsInvalid, OutOfMemory, StoppedAtStart."""
     if settings.attention == "flashinfer":
         settings = replace(settings, executor="cuda")  # an attention of GPUs needs one
@@ -74,24 +74,43 @@ def make_executor(settings: Settings, base: ModelSource) -> Executor:
         return _reference(settings, base)
 
 
-def _split(settings: Settings, base: ModelSource) -> Executor:
-    """`auto`: on GPUs wherever there is one, since a split model is not for a CPU; too few of them is an error."""
+def _split(settings: RunnerSettings, base: ModelSource) -> Executor:
+    """`auto`: on GPUs wherever there is one, since a split model is not for a CPU; too few of them is an error.
+
+    Raises ExecutorUnavailable, ExecutorLost, OutOfMemory, and what `make_partition` raises on any rank.
+    """
+    spec, pipelined = base.spec, settings.pipeline_parallel > 1
     if settings.executor == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "reference"
-        if kind == "reference":
+        settings = replace(settings, executor="cuda" if torch.cuda.is_available() else "reference")
+        if settings.executor == "reference":
             log.warning("no GPU for a split model: reference serves", extra=kv(cost=COST))
-        settings = replace(settings, executor=kind)
-    return _sharded(settings, base) if settings.tensor_parallel > 1 else _pipelined(settings, base)
+    size, device = max(settings.tensor_parallel, settings.pipeline_parallel), "cpu"
+    if pipelined:
+        parts = [stage_of(spec, stage, size) for stage in range(size)]
+    else:
+        check_divisible(spec, size)
+        parts = [Partition(spec, rank, size) for rank in range(size)]
+    if settings.executor == "cuda":
+        device = _check_gpus(settings, "pipeline-parallel" if pipelined else "tensor-parallel", parts)
+    else:
+        _check_memory(settings, base, "reference", settings.tensor_parallel, settings.pipeline_parallel)
+    files = {name: path.absolute() for name, path in base.files.items()}
+    start = {"settings": settings, "spec": spec, "files": files, "threads": base.threads, "device": device}
+    own = partial(make_partition, settings, base)
+    ranks = launch_ranks(size, start, own, base.stopping, patience_s=PATIENCE_S, pipelined=pipelined)
+    executor = PipelineParallelExecutor(spec, ranks) if pipelined else TensorParallelExecutor(spec, ranks)
+    log.info("the model is split", extra=kv(layers=[len(part.layers) for part in parts], others=executor.workers))
+    return executor
 
 
-def _cuda(settings: Settings, base: ModelSource) -> Executor:
+def _cuda(settings: RunnerSettings, base: ModelSource) -> Executor:
     """Raises GpuUnavailable before any weight is read, OutOfMemory."""
     found = find_gpu()
     _check_gpu(settings, found, Partition(base.spec))
     return _cuda_part(settings, base, found, Partition(base.spec), SingleProcessGroup())
 
 
-def _check_gpus(settings: Settings, how: str, parts: Sequence[Partition]) -> str:
+def _check_gpus(settings: RunnerSettings, how: str, parts: Sequence[Partition]) -> str:
     """One for each part; what kind of device they are. Raises ExecutorUnavailable, OutOfMemory."""
     try:
         found = [find_gpu(rank) for rank in range(len(parts))]
@@ -102,7 +121,7 @@ def _check_gpus(settings: Settings, how: str, parts: Sequence[Partition]) -> str
     return found[0].device.type
 
 
-def _check_gpu(settings: Settings, found: Gpu, part: Partition) -> None:
+def _check_gpu(settings: RunnerSettings, found: Gpu, part: Partition) -> None:
     """Raises GpuUnavailable, OutOfMemory."""
     reason = unsupported_on_gpu(part, settings.dtype, settings.page_tokens, settings.max_rank)
     library = settings.attention == "flashinfer"
@@ -122,7 +141,9 @@ def _check_gpu(settings: Settings, found: Gpu, part: Partition) -> None:
     check_memory(needed, found.available if found.is_real else available_memory())
 
 
-def _cuda_part(settings: Settings, base: ModelSource, found: Gpu, part: Partition, group: ProcessGroup) -> Executor:
+def _cuda_part(
+    settings: RunnerSettings, base: ModelSource, found: Gpu, part: Partition, group: ProcessGroup
+) -> Executor:
     from weft_runner.model.cuda.executor import CudaExecutor, Sizes  # not where torch comes without Triton
 
     dtype = DTYPES[settings.dtype]
@@ -147,12 +168,12 @@ def _cuda_part(settings: Settings, base: ModelSource, found: Gpu, part: Partitio
         ) from error
 
 
-def _context(settings: Settings, spec: ModelSpec) -> int:
+def _context(settings: RunnerSettings, spec: ModelSpec) -> int:
     """Most tokens of a sequence."""
     return min(spec.max_positions, settings.kv_pages * settings.page_tokens)
 
 
-def _cpu(settings: Settings, base: ModelSource) -> Executor:
+def _cpu(settings: RunnerSettings, base: ModelSource) -> Executor:
     """Raises NativeUnavailable before any weight is read."""
     if settings.page_tokens % CPU_PAGE:
         raise NativeUnavailable(f"--page-tokens {settings.page_tokens} is no multiple of {CPU_PAGE}")
@@ -171,12 +192,12 @@ def _cpu(settings: Settings, base: ModelSource) -> Executor:
     )
 
 
-def _reference(settings: Settings, base: ModelSource) -> Executor:
+def _reference(settings: RunnerSettings, base: ModelSource) -> Executor:
     _check_memory(settings, base, "reference")
     return make_partition(settings, base, SingleProcessGroup())
 
 
-def make_partition(settings: Settings, base: ModelSource, group: ProcessGroup) -> Executor:
+def make_partition(settings: RunnerSettings, base: ModelSource, group: ProcessGroup) -> Executor:
     """A rank's part of the torch executor that `--executor` names; alone, all of it. See `model.partition`.
 
     Raises WeightsInvalid, StoppedAtStart.
@@ -187,56 +208,23 @@ def make_partition(settings: Settings, base: ModelSource, group: ProcessGroup) -
     return _reference_part(settings, base, part, beside)
 
 
-def _part_of(settings: Settings, spec: ModelSpec, group: ProcessGroup) -> tuple[Partition, ProcessGroup]:
+def _part_of(settings: RunnerSettings, spec: ModelSpec, group: ProcessGroup) -> tuple[Partition, ProcessGroup]:
     """A rank's part of the model, and those that it computes each layer with: a stage is alone in that."""
     if settings.pipeline_parallel > 1:
         return stage_of(spec, group.rank, group.size), SingleProcessGroup()
     return Partition(spec, group.rank, group.size), group
 
 
-def _reference_part(settings: Settings, base: ModelSource, part: Partition, group: ProcessGroup) -> ReferenceExecutor:
+def _reference_part(
+    settings: RunnerSettings, base: ModelSource, part: Partition, group: ProcessGroup
+) -> ReferenceExecutor:
     weights = load_weights(base.files, base.spec, stopping=base.stopping, part=part)
     kv_cache = KvCache(part.local, settings.kv_pages, settings.page_tokens)
     adapters = TorchAdapterStore(base.spec, settings.max_adapters, part)
     return ReferenceExecutor(part.local, weights, kv_cache, adapters, group)
 
 
-def _sharded(settings: Settings, base: ModelSource) -> TensorParallelExecutor:
-    """Raises ExecutorUnavailable, ExecutorLost, OutOfMemory, and what `make_partition` raises on any rank."""
-    size = settings.tensor_parallel
-    check_divisible(base.spec, size)
-    device = "cpu"
-    if settings.executor == "cuda":
-        device = _check_gpus(settings, "tensor-parallel", [Partition(base.spec, rank, size) for rank in range(size)])
-    else:
-        _check_memory(settings, base, "reference", size)
-    own = partial(make_partition, settings, base)
-    executor = launch_tensor_parallel(base.spec, size, _start(settings, base, device), own, base.stopping)
-    log.info("the model is split", extra=kv(ranks=size, others=executor.workers))
-    return executor
-
-
-def _pipelined(settings: Settings, base: ModelSource) -> PipelineParallelExecutor:
-    """Raises ExecutorUnavailable, ExecutorLost, OutOfMemory, and what `make_partition` raises on any stage."""
-    stages = settings.pipeline_parallel
-    parts, device = [stage_of(base.spec, stage, stages) for stage in range(stages)], "cpu"
-    if settings.executor == "cuda":
-        device = _check_gpus(settings, "pipeline-parallel", parts)
-    else:
-        _check_memory(settings, base, "reference", stages=stages)
-    own = partial(make_partition, settings, base)
-    executor = launch_pipeline_parallel(base.spec, stages, _start(settings, base, device), own, base.stopping)
-    log.info("the model is cut into stages", extra=kv(layers=[len(p.layers) for p in parts], others=executor.workers))
-    return executor
-
-
-def _start(settings: Settings, base: ModelSource, device: str) -> dict[str, Any]:
-    """The START command of a worker."""
-    files = {name: path.absolute() for name, path in base.files.items()}
-    return {"settings": settings, "spec": base.spec, "files": files, "threads": base.threads, "device": device}
-
-
-def _check_memory(settings: Settings, base: ModelSource, kind: str, ranks: int = 1, stages: int = 1) -> None:
+def _check_memory(settings: RunnerSettings, base: ModelSource, kind: str, ranks: int = 1, stages: int = 1) -> None:
     """Raises OutOfMemory. All ranks and stages compute in this machine's memory."""
     sizes = {"kv_pages": settings.kv_pages, "page_tokens": settings.page_tokens}
     needed = estimate_memory(base.spec, kind, **sizes, ranks=ranks, stages=stages)

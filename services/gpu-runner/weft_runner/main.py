@@ -9,7 +9,7 @@ from weft.telemetry.logs import configure, kv
 from weft.telemetry.probes import Probes
 from weft.wire.tls import load_tls
 from weft_runner.errors import RunnerError
-from weft_runner.settings import Settings, parse_settings
+from weft_runner.settings import RunnerSettings, parse_settings
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def _run(settings: Settings) -> int:
+def _run(settings: RunnerSettings) -> int:
     tls = load_tls(settings.tls_dir, "runner")
     listen(settings.listen, "--listen").close()  # an address in use fails at once, before any weight is loaded
     not_ready: list[Callable[[], str | None]] = [lambda: "starting"]

@@ -1,11 +1,14 @@
-"""Flags of the runner. Nothing heavy is imported: a wrong flag answers before torch is imported."""
+"""Flags of the runner: one table, of which the parser, the dataclass and most checks are made.
+
+Nothing heavy is imported: a wrong flag answers before torch is imported.
+"""
 
 import argparse
 import os
 import re
 import socket
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,6 @@ from weft.process import split_address
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.core.adapter_slots import MOST_SLOTS
 
-EXECUTORS = ("auto", "cuda", "cpu", "reference")
-SPLIT_EXECUTORS = ("cuda", "reference")  # the torch executors, which can compute a part of a model
-DTYPES = ("bf16", "fp32", "int8")
-ATTENTIONS = ("triton", "flashinfer")
 CPU_PAGE = 16  # tokens: the native kernels lay keys out in blocks of so many
 _NAME = re.compile(r"[A-Za-z0-9._-]{0,253}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
@@ -26,70 +25,83 @@ _EXAMPLE = """example:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+def _flag(text: str = "", default: Any = MISSING, **metadata: Any) -> Any:
+    """A field: `--name`, required without a default. Its help ends with the default, unless it has brackets there.
+
+    `bounds`: of a number, both allowed. `address`: HOST:PORT. `env`: a variable that has the default. What is left is
+    argparse's own.
+    """
+    if text and default not in (MISSING, None) and not text.endswith(")"):
+        text += f" ({'on' if default is True else default:{'g' if isinstance(default, float) else ''}})"
+    return field(default=default, metadata={"help": text, **metadata})
+
+
+def _number(text: str, default: int, low: int, high: int, **metadata: Any) -> Any:
+    return _flag(text, default, bounds=(low, high), **metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerSettings:
     """The flags of a runner."""
 
-    listen: str
-    advertise: str
-    name: str
-    probes: str
-    supervisor: str
-    depot: str
-    data_dir: Path
-    pool: str
-    model_name: str
-    base_digest: str
-    executor: str
-    tensor_parallel: int
-    pipeline_parallel: int
-    dtype: str
-    attention: str
-    page_tokens: int
-    kv_pages: int
-    max_sequences: int
-    max_adapters: int
-    max_rank: int
-    max_batch_tokens: int
-    max_prefills: int
-    token_time_ms: int
-    prefill_age: int
-    profile: bool
-    threads: int
-    starvation: int
-    host_mib: int
-    base_wait_s: float
-    log_level: str
-    log_format: str
-    tls_dir: Path | None = None
+    listen: str = _flag("gRPC for gateways", metavar="H:P", address=True)
+    advertise: str = _flag("address that gateways connect to (default: --listen)", "", metavar="H:P", address=True)
+    name: str = _flag("what people call it, such as its pod (default: the host's name)", "", metavar="NAME")
+    probes: str = _flag("/healthz /readyz /metrics", metavar="H:P", address=True)
+    supervisor: str = _flag("where to report to", metavar="H:P", address=True)
+    tls_dir: Path | None = _flag("tls.crt, tls.key, ca.crt: mutual TLS (unset: plain text)", None, metavar="DIR")  # noqa: RUF009
+    depot: str = _flag("where weights come from, by digest", metavar="URL")
+    data_dir: Path = _flag("uuid and cached blobs; one process owns it", metavar="DIR")  # noqa: RUF009
+    pool: str = _flag("the ServingPool this runner belongs to", metavar="NS/NAME")
+    model_name: str = _flag("the base's name in metrics of vLLM's (default: --pool)", "", metavar="NAME")
+    base_digest: str = _flag("the base model's digest", metavar="DIGEST")
+    base_wait_s: float = _flag("how long to wait for the depot at start", 120.0, metavar="S")
+    executor: str = _flag(
+        "what computes: cuda (a GPU), cpu (native), reference (torch, fp32); auto: the first that can",
+        "auto",
+        choices=("auto", "cuda", "cpu", "reference"),
+    )
+    tensor_parallel: int = _number(
+        "split the model over N processes of this host, a GPU each; not with --executor cpu", 1, 1, 64, metavar="N"
+    )
+    pipeline_parallel: int = _number(
+        "cut the layers into stages, N processes of this host, a GPU each; not with --executor cpu",
+        1,
+        1,
+        64,
+        metavar="N",
+    )
+    dtype: str = _flag(
+        "numbers of the cuda and cpu executors; int8: of the base's weights only, on cpu",
+        "bf16",
+        choices=("bf16", "fp32", "int8"),
+    )
+    attention: str = _flag(
+        "what attends in steps with prompts on a GPU; flashinfer: if installed ($WEFT_ATTENTION, or triton)",
+        "triton",
+        choices=("triton", "flashinfer"),
+        env="WEFT_ATTENTION",
+    )
+    threads: int = _number("CPU threads of the model (0: chosen from its size and the quota)", 0, 0, 1024)
+    token_time_ms: int = _number(
+        "within it running sequences should get their next token: prompts are chunked to keep it", 100, 1, 60_000
+    )
+    profile: bool = _flag("time the model at start, for about a second", default=True)
+    page_tokens: int = _number("tokens of a KV page", 16, 1, 256)
+    kv_pages: int = _number("KV pages in all", 1024, 1, 1 << 20)
+    max_sequences: int = _number("sequences admitted at a time", 32, 1, 1024)
+    max_adapters: int = _number("adapters on the device at a time", 8, 1, MOST_SLOTS)
+    max_rank: int = _number("largest rank of an adapter", 64, 1, 256)
+    max_batch_tokens: int = _number("tokens of an iteration; longer prompts are chunked", 512, 1, 1 << 20)
+    max_prefills: int = _number("prompts that an iteration works on", 1, 1, 1024)
+    starvation: int = _number("times a waiting adapter is passed before a slot is kept for it", 16, 1, 1 << 20)
+    host_mib: int = _number("host memory for adapters that left the device", 1024, 1, 1 << 24)
+    log_level: str = _flag("", "INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    log_format: str = _flag("", "text", choices=("text", "json"))
 
 
-def parse_settings(argv: list[str] | None = None) -> Settings:
-    """Flags -> Settings. Leaves with exit code 2 and every wrong value listed."""
-    parser = _parser()
-    values = parser.parse_args(argv)
-    if faults := _faults(values):
-        parser.error("; ".join(faults))
-    fields = vars(values)
-    fields["advertise"] = fields["advertise"] or fields["listen"]
-    fields["name"] = fields["name"] or socket.gethostname()
-    fields["model_name"] = fields["model_name"] or fields["pool"]
-    fields["profile"] = values.profile == "on"
-    return Settings(**fields)
-
-
-def to_json(settings: Settings) -> dict[str, Any]:
-    """As JSON can hold them, for another process of this runner."""
-    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(settings).items()}
-
-
-def from_json(values: Mapping[str, Any]) -> Settings:
-    """From what `to_json` made."""
-    paths: dict[str, Any] = {name: Path(values[name]) for name in ("data_dir", "tls_dir") if values[name] is not None}
-    return Settings(**{**values, **paths})
-
-
-def _parser() -> argparse.ArgumentParser:
+def parse_settings(argv: list[str] | None = None) -> RunnerSettings:
+    """Flags -> settings. Leaves with exit code 2 and every wrong value listed."""
     parser = argparse.ArgumentParser(
         prog="weft_runner",
         description="Runs one base model and its LoRA adapters: batches, KV pages, adapters, tokens.",
@@ -97,167 +109,79 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _add_addresses(parser)
-    _add_computing(parser)
-    _add_sizes(parser)
-    parser.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
-    parser.add_argument("--log-format", default="text", choices=("text", "json"))
-    return parser
+    for one in fields(RunnerSettings):
+        _add(parser, one)
+    values = parser.parse_args(argv)
+    if faults := list(_faults(values)):
+        parser.error("; ".join(faults))
+    values.advertise = values.advertise or values.listen
+    values.name = values.name or socket.gethostname()
+    values.model_name = values.model_name or values.pool
+    values.profile = values.profile in ("on", True)
+    return RunnerSettings(**vars(values))
 
 
-def _add_addresses(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--listen", required=True, metavar="H:P", help="gRPC for gateways")
-    add("--advertise", default="", metavar="H:P", help="address that gateways connect to (default: --listen)")
-    add("--name", default="", metavar="NAME", help="what people call it, such as its pod (default: the host's name)")
-    add("--probes", required=True, metavar="H:P", help="/healthz /readyz /metrics")
-    add("--supervisor", required=True, metavar="H:P", help="where to report to")
-    add("--tls-dir", type=Path, metavar="DIR", help="tls.crt, tls.key, ca.crt: mutual TLS (unset: plain text)")
-    add("--depot", required=True, metavar="URL", help="where weights come from, by digest")
-    add("--data-dir", required=True, type=Path, metavar="DIR", help="uuid and cached blobs; one process owns it")
-    add("--pool", required=True, metavar="NS/NAME", help="the ServingPool this runner belongs to")
-    add("--model-name", default="", metavar="NAME", help="the base's name in metrics of vLLM's (default: --pool)")
-    add("--base-digest", required=True, metavar="DIGEST", help="the base model's digest")
-    add("--base-wait-s", type=float, default=120.0, metavar="S", help="how long to wait for the depot at start (120)")
+def _add(parser: argparse.ArgumentParser, one: Field[Any]) -> None:
+    """One row of the table to argparse."""
+    options = {name: value for name, value in one.metadata.items() if name not in ("bounds", "address", "env")}
+    if one.type in (int, float):
+        options["type"] = one.type
+    elif one.type in (Path, Path | None):
+        options["type"] = Path
+    elif one.type is bool:
+        options["choices"] = ("on", "off")
+    if one.default is MISSING:
+        options["required"] = True
+    else:
+        options["default"] = os.environ.get(one.metadata.get("env", ""), one.default)
+    parser.add_argument(f"--{one.name.replace('_', '-')}", **options)
 
 
-def _add_computing(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--executor",
-        default="auto",
-        choices=EXECUTORS,
-        help="what computes: cuda (a GPU), cpu (native), reference (torch, fp32); auto: the first that can (auto)",
-    )
-    add(
-        "--tensor-parallel",
-        type=int,
-        default=1,
-        metavar="N",
-        help="split the model over N processes of this host, a GPU each; not with --executor cpu (1)",
-    )
-    add(
-        "--pipeline-parallel",
-        type=int,
-        default=1,
-        metavar="N",
-        help="cut the layers into stages, N processes of this host, a GPU each; not with --executor cpu (1)",
-    )
-    add(
-        "--dtype",
-        default="bf16",
-        choices=DTYPES,
-        help="numbers of the cuda and cpu executors; int8: of the base's weights only, on cpu (bf16)",
-    )
-    add(
-        "--attention",
-        default=os.environ.get("WEFT_ATTENTION", ATTENTIONS[0]),
-        choices=ATTENTIONS,
-        help="what attends in steps with prompts on a GPU; flashinfer: if installed ($WEFT_ATTENTION, or triton)",
-    )
-    add("--threads", type=int, default=0, help="CPU threads of the model (0: chosen from its size and the quota)")
-    add(
-        "--token-time-ms",
-        type=int,
-        default=100,
-        help="within it running sequences should get their next token: prompts are chunked to keep it (100)",
-    )
-    add(
-        "--prefill-age",
-        type=int,
-        default=8,
-        help="times in a row that the eldest prompt may be passed by shorter ones; 0: first come, first served (8)",
-    )
-    add("--profile", default="on", choices=("on", "off"), help="time the model at start, for about a second (on)")
-
-
-def _add_sizes(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--page-tokens", type=int, default=16, help="tokens of a KV page (16)")
-    add("--kv-pages", type=int, default=1024, help="KV pages in all (1024)")
-    add("--max-sequences", type=int, default=32, help="sequences admitted at a time (32)")
-    add("--max-adapters", type=int, default=8, help="adapters on the device at a time (8)")
-    add("--max-rank", type=int, default=64, help="largest rank of an adapter (64)")
-    add("--max-batch-tokens", type=int, default=512, help="tokens of an iteration; longer prompts are chunked (512)")
-    add("--max-prefills", type=int, default=1, help="prompts that an iteration works on (1)")
-    add(
-        "--starvation", type=int, default=16, help="times a waiting adapter is passed before a slot is kept for it (16)"
-    )
-    add("--host-mib", type=int, default=1024, help="host memory for adapters that left the device (1024)")
-
-
-def _faults(values: argparse.Namespace) -> list[str]:
-    faults = [f"--{name} {fault}" for name, text in _addresses(values) if (fault := _address_fault(text))]
-    for name, low, high in _BOUNDS:
-        value = getattr(values, name)
-        if not low <= value <= high:
-            faults.append(f"--{name.replace('_', '-')} {value} is outside {low}..{high}")
+def _faults(values: argparse.Namespace) -> Iterator[str]:
+    """Everything that is wrong with them: row by row, then together."""
+    for one in fields(RunnerSettings):
+        value, flag = getattr(values, one.name), f"--{one.name.replace('_', '-')}"
+        if one.metadata.get("address") and value:
+            try:
+                split_address(value)
+            except ValueError as error:
+                yield f"{flag} {error}"
+        if (bounds := one.metadata.get("bounds")) and not bounds[0] <= value <= bounds[1]:
+            yield f"{flag} {value} is outside {bounds[0]}..{bounds[1]}"
+        if (env := one.metadata.get("env")) and value not in one.metadata["choices"]:
+            yield f"${env} {value[:100]!r} is none of {', '.join(one.metadata['choices'])}"
     if values.threads > (quota := cpu_quota()):
-        faults.append(
+        yield (
             f"--threads {values.threads} is above the {quota} CPUs that this process may use (affinity, cgroups): "
             "all threads would wait for the one without a CPU; give it more CPUs, or fewer --threads (0: chosen)"
         )
     if values.max_batch_tokens < values.max_sequences:
-        faults.append("--max-batch-tokens is below --max-sequences: every running sequence needs a token an iteration")
+        yield "--max-batch-tokens is below --max-sequences: every running sequence needs a token an iteration"
     if values.executor == "cpu" and values.page_tokens % CPU_PAGE:
-        faults.append(f"--page-tokens {values.page_tokens} is no multiple of {CPU_PAGE}, which --executor cpu needs")
+        yield f"--page-tokens {values.page_tokens} is no multiple of {CPU_PAGE}, which --executor cpu needs"
     for flag, parts in (("tensor", values.tensor_parallel), ("pipeline", values.pipeline_parallel)):
         if parts > 1 and values.executor == "cpu":
-            faults.append(
+            yield (
                 f"--{flag}-parallel {parts} with --executor cpu, which computes whole models: leave it at 1, or take "
-                f"--executor {', '.join(SPLIT_EXECUTORS)} or auto"
+                "--executor cuda, reference or auto"
             )
-    if values.attention not in ATTENTIONS:
-        faults.append(f"$WEFT_ATTENTION {values.attention[:100]!r} is none of {', '.join(ATTENTIONS)}")
-    elif values.attention != ATTENTIONS[0] and values.executor not in ("auto", "cuda"):
-        faults.append(
+    if values.attention == "flashinfer" and values.executor not in ("auto", "cuda"):
+        yield (
             f"--attention {values.attention} with --executor {values.executor}, which has an attention of its own: "
             "leave it out, or take --executor cuda"
         )
     if values.tensor_parallel > 1 and values.pipeline_parallel > 1:
-        faults.append(
+        yield (
             f"--tensor-parallel {values.tensor_parallel} and --pipeline-parallel {values.pipeline_parallel}: "
             "one of the two; leave the other at 1"
         )
     if not _DIGEST.fullmatch(values.base_digest):
-        faults.append(f"--base-digest {values.base_digest[:100]!r} is not sha256: and 64 hex digits")
+        yield f"--base-digest {values.base_digest[:100]!r} is not sha256: and 64 hex digits"
     if not _NAME.fullmatch(values.name):
-        faults.append(f"--name {values.name[:100]!r} is not up to 253 letters, digits, dots, dashes and underscores")
+        yield f"--name {values.name[:100]!r} is not up to 253 letters, digits, dots, dashes and underscores"
     if values.pool.count("/") != 1 or values.pool.startswith("/") or values.pool.endswith("/"):
-        faults.append(f"--pool {values.pool!r} is not NAMESPACE/NAME")
+        yield f"--pool {values.pool!r} is not NAMESPACE/NAME"
     if not values.depot.startswith(("http://", "https://")):
-        faults.append(f"--depot {values.depot!r} is not a URL such as http://HOST:PORT")
+        yield f"--depot {values.depot!r} is not a URL such as http://HOST:PORT"
     elif values.tls_dir and not values.depot.startswith("https://"):
-        faults.append(f"--depot {values.depot!r}: with --tls-dir the depot is spoken to over https://")
-    return faults
-
-
-_BOUNDS = (
-    ("page_tokens", 1, 256),
-    ("kv_pages", 1, 1 << 20),
-    ("max_sequences", 1, 1024),
-    ("max_adapters", 1, MOST_SLOTS),
-    ("max_rank", 1, 256),
-    ("max_batch_tokens", 1, 1 << 20),
-    ("max_prefills", 1, 1024),
-    ("token_time_ms", 1, 60_000),
-    ("prefill_age", 0, 1 << 20),
-    ("tensor_parallel", 1, 64),
-    ("pipeline_parallel", 1, 64),
-    ("threads", 0, 1024),  # and no more than the quota
-    ("starvation", 1, 1 << 20),
-    ("host_mib", 1, 1 << 24),
-)
-
-
-def _addresses(values: argparse.Namespace) -> list[tuple[str, str]]:
-    named = [(name, getattr(values, name)) for name in ("listen", "probes", "supervisor")]
-    return [*named, ("advertise", values.advertise)] if values.advertise else named
-
-
-def _address_fault(text: str) -> str | None:
-    try:
-        split_address(text)
-    except ValueError as error:
-        return str(error)
-    return None
+        yield f"--depot {values.depot!r}: with --tls-dir the depot is spoken to over https://"

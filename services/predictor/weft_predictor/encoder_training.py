@@ -29,7 +29,7 @@ Examples = Sequence[tuple[Sequence[int], int]]  # token ids and the class
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class InitialEncoder:
     """What training begins with: a shape, its weights, and the bytes of a tokenizer."""
 
     shape: EncoderShape
@@ -43,7 +43,7 @@ class Start:
         return [(tokenize(text[:MAX_CHARS]), label) for text, label in zip(prompts, classes, strict=True)]
 
 
-def from_scratch(size: str, prompts: Sequence[str], edges: Sequence[int], seed: int) -> Start:
+def from_scratch(size: str, prompts: Sequence[str], edges: Sequence[int], seed: int) -> InitialEncoder:
     """A DistilBERT of a size, with random weights and a tokenizer made of the prompts."""
     layers, heads, dim, hidden = SIZES[size]
     shape = EncoderShape("distilbert", VOCAB, POSITIONS, layers, heads, dim, hidden, tuple(edges))
@@ -56,13 +56,13 @@ def from_scratch(size: str, prompts: Sequence[str], edges: Sequence[int], seed: 
         else rng.normal(0.0, INITIAL_STD, dims).astype(np.float32)
         for name, dims in tensors_of(shape)
     }
-    return Start(shape, weights, _tokenizer(prompts), FROM_SCRATCH)
+    return InitialEncoder(shape, weights, _tokenizer(prompts), FROM_SCRATCH)
 
 
-def from_files(files: EncoderFiles) -> Start:
+def from_files(files: EncoderFiles) -> InitialEncoder:
     """Goes on from a checkpoint, with its classes. Raises CorruptModel."""
     shape, weights = parse(files)
-    return Start(
+    return InitialEncoder(
         shape, {name: weights[name] for name, _ in tensors_of(shape) if name in weights}, files.tokenizer, FINE_TUNED
     )
 
@@ -90,7 +90,7 @@ def tensors_of(shape: EncoderShape) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def train_encoder(
-    start: Start, fit: Examples, held_out: Examples, *, seed: int, epochs: int = MAX_EPOCHS,
+    start: InitialEncoder, fit: Examples, held_out: Examples, *, seed: int, epochs: int = MAX_EPOCHS,
     batches: Callable[[Sequence[Any]], Iterator[Any]] = iter,
 ) -> dict[str, Array]:  # fmt: skip
     """The weights with the least held-out loss; ends after PATIENCE epochs without a better one.
@@ -126,7 +126,7 @@ def train_encoder(
     return best[1]
 
 
-def files_of(start: Start, weights: Mapping[str, Array]) -> EncoderFiles:
+def files_of(start: InitialEncoder, weights: Mapping[str, Array]) -> EncoderFiles:
     """The files that `encoder_of` reads, and transformers too."""
     shape, numbers = start.shape, asdict(start.shape)
     config = {
@@ -144,7 +144,7 @@ def files_of(start: Start, weights: Mapping[str, Array]) -> EncoderFiles:
 class _Network:
     """The forward pass of `core/encoder.py`, on padded batches and with gradients."""
 
-    def __init__(self, start: Start, torch: Any) -> None:
+    def __init__(self, start: InitialEncoder, torch: Any) -> None:
         self.shape, self._torch, self._f = start.shape, torch, torch.nn.functional
         self.tensors: dict[str, Any] = {}
         for name, dims in tensors_of(start.shape):

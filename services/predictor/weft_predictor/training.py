@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import TextIO, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse.linalg import lsqr
 
 from weft.domain.prediction import PredictItem
 from weft_predictor.checkpoint import save
-from weft_predictor.core.batch_fit import fit_ridge
 from weft_predictor.core.conformal import ConformalCalibrators
 from weft_predictor.core.encoder import deciles, tenths
 from weft_predictor.core.features import Features, Featurizer, HashedGrams
 from weft_predictor.core.length_model import TARGET, LengthModel
 from weft_predictor.core.offsets import Offsets, shrunk_median
 from weft_predictor.core.residual_scale import ResidualScale
-from weft_predictor.core.ridge import Ridge
+from weft_predictor.core.ridge import RIDGE, VARIANCE_FLOOR, Ridge
 from weft_predictor.core.ridge_model import COLD_SCALE, DIM, RidgeModel
 from weft_predictor.datasets import AnsweredPrompt, Columns, read
 from weft_predictor.encoder_files import (
@@ -89,8 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def split(rows: Iterable[AnsweredPrompt]) -> Split:
     """By prompt: every row of a prompt goes to the same part. Raises BadData with too few rows in a part."""
     parts = Split([], [], [])
-    for place, row in sorted(((_place(row), row) for row in rows), key=lambda pair: pair[0]):
-        share = place / 2**64 * 997 % 1.0  # the order within a part is as good as random: no file order, no drift
+    hashed = [(sha256(row.prompt.encode(errors="replace")).digest()[:8], row) for row in rows]
+    for place, row in sorted(hashed, key=lambda pair: pair[0]):
+        share = (
+            int.from_bytes(place, "big") / 2**64 * 997 % 1.0
+        )  # the order within a part is as good as random: no file order, no drift
         (parts.fit if share < 0.6 else parts.calibrate if share < 0.8 else parts.measure).append(row)
     smallest = min(len(parts.fit), len(parts.calibrate), len(parts.measure))
     if smallest < MIN_ROWS:
@@ -199,6 +204,25 @@ def describe(report: Report, parts: Split) -> str:
     return "\n".join(lines) + "\n"
 
 
+def fit_ridge(rows: Sequence[Features], target: NDArray[np.float64], dim: int) -> Ridge:
+    """w = argmin |X w + b - target|^2 + RIDGE |w|^2, by LSQR on the sparse X (0.5 s for 6,000 prompts). `target`: [n].
+
+    The variances say what n rows taught, so online learning continues from here.
+    """
+    matrix, base = _matrix(rows, dim), float(np.mean(target))
+    weight = lsqr(matrix, target - base, damp=RIDGE**0.5, atol=1e-5, btol=1e-5, iter_lim=100)[0]
+    mass = np.asarray(matrix.multiply(matrix).sum(axis=0)).ravel()
+    variance = np.maximum(1.0 / (RIDGE + mass), VARIANCE_FLOOR)
+    return Ridge(weight.astype(np.float32), variance.astype(np.float32), base)
+
+
+def _matrix(rows: Sequence[Features], dim: int) -> "sparse.csr_matrix":
+    starts = np.cumsum([0, *(len(row.index) for row in rows)])
+    index = np.concatenate([row.index for row in rows])
+    value = np.concatenate([row.value for row in rows])
+    return sparse.csr_matrix((value, index, starts), shape=(len(rows), dim))
+
+
 def _backfit(xs: Sequence[Features], rows: Sequence[AnsweredPrompt], dim: int) -> tuple[Ridge, Offsets]:
     """Ridge on what the adapters' offsets leave, offsets on what the ridge leaves, in turn."""
     target = np.log([row.tokens for row in rows])
@@ -224,10 +248,6 @@ def _calibrate(model: RidgeModel, shared: Sequence[float], rows: Sequence[Answer
         model.residual_scale.learn(centre, real - centre)
     for row, real, centre in zip(rows, target, centres, strict=True):
         model.calibrators.learn(row.adapter, (real - centre) / model.residual_scale.of(centre))
-
-
-def _place(row: AnsweredPrompt) -> int:
-    return int.from_bytes(sha256(row.prompt.encode(errors="replace")).digest()[:8], "big")
 
 
 def _features(row: AnsweredPrompt, featurizer: Featurizer) -> Features:

@@ -1,9 +1,8 @@
 """What can go wrong in the scheduler's shell; its core answers every event and raises for its own mistakes only.
 
-SchedulerError
-+-- TermNotDurable      the data directory cannot hold the term: no order may be given, the process ends
+TermNotDurable          the data directory cannot hold the term: no order may be given, the process ends
 PeerError (weft.wire)   a peer sent what its contract does not allow: its stream ends with INVALID_ARGUMENT
-+-- Superseded          a registry has a term below the highest received: its stream ends, FAILED_PRECONDITION
++-- SupersededRegistry  a registry has a term below the highest received: its stream ends, FAILED_PRECONDITION
 """
 
 import grpc
@@ -11,15 +10,11 @@ import grpc
 from weft.wire.errors import PeerError
 
 
-class SchedulerError(Exception):
-    """Any of them."""
-
-
-class TermNotDurable(SchedulerError):
+class TermNotDurable(Exception):
     """The term could not be written."""
 
 
-class Superseded(PeerError):
+class SupersededRegistry(PeerError):
     """Another one leads since."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION

@@ -1,6 +1,7 @@
 """`python -m weft_scheduler`: settings, logs, probes, serve until SIGTERM."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ from weft.wire.serving import serve, stop_on_signals
 from weft.wire.tls import load_tls
 from weft_scheduler.errors import TermNotDurable
 from weft_scheduler.server import SERVICE, Server
-from weft_scheduler.settings import Settings
+from weft_scheduler.settings import SchedulerSettings
 from weft_scheduler.term_file import TermFile
 
 log = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 after SIGTERM, 1 where no term is durable, 2 for wrong flags, an address or a data directory in use."""
-    settings = Settings.parse(argv)
+    settings = SchedulerSettings.parse(argv)
     logs.configure("scheduler", level=settings.log_level, fmt=settings.log_format)
     try:
         with lock_data_dir(settings.data_dir, "scheduler"):
@@ -30,34 +31,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_CANNOT_START
 
 
-async def run(settings: Settings) -> int:
+async def run(settings: SchedulerSettings) -> int:
     """Serve until a signal. Raises CannotStart."""
-    stop = stop_on_signals()
+    stop, tls = stop_on_signals(), load_tls(settings.tls_dir, "scheduler")
     try:
-        return await _serve(settings, TermFile(settings.data_dir), stop)
+        server = Server(settings.config(), TermFile(settings.data_dir), stop)
     except TermNotDurable as error:
         log.error("term not durable: no order may be given", extra=kv(reason=error))
         return 1
-
-
-async def _serve(settings: Settings, terms: TermFile, stop: asyncio.Event) -> int:
-    tls = load_tls(settings.tls_dir, "scheduler")
-    server = Server(settings.config(), terms, stop)
-    try:
-        probes = Probes(settings.probes, server.not_ready)
+    probes = Probes(settings.probes, server.not_ready)
+    with contextlib.closing(server), contextlib.closing(probes):
         probes.start()
-        try:
-            await serve(
-                server.register,
-                listen=settings.listen,
-                names=[SERVICE],
-                stop=stop,
-                probes=probes,
-                drain=server.drain,
-                tls=tls,
-            )
-        finally:
-            probes.close()
-    finally:
-        server.close()
+        await serve(
+            server.register,
+            listen=settings.listen,
+            names=[SERVICE],
+            stop=stop,
+            probes=probes,
+            drain=server.drain,
+            tls=tls,
+        )
     return 0 if server.failure is None else 1

@@ -10,7 +10,7 @@ from weft_scheduler.core.state import State
 PLACEMENT_BUCKETS_S = (20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 20e-3, 0.1)
 
 
-class Metrics:
+class SchedulerMetrics:
     """Counts effects as the shell performs them; gauges are read from the state once a second."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
@@ -22,11 +22,7 @@ class Metrics:
 
         self.decisions = counter("decisions_total", "Decisions on requests, by result", "result")
         self.migrations = counter("migrations_total", "Requests that left a runner and were queued again", "reason")
-        self.resumed = counter(
-            "resumed_total",
-            "Requests with tokens that got a runner again, by numerics class",
-            "classes",
-        )
+        self.resumed = counter("resumed_total", "Requests with tokens on a runner again, by numerics class", "classes")
         self.rejects = counter("rejects_total", "Requests refused or ended", "reason")
         self.preempts = counter("preempts_total", "Victims preempted")
         self.stale = counter("stale_total", "Events that changed nothing any more", "event")
@@ -38,11 +34,13 @@ class Metrics:
             registry=registry,
         )
         self.term = gauge("term", "The epoch term in force")
-        self.queue = gauge("queue_length", "Requests waiting", "pool")
-        self.running = gauge("running", "Requests on runners", "pool")
-        self.ready = gauge("ready_runners", "Runners that are Ready", "pool")
-        self.wanted = gauge("wanted_runners", "Runners wanted", "pool")
-        self.victims = gauge("victims", "Runners that take nothing new and should go", "pool")
+        self.of_pools = (
+            gauge("queue_length", "Requests waiting", "pool"),
+            gauge("running", "Requests on runners", "pool"),
+            gauge("ready_runners", "Runners that are Ready", "pool"),
+            gauge("wanted_runners", "Runners wanted", "pool"),
+            gauge("victims", "Runners that take nothing new and should go", "pool"),
+        )
         self.gateways = gauge("gateways", "Gateways connected")
         self.supervisors = gauge("supervisors", "Supervisors connected")
         self._pools: set[str] = set()
@@ -76,12 +74,11 @@ class Metrics:
         self.gateways.set(len(state.gateways))
         self.supervisors.set(len(state.supervisors))
         for name, pool in state.pools.items():
-            self.queue.labels(name).set(len(pool.queue))
-            self.running.labels(name).set(pool.running)
-            self.ready.labels(name).set(pool.ready_runners)
-            self.wanted.labels(name).set(pool.autoscaler.wanted_runners)
-            self.victims.labels(name).set(len(pool.autoscaler.victims))
+            wanted, victims = pool.autoscaler.wanted_runners, len(pool.autoscaler.victims)
+            values = (len(pool.queue), pool.running, pool.ready_runners, wanted, victims)
+            for gauge, value in zip(self.of_pools, values, strict=True):
+                gauge.labels(name).set(value)
         for name in self._pools - state.pools.keys():
-            for gauge in (self.queue, self.running, self.ready, self.wanted, self.victims):
+            for gauge in self.of_pools:
                 gauge.remove(name)
         self._pools = set(state.pools)

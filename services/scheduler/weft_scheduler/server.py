@@ -6,6 +6,7 @@ nothing else ends; its next hello repairs it.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 import grpc.aio
 
-from weft.domain.machine import TICK, Close, Kind, Received, Send
+from weft.domain.machine import TICK, Close, Kind, PersistTerm, Received, Send
 from weft.domain.request import Reject, Submit
 from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
 from weft.telemetry.logs import kv
@@ -22,11 +23,11 @@ from weft.wire.streams import serve_stream
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1 import scheduler_pb2_grpc as rpc
 from weft_scheduler.core.check import OWNERSHIP, size
-from weft_scheduler.core.config import Config
-from weft_scheduler.core.effects import Effect, Event, PersistTerm, Queued, Requeued, Resumed, RunnerLost, Stale
+from weft_scheduler.core.config import SchedulerConfig
+from weft_scheduler.core.effects import Effect, Event, Queued, Requeued, Resumed, RunnerLost, Stale
 from weft_scheduler.core.scheduler import Scheduler
-from weft_scheduler.errors import Superseded
-from weft_scheduler.metrics import Metrics
+from weft_scheduler.errors import SupersededRegistry
+from weft_scheduler.metrics import SchedulerMetrics
 from weft_scheduler.sessions import Session, Sessions
 from weft_scheduler.term_file import TermFile
 
@@ -41,16 +42,16 @@ class Server(rpc.SchedulerServicer):
 
     def __init__(
         self,
-        config: Config,
+        config: SchedulerConfig,
         terms: TermFile,
         stop: asyncio.Event,
         *,
-        metrics: Metrics | None = None,
+        metrics: SchedulerMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Takes the next term. Raises TermNotDurable. `stop` is set when the process must not go on."""
         self._terms, self._stop, self._clock = terms, stop, clock
-        self._metrics = metrics or Metrics()
+        self._metrics = metrics or SchedulerMetrics()
         term = terms.next()
         self.core = Scheduler(config, term)
         self.failure: Exception | None = None
@@ -104,40 +105,31 @@ class Server(rpc.SchedulerServicer):
             yield message
         if session.close_reason:
             async with peer_errors("registry", context):
-                raise Superseded(session.close_reason)
+                raise SupersededRegistry(session.close_reason)
 
     # ------------------------------------------------------------ the machine
 
     def feed(self, event: Event) -> None:
-        """One event through the machine."""
-        if isinstance(event, Received) and isinstance(event.message, Submit):
-            with self._metrics.placement.time():
-                effects = self._guarded(lambda: self.core.handle(event, self._clock()))
-        else:
-            effects = self._guarded(lambda: self.core.handle(event, self._clock()))
-        self._perform(effects)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._perform(self._guarded(lambda: self.core.handle(TICK, self._clock())))
-
-    def _perform(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            self._metrics.count(effect)
-            self._guarded(lambda effect=effect: self._execute(effect))
-        self._set_timer()
-
-    def _guarded(self, step: Callable[[], Any]) -> Any:
-        """A step of the machine. What it raises is fatal: the process ends with it."""
+        """One event through the machine. What the machine or an effect raises is fatal: the process ends with it."""
         if self.failure is not None:
             raise self.failure
         self._idle.active()
+        submit = isinstance(event, Received) and isinstance(event.message, Submit)
         try:
-            return step()
+            with self._metrics.placement.time() if submit else contextlib.nullcontext():
+                effects = self.core.handle(event, self._clock())
+            for effect in effects:
+                self._metrics.count(effect)
+                self._execute(effect)
         except Exception as error:
             log.exception("fatal: the process ends", extra=kv(reason=error))
             self._fail(error)
             raise
+        self._set_timer()
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.feed(TICK)
 
     def _set_timer(self) -> None:
         """One timer, never later than the next deadline; one that fires early finds nothing due and is set again."""
@@ -154,14 +146,10 @@ class Server(rpc.SchedulerServicer):
     def _observe(self) -> None:
         self._metrics.observe(self.core.state)
         if self._idle.due() and size(self.core.state) <= MAX_CHECKED:
-            self._check()
+            broken = violation(self.core.check)
+            if broken in OWNERSHIP:  # it has to be beyond doubt; wrong accounts only place badly
+                self._fail(InvariantViolated(broken))
         self._gauges = asyncio.get_running_loop().call_later(GAUGES_S, self._observe)
-
-    def _check(self) -> None:
-        """Between two events. The owner of a request has to be beyond doubt; wrong accounts only place badly."""
-        broken = violation(self.core.check)
-        if broken in OWNERSHIP:
-            self._fail(InvariantViolated(broken))
 
     def _fail(self, error: Exception) -> None:
         """The process ends with this; peers send the next one everything again, and no request is migrated."""
@@ -200,21 +188,17 @@ async def _serve_stream(requests: Any, context: Any, session: Session, kind: str
 
 def _log(effect: Queued | Requeued | Resumed | Stale | RunnerLost) -> None:
     match effect:
-        case Requeued():
+        case Queued() | Requeued():
             about = kv(request_id=effect.request_id, pool=effect.pool, reason=effect.reason)
-            log.info("request queued again", extra=about)
+            if isinstance(effect, Requeued):
+                log.info("request queued again", extra=about)
+            else:
+                log.debug("request queued", extra=about)
         case Resumed():
-            about = kv(
-                request_id=effect.request_id,
-                runner=effect.runner.uuid,
-                from_class=effect.from_class,
-                to_class=effect.to_class,
-            )
-            across = effect.from_class != effect.to_class
-            log.log(logging.INFO if across else logging.DEBUG, "request resumed at a runner", extra=about)
+            before, now = effect.from_class, effect.to_class
+            about = kv(request_id=effect.request_id, runner=effect.runner.uuid, from_class=before, to_class=now)
+            log.log(logging.DEBUG if before == now else logging.INFO, "request resumed at a runner", extra=about)
         case RunnerLost():
             log.info("runner lost", extra=kv(runner=effect.runner.uuid, reason=effect.reason))
-        case Queued():
-            log.debug("request queued", extra=kv(request_id=effect.request_id, pool=effect.pool, reason=effect.reason))
         case Stale():
             log.debug("stale event", extra=kv(event=effect.event, subject=effect.subject, reason=effect.reason))

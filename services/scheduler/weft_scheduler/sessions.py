@@ -10,21 +10,21 @@ from weft.domain.machine import Closed, Connected, Kind, Peer, Received
 from weft.domain.request import GatewayHello
 from weft.domain.routes import RegistryHello, Routes
 from weft.domain.runner import SupervisorHello
-from weft.wire import codec
+from weft.wire.codec import cluster, registry, scheduling
 from weft.wire.errors import PeerError
 from weft.wire.streams import SEND_QUEUE, SendQueue
 from weft_scheduler.core.effects import Event
 
 Feed = Callable[[Event], None]
 RECEIVES: dict[Kind, Any] = {
-    Kind.GATEWAY: codec.GATEWAY_TO_SCHEDULER,
-    Kind.SUPERVISOR: codec.SUPERVISOR_TO_SCHEDULER,
-    Kind.REGISTRY: codec.REGISTRY_TO_SCHEDULER,
+    Kind.GATEWAY: scheduling.GATEWAY_TO_SCHEDULER,
+    Kind.SUPERVISOR: cluster.SUPERVISOR_TO_SCHEDULER,
+    Kind.REGISTRY: registry.REGISTRY_TO_SCHEDULER,
 }
 SENDS: dict[Kind, Any] = {
-    Kind.GATEWAY: codec.SCHEDULER_TO_GATEWAY,
-    Kind.SUPERVISOR: codec.SCHEDULER_TO_SUPERVISOR,
-    Kind.REGISTRY: codec.SCHEDULER_TO_REGISTRY,
+    Kind.GATEWAY: scheduling.SCHEDULER_TO_GATEWAY,
+    Kind.SUPERVISOR: cluster.SCHEDULER_TO_SUPERVISOR,
+    Kind.REGISTRY: registry.SCHEDULER_TO_REGISTRY,
 }
 
 
@@ -62,14 +62,14 @@ class Sessions:
             session.outbox.put(envelope)
 
     def close(self, peer: Peer, reason: str = "") -> None:
-        """End its stream, if there is one."""
-        session = self._open.get(peer)
+        """End its stream, if there is one; what it still sends is dropped."""
+        session = self._open.pop(peer, None)
         if session is not None:
             session.close_reason = reason
             session.outbox.close()
 
     def close_all(self) -> None:
-        for peer in self._open:
+        for peer in [*self._open]:
             self.close(peer)
 
 

@@ -6,10 +6,10 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from weft.settings import SCHEDULER, SCHEDULER_PROBES, Address, ProcessSettings, data_dir_field
-from weft_scheduler.core.config import Config
+from weft_scheduler.core.config import SchedulerConfig
 
 
-class Settings(ProcessSettings):
+class SchedulerSettings(ProcessSettings):
     """Decides which runner serves which request. Gateways, supervisors and the operator connect to it.
 
     Each flag can also be set as WEFT_SCHEDULER__NAME in the environment; a flag wins.
@@ -34,9 +34,9 @@ class Settings(ProcessSettings):
         256, ge=1, description="reserved without a prediction and before the first outcome"
     )
 
-    def config(self) -> Config:
+    def config(self) -> SchedulerConfig:
         """The limits and times of the core."""
-        return Config(
+        return SchedulerConfig(
             assign_s=self.assign_ms / 1000,
             avoid_s=self.avoid_ms / 1000,
             same_class_s=self.same_class_ms / 1000,

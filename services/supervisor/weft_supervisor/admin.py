@@ -18,7 +18,7 @@ from weft.domain.runner import ReportedRunner
 from weft.store import keys
 from weft.store.errors import StoreError
 from weft.telemetry.logs import kv
-from weft.wire.codec import fill_reported
+from weft.wire.codec.cluster import fill_reported
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminServicer
 from weft_supervisor.server import SupervisorServer
@@ -62,7 +62,13 @@ class AdminServer(AdminServicer):
     ) -> pb.ListKeysResponse:
         async with _available(context):
             known = await keys.all_keys(self._engine)
-        return pb.ListKeysResponse(keys=map(_key_info, known))
+        response = pb.ListKeysResponse()
+        for key in known:
+            created, revoked = key.created_unix_ms // 1000, key.revoked_unix_ms is not None
+            response.keys.add(
+                key_id=key.key_id, namespace=key.namespace, note=key.note, created_unix_s=created, revoked=revoked
+            )
+        return response
 
     async def ListRunners(  # noqa: N802
         self,
@@ -70,12 +76,9 @@ class AdminServer(AdminServicer):
         context: "Context",  # noqa: ARG002
     ) -> pb.ListRunnersResponse:
         """Runners whose full reports fit in a message, by id."""
-        core = self._supervisor.core
-        counters = core.counters()
-        response = pb.ListRunnersResponse(
-            grows=counters.grown_pages, preempts=counters.preempts, doublings=counters.doublings
-        )
-        size = 0
+        core, size = self._supervisor.core, 0
+        grown, preempts, doublings, _ = core.counters()
+        response = pb.ListRunnersResponse(grows=grown, preempts=preempts, doublings=doublings)
         for book in core.live():
             fill_reported(ReportedRunner(book.spec.runner, book.full(), book.spec), response.runners.add())
             if (size := size + response.runners[-1].ByteSize()) > MAX_LISTED_BYTES:
@@ -106,16 +109,6 @@ class AdminServer(AdminServicer):
                 if reached:
                     log.warning("keys of other supervisors are not known now", extra=kv(error=error))
                 reached = False
-
-
-def _key_info(key: keys.ApiKey) -> pb.KeyInfo:
-    return pb.KeyInfo(
-        key_id=key.key_id,
-        namespace=key.namespace,
-        note=key.note,
-        created_unix_s=key.created_unix_ms // 1000,
-        revoked=key.revoked_unix_ms is not None,
-    )
 
 
 @asynccontextmanager

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Generator
 
 import grpc.aio
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -21,9 +20,9 @@ from weft.wire.streams import channel
 from weft.wire.tls import Tls, load_tls
 from weft.wire.v1.supervisor_pb2_grpc import add_AdminServicer_to_server, add_SupervisorServicer_to_server
 from weft_supervisor.admin import AdminServer
-from weft_supervisor.core.supervisor import Config, Supervisor
+from weft_supervisor.core.supervisor import Supervisor, SupervisorConfig
 from weft_supervisor.server import SupervisorServer
-from weft_supervisor.settings import Settings
+from weft_supervisor.settings import SupervisorSettings
 
 FINISH_S = 1.0
 STORE_S, STORE_PAUSE_S = 60.0, 1.0  # PostgreSQL may start after its supervisors
@@ -33,7 +32,7 @@ log = logging.getLogger(__name__)
 
 def main(argv: list[str] | None = None) -> int:
     """Run until SIGTERM. 0 after a drain, 2 for wrong settings, a port in use or a store that cannot be opened."""
-    settings = Settings.parse(argv)
+    settings = SupervisorSettings.parse(argv)
     logs.configure("supervisor", level=settings.log_level, fmt=settings.log_format)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # one line about the store is enough
     try:
@@ -45,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-async def _run(settings: Settings) -> None:
+async def _run(settings: SupervisorSettings) -> None:
     stop, tls = stop_on_signals(), load_tls(settings.tls_dir, "supervisor")
     shared = settings.database != ""
     engine = open_database(postgresql_url(settings.database) if shared else sqlite_url(settings.data_dir / FILE))
@@ -75,9 +74,9 @@ async def _ready(engine: AsyncEngine, stop: asyncio.Event, *, patience_s: float)
 
 
 async def _serve(
-    settings: Settings, engine: AsyncEngine, highest_term: int, stop: asyncio.Event, tls: Tls | None
+    settings: SupervisorSettings, engine: AsyncEngine, highest_term: int, stop: asyncio.Event, tls: Tls | None
 ) -> None:
-    config = Config(
+    config = SupervisorConfig(
         lease_s=settings.lease_ms / 1000, report_s=settings.report_ms / 1000, preempt_s=settings.preempt_ms / 1000
     )
     async with (
@@ -87,7 +86,14 @@ async def _serve(
         server = SupervisorServer(Supervisor(config, highest_term=highest_term), engine, scheduler, predictor)
         admin = AdminServer(engine, server)
         await admin.send_keys()
-        with _probes(settings.probes, server, stop) as probes:
+        probes = Probes(settings.probes, lambda: "draining" if stop.is_set() else server.writer.trouble)
+        probes.start()
+
+        def register(grpc_server: grpc.aio.Server) -> None:
+            add_SupervisorServicer_to_server(server, grpc_server)
+            add_AdminServicer_to_server(admin, grpc_server)
+
+        with contextlib.closing(probes):
             work = [asyncio.create_task(server.run(keep_days=settings.keep_days))]
             if settings.database:
                 work.append(asyncio.create_task(admin.follow_keys(settings.keys_ms / 1000)))
@@ -95,7 +101,7 @@ async def _serve(
                 task.add_done_callback(lambda _task: stop.set())  # a failure ends the process, with its traceback
             try:
                 await serve(
-                    lambda grpc_server: _register(grpc_server, server, admin),
+                    register,
                     listen=settings.listen,
                     names=("weft.v1.Supervisor", "weft.v1.Admin"),
                     stop=stop,
@@ -103,29 +109,9 @@ async def _serve(
                     drain=server.drain,
                     tls=tls,
                 )
-            finally:
-                await _finish(*work)
-
-
-async def _finish(server: "asyncio.Task[None]", *others: "asyncio.Task[None]") -> None:
-    """A drained server ends by itself; one that was never drained (a port in use) or hangs is cancelled."""
-    await asyncio.wait([server], timeout=FINISH_S)
-    for task in (server, *others):
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-
-@contextlib.contextmanager
-def _probes(listen: str, server: SupervisorServer, stop: asyncio.Event) -> Generator[Probes, None, None]:
-    probes = Probes(listen, lambda: "draining" if stop.is_set() else server.writer.trouble)
-    probes.start()
-    try:
-        yield probes
-    finally:
-        probes.close()
-
-
-def _register(grpc_server: grpc.aio.Server, server: SupervisorServer, admin: AdminServer) -> None:
-    add_SupervisorServicer_to_server(server, grpc_server)
-    add_AdminServicer_to_server(admin, grpc_server)
+            finally:  # a drained server ends by itself; one that was never drained (a port in use) or hangs does not
+                await asyncio.wait(work[:1], timeout=FINISH_S)
+                for task in work:
+                    task.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await task

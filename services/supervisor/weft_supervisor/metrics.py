@@ -30,12 +30,7 @@ def update(supervisor: Supervisor, before: Counters) -> Counters:
         for name in ("total", "free", "reserved", "used"):
             PAGES.labels(pool, name).set(getattr(memory, f"{name}_pages"))
     now = supervisor.counters()
-    for counter, name in (
-        (GROWN_PAGES, "grown_pages"),
-        (PREEMPTS, "preempts"),
-        (DOUBLINGS, "doublings"),
-        (LOST, "lost"),
-    ):
-        counter.inc(max(getattr(now, name) - getattr(before, name), 0))
+    for counter, value, old in zip((GROWN_PAGES, PREEMPTS, DOUBLINGS, LOST), now, before, strict=True):
+        counter.inc(max(value - old, 0))
     TERM.set(supervisor.highest_term)
     return now

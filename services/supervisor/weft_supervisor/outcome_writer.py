@@ -7,10 +7,11 @@ empty.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -19,7 +20,7 @@ from weft.domain.request import OutcomeReport
 from weft.store import fencing_terms, outcomes
 from weft.store.errors import StoreError, Unstorable
 from weft.telemetry.logs import kv
-from weft.wire.codec import outcome_from_bytes
+from weft.wire.codec.scheduling import outcome_from_bytes
 from weft.wire.errors import PeerError
 from weft.wire.v1 import common_pb2, predictor_pb2
 from weft_supervisor import metrics
@@ -41,17 +42,17 @@ class OutcomeWriter:
         engine: AsyncEngine,
         *,
         on_stored: Callable[[Sequence[OutcomeReport]], None],
-        on_dropped: Callable[[str], None],
+        on_dropped: Callable[[str], object],
         on_space: Callable[[], None],
     ) -> None:
         """`on_dropped`: it is no outcome. `on_space`: some were refused, and half of the queue is empty again."""
         self._engine, self._on_stored = engine, on_stored
         self._on_dropped, self._on_space = on_dropped, on_space
         self._refused = False
-        self._waiting: OrderedDict[str, OutcomeReport] = OrderedDict()
+        self._waiting: dict[str, OutcomeReport] = {}  # oldest first
         self._term = self._stored_term = 0
         self._wake = asyncio.Event()
-        self._close = asyncio.Event()
+        self._closed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._forget_at = 0.0
@@ -59,8 +60,10 @@ class OutcomeWriter:
 
     def put(self, outcome: OutcomeReport) -> bool:
         """Take an outcome. False: full, and not taken."""
-        if (fault := _fault(outcome)) is not None:
-            log.error("outcome cannot be read: dropped", extra=kv(request_id=outcome.request_id, error=fault))
+        try:
+            outcome_from_bytes(outcome.record)
+        except PeerError as error:
+            log.error("outcome cannot be read: dropped", extra=kv(request_id=outcome.request_id, error=error))
             metrics.OUTCOMES.labels("dropped").inc()
             self._on_dropped(outcome.request_id)
             return True
@@ -80,20 +83,21 @@ class OutcomeWriter:
     async def run(self, *, keep_days: int) -> None:
         """Write until closed. A transaction that was begun is finished."""
         pause_s = PAUSE_MIN_S
-        while not self._closed:
+        while not self._closed.is_set():
             try:
-                await self._write()
-                await self._forget(keep_days)
+                await self._write(keep_days)
                 pause_s, self.trouble = PAUSE_MIN_S, None
-                self._rest()
+                if not self._waiting and self._term <= self._stored_term:  # also nothing that came meanwhile
+                    self._wake.clear()
+                    self._idle.set()
             except (StoreError, SQLAlchemyError, OSError) as error:
                 self.trouble = f"store: {error}"
                 metrics.STORE_FAILURES.inc()
                 log.error("store not written: trying again", extra=kv(pause_s=pause_s, error=error))
-                await self._sleep(self._close, pause_s)
+                await _within(self._closed, pause_s)
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
-            if self._idle.is_set() and not self._closed:
-                await self._sleep(self._wake, max(self._forget_at - time.monotonic(), 0.0))
+            if self._idle.is_set() and not self._closed.is_set():
+                await _within(self._wake, max(self._forget_at - time.monotonic(), 0.0))
 
     async def drained(self) -> None:
         """Everything taken so far is in the store, and the store is not in trouble."""
@@ -101,45 +105,25 @@ class OutcomeWriter:
 
     def close(self) -> None:
         """Let `run` return; what is not stored by then was not acknowledged either."""
-        self._close.set()
+        self._closed.set()
         self._wake.set()
-
-    @property
-    def _closed(self) -> bool:
-        return self._close.is_set()
-
-    async def _sleep(self, event: asyncio.Event, seconds: float) -> None:
-        try:
-            await asyncio.wait_for(event.wait(), seconds)
-        except TimeoutError:
-            return
 
     def _work(self) -> None:
         self._idle.clear()
         self._wake.set()
 
-    async def _write(self) -> None:
+    async def _write(self, keep_days: int) -> None:
+        """The highest term, a batch of outcomes; once an hour old outcomes are deleted."""
         if self._term > self._stored_term:
             term = self._term
             await fencing_terms.raise_to(self._engine, term)
             self._stored_term = term
-        batch = [outcome for _, outcome in zip(range(BATCH), self._waiting.values(), strict=False)]
-        if batch:
+        if batch := list(islice(self._waiting.values(), BATCH)):
             await self._store(batch)
-
-    def _rest(self) -> None:
-        """All is well and nothing waits, also not what came meanwhile."""
-        if not self._waiting and self._term <= self._stored_term:
-            self._wake.clear()
-            self._idle.set()
-
-    async def _forget(self, keep_days: int) -> None:
-        """Delete old outcomes, once an hour."""
-        if time.monotonic() < self._forget_at:
-            return
-        gone = await outcomes.forget(self._engine, before_unix_ms=_now_unix_ms() - keep_days * 86_400_000)
-        self._forget_at = time.monotonic() + FORGET_EVERY_S
-        log.debug("old outcomes deleted", extra=kv(outcomes=gone))
+        if time.monotonic() >= self._forget_at:
+            gone = await outcomes.forget(self._engine, before_unix_ms=_now_unix_ms() - keep_days * 86_400_000)
+            self._forget_at = time.monotonic() + FORGET_EVERY_S
+            log.debug("old outcomes deleted", extra=kv(outcomes=gone))
 
     async def _store(self, batch: Sequence[OutcomeReport]) -> None:
         new = await self._record(batch)
@@ -164,12 +148,10 @@ class OutcomeWriter:
             return set()
 
 
-def _fault(report: OutcomeReport) -> str | None:
-    try:
-        outcome_from_bytes(report.record)
-    except PeerError as error:
-        return str(error)
-    return None
+async def _within(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, for so long."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
 
 
 def _now_unix_ms() -> int:
@@ -180,7 +162,7 @@ class UnackedFeedback:
     """Outcomes that the predictor has not acknowledged. Bounded: the oldest go first, counted."""
 
     def __init__(self, limit: int = MAX_UNACKED) -> None:
-        self._records: OrderedDict[str, bytes] = OrderedDict()
+        self._records: dict[str, bytes] = {}  # oldest first
         self._limit = limit
 
     def __len__(self) -> int:
@@ -191,7 +173,7 @@ class UnackedFeedback:
         for outcome in stored:
             self._records[outcome.request_id] = outcome.record
             if len(self._records) > self._limit:
-                self._records.popitem(last=False)
+                del self._records[next(iter(self._records))]
                 metrics.FEEDBACK_DROPPED.inc()
 
     def acknowledge(self, request_ids: Iterable[str]) -> None:

@@ -7,13 +7,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Received, Send, Tick
+from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, PersistTerm, Received, Send, Tick
 from weft.domain.request import OutcomeAck, OutcomeReport
 from weft.domain.routes import KeyRoute, Keys
 from weft.domain.runner import ClusterReport, Heartbeat, RunnerSpec, SupervisorHello
@@ -21,7 +22,7 @@ from weft.domain.text import quoted
 from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
 from weft.telemetry.logs import kv
 from weft.wire.auth_interceptor import peer_names
-from weft.wire.codec import (
+from weft.wire.codec.cluster import (
     RUNNER_TO_SUPERVISOR,
     SCHEDULER_TO_SUPERVISOR,
     SUPERVISOR_TO_RUNNER,
@@ -29,13 +30,13 @@ from weft.wire.codec import (
 )
 from weft.wire.errors import PeerError, peer_errors, refused
 from weft.wire.roles import pool_namespaces_of
-from weft.wire.streams import Link, Opener, SendQueue, serve_stream
+from weft.wire.streams import ClientStream, Opener, SendQueue, serve_stream
 from weft.wire.v1 import predictor_pb2, scheduler_pb2, supervisor_pb2
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
 from weft.wire.v1.supervisor_pb2_grpc import SupervisorServicer
 from weft_supervisor import metrics
-from weft_supervisor.core.supervisor import Effect, LogEvent, PersistTerm, Supervisor, runner_peer
+from weft_supervisor.core.supervisor import Effect, LogEvent, Supervisor, runner_peer
 from weft_supervisor.outcome_writer import OutcomeWriter, UnackedFeedback, chunks
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class NotItsOwn(PeerError):
     code = grpc.StatusCode.PERMISSION_DENIED
 
 
-class Superseded(PeerError):
+class ReplacedIncarnation(PeerError):
     """A newer incarnation of this runner's uuid is registered."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
@@ -66,17 +67,11 @@ class TooMany(PeerError):
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-@dataclass(slots=True)
 class Rate:
     """A token bucket."""
 
-    per_s: float
-    burst: float
-    _tokens: float = field(init=False)
-    _at: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._tokens = self.burst
+    def __init__(self, per_s: float, burst: float) -> None:
+        self.per_s, self.burst, self._tokens, self._at = per_s, burst, burst, 0.0
 
     def take(self, now: float) -> float:
         """Takes one. Returns the seconds until the bucket is out of debt; 0 where it had one."""
@@ -107,7 +102,7 @@ class SupervisorServer(SupervisorServicer):
         self.writer = OutcomeWriter(
             engine,
             on_stored=self._stored,
-            on_dropped=lambda request_id: self._acknowledge((request_id,)),
+            on_dropped=lambda request_id: self.scheduler.send(OutcomeAck((request_id,))),
             on_space=lambda: self.scheduler.reconnect(),
         )
         self.feedback = UnackedFeedback()
@@ -122,7 +117,7 @@ class SupervisorServer(SupervisorServicer):
         self._wakes_at = float("inf")  # when the timer does: later deadlines leave it alone, for most events renew one
         self._idle = IdleCheck()
         self._cluster: Opener = SchedulerStub(scheduler).Cluster
-        self.scheduler: Link[Any, scheduler_pb2.SchedulerToSupervisor] = Link(
+        self.scheduler: ClientStream[Any, scheduler_pb2.SchedulerToSupervisor] = ClientStream(
             "scheduler",
             self._open_cluster,
             hello=lambda: (SupervisorHello(self._id, self.core.highest_term), self._keys),
@@ -130,7 +125,7 @@ class SupervisorServer(SupervisorServicer):
             on_up=lambda: self.handle(Connected(SCHEDULER)),
             on_down=lambda reason: self.handle(Closed(SCHEDULER, reason)),
         )
-        self.predictor: Link[predictor_pb2.ObserveRequest, predictor_pb2.ObserveAck] = Link(
+        self.predictor: ClientStream[predictor_pb2.ObserveRequest, predictor_pb2.ObserveAck] = ClientStream(
             "predictor",
             PredictorStub(predictor).Observe,
             hello=self.feedback.messages,
@@ -178,13 +173,10 @@ class SupervisorServer(SupervisorServicer):
 
         Repeats are passed on too (a crash may have come between commit and feedback); the predictor knows their ids.
         """
-        self._acknowledge([outcome.request_id for outcome in batch])
+        self.scheduler.send(OutcomeAck(tuple([outcome.request_id for outcome in batch])))
         self.feedback.add(batch)
         for message in chunks([outcome.record for outcome in batch]):
             self.predictor.send(message)
-
-    def _acknowledge(self, request_ids: Sequence[str]) -> None:
-        self.scheduler.send(OutcomeAck(tuple(request_ids)))
 
     # ---------------------------------------------------------------------------------------------- runners
 
@@ -201,9 +193,8 @@ class SupervisorServer(SupervisorServicer):
                 if stream.namespaces and self._streams_of[stream.namespaces] > MAX_STREAMS:
                     raise TooMany(f"more than {MAX_STREAMS} streams with the same certificate")
                 messages = _paced(request_iterator, stream.reports)
-                async for message in serve_stream(
-                    messages, context, stream.outbox, lambda message: self._from_runner(stream, message)
-                ):
+                on_message = partial(self._from_runner, stream)
+                async for message in serve_stream(messages, context, stream.outbox, on_message):
                     yield SUPERVISOR_TO_RUNNER.encode(message)
         finally:
             self._open.discard(stream)
@@ -239,7 +230,9 @@ class SupervisorServer(SupervisorServicer):
             if rate.take(time.monotonic()):
                 raise TooMany(f"more than {HELLOS_PER_S:.0f} hellos a second with the same certificate")
         if self.core.leases.replaced(spec.runner):
-            raise Superseded(f"runner {spec.runner.uuid} has a newer incarnation than {spec.runner.incarnation}")
+            raise ReplacedIncarnation(
+                f"runner {spec.runner.uuid} has a newer incarnation than {spec.runner.incarnation}"
+            )
         stream.spec, stream.peer = spec, runner_peer(spec.runner)
         if (older := self._streams.get(stream.peer)) is not None:
             older.outbox.close()

@@ -16,7 +16,7 @@ from weft.settings import (
 )
 
 
-class Settings(ProcessSettings):
+class SupervisorSettings(ProcessSettings):
     """What is true now: runner leases, the memory picture, overruns. What was: outcomes, usage, keys.
 
     Each flag can also be set as WEFT_SUPERVISOR__NAME in the environment; a flag wins.

@@ -61,14 +61,9 @@ class Api:
         command = [str(tools.path("kubectl")), f"--kubeconfig={(by or self.admin).kubeconfig}", *map(str, arguments)]
         try:
             done = subprocess.run(
-                command,
-                input=stdin,
-                capture_output=True,
-                text=True,
-                timeout=timeout_s,
-                check=False,
+                command, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False,
                 env=self.environment,
-            )
+            )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise Refused(" ".join(command[2:]), f"no end after {timeout_s:.0f} s") from error
         if done.returncode != 0:

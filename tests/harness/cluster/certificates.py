@@ -20,16 +20,9 @@ class Authority:
         self._folder, self._key = folder, ec.generate_private_key(ec.SECP256R1())
         self._name = _subject(name, None)
         usage = x509.KeyUsage(
-            digital_signature=True,
-            key_cert_sign=True,
-            crl_sign=True,
-            content_commitment=False,
-            key_encipherment=False,
-            data_encipherment=False,
-            key_agreement=False,
-            encipher_only=False,
-            decipher_only=False,
-        )
+            digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
+            data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+        )  # fmt: skip
         builder = _builder(self._name, self._name, self._key.public_key())
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         self._certificate = builder.add_extension(usage, critical=True).sign(self._key, hashes.SHA256())

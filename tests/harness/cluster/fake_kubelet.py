@@ -241,13 +241,7 @@ def _status_of(phase: str, address: str, conditions: list[Any], container: dict[
 
 def _container(pod: dict[str, Any]) -> dict[str, Any]:
     container = pod["spec"]["containers"][0]
-    return {
-        "name": container["name"],
-        "image": container["image"],
-        "imageID": "",
-        "ready": False,
-        "restartCount": 0,
-    }
+    return {"name": container["name"], "image": container["image"], "imageID": "", "ready": False, "restartCount": 0}
 
 
 def _condition(kind: str, status: str, reason: str = "") -> dict[str, Any]:

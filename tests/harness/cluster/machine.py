@@ -13,14 +13,9 @@ POSTGRESQL = Path("/usr/lib/postgresql")
 
 # A program, and the Debian package that it is in.
 NODE_PROGRAMS = {
-    "containerd": "containerd",
-    "ctr": "containerd",
-    "runc": "runc",
-    "iptables": "iptables",
-    "conntrack": "conntrack",
-    "ip": "iproute2",
-    "nsenter": "util-linux",
-}
+    "containerd": "containerd", "ctr": "containerd", "runc": "runc", "iptables": "iptables", "conntrack": "conntrack",
+    "ip": "iproute2", "nsenter": "util-linux",
+}  # fmt: skip
 
 
 def check_node() -> None:

@@ -74,11 +74,6 @@ class Node:
     def kubeconfig(self) -> Path:
         return self.control_plane.kubeconfig
 
-    @property
-    def machine_address(self) -> str:
-        """Where pods reach a server of the test itself: let it listen there."""
-        return self.bag.network.machine
-
     def python_volumes(self) -> PythonVolumes:
         """What a pod needs to run this checkout's Python."""
         return python_volumes()

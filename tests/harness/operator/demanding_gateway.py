@@ -12,8 +12,8 @@ from typing import Self
 from harness.waiting import PATIENCE_S
 from weft.domain.ids import BASE
 from weft.domain.request import Cancel, GatewayHello, Reject, ResubmitComplete, Submit
-from weft.wire.codec import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY
-from weft.wire.streams import Link, channel
+from weft.wire.codec.scheduling import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY
+from weft.wire.streams import ClientStream, channel
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
 
@@ -46,7 +46,7 @@ class DemandingGateway:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         opened = channel(self._scheduler)
-        self._link: Link[pb.GatewayToScheduler, pb.SchedulerToGateway] = Link(
+        self._link: ClientStream[pb.GatewayToScheduler, pb.SchedulerToGateway] = ClientStream(
             "demanding gateway",
             SchedulerStub(opened).Gateway,
             hello=self._hello,

@@ -6,14 +6,14 @@ from weft_bench import cpu_machine
 from weft_bench.cpu_shapes import SHAPES
 from weft_bench.roofline import Shape
 from weft_kernels.cpu.library import Library
-from weft_kernels.cpu.pool import Pool
+from weft_kernels.cpu.pool import ThreadPool
 
 SMALLEST = Shape(hidden=32, layers=1, heads=2, kv_heads=1, inner=48, vocab=64)
 MEMORY_BYTES = 1 << 20
 PEAK = Library.peak
 
 
-def short_peak(library: Library, pool: Pool) -> float:
+def short_peak(library: Library, pool: ThreadPool) -> float:
     return PEAK(library, pool, 1 << 12)
 
 

@@ -24,8 +24,8 @@ from weft_operator.kubernetes.site_file import parse_site
 from weft_operator.pod_template import GRPC_PORT, PROBES_PORT
 from weft_operator.site import CONTAINER_SECURITY, POD_SECURITY
 from weft_predictor.settings import PredictorSettings
-from weft_scheduler.settings import Settings as SchedulerSettings
-from weft_supervisor.settings import Settings as SupervisorSettings
+from weft_scheduler.settings import SchedulerSettings
+from weft_supervisor.settings import SupervisorSettings
 
 Rendered = dict[str, list[Json]]
 

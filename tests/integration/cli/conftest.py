@@ -15,7 +15,7 @@ from harness.waiting import PATIENCE_S
 from weft.domain.adapter import AdapterState, Tier
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.runner import ReportedRunner, RunnerFigures, RunnerReport, RunnerSpec, SequenceState
-from weft.wire.codec import fill_reported
+from weft.wire.codec.cluster import fill_reported
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminServicer, add_AdminServicer_to_server
 from weft_operator.local.admission import admit

@@ -16,7 +16,7 @@ from harness.waiting import PATIENCE_S
 from tests.integration.depot.conftest import Run
 from tests.unit.artifacts.making import write_adapter, write_model
 from weft.artifacts.blobs import BlobStore, check_blobs
-from weft.artifacts.fetch import Limits, fetch
+from weft.artifacts.fetch import FetchLimits, fetch
 
 PROBES = ("/healthz", "/readyz", "/metrics")
 QUICK = ("--schemes", "file")  # loads no library for others
@@ -64,7 +64,7 @@ def test_a_blob_that_rots_in_the_depot_is_noticed_by_a_runner_and_fetched_again_
     weights.write_bytes(content)
     with ThreadPoolExecutor(1) as thread:
         runner = BlobStore(tmp_path / "runner")
-        load = thread.submit(fetch, depot.url, digest, runner, limits=Limits(tries=40))
+        load = thread.submit(fetch, depot.url, digest, runner, limits=FetchLimits(tries=40))
         assert depot.says("damaged blob removed")
         assert depot.resolve(**request)["digest"] == digest  # what the operator does all the time
         manifest = load.result(PATIENCE_S)

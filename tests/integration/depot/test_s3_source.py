@@ -137,7 +137,7 @@ def test_a_header_costs_kilobytes(server: S3Server) -> None:
     put(server, "private", {"big/w.safetensors": BIG})
     asked: list[str] = []
     with source(server).open(at(server, "//private/big"), everything) as snapshot:
-        client: Any = snapshot._bucket._client
+        client: Any = snapshot._client
         client.meta.events.register(
             "before-send.s3.GetObject", lambda request, **_: asked.append(str(request.headers["Range"]))
         )

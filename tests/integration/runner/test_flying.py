@@ -23,9 +23,9 @@ from weft_kernels.plan import SegmentPlan
 from weft_runner.core.batch import BatchLimits
 from weft_runner.core.events import Drain
 from weft_runner.core.request_pool import check_pool
-from weft_runner.core.sequence import Phase
+from weft_runner.core.sequence import SequencePhase
 from weft_runner.model.adapter_store import map_tensors
-from weft_runner.model.step import Step, StepRow
+from weft_runner.model.step import StepInput, StepRow
 from weft_runner.parallel.pipeline import PipelineParallelExecutor
 
 GREEDY = Sampling(ignore_eos=True)
@@ -122,7 +122,10 @@ def test_as_many_batches_are_in_flight_as_there_are_stages_and_each_has_its_part
     driver = driver_of()
     for i in range(6):
         ask(driver, f"r{i}", 3 + i)
-    while not all(s.phase is Phase.DECODE for s in driver.pool.sequences.values()) or len(driver.pool.sequences) < 6:
+    while (
+        not all(s.phase is SequencePhase.DECODE for s in driver.pool.sequences.values())
+        or len(driver.pool.sequences) < 6
+    ):
         driver.beat()
     while flying(driver):
         land(driver)
@@ -311,7 +314,7 @@ def test_whatever_comes_and_goes_each_request_gets_the_tokens_that_it_gets_alone
 def test_stages_are_ended_whatever_is_in_flight(stages, monkeypatch):
     """Last of this module, since nothing flies afterwards. One that is stopped does not end by itself."""
     monkeypatch.setattr("weft_runner.parallel.worker_group.END_S", 0.05)
-    step, workers = Step([1, 2, 3], (StepRow(0, 3, 0, (0,), True),), SegmentPlan(3, ())), stages.workers
+    step, workers = StepInput([1, 2, 3], (StepRow(0, 3, 0, (0,), True),), SegmentPlan(3, ())), stages.workers
     os.kill(workers[-1], signal.SIGSTOP)
     flights = [stages.launch(step, []) for _ in range(2)]
     stages.close()

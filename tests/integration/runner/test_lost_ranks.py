@@ -28,10 +28,10 @@ from weft.domain.request import Sampling
 from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import ExecutorLost, StoppedAtStart, WeightsInvalid
 from weft_runner.executors import ModelSource, make_executor
-from weft_runner.model.step import Step, StepRow
+from weft_runner.model.step import StepInput, StepRow
 
 SHORT_S = 3.0  # a patience that runs out; a hundred times what the ranks of this model need to meet
-STEP = Step([1, 2, 3], (StepRow(0, 3, 0, (0,), True),), SegmentPlan(3, ()))
+STEP = StepInput([1, 2, 3], (StepRow(0, 3, 0, (0,), True),), SegmentPlan(3, ()))
 HOW = {"tensor_parallel": split, "pipeline_parallel": staged}
 
 

@@ -32,7 +32,8 @@ from weft.artifacts.blobs import BlobStore, check_blobs
 from weft.domain.request import FinishReason, Sampling, SequenceTokens, Step
 from weft.domain.runner import RunnerBook
 from weft.process import lock_data_dir
-from weft.wire.codec import RUNNER_TO_GATEWAY, RUNNER_TO_SUPERVISOR
+from weft.wire.codec.cluster import RUNNER_TO_SUPERVISOR
+from weft.wire.codec.session import RUNNER_TO_GATEWAY
 from weft.wire.streams import SendQueue, channel, serve_stream
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner

@@ -12,7 +12,7 @@ from weft.domain.machine import TICK, Connected, Kind, Peer, Received, Send
 from weft.domain.request import Assign, Failed, FailReason, OutcomeReport, ResubmitComplete, Started, Submit
 from weft.domain.routes import PoolSpec, RegistryChange
 from weft.domain.runner import ClusterReport, ReportedRunner, RunnerFigures, RunnerReport, RunnerSpec
-from weft_scheduler.core.config import Config
+from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.effects import Effect, Event
 from weft_scheduler.core.scheduler import Scheduler
 from weft_sim.scenario import Run
@@ -32,7 +32,7 @@ class ManyPools:
     """A runner and adapters for each pool."""
 
     def __init__(self, seed: int) -> None:
-        self.chance, self.core, self.now = random.Random(seed), Scheduler(Config(max_outcomes=5), 1), 0.0
+        self.chance, self.core, self.now = random.Random(seed), Scheduler(SchedulerConfig(max_outcomes=5), 1), 0.0
         self.reports = self.requests = 0
         self.assigned: dict[str, tuple[str, Assign]] = {}
         self.handle(Connected(REGISTRY))

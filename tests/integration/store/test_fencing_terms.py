@@ -17,12 +17,6 @@ async def test_a_term_that_none_can_be_above_is_not_taken_and_the_next_one_repla
     assert await fencing_terms.highest(engine) == 5
 
 
-async def test_roles_have_terms_of_their_own(engine):
-    await fencing_terms.raise_to(engine, 5)
-    await fencing_terms.raise_to(engine, 2, role="operator")
-    assert (await fencing_terms.highest(engine), await fencing_terms.highest(engine, role="operator")) == (5, 2)
-
-
 async def test_writers_at_the_same_time_wait_for_each_other(engine):
     await asyncio.gather(*(fencing_terms.raise_to(engine, term) for term in range(1, 20)))
     assert await fencing_terms.highest(engine) == 19

@@ -24,7 +24,7 @@ async def test_upgrade_downgrade_upgrade_ends_where_it_began(empty):
     assert await migrate.upgrade(empty) == migrate.head()
     full = await tables(empty)
     assert full == {*Base.metadata.tables, "alembic_version"}
-    assert await migrate.downgrade(empty) == ""
+    assert await migrate.upgrade(empty, "base", command.downgrade) == ""
     assert await tables(empty) == {"alembic_version"}
     assert await migrate.upgrade(empty) == migrate.head()
     assert await tables(empty) == full
@@ -69,7 +69,7 @@ async def test_a_failed_migration_leaves_the_database_as_it_was(empty, monkeypat
         config.attributes["connection"].execute(text("INSERT INTO no_such_table VALUES (1)"))
 
     with pytest.raises((BadMigration, StoreUnavailable)):
-        await migrate._run(empty, "head", half_way)
+        await migrate.upgrade(empty, "head", half_way)
     assert await tables(empty) == set()
 
 

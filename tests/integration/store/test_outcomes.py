@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness import stored
 from harness.processes import started
 from weft.domain.request import FinishReason, Outcome
 from weft.store import migrate, outcomes
@@ -19,7 +20,6 @@ from weft.store.outcomes import model_family
 
 DAY = 86_400_000
 NOW = 1_700_000_000_500
-BEGIN = date(2000, 1, 1)
 
 
 async def record(engine, rows, *, now_unix_ms=NOW) -> set[str]:
@@ -28,47 +28,33 @@ async def record(engine, rows, *, now_unix_ms=NOW) -> set[str]:
 
 def outcome(request_id="r1", **changes) -> Outcome:
     plain = Outcome(
-        request_id=request_id,
-        pool="acme/pool",
-        namespace="acme",
-        model_name="acme/upper",
-        adapter="sha256:00",
-        prompt_tokens=3,
-        completion_tokens=5,
-        finish=FinishReason.EOS,
-        error="",
-        censored=False,
-        predicted_p50_tokens=4,
-        predicted_p90_tokens=9,
-        model_version="ridge-ab+7",
-        ttft_ms=1,
-        total_ms=2,
-        migrations=0,
-        doublings=0,
+        request_id=request_id, pool="acme/pool", namespace="acme", model_name="acme/upper", adapter="sha256:00",
+        prompt_tokens=3, completion_tokens=5, finish=FinishReason.EOS, error="", censored=False, predicted_p50_tokens=4,
+        predicted_p90_tokens=9, model_version="ridge-ab+7", ttft_ms=1, total_ms=2, migrations=0, doublings=0,
         finished_unix_ms=1_700_000_000_000,
-    )
+    )  # fmt: skip
     return dataclasses.replace(plain, **changes)
 
 
 async def test_a_second_outcome_of_a_request_changes_nothing(engine):
     assert await record(engine, [outcome()]) == {"r1"}
     assert await record(engine, [outcome(completion_tokens=99)]) == set()
-    [row] = await outcomes.usage(engine, since=BEGIN)
+    [row] = await stored.usage(engine)
     assert (row.requests, row.prompt_tokens, row.completion_tokens) == (1, 3, 5)
-    assert await outcomes.count(engine) == 1
+    assert await stored.count(engine) == 1
 
 
 async def test_two_outcomes_of_a_request_in_one_batch_count_once_and_the_first_wins(engine):
     assert await record(engine, [outcome(completion_tokens=5), outcome(completion_tokens=6)]) == {"r1"}
-    [row] = await outcomes.usage(engine, since=BEGIN)
+    [row] = await stored.usage(engine)
     assert row.completion_tokens == 5
 
 
 async def test_the_choices_of_a_request_count_its_prompt_once(engine):
     await record(engine, [outcome(f"r1-{choice}", choice=choice) for choice in range(4)])
-    [row] = await outcomes.usage(engine, since=BEGIN)
+    [row] = await stored.usage(engine)
     assert (row.requests, row.prompt_tokens, row.completion_tokens) == (1, 3, 20)
-    assert await outcomes.count(engine) == 4
+    assert await stored.count(engine) == 4
 
 
 async def test_usage_is_kept_per_namespace_model_and_day(engine):
@@ -83,20 +69,20 @@ async def test_usage_is_kept_per_namespace_model_and_day(engine):
             outcome("e", finished_unix_ms=first + DAY),
         ],
     )
-    rows = await outcomes.usage(engine, since=BEGIN)
+    rows = await stored.usage(engine)
     assert sorted((row.namespace, row.model_name, row.day.isoformat(), row.requests) for row in rows) == [
         ("acme", "acme/upper", "2023-11-14", 2),
         ("acme", "acme/upper", "2023-11-15", 1),
         ("acme", "base", "2023-11-14", 1),
         ("globex", "acme/upper", "2023-11-14", 1),
     ]
-    assert [row.day for row in await outcomes.usage(engine, since=date(2023, 11, 15))] == [date(2023, 11, 15)]
+    assert [row.day for row in await stored.usage(engine, since=date(2023, 11, 15))] == [date(2023, 11, 15)]
 
 
 async def test_an_odd_outcome_does_not_keep_its_batch_from_being_stored(engine):
     odd = outcome("odd", error="x" * 5_000, namespace="a\0b", finished_unix_ms=2**64 - 1, completion_tokens=2**32 - 1)
     assert await record(engine, [outcome("plain"), odd]) == {"plain", "odd"}
-    [strange] = {row.namespace for row in await outcomes.usage(engine, since=BEGIN)} - {"acme"}
+    [strange] = {row.namespace for row in await stored.usage(engine)} - {"acme"}
     assert "\0" not in strange
     assert strange != "ab", "another tenant's"
 
@@ -106,8 +92,8 @@ async def test_requests_that_differ_only_beyond_the_column_are_two(engine):
     rows = [outcome(long), outcome(f"{long}a"), outcome(f"{long}b"), outcome(f"{long}\0")]
     assert len(await record(engine, rows)) == 4
     assert await record(engine, rows) == set(), "told again, they are known"
-    [row] = await outcomes.usage(engine, since=BEGIN)
-    assert (await outcomes.count(engine), row.requests) == (4, 4)
+    [row] = await stored.usage(engine)
+    assert (await stored.count(engine), row.requests) == (4, 4)
 
 
 @pytest.mark.parametrize(("name", "width"), [("namespace", 253), ("model_name", 512), ("model_version", 64)])
@@ -126,8 +112,8 @@ async def test_old_outcomes_go_by_the_time_they_were_stored_and_usage_stays(engi
     await record(engine, [outcome("new", finished_unix_ms=0)], now_unix_ms=100)
     assert await outcomes.forget(engine, before_unix_ms=100) == 1
     assert await record(engine, [outcome("new")], now_unix_ms=101) == set()
-    assert await outcomes.count(engine) == 1
-    assert sum(row.requests for row in await outcomes.usage(engine, since=date(1970, 1, 1))) == 2
+    assert await stored.count(engine) == 1
+    assert sum(row.requests for row in await stored.usage(engine)) == 2
 
 
 async def test_model_versions_count_what_their_bound_covered(engine):
@@ -181,7 +167,7 @@ async def agrees_with_a_dictionary(engine, batches) -> None:
         for row in rows:
             model.setdefault(row.request_id, row.completion_tokens)
         assert await record(engine, rows) == fresh
-    rows = await outcomes.usage(engine, since=BEGIN)
+    rows = await stored.usage(engine)
     assert sum(row.requests for row in rows) == len(model)
     assert sum(row.completion_tokens for row in rows) == sum(model.values())
 

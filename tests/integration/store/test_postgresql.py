@@ -7,12 +7,12 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from datetime import date
 
 import pytest
 from sqlalchemy import URL, event, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from harness import stored
 from harness.postgres import Postgres, needs_postgres
 from harness.waiting import eventually, soon
 from tests.integration.store.test_outcomes import NOW, outcome
@@ -23,7 +23,6 @@ from weft.store.errors import BadDatabaseUrl, StoreUnavailable, Unstorable
 from weft.store.transactions import TRIES, transact
 
 pytestmark = needs_postgres
-BEGIN = date(2000, 1, 1)
 
 
 @pytest.fixture
@@ -82,8 +81,8 @@ async def test_outcomes_that_several_supervisors_store_at_once_count_once(
     told = await asyncio.gather(*(store(engine, batches[i::2]) for i, engine in enumerate(engines)))
     seen = {row.request_id: row.completion_tokens for batch in batches for row in batch}
     assert Counter(itertools.chain(*told)) == Counter(seen.keys()), "each is new exactly once"
-    usage = await outcomes.usage(two[0], since=BEGIN)
-    assert sum(row.requests for row in usage) == len(seen) == await outcomes.count(two[0])
+    usage = await stored.usage(two[0])
+    assert sum(row.requests for row in usage) == len(seen) == await stored.count(two[0])
     assert sum(row.completion_tokens for row in usage) == sum(seen.values())
 
 
@@ -230,27 +229,27 @@ async def test_kill_nine_of_the_server_loses_nothing_acknowledged_and_tears_no_b
 ) -> None:
     """After each statement of a batch, and once while it is committed."""
     batches, left = 30, {(5, 1), (10, 2), (15, 3)}
-    stored, statements, killer = 0, 0, threading.Thread(target=own.stop, args=(signal.SIGKILL,))
+    kept, statements, killer = 0, 0, threading.Thread(target=own.stop, args=(signal.SIGKILL,))
 
     def after_statement(*_: object) -> None:
         nonlocal statements
         statements += 1
-        if (stored, statements) in left:
-            left.remove((stored, statements))
+        if (kept, statements) in left:
+            left.remove((kept, statements))
             own.stop(signal.SIGKILL)
 
     def on_commit(_: object) -> None:
-        if stored == 20 and killer.ident is None:
+        if kept == 20 and killer.ident is None:
             killer.start()
 
     event.listen(engine.sync_engine, "after_cursor_execute", after_statement)
     event.listen(engine.sync_engine, "commit", on_commit)
-    while stored < batches:
+    while kept < batches:
         statements = 0
         try:
-            await outcomes.record(engine, [outcome(f"{stored}-{i}") for i in range(20)], now_unix_ms=NOW)
-            stored += 1
-        except StoreUnavailable:  # told again, as the journal does: stored once, whatever became of the first try
+            await outcomes.record(engine, [outcome(f"{kept}-{i}") for i in range(20)], now_unix_ms=NOW)
+            kept += 1
+        except StoreUnavailable:  # told again, as the journal does: kept once, whatever became of the first try
             if killer.ident:
                 killer.join()
             own.start()
@@ -258,8 +257,8 @@ async def test_kill_nine_of_the_server_loses_nothing_acknowledged_and_tears_no_b
     killer.join()
     if not own.running:
         own.start()
-    assert await outcomes.count(engine) == 20 * batches
-    assert sum(row.requests for row in await outcomes.usage(engine, since=BEGIN)) == 20 * batches
+    assert await stored.count(engine) == 20 * batches
+    assert sum(row.requests for row in await stored.usage(engine)) == 20 * batches
 
 
 # ------------------------------------------------------------------------------------------------ URLs

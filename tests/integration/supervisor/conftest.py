@@ -28,7 +28,7 @@ from weft.domain.runner import (
 )
 from weft.store import migrate
 from weft.store.database import open_database, sqlite_url
-from weft.wire.codec import (
+from weft.wire.codec.cluster import (
     RUNNER_TO_SUPERVISOR,
     SCHEDULER_TO_SUPERVISOR,
     SUPERVISOR_TO_RUNNER,
@@ -45,7 +45,7 @@ from weft.wire.v1.supervisor_pb2_grpc import (
     add_SupervisorServicer_to_server,
 )
 from weft_supervisor.admin import AdminServer
-from weft_supervisor.core.supervisor import Config, Supervisor
+from weft_supervisor.core.supervisor import Supervisor, SupervisorConfig
 from weft_supervisor.server import SupervisorServer
 
 
@@ -171,9 +171,9 @@ async def store(tmp_path: Path):
 
 
 @pytest.fixture
-def config() -> Config:
+def config() -> SupervisorConfig:
     """No lease and no preemption runs out while a test goes on."""
-    return Config(lease_s=600.0, report_s=0.01, preempt_s=600.0)
+    return SupervisorConfig(lease_s=600.0, report_s=0.01, preempt_s=600.0)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from weft.domain.runner import Heartbeat
 from weft.telemetry.invariants import InvariantViolated
 from weft.wire.streams import channel
 from weft_supervisor import server as shell
-from weft_supervisor.core.supervisor import Config, Supervisor, runner_peer
+from weft_supervisor.core.supervisor import Supervisor, SupervisorConfig, runner_peer
 from weft_supervisor.server import SupervisorServer
 
 RUNNER = RunnerId("a", "1")
@@ -25,7 +25,7 @@ def violations(check: str) -> float:
 
 
 async def test_a_runner_without_a_lease_ends_the_process(
-    store: Any, config: Config, monkeypatch: pytest.MonkeyPatch
+    store: Any, config: SupervisorConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shell, "UPDATE_EVERY_S", 0.001)
     before, core = violations("check_runners"), Supervisor(config)
@@ -40,7 +40,7 @@ async def test_a_runner_without_a_lease_ends_the_process(
     assert violations("check_runners") == before + 1
 
 
-async def test_heartbeats_alone_are_no_activity(store: Any, config: Config) -> None:
+async def test_heartbeats_alone_are_no_activity(store: Any, config: SupervisorConfig) -> None:
     async with channel("127.0.0.1:1") as nobody:
         server = SupervisorServer(Supervisor(config), store, nobody, nobody)
         idle = server._idle  # pyright: ignore[reportPrivateUsage]

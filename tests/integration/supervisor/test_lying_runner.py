@@ -20,8 +20,7 @@ from harness.quickstart import sure_cases
 from harness.waiting import soon
 from tests.integration.supervisor.conftest import spec_of
 from weft.domain.ids import MAX_TERM, RunnerId
-from weft.wire.codec import RUNNER_TO_SUPERVISOR
-from weft.wire.codec.cluster import MAX_CAPACITY
+from weft.wire.codec.cluster import MAX_CAPACITY, RUNNER_TO_SUPERVISOR
 from weft.wire.codec.values import MAX_PAGES, MAX_RANK, MAX_TOKENS
 from weft.wire.streams import channel
 from weft.wire.tls import Tls
@@ -138,7 +137,8 @@ OWN_LIES = {
             used_pages=4,
             adapter_pages=4,
             sequences=[
-                sequence(f"r{i}", admitted=MOST, reserved_pages=MAX_PAGES, reservation_tokens=MAX_TOKENS) for i in "ab"
+                sequence(f"r{i}", arrived_ms=-(2**63), reserved_pages=MAX_PAGES, reservation_tokens=MAX_TOKENS)
+                for i in "ab"
             ],
             overruns=[
                 Overrun(

@@ -2,20 +2,20 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Sequence
-from datetime import date
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import text
 
+from harness import stored
 from harness.postgres import DIALECTS, needs_postgres
 from harness.waiting import eventually, soon
 from weft.domain.request import FinishReason, Outcome, OutcomeAck, OutcomeReport
 from weft.domain.runner import SupervisorHello
 from weft.store import fencing_terms, migrate, outcomes
 from weft.store.database import open_database, sqlite_url
-from weft.wire.codec import outcome_bytes
+from weft.wire.codec.scheduling import outcome_bytes
 from weft_supervisor import outcome_writer
 from weft_supervisor.outcome_writer import CHUNK, MAX_WAITING, OutcomeWriter, UnackedFeedback
 
@@ -54,7 +54,7 @@ async def test_an_outcome_is_stored_then_acknowledged_then_taught(world, store):
     await world.scheduler.next(SupervisorHello)
     world.scheduler.send(outcome("r1"))
     assert list((await world.scheduler.next(OutcomeAck)).request_ids) == ["r1"]
-    assert await outcomes.count(store) == 1
+    assert await stored.count(store) == 1
     assert (await world.predictor.next()).request_id == "r1"
 
 
@@ -63,7 +63,7 @@ async def test_an_outcome_sent_again_is_acknowledged_again_and_counted_once(worl
     for _ in range(2):
         world.scheduler.send(outcome("r1"))
         assert list((await world.scheduler.next(OutcomeAck)).request_ids) == ["r1"]
-    [usage] = await outcomes.usage(store, since=date(2000, 1, 1))
+    [usage] = await stored.usage(store)
     assert (usage.requests, usage.completion_tokens) == (1, 5)
 
 
@@ -75,7 +75,7 @@ async def test_an_outcome_that_is_none_is_dropped_and_acknowledged_and_holds_no_
     world.scheduler.send(outcome("r1"))
     assert (await world.scheduler.next(OutcomeAck)).request_ids == ("r1",)
     assert (await world.predictor.next()).request_id == "r1"
-    assert await outcomes.count(store) == 1
+    assert await stored.count(store) == 1
 
 
 @needs_postgres
@@ -98,8 +98,8 @@ async def test_outcomes_wait_for_a_server_that_dies_and_each_counts_once(postgre
         await asyncio.to_thread(postgres.start)
         await soon(writer.drained())
         assert sorted(kept.stored) == sorted(f"r{i}" for i in range(2_000))
-        [usage] = await outcomes.usage(engine, since=date(2000, 1, 1))
-        assert (usage.requests, await outcomes.count(engine), await fencing_terms.highest(engine)) == (2_000, 2_000, 7)
+        [usage] = await stored.usage(engine)
+        assert (usage.requests, await stored.count(engine), await fencing_terms.highest(engine)) == (2_000, 2_000, 7)
         assert writer.trouble is None
         writer.close()
         await soon(running)
@@ -156,7 +156,7 @@ async def test_many_outcomes_go_in_few_transactions_and_all_arrive(writer, kept,
         assert writer.put(outcome(f"r{i}"))
     await soon(writer.drained())
     assert kept.stored == [f"r{i}" for i in range(1_000)]
-    assert await outcomes.count(store) == 1_000
+    assert await stored.count(store) == 1_000
 
 
 async def test_the_highest_term_is_written(writer, store):

@@ -14,7 +14,7 @@ from weft.domain.runner import (
     SchedulerHello,
     SupervisorHello,
 )
-from weft.wire.codec import read_reported
+from weft.wire.codec.cluster import read_reported
 from weft.wire.v1 import supervisor_pb2
 from weft_supervisor import server as shell
 from weft_supervisor.server import MAX_MESSAGE_BYTES

@@ -28,13 +28,9 @@ from weft.domain.runner import (
     SequenceState,
     SupervisorHello,
 )
-from weft.wire.codec import (
-    RUNNER_TO_SUPERVISOR,
-    SCHEDULER_TO_SUPERVISOR,
-    SUPERVISOR_TO_SCHEDULER,
-    outcome_bytes,
-)
-from weft.wire.streams import Link, SendQueue, channel, serve_stream
+from weft.wire.codec.cluster import RUNNER_TO_SUPERVISOR, SCHEDULER_TO_SUPERVISOR, SUPERVISOR_TO_SCHEDULER
+from weft.wire.codec.scheduling import outcome_bytes
+from weft.wire.streams import ClientStream, SendQueue, channel, serve_stream
 from weft.wire.v1 import predictor_pb2, scheduler_pb2
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub
@@ -121,7 +117,7 @@ async def test_outcomes_survive_kill_nine_reach_the_predictor_and_runners_come_b
     with process("weft_predictor", tmp_path / "p", "--listen", f"127.0.0.1:{predictor_port}"):
         async with channel(f"127.0.0.1:{port}") as opened, channel(f"127.0.0.1:{predictor_port}") as to_predictor:
             registered = asyncio.Event()
-            runner = Link(
+            runner = ClientStream(
                 "supervisor",
                 SupervisorStub(opened).Runner,
                 hello=lambda: map(RUNNER_TO_SUPERVISOR.encode, hello),

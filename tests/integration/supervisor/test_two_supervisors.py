@@ -2,18 +2,17 @@
 
 import asyncio
 from collections.abc import Iterator
-from datetime import date
 from pathlib import Path
 
 import httpx2
 import pytest
 from sqlalchemy import URL
 
+from harness import stored
 from harness.fleet import Fleet, Service
 from harness.postgres import Postgres, needs_postgres
 from harness.quickstart import DEMO, sure_cases
 from harness.waiting import PATIENCE_S, eventually
-from weft.store import outcomes
 from weft.store.database import open_database
 from weft.wire.streams import channel
 from weft.wire.v1 import supervisor_pb2 as pb
@@ -126,10 +125,10 @@ async def _both_there(fleet: Fleet) -> bool:
 async def _stored(url: URL, count: int) -> bool:
     engine = open_database(url)
     try:
-        if await outcomes.count(engine) < count:
+        if await stored.count(engine) < count:
             return False
-        usage = await outcomes.usage(engine, since=date(2000, 1, 1))
-        assert await outcomes.count(engine) == count
+        usage = await stored.usage(engine)
+        assert await stored.count(engine) == count
     finally:
         await engine.dispose()
     assert sum(row.requests for row in usage) == count, "each outcome counts once"

@@ -8,15 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from weft_kernels.cpu import structs
 from weft_kernels.cpu.library import SIGNATURES
 from weft_kernels.cpu.sources import LEVELS, SOURCES
-from weft_kernels.cpu.structs import ABI, BF16, CODES, FP32, INT8, MIRRORS
+from weft_kernels.cpu.structs import ABI, BF16, CODES, FP32, INT8
 
 HEADER = SOURCES.folder / "weft_cpu.h"
 TEXT = re.sub(r"//.*", "", HEADER.read_text())
 STRUCTS = {name: body for body, name in re.findall(r"typedef struct \{([^}]*)\} (\w+);", TEXT)}
 FUNCTIONS = {
     name: (result, arguments) for result, name, arguments in re.findall(r"(?m)^(\w+\*?) (weft_\w+)\(([^)]*)\);", TEXT)
+}
+MIRRORS = {
+    (mirror.__doc__ or "").split("`")[1]: mirror
+    for mirror in vars(structs).values()
+    if isinstance(mirror, type) and issubclass(mirror, ctypes.Structure) and mirror is not ctypes.Structure
 }
 NUMBERS = {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "double": ctypes.c_double, "void": None}
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")

@@ -101,16 +101,8 @@ def test_installed_it_serves_where_there_is_no_compiler_no_home_and_no_cache(
     uv = Path(sys.executable).with_name("uv")
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv"], check=True)
     install = [
-        uv,
-        "pip",
-        "install",
-        "--quiet",
-        "--offline",
-        "--no-deps",
-        "--python",
-        tmp_path / "venv/bin/python",
-        wheel,
-    ]
+        uv, "pip", "install", "--quiet", "--offline", "--no-deps", "--python", tmp_path / "venv/bin/python", wheel,
+    ]  # fmt: skip
     subprocess.run(install, check=True)
     done = subprocess.run(
         [tmp_path / "venv" / "bin" / "python", "-I", "-c", LOADS],

@@ -118,12 +118,7 @@ def test_whole_vocabularies_give_what_numpy_gives(choosers, vocab, spread):
     draws = [
         draw_of(Sampling(seed=vocab + i, temperature=t, top_p=p, top_logprobs=n, presence_penalty=pp), i)
         for i, (t, p, n, pp) in enumerate(
-            [
-                (1.0, 0.9, 20, 0.0),
-                (0.7, 1.0, None, 1.0),
-                (1.3, 0.999, 5, 0.0),
-                (0.0, 1.0, 20, 0.0),
-            ]
+            [(1.0, 0.9, 20, 0.0), (0.7, 1.0, None, 1.0), (1.3, 0.999, 5, 0.0), (0.0, 1.0, 20, 0.0)]
         )
     ]
     assert_same(choosers, logits, draws)
@@ -203,8 +198,7 @@ def test_inputs_stay_as_they_are(choosers):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("n_top", MAX_TOP + 1), ("n_shifted", -1), ("temperature", -1.0), ("temperature", math.nan)],
+    ("field", "value"), [("n_top", MAX_TOP + 1), ("n_shifted", -1), ("temperature", -1.0), ("temperature", math.nan)]
 )
 def test_a_draw_that_makes_no_sense_is_refused_before_anything_is_read(library, field, value):
     sampler = Sampler(library.native, library.level_number)

@@ -4,23 +4,9 @@ import subprocess
 import sys
 
 ABSENT = (
-    "weft.api",
-    "weft.artifacts",
-    "weft.store",
-    "weft.telemetry",
-    "weft.wire",
-    "grpc",
-    "google",
-    "fastapi",
-    "kopf",
-    "pydantic",
-    "typer",
-    "rich",
-    "httpx",
-    "scipy",
-    "transformers",
-    "peft",
-)
+    "weft.api", "weft.artifacts", "weft.store", "weft.telemetry", "weft.wire", "grpc", "google", "fastapi", "kopf",
+    "pydantic", "typer", "rich", "httpx", "scipy", "transformers", "peft",
+)  # fmt: skip
 MODULES = ("weft_bench.gpu", "weft_runner.shell.engine", "weft_runner.model.cuda.executor")
 SHOW = f"import sys, {', '.join(MODULES)}; print(*sys.modules)"
 

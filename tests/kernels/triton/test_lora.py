@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kernels.test_lora_reference import popularity
 from weft_kernels.plan import plan_rows
 from weft_kernels.triton.chunks import NO_SLOT, PER_ROW, chunk_table
 from weft_kernels.triton.lora import ChunkTable, PartialSums, expand, part_length, shrink
@@ -95,24 +96,6 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert error <= RELATIVE[actual.dtype] * float(expected.abs().max() + 1), error
 
 
-def popularity(name: str, rows: int) -> list[int | None]:
-    """The four workloads of Punica (section 7.1), over five adapters, and rows without one."""
-    match name:
-        case "distinct":
-            return [row % 5 for row in range(rows)]
-        case "uniform":
-            kinds = math.ceil(math.sqrt(rows))
-            return sorted(i % kinds % 5 for i in range(rows))
-        case "skewed":
-            return sorted(min(4, int(math.log(row + 1, 1.5)) // 2) for row in range(rows))
-        case "identical":
-            return [3] * rows
-        case "base":
-            return [None] * rows
-        case _:
-            return [None if i % 7 in (0, 3) else i // 7 % 5 for i in range(rows)]
-
-
 @pytest.mark.parametrize(
     ("workload", "rows", "dtype"),
     [
@@ -125,7 +108,7 @@ def popularity(name: str, rows: int) -> list[int | None]:
 )
 def test_the_operator_equals_a_dense_computation(dtype, workload, rows):
     loaded = load([make_adapter(slot, ranks, dtype) for slot, ranks in enumerate(MIXED)], dtype)
-    y, expected, _ = run(loaded, popularity(workload, rows), dtype)
+    y, expected, _ = run(loaded, [slot if slot is None else slot % 5 for slot in popularity(workload, rows)], dtype)
     assert_close(y, expected)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.domain.request import Sampling
-from weft_kernels.triton.sampling import LISTED, SHARE, Sampler, argmax, shift
+from weft_kernels.triton.sampling import LISTED, SHARE, DeviceSampler, argmax, shift
 from weft_runner.core.sampling import logit_adjustments
 from weft_runner.model.sampling import SamplingArgs, random_bits, sample
 
@@ -89,7 +89,7 @@ def drawn(
         logits = shifted
     bits = [random_bits(draw.sampling.seed, draw.sampling.choice, draw.position) for draw in draws]
     chosen = torch.full((len(draws),), -7, dtype=torch.int32, device=device)
-    Sampler(len(draws) + 1, logits.shape[1], device, listed).draw(
+    DeviceSampler(len(draws) + 1, logits.shape[1], device, listed).draw(
         logits,
         chosen,
         put(bits, device, torch.int64),
@@ -201,7 +201,7 @@ def test_a_vocabulary_as_large_as_a_models_is_drawn_from_alike(device: torch.dev
 
 
 def test_scratch_that_was_used_before_does_not_show(device: torch.device) -> None:
-    sampler, vocab = Sampler(3, 300, device), 300
+    sampler, vocab = DeviceSampler(3, 300, device), 300
     for seed in range(3):
         logits = logits_of("normal", 3 - seed, vocab, seed)
         draws = [SamplingArgs(Sampling(seed=seed, temperature=0.8, top_p=0.7), row) for row in range(len(logits))]

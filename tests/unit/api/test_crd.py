@@ -15,28 +15,10 @@ from weft.api.servingpool import ServingPoolSpec, ServingPoolStatus
 FOLDER = Path(__file__).parents[3] / "crds"
 POOL, ADAPTER = "servingpools.serving.weft.dev.yaml", "loraadapters.serving.weft.dev.yaml"
 ALLOWED = {
-    "type",
-    "format",
-    "description",
-    "default",
-    "enum",
-    "minimum",
-    "maximum",
-    "minLength",
-    "maxLength",
-    "pattern",
-    "minItems",
-    "maxItems",
-    "items",
-    "properties",
-    "additionalProperties",
-    "maxProperties",
-    "required",
-    "x-kubernetes-validations",
-    "x-kubernetes-list-type",
-    "x-kubernetes-list-map-keys",
-    "x-kubernetes-int-or-string",
-}
+    "type", "format", "description", "default", "enum", "minimum", "maximum", "minLength", "maxLength", "pattern",
+    "minItems", "maxItems", "items", "properties", "additionalProperties", "maxProperties", "required",
+    "x-kubernetes-validations", "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-int-or-string",
+}  # fmt: skip
 # The API server describes these itself, and refuses anything but a type for metadata.
 STANDARD = (".apiVersion", ".kind", ".metadata")
 

@@ -106,17 +106,10 @@ def test_a_document_that_is_no_mapping_is_a_problem(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "a: [",
-        "a: b: c",
-        "\t- x",
-        "a: !!python/object/apply:os.system ['true']",
-        "a: !evil x",
-        "a: !!binary eA==",
-        "a: !!set {a}",
-        "*nowhere",
-        "a: \x01",
+        "a: [", "a: b: c", "\t- x", "a: !!python/object/apply:os.system ['true']", "a: !evil x", "a: !!binary eA==",
+        "a: !!set {a}", "*nowhere", "a: \x01",
     ],
-)
+)  # fmt: skip
 def test_what_is_no_plain_yaml_is_a_problem(text: str) -> None:
     (problem,) = problems(text)
     assert problem.startswith("m.yaml, document 1: no valid YAML: ")
@@ -125,19 +118,13 @@ def test_what_is_no_plain_yaml_is_a_problem(text: str) -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("9" * 6000, "is no int"),
-        ("0x" + "f" * 9000, "is no int"),
-        ("0x" + "f" * 17, "beyond 64 bits"),
-        ("1" + ":1" * 400_000, "is no int"),
-        (".inf", "no number that JSON has"),
-        ("1" + ":1" * 3000 + ".0", "is no float"),
-        ("2020-13-45", "is no timestamp: month must be in 1..12"),
-        ("2020-01-01T99:00:00Z", "is no timestamp"),
-        ("!!bool maybe", "is no bool"),
-        ("!!timestamp soon", "is no timestamp"),
-        ("0x_", "is no int"),
+        ("9" * 6000, "is no int"), ("0x" + "f" * 9000, "is no int"), ("0x" + "f" * 17, "beyond 64 bits"),
+        ("1" + ":1" * 400_000, "is no int"), (".inf", "no number that JSON has"),
+        ("1" + ":1" * 3000 + ".0", "is no float"), ("2020-13-45", "is no timestamp: month must be in 1..12"),
+        ("2020-01-01T99:00:00Z", "is no timestamp"), ("!!bool maybe", "is no bool"),
+        ("!!timestamp soon", "is no timestamp"), ("0x_", "is no int"),
     ],
-)
+)  # fmt: skip
 def test_a_scalar_that_is_no_value_is_a_problem_with_its_line(value: str, says: str) -> None:
     text = POOL.replace("model: {", f"lora: {{maxRank: {value}}}, model: {{")
     (problem,) = problems(f"{POOL}---\n{text}")
@@ -295,36 +282,11 @@ def test_the_line_of_what_is_no_text_is_told(tmp_path: Path) -> None:
 
 EXAMPLES = [path.read_bytes() for path in sorted(QUICKSTART.glob("*.yaml"))]
 PIECES = [
-    b"\x00",
-    b"\xff",
-    b"\xc3",
-    b"&a ",
-    b"*a",
-    b"<<: *a",
-    b"? ",
-    b"!!set ",
-    b"!",
-    b"[",
-    b"{",
-    b"}",
-    b": ",
-    b"- ",
-    b"0x",
-]
+    b"\x00", b"\xff", b"\xc3", b"&a ", b"*a", b"<<: *a", b"? ", b"!!set ", b"!", b"[", b"{", b"}", b": ", b"- ", b"0x",
+]  # fmt: skip
 MARKS = [
-    b"---\n",
-    b"...\n",
-    b"%TAG ! x\n",
-    b"|\n",
-    b"'",
-    b'"',
-    b"\t",
-    b"\r",
-    b"\xef\xbb\xbf",
-    b".nan",
-    b"1:1",
-    b"!!binary ",
-]
+    b"---\n", b"...\n", b"%TAG ! x\n", b"|\n", b"'", b'"', b"\t", b"\r", b"\xef\xbb\xbf", b".nan", b"1:1", b"!!binary ",
+]  # fmt: skip
 
 
 @st.composite

@@ -44,20 +44,14 @@ def test_a_pool_has_the_documented_defaults() -> None:
             "kvCache": {"pageTokens": 16, "pages": 1024},
             "parallelism": {"tensor": 1, "pipeline": 1},
             "scheduler": {
-                "placement": "punica",
-                "queue": "fcfs",
-                "reservation": "calibrated",
-                "maxSequences": 32,
-                "maxBatchTokens": 512,
-                "maxPrefills": 1,
-                "tokenTimeMs": 100,
-                "maxQueue": 1000,
-                "maxMoves": 8,
+                "placement": "punica", "queue": "fcfs", "agingSeconds": 60,
+                "reservation": "calibrated", "maxSequences": 32,
+                "maxBatchTokens": 512, "maxPrefills": 1, "tokenTimeMs": 100, "maxQueue": 1000, "maxMoves": 8,
             },
             "drainSeconds": 300,
             "allowedNamespaces": {"from": "Same"},
         },
-    }
+    }  # fmt: skip
 
 
 def test_an_adapter_has_the_documented_defaults() -> None:
@@ -201,15 +195,11 @@ def test_what_a_server_wrote_is_kept() -> None:
         "unavailableRunners": 1,
         "conditions": [
             {
-                "type": "Ready",
-                "status": "True",
-                "observedGeneration": 3,
-                "reason": "Published",
-                "message": "",
+                "type": "Ready", "status": "True", "observedGeneration": 3, "reason": "Published", "message": "",
                 "lastTransitionTime": "2026-01-02T03:04:05Z",
             }
         ],
-    }
+    }  # fmt: skip
     value = {**adapter(), "metadata": {**meta, "managedFields": [{"manager": "kubectl"}]}, "status": status}
     found = LoRAAdapter.model_validate(value).to_dict()
     assert found["metadata"] == meta, "managedFields are the server's own and go"

@@ -43,8 +43,7 @@ ESC = "\x1b[2J\r\nfine"
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"peft_type": ESC}, {ESC: 1}, {"target_modules": [f"{ESC}.lm_head"]}, {"r": ESC}, {"use_rslora": ESC}],
+    "change", [{"peft_type": ESC}, {ESC: 1}, {"target_modules": [f"{ESC}.lm_head"]}, {"r": ESC}, {"use_rslora": ESC}]
 )
 def test_what_a_stranger_wrote_is_quoted(change: dict[str, Any]) -> None:
     message = refusal(**change).message
@@ -54,42 +53,16 @@ def test_what_a_stranger_wrote_is_quoted(change: dict[str, Any]) -> None:
 
 def test_every_field_that_peft_writes_by_default_is_accepted() -> None:
     written = {
-        "alora_invocation_tokens": None,
-        "alpha_pattern": {},
-        "arrow_config": None,
-        "auto_mapping": None,
-        "bias": "none",
-        "corda_config": None,
-        "ensure_weight_tying": False,
-        "eva_config": None,
-        "exclude_modules": None,
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "init_lora_weights": True,
-        "kasa_config": None,
-        "layer_replication": None,
-        "layers_pattern": None,
-        "layers_to_transform": None,
-        "loftq_config": {},
-        "lora_bias": False,
-        "lora_dropout": 0.0,
-        "lora_ga_config": None,
-        "megatron_config": None,
-        "megatron_core": "megatron.core",
-        "modules_to_save": None,
-        "monteclora_config": None,
-        "peft_version": "0.21.2",
-        "qalora_group_size": 16,
-        "rank_pattern": {},
-        "revision": None,
-        "target_parameters": None,
-        "trainable_token_indices": None,
-        "use_bdlora": None,
-        "use_dora": False,
-        "use_qalora": False,
-        "use_rslora": False,
-        "velora_config": None,
-    }
+        "alora_invocation_tokens": None, "alpha_pattern": {}, "arrow_config": None, "auto_mapping": None,
+        "bias": "none", "corda_config": None, "ensure_weight_tying": False, "eva_config": None, "exclude_modules": None,
+        "fan_in_fan_out": False, "inference_mode": True, "init_lora_weights": True, "kasa_config": None,
+        "layer_replication": None, "layers_pattern": None, "layers_to_transform": None, "loftq_config": {},
+        "lora_bias": False, "lora_dropout": 0.0, "lora_ga_config": None, "megatron_config": None,
+        "megatron_core": "megatron.core", "modules_to_save": None, "monteclora_config": None, "peft_version": "0.21.2",
+        "qalora_group_size": 16, "rank_pattern": {}, "revision": None, "target_parameters": None,
+        "trainable_token_indices": None, "use_bdlora": None, "use_dora": False, "use_qalora": False,
+        "use_rslora": False, "velora_config": None,
+    }  # fmt: skip
     assert parse(**written) == parse()
 
 

@@ -305,7 +305,7 @@ def test_several_blobs_are_visible_with_one_sync_of_their_folder(
         writers = [stack.enter_context(store.writer()) for _ in range(3)]
         for number, writer in enumerate(writers):
             writer.write(bytes([number]))
-        store.publish_all(writers)
+        store.publish(*((writer.path, writer.finish()) for writer in writers))
     assert all(store.has(digest_of(bytes([number]))) for number in range(3))
     assert ["partial/tmp-" in path for path in synced] == [True, True, True, False]
 

@@ -14,7 +14,7 @@ from harness.loopback import LoopbackServer
 from weft.artifacts.blobs import BlobStore, check_blobs
 from weft.artifacts.digest import FileEntry, Manifest, build_manifest, digest_of, hex_of
 from weft.artifacts.errors import BadDigest, Reason, Refused, Unavailable, UnknownDigest
-from weft.artifacts.fetch import Limits, Stopped, fetch
+from weft.artifacts.fetch import FetchLimits, Stopped, fetch
 
 BIG = bytes(range(256)) * 400
 
@@ -81,7 +81,7 @@ def store(tmp_path: Path) -> BlobStore:
 
 def take(server: Server, digest: str, store: BlobStore, **limits: float) -> tuple[Manifest, list[float]]:
     pauses: list[float] = []
-    settings = Limits(**{"chunk_bytes": 1000, **limits})  # type: ignore[arg-type]
+    settings = FetchLimits(**{"chunk_bytes": 1000, **limits})  # type: ignore[arg-type]
     return fetch(server.url, digest, store, limits=settings, pause=pauses.append), pauses
 
 
@@ -225,7 +225,13 @@ def test_a_part_file_that_is_too_long_is_dropped(server: Server, store: BlobStor
 def test_a_stopped_fetch_keeps_what_it_has(server: Server, store: BlobStore) -> None:
     wanted = server.artifact(weights=BIG)
     with pytest.raises(Stopped):
-        fetch(server.url, wanted.digest, store, stopping=lambda: len(server.seen) == 2, limits=Limits(chunk_bytes=1000))
+        fetch(
+            server.url,
+            wanted.digest,
+            store,
+            stopping=lambda: len(server.seen) == 2,
+            limits=FetchLimits(chunk_bytes=1000),
+        )
     assert not store.has(wanted.digest)
     take(server, wanted.digest, store)
     assert store.holds(wanted.digest)
@@ -324,7 +330,7 @@ def test_a_damaged_copy_is_never_used_while_the_depot_is_away(server: Server, st
         server.script = ["503"] * 3
         with pytest.raises(Unavailable):
             fetch(
-                server.url, wanted.digest, store, limits=Limits(tries=3), pause=lambda _: None,
+                server.url, wanted.digest, store, limits=FetchLimits(tries=3), pause=lambda _: None,
                 on_damaged=lambda: damaged.append(1),
             )  # fmt: skip
         assert not path.exists()

@@ -11,26 +11,10 @@ from weft.artifacts.pattern import Budget, PatternError, compile_pattern
 
 ATOM = st.sampled_from(
     [
-        "a",
-        "b",
-        "_",
-        "1",
-        r"\.",
-        ".",
-        r"\d",
-        r"\w",
-        r"\W",
-        r"\D",
-        r"\s",
-        "[ab]",
-        "[^a]",
-        "[a-c1]",
-        r"[\d_]",
-        "[]a]",
-        "[a-]",
-        r"\-",
+        "a", "b", "_", "1", r"\.", ".", r"\d", r"\w", r"\W", r"\D", r"\s", "[ab]", "[^a]", "[a-c1]", r"[\d_]", "[]a]",
+        "[a-]", r"\-",
     ]
-)
+)  # fmt: skip
 TEXTS = st.recursive(
     ATOM | st.sampled_from([r"\b", "^", "$", r"\B", ""]),
     lambda inner: (
@@ -75,14 +59,7 @@ def test_patterns_that_run_away_in_a_backtracking_matcher_are_matched_at_once(te
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "a{1000}{1000}",
-        "((a{100}){100}){100}",
-        "a" * 3000,
-        "(?:a{999}){9}",
-        "(?:" + "[a-m0-9_]" * 200 + "){30}",
-    ],
+    "text", ["a{1000}{1000}", "((a{100}){100}){100}", "a" * 3000, "(?:a{999}){9}", "(?:" + "[a-m0-9_]" * 200 + "){30}"]
 )
 def test_patterns_that_are_too_large_are_refused(text: str) -> None:
     with pytest.raises(PatternError):
@@ -92,35 +69,10 @@ def test_patterns_that_are_too_large_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "(?=a)",
-        "(?!a)",
-        "(?<=a)b",
-        r"(a)\1",
-        "(?i)a",
-        "(?P<n>a)",
-        "a++",
-        "a{,}",
-        "a{2,1}",
-        "(",
-        ")",
-        "[",
-        "[a",
-        "\\",
-        "*",
-        "a**",
-        "^*",
-        "[b-a]",
-        r"[a\b]",
-        r"[[:alpha:]]",
-        r"\pL",
-        r"\Qa\E",
-        r"\12",
-        "a{,2}",
-        "{1}",
-        r"\A",
-        "a{x}",
+        "(?=a)", "(?!a)", "(?<=a)b", r"(a)\1", "(?i)a", "(?P<n>a)", "a++", "a{,}", "a{2,1}", "(", ")", "[", "[a", "\\",
+        "*", "a**", "^*", "[b-a]", r"[a\b]", r"[[:alpha:]]", r"\pL", r"\Qa\E", r"\12", "a{,2}", "{1}", r"\A", "a{x}",
     ],
-)
+)  # fmt: skip
 def test_what_is_outside_the_language_is_refused(text: str) -> None:
     with pytest.raises(PatternError):
         compile_pattern(text, Budget())

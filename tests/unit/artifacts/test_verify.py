@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.artifacts.making import ADAPTER_CONFIG, Tensors, lora, pack, shape, weights
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.artifacts.errors import Reason, Refused
-from weft.artifacts.verify import (
-    ModelVerdict,
-    check_base_name,
-    last_part,
-    verdict_of,
-    verify_model,
-)
+from weft.artifacts.verify import ModelVerdict, check_base_name, last_part, verdict_of, verify_model
 from weft.domain.model.adapter import AdaptedModule, check_adapter
 from weft.domain.model.safetensors import Header, read_header
 from weft.domain.model.tensors import PROJECTIONS, linear_modules
@@ -96,25 +90,23 @@ def test_half_a_pair_is_a_missing_tensor(half: str) -> None:
     assert f"q_proj.lora_{half}" in error.message
 
 
-def test_a_module_the_config_asks_for_and_the_file_lacks_is_missing() -> None:
-    assert refusal(lora(projections=("q_proj",))).reason == Reason.SHAPE_MISMATCH
-
-
-def test_a_declared_rank_that_the_tensors_do_not_have_is_a_mismatch() -> None:
-    assert refusal(lora(rank=4), r=8).reason == Reason.SHAPE_MISMATCH
+@pytest.mark.parametrize(
+    ("tensors", "config"),
+    [
+        (lora(projections=("q_proj",)), {}),  # a module that the config asks for is missing
+        (lora(rank=4), {"r": 8}),  # a rank that the tensors do not have
+        ({}, {}),
+    ],
+)
+def test_tensors_that_are_not_those_of_the_config_do_not_fit(tensors: Tensors, config: dict[str, Any]) -> None:
+    assert refusal(tensors, **config).reason == Reason.SHAPE_MISMATCH
 
 
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        (
-            "base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight",
-            Reason.UNKNOWN_MODULE,
-        ),  # not selected
-        (
-            "base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight",
-            Reason.UNKNOWN_MODULE,
-        ),  # no such layer
+        ("base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight", Reason.UNKNOWN_MODULE),  # not selected
+        ("base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight", Reason.UNKNOWN_MODULE),  # no such layer
         ("base_model.model.model.layers.00.self_attn.q_proj.lora_A.weight", Reason.UNKNOWN_MODULE),
         ("base_model.model.model.layers.0.mlp.q_proj.lora_A.weight", Reason.UNKNOWN_MODULE),
         ("base_model.model.transformer.h.0.attn.c_attn.lora_A.weight", Reason.UNKNOWN_MODULE),
@@ -149,10 +141,6 @@ def test_a_target_that_the_base_does_not_have_is_unknown() -> None:
 def test_another_dtype_is_refused(dtype: str) -> None:
     error = refusal(lora() | {f"{Q0}.lora_A.weight": (dtype, np.ones((4, 16)))})
     assert error.reason == Reason.DTYPE_NOT_SUPPORTED
-
-
-def test_an_adapter_without_tensors_is_refused() -> None:
-    assert refusal({}).reason == Reason.SHAPE_MISMATCH
 
 
 @pytest.mark.parametrize(

@@ -75,30 +75,19 @@ def test_the_limit_can_be_raised_for_models() -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        b"[]",
-        b"nope",
-        b'{"a":}',
-        b"{}x",
-        b"\xff\xfe",
-        b'{"a":1}',
-        b'{"a":[]}',
-        b'{"__metadata__":{"a":1}}',
-        b'{"__metadata__":[]}',
-        b'{"a":NaN}',
-        b'{"a":' + b"9" * 5000 + b"}",
+        b"[]", b"nope", b'{"a":}', b"{}x", b"\xff\xfe", b'{"a":1}', b'{"a":[]}', b'{"__metadata__":{"a":1}}',
+        b'{"__metadata__":[]}', b'{"a":NaN}', b'{"a":' + b"9" * 5000 + b"}",
         b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}',
         b'{"a":{"dtype":"U8","dtype":"U8","shape":[0],"data_offsets":[0,0]}}',
-        b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0],"more":1}}',
-        b'{"a":{"dtype":"U8","shape":[0]}}',
+        b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0],"more":1}}', b'{"a":{"dtype":"U8","shape":[0]}}',
         b'{"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,0]}}',
         b'{"a":{"dtype":"U8","shape":[true],"data_offsets":[0,1]}}',
         b'{"a":{"dtype":"U8","shape":[1.0],"data_offsets":[0,1]}}',
         b'{"a":{"dtype":"U8","shape":0,"data_offsets":[0,0]}}',
         b'{"a":{"dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]}}',
-        b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
-        b'{"a":' * 150_000,
+        b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}", b'{"a":' * 150_000,
     ],
-)
+)  # fmt: skip
 def test_a_header_that_is_not_what_safetensors_defines_is_invalid(header: bytes) -> None:
     assert refusal(safetensors(header)) == Reason.HEADER_INVALID
 

@@ -28,7 +28,7 @@ def streamed(tokens: Sequence[bytes], stops: Sequence[str], steps: Sequence[int]
     """What a client gets; token i has the log probability -i."""
     route, sampling = Route("m", "n", "n/p", ""), Sampling(top_logprobs=0)
     request = PreparedRequest("r", "r", "n", route, (1,), "", 100, sampling, tokens.__getitem__, 0, tuple(stops))
-    one = RequestStream(request, 0, hold_s=1.0, now=0.0)
+    one = RequestStream(request, 0, hold_s=1.0, arrived=0.0, now=0.0)
     effects = one.handle(Assign("r", Epoch(1, 1), RUNNER, "a:1", 8), 0.0)
     marks = [0, *sorted(min(step, len(tokens)) for step in steps), len(tokens)]
     for a, b in itertools.pairwise(marks):

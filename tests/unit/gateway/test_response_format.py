@@ -11,9 +11,10 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from weft.domain.request import FinishReason, TokenLogprob
 from weft_gateway.core.events import Emit, TokenLogprobOut
 from weft_gateway.openai.logprobs import LEAST
-from weft_gateway.openai.response_format import ChatEncoder, CompletionEncoder, ResponseEncoder, ResponseMeta, Usage
+from weft_gateway.openai.response_format import ChatEncoder, CompletionEncoder, ResponseEncoder, usage_of
+from weft_gateway.openai.schema import Common, CompletionRequest
 
-USAGE = Usage(3, 5)
+USAGE = usage_of(3, 5)
 
 
 class Names:
@@ -28,8 +29,8 @@ class Names:
         return "</s>" if token == 0 else None if self.bytes_of(token) else f"token_id:{token}"
 
 
-def meta(n: int = 1, alternatives: int | None = None) -> ResponseMeta:
-    return ResponseMeta("r1", "m", 7, n, include_usage=False, alternatives=alternatives, names=Names())
+def meta(n: int = 1, alternatives: int | None = None) -> tuple[Common, Names, str, int]:
+    return CompletionRequest(model="m", prompt="p", n=n, logprobs=alternatives), Names(), "r1", 7
 
 
 def out(token: int, top: Sequence[tuple[int, float]] = (), start: int = 0) -> TokenLogprobOut:
@@ -43,7 +44,7 @@ def events(data: bytes) -> list[Any]:
 @pytest.mark.parametrize("make", [ChatEncoder, CompletionEncoder])
 def test_a_chunk_is_the_same_by_template_and_made_whole(make: type[Any]) -> None:
     text = 'quote " hole \x00text\x00 \N{SLIGHTLY SMILING FACE}'
-    plain, with_logprobs = make(meta(3)), make(meta(3, alternatives=0))
+    plain, with_logprobs = make(*meta(3)), make(*meta(3, alternatives=0))
     for index in range(3):
         (fast,) = events(plain.chunk(index, Emit("r", text)))
         (whole,) = events(with_logprobs.chunk(index, Emit("r", text)))
@@ -54,7 +55,7 @@ def test_a_chunk_is_the_same_by_template_and_made_whole(make: type[Any]) -> None
 
 
 def test_a_chat_of_several_choices_is_a_chat_to_the_client() -> None:
-    encoder: ResponseEncoder = ChatEncoder(meta(2))
+    encoder: ResponseEncoder = ChatEncoder(*meta(2))
     body = encoder.body([(Emit("r", "a"), FinishReason.EOS), (Emit("r", "b"), FinishReason.LENGTH)], USAGE)
     chat = ChatCompletion.model_validate_json(body)
     assert [(c.index, c.message.content, c.finish_reason) for c in chat.choices] == [
@@ -69,7 +70,7 @@ def test_a_chat_of_several_choices_is_a_chat_to_the_client() -> None:
 
 def test_parts_of_characters_special_and_unknown_tokens_are_spelled_by_name() -> None:
     emit = Emit("r", "hié", tuple(out(token) for token in (1, 2, 3, 4, 0, 9)))
-    body = ChatEncoder(meta(alternatives=0)).body([(emit, FinishReason.EOS)], USAGE)
+    body = ChatEncoder(*meta(alternatives=0)).body([(emit, FinishReason.EOS)], USAGE)
     logprobs = ChatCompletion.model_validate_json(body).choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
@@ -81,17 +82,17 @@ def test_parts_of_characters_special_and_unknown_tokens_are_spelled_by_name() ->
         ("</s>", None),
         ("token_id:9", None),
     ]
-    (event,) = events(CompletionEncoder(meta(alternatives=0)).chunk(0, emit))
+    (event,) = events(CompletionEncoder(*meta(alternatives=0)).chunk(0, emit))
     names = ["hi", "bytes:\\xc3", "bytes:\\xa9", "bytes: \\xf0\\x9f", "</s>", "token_id:9"]
     assert event["choices"][0]["logprobs"]["tokens"] == names
 
 
 def test_alternatives_are_as_many_as_asked_for_and_a_completion_adds_the_sampled_one() -> None:
     emit = Emit("r", "hi", (out(1, [(0, -0.1), (2, -0.2), (3, -0.3)], start=4),))
-    (chat,) = events(ChatEncoder(meta(alternatives=2)).chunk(0, emit))
+    (chat,) = events(ChatEncoder(*meta(alternatives=2)).chunk(0, emit))
     entry = chat["choices"][0]["logprobs"]["content"][0]
     assert [(one["token"], one["logprob"]) for one in entry["top_logprobs"]] == [("</s>", -0.1), ("\\xc3", -0.2)]
-    body = CompletionEncoder(meta(alternatives=2)).body([(emit, FinishReason.STOP)], USAGE)
+    body = CompletionEncoder(*meta(alternatives=2)).body([(emit, FinishReason.STOP)], USAGE)
     logprobs = Completion.model_validate_json(body).choices[0].logprobs
     assert logprobs is not None
     assert logprobs.top_logprobs == [{"</s>": -0.1, "bytes:\\xc3": -0.2, "hi": -0.5}]
@@ -101,6 +102,6 @@ def test_alternatives_are_as_many_as_asked_for_and_a_completion_adds_the_sampled
 @pytest.mark.parametrize("value", [float("-inf"), float("nan"), -1e30])
 def test_a_number_that_json_does_not_have_is_openais_stand_in(value: float) -> None:
     emit = Emit("r", "hi", (TokenLogprobOut(1, TokenLogprob(value, ((1, value),)), 0),))
-    (event,) = events(ChatEncoder(meta(alternatives=1)).chunk(0, emit))
+    (event,) = events(ChatEncoder(*meta(alternatives=1)).chunk(0, emit))
     entry = event["choices"][0]["logprobs"]["content"][0]
     assert (entry["logprob"], entry["top_logprobs"][0]["logprob"]) == (LEAST, LEAST)

@@ -38,7 +38,7 @@ def tables(draw: st.DrawFn) -> Routes:
 
 def table_of(change: Routes) -> RouteIndex:
     table = RouteIndex()
-    table.apply(change)
+    table.take(change)
     return table
 
 
@@ -74,18 +74,18 @@ def test_changes_lead_to_the_table_that_a_full_one_gives_and_name_the_pools_that
         pools=tuple(pool for pool in after.pools if pool not in before.pools),
         removed_pools=tuple(sorted({one.pool for one in before.pools} - {one.pool for one in after.pools})),
     )
-    changed = table.apply(delta)
+    changed = table.take(delta)
     for caller in (who, None):
         assert listing(table, caller) == listing(whole, caller)
     rows = {pool.pool: pool for pool in before.pools}, {pool.pool: pool for pool in after.pools}
     assert changed == sorted(name for name in rows[0] | rows[1] if rows[0].get(name) != rows[1].get(name))
-    assert table_of(before).apply(after) == changed, "a full table names them, too"
+    assert table_of(before).take(after) == changed, "a full table names them, too"
 
 
 def test_a_change_that_does_not_follow_leaves_the_table_as_it_was() -> None:
     table = table_of(Routes(4, True, routes=(Route("m", "n", "n/p", ""),), pools=(PoolRoute("n/p", "", ""),)))
     with pytest.raises(RoutesGap):
-        table.apply(Routes(6, False, base_version=5, removed_models=("m",)))
+        table.take(Routes(6, False, base_version=5, removed_models=("m",)))
     assert (table.version, table.find("m", ANY_NAMESPACE) is None) == (4, False)
 
 
@@ -107,7 +107,7 @@ def test_a_key_is_looked_up_by_its_hash() -> None:
     assert authenticate(None, table, auth=False) == ANY_NAMESPACE
     with pytest.raises(Unauthorized):
         authenticate(f"Bearer {key_hash}", table, auth=True)
-    table.apply(replace(Routes(2, False, base_version=1, keys_known=True), removed_keys=(key_hash,)))
+    table.take(replace(Routes(2, False, base_version=1, keys_known=True), removed_keys=(key_hash,)))
     with pytest.raises(Unauthorized):
         authenticate("Bearer geheim-ü", table, auth=True)
 
@@ -142,5 +142,5 @@ def test_a_change_and_a_tenants_listing_cost_the_same_beside_any_number_of_other
         routes += [Route(f"t{i}/x", f"t{i}", "z/p", "d") for i in range(others)]
         table = table_of(Routes(1, True, routes=tuple(routes), pools=(PoolRoute("z/p", "", ""),)))
         change = Routes(2, False, 1, routes=(Route("a/new", "a", "z/p", "d"),), removed_models=("a/x0",))
-        costs.add((lines_of(lambda t=table, c=change: t.apply(c)), lines_of(lambda t=table: listing(t, "a"))))
+        costs.add((lines_of(lambda t=table, c=change: t.take(c)), lines_of(lambda t=table: listing(t, "a"))))
     assert len(costs) == 1

@@ -82,7 +82,7 @@ def request(*, max_tokens: int = 100, stops: Sequence[str] = (), logprobs: bool 
 
 
 def stream(*, hold_s: float = 30.0, now: float = 0.0, available: bool = False, **fields: object) -> RequestStream:
-    return RequestStream(request(**fields), 0, hold_s=hold_s, now=now, available=available)  # type: ignore[arg-type]
+    return RequestStream(request(**fields), 0, hold_s=hold_s, arrived=now, now=now, available=available)  # type: ignore[arg-type]
 
 
 def assign(counter: int, runner: RunnerId = RUNNERS[0], term: int = 1) -> Assign:

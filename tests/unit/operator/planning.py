@@ -56,6 +56,7 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
         "scheduler": {
             "placement": "punica",
             "queue": "fcfs",
+            "agingSeconds": 60,
             "reservation": "calibrated",
             "maxSequences": 32,
             "maxBatchTokens": 512,

@@ -12,6 +12,7 @@ import pytest
 
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import FinishReason, Outcome
+from weft_predictor.core.conformal import WINDOW, ConformalCalibrator
 from weft_predictor.core.length_model import Arrays, LengthModel, ObservationResult
 
 TASKS = {"name": 24, "list": 60, "explain": 150, "essay": 450}
@@ -28,6 +29,13 @@ class Answer:
     query: PredictItem
     tokens: int
     censored: bool = False
+
+
+def check_calibrator(calibrator: ConformalCalibrator) -> None:
+    """The two views of a calibrator hold the same scores, within the window."""
+    scores = calibrator.scores()
+    assert sorted(scores) == calibrator._sorted, "the sorted view and the window differ"
+    assert 0 <= calibrator.prior <= len(scores) <= max(WINDOW, calibrator.prior), "the window is over its bound"
 
 
 class CountingModel:

@@ -5,9 +5,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from tests.unit.predictor.conftest import teach
+from tests.unit.predictor.conftest import check_calibrator, teach
 from weft_predictor.checkpoint import load, save
-from weft_predictor.core.conformal import check_calibrator
 from weft_predictor.core.ridge_model import RidgeModel
 from weft_predictor.errors import CorruptModel
 from weft_predictor.main import first_model

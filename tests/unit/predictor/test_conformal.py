@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.predictor.conftest import check_calibrator
 from weft_predictor.core.conformal import (
     OWN_SCORES,
     PRIOR_SCORES,
     WINDOW,
     ConformalCalibrator,
     ConformalCalibrators,
-    check_calibrator,
 )
 
 score = st.floats(-20, 20)

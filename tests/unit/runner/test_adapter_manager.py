@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from harness.desired import desired, whole
 from weft.domain.adapter import DesiredAdapter, DesiredChange, Tier
-from weft_runner.core.adapter import HostCopy, State
+from weft_runner.core.adapter import HostCopy, LoadState
 from weft_runner.core.adapter_manager import AdapterManager, check_adapters
 from weft_runner.core.events import DropHost, Fetch, Load, Retain, Unload
 from weft_runner.core.page_table import PageTable
@@ -383,7 +383,7 @@ def test_what_a_sequence_named_stays_on_disk_without_being_desired(monkeypatch):
         h.leave(0)
         h.book.apply(DesiredChange(2 + i, full=i % 2 == 0))
         h.settle()
-        assert h.book.adapters[f"d{i}"].state is State.RESIDENT
+        assert h.book.adapters[f"d{i}"].state is LoadState.RESIDENT
         assert len(h.disk) <= 16, "the least recently used are forgotten beyond a bound"
     assert {f"d{i}" for i in range(30, 40)} <= h.disk
 
@@ -399,7 +399,7 @@ def test_tiers_fall_from_device_to_host_to_disk():
     assert book.adapters["b"].nearest_tier is Tier.DEVICE, "its slot is not needed before c is on disk"
     book.on_fetched("c", n_bytes=None, host_bytes=None)
     assert book.adapters["b"].nearest_tier is Tier.HOST
-    assert book.adapters["c"].state is State.LOADING
+    assert book.adapters["c"].state is LoadState.LOADING
 
 
 @pytest.mark.parametrize("held", [True, False])
@@ -440,7 +440,7 @@ def test_slow_downloads_hold_neither_slots_nor_pages():
 def use(book: AdapterManager, digest: str, *, host_bytes: int = 1, load_cost: float = 1.0) -> None:
     """One sequence of that adapter comes, runs and goes."""
     if not book.acquire(digest):
-        if book.adapters[digest].state is State.FETCHING:
+        if book.adapters[digest].state is LoadState.FETCHING:
             book.on_fetched(digest, n_bytes=None, host_bytes=None)
         book.on_loaded(digest, rank=1, n_bytes=1, host_bytes=host_bytes, load_cost=load_cost)
     book.release(digest, joined=True)

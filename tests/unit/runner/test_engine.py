@@ -18,7 +18,7 @@ from weft.domain.runner import Registered
 from weft_runner.core.events import Drain, Fetch, Load, Retain
 from weft_runner.core.request_pool import check_pool
 from weft_runner.core.runner import RETRY_S
-from weft_runner.core.sequence import Phase
+from weft_runner.core.sequence import SequencePhase
 from weft_runner.errors import ArtifactUnreachable
 from weft_runner.shell.engine import EngineThread
 
@@ -80,7 +80,7 @@ def test_the_batch_runs_on_while_an_adapter_loads_and_the_request_joins_at_a_lat
     driver.beat(10)
     assert len(driver.answer("base")) == 10
     assert driver.answer("tuned") == []
-    assert driver.pool.sequences["tuned"].phase is Phase.WAITING
+    assert driver.pool.sequences["tuned"].phase is SequencePhase.WAITING
     source.gate.set()
     driver.finish()
     assert len(driver.answer("tuned")) == 5
@@ -134,7 +134,7 @@ def test_a_slow_download_does_not_hold_up_the_next_adapter(drive, world):
     while "runs" in driver.pool.sequences or not driver.events:
         driver.beat()
     assert len(driver.answer("runs")) == 3
-    assert driver.pool.sequences["waits"].phase is Phase.WAITING
+    assert driver.pool.sequences["waits"].phase is SequencePhase.WAITING
     source.gate.set()
     driver.finish()
 

@@ -18,7 +18,7 @@ from weft.domain.model.config import ModelSpec
 from weft.domain.request import EndReason, NoCapacity, Sampling
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import load
-from weft_kernels.cpu.memory import Memory
+from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.events import Fetch, Fetched, Load
 from weft_runner.core.request_pool import check_pool
@@ -26,8 +26,7 @@ from weft_runner.errors import ArtifactUnreachable
 from weft_runner.model.adapter_store import HostTensorStore
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
-from weft_runner.shell.adapter_pool import AdapterPool
-from weft_runner.shell.load_results import InSlot
+from weft_runner.shell.adapter_pool import AdapterPool, InSlot
 
 GREEDY = Sampling(ignore_eos=True)
 P = 16
@@ -321,7 +320,7 @@ def test_an_adapter_of_tier_host_stays_in_host_memory_though_copies_are_not_kept
 
 
 def test_discarded_memory_reads_as_zeros_and_its_neighbours_stay():
-    memory = Memory(5 * mmap.PAGESIZE)
+    memory = MappedMemory(5 * mmap.PAGESIZE)
     view = memory._bytes
     start = memory.address - torch.frombuffer(view, dtype=torch.uint8).data_ptr()
     bytes_of = torch.frombuffer(view, dtype=torch.uint8)[start : start + memory.n_bytes]

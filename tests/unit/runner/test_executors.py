@@ -11,7 +11,7 @@ from weft_runner import executors
 from weft_runner.errors import ExecutorUnavailable
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.reference.executor import ReferenceExecutor
-from weft_runner.settings import Settings, parse_settings
+from weft_runner.settings import RunnerSettings, parse_settings
 
 FLAGS = [
     "--listen=127.0.0.1:1",
@@ -34,7 +34,7 @@ def odd_heads(spec: ModelSpec) -> str:
     return "head_dim 7 is odd"
 
 
-def settings(*flags: str) -> Settings:
+def settings(*flags: str) -> RunnerSettings:
     return parse_settings([*FLAGS, *flags])
 
 

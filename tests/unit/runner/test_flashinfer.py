@@ -17,7 +17,7 @@ from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import ExecutorUnavailable
 from weft_runner.model.cuda import flashinfer
 from weft_runner.model.cuda.flashinfer import FlashInfer, page_table, unsupported_reason
-from weft_runner.model.step import Step, StepRow
+from weft_runner.model.step import StepInput, StepRow
 
 INSTALLED = importlib.util.find_spec("flashinfer") is not None
 
@@ -34,7 +34,7 @@ def test_a_page_table_names_every_token_of_each_context_in_order_and_nothing_els
         pages = tuple(next(free) for _ in range(n_pages))
         step_rows.append(StepRow(start, start + count, position, pages, samples=True))
         start += count
-    step = Step([0] * start, tuple(step_rows), SegmentPlan(start, ()))
+    step = StepInput([0] * start, tuple(step_rows), SegmentPlan(start, ()))
     queries, bounds, pages, last = page_table(step.arrays, page_tokens)
     assert [part.dtype for part in (queries, bounds, pages, last)] == [np.int32] * 4
     assert queries.tolist() == [0, *(row.end for row in step_rows)]

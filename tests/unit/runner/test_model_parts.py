@@ -14,10 +14,10 @@ from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import AdapterInvalid, WeightsInvalid
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.lora import SITES, adapter_pairs, build_adapter
+from weft_runner.model.lora import SITES, adapter_pairs, stack_adapter
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
-from weft_runner.model.step import Step, StepRow, check_step
+from weft_runner.model.step import StepInput, StepRow, check_step
 from weft_runner.model.weights import load_weights
 
 # ---- spec
@@ -150,12 +150,12 @@ def test_an_adapter_that_does_not_fit_is_refused_by_name(world, change, word):
     tensors = map_tensors(world.write_adapter("a") / "adapter_model.safetensors")
     change(tensors)
     with pytest.raises(AdapterInvalid, match=word):
-        build_adapter(tensors, One(), world.spec)
+        stack_adapter(adapter_pairs(tensors, One(), world.spec), world.spec)
 
 
 def test_an_adapter_keeps_its_true_ranks_and_counts_its_bytes(world):
     tensors = map_tensors(world.write_adapter("a", rank=3, modules=("q_proj", "v_proj")) / "adapter_model.safetensors")
-    adapter = build_adapter(tensors, One(), world.spec)
+    adapter = stack_adapter(adapter_pairs(tensors, One(), world.spec), world.spec)
     assert (adapter.rank, adapter.site_rank) == (3, 6)
     assert adapter.n_bytes == sum(t.numel() * 4 for t in tensors.values())
     assert [site is None for site in adapter.sites[0]] == [False, True, True, True]
@@ -193,7 +193,7 @@ def test_pairs_are_the_tensors_of_each_site_in_the_order_of_the_stacked_base(dat
         assert pair.a is tensors[tensor_name(layer, pair.projection, "A")]
         assert pair.b is tensors[tensor_name(layer, pair.projection, "B")]
         assert (pair.rank, pair.scale) == (ranks[layer, pair.projection], ByName().scale_of(pair.projection))
-    built = build_adapter(tensors, ByName(), spec)
+    built = stack_adapter(adapter_pairs(tensors, ByName(), spec), spec)
     assert built.rank == max(ranks.values())
     assert built.n_bytes == 4 * sum(tensor.numel() for tensor in tensors.values())
 
@@ -218,15 +218,15 @@ def test_a_scale_that_is_no_number_is_refused(world):
             return math.inf
 
     with pytest.raises(AdapterInvalid, match="scale"):
-        build_adapter(tensors, Wrong(), world.spec)
+        stack_adapter(adapter_pairs(tensors, Wrong(), world.spec), world.spec)
 
 
 # ---- the executor's seam
 
 
-def one_row_step(tokens: tuple[int, ...], position: int = 0) -> Step:
+def one_row_step(tokens: tuple[int, ...], position: int = 0) -> StepInput:
     row = StepRow(0, len(tokens), position, (1, 0), samples=True)
-    return Step(tokens, (row,), SegmentPlan(len(tokens), ()))
+    return StepInput(tokens, (row,), SegmentPlan(len(tokens), ()))
 
 
 def executor_of(world) -> ReferenceExecutor:

@@ -18,7 +18,7 @@ from weft.domain.ids import Epoch
 from weft.domain.request import Ended, EndReason, NoCapacity, SequenceTokens
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import BatchLimits
-from weft_runner.core.events import Fetch, Load, Unload
+from weft_runner.core.events import Fetch, Fetched, FetchFailed, Load, Loaded, LoadFailed, Unload
 from weft_runner.core.request_pool import RequestPool, check_pool
 from weft_runner.core.sampling import SampledToken
 
@@ -102,14 +102,15 @@ class Device:
         order = self.loading.pop(index)
         if isinstance(order, Fetch):
             if fails is None:
-                self.pool.fetched(order.digest, n_bytes=SIZES[order.digest] if order.measure else None, host_bytes=None)
+                n_bytes = SIZES[order.digest] if order.measure else None
+                self.pool.on_adapter_event(Fetched(order.digest, n_bytes, None))
             else:
-                self.pool.fetch_failed(order.digest, fails, "broken")
+                self.pool.on_adapter_event(FetchFailed(order.digest, fails, "broken", permanent=False))
         elif fails is not None:
-            self.pool.load_failed(order.digest, fails, "broken")
+            self.pool.on_adapter_event(LoadFailed(order.digest, fails, "broken", permanent=False))
         else:
             self.in_slots[order.slot] = order.digest
-            self.pool.loaded(order.digest, rank=1, n_bytes=SIZES[order.digest], host_bytes=None, load_cost=1.0)
+            self.pool.on_adapter_event(Loaded(order.digest, 1, SIZES[order.digest], None, 1.0))
         self.execute()
 
     def check(self) -> None:
@@ -155,7 +156,7 @@ class MemoryMachine(RuleBasedStateMachine):
             key, self.counter, prompt, max_tokens, adapter=adapter, emitted=(1,) * emitted,
             reservation_tokens=reservation, cache_salt=salt,
         )  # fmt: skip
-        self.pool.start(request, session(owner), "g")
+        self.pool.start(request, session(owner), "g", 0.0)
         self.live.pop(key, None)
         if key in self.pool.sequences:
             self.live[key] = request.epoch
@@ -238,7 +239,7 @@ def test_a_pinned_adapter_that_made_way_is_loaded_again_as_soon_as_its_pages_are
     device.execute()
     while device.loading:
         device.load()
-    pool.start(start_of("r", 1, (1,) * 38, 1, adapter=""), session(), "g")  # ten pages: seven are free
+    pool.start(start_of("r", 1, (1,) * 38, 1, adapter=""), session(), "g", 0.0)  # ten pages: seven are free
     device.execute()
     assert not device.in_slots
     assert not device.loading
@@ -288,6 +289,7 @@ def test_adapters_and_sequences_do_not_starve_each_other(wants, pinned):
                     ),
                     session(),
                     "g",
+                    0.0,
                 )
         device.step(iter([5] * 5))
         if device.loading and turn % 3 == 0:

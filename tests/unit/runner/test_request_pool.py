@@ -15,11 +15,11 @@ from weft.domain.ids import Epoch
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, SequenceTokens
 from weft_runner.core.admission import HighestEpochs, PoolLimits
 from weft_runner.core.batch import Batch, BatchLimits
-from weft_runner.core.events import Fetch, Load
+from weft_runner.core.events import Fetch, Fetched, FetchFailed, Load, Loaded, LoadFailed
 from weft_runner.core.request_pool import RequestPool, check_pool
 from weft_runner.core.reservation import first_reservation_pages, next_growth
 from weft_runner.core.sampling import SampledToken
-from weft_runner.core.sequence import Phase, Sequence
+from weft_runner.core.sequence import Sequence, SequencePhase
 
 EOS = 0
 LIMITS = PoolLimits(
@@ -36,7 +36,7 @@ LIMITS = PoolLimits(
 
 
 def begin(pool: RequestPool, key: str, counter: int, prompt: int, max_tokens: int, owner=1, gateway="g", **fields):
-    pool.start(start_of(key, counter, (1,) * prompt, max_tokens, **fields), session(owner), gateway)
+    pool.start(start_of(key, counter, (1,) * prompt, max_tokens, **fields), session(owner), gateway, 0.0)
 
 
 def step(pool: RequestPool, token: int = 5) -> None:
@@ -48,8 +48,8 @@ def step(pool: RequestPool, token: int = 5) -> None:
 
 def bring(pool: RequestPool, digest: str) -> None:
     """Its file arrives, then it is loaded."""
-    pool.fetched(digest, n_bytes=None, host_bytes=None)
-    pool.loaded(digest, rank=1, n_bytes=1, host_bytes=1, load_cost=1.0)
+    pool.on_adapter_event(Fetched(digest, None, None))
+    pool.on_adapter_event(Loaded(digest, 1, 1, 1, 1.0))
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -87,7 +87,7 @@ class PoolMachine(RuleBasedStateMachine):
         )  # fmt: skip
         known = self.pool.epochs.is_stale(key, request.epoch)
         before = self.live.get(key)
-        self.pool.start(request, session(owner), "g")
+        self.pool.start(request, session(owner), "g", 0.0)
         if known:
             assert self.live.get(key) == before
             return
@@ -125,13 +125,13 @@ class PoolMachine(RuleBasedStateMachine):
     def transfer(self, fails: EndReason | None) -> None:
         match self.transfers.pop(0), fails:
             case Load(digest), None:
-                self.pool.loaded(digest, rank=1, n_bytes=1, host_bytes=1, load_cost=1.0)
+                self.pool.on_adapter_event(Loaded(digest, 1, 1, 1, 1.0))
             case Load(digest), reason:
-                self.pool.load_failed(digest, reason, "broken")
+                self.pool.on_adapter_event(LoadFailed(digest, reason, "broken", permanent=False))
             case Fetch(digest), None:
-                self.pool.fetched(digest, n_bytes=None, host_bytes=None)
+                self.pool.on_adapter_event(Fetched(digest, None, None))
             case Fetch(digest), reason:
-                self.pool.fetch_failed(digest, reason, "broken")
+                self.pool.on_adapter_event(FetchFailed(digest, reason, "broken", permanent=False))
         self.hear()
 
     @rule(wanted=st.sets(st.sampled_from("abc")))
@@ -271,7 +271,7 @@ def test_whoever_joins_or_leaves_nobody_is_passed_for_long_and_no_batch_is_large
             case "leave" if pool.sequences:
                 key = data.draw(st.sampled_from(sorted(pool.sequences)))
                 pool.stop(key, pool.sequences[key].start.epoch, pool.sequences[key].owner)
-        decoding = sum(s.phase is Phase.DECODE for s in pool.sequences.values())
+        decoding = sum(s.phase is SequencePhase.DECODE for s in pool.sequences.values())
         batch = beat(pool, flying, batches)
         assert len(batch.rows) - batch.n_prefills <= -(-decoding // batches)
         waited = {key: waited.get(key, 0) + bool(batch.rows) for key, s in pool.sequences.items() if not s.in_flight}
@@ -301,6 +301,19 @@ def test_in_flight_nobody_grows_pauses_or_reads_what_others_have_computed():
     assert pool.runnable
     assert len(pool.schedule(2).rows) == 1
     assert pool.pages.held_by("a") == 2
+
+
+def test_prompts_run_in_the_order_of_arrival_and_of_what_the_policy_adds_to_it():
+    """Whatever the order of their Starts: a migrated request keeps its age."""
+    pool = RequestPool(LIMITS)
+    for key, waited_s, delay_s in (("young", 1.0, 0.0), ("old", 9.0, 0.0), ("long", 9.5, 4.0)):
+        begin(pool, key, 1, prompt=7, max_tokens=2, waited_s=waited_s, delay_s=delay_s)
+    through: list[str] = []
+    while len(through) < 3:
+        batch = pool.schedule()
+        through += [row.key for row in batch.rows[: batch.n_prefills] if row.samples]
+        pool.account(batch, {row.key: SampledToken(5) for row in batch.rows if row.samples}, {})
+    assert through == ["old", "long", "young"]
 
 
 def test_an_epoch_that_is_not_above_the_highest_seen_is_ignored_and_one_above_replaces():
@@ -390,6 +403,17 @@ def test_a_reservation_of_nothing_still_grows_by_a_page_at_a_time():
     assert pool.sequences["r"].reservation_tokens == 4
 
 
+def test_one_that_reserves_nothing_ahead_takes_a_page_whenever_it_needs_one():
+    pool = RequestPool(LIMITS)
+    begin(pool, "r", 1, prompt=4, max_tokens=20, reservation_tokens=1, by_page=True)
+    held: list[int] = []
+    while "r" in pool.sequences:
+        held.append(pool.pages.held_by("r"))
+        step(pool)
+    assert [*dict.fromkeys(held)] == [2, 3, 4, 5, 6]
+    assert (pool.reservations.doublings, pool.reservations.grown_pages) == (0, 4)
+
+
 def test_a_partial_grant_is_completed_before_the_reservation_doubles_again():
     pool = RequestPool(replace(LIMITS, total_pages=6))
     begin(pool, "r", 1, prompt=4, max_tokens=30, reservation_tokens=8)
@@ -421,7 +445,7 @@ def test_without_a_free_page_a_sequence_pauses_keeps_its_place_and_gets_the_firs
     assert pool.paused() == []
     assert pool.pages.pages_of("old")[:1] == held, "it kept its pages"
     step(pool)
-    assert pool.sequences["old"].phase is Phase.DECODE
+    assert pool.sequences["old"].phase is SequencePhase.DECODE
 
 
 def test_freed_pages_go_to_the_longest_paused_sequence_before_any_newcomer():
@@ -476,7 +500,7 @@ def test_max_tokens_counts_the_emitted_ones_and_the_context_ends_an_answer():
 def test_an_impossible_request_ends_alone_with_its_reason(fields, why):
     pool = RequestPool(LIMITS)
     begin(pool, "good", 1, prompt=2, max_tokens=2)
-    pool.start(replace(start_of("bad", 2, (1, 1), 2), **fields), session(), "g")
+    pool.start(replace(start_of("bad", 2, (1, 1), 2), **fields), session(), "g", 0.0)
     (event,) = flat(pool.take_messages())
     assert isinstance(event, Ended)
     assert (event.request_id, event.reason) == ("bad", EndReason.INTERNAL)
@@ -524,7 +548,7 @@ def test_neither_a_sequence_nor_a_report_costs_more_with_the_number_of_adapters_
     bring(pool, "a7")
     step(pool)
     step(pool)
-    pool.fetch_failed("a9", EndReason.LOAD_FAILED, "torn")
+    pool.on_adapter_event(FetchFailed("a9", EndReason.LOAD_FAILED, "torn", permanent=False))
     pool.adapters.adapters = adapters
     state = state_of(pool)
     assert {(a.digest, a.error) for a in state.adapters} == {("a0", ""), ("a7", ""), ("a9", "torn")}
@@ -538,7 +562,7 @@ def test_a_load_that_fails_ends_only_those_who_waited_for_it():
     pool = RequestPool(LIMITS)
     for i, adapter in enumerate(("a", "b", "a")):
         begin(pool, f"r{i}", i + 1, prompt=2, max_tokens=4, adapter=adapter)
-    pool.fetch_failed("a", EndReason.UNKNOWN_ADAPTER, "the depot does not hold it")
+    pool.on_adapter_event(FetchFailed("a", EndReason.UNKNOWN_ADAPTER, "the depot does not hold it", permanent=False))
     assert {(e.request_id, e.reason) for e in flat(pool.take_messages()) if isinstance(e, Ended)} == {
         ("r0", EndReason.UNKNOWN_ADAPTER),
         ("r2", EndReason.UNKNOWN_ADAPTER),
@@ -585,6 +609,7 @@ def test_growth_asks_for_a_page_at_least_and_never_for_more_than_can_be_filled(
         session(),
         "g",
         admitted=1,
+        now=0.0,
         max_context_tokens=context,
     )
     reserved = first_reservation_pages(base, reservation, page_tokens, context)

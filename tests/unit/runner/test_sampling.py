@@ -11,10 +11,15 @@ from hypothesis import strategies as st
 from weft.domain.request import Sampling
 from weft_runner.core.sampling import SampledToken, logit_adjustments
 from weft_runner.model import sampling as sampling_module
-from weft_runner.model.sampling import SamplingArgs, mass_bits, masses, random_bits, sample, uniform
+from weft_runner.model.sampling import SamplingArgs, mass_bits, masses, random_bits, sample
 
 ROW = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
 finite_logits = st.lists(st.floats(-60, 60, width=32), min_size=1, max_size=60)
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """A number in [0, 1) of a draw's bits."""
+    return random_bits(seed, choice, position) / 2**53
 
 
 def tokens_of(logits: torch.Tensor, sampling: Sampling, n: int, answer: tuple[int, ...] = ()) -> list[int]:
@@ -37,7 +42,7 @@ def one(logits: torch.Tensor, sampling: Sampling, position: int = 0, answer: tup
 def test_a_draw_is_a_pure_number_in_the_unit_interval(seed, choice, position):
     draw = uniform(seed, choice, position)
     assert 0.0 <= draw < 1.0
-    assert draw == uniform(seed, choice, position) == random_bits(seed, choice, position) / 2**53
+    assert draw == uniform(seed, choice, position)
 
 
 def test_draws_of_neighbouring_positions_seeds_and_choices_are_spread_evenly():

@@ -14,12 +14,12 @@ from prometheus_client import CollectorRegistry
 from harness.waiting import PATIENCE_S
 from weft.domain.ids import RunnerId
 from weft.domain.request import Stop
-from weft.wire.codec import RUNNER_TO_GATEWAY
+from weft.wire.codec.session import RUNNER_TO_GATEWAY
 from weft.wire.streams import SendQueue
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
 from weft_runner.shell.engine import EngineThread
-from weft_runner.shell.metrics import Metrics
+from weft_runner.shell.metrics import RunnerMetrics
 from weft_runner.shell.server import RunnerServer
 
 Open = Callable[[str], Awaitable[tuple[SendQueue[GatewayToRunner], Any]]]
@@ -29,7 +29,7 @@ Open = Callable[[str], Awaitable[tuple[SendQueue[GatewayToRunner], Any]]]
 async def session_with(driver: Any) -> AsyncIterator[tuple[SendQueue[GatewayToRunner], Any, Open]]:
     """A gateway's outbox and its call, on a server over this driver's engine, and what opens another's."""
     loop = asyncio.get_running_loop()
-    runner = RunnerServer(driver.engine, RunnerId("u", "i"), Metrics(CollectorRegistry(), "m", 64))
+    runner = RunnerServer(driver.engine, RunnerId("u", "i"), RunnerMetrics(CollectorRegistry(), "m", 64))
     driver.engine._on_output = lambda output: loop.call_soon_threadsafe(runner.deliver, output)
     thread = EngineThread(driver.engine, 1, lambda _: None)
     server = grpc.aio.server()

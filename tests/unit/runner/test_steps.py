@@ -9,8 +9,8 @@ import pytest
 from weft.domain.ids import Epoch
 from weft.domain.request import Sampling, Stop
 from weft_kernels.plan import Segment, SegmentPlan
-from weft_runner.core.sequence import Phase
-from weft_runner.model.step import Step, StepRow, check_step
+from weft_runner.core.sequence import SequencePhase
+from weft_runner.model.step import StepInput, StepRow, check_step
 from weft_runner.step.builder import StepBuilder
 
 GREEDY = Sampling(ignore_eos=True)
@@ -21,10 +21,10 @@ class Watched:
 
     def __init__(self, driver: Any) -> None:
         self.driver, self.inner = driver, driver.engine.executor
-        self.steps: list[Step] = []
+        self.steps: list[StepInput] = []
         self.shapes: list[tuple[int, int]] = []
 
-    def run(self, step: Step) -> Any:
+    def run(self, step: StepInput) -> Any:
         pool, engine = self.driver.pool, self.driver.engine
         batch = pool.schedule() if pool.scheduler.standing is not None else None
         if batch is not None:
@@ -33,7 +33,7 @@ class Watched:
             assert list(step.tokens) == list(fresh.tokens)
             assert step.rows == fresh.rows
             assert step.plan == fresh.plan
-        anew = Step(list(step.tokens), step.rows, step.plan).arrays
+        anew = StepInput(list(step.tokens), step.rows, step.plan).arrays
         for name in ("tokens", "rows", "pages", "segments", "sampled"):
             kept = getattr(step.arrays, name)
             assert np.array_equal(kept, getattr(anew, name)), name
@@ -67,7 +67,7 @@ def test_every_step_of_any_trace_is_what_building_it_anew_gives(drive, world, se
             adapter, tokens = drawn.choice(["", "a0", "a1", "a2"]), drawn.choices(range(3, 60), k=drawn.randint(1, 12))
             made += 1
             driver.post(driver.request(f"r{made}", tokens, drawn.randint(1, 30), adapter, reservation_tokens=4))
-        stuck = sequences and all(s.phase is Phase.PAUSED for s in sequences.values())
+        stuck = sequences and all(s.phase is SequencePhase.PAUSED for s in sequences.values())
         if stuck or (sequences and drawn.random() < 0.05):
             driver.post(Stop(drawn.choice(sorted(sequences)), Epoch(9, 9)))
         driver.beat()
@@ -102,7 +102,7 @@ def test_a_row_that_outgrows_its_pages_is_given_them_before_the_step_that_needs_
 
 def test_arrays_say_what_the_rows_say():
     rows = (StepRow(0, 3, 4, (7, 2), samples=False), StepRow(3, 4, 9, (1, 5, 3), samples=True))
-    step = Step([11, 12, 13, 14], rows, SegmentPlan(4, (Segment(0, 4, 2, 8),)))
+    step = StepInput([11, 12, 13, 14], rows, SegmentPlan(4, (Segment(0, 4, 2, 8),)))
     arrays = step.arrays
     assert arrays.tokens.tolist() == [11, 12, 13, 14]
     assert arrays.rows.tolist() == [[0, 3, 4, 0], [3, 4, 9, 2]]
@@ -113,7 +113,7 @@ def test_arrays_say_what_the_rows_say():
 
 def test_an_advance_moves_tokens_and_positions_where_they_are():
     rows = tuple(StepRow(i, i + 1, 5 + i, (i,), samples=True) for i in range(2))
-    step = Step([1, 2], rows, SegmentPlan(2, ()))
+    step = StepInput([1, 2], rows, SegmentPlan(2, ()))
     arrays = step.arrays
     addresses = arrays.tokens.ctypes.data, arrays.rows.ctypes.data
     step.advance([3, 4], [6, 7])

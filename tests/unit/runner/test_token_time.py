@@ -32,7 +32,7 @@ def test_beside_running_rows_a_prompt_is_chunked_to_the_token_time_and_alone_it_
     assert all(len(batch.rows) == 2 for batch in driver.batches[-4:]), "the running row has its token every time"
 
 
-@pytest.mark.parametrize("limits", [NO_TIME, BatchLimits(1, 512, 0.5), BatchLimits(3, 90, 2.0, prefill_age=1)], ids=str)
+@pytest.mark.parametrize("limits", [NO_TIME, BatchLimits(1, 512, 0.5), BatchLimits(3, 90, 2.0)], ids=str)
 def test_chunks_passing_and_age_change_no_text(drive, world, limits):
     world.write_adapter("a", rank=4)
 
@@ -43,7 +43,7 @@ def test_chunks_passing_and_age_change_no_text(drive, world, limits):
         driver.finish()
         return [driver.answer(f"r{i}") for i in range(6)]
 
-    whole = answers(drive(batch=BatchLimits(1, 512, prefill_age=0), page_tokens=16))
+    whole = answers(drive(batch=BatchLimits(1, 512), page_tokens=16))
     assert answers(drive(batch=limits, page_tokens=16)) == whole
 
 

@@ -13,8 +13,8 @@ from weft.domain.request import Cancel, ResubmitComplete, Submit
 from weft.domain.routes import PoolSpec, RegistryChange, RegistryHello
 from weft.telemetry.invariants import InvariantViolated
 from weft_scheduler import server as shell
-from weft_scheduler.core.config import Config
-from weft_scheduler.metrics import Metrics
+from weft_scheduler.core.config import SchedulerConfig
+from weft_scheduler.metrics import SchedulerMetrics
 from weft_scheduler.server import Server
 from weft_scheduler.term_file import TermFile
 
@@ -29,7 +29,7 @@ def violations(check: str) -> float:
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Server]:
     """With one request that waits. Looks at its gauges, and at its state, only when a test does."""
-    made = Server(Config(), TermFile(tmp_path), asyncio.Event(), metrics=Metrics(CollectorRegistry()))
+    made = Server(SchedulerConfig(), TermFile(tmp_path), asyncio.Event(), metrics=SchedulerMetrics(CollectorRegistry()))
     made.feed(Connected(OPERATOR, RegistryHello()))
     made.feed(Received(OPERATOR, RegistryChange(True, (PoolSpec(POOL, "sha256:base", "base"),))))
     made.feed(Connected(GATEWAY))

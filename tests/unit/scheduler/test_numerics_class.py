@@ -15,7 +15,7 @@ from weft.domain.machine import Kind, Peer, Received
 from weft.domain.request import Assign, Failed, FailReason, Started, Submit
 from weft.domain.runner import ClusterReport
 from weft_scheduler.core.effects import Requeued, Resumed
-from weft_scheduler.metrics import Metrics
+from weft_scheduler.metrics import SchedulerMetrics
 
 A, B = "cpu/1/tile32/bf16/tp1", "cpu/1/portable/bf16/tp1"
 Picked = Callable[..., list[Any]]
@@ -224,7 +224,7 @@ def test_a_move_costs_little_more_at_thousands_of_runners_than_at_a_hundred() ->
 
 def test_moves_are_counted_by_whether_the_class_stays() -> None:
     registry = CollectorRegistry()
-    metrics = Metrics(registry)
+    metrics = SchedulerMetrics(registry)
     for to in (A, A, B):
         metrics.count(Resumed("r", POOL, RunnerId("a", "i"), A, to))
     values = {c: registry.get_sample_value("weft_scheduler_resumed_total", {"classes": c}) for c in ("same", "across")}

@@ -52,12 +52,13 @@ def test_a_full_buffer_rejects_gateways_and_closes_their_streams_when_half_is_fr
     new_driver: Any, picked: Picked
 ) -> None:
     driver = new_driver(max_outcomes=4).start()
+    driver.submit("waits")
     for i in range(6):
         driver.outcome(f"r{i}")
     assert len(driver.state.outcomes.outcomes) == 4
     assert not picked(driver.supervisor_sends(OutcomeAck(("r0",))), Close)
     assert [e.peer.name for e in picked(driver.supervisor_sends(OutcomeAck(("r1",))), Close)] == ["g"]
-    driver.close_gateway()
+    assert not driver.knows("waits"), "it submits it again, if it lives: else nobody would answer its Assign"
     driver.gateway()
     assert picked(driver.outcome("r4"), OutcomeReport)
 

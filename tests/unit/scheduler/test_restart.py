@@ -7,11 +7,11 @@ import pytest
 
 from harness.scheduler_driver import sequence
 from weft.domain.ids import Epoch, RunnerId
-from weft.domain.machine import Send
+from weft.domain.machine import PersistTerm, Send
 from weft.domain.request import Assign, FailReason, ResubmitComplete, RunnerGone
 from weft.domain.routes import Keys, RegistryChange, Routes
 from weft.domain.runner import Resync, SchedulerHello, SequenceState
-from weft_scheduler.core.effects import PersistTerm, Requeued, Stale
+from weft_scheduler.core.effects import Requeued, Stale
 from weft_scheduler.core.model.request import Phase
 
 Picked = Callable[..., list[Any]]

@@ -19,7 +19,7 @@ from weft.domain.request import Assign, OutcomeReport, ResubmitComplete, Submit
 from weft.domain.routes import AdapterStatus, PoolSpec, RegistryChange, Routes
 from weft.domain.runner import ClusterReport, OrderedRunner, ReportedRunner, RunnerFigures, RunnerReport, RunnerSpec
 from weft_scheduler.core.check import check_accounts, check_placement_index
-from weft_scheduler.core.config import Config
+from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.effects import Effect
 from weft_scheduler.core.scheduler import Scheduler
 
@@ -33,7 +33,7 @@ class Fleet:
     def __init__(self, runners: int, adapters: int, seed: int = 0) -> None:
         self.chance = random.Random(seed)
         self.adapters, self.now, self.requests = adapters, 0.1, 0
-        self.core = Scheduler(Config(), 1)
+        self.core = Scheduler(SchedulerConfig(), 1)
         specs = tuple(adapter(f"sha256:{i}", POOL, 16) for i in range(adapters))
         self.core.handle(Connected(REGISTRY), 0.0)
         self.sends(REGISTRY, RegistryChange(True, (PoolSpec(POOL, "b", "base", max_queue=100_000),), specs))

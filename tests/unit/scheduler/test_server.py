@@ -18,14 +18,15 @@ from weft.wire.v1 import common_pb2 as cpb
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1 import scheduler_pb2_grpc as rpc
 from weft.wire.v1 import supervisor_pb2 as spb
-from weft_scheduler.core.config import Config
-from weft_scheduler.metrics import Metrics
+from weft_scheduler.core.config import SchedulerConfig
+from weft_scheduler.metrics import SchedulerMetrics
 from weft_scheduler.server import Server
 from weft_scheduler.term_file import TERM_EPOCH_S, TermFile
 
 COMPLETE = pb.GatewayToScheduler(resubmit_complete=pb.ResubmitComplete())
 R = cpb.RunnerId(uuid="u", incarnation="i")
-CONFIG = Config(status_s=0.01, first_routes_s=0.01, assign_s=600.0, absent_s=600.0)  # nothing runs out by itself
+# Nothing runs out by itself.
+CONFIG = SchedulerConfig(status_s=0.01, first_routes_s=0.01, assign_s=600.0, absent_s=600.0)
 
 
 class Peer:
@@ -97,10 +98,10 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
         yield one
 
 
-async def serving(data_dir: Path, config: Config) -> AsyncIterator[Stack]:
+async def serving(data_dir: Path, config: SchedulerConfig) -> AsyncIterator[Stack]:
     stop, registry = asyncio.Event(), CollectorRegistry()
     terms = TermFile(data_dir, clock=lambda: TERM_EPOCH_S)
-    server = Server(config, terms, stop, metrics=Metrics(registry))
+    server = Server(config, terms, stop, metrics=SchedulerMetrics(registry))
     grpc_server = grpc.aio.server()
     server.register(grpc_server)
     port = grpc_server.add_insecure_port("127.0.0.1:0")
@@ -319,7 +320,7 @@ async def test_draining_ends_every_stream(stack: Stack) -> None:
 async def test_gateways_with_outcomes_that_found_no_room_are_called_again(
     tmp_path: Path, new_stack: Callable[..., Any]
 ) -> None:
-    async for stack in new_stack(tmp_path, Config(max_outcomes=1)):
+    async for stack in new_stack(tmp_path, SchedulerConfig(max_outcomes=1)):
         supervisor, gateway = await stack.supervisor(), await stack.gateway()
         await supervisor.hear("hello")
         for i in range(2):

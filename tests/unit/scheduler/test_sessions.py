@@ -8,7 +8,7 @@ from weft.domain.machine import Closed, Connected, Kind, Peer, Received
 from weft.domain.request import Cancel, GatewayHello, ResubmitComplete
 from weft.domain.routes import MAX_ENTRIES, PoolStatus, RegistryChange, RegistryHello, Route, Routes
 from weft.domain.runner import ClusterReport, SupervisorHello
-from weft.wire import codec
+from weft.wire.codec import cluster, registry, scheduling
 from weft.wire.errors import PeerError
 from weft_scheduler.core.effects import Event
 from weft_scheduler.sessions import Session, Sessions
@@ -29,7 +29,7 @@ class Streams:
 
 
 def envelope(message: Any) -> Any:
-    directions = (codec.GATEWAY_TO_SCHEDULER, codec.SUPERVISOR_TO_SCHEDULER)
+    directions = (scheduling.GATEWAY_TO_SCHEDULER, cluster.SUPERVISOR_TO_SCHEDULER)
     return next(d.encode(message) for d in directions if type(message) in d.messages)  # pyright: ignore
 
 
@@ -63,7 +63,7 @@ def test_an_older_supervisor_stream_cannot_report_nor_take_the_newer_down() -> N
 
 def test_a_registry_says_its_term_with_its_first_message() -> None:
     streams, change = Streams(Kind.REGISTRY, "r1"), RegistryChange(True, term=4)
-    streams.open().on_message(codec.REGISTRY_TO_SCHEDULER.encode(change))
+    streams.open().on_message(registry.REGISTRY_TO_SCHEDULER.encode(change))
     assert streams.events == [Connected(REGISTRY, RegistryHello(None)), Received(REGISTRY, change)]
 
 
@@ -104,7 +104,7 @@ def test_a_table_goes_in_messages_that_a_gateways_loop_can_bear() -> None:
 def test_a_status_reaches_the_registry() -> None:
     streams = Streams(Kind.REGISTRY, "r1")
     session = streams.open()
-    session.on_message(codec.REGISTRY_TO_SCHEDULER.encode(RegistryChange(True)))
+    session.on_message(registry.REGISTRY_TO_SCHEDULER.encode(RegistryChange(True)))
     streams.sessions.send(REGISTRY, PoolStatus("n/p", 1, 2, 3, 4))
     sent: Any = session.outbox._queue.get_nowait()  # pyright: ignore[reportPrivateUsage]
-    assert codec.SCHEDULER_TO_REGISTRY.decode(sent) == PoolStatus("n/p", 1, 2, 3, 4)
+    assert registry.SCHEDULER_TO_REGISTRY.decode(sent) == PoolStatus("n/p", 1, 2, 3, 4)

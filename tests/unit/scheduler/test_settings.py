@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from weft_scheduler.settings import Settings
+from weft_scheduler.settings import SchedulerSettings
 
 
 def test_flags_win_over_the_environment_and_the_environment_over_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_SCHEDULER__ASSIGN_MS", "100")
     monkeypatch.setenv("WEFT_SCHEDULER__AVOID_MS", "200")
-    settings = Settings.parse(["--assign-ms", "300"])
+    settings = SchedulerSettings.parse(["--assign-ms", "300"])
     assert (settings.assign_ms, settings.avoid_ms, settings.drain_s) == (300, 200, 300)
     config = settings.config()
     assert (config.assign_s, config.avoid_s, config.drain_s) == (0.3, 0.2, 300.0)
@@ -20,16 +20,16 @@ def test_the_data_directory_is_the_schedulers_part_of_the_common_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("WEFT_DATA_DIR", str(tmp_path))
-    assert Settings.parse([]).data_dir == tmp_path / "scheduler"
+    assert SchedulerSettings.parse([]).data_dir == tmp_path / "scheduler"
     monkeypatch.delenv("WEFT_DATA_DIR")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert Settings.parse([]).data_dir == tmp_path / "state" / "weft" / "scheduler"
+    assert SchedulerSettings.parse([]).data_dir == tmp_path / "state" / "weft" / "scheduler"
 
 
 def test_the_help_teaches_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        Settings.parse(["--help"])
+        SchedulerSettings.parse(["--help"])
     text = capsys.readouterr().out
-    for name, field in Settings.model_fields.items():
+    for name, field in SchedulerSettings.model_fields.items():
         assert f"--{name.replace('_', '-')}" in text
         assert field.description

@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from weft.domain.ids import RunnerId
-from weft_supervisor.core.leases import Leases, check_leases
+from weft_supervisor.core.leases import Leases
 
 A1, A2, B1 = RunnerId("a", "1"), RunnerId("a", "2"), RunnerId("b", "1")
 
@@ -44,7 +44,7 @@ def test_leases_that_were_extended_stay_in_order_with_those_renewed_after_it():
     leases.grant(B1, 1.9)
     leases.extend_all(2.0, 3.0)
     assert leases.renew(A1, 3.0)
-    check_leases(leases)
+    leases.check()
     assert leases.expire(5.0) == [B1, A1]
 
 
@@ -90,7 +90,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @invariant()
     def laws_hold(self) -> None:
-        check_leases(self.leases)
+        self.leases.check()
         assert len(self.leases) == len(self.heard)
         assert self.leases.next_deadline() == min((at + 2.0 for at in self.heard.values()), default=None)
 

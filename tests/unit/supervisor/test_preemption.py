@@ -23,8 +23,8 @@ RUNNER = RunnerId("u", "1")
 EPOCH = Epoch(1, 1)
 
 
-def sequence(name: str, admitted: int, *, pages: int = 1, reservation: int = 16) -> SequenceState:
-    return SequenceState(name, EPOCH, "g", "", pages, reservation, admitted)
+def sequence(name: str, arrived_ms: int, *, pages: int = 1, reservation: int = 16) -> SequenceState:
+    return SequenceState(name, EPOCH, "g", "", pages, reservation, arrived_ms)
 
 
 def book(*sequences: SequenceState, paused: str = "", free: int = 0, overruns: tuple[Overrun, ...] = ()) -> RunnerBook:
@@ -51,6 +51,19 @@ def test_the_victim(case, paused, free, expected):
     chosen = select_victim(book(sequence("a", 1), sequence("b", 2), sequence("c", 3), paused=paused, free=free))
     found = chosen and (chosen.request_id, chosen.for_request_id, chosen.reservation_tokens)
     assert found == expected, case
+
+
+def test_an_old_request_that_came_last_is_not_the_newest():
+    """A migrated one keeps its age: else it would be evicted first, again and again."""
+    chosen = select_victim(book(sequence("young", 20), sequence("moved", 10), paused="young"))
+    assert chosen is not None
+    assert chosen.request_id == "young"
+
+
+def test_of_those_that_arrived_together_the_one_admitted_last_leaves():
+    chosen = select_victim(book(sequence("a", 5), sequence("b", 5), paused="a"))
+    assert chosen is not None
+    assert chosen.request_id == "b"
 
 
 def test_an_overrunner_that_is_alone_is_left_alone():
@@ -100,7 +113,7 @@ def test_a_victim_that_stays_is_let_be_when_nobody_waits_any_more():
 class Row:
     name: str
     length: int  # pages it needs in the end; one is used up per step
-    admitted: int
+    arrived_ms: int
     used: int = 1
     reserved: int = 1
     paused: bool = False
@@ -152,7 +165,9 @@ class SmallRunner:
         return row
 
     def book(self) -> RunnerBook:
-        sequences = [SequenceState(r.name, EPOCH, "g", "", r.reserved, r.reserved * 16, r.admitted) for r in self.rows]
+        sequences = [
+            SequenceState(r.name, EPOCH, "g", "", r.reserved, r.reserved * 16, r.arrived_ms) for r in self.rows
+        ]
         overruns = [Overrun(row.name, EPOCH, 1, row.reserved * 32) for row in self.paused]
         found = RunnerBook(RunnerSpec(RUNNER, "h:1", "ns/p", 16, self.total, 64, 4, 8, 16))
         figures = RunnerFigures(self.free, sum(row.used for row in self.rows))
@@ -169,18 +184,17 @@ class SmallRunner:
 def test_the_oldest_always_makes_progress_and_everybody_finishes(lengths, total, delay, misses):
     """Preemption orders arrive `delay` steps late, some never (the bound names the victim again)."""
     runner, preemption = SmallRunner(total), Preemption(10.0)
-    waiting = [Row(f"r{i}", length, admitted=i) for i, length in enumerate(lengths)]
+    waiting = [Row(f"r{i}", length, arrived_ms=i) for i, length in enumerate(lengths)]
     orders: list[tuple[int, PreemptDecision]] = []
     lost = iter(misses)
-    admitted, still = len(lengths), 0
+    still = 0
     for now in range(4_000):
         while waiting and runner.free >= 1 and len(runner.rows) < 8 and not runner.paused:
             row = waiting.pop(0)
-            row.admitted = admitted = admitted + 1
             row.used, row.reserved = 1, 1
             row.paused = False
             runner.rows.append(row)
-        oldest = min(runner.rows, key=lambda row: row.admitted, default=None)
+        oldest = min(runner.rows, key=lambda row: row.arrived_ms, default=None)
         before = (oldest.name, oldest.used) if oldest else None
         runner.step()
         for due, order in [entry for entry in orders if entry[0] <= now]:
@@ -191,7 +205,7 @@ def test_the_oldest_always_makes_progress_and_everybody_finishes(lengths, total,
         preempt = preemption.on_report(runner.book(), float(now))
         assert len(preemption.pending()) <= 1
         if preempt:
-            assert preempt.request_id != min(runner.rows, key=lambda row: row.admitted).name, "the oldest is spared"
+            assert preempt.request_id != min(runner.rows, key=lambda row: row.arrived_ms).name, "the oldest is spared"
         if preempt and not next(lost, False):
             orders.append((now + delay, preempt))
         after = (oldest.name, oldest.used) if oldest and oldest in runner.rows else None

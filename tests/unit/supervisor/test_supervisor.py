@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from weft.domain.adapter import AdapterState, DesiredAdapter, DesiredChange, Tier
 from weft.domain.ids import Epoch, RunnerId
-from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Received, Send
+from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, PersistTerm, Received, Send
 from weft.domain.runner import (
     ClusterReport,
     Heartbeat,
@@ -24,10 +24,10 @@ from weft.domain.runner import (
     SchedulerHello,
     SequenceState,
 )
-from weft_supervisor.core.supervisor import FULL_REPORTS, Config, LogEvent, PersistTerm, Supervisor, runner_peer
+from weft_supervisor.core.supervisor import FULL_REPORTS, LogEvent, Supervisor, SupervisorConfig, runner_peer
 
 A1, A2, B1 = RunnerId("a", "1"), RunnerId("a", "2"), RunnerId("b", "1")
-CONFIG = Config(lease_s=2.0, report_s=0.05, merge_s=0.0, preempt_s=5.0)
+CONFIG = SupervisorConfig(lease_s=2.0, report_s=0.05, merge_s=0.0, preempt_s=5.0)
 SCHEDULER = Peer(Kind.SCHEDULER, "s")
 
 

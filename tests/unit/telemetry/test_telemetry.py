@@ -25,12 +25,8 @@ def record(**fields: object) -> logging.LogRecord:
 def test_json_lines_carry_the_event_and_its_key_values() -> None:
     line = json.loads(JsonFormatter("runner").format(record(request_id="r1", pages=3)))
     assert {k: line[k] for k in ("event", "component", "level", "request_id", "pages")} == {
-        "event": "sequence admitted",
-        "component": "runner",
-        "level": "info",
-        "request_id": "r1",
-        "pages": 3,
-    }
+        "event": "sequence admitted", "component": "runner", "level": "info", "request_id": "r1", "pages": 3,
+    }  # fmt: skip
 
 
 def test_text_lines_quote_what_has_spaces() -> None:

@@ -11,8 +11,8 @@ from weft_gateway.settings import GatewaySettings as Gateway
 from weft_operator.kubernetes.settings import Settings as Operator
 from weft_predictor.settings import PredictorSettings as Predictor
 from weft_runner.settings import parse_settings
-from weft_scheduler.settings import Settings as Scheduler
-from weft_supervisor.settings import Settings as Supervisor
+from weft_scheduler.settings import SchedulerSettings as Scheduler
+from weft_supervisor.settings import SupervisorSettings as Supervisor
 
 PROCESSES: list[type[ProcessSettings]] = [Depot, Gateway, Operator, Predictor, Scheduler, Supervisor]
 LISTENS = {

@@ -16,7 +16,7 @@ from weft.domain.ids import MAX_TERM, NEVER, Epoch, RunnerId
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import EndReason, FinishReason, Outcome, SequenceTokens, Step, Submit
 from weft.domain.runner import ClusterReport, ReportedRunner, RunnerReport, RunnerSpec
-from weft.wire import codec
+from weft.wire.codec import cluster, registry, scheduling, session
 from weft.wire.codec.cluster import read_report, read_spec, received_report
 from weft.wire.codec.prediction import predict_response, predictions
 from weft.wire.codec.values import MAX_TOKENS
@@ -36,7 +36,12 @@ BASICS: dict[Any, st.SearchStrategy[Any]] = {
     FinishReason | None: st.sampled_from([None, FinishReason.EOS, FinishReason.LENGTH]),
 }
 WHOLE_SECONDS = {"idle_s", "drain_s"}
-DIRECTIONS: dict[str, Any] = {name: getattr(codec, name) for name in codec.__all__ if "_TO_" in name}
+DIRECTIONS: dict[str, Any] = {
+    name: direction
+    for module in (cluster, registry, scheduling, session)
+    for name, direction in vars(module).items()
+    if "_TO_" in name
+}
 
 
 @cache
@@ -103,11 +108,11 @@ def test_a_message_comes_out_as_it_went_in(name: str, data: st.DataObject) -> No
 
 @given(report=values_of(RunnerReport), runner=values_of(RunnerId))
 def test_a_report_that_a_supervisor_forwards_arrives_as_one_that_it_encodes(report: Any, runner: RunnerId) -> None:
-    sent = codec.RUNNER_TO_SUPERVISOR.encode(report).SerializeToString()
-    received: Any = codec.RUNNER_TO_SUPERVISOR.decode(codec.RUNNER_TO_SUPERVISOR.envelope.FromString(sent))
+    sent = cluster.RUNNER_TO_SUPERVISOR.encode(report).SerializeToString()
+    received: Any = cluster.RUNNER_TO_SUPERVISOR.decode(cluster.RUNNER_TO_SUPERVISOR.envelope.FromString(sent))
     assert received.message is not None
     assert received._replace(version=0).message is None, "changed: it is encoded again"
-    messages = [codec.SUPERVISOR_TO_SCHEDULER.encode(ClusterReport((ReportedRunner(runner, one),)))
+    messages = [cluster.SUPERVISOR_TO_SCHEDULER.encode(ClusterReport((ReportedRunner(runner, one),)))
                 for one in (received, report)]  # fmt: skip
     assert messages[0] == messages[1]
 
@@ -115,14 +120,14 @@ def test_a_report_that_a_supervisor_forwards_arrives_as_one_that_it_encodes(repo
 def test_what_a_large_report_has_beside_its_values_is_not_forwarded() -> None:
     sent = supervisor_pb2.RunnerReport(version=1, adapters=[{"digest": "d", "error": "x" * (16 << 10)}])
     report = received_report(sent)
-    reported = codec.SUPERVISOR_TO_SCHEDULER.encode(ClusterReport((ReportedRunner(RunnerId("u", "i"), report),)))
+    reported = cluster.SUPERVISOR_TO_SCHEDULER.encode(ClusterReport((ReportedRunner(RunnerId("u", "i"), report),)))
     assert (report.message, len(reported.report.reports[0].report.adapters[0].error)) == (None, 1_000)
 
 
 @given(outcome=values_of(Outcome), finish=st.sampled_from(FinishReason))
 def test_an_outcome_comes_out_of_its_record(outcome: Outcome, finish: FinishReason) -> None:
     outcome = dataclasses.replace(outcome, finish=finish)
-    assert codec.outcome_from_bytes(codec.outcome_bytes(outcome)) == outcome
+    assert scheduling.outcome_from_bytes(scheduling.outcome_bytes(outcome)) == outcome
 
 
 @pytest.mark.parametrize("name", DIRECTIONS)
@@ -233,17 +238,17 @@ def test_a_report_that_cannot_be(report: dict[str, Any], reason: str) -> None:
 )
 def test_a_step_that_cannot_be(columns: dict[str, Any], reason: str) -> None:
     with pytest.raises(PeerError, match=reason):
-        codec.RUNNER_TO_GATEWAY.decode(codec.RUNNER_TO_GATEWAY.envelope(step=columns))
+        session.RUNNER_TO_GATEWAY.decode(session.RUNNER_TO_GATEWAY.envelope(step=columns))
 
 
 def test_columns_of_a_step_that_say_nothing_are_left_out() -> None:
     step = Step(7, [SequenceTokens(name, Epoch(1, 2), 3, (4,)) for name in "ab"])
-    fields = [field.name for field, _ in codec.RUNNER_TO_GATEWAY.encode(step).step.ListFields()]
+    fields = [field.name for field, _ in session.RUNNER_TO_GATEWAY.encode(step).step.ListFields()]
     assert fields == ["iteration", "request_ids", "terms", "counters", "positions", "tokens"]
 
 
 def test_reasons_are_cut_and_unknown_numbers_have_a_meaning() -> None:
-    ended = codec.RUNNER_TO_GATEWAY.envelope(ended={"request_id": "a", "reason": 99, "detail": "x" * 5_000})
-    message: Any = codec.RUNNER_TO_GATEWAY.decode(ended)
+    ended = session.RUNNER_TO_GATEWAY.envelope(ended={"request_id": "a", "reason": 99, "detail": "x" * 5_000})
+    message: Any = session.RUNNER_TO_GATEWAY.decode(ended)
     assert message.reason is EndReason.INTERNAL
     assert len(message.detail) == 1_000

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.certificates import Authority, mount
 from harness.ports import free_addresses
 from harness.waiting import PATIENCE_S, soon
-from weft.wire.secure_channel import SecureChannel
+from weft.wire.channels import SecureChannel
 from weft.wire.serving import serve
 from weft.wire.streams import channel
 from weft.wire.tls import Tls

@@ -1,7 +1,8 @@
 """Links and server ends over real gRPC on loopback: what is told first, what happens when either side goes."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -13,7 +14,7 @@ from prometheus_client import REGISTRY
 from harness.ports import free_port
 from harness.waiting import soon
 from weft.wire.errors import PeerError, peer_errors
-from weft.wire.streams import Link, SendQueue, channel, serve_stream
+from weft.wire.streams import ClientStream, SendQueue, channel, serve_stream
 from weft.wire.v1 import runner_pb2, runner_pb2_grpc
 from weft_gateway.core.config import MAX_UNACKED
 from weft_gateway.settings import GatewaySettings
@@ -60,12 +61,12 @@ class Client:
     """A link with its events as queues."""
 
     def __init__(self, port: int, resubmits: int = 0) -> None:
-        self.resubmits = resubmits
+        self.port, self.resubmits = port, resubmits
         self.channel = channel(f"127.0.0.1:{port}")
         self.got: asyncio.Queue[str] = asyncio.Queue()
         self.ups: asyncio.Queue[str] = asyncio.Queue()
         self.hellos, self.told_four_times = 0, asyncio.Event()
-        self.link: Link[runner_pb2.GatewayToRunner, runner_pb2.RunnerToGateway] = Link(
+        self.link: ClientStream[runner_pb2.GatewayToRunner, runner_pb2.RunnerToGateway] = ClientStream(
             "test",
             runner_pb2_grpc.RunnerStub(self.channel).Session,
             hello=self._hello,
@@ -96,15 +97,20 @@ class Client:
         await self.channel.close()
 
 
-@pytest.fixture
-async def peer() -> AsyncIterator[tuple[Peer, Client]]:
-    peer = Peer()
+@asynccontextmanager
+async def connected(peer: Peer, resubmits: int = 0) -> AsyncGenerator[Client]:
     server, port = await serve_peer(peer)
-    client = Client(port)
+    client = Client(port, resubmits)
     assert await soon(client.ups.get()) == "up"
-    yield peer, client
+    yield client
     await client.close()
     await server.stop(0)
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[tuple[Peer, Client]]:
+    async with connected(peer := Peer()) as client:
+        yield peer, client
 
 
 async def test_the_hello_comes_first_and_messages_keep_their_order(peer: tuple[Peer, Client]) -> None:
@@ -119,16 +125,12 @@ async def test_the_most_that_a_gateway_resubmits_is_sent_whole_and_leaves_the_ou
     (most,) = (limit.le for limit in GatewaySettings.model_fields["max_in_flight"].metadata if isinstance(limit, Le))
     length = int(most) + MAX_UNACKED + 1
     server = Peer()
-    grpc_server, port = await serve_peer(server)
-    client = Client(port, resubmits=length)
-    assert await soon(client.ups.get()) == "up"
-    sent = [client.link.send(start(str(i))) for i in range(100)]
-    heard = [await soon(server.heard.get()) for _ in range(1 + length + 100)]
-    assert all(sent)
-    assert heard == ["hello1"] + ["resubmit"] * length + [str(i) for i in range(100)]
-    assert client.ups.empty(), "one connection carried it all"
-    await client.close()
-    await grpc_server.stop(0)
+    async with connected(server, resubmits=length) as client:
+        sent = [client.link.send(start(str(i))) for i in range(100)]
+        heard = [await soon(server.heard.get()) for _ in range(1 + length + 100)]
+        assert all(sent)
+        assert heard == ["hello1"] + ["resubmit"] * length + [str(i) for i in range(100)]
+        assert client.ups.empty(), "one connection carried it all"
 
 
 async def test_a_server_may_speak_first_and_ends_when_the_client_closes(peer: tuple[Peer, Client]) -> None:
@@ -158,30 +160,22 @@ async def test_a_link_finds_a_restarted_server_and_tells_its_hello_again() -> No
 
 async def test_a_peer_that_does_not_read_is_cut_off_and_comes_back() -> None:
     server = Peer(outbox_limit=3)
-    grpc_server, port = await serve_peer(server)
-    client = Client(port)
-    assert await soon(client.ups.get()) == "up"
-    assert await server.heard.get() == "hello1"
-    assert server.outbox is not None
-    message = runner_pb2.RunnerToGateway(no_capacity=runner_pb2.NoCapacity(request_id="x"))
-    accepted = [server.outbox.put(message) for _ in range(5)]  # no chance to send in between
-    assert accepted == [True, True, True, False, False]
-    assert "RESOURCE_EXHAUSTED" in await soon(client.ups.get())
-    assert await soon(client.ups.get()) == "up"
-    await client.close()
-    await grpc_server.stop(0)
+    async with connected(server) as client:
+        assert await server.heard.get() == "hello1"
+        assert server.outbox is not None
+        message = runner_pb2.RunnerToGateway(no_capacity=runner_pb2.NoCapacity(request_id="x"))
+        accepted = [server.outbox.put(message) for _ in range(5)]  # no chance to send in between
+        assert accepted == [True, True, True, False, False]
+        assert "RESOURCE_EXHAUSTED" in await soon(client.ups.get())
+        assert await soon(client.ups.get()) == "up"
 
 
 async def test_an_error_in_the_server_ends_the_stream_and_the_client_hears_of_it() -> None:
     server = Peer()
     server.fail_on = "bad"
-    grpc_server, port = await serve_peer(server)
-    client = Client(port)
-    assert await soon(client.ups.get()) == "up"
-    client.link.send(start("bad"))
-    assert (await soon(client.ups.get())).startswith("down: UNKNOWN")
-    await client.close()
-    await grpc_server.stop(0)
+    async with connected(server) as client:
+        client.link.send(start("bad"))
+        assert (await soon(client.ups.get())).startswith("down: UNKNOWN")
 
 
 async def test_a_link_to_nobody_closes_at_once() -> None:
@@ -241,26 +235,20 @@ class Strict(Peer):
         super()._on_message(message)
 
 
-async def test_a_server_tells_a_peer_why_its_stream_ends_and_keeps_the_others(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_server_tells_a_peer_why_its_stream_ends_and_keeps_the_others(caplog: pytest.LogCaptureFixture) -> None:
     server = Strict()
-    grpc_server, port = await serve_peer(server)
-    client = Client(port)
-    assert await soon(client.ups.get()) == "up"
-    labels = {"peer": "gateway", "code": "INVALID_ARGUMENT"}
-    before = REGISTRY.get_sample_value("weft_peer_errors_total", labels) or 0.0
-    for words in (start("bad").SerializeToString(), b"\xff\xff\xff no message"):
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as opened:
-            call: Any = opened.stream_stream("/weft.v1.Runner/Session", None, None)(iter([words]))
-            with pytest.raises(grpc.aio.AioRpcError) as ended:
-                await soon(call.read())
-        assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert str(ended.value.details()).startswith(("no such word!", "bytes that are no message"))
-    assert REGISTRY.get_sample_value("weft_peer_errors_total", labels) == before + 2
-    assert [r.getMessage() for r in caplog.records].count("peer refused") == 2
-    client.link.send(start("still here"))
-    while await soon(server.heard.get()) != "still here":
-        pass
-    await client.close()
-    await grpc_server.stop(0)
+    async with connected(server) as client:
+        labels = {"peer": "gateway", "code": "INVALID_ARGUMENT"}
+        before = REGISTRY.get_sample_value("weft_peer_errors_total", labels) or 0.0
+        for words in (start("bad").SerializeToString(), b"\xff\xff\xff no message"):
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{client.port}") as opened:
+                call: Any = opened.stream_stream("/weft.v1.Runner/Session", None, None)(iter([words]))
+                with pytest.raises(grpc.aio.AioRpcError) as ended:
+                    await soon(call.read())
+            assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert str(ended.value.details()).startswith(("no such word!", "bytes that are no message"))
+        assert REGISTRY.get_sample_value("weft_peer_errors_total", labels) == before + 2
+        assert [r.getMessage() for r in caplog.records].count("peer refused") == 2
+        client.link.send(start("still here"))
+        while await soon(server.heard.get()) != "still here":
+            pass

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from harness.waiting import PATIENCE_S, eventually
-from weft.wire.channel_options import CHANNEL_OPTIONS
+from weft.wire.channels import CHANNEL_OPTIONS
 from weft.wire.streams import channel
 
 ADDRESS = struct.pack("!HH", 1, 1)  # type A, class IN

@@ -14,11 +14,11 @@ from weft.process import AddressInUse
 from weft.wire.serving import serve, stop_on_signals
 
 
-async def healthy(port: int) -> int:
+async def healthy(port: int, service: str = "weft.v1.X") -> int:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         answer = await stub.Check(
-            health_pb2.HealthCheckRequest(service="weft.v1.X"), wait_for_ready=True, timeout=PATIENCE_S
+            health_pb2.HealthCheckRequest(service=service), wait_for_ready=True, timeout=PATIENCE_S
         )
         return int(answer.status)
 
@@ -42,15 +42,8 @@ async def test_sigterm_drains_before_the_server_stops() -> None:
 async def test_a_port_in_use_is_an_error() -> None:
     stop, port = asyncio.Event(), free_port()
     first = asyncio.create_task(serve(lambda _: None, listen=f"127.0.0.1:{port}", names=[], stop=stop))
-    await healthy_default(port)
+    await healthy(port, "")
     with pytest.raises(AddressInUse, match="--listen"):
         await serve(lambda _: None, listen=f"127.0.0.1:{port}", names=[], stop=stop)
     stop.set()
     await soon(first)
-
-
-async def healthy_default(port: int) -> None:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        await health_pb2_grpc.HealthStub(channel).Check(
-            health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=PATIENCE_S
-        )

@@ -69,37 +69,31 @@ def read_header(file: BinaryIO, file_bytes: int, *, max_bytes: int = MAX_ADAPTER
 
     Raises Refused: HeaderTruncated, HeaderTooLarge, HeaderInvalid, OffsetsInvalid, DtypeNotSupported.
     """
-    length = header_bytes(file.read(8), file_bytes, max_bytes=max_bytes)
-    return parse_header(file.read(length), file_bytes)
-
-
-def header_bytes(prefix: bytes, file_bytes: int, *, max_bytes: int) -> int:
-    """First 8 bytes -> the length of the JSON that follows. Raises HeaderTruncated, HeaderTooLarge, HeaderInvalid."""
+    prefix = file.read(8)
     if len(prefix) < 8:
         raise Refused(Reason.HEADER_TRUNCATED, f"the file has {file_bytes} bytes; a header alone needs 8")
-    (length,) = struct.unpack("<Q", prefix[:8])
+    (length,) = struct.unpack("<Q", prefix)
     if length > max_bytes:
         raise Refused(Reason.HEADER_TOO_LARGE, f"the header claims {length} bytes, the limit is {max_bytes}")
     if 8 + length > file_bytes:
         raise Refused(Reason.HEADER_TRUNCATED, f"the header claims {length} bytes, the file has {file_bytes}")
     if length < 2:
         raise Refused(Reason.HEADER_INVALID, f"a header of {length} bytes cannot be a JSON object")
-    return length
-
-
-def parse_header(raw: bytes, file_bytes: int) -> Header:
-    """The header's JSON and the size of the whole file -> Header. Raises as `read_header` does."""
+    raw = file.read(length)
     try:
         value = parse_object(raw, max_bytes=len(raw))
     except JsonError as error:
         raise Refused(Reason.HEADER_INVALID, f"the header is not JSON: {error}") from error
-    metadata = _metadata(value.pop("__metadata__", {}))
+    metadata: object = value.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(x, str) for x in cast("JsonObject", metadata).values()):
+        raise Refused(Reason.HEADER_INVALID, "__metadata__ is no object of strings")
     if len(value) > MAX_TENSORS:
         raise Refused(Reason.HEADER_INVALID, f"{len(value)} tensors, the limit is {MAX_TENSORS}")
     data_start = 8 + len(raw)
     tensors = sorted((_tensor(name, row, data_start) for name, row in value.items()), key=lambda t: (t.begin, t.end))
     check_cover(tensors, data_start, file_bytes)
-    return Header({tensor.name: tensor for tensor in tensors}, metadata, data_start, file_bytes)
+    named = {tensor.name: tensor for tensor in tensors}
+    return Header(named, cast("dict[str, str]", metadata), data_start, file_bytes)
 
 
 def check_cover(tensors: list[TensorInfo], data_start: int, file_bytes: int) -> None:
@@ -145,9 +139,3 @@ def _integers(name: str, field: str, value: object, limit: int) -> tuple[int, ..
         reason = Reason.OFFSETS_INVALID if field == "data_offsets" else Reason.HEADER_INVALID
         raise Refused(reason, f"tensor {name[:200]!r}: {field} holds a number below 0 or above {MAX_DIMENSION}")
     return tuple(integers)
-
-
-def _metadata(value: object) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(item, str) for item in cast("JsonObject", value).values()):
-        raise Refused(Reason.HEADER_INVALID, "__metadata__ is no object of strings")
-    return cast("dict[str, str]", value)

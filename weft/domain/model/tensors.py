@@ -11,6 +11,7 @@ BIASED = ATTENTION[:3]
 MLP = ("gate_proj", "up_proj", "down_proj")
 PROJECTIONS = ATTENTION + MLP
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+PACKED = ("I8", "I16", "I32", "U", "F8_", "F6_", "F4")  # what quantised checkpoints hold beside their scales
 NAMED_MAX = 4  # tensors that an error names
 
 
@@ -63,7 +64,7 @@ def check_model_tensors(spec: ModelSpec, headers: Mapping[str, Header]) -> dict[
             raise Refused(Reason.HEADER_INVALID, f"{file}: {some_of(twice)} is in another file too")
         found |= header.tensors
     expected = dict(model_tensors(spec))
-    if quantised := [f"{tensor.name} ({tensor.dtype})" for tensor in found.values() if _is_quantised(tensor.dtype)]:
+    if quantised := [f"{tensor.name} ({tensor.dtype})" for tensor in found.values() if tensor.dtype.startswith(PACKED)]:
         served = ", ".join(SERVED_DTYPES)
         raise Refused(Reason.DTYPE_NOT_SUPPORTED, f"quantised weights: {some_of(quantised)}; served are: {served}")
     ignored = {name for name in found if name.endswith(".rotary_emb.inv_freq") or name == HEAD}
@@ -89,8 +90,3 @@ def some_of(names: Iterable[str]) -> str:
     ordered = [name[:200] for name in sorted(names)]
     more = f" and {len(ordered) - NAMED_MAX} more" if len(ordered) > NAMED_MAX else ""
     return ", ".join(ordered[:NAMED_MAX]) + more
-
-
-def _is_quantised(dtype: str) -> bool:
-    """Packed integers, bytes and numbers of 4 to 8 bits: what quantised checkpoints hold beside their scales."""
-    return dtype.startswith(("I8", "I16", "I32", "U", "F8_", "F6_", "F4"))

@@ -3,39 +3,3 @@
 A direction of a contract is a `Direction`: `encode(message)` gives the envelope that gRPC sends, `decode(envelope)` the
 message. The comments of `weft/wire/v1/*.proto` are the contract.
 """
-
-from weft.wire.codec.cluster import (
-    RUNNER_TO_SUPERVISOR,
-    SCHEDULER_TO_SUPERVISOR,
-    SUPERVISOR_TO_RUNNER,
-    SUPERVISOR_TO_SCHEDULER,
-    fill_reported,
-    read_reported,
-)
-from weft.wire.codec.direction import Direction
-from weft.wire.codec.registry import REGISTRY_TO_SCHEDULER, SCHEDULER_TO_REGISTRY
-from weft.wire.codec.scheduling import (
-    GATEWAY_TO_SCHEDULER,
-    SCHEDULER_TO_GATEWAY,
-    outcome_bytes,
-    outcome_from_bytes,
-)
-from weft.wire.codec.session import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
-
-__all__ = [
-    "GATEWAY_TO_RUNNER",
-    "GATEWAY_TO_SCHEDULER",
-    "REGISTRY_TO_SCHEDULER",
-    "RUNNER_TO_GATEWAY",
-    "RUNNER_TO_SUPERVISOR",
-    "SCHEDULER_TO_GATEWAY",
-    "SCHEDULER_TO_REGISTRY",
-    "SCHEDULER_TO_SUPERVISOR",
-    "SUPERVISOR_TO_RUNNER",
-    "SUPERVISOR_TO_SCHEDULER",
-    "Direction",
-    "fill_reported",
-    "outcome_bytes",
-    "outcome_from_bytes",
-    "read_reported",
-]

@@ -4,6 +4,8 @@ What runs in a runner is its pool's owner's choice (SECURITY.md), and its figure
 Bounds that need the runner's specification are in `weft.domain.runner.RunnerBook`.
 """
 
+from typing import cast
+
 from weft.domain.adapter import AdapterState, DesiredAdapter, DesiredChange, Tier
 from weft.domain.request import OutcomeAck, OutcomeReport
 from weft.domain.routes import Keys
@@ -122,7 +124,7 @@ def fill_report(report: RunnerReport, m: spb.RunnerReport) -> None:
             adapter_digest=s.adapter,
             reserved_pages=s.reserved_pages,
             reservation_tokens=s.reservation_tokens,
-            admitted=s.admitted,
+            arrived_ms=s.arrived_ms,
         )
         fill_epoch(s.epoch, sequence.epoch)
     if report.ended:
@@ -161,17 +163,17 @@ class ReceivedReport(RunnerReport):
 
 def received_report(m: spb.RunnerReport) -> ReceivedReport:
     """Raises PeerError."""
-    report = ReceivedReport(*read_report(m))
+    report = cast(ReceivedReport, read_report(m, ReceivedReport))
     if m.ByteSize() <= MAX_FORWARDED_BYTES:
         report.message = m
     return report
 
 
-def read_report(m: spb.RunnerReport) -> RunnerReport:
+def read_report(m: spb.RunnerReport, of: type[RunnerReport] = RunnerReport) -> RunnerReport:
     """Raises PeerError. Lists that are empty, as most are in most reports, cost nothing."""
     if (size := m.ByteSize()) > MAX_REPORT_BYTES:
         raise PeerError(f"a report of {size} bytes is more than {MAX_REPORT_BYTES}")
-    return RunnerReport(
+    return of(
         m.version,
         m.full,
         RunnerFigures(
@@ -205,7 +207,7 @@ def _sequence(m: spb.SequenceState) -> SequenceState:
         text(m.adapter_digest, "an adapter's digest"),
         number(m.reserved_pages, "reserved_pages", MAX_PAGES),
         number(m.reservation_tokens, "reservation_tokens", MAX_TOKENS),
-        m.admitted,
+        m.arrived_ms,
     )
 
 

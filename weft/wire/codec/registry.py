@@ -1,10 +1,23 @@
 """Registry (the operator, or the controller of `weft up`) <-> scheduler."""
 
+from typing import Any
+
 from weft.domain.adapter import AdapterSpec, Tier
 from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus, RegistryChange
 from weft.wire.codec.cluster import TIER, TIERS
 from weft.wire.codec.direction import Direction, Entry
-from weft.wire.codec.values import MAX_DETAIL, MAX_MODEL, MAX_RANK, MAX_TOKENS, named, number, text, texts
+from weft.wire.codec.values import (
+    MAX_DETAIL,
+    MAX_MODEL,
+    MAX_RANK,
+    MAX_TOKENS,
+    MAX_WAITED_MS,
+    named,
+    number,
+    same_named,
+    text,
+    texts,
+)
 from weft.wire.errors import PeerError
 from weft.wire.v1 import scheduler_pb2 as pb
 
@@ -17,39 +30,11 @@ def fill_registry_change(change: RegistryChange, m: pb.RegistryToScheduler) -> N
     m.removed_pools.extend(change.removed_pools)
     m.removed_adapter_uids.extend(change.removed_adapters)
     for pool in change.pools:
-        m.pools.add(
-            pool=pool.name,
-            base_digest=pool.base_digest,
-            base_model_name=pool.base_model_name,
-            shared_all=pool.shared_all,
-            shared_namespaces=pool.shared_namespaces,
-            max_queue=pool.max_queue,
-            max_migrations=pool.max_migrations,
-            placement=pool.placement,
-            queue=pool.queue,
-            reservation=pool.reservation,
-            created_unix_s=pool.created_unix_s,
-            min_runners=pool.min_runners,
-            drain_s=round(pool.drain_s),
-            max_runners=pool.max_runners,
-            idle_s=round(pool.idle_s),
-            hold_s=pool.hold_s,
-            max_context_tokens=pool.max_context_tokens,
-        )
+        same = same_named(pool, "name", "idle_s", "drain_s", "aging_s")
+        seconds = {"idle_s": round(pool.idle_s), "drain_s": round(pool.drain_s), "aging_ms": round(1000 * pool.aging_s)}
+        m.pools.add(pool=pool.name, **seconds, **same)
     for adapter in change.adapters:
-        m.adapters.add(
-            uid=adapter.uid,
-            namespace=adapter.namespace,
-            name=adapter.name,
-            model_name=adapter.model_name,
-            pool=adapter.pool,
-            digest=adapter.digest,
-            rank=adapter.rank,
-            bytes=adapter.bytes,
-            pinned=adapter.pinned,
-            created_unix_s=adapter.created_unix_s,
-            tier=TIER[adapter.tier],
-        )
+        m.adapters.add(tier=TIER[adapter.tier], **same_named(adapter, "tier"))
 
 
 def registry_change(m: pb.RegistryToScheduler) -> RegistryChange:
@@ -86,6 +71,8 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         hold_s=number(m.hold_s, f"pool {name}: hold_s", MAX_SECONDS),
         drain_s=float(number(m.drain_s, f"pool {name}: drain_s", MAX_SECONDS)),
         max_context_tokens=number(m.max_context_tokens, f"pool {name}: max_context_tokens", MAX_TOKENS),
+        starvation_bound=m.starvation_bound if m.HasField("starvation_bound") else None,
+        aging_s=number(m.aging_ms, f"pool {name}: aging_ms", MAX_WAITED_MS) / 1000,
     )
 
 
@@ -109,11 +96,8 @@ def _adapter(m: pb.AdapterDesired) -> AdapterSpec:
     )
 
 
-def _fill_pool_status(status: PoolStatus, m: pb.PoolStatus) -> None:
-    m.pool, m.ready_runners, m.wanted_runners = status.pool, status.ready_runners, status.wanted_runners
-    m.running, m.queued, m.max_runners = status.running, status.queued, status.max_runners
-    m.victims.extend(status.victims)
-    m.total_pages, m.reserved_pages, m.demand_runners = status.total_pages, status.reserved_pages, status.demand_runners
+def _fill_status(status: PoolStatus | AdapterStatus, m: Any) -> None:
+    m.MergeFrom(type(m)(**same_named(status)))
 
 
 def _pool_status(m: pb.PoolStatus) -> PoolStatus:
@@ -129,12 +113,6 @@ def _pool_status(m: pb.PoolStatus) -> PoolStatus:
         reserved_pages=m.reserved_pages,
         demand_runners=m.demand_runners,
     )
-
-
-def _fill_adapter_status(status: AdapterStatus, m: pb.AdapterStatus) -> None:
-    m.uid, m.digest, m.routed, m.removed = status.uid, status.digest, status.routed, status.removed
-    m.unavailable_runners, m.load_failed = status.unavailable_runners, status.load_failed
-    m.load_errors.extend(status.load_errors)
 
 
 def _adapter_status(m: pb.AdapterStatus) -> AdapterStatus:
@@ -169,6 +147,6 @@ REGISTRY_TO_SCHEDULER = RegistryDirection()
 SCHEDULER_TO_REGISTRY: Direction[pb.SchedulerToRegistry, PoolStatus | AdapterStatus] = Direction(
     pb.SchedulerToRegistry,
     "scheduler",
-    Entry("pool", PoolStatus, _fill_pool_status, _pool_status),
-    Entry("adapter", AdapterStatus, _fill_adapter_status, _adapter_status),
+    Entry("pool", PoolStatus, _fill_status, _pool_status),
+    Entry("adapter", AdapterStatus, _fill_status, _adapter_status),
 )

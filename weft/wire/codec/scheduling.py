@@ -28,6 +28,7 @@ from weft.wire.codec.values import (
     MAX_PAGES,
     MAX_RANK,
     MAX_TOKENS,
+    MAX_WAITED_MS,
     enum,
     epoch,
     fill_epoch,
@@ -36,6 +37,7 @@ from weft.wire.codec.values import (
     named,
     number,
     runner_id,
+    same_named,
     text,
     texts,
 )
@@ -43,7 +45,6 @@ from weft.wire.errors import PeerError
 from weft.wire.v1 import common_pb2
 from weft.wire.v1 import scheduler_pb2 as pb
 
-MAX_WAITED_MS = 1 << 40  # 35 years
 MAX_RECORD = 64 << 10  # bytes of an outcome
 MAX_MIGRATIONS = 1 << 16
 
@@ -245,6 +246,7 @@ def _fill_assign(assign: Assign, m: pb.Assign) -> None:
     fill_epoch(assign.epoch, m.epoch)
     fill_runner_id(assign.runner, m.runner)
     m.numerics_class, m.adapter_rank, m.adapter_bytes = assign.numerics_class, assign.rank, assign.adapter_bytes
+    m.delay_ms, m.by_page = round(1000 * assign.delay_s), assign.by_page
     if assign.decode is not None:
         fill_runner_id(assign.decode, m.decode_runner)
 
@@ -260,6 +262,8 @@ def _assign(m: pb.Assign) -> Assign:
         rank=number(m.adapter_rank, "an adapter's rank", MAX_RANK),
         adapter_bytes=m.adapter_bytes,
         decode=runner_id(m.decode_runner) if m.HasField("decode_runner") else None,
+        delay_s=number(m.delay_ms, "delay_ms", MAX_WAITED_MS) / 1000,
+        by_page=m.by_page,
     )
 
 
@@ -311,16 +315,7 @@ def fill_routes(routes: Routes, m: pb.Routes) -> None:
             created_unix_s=route.created_unix_s,
         )
     for pool in routes.pools:
-        m.pools.add(
-            pool=pool.pool,
-            base_digest=pool.base_digest,
-            base_model_name=pool.base_model_name,
-            max_context_tokens=pool.max_context_tokens,
-            ready_runners=pool.ready_runners,
-            shared_all=pool.shared_all,
-            shared_namespaces=pool.shared_namespaces,
-            hold_s=pool.hold_s,
-        )
+        m.pools.add(**same_named(pool))
     for key in routes.keys:
         fill_key(key, m.keys.add())
 

@@ -28,6 +28,7 @@ from weft.wire.codec.values import (
     MAX_PAGES,
     MAX_RANK,
     MAX_TOKENS,
+    MAX_WAITED_MS,
     epoch,
     fill_epoch,
     fill_runner_id,
@@ -86,6 +87,8 @@ def _fill_start(start: Start, m: runner_pb2.Start) -> None:
     m.emitted_tokens.extend(start.emitted)
     m.max_tokens, m.reservation_tokens = start.max_tokens, start.reservation_tokens
     m.gateway_request_id, m.cache_salt = start.client_request_id, start.cache_salt
+    m.waited_ms, m.delay_ms = round(1000 * start.waited_s), round(1000 * start.delay_s)
+    m.by_page = start.by_page
     sampling, s = start.sampling, m.sampling
     s.seed, s.choice = sampling.seed, sampling.choice
     s.temperature, s.top_p, s.ignore_eos = sampling.temperature, max(sampling.top_p, LEAST_TOP_P), sampling.ignore_eos
@@ -121,6 +124,9 @@ def _start(m: runner_pb2.Start) -> Start:
         ),
         cache_salt=text(m.cache_salt, "a cache salt"),
         client_request_id=text(m.gateway_request_id, "a client's request id", MAX_DETAIL),
+        waited_s=number(m.waited_ms, "waited_ms", MAX_WAITED_MS) / 1000,
+        delay_s=number(m.delay_ms, "delay_ms", MAX_WAITED_MS) / 1000,
+        by_page=m.by_page,
     )
 
 

@@ -3,9 +3,12 @@
 Bounds are generous: they keep out nonsense, not large users.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from enum import Enum
-from typing import TypeVar
+from functools import cache
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from weft.domain.ids import MAX_TERM, Epoch, RunnerId
 from weft.domain.text import quoted
@@ -16,6 +19,7 @@ MAX_ID = 320  # characters of a name, an id, "namespace/name" or an address
 MAX_MODEL = 1_000  # of a served model's name
 MAX_DETAIL = 1_000  # of a reason: it goes into statuses and logs. Longer ones are cut
 MAX_TOKENS = 1 << 31  # in one request
+MAX_WAITED_MS = 1 << 40  # 35 years
 MAX_PAGES = 1 << 31
 MAX_RANK = 1 << 16
 
@@ -81,6 +85,18 @@ def enum(table: Mapping[int, P], value: int, what: str) -> P:
     if (found := table.get(value)) is None:
         raise PeerError(f"{what} {quoted(value)} is unknown")
     return found
+
+
+def same_named(value: Any, *others: str) -> Any:
+    """The fields of a dataclass as arguments of a message that names them the same; `others` it does not."""
+    names, values_of = _fields(type(value), others)
+    return dict(zip(names, values_of(value), strict=True))
+
+
+@cache
+def _fields(of: type, others: tuple[str, ...]) -> tuple[tuple[str, ...], Callable[[Any], Any]]:
+    names = tuple([field.name for field in fields(of) if field.name not in others])
+    return names, attrgetter(*names)
 
 
 def inverted(table: Mapping[P, int]) -> dict[int, P]:

@@ -166,7 +166,7 @@ class SchedulerToGateway(_message.Message):
     def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., outcome_ack: _Optional[_Union[OutcomeAck, _Mapping]] = ..., runner_gone: _Optional[_Union[RunnerGone, _Mapping]] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("request_id", "epoch", "runner", "address", "reservation_tokens", "numerics_class", "adapter_rank", "adapter_bytes", "decode_runner")
+    __slots__ = ("request_id", "epoch", "runner", "address", "reservation_tokens", "numerics_class", "adapter_rank", "adapter_bytes", "decode_runner", "delay_ms", "by_page")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RUNNER_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +176,8 @@ class Assign(_message.Message):
     ADAPTER_RANK_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_BYTES_FIELD_NUMBER: _ClassVar[int]
     DECODE_RUNNER_FIELD_NUMBER: _ClassVar[int]
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    BY_PAGE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: _common_pb2.Epoch
     runner: _common_pb2.RunnerId
@@ -185,7 +187,9 @@ class Assign(_message.Message):
     adapter_rank: int
     adapter_bytes: int
     decode_runner: _common_pb2.RunnerId
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., reservation_tokens: _Optional[int] = ..., numerics_class: _Optional[str] = ..., adapter_rank: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., decode_runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ...) -> None: ...
+    delay_ms: int
+    by_page: bool
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., reservation_tokens: _Optional[int] = ..., numerics_class: _Optional[str] = ..., adapter_rank: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., decode_runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., delay_ms: _Optional[int] = ..., by_page: _Optional[bool] = ...) -> None: ...
 
 class Preempt(_message.Message):
     __slots__ = ("request_id", "epoch")
@@ -404,7 +408,7 @@ class RegistryToScheduler(_message.Message):
     def __init__(self, version: _Optional[int] = ..., snapshot: _Optional[bool] = ..., pools: _Optional[_Iterable[_Union[PoolDesired, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterDesired, _Mapping]]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_adapter_uids: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class PoolDesired(_message.Message):
-    __slots__ = ("pool", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "max_migrations", "placement", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "hold_s", "max_context_tokens")
+    __slots__ = ("pool", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "max_migrations", "placement", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "hold_s", "max_context_tokens", "starvation_bound", "aging_ms")
     POOL_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -422,6 +426,8 @@ class PoolDesired(_message.Message):
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
     HOLD_S_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STARVATION_BOUND_FIELD_NUMBER: _ClassVar[int]
+    AGING_MS_FIELD_NUMBER: _ClassVar[int]
     pool: str
     base_digest: str
     base_model_name: str
@@ -439,7 +445,9 @@ class PoolDesired(_message.Message):
     idle_s: int
     hold_s: int
     max_context_tokens: int
-    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., max_migrations: _Optional[int] = ..., placement: _Optional[str] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., hold_s: _Optional[int] = ..., max_context_tokens: _Optional[int] = ...) -> None: ...
+    starvation_bound: int
+    aging_ms: int
+    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., max_migrations: _Optional[int] = ..., placement: _Optional[str] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., hold_s: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., starvation_bound: _Optional[int] = ..., aging_ms: _Optional[int] = ...) -> None: ...
 
 class AdapterDesired(_message.Message):
     __slots__ = ("uid", "namespace", "name", "model_name", "pool", "digest", "rank", "bytes", "pinned", "created_unix_s", "tier")

@@ -32,8 +32,7 @@ class FolderSecrets:
             ) from error
         except PermissionError as error:
             raise Refused(
-                Reason.SECRET_FORBIDDEN,
-                f"Secret {called} cannot be read by the depot's user; give it the files",
+                Reason.SECRET_FORBIDDEN, f"Secret {called} cannot be read by the depot's user; give it the files"
             ) from error
 
 

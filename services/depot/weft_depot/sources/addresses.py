@@ -27,8 +27,7 @@ def check_address(url: str, *, inside: bool, what: str) -> None:
     for address in addresses_of(parts.hostname, parts.port or _PORTS[parts.scheme]):
         if why := _why_not(address, inside):
             raise Refused(
-                Reason.ENDPOINT_NOT_ALLOWED,
-                f"{what} {quoted(parts.hostname, 200)} is {address}, {why}: never asked",
+                Reason.ENDPOINT_NOT_ALLOWED, f"{what} {quoted(parts.hostname, 200)} is {address}, {why}: never asked"
             )
 
 

@@ -12,7 +12,6 @@ import os
 import stat
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import BinaryIO
 
 from weft.artifacts.digest import is_file_name
@@ -89,17 +88,13 @@ class Root:
 class FolderSnapshot:
     """The plain files of one folder, as they were when it was opened."""
 
-    expected_sha256: Mapping[str, str] = MappingProxyType({})
-
     def __init__(self, root: Root, folder: Path, place: tuple[str, Identity], names: list[str], taken_ns: int) -> None:
         """`place`: the folder by the path that was asked for, which may have links in it, and what it was."""
         self._root, self._folder, self._place, self._names, self._taken_ns = root, folder, place, names, taken_ns
         self._identities = self._stat_all()
         self._read: dict[str, Identity] = {}
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        return MappingProxyType({name: identity[2] for name, identity in self._identities.items()})
+        self.sizes: Mapping[str, int] = {name: identity[2] for name, identity in self._identities.items()}
+        self.expected_sha256: Mapping[str, str] = {}
 
     @property
     def signature(self) -> str | None:
@@ -148,11 +143,8 @@ def _list(fd: int, uri: str, file_filter: FileFilter) -> list[str]:
         for number, entry in enumerate(entries):
             if number >= MAX_ENTRIES:
                 raise Refused(Reason.TOO_LARGE, f"{uri[:200]} holds more than {MAX_ENTRIES} entries")
-            if (
-                file_filter(entry.name)
-                and is_file_name(entry.name)
-                and (entry.is_symlink() or entry.is_file(follow_symlinks=False))
-            ):
+            wanted = file_filter(entry.name) and is_file_name(entry.name)
+            if wanted and (entry.is_symlink() or entry.is_file(follow_symlinks=False)):
                 names.append(entry.name)
     return sorted(names)
 

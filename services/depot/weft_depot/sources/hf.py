@@ -8,10 +8,9 @@ no new state. No code of a repository is ever run, no file is opened that is not
 import contextlib
 import hashlib
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any, BinaryIO, cast
 
 from huggingface_hub.errors import HFValidationError
@@ -73,14 +72,8 @@ class HubSnapshot:
     def __init__(self, hub: Hub, policy: RetryPolicy, repo: Repo, sha: str, files: Mapping[str, HubFile]) -> None:
         self._hub, self._policy, self._repo, self._files = hub, policy, repo, files
         self.sha = sha
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        return MappingProxyType({name: file.size_bytes for name, file in self._files.items()})
-
-    @property
-    def expected_sha256(self) -> Mapping[str, str]:
-        return MappingProxyType({name: file.sha256 for name, file in self._files.items() if file.sha256})
+        self.sizes: Mapping[str, int] = {name: file.size_bytes for name, file in files.items()}
+        self.expected_sha256: Mapping[str, str] = {name: f.sha256 for name, f in files.items() if f.sha256}
 
     @property
     def signature(self) -> str | None:
@@ -90,17 +83,11 @@ class HubSnapshot:
 
     def open(self, name: str) -> BinaryIO:
         file = self._files[name]
-        url = self._hub.url(self._repo, file.path, self.sha)
-        fetch = partial(self._fetch, url, file.size_bytes)
+        fetch = partial(self._hub.fetch, self._repo, file.path, self.sha, file.size_bytes)
         return open_ranged(f"hf:{self._repo.name}/{file.path}", file.size_bytes, fetch, self._policy)
 
     def unchanged(self) -> bool:
         return True  # a commit is what it is
-
-    @contextlib.contextmanager
-    def _fetch(self, url: str, size_bytes: int, start: int, end: int) -> Generator[Iterator[bytes]]:
-        with self._hub.fetch(self._repo, url, start, end, size_bytes) as chunks:
-            yield chunks
 
 
 def parse_revision(

@@ -8,7 +8,7 @@ nothing leads to addresses inside.
 import contextlib
 import re
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from urllib.parse import quote
@@ -21,8 +21,8 @@ from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
 from weft.domain.strict_json import JsonError, parse_object
 from weft.domain.text import quoted
 from weft_depot.sources.addresses import check_address, is_inside, split_url
-from weft_depot.sources.ranged import TransientError, trimmed
-from weft_depot.sources.retry_policy import RetryPolicy
+from weft_depot.sources.ranged import trimmed
+from weft_depot.sources.retry_policy import RetryPolicy, TransientError
 
 MAX_LISTING_BYTES = 32 << 20
 MAX_REDIRECTS = 5
@@ -32,13 +32,10 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})", 
 
 @dataclass(frozen=True, slots=True)
 class Repo:
-    """A repository, as one caller sees it. The token is not shown."""
+    """A repository, as one caller sees it."""
 
     name: str
-    token: str | None = None
-
-    def __repr__(self) -> str:
-        return f"Repo({self.name!r})"
+    token: str | None = field(default=None, repr=False)
 
 
 class Hub:
@@ -63,22 +60,14 @@ class Hub:
         Raises Refused (SourceNotFound, SourceForbidden, TooLarge), Unavailable.
         """
         url = f"{self.endpoint}/api/models/{repo.name}/revision/{quote(revision, safe='')}?blobs=true"
-        for failed in range(1, self._policy.tries + 1):
-            try:
-                return self._object(url, repo)
-            except TransientError as error:
-                if failed == self._policy.tries or self._policy.stopping.is_set():
-                    raise Unavailable(f"hf:{repo.name}: {self.host}: {error}") from error
-            self._policy.pause(failed)
-        raise AssertionError("tries is at least 1")
-
-    def url(self, repo: Repo, path: str, sha: str) -> str:
-        """Of a file of a commit."""
-        return hf_hub_url(repo.name, path, revision=sha, endpoint=self.endpoint)
+        return self._policy.retried(f"hf:{repo.name}: {self.host}", lambda: self._object(url, repo))
 
     @contextlib.contextmanager
-    def fetch(self, repo: Repo, url: str, start: int, end: int, size_bytes: int) -> Generator[Iterator[bytes]]:
-        """The bytes [start, end) of a file that has `size_bytes`. See `ranged.Fetch`."""
+    def fetch(
+        self, repo: Repo, path: str, sha: str, size_bytes: int, start: int, end: int
+    ) -> Generator[Iterator[bytes]]:
+        """The bytes [start, end) of a commit's file that has `size_bytes`. See `ranged.Fetch`."""
+        url = hf_hub_url(repo.name, path, revision=sha, endpoint=self.endpoint)
         with _network_errors(), self._get(url, repo, {"Range": f"bytes={start}-{end - 1}"}) as response:
             skip = start - _first_byte(response, size_bytes)
             if skip < 0:

@@ -11,17 +11,13 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import BinaryIO
 
 from weft.artifacts.errors import Unavailable
-from weft_depot.sources.retry_policy import RetryPolicy
+from weft_depot.sources.retry_policy import RetryPolicy, TransientError
 
 FIRST_BYTES, MOST_BYTES, GROWTH = 64 << 10, 64 << 20, 8
 BUFFER_BYTES = 64 << 10
 
 # The chunks of the bytes [start, end) of a file, at most those. Raises TransientError for what another try may mend.
 Fetch = Callable[[int, int], AbstractContextManager[Iterator[bytes]]]
-
-
-class TransientError(Exception):
-    """One try failed in a way that another may not."""
 
 
 def open_ranged(name: str, size_bytes: int, fetch: Fetch, policy: RetryPolicy) -> BinaryIO:

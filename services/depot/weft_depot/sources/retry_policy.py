@@ -4,6 +4,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+from weft.artifacts.errors import Unavailable
+
+T = TypeVar("T")
+
+
+class TransientError(Exception):
+    """One try failed in a way that another may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,17 @@ class RetryPolicy:
     def patience_s(self, size_bytes: int) -> float:
         """How long that many bytes may take in all."""
         return self.grace_s + size_bytes / self.min_bytes_s
+
+    def retried(self, about: str, call: Callable[[], T]) -> T:
+        """What `call` gives, from as many tries as it may take. Raises Unavailable, and what `call` raises."""
+        for failed in range(1, self.tries + 1):
+            try:
+                return call()
+            except TransientError as error:
+                if failed == self.tries or self.stopping.is_set():
+                    raise Unavailable(f"{about}: {error}") from error
+            self.pause(failed)
+        raise AssertionError("tries is at least 1")
 
     def pause(self, tries: int) -> None:
         """Before the next try after that many failed ones; ends early when the process stops."""

@@ -10,15 +10,14 @@ import re
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from weft.artifacts.digest import is_file_name
 from weft.artifacts.errors import Reason, Refused, Unavailable
 from weft.domain.text import quoted
 from weft_depot.sources import FileFilter, Location, relative_parts
-from weft_depot.sources.ranged import TransientError, open_ranged, trimmed
-from weft_depot.sources.retry_policy import RetryPolicy
+from weft_depot.sources.ranged import open_ranged, trimmed
+from weft_depot.sources.retry_policy import RetryPolicy, TransientError
 from weft_depot.sources.s3_client import Clients, Endpoints, s3_errors
 
 MAX_ENTRIES = 10_000
@@ -72,79 +71,20 @@ class S3Source:
         """
         place, endpoint = parse_path(location.path), self._endpoints.parse(location.endpoint)
         with self._clients.client(endpoint, location.secret) as client:
-            yield BucketSnapshot(Bucket(client, place, self._policy), file_filter)
-
-
-class Bucket:
-    """One place in a bucket, through a client."""
-
-    def __init__(self, client: Any, place: Place, policy: RetryPolicy) -> None:
-        self._client, self.place, self.policy = client, place, policy
-
-    def objects(self, file_filter: FileFilter) -> dict[str, Listed]:
-        """What is wanted, by plain name. Raises Refused (SourceNotFound for an empty place), Unavailable."""
-        about, policy = self.place.uri, self.policy
-        for failed in range(1, policy.tries + 1):
-            try:
-                return self._list(file_filter)
-            except TransientError as error:
-                if failed == policy.tries or policy.stopping.is_set():
-                    raise Unavailable(f"{about} cannot be listed: {error}") from error
-            policy.pause(failed)
-        raise AssertionError("tries is at least 1")
-
-    @contextlib.contextmanager
-    def fetch(self, listed: Listed, start: int, end: int) -> Generator[Iterator[bytes]]:
-        """The bytes [start, end) of an object that is still what it was. See `ranged.Fetch`."""
-        about = f"s3://{self.place.bucket}/{listed.key}"
-        asked = {"Range": f"bytes={start}-{end - 1}", "IfMatch": listed.etag}
-        with s3_errors(about):
-            found = self._client.get_object(Bucket=self.place.bucket, Key=listed.key, **asked)
-            with found["Body"] as raw:
-                if found.get("ETag") != listed.etag:
-                    raise Refused(Reason.DIGEST_MISMATCH, f"{about} changed while it was read")
-                yield trimmed(_chunks(raw, about), start - _first_byte(found, start), end - start)
-
-    def _list(self, file_filter: FileFilter) -> dict[str, Listed]:
-        found: dict[str, Listed] = {}
-        entries, asked = 0, {"Bucket": self.place.bucket, "Prefix": self.place.prefix, "Delimiter": "/"}
-        while True:
-            with s3_errors(self.place.uri):
-                page: Any = self._client.list_objects_v2(**asked, MaxKeys=PAGE)
-            rows = page.get("Contents", [])
-            entries += len(rows) + len(page.get("CommonPrefixes", []))
-            if entries > MAX_ENTRIES:
-                raise Refused(Reason.TOO_LARGE, f"{self.place.uri} holds more than {MAX_ENTRIES} entries")
-            found |= {name: listed for row in rows for name, listed in self._wanted(row, file_filter)}
-            if not page.get("IsTruncated"):
-                break
-            asked["ContinuationToken"] = page["NextContinuationToken"]
-        if not entries:
-            raise Refused(Reason.SOURCE_NOT_FOUND, f"{self.place.uri}: nothing is below this prefix")
-        return found
-
-    def _wanted(self, row: Any, file_filter: FileFilter) -> list[tuple[str, Listed]]:
-        name = str(row["Key"]).removeprefix(self.place.prefix)
-        if not is_file_name(name) or not file_filter(name):
-            return []
-        return [
-            (name, Listed(row["Key"], int(row["Size"]), str(row.get("ETag", "")), str(row.get("LastModified", ""))))
-        ]
+            yield BucketSnapshot(client, place, self._policy, file_filter)
 
 
 class BucketSnapshot:
-    """Objects as one listing had them."""
+    """Objects of one place, as one listing had them."""
 
     marks = None
-    expected_sha256: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, bucket: Bucket, file_filter: FileFilter) -> None:
-        self._bucket, self._file_filter = bucket, file_filter
-        self._objects = bucket.objects(file_filter)
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        return MappingProxyType({name: listed.size_bytes for name, listed in self._objects.items()})
+    def __init__(self, client: Any, place: Place, policy: RetryPolicy, file_filter: FileFilter) -> None:
+        """Raises Refused (SourceNotFound for an empty place), Unavailable."""
+        self._client, self._place, self._policy, self._file_filter = client, place, policy, file_filter
+        self._objects = self._list()
+        self.sizes: Mapping[str, int] = {name: listed.size_bytes for name, listed in self._objects.items()}
+        self.expected_sha256: Mapping[str, str] = {}
 
     @property
     def signature(self) -> str | None:
@@ -154,17 +94,54 @@ class BucketSnapshot:
         return hashlib.sha256(repr(sorted(self._objects.items())).encode()).hexdigest()
 
     def open(self, name: str) -> BinaryIO:
-        listed = self._objects[name]
+        listed, about = self._objects[name], f"{self._place.uri}/{name}"
         if not listed.etag:
-            raise Unavailable(f"{self._bucket.place.uri}/{name} has no ETag: a change of it could not be noticed")
-        about = f"{self._bucket.place.uri}/{name}"
-        return open_ranged(about, listed.size_bytes, partial(self._bucket.fetch, listed), self._bucket.policy)
+            raise Unavailable(f"{about} has no ETag: a change of it could not be noticed")
+        return open_ranged(about, listed.size_bytes, partial(self._fetch, listed), self._policy)
 
     def unchanged(self) -> bool:
         try:
-            return self._bucket.objects(self._file_filter) == self._objects
+            return self._list() == self._objects
         except Refused:  # it went away
             return False
+
+    @contextlib.contextmanager
+    def _fetch(self, listed: Listed, start: int, end: int) -> Generator[Iterator[bytes]]:
+        """The bytes [start, end) of an object that is still what it was. See `ranged.Fetch`."""
+        about = f"s3://{self._place.bucket}/{listed.key}"
+        asked = {"Range": f"bytes={start}-{end - 1}", "IfMatch": listed.etag}
+        with s3_errors(about):
+            found = self._client.get_object(Bucket=self._place.bucket, Key=listed.key, **asked)
+            with found["Body"] as raw:
+                if found.get("ETag") != listed.etag:
+                    raise Refused(Reason.DIGEST_MISMATCH, f"{about} changed while it was read")
+                yield trimmed(_chunks(raw, about), start - _first_byte(found, start), end - start)
+
+    def _list(self) -> dict[str, Listed]:
+        """What is wanted, by plain name."""
+        return self._policy.retried(f"{self._place.uri} cannot be listed", self._list_once)
+
+    def _list_once(self) -> dict[str, Listed]:
+        uri, prefix = self._place.uri, self._place.prefix
+        found: dict[str, Listed] = {}
+        entries, asked = 0, {"Bucket": self._place.bucket, "Prefix": prefix, "Delimiter": "/"}
+        while True:
+            with s3_errors(uri):
+                page: Any = self._client.list_objects_v2(**asked, MaxKeys=PAGE)
+            rows = page.get("Contents", [])
+            entries += len(rows) + len(page.get("CommonPrefixes", []))
+            if entries > MAX_ENTRIES:
+                raise Refused(Reason.TOO_LARGE, f"{uri} holds more than {MAX_ENTRIES} entries")
+            for row in rows:
+                name, etag, modified = str(row["Key"]).removeprefix(prefix), row.get("ETag"), row.get("LastModified")
+                if is_file_name(name) and self._file_filter(name):
+                    found[name] = Listed(row["Key"], int(row["Size"]), str(etag or ""), str(modified or ""))
+            if not page.get("IsTruncated"):
+                break
+            asked["ContinuationToken"] = page["NextContinuationToken"]
+        if not entries:
+            raise Refused(Reason.SOURCE_NOT_FOUND, f"{uri}: nothing is below this prefix")
+        return found
 
 
 def parse_path(path: str) -> Place:

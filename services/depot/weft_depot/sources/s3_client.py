@@ -22,8 +22,7 @@ from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
 from weft.domain.text import quoted
 from weft_depot.credentials import Secret
 from weft_depot.sources.addresses import check_address, is_inside, split_url
-from weft_depot.sources.ranged import TransientError
-from weft_depot.sources.retry_policy import RetryPolicy
+from weft_depot.sources.retry_policy import RetryPolicy, TransientError
 
 KEYS = ("accessKeyId", "secretAccessKey", "sessionToken")
 _AWS = re.compile(
@@ -88,22 +87,8 @@ class Clients:
         keys = keys_of(secret)
         if endpoint.url:
             check_address(endpoint.url, inside=is_inside(endpoint.url), what="the endpoint")
-        with self._lock:
-            client: Any = self._session.create_client(
-                "s3",
-                region_name=endpoint.region,
-                endpoint_url=endpoint.url,
-                aws_access_key_id=keys.get("accessKeyId"),
-                aws_secret_access_key=keys.get("secretAccessKey"),
-                aws_session_token=keys.get("sessionToken"),
-                config=self._config(endpoint, signed=bool(keys)),
-            )
-        with contextlib.closing(client):
-            yield client
-
-    def _config(self, endpoint: S3Endpoint, *, signed: bool) -> Any:
-        return Config(
-            signature_version=None if signed else UNSIGNED,
+        bounded = Config(
+            signature_version=None if keys else UNSIGNED,
             connect_timeout=self._policy.connect_s,
             read_timeout=self._policy.read_s,
             retries={"total_max_attempts": 1},  # tries are counted by who calls
@@ -112,6 +97,18 @@ class Clients:
             ignore_configured_endpoint_urls=True,
             max_pool_connections=4,
         )
+        with self._lock:
+            client: Any = self._session.create_client(
+                "s3",
+                region_name=endpoint.region,
+                endpoint_url=endpoint.url,
+                aws_access_key_id=keys.get("accessKeyId"),
+                aws_secret_access_key=keys.get("secretAccessKey"),
+                aws_session_token=keys.get("sessionToken"),
+                config=bounded,
+            )
+        with contextlib.closing(client):
+            yield client
 
 
 def keys_of(secret: Secret | None) -> dict[str, str]:

@@ -128,18 +128,9 @@ class DrainStarted:
 
 
 Event = (
-    Received
-    | Connected
-    | Closed
-    | Tick
-    | RequestArrived
-    | ModelResolved
-    | RequestReady
-    | ClientGone
-    | RequestAborted
-    | TokenizerChanged
-    | DrainStarted
-)
+    Received | Connected | Closed | Tick | RequestArrived | ModelResolved | RequestReady | ClientGone | RequestAborted
+    | TokenizerChanged | DrainStarted
+)  # fmt: skip
 
 # ---------------------------------------------------------------- effects
 
@@ -238,18 +229,6 @@ class Drained:
 
 
 Effect = (
-    Send
-    | Close
-    | Emit
-    | FirstToken
-    | Finish
-    | Proceed
-    | Refuse
-    | Submitted
-    | OpenSession
-    | PeerViolation
-    | RoutesChanged
-    | OutcomeDropped
-    | RequestFailed
-    | Drained
-)
+    Send | Close | Emit | FirstToken | Finish | Proceed | Refuse | Submitted | OpenSession | PeerViolation
+    | RoutesChanged | OutcomeDropped | RequestFailed | Drained
+)  # fmt: skip

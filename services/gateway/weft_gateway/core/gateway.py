@@ -53,7 +53,7 @@ from weft_gateway.core.stream import (
 )
 
 ACK_S = 1.0  # for outcomes to be stored before the process ends
-_BUG = Failure("internal_error", "The gateway failed on this request.")
+BUG = Failure("internal_error", "The gateway failed on this request.")
 _STOPPED = Failure("shutting_down", "The gateway stopped before the answer was complete.", 1000)
 _DRAIN = (Deadline.DRAIN, "")
 
@@ -64,7 +64,6 @@ class ActiveRequest:
 
     stream: RequestStream
     prediction: Prediction
-    arrived: float
     hold_deadline: float | None = None  # that `Deadlines` has
 
     @property
@@ -168,9 +167,14 @@ class Gateway:
         self._answers[request.request_id] = tuple(request.id_of(index) for index in range(request.n))
         for index in range(request.n):
             stream = RequestStream(
-                request, index, hold_s=self.admission.hold_s(pool), now=now, available=self._is_available(pool)
+                request,
+                index,
+                hold_s=self.admission.hold_s(pool),
+                arrived=arrival.arrived,
+                now=now,
+                available=self._is_available(pool),
             )
-            active = ActiveRequest(stream, prediction, arrival.arrived)
+            active = ActiveRequest(stream, prediction)
             self.requests[stream.request_id] = active
             self._by_pool.setdefault(pool, {})[stream.request_id] = None
             self._update_hold_deadline(active)
@@ -214,7 +218,7 @@ class Gateway:
     def _on_routes(self, change: Routes, now: float) -> list[Effect]:
         first = not self.routes.known
         try:
-            pools = self.routes.apply(change)
+            pools = self.routes.take(change)
         except RoutesGap:
             asked, self._resyncing = self._resyncing, True
             return [] if asked else [Send(SCHEDULER, ResyncRoutes())]
@@ -268,7 +272,7 @@ class Gateway:
                 reason = f"it speaks for request {one.request_id!r}, whose epoch another runner has"
                 effects.append(events.PeerViolation(peer, reason))
                 return effects + self._close(session, f"it broke the contract: {reason}", now)
-            effects += self._apply(one.request_id, one, now)
+            effects += self._advance(active, one, now)
         return effects
 
     def _on_session(self, event: Connected | Closed, now: float) -> list[Effect]:
@@ -293,12 +297,14 @@ class Gateway:
     # ---------------------------------------------------------------- one answer
 
     def _apply(self, request_id: str, event: StreamEvent, now: float) -> list[Effect]:
-        """One event of an answer, whole; nothing after its end. A bug ends this answer, and no other."""
+        """One event of an answer, whole; nothing after its end."""
         active = self.requests.get(request_id)
-        if active is None:
-            return []
+        return [] if active is None else self._advance(active, event, now)
+
+    def _advance(self, active: ActiveRequest, event: StreamEvent, now: float) -> list[Effect]:
+        """A bug ends this answer, and no other."""
         stream = active.stream
-        before = stream.running
+        request_id, before = stream.request_id, stream.running
         try:
             effects: list[Effect] = stream.handle(event, now)  # pyright: ignore[reportAssignmentType] (a new list)
             after = stream.running
@@ -317,7 +323,7 @@ class Gateway:
         except Exception as error:
             if isinstance(event, events.RequestAborted):
                 raise
-            aborted = self._apply(request_id, events.RequestAborted(request_id, _BUG), now)
+            aborted = self._apply(request_id, events.RequestAborted(request_id, BUG), now)
             return [events.RequestFailed(request_id, error), *aborted]
         return effects
 
@@ -346,8 +352,8 @@ class Gateway:
         del self._by_pool[active.pool][request_id]
         if not self._by_pool[active.pool]:
             del self._by_pool[active.pool]
-        total_s = now - active.arrived
-        ttft_s = None if stream.first_token_at is None else stream.first_token_at - active.arrived
+        total_s = now - active.stream.arrived
+        ttft_s = None if stream.first_token_at is None else stream.first_token_at - active.stream.arrived
         self.admission.finished(total_s)
         outcome = _outcome_of(active, total_s, ttft_s)
         effects: list[Effect] = [events.Finish(request_id, end.reason, end.failure, outcome, ttft_s, total_s)]
@@ -437,7 +443,7 @@ def _submit_of(active: ActiveRequest, now: float) -> Submit:
         p90_tokens=prediction.p90_tokens,
         p99_tokens=prediction.p99_tokens,
         bucket_tokens=prediction.bucket_tokens,
-        waited_s=now - active.arrived,
+        waited_s=now - active.stream.arrived,
         epoch=running.epoch if running else Epoch(),
         runner=running.runner if running else None,
         migrations=stream.counted_migrations,

@@ -5,7 +5,7 @@ models of others.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weft.domain.ids import BASE
 from weft.domain.routes import PoolRoute, Route, RouteBook, Routes
@@ -22,33 +22,20 @@ class Principal:
 ANY_NAMESPACE = Principal(None)
 
 
-class RouteIndex:
+@dataclass(slots=True)
+class RouteIndex(RouteBook):
     """The one table of a gateway. `known`: a table has come from a scheduler."""
 
-    def __init__(self) -> None:
-        self.known = False
-        self._book = RouteBook()
-        self._bases: dict[str, Route] = {}  # by model name
-        self._adapters: dict[str, dict[str, Route]] = {}  # by namespace, then by model name
+    known: bool = False
+    _bases: dict[str, Route] = field(default_factory=dict[str, Route])  # by model name
+    _adapters: dict[str, dict[str, Route]] = field(default_factory=dict[str, dict[str, Route]])  # by namespace, by name
 
-    @property
-    def version(self) -> int:
-        return self._book.version
+    def take(self, change: Routes) -> list[str]:
+        """Apply a change. Returns the names of the pools whose rows changed, in order.
 
-    @property
-    def keys_known(self) -> bool:
-        return self._book.keys_known
-
-    @property
-    def pools(self) -> dict[str, PoolRoute]:
-        return self._book.pools
-
-    def __len__(self) -> int:
-        return len(self._book.routes)
-
-    def apply(self, change: Routes) -> list[str]:
-        """The names of the pools whose rows changed, in order. Raises RoutesGap, which changes nothing."""
-        routes, pools = self._book.apply(change)
+        Raises RoutesGap, which changes nothing.
+        """
+        routes, pools = self.apply(change)
         for route in routes.values():
             models = self._models_of(route)
             del models[route.model_name]
@@ -62,8 +49,8 @@ class RouteIndex:
 
     def find(self, model: str, principal: Principal) -> tuple[Route, PoolRoute] | None:
         """The route of a model, if this caller may use it."""
-        route = self._book.routes.get(model)
-        pool = self._book.pools.get(route.pool) if route else None
+        route = self.routes.get(model)
+        pool = self.pools.get(route.pool) if route else None
         if route is None or pool is None:
             return None
         namespace = principal.namespace
@@ -86,7 +73,7 @@ class RouteIndex:
 
     def principal_of(self, key_hash: str) -> Principal | None:
         """The caller whose API key has this hash (hex SHA-256)."""
-        key = self._book.keys.get(key_hash)
+        key = self.keys.get(key_hash)
         return Principal(key.namespace, key.key_id) if key else None
 
     def _models_of(self, route: Route) -> dict[str, Route]:

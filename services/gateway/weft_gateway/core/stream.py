@@ -79,18 +79,9 @@ class HoldExpired:
 
 
 StreamEvent = (
-    SequenceTokens
-    | Assign
-    | Preempt
-    | NoCapacity
-    | Ended
-    | Reject
-    | SessionLost
-    | PoolAvailability
-    | HoldExpired
-    | ClientGone
-    | RequestAborted
-)
+    SequenceTokens | Assign | Preempt | NoCapacity | Ended | Reject | SessionLost | PoolAvailability | HoldExpired
+    | ClientGone | RequestAborted
+)  # fmt: skip
 StreamEffect = Send | Emit | FirstToken
 
 
@@ -107,7 +98,7 @@ def runner_peer(runner: RunnerId) -> Peer:
 
 
 class RequestStream:
-    """One answer from its submission at `now` (seconds) to its one end.
+    """One answer of a request that `arrived`, from its submission at `now` (seconds) to its one end.
 
     `hold_s` bounds the time with nowhere to go. A request that merely queues (new, preempted, or refused by NoCapacity)
     in a pool that is available has somewhere to go: its hold time stands still, for the queue's bound and the client's
@@ -116,8 +107,16 @@ class RequestStream:
     """
 
     def __init__(
-        self, request: PreparedRequest, index: int, *, hold_s: float, now: float, available: bool = False
+        self,
+        request: PreparedRequest,
+        index: int,
+        *,
+        hold_s: float,
+        arrived: float,
+        now: float,
+        available: bool = False,
     ) -> None:
+        self.arrived = arrived
         self.request, self.index, self.request_id = request, index, request.id_of(index)
         self.tokens: list[int] = []
         self.running: Assign | None = None  # the present ownership
@@ -172,7 +171,7 @@ class RequestStream:
                 if self.running is running:
                     return effects  # tokens alone move no hold time
             case Assign():
-                effects = self._assign(event)
+                effects = self._assign(event, now)
             case Preempt():
                 effects = self._fail_epoch(event.epoch, FailReason.PREEMPTED, stop=True)
             case NoCapacity():
@@ -200,7 +199,7 @@ class RequestStream:
 
     # ---------------------------------------------------------------- ownership
 
-    def _assign(self, assign: Assign) -> list[StreamEffect]:
+    def _assign(self, assign: Assign, now: float) -> list[StreamEffect]:
         if assign.epoch <= self.highest:
             return []
         effects: list[StreamEffect] = []
@@ -225,6 +224,9 @@ class RequestStream:
             sampling=request.sampling_of(self.index),
             cache_salt=request.namespace,
             client_request_id=request.client_request_id,
+            waited_s=now - self.arrived,
+            delay_s=assign.delay_s,
+            by_page=assign.by_page,
         )
         return [*effects, Send(runner_peer(assign.runner), start)]
 

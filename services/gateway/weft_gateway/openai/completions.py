@@ -9,21 +9,21 @@ from weft_gateway.errors import ParameterError
 from weft_gateway.openai.response_format import CompletionEncoder
 from weft_gateway.openai.schema import CompletionRequest
 from weft_gateway.openai.streaming_completion import StreamingCompletion
-from weft_gateway.openai.validation import MAX_PROMPT_CHARS, arriving, parse_request, response_meta, validate
+from weft_gateway.openai.validation import MAX_PROMPT_CHARS, Encode, ParsedRequest, submit
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.tokenizer import ModelTokenizer, TooLong
 
 
 async def completions(state: AppState, request: Request) -> Response:
     """A completion of one prompt."""
-    async with arriving(state, request):
-        parsed = await parse_request(state, request, CompletionRequest)
-        params, prompt = parsed.params, parsed.params.prompt
-        text = prompt if isinstance(prompt, str) else parsed.tokenizer.decode(prompt[-MAX_PROMPT_CHARS:])
-        valid = await validate(state, request, parsed, encode=partial(_encode, prompt), text=text)
-        group = state.manager.submit(valid)
-    encoder = CompletionEncoder(response_meta(request, parsed))
-    return StreamingCompletion(state.manager, group, encoder, params)
+    answer = await submit(state, request, CompletionRequest, _prompt)
+    return StreamingCompletion(state.manager, *answer, CompletionEncoder)
+
+
+def _prompt(parsed: ParsedRequest[CompletionRequest]) -> tuple[str, Encode]:
+    prompt = parsed.params.prompt
+    text = prompt if isinstance(prompt, str) else parsed.tokenizer.decode(prompt[-MAX_PROMPT_CHARS:])
+    return text, partial(_encode, prompt)
 
 
 def _encode(prompt: str | list[int], tokenizer: ModelTokenizer, context_tokens: int) -> list[int]:

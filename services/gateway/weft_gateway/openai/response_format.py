@@ -5,7 +5,6 @@ made whole.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import orjson
@@ -13,6 +12,7 @@ import orjson
 from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit, TokenLogprobOut
 from weft_gateway.openai.logprobs import TokenNames, chat_logprobs, completion_logprobs
+from weft_gateway.openai.schema import Common
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -21,33 +21,10 @@ _HOLE = "\u0000text\u0000"
 LogprobsEncoder = Callable[[Sequence[TokenLogprobOut], int, TokenNames], dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     """Tokens of a request: its prompt once, all its answers. What comes after a stop string does not count."""
-
-    prompt_tokens: int
-    completion_tokens: int
-
-    def to_json(self) -> dict[str, int]:
-        total = self.prompt_tokens + self.completion_tokens
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": total,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseMeta:
-    """What every chunk of one answer holds, and the shape of its choices."""
-
-    request_id: str
-    model: str
-    created: int
-    n: int = 1
-    include_usage: bool = False
-    alternatives: int | None = None  # reported beside each token; None: no log probabilities
-    names: TokenNames = field(kw_only=True)
+    total = prompt_tokens + completion_tokens
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 
 
 class ResponseEncoder:
@@ -61,15 +38,15 @@ class ResponseEncoder:
     chunk_kind: ClassVar[str]
     encode_logprobs: ClassVar[LogprobsEncoder]
 
-    def __init__(self, meta: ResponseMeta) -> None:
-        self._meta = meta
+    def __init__(self, params: Common, names: TokenNames, request_id: str, created_unix_s: int) -> None:
+        self._n, self._alternatives, self._names = params.n, params.alternatives, names
         self._head, self._chunk_head = (
-            {"id": f"{self.id_prefix}-{meta.request_id}", "object": kind, "created": meta.created, "model": meta.model}
+            {"id": f"{self.id_prefix}-{request_id}", "object": kind, "created": created_unix_s, "model": params.model}
             for kind in (self.kind, self.chunk_kind)
         )
-        self._no_usage: dict[str, Any] = {"usage": None} if meta.include_usage else {}
+        self._no_usage: dict[str, Any] = {"usage": None} if params.include_usage else {}
         hole = orjson.dumps(_HOLE)
-        self._around = [self._event([self._delta(index, _HOLE)]).split(hole) for index in range(meta.n)]
+        self._around = [self._event([self._delta(index, _HOLE)]).split(hole) for index in range(params.n)]
 
     def role_chunk(self) -> bytes:
         """What opens a stream."""
@@ -85,24 +62,24 @@ class ResponseEncoder:
     def finish_chunk(self, index: int, reason: FinishReason) -> bytes:
         return self._event([self._delta(index, "", None, _REASONS[reason])])
 
-    def usage(self, usage: Usage) -> bytes:
+    def usage(self, usage: dict[str, int]) -> bytes:
         return self._event([], usage)
 
-    def body(self, choices: Sequence[tuple[Emit, FinishReason]], usage: Usage) -> bytes:
+    def body(self, choices: Sequence[tuple[Emit, FinishReason]], usage: dict[str, int]) -> bytes:
         whole = [
             self._choice(index, emit.text, self._logprobs(emit), _REASONS[reason])
             for index, (emit, reason) in enumerate(choices)
         ]
-        return orjson.dumps({**self._head, "choices": whole, "usage": usage.to_json()})
+        return orjson.dumps({**self._head, "choices": whole, "usage": usage})
 
-    def _event(self, choices: list[dict[str, Any]], usage: Usage | None = None) -> bytes:
-        more = {"usage": usage.to_json()} if usage else self._no_usage
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
+        more = {"usage": usage} if usage else self._no_usage
         return b"data: " + orjson.dumps({**self._chunk_head, "choices": choices, **more}) + b"\n\n"
 
     def _logprobs(self, emit: Emit) -> dict[str, Any] | None:
-        if self._meta.alternatives is None:
+        if self._alternatives is None:
             return None
-        return type(self).encode_logprobs(emit.logprobs, self._meta.alternatives, self._meta.names)
+        return type(self).encode_logprobs(emit.logprobs, self._alternatives, self._names)
 
     def _choice(self, index: int, text: str, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
         """A choice of a body."""
@@ -128,7 +105,7 @@ class ChatEncoder(ResponseEncoder):
 
     def role_chunk(self) -> bytes:
         role = {"role": "assistant", "content": ""}
-        deltas = [{"index": i, "delta": role, "logprobs": None, "finish_reason": None} for i in range(self._meta.n)]
+        deltas = [{"index": i, "delta": role, "logprobs": None, "finish_reason": None} for i in range(self._n)]
         return b"".join(self._event([delta]) for delta in deltas)
 
     def _choice(self, index: int, text: str, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ response with its error, as an error of the engine does in vLLM: OpenAI's answer
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -17,8 +18,8 @@ from starlette.types import Receive, Scope, Send
 from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit
 from weft_gateway.errors import ApiError, Internal, from_failure
-from weft_gateway.openai.response_format import DONE, PING, ResponseEncoder, Usage, error_event
-from weft_gateway.openai.schema import Common
+from weft_gateway.openai.response_format import DONE, PING, ResponseEncoder, error_event, usage_of
+from weft_gateway.openai.validation import ParsedRequest
 from weft_gateway.shell.request_manager import RequestManager
 from weft_gateway.shell.response_group import ResponseGroup
 
@@ -33,9 +34,17 @@ _SSE_HEADERS = [
 class StreamingCompletion(Response):
     """Sends what the answers of a request produce. It owns them: whatever ends this response ends them all."""
 
-    def __init__(self, manager: RequestManager, group: ResponseGroup, encoder: ResponseEncoder, params: Common) -> None:
+    def __init__(
+        self,
+        manager: RequestManager,
+        parsed: ParsedRequest[Any],
+        group: ResponseGroup,
+        encoder: type[ResponseEncoder],
+    ) -> None:
         super().__init__()
-        self._manager, self._group, self._encoder = manager, group, encoder
+        params, request = parsed.params, group.request
+        self._manager, self._group = manager, group
+        self._encoder = encoder(params, parsed.tokenizer, request.request_id, request.arrived_unix_ms // 1000)
         self._stream, self._include_usage = params.stream, params.include_usage
         self._open = dict(enumerate(group.answers))  # those whose finish is not sent yet
 
@@ -113,8 +122,8 @@ class StreamingCompletion(Response):
         failure = self._group.failure
         return from_failure(failure) if failure else None
 
-    def _usage(self) -> Usage:
-        return Usage(len(self._group.request.prompt), self._group.completion_tokens)
+    def _usage(self) -> dict[str, int]:
+        return usage_of(len(self._group.request.prompt), self._group.completion_tokens)
 
     def _count(self) -> None:
         error = self._error() or (None if self._group.over else Internal(""))

@@ -4,7 +4,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -25,11 +24,11 @@ from weft_gateway.errors import (
     UnsupportedMediaType,
     from_failure,
 )
-from weft_gateway.openai.response_format import ResponseMeta
 from weft_gateway.openai.schema import Common, parse
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import authenticate
 from weft_gateway.shell.request_ids import ids_of
+from weft_gateway.shell.response_group import ResponseGroup
 from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
 
 THREAD_BYTES = 20_000  # a body this long is parsed in a thread: the loop goes on streaming
@@ -41,16 +40,25 @@ T = TypeVar("T", bound=Common)
 Encode = Callable[[ModelTokenizer, int], list[int]]  # within a context of so many tokens
 
 
-def arriving(state: AppState, request: Request) -> AbstractAsyncContextManager[None]:
-    """Counts the request until its submission and holds it while there is no route table."""
-    return state.manager.arriving(ids_of(request.scope).request_id)
+async def submit(
+    state: AppState, request: Request, kind: type[T], prompt_of: "Callable[[ParsedRequest[T]], tuple[str, Encode]]"
+) -> "tuple[ParsedRequest[T], ResponseGroup]":
+    """Hold the request while there is no route table, check it, and hand it to the scheduler. Raises ApiError.
+
+    `prompt_of` gives the prompt's text, for the predictor, and what tokenises it.
+    """
+    async with state.manager.arriving(ids_of(request.scope).request_id):
+        parsed = await _parse(state, request, kind)
+        text, encode = prompt_of(parsed)
+        return parsed, state.manager.submit(await _prepare(state, request, parsed, encode, text))
 
 
 async def wait_for_routes(state: AppState, request: Request) -> None:
     """A process that has just started holds its first requests. Raises ServiceUnavailable, Overloaded."""
     if not state.machine.routes.known:
-        async with arriving(state, request):
-            state.manager.client_gone(ids_of(request.scope).request_id)  # it needs nothing more
+        request_id = ids_of(request.scope).request_id
+        async with state.manager.arriving(request_id):
+            state.manager.client_gone(request_id)  # it needs nothing more
 
 
 def principal_of(state: AppState, request: Request) -> Principal:
@@ -70,7 +78,7 @@ class ParsedRequest(Generic[T]):
     arrived_unix_ms: int
 
 
-async def parse_request(state: AppState, request: Request, kind: type[T]) -> ParsedRequest[T]:
+async def _parse(state: AppState, request: Request, kind: type[T]) -> ParsedRequest[T]:
     """Authenticate, read and parse. Raises ApiError: everything but the prompt is checked."""
     arrived_unix_ms = time.time_ns() // 1_000_000
     principal = principal_of(state, request)
@@ -95,10 +103,10 @@ async def parse_request(state: AppState, request: Request, kind: type[T]) -> Par
     return ParsedRequest(params, route, pool, tokenizer, principal, arrived_unix_ms)
 
 
-async def validate(
-    state: AppState, request: Request, parsed: ParsedRequest[T], *, encode: Encode, text: str
+async def _prepare(
+    state: AppState, request: Request, parsed: ParsedRequest[T], encode: Encode, text: str
 ) -> PreparedRequest:
-    """Tokenise and check the lengths. `text` is what the predictor gets of the prompt."""
+    """Tokenise and check the lengths."""
     params, pool = parsed.params, parsed.pool
     tokens = await _encoded(parsed.tokenizer, encode, pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS)
     sampling = _sampling(params, parsed.tokenizer)
@@ -118,19 +126,6 @@ async def validate(
         arrived_unix_ms=parsed.arrived_unix_ms,
         stops=params.stop,
         n=params.n,
-    )
-
-
-def response_meta(request: Request, parsed: ParsedRequest[T]) -> ResponseMeta:
-    """What every chunk of the answer holds."""
-    return ResponseMeta(
-        request_id=ids_of(request.scope).request_id,
-        model=parsed.params.model,
-        created=int(time.time()),
-        n=parsed.params.n,
-        include_usage=parsed.params.include_usage,
-        alternatives=parsed.params.alternatives,
-        names=parsed.tokenizer,
     )
 
 

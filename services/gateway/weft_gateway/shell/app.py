@@ -13,17 +13,16 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.telemetry.logs import kv
-from weft_gateway.errors import ApiError, BadRequest, Internal, Unauthorized
+from weft_gateway.errors import ApiError, BadRequest, Internal
 from weft_gateway.openai.chat import chat_completions
 from weft_gateway.openai.completions import completions
 from weft_gateway.openai.models import list_models, one_model
 from weft_gateway.openai.schema import ChatRequest, CompletionRequest
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.metrics import exposition
-from weft_gateway.shell.request_ids import RequestIds, ids_of
+from weft_gateway.shell.request_ids import ResponseHeaders, ids_of
 from weft_gateway.shell.status import status_of, visible_labels
 
 Endpoint = Callable[[AppState, Request], Awaitable[Response]]
@@ -53,24 +52,8 @@ def build_app(state: AppState) -> FastAPI:
     _route(app, state, "/metrics", _metrics, get)
     for kind, handler in ((ApiError, _on_api_error), (HTTPException, _on_http_error), (Exception, _on_bug)):
         app.add_exception_handler(kind, partial(handler, state))
-    app.add_middleware(RequestIds)
-    app.add_middleware(DrainMiddleware, state=state)
+    app.add_middleware(ResponseHeaders, draining=lambda: state.machine.admission.draining)
     return app
-
-
-class DrainMiddleware:
-    """Pure ASGI: once the process stops, every answer asks the client to come back on another connection."""
-
-    def __init__(self, app: ASGIApp, state: AppState) -> None:
-        self._app, self._state = app, state
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_and_close(message: Message) -> None:
-            if message["type"] == "http.response.start" and self._state.machine.admission.draining:
-                message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
-            await send(message)
-
-        await self._app(scope, receive, send_and_close)
 
 
 def _route(
@@ -166,10 +149,7 @@ async def _metrics(state: AppState, request: Request) -> Response:
 
 async def _status(state: AppState, request: Request) -> Response:
     """Pools, models and requests now, as far as the caller may see them."""
-    try:
-        value = status_of(state, request.headers.get("authorization"))
-    except Unauthorized:
-        value = status_of(state, None)
+    value = status_of(state, request.headers.get("authorization"))
     return Response(orjson.dumps(value), media_type="application/json", headers={"cache-control": "no-cache"})
 
 

@@ -1,7 +1,8 @@
 """The gateway's metrics (`weft_gateway_*`). Labels are bounded: the first models have their own, others share one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -20,43 +21,31 @@ class GatewayMetrics:
 
     def __init__(self, gateway: Gateway, registry: CollectorRegistry, *, max_models: int) -> None:
         self._max_models, self._models = max_models, set[str]()
-        self.requests = Counter(
-            "weft_gateway_requests", "Requests by model and HTTP status.", ["model", "status"], registry=registry
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, labelnames=["pool"], registry=registry)
+        self.requests = counter("weft_gateway_requests", "Requests by model and HTTP status.", ["model", "status"])
+        self.prompt_tokens = counter("weft_gateway_prompt_tokens", "Prompt tokens.", ["model"])
+        self.tokens = counter("weft_gateway_tokens", "Tokens streamed and billed.", ["model"])
+        self.ttft = histogram("weft_gateway_ttft_seconds", "Arrival to first token.", buckets=SECONDS_TO_FIRST)
+        mean = "Mean time of a token after the first, per request."
+        self.per_token = histogram("weft_gateway_time_per_output_token_seconds", mean, buckets=SECONDS_PER_TOKEN)
+        self.total = histogram("weft_gateway_e2e_seconds", "Arrival to the last byte.", buckets=SECONDS_IN_ALL)
+        self.migrations = counter("weft_gateway_migrations", "Assignments beyond a request's first.")
+        self.overruns = counter("weft_gateway_overrun_requests", "Requests whose reservation was doubled.")
+        self.predict_failures = counter("weft_gateway_predict_failures", "Requests that went on without a prediction.")
+        self.outcomes_dropped = counter(
+            "weft_gateway_outcomes_dropped", "Outcomes forgotten because too many were unacknowledged."
         )
-        self.prompt_tokens = Counter("weft_gateway_prompt_tokens", "Prompt tokens.", ["model"], registry=registry)
-        self.tokens = Counter("weft_gateway_tokens", "Tokens streamed and billed.", ["model"], registry=registry)
-        self.ttft = _histogram("weft_gateway_ttft_seconds", "Arrival to first token.", SECONDS_TO_FIRST, registry)
-        self.per_token = _histogram(
-            "weft_gateway_time_per_output_token_seconds",
-            "Mean time of a token after the first, per request.",
-            SECONDS_PER_TOKEN,
-            registry,
+        self.corrupt_artifacts = counter(
+            "weft_gateway_corrupt_artifacts", "Files of the disk cache that were damaged, and fetched again."
         )
-        self.total = _histogram("weft_gateway_e2e_seconds", "Arrival to the last byte.", SECONDS_IN_ALL, registry)
-        self.migrations = Counter("weft_gateway_migrations", "Assignments beyond a request's first.", registry=registry)
-        self.overruns = Counter(
-            "weft_gateway_overrun_requests", "Requests whose reservation was doubled.", registry=registry
+        gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
+            ("weft_gateway_in_flight", "Requests now.", lambda: gateway.admission.in_flight),
+            ("weft_gateway_held", "Requests without a runner.", lambda: gateway.held),
+            ("weft_gateway_outcomes_unacked", "Outcomes not stored yet.", lambda: len(gateway.outcomes)),
         )
-        self.predict_failures = Counter(
-            "weft_gateway_predict_failures", "Requests that went on without a prediction.", registry=registry
-        )
-        self.outcomes_dropped = Counter(
-            "weft_gateway_outcomes_dropped",
-            "Outcomes forgotten because too many were unacknowledged.",
-            registry=registry,
-        )
-        self.corrupt_artifacts = Counter(
-            "weft_gateway_corrupt_artifacts",
-            "Files of the disk cache that were damaged, and fetched again.",
-            registry=registry,
-        )
-        Gauge("weft_gateway_in_flight", "Requests now.", registry=registry).set_function(
-            lambda: gateway.admission.in_flight
-        )
-        Gauge("weft_gateway_held", "Requests without a runner.", registry=registry).set_function(lambda: gateway.held)
-        Gauge("weft_gateway_outcomes_unacked", "Outcomes not stored yet.", registry=registry).set_function(
-            lambda: len(gateway.outcomes)
-        )
+        for name, text, read in gauges:
+            Gauge(name, text, registry=registry).set_function(read)
 
     def count_request(self, model: str | None, status: int) -> None:
         """One answer; 499: the client went away. Without a known model the label is "-"."""
@@ -110,7 +99,3 @@ class _Shown(Collector):
 
     def _may(self, labels: dict[str, str]) -> bool:
         return {labels[name] for name in ("model", "pool") if name in labels} <= self._shown
-
-
-def _histogram(name: str, text: str, buckets: tuple[float, ...], registry: CollectorRegistry) -> Histogram:
-    return Histogram(name, text, ["pool"], buckets=buckets, registry=registry)

@@ -32,10 +32,8 @@ class PredictorClient:
         self._refusal: grpc.StatusCode | None = None
 
     def ask(self, item: PredictItem) -> None:
-        due = (
-            asyncio.get_running_loop().time() + 2 * self._deadline_s
-        )  # the machine postpones its deadline once at most
-        self._waiting.append((item, due))
+        late = 2 * self._deadline_s  # the machine postpones its deadline once at most
+        self._waiting.append((item, asyncio.get_running_loop().time() + late))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="predict")
 
@@ -59,13 +57,9 @@ class PredictorClient:
             self._refusal = None
             return predictions(items, response)
         except (grpc.aio.AioRpcError, PeerError) as error:
-            self._log_failure(error, items)
+            code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
+            if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED) and code != self._refusal:
+                self._refusal = code  # logged once: unlike a predictor that is away it does not end by itself
+                log.warning("the predictor refuses this gateway", extra=kv(error=error))
+            log.debug("no prediction", extra=kv(requests=len(items), error=repr(error)))
             return [Prediction(item.request_id) for item in items]
-
-    def _log_failure(self, error: Exception, items: list[PredictItem]) -> None:
-        """A refusal is logged once: unlike a predictor that is away it does not end by itself."""
-        code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
-        if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED) and code != self._refusal:
-            self._refusal = code
-            log.warning("the predictor refuses this gateway", extra=kv(error=error))
-        log.debug("no prediction", extra=kv(requests=len(items), error=repr(error)))

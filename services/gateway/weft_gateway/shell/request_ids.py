@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,25 +23,29 @@ class Ids:
     request_id: str
 
 
-class RequestIds:
-    """Pure ASGI: every HTTP answer, errors included, carries `x-request-id`."""
+class ResponseHeaders:
+    """Pure ASGI: every HTTP answer, errors included, carries `x-request-id`.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    Once the process stops, every answer asks the client to come back on another connection.
+    """
+
+    def __init__(self, app: ASGIApp, draining: Callable[[], bool]) -> None:
+        self._app, self._draining = app, draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         ids = _ids(dict(scope["headers"]).get(b"x-request-id", b""))
         scope.setdefault("state", {})["ids"] = ids
-        header = (b"x-request-id", ids.client_request_id.encode())
 
-        async def send_with_id(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", []), header]
+                close = [(b"connection", b"close")] if self._draining() else []
+                own = (b"x-request-id", ids.client_request_id.encode())
+                message["headers"] = [*message.get("headers", []), own, *close]
             await send(message)
 
-        return await self._app(scope, receive, send_with_id)
+        return await self._app(scope, receive, send_with_headers)
 
 
 def ids_of(scope: Scope) -> Ids:

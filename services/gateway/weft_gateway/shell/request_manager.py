@@ -22,16 +22,15 @@ from weft.domain.request import Failed, GatewayHello, Start, Stop
 from weft.domain.routes import Routes
 from weft.telemetry.invariants import holds
 from weft.telemetry.logs import kv
-from weft.wire.codec import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY, outcome_bytes
-from weft.wire.codec.scheduling import GatewayMessage
+from weft.wire.codec.scheduling import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY, GatewayMessage, outcome_bytes
 from weft.wire.errors import PeerError, refused
-from weft.wire.streams import Link, channel
+from weft.wire.streams import ClientStream, channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from weft_gateway.core import events
 from weft_gateway.core.config import GatewayConfig
-from weft_gateway.core.events import PREDICTOR, SCHEDULER, Effect, Event, Failure, PreparedRequest
-from weft_gateway.core.gateway import Gateway
+from weft_gateway.core.events import PREDICTOR, SCHEDULER, Effect, Event, PreparedRequest
+from weft_gateway.core.gateway import BUG, Gateway
 from weft_gateway.errors import from_failure
 from weft_gateway.settings import GatewaySettings
 from weft_gateway.shell.metrics import GatewayMetrics
@@ -41,7 +40,6 @@ from weft_gateway.shell.runner_session import RunnerSession
 
 CHECK_S = 1.0  # between two checks of the machine's invariants
 log = logging.getLogger(__name__)
-_BUG = Failure("internal_error", "The gateway failed on this request.")
 
 
 class RequestManager:
@@ -83,7 +81,7 @@ class RequestManager:
         )
         self._drained = asyncio.Event()
         self._channel = channel(settings.scheduler, tls, "scheduler")
-        self.scheduler: Link[scheduler_pb2.GatewayToScheduler, scheduler_pb2.SchedulerToGateway] = Link(
+        self.scheduler: ClientStream[scheduler_pb2.GatewayToScheduler, scheduler_pb2.SchedulerToGateway] = ClientStream(
             "scheduler",
             scheduler_pb2_grpc.SchedulerStub(self._channel).Gateway,
             hello=lambda: [GATEWAY_TO_SCHEDULER.encode(GatewayHello(self.machine.gateway_id))],
@@ -192,7 +190,7 @@ class RequestManager:
         except Exception:
             request_id: str = getattr(effect.message if isinstance(effect, Send) else effect, "request_id", "")
             log.exception("request failed inside the gateway", extra=self._log_fields(request_id))
-            self._events.append(events.RequestAborted(request_id, _BUG))
+            self._events.append(events.RequestAborted(request_id, BUG))
 
     def _dispatch(self, effect: Effect) -> None:
         match effect:
@@ -222,7 +220,7 @@ class RequestManager:
             case events.RoutesChanged(pools):
                 routes = self.machine.routes
                 level = logging.INFO if pools else logging.DEBUG  # adapters come and go by the thousand
-                log.log(level, "route table", extra=kv(version=routes.version, models=len(routes)))
+                log.log(level, "route table", extra=kv(version=routes.version, models=len(routes.routes)))
                 self._on_routes(pools)
             case events.OpenSession():
                 self._sessions[effect.peer] = RunnerSession(effect, self._on_session, self._tls)

@@ -10,7 +10,7 @@ import grpc.aio
 from weft.domain.machine import Closed, Connected, Received
 from weft.domain.request import Draining, SessionReady, Start, Stop
 from weft.telemetry.logs import kv
-from weft.wire.codec import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
+from weft.wire.codec.session import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
 from weft.wire.errors import PeerError, refused
 from weft.wire.streams import SendQueue, channel
 from weft.wire.tls import Tls

@@ -24,23 +24,24 @@ def status_of(state: AppState, authorization: str | None) -> dict[str, Any]:
     }
     if not machine.routes.known:
         return totals
-    try:
-        principal = authenticate(authorization, machine.routes, auth=state.settings.auth)
-    except (Unauthorized, ServiceUnavailable):
-        return totals | {"key_needed": True}
-    return totals | _visible(state, principal)
+    principal = _principal_of(state, authorization)
+    return totals | (_visible(state, principal) if principal else {"key_needed": True})
 
 
 def visible_labels(state: AppState, authorization: str | None) -> frozenset[str] | None:
     """Names of models and pools that the caller's metrics may hold; None: every one, for keys are off."""
     if not state.settings.auth:
         return None
-    routes = state.machine.routes
+    principal = _principal_of(state, authorization)
+    visible = state.machine.routes.visible(principal) if principal else ()
+    return frozenset(name for route, pool in visible for name in (route.model_name, pool.pool))
+
+
+def _principal_of(state: AppState, authorization: str | None) -> Principal | None:
     try:
-        principal = authenticate(authorization, routes, auth=True)
+        return authenticate(authorization, state.machine.routes, auth=state.settings.auth)
     except (Unauthorized, ServiceUnavailable):
-        return frozenset()
-    return frozenset(name for route, pool in routes.visible(principal) for name in (route.model_name, pool.pool))
+        return None
 
 
 def _visible(state: AppState, principal: Principal) -> dict[str, Any]:

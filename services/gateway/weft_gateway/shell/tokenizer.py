@@ -9,7 +9,7 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,11 +24,13 @@ from weft_gateway.shell.chat_template import (
     special_tokens_of,
     template_source,
 )
-from weft_gateway.shell.special_tokens import MARK, SpecialTokenEscaper, TooManySpecialTokens
 
 UNKNOWN_CONTEXT_TOKENS = 1 << 20  # while no runner has reported a pool's context: only a bound
 MIN_PIECE_CHARS = 16  # a vocabulary of short pieces may still fold or drop runs of spaces
 BATCH_TEXTS = 1024  # of one call: each costs memory until its ids are taken
+# Private-use characters of plane 16 are the marks; those in the text are hidden like control tokens.
+_FIRST_MARK, _LAST_MARK = 0x100000, 0x10FFFD
+_MARK = re.compile(f"([{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}])")
 _CONTROL_SPELLING = re.compile(r"[<\[].+[>\]]", re.DOTALL)
 
 
@@ -119,7 +121,7 @@ class ModelTokenizer:
 
     def _encode_rendered(self, rendered: str, hidden: Mapping[str, str]) -> list[int]:
         """Encode the text between two marks as it is, and each mark as the spelling that it hides."""
-        pieces = MARK.split(rendered)
+        pieces = _MARK.split(rendered)
         plain = {piece: self._encode_plain(hidden.get(piece, piece)) for piece in set(pieces[1::2])}
         ids: list[int] = []
         for start in range(0, len(pieces), BATCH_TEXTS):
@@ -143,6 +145,44 @@ class ModelTokenizer:
         found = Counter(self._special[i] for i in ids if i in self._special)
         if found - self._control.count(rendered):
             raise NotEncodable("a message holds text that the tokenizer turns into a control token")
+
+
+class TooManySpecialTokens(ValueError):
+    """The text spells more different control tokens than there are marks."""
+
+
+class SpecialTokenEscaper:
+    """Hides control tokens that a text spells behind marks, and counts them.
+
+    One search for each spelling, the longest first: as many short calls. A regex of all spellings is one call that
+    holds the interpreter lock, and with it the event loop, for seconds on a long text.
+    """
+
+    def __init__(self, contents: Iterable[str]) -> None:
+        self._longest_first = sorted(filter(None, set(contents)), key=len, reverse=True)
+
+    def hide(self, text: str, hidden: dict[str, str]) -> str:
+        """Put a mark in place of each spelling. `hidden` maps spellings to marks; equal spellings share a mark."""
+        text = _MARK.sub(lambda found: _mark_of(found[0], hidden), text)
+        for spelling in self._longest_first:
+            if spelling in text:
+                text = text.replace(spelling, _mark_of(spelling, hidden))
+        return text
+
+    def count(self, text: str) -> Counter[str]:
+        """How often the text spells each control token; a part of a longer spelling does not count."""
+        found: Counter[str] = Counter()
+        for spelling in self._longest_first:
+            if times := text.count(spelling):
+                found[spelling] = times
+                text = text.replace(spelling, chr(_LAST_MARK))
+        return found
+
+
+def _mark_of(spelling: str, hidden: dict[str, str]) -> str:
+    if spelling not in hidden and len(hidden) > _LAST_MARK - _FIRST_MARK:
+        raise TooManySpecialTokens("too many different control characters")
+    return hidden.setdefault(spelling, chr(_FIRST_MARK + len(hidden)))
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:

@@ -14,7 +14,7 @@ from enum import Enum
 from weft.domain.adapter import AdapterState, Tier
 
 
-class State(Enum):
+class LoadState(Enum):
     """Where an adapter is on its way to a device slot."""
 
     ABSENT = "absent"  # in the depot, as far as is known
@@ -34,12 +34,12 @@ class HostCopy(Enum):
 
 
 TRANSITIONS = {
-    State.ABSENT: {State.FETCHING, State.ON_DISK},  # ON_DISK: found there
-    State.FETCHING: {State.ON_DISK, State.ABSENT},
-    State.ON_DISK: {State.FETCHING, State.LOADING},  # FETCHING: its size on the device is not known yet
-    State.LOADING: {State.RESIDENT, State.ABSENT},  # ABSENT: it failed, so that the file is in doubt
-    State.RESIDENT: {State.DRAINING, State.ON_DISK},
-    State.DRAINING: {State.RESIDENT, State.ON_DISK},
+    LoadState.ABSENT: {LoadState.FETCHING, LoadState.ON_DISK},  # ON_DISK: found there
+    LoadState.FETCHING: {LoadState.ON_DISK, LoadState.ABSENT},
+    LoadState.ON_DISK: {LoadState.FETCHING, LoadState.LOADING},  # FETCHING: its size on the device is not known yet
+    LoadState.LOADING: {LoadState.RESIDENT, LoadState.ABSENT},  # ABSENT: it failed, so that the file is in doubt
+    LoadState.RESIDENT: {LoadState.DRAINING, LoadState.ON_DISK},
+    LoadState.DRAINING: {LoadState.RESIDENT, LoadState.ON_DISK},
 }
 COPY_TRANSITIONS = {
     HostCopy.NONE: {HostCopy.COPYING},
@@ -60,7 +60,7 @@ class Adapter:
     desired: bool = False
     tier: Tier = Tier.REMOTE  # the lowest tier that has to hold it
     protected: bool = False  # pinned, and within what pinned adapters may hold
-    state: State = State.ABSENT
+    state: LoadState = LoadState.ABSENT
     measuring: bool = False  # FETCHING, and its file was on disk before
     copy: HostCopy = HostCopy.NONE
     slot: int | None = None
@@ -76,16 +76,16 @@ class Adapter:
 
     @property
     def resident(self) -> bool:
-        return self.state in (State.RESIDENT, State.DRAINING)
+        return self.state in (LoadState.RESIDENT, LoadState.DRAINING)
 
     @property
     def on_disk(self) -> bool:
-        return self.measuring or self.state not in (State.ABSENT, State.FETCHING)
+        return self.measuring or self.state not in (LoadState.ABSENT, LoadState.FETCHING)
 
     @property
     def in_transfer(self) -> bool:
         """A fetch, a copy or a load is under way."""
-        return self.state in (State.FETCHING, State.LOADING) or self.copy is HostCopy.COPYING
+        return self.state in (LoadState.FETCHING, LoadState.LOADING) or self.copy is HostCopy.COPYING
 
     @property
     def nearest_tier(self) -> Tier:
@@ -116,9 +116,9 @@ class Adapter:
             shortfall=self.degraded_reason or self.unpinned_reason,
         )
 
-    def advance(self, state: State) -> None:
+    def advance(self, state: LoadState) -> None:
         assert state in TRANSITIONS[self.state], (self.digest, self.state, state)
-        self.measuring = state is State.FETCHING and self.state is State.ON_DISK
+        self.measuring = state is LoadState.FETCHING and self.state is LoadState.ON_DISK
         self.state = state
 
     def advance_copy(self, copy: HostCopy) -> None:
@@ -128,7 +128,7 @@ class Adapter:
 
 def check_adapter(adapter: Adapter) -> None:
     """What holds of any adapter, whatever has happened."""
-    assert (adapter.slot is not None) == (adapter.resident or adapter.state is State.LOADING), adapter
+    assert (adapter.slot is not None) == (adapter.resident or adapter.state is LoadState.LOADING), adapter
     assert adapter.running >= 0, adapter
     assert adapter.waiting >= 0, adapter
     assert adapter.running == 0 or adapter.resident, adapter

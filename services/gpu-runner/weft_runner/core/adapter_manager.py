@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 from weft.domain.adapter import DesiredAdapter, DesiredChange, Tier
 from weft.domain.lru import LruDict
-from weft_runner.core.adapter import Adapter, HostCopy, State, check_adapter
+from weft_runner.core.adapter import Adapter, HostCopy, LoadState, check_adapter
 from weft_runner.core.adapter_slots import AdapterSlots, check_slots
 from weft_runner.core.events import Action, Fetch, Load, Retain
 from weft_runner.core.host_cache import HostCache, TierPrefetcher, check_host_cache, check_prefetcher
@@ -65,7 +65,7 @@ class AdapterManager:
         adapter.rank, adapter.n_bytes = adapter.rank or rank, adapter.n_bytes or n_bytes
         if digest in self._on_demand:
             self._on_demand.move_to_end(digest)
-        joins = adapter.state is State.RESIDENT
+        joins = adapter.state is LoadState.RESIDENT
         if joins:
             adapter.running += 1
             self.slots.on_use(adapter)
@@ -104,8 +104,8 @@ class AdapterManager:
         """
         adapter = self.adapters[digest]
         self.prefetcher.on_fetch_ended(adapter)
-        if adapter.state is State.FETCHING:
-            adapter.advance(State.ON_DISK)
+        if adapter.state is LoadState.FETCHING:
+            adapter.advance(LoadState.ON_DISK)
         self._recover(adapter)
         if n_bytes is not None:
             adapter.n_bytes, adapter.size_known = max(n_bytes, 1), True
@@ -129,9 +129,9 @@ class AdapterManager:
         """
         adapter = self.adapters[digest]
         self.prefetcher.on_fetch_ended(adapter)
-        lost = adapter.state is State.FETCHING
+        lost = adapter.state is LoadState.FETCHING
         if lost:
-            adapter.advance(State.ABSENT)
+            adapter.advance(LoadState.ABSENT)
         self.host.drop(adapter)
         self._fail(adapter, error, permanent=permanent, dequeue=lost)
         self.prefetcher.update(adapter)
@@ -141,7 +141,7 @@ class AdapterManager:
     def on_loaded(self, digest: str, *, rank: int, n_bytes: int, host_bytes: int | None, load_cost: float) -> None:
         """The adapter is in its slot. `load_cost`: what another load would take, in any one unit."""
         adapter = self.adapters[digest]
-        adapter.advance(State.RESIDENT)
+        adapter.advance(LoadState.RESIDENT)
         adapter.rank, adapter.n_bytes, adapter.size_known, adapter.load_cost = rank, n_bytes, True, load_cost
         self._recover(adapter)
         if adapter.copy is HostCopy.COPYING:
@@ -170,7 +170,7 @@ class AdapterManager:
         """An earlier process left these, the least recently used first: they are on demand until they are desired."""
         assert not self.adapters, "nothing is known before"
         for digest in digests:
-            self._get_or_add(digest).advance(State.ON_DISK)
+            self._get_or_add(digest).advance(LoadState.ON_DISK)
 
     # ---- what is desired
 
@@ -353,20 +353,20 @@ class AdapterManager:
 
     def _enqueue(self, adapter: Adapter) -> None:
         """It waits for a slot."""
-        if adapter.state is State.LOADING or adapter.digest in self.queue:
+        if adapter.state is LoadState.LOADING or adapter.digest in self.queue:
             return
         adapter.overtaken = 0
         self.queue[adapter.digest] = adapter
 
     def _needs_fetch(self, adapter: Adapter) -> bool:
         """Its file is not here, or what it takes on the device is not known."""
-        if adapter.state is State.ON_DISK:
+        if adapter.state is LoadState.ON_DISK:
             return self.slots.page_bytes > 0 and not adapter.size_known
-        return adapter.state is State.ABSENT
+        return adapter.state is LoadState.ABSENT
 
     def _fetch(self, adapter: Adapter, *, urgent: bool) -> None:
         if self._needs_fetch(adapter):
-            adapter.advance(State.FETCHING)
+            adapter.advance(LoadState.FETCHING)
         to_host = adapter.digest in self.host.protected and adapter.copy is HostCopy.NONE
         if to_host:
             adapter.advance_copy(HostCopy.COPYING)
@@ -377,7 +377,7 @@ class AdapterManager:
 
     def _is_ready(self, adapter: Adapter) -> bool:
         """It waits for a slot and pages, and for nothing else."""
-        waits = adapter.state in (State.ON_DISK, State.DRAINING) and adapter.copy is not HostCopy.COPYING
+        waits = adapter.state in (LoadState.ON_DISK, LoadState.DRAINING) and adapter.copy is not HostCopy.COPYING
         return waits and not self._needs_fetch(adapter)
 
     def _assign_slots(self) -> None:
@@ -390,7 +390,7 @@ class AdapterManager:
                 self._fetch(adapter, urgent=True)
             if not self._is_ready(adapter) or blocked:
                 continue
-            if adapter.state is State.DRAINING:  # now it is its own turn
+            if adapter.state is LoadState.DRAINING:  # now it is its own turn
                 self._reopen(adapter)
             elif (self.page_debt and self.slots.need(adapter)) or not self.slots.assign(adapter):
                 blocked = True
@@ -415,10 +415,10 @@ class AdapterManager:
         while len(draining := self.slots.draining()) > aged:
             self._reopen(max(draining, key=lambda a: a.running))
         while len(self.slots.draining()) < aged and (adapter := self.slots.next_to_drain()) is not None:
-            adapter.advance(State.DRAINING)
+            adapter.advance(LoadState.DRAINING)
 
     def _reopen(self, adapter: Adapter) -> None:
-        adapter.advance(State.RESIDENT)
+        adapter.advance(LoadState.RESIDENT)
         self._join(adapter)
         self.queue.pop(adapter.digest, None)
 
@@ -475,6 +475,6 @@ def check_adapters(manager: AdapterManager) -> None:
     assert {digest for digest, adapter in adapters.items() if not adapter.desired} == set(on_demand)
     for adapter in adapters.values():
         check_adapter(adapter)
-        assert adapter.waiting == 0 or adapter.state is State.LOADING or adapter.digest in manager.queue, adapter
-        assert not (adapter.state is State.LOADING and adapter.digest in manager.queue), adapter
-        assert adapter.state is not State.RESIDENT or adapter.digest not in manager.queue, adapter
+        assert adapter.waiting == 0 or adapter.state is LoadState.LOADING or adapter.digest in manager.queue, adapter
+        assert not (adapter.state is LoadState.LOADING and adapter.digest in manager.queue), adapter
+        assert adapter.state is not LoadState.RESIDENT or adapter.digest not in manager.queue, adapter

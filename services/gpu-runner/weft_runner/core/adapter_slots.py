@@ -9,7 +9,7 @@ and none stays for ever. Pinned adapters stay, unless nothing else can run (`pin
 
 from collections.abc import Callable
 
-from weft_runner.core.adapter import Adapter, State
+from weft_runner.core.adapter import Adapter, LoadState
 from weft_runner.core.events import Action, Unload
 from weft_runner.core.page_table import PageTable
 
@@ -48,10 +48,10 @@ class AdapterSlots:
 
     @property
     def loading(self) -> bool:
-        return any(adapter.state is State.LOADING for adapter in self.by_slot.values())
+        return any(adapter.state is LoadState.LOADING for adapter in self.by_slot.values())
 
     def draining(self) -> list[Adapter]:
-        return [adapter for adapter in self.by_slot.values() if adapter.state is State.DRAINING]
+        return [adapter for adapter in self.by_slot.values() if adapter.state is LoadState.DRAINING]
 
     def evictable_pages(self, *besides: str, pinned_too: bool = False) -> int:
         """Pages that unused adapters hold."""
@@ -72,7 +72,7 @@ class AdapterSlots:
             self._evict(next(evictions))
         allocated = self.pages.allocate_adapter(adapter.digest, need)
         assert allocated, "enough pages were freed"
-        adapter.advance(State.LOADING)
+        adapter.advance(LoadState.LOADING)
         adapter.slot = next(slot for slot in range(self.slots) if slot not in self.by_slot)
         self.by_slot[adapter.slot] = adapter
         self._changed(adapter)
@@ -94,16 +94,18 @@ class AdapterSlots:
         """A resident adapter leaves its slot; its file stays on disk."""
         assert adapter.slot is not None, adapter
         self._order(Unload(adapter.slot))
-        adapter.advance(State.ON_DISK)
+        adapter.advance(LoadState.ON_DISK)
         self._vacate(adapter)
 
     def on_load_failed(self, adapter: Adapter) -> None:
         """Nothing was put into its slot."""
-        adapter.advance(State.ABSENT)
+        adapter.advance(LoadState.ABSENT)
         self._vacate(adapter)
 
     def next_to_drain(self) -> Adapter | None:
-        candidates = [a for a in self.by_slot.values() if a.state is State.RESIDENT and a.running and not a.protected]
+        candidates = [
+            a for a in self.by_slot.values() if a.state is LoadState.RESIDENT and a.running and not a.protected
+        ]
         return min(candidates, key=lambda a: (a.running, a.value), default=None)
 
     def _evict(self, adapter: Adapter) -> None:
@@ -122,13 +124,13 @@ class AdapterSlots:
 
     def _in_eviction_order(self, unused: list[Adapter]) -> list[Adapter]:
         """Draining adapters first, then the least valuable; pinned ones last."""
-        return sorted(unused, key=lambda a: (a.protected, a.state is not State.DRAINING, a.value, a.slot))
+        return sorted(unused, key=lambda a: (a.protected, a.state is not LoadState.DRAINING, a.value, a.slot))
 
 
 def _is_unused(adapter: Adapter) -> bool:
     if adapter.running or not adapter.resident:
         return False
-    return adapter.state is State.DRAINING or not adapter.waiting
+    return adapter.state is LoadState.DRAINING or not adapter.waiting
 
 
 def check_slots(slots: AdapterSlots) -> None:
@@ -139,4 +141,4 @@ def check_slots(slots: AdapterSlots) -> None:
     assert slots.pages.adapter_owners() <= {adapter.digest for adapter in taken.values()}, "pages without an adapter"
     for adapter in taken.values():
         assert slots.pages.n_adapter_pages(adapter.digest) == slots.need(adapter) <= slots.most_pages, adapter
-        assert not (adapter.state is State.DRAINING and adapter.protected and adapter.running), adapter
+        assert not (adapter.state is LoadState.DRAINING and adapter.protected and adapter.running), adapter

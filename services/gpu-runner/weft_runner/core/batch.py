@@ -3,7 +3,7 @@
 ORCA (section 4.2): a batch is formed for every iteration. Punica (section 5.1): prefill rows first, decode rows
 after; rows of one adapter adjacent; the last prefill and the first decode share an adapter where possible, so that they
 share a segment. At most `max_prefills` prompts are worked on in an iteration, a long one in chunks:
-`batch_scheduler.py` decides which go first, `step_time_model.py` how large a chunk may be.
+`step_time_model.py` decides how large a chunk may be.
 """
 
 from collections.abc import Iterable
@@ -17,14 +17,12 @@ from typing import NamedTuple
 class BatchLimits:
     """`max_batch_tokens` >= the number of sequences, so that every decode row runs in every iteration.
 
-    `token_time_ms`: within it running rows should get their next token. `prefill_age`: iterations in a row in which the
-    eldest prompt may be passed by shorter ones; 0: first come, first served.
+    `token_time_ms`: within it running rows should get their next token.
     """
 
     max_prefills: int = 1
     max_batch_tokens: int = 512
     token_time_ms: float = inf
-    prefill_age: int = 8
 
 
 class Row(NamedTuple):

@@ -11,7 +11,7 @@ from itertools import islice
 from weft.domain.request import Start
 from weft_runner.core.page_table import PageTable
 from weft_runner.core.prefix_cache import PageHashChain
-from weft_runner.core.sequence import Phase, Sequence
+from weft_runner.core.sequence import Sequence, SequencePhase
 
 
 class PrefixReuse:
@@ -40,7 +40,7 @@ class PrefixReuse:
     def extend(self, sequence: Sequence) -> None:
         """Read what other sequences have computed since, before computing it once more."""
         at, rest = divmod(sequence.in_kv, self._pages.page_tokens)
-        if sequence.phase is not Phase.PREFILL or sequence.chain is None or rest:
+        if sequence.phase is not SequencePhase.PREFILL or sequence.chain is None or rest:
             return
         if shared := self.find(sequence.chain, sequence.tokens, at):
             self._pages.share(sequence.key, shared)
@@ -51,8 +51,6 @@ class PrefixReuse:
         if sequence.chain is None:
             return
         full = sequence.in_kv // self._pages.page_tokens
-        if full == sequence.named_pages:
-            return
         names = sequence.chain.extend(sequence.tokens, full)
         for index in range(sequence.named_pages, full):
             self._pages.name(sequence.key, index, names[index])

@@ -5,11 +5,13 @@ due `report_s` after the last one while something changes, and at once for overr
 the supervisor and a Resync make the next one full. Heartbeats renew the lease while nothing changes.
 """
 
+from math import inf
+
 from weft.domain.machine import Peer, Send
 from weft.domain.runner import Heartbeat, Overrun, Registered, RunnerFigures, RunnerReport, SequenceState
 from weft_runner.core.events import RunnerStatus
 from weft_runner.core.request_pool import RequestPool
-from weft_runner.core.sequence import Phase, Sequence
+from weft_runner.core.sequence import Sequence, SequencePhase
 
 
 class Reporter:
@@ -42,10 +44,8 @@ class Reporter:
         """When a report or a heartbeat is due; in the past: now."""
         if self._pool.urgent:
             return 0.0
-        deadlines = [self._due_at] if self.changed else []
-        if self.supervisor is not None:
-            deadlines.append(self._heartbeat_at)
-        return min(deadlines, default=float("inf"))
+        report_at = self._due_at if self.changed else inf
+        return report_at if self.supervisor is None else min(report_at, self._heartbeat_at)
 
     def is_due(self, now: float) -> bool:
         """Whether `effects` has any."""
@@ -115,7 +115,7 @@ class Reporter:
         start = sequence.start
         return SequenceState(
             start.request_id, start.epoch, sequence.gateway, start.adapter,
-            self._pool.pages.reserved_by(sequence.key), sequence.reservation_tokens, sequence.admitted,
+            self._pool.pages.reserved_by(sequence.key), sequence.reservation_tokens, round(1000 * sequence.arrived),
         )  # fmt: skip
 
     def _forget_changes(self) -> None:
@@ -125,7 +125,7 @@ class Reporter:
     def _status(self) -> RunnerStatus:
         pool = self._pool
         not_ready = pool.adapters.not_ready_reason()
-        waiting = sum(sequence.phase is Phase.WAITING for sequence in pool.sequences.values())
+        waiting = sum(sequence.phase is SequencePhase.WAITING for sequence in pool.sequences.values())
         return RunnerStatus(
             pool.figures(ready=not not_ready),
             len(pool.sequences) - waiting,

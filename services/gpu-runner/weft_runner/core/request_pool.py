@@ -17,11 +17,12 @@ from weft_runner.core.adapter_manager import AdapterManager, check_adapters
 from weft_runner.core.admission import HighestEpochs, PoolLimits, ended, first_pages, no_capacity, refusal
 from weft_runner.core.batch import Batch, Candidate
 from weft_runner.core.batch_scheduler import BatchScheduler
+from weft_runner.core.events import AdapterEvent, Fetched, FetchFailed, FoundOnDisk, Loaded, LoadFailed
 from weft_runner.core.page_table import PageTable, check_page_table
 from weft_runner.core.prefix_reuse import PrefixReuse
 from weft_runner.core.reservation import Reservations
 from weft_runner.core.sampling import SampledToken
-from weft_runner.core.sequence import RUNNING, Phase, Sequence, check_sequence
+from weft_runner.core.sequence import RUNNING, Sequence, SequencePhase, check_sequence
 from weft_runner.core.step_time_model import GUESS, StepModel
 
 
@@ -53,7 +54,7 @@ class RequestPool:
 
     # ---- messages
 
-    def start(self, start: Start, owner: Peer, gateway: str) -> None:
+    def start(self, start: Start, owner: Peer, gateway: str, now: float) -> None:
         """Admit a sequence, or say why not. An epoch that is not above the highest seen is ignored."""
         if self.epochs.is_stale(start.request_id, start.epoch):
             return
@@ -65,7 +66,7 @@ class RequestPool:
         self.epochs.see(start.request_id, start.epoch)
         if held is not None:
             self._remove(held)  # one owner a request: the highest epoch
-        match self._start(start, owner, gateway):
+        match self._start(start, owner, gateway, now):
             case SequenceTokens() as answer:
                 self.produced.setdefault(owner.name, (owner, []))[1].append(answer)
             case None:
@@ -95,33 +96,28 @@ class RequestPool:
         for sequence in list(self.sequences.values()) if on else []:
             self._end(sequence, EndReason.DRAINED, "the runner is draining")
 
-    def fetched(self, digest: str, *, n_bytes: int | None, host_bytes: int | None) -> None:
-        """Its file is on disk. An adapter that is too large for this runner ends the sequences that wait for it."""
-        fault = self.adapters.on_fetched(digest, n_bytes=n_bytes, host_bytes=host_bytes)
-        if fault:
-            self._end_all_of(digest, EndReason.LOAD_FAILED, fault)
+    def on_adapter_event(self, event: AdapterEvent) -> None:
+        """A result of the adapter pool. What can never be loaded, or failed, ends the sequences that wait for it."""
+        adapters, fault = self.adapters, ""
+        match event:
+            case FoundOnDisk(digests):
+                adapters.on_found_on_disk(digests)
+                return
+            case Fetched(digest, n_bytes, host_bytes):
+                fault = adapters.on_fetched(digest, n_bytes=n_bytes, host_bytes=host_bytes)
+                if fault:
+                    self._end_all_of(digest, EndReason.LOAD_FAILED, fault)
+            case Loaded(digest, rank, n_bytes, host_bytes, load_cost):
+                adapters.on_loaded(digest, rank=rank, n_bytes=n_bytes, host_bytes=host_bytes, load_cost=load_cost)
+            case FetchFailed(digest, reason, detail, permanent):
+                if adapters.on_fetch_failed(digest, detail, permanent=permanent):
+                    self._end_all_of(digest, reason, detail)
+            case LoadFailed(digest, reason, detail, permanent):
+                adapters.on_load_failed(digest, detail, permanent=permanent)
+                self._end_all_of(digest, reason, detail)
         self._settle()
-        self.urgent = self.urgent or bool(fault) or self.adapters.prefetcher.idle
-
-    def fetch_failed(self, digest: str, reason: EndReason, detail: str, *, permanent: bool = False) -> None:
-        """End the sequences that waited for it; the others do not notice."""
-        if self.adapters.on_fetch_failed(digest, detail, permanent=permanent):
-            self._end_all_of(digest, reason, detail)
-        self._settle()
-        self.urgent = True
-
-    def loaded(self, digest: str, *, rank: int, n_bytes: int, host_bytes: int | None, load_cost: float) -> None:
-        """It is in its slot."""
-        self.adapters.on_loaded(digest, rank=rank, n_bytes=n_bytes, host_bytes=host_bytes, load_cost=load_cost)
-        self._settle()
-        self.urgent = True
-
-    def load_failed(self, digest: str, reason: EndReason, detail: str, *, permanent: bool = False) -> None:
-        """As `fetch_failed`."""
-        self.adapters.on_load_failed(digest, detail, permanent=permanent)
-        self._end_all_of(digest, reason, detail)
-        self._settle()
-        self.urgent = True
+        if fault or adapters.prefetcher.idle or not isinstance(event, Fetched):
+            self.urgent = True
 
     # ---- steps
 
@@ -137,16 +133,16 @@ class RequestPool:
         """
         if self.scheduler.standing is not None:
             return self.scheduler.standing
-        for sequence in self._here(Phase.PREFILL):
+        for sequence in self._here(SequencePhase.PREFILL):
             self.reuse.extend(sequence)
         self._settle()
-        for sequence in list(self._here(Phase.DECODE)):
+        for sequence in list(self._here(SequencePhase.DECODE)):
             if self.pages.is_full(sequence.key) and not self.reservations.grow(sequence):
                 self.urgent = self.adapters.page_debt = True
         self._unstick()
         decoding, again = self._decoding(depth, free), depth == 1 and not self.reservations.paused
         return self.scheduler.schedule(
-            [_candidate(s) for s in self._here(Phase.PREFILL)],
+            [_candidate(s) for s in sorted(self._here(SequencePhase.PREFILL), key=lambda s: s.order)],
             [_candidate(s) for s in decoding],
             sum(s.in_kv for s in decoding),
             lambda: min((self._steps_left(s) for s in decoding), default=0) if again else 0,
@@ -162,16 +158,18 @@ class RequestPool:
         """Take an iteration's results: a token for each row that samples, or why that sequence failed."""
         self.iterations += 1
         self.scheduler.ran(batch)
+        sequences, pages, page_tokens = self.sequences, self.pages, self.limits.page_tokens
         for key, _, n_tokens, samples in batch.rows:
-            sequence = self.sequences[key]
+            sequence = sequences[key]
             sequence.in_flight = False
             if key in failures:
                 self._end(sequence, EndReason.INTERNAL, failures[key], forget=True)
                 continue
             sequence.fed(n_tokens)
             self.tokens += n_tokens
-            self.pages.fill(key, sequence.in_kv)
-            self.reuse.publish(sequence)
+            pages.fill(key, sequence.in_kv)
+            if sequence.in_kv // page_tokens != sequence.named_pages:
+                self.reuse.publish(sequence)
             if samples:
                 self._append(sequence, tokens[key])
         self._unstick()
@@ -210,7 +208,7 @@ class RequestPool:
 
     # ---- how
 
-    def _start(self, start: Start, owner: Peer, gateway: str) -> Ended | NoCapacity | SequenceTokens | None:
+    def _start(self, start: Start, owner: Peer, gateway: str, now: float) -> Ended | NoCapacity | SequenceTokens | None:
         """Admit it, or why not."""
         if self.draining:
             return ended(start, EndReason.DRAINED, "the runner is draining")
@@ -230,7 +228,7 @@ class RequestPool:
             return no_capacity(start, free_pages, "pages")
         self._admissions += 1
         sequence = Sequence(
-            start, owner, gateway, admitted=self._admissions, max_context_tokens=context, chain=chain
+            start, owner, gateway, admitted=self._admissions, now=now, max_context_tokens=context, chain=chain
         )  # fmt: skip
         self._admit(sequence, n_pages, shared)
         return None
@@ -264,7 +262,7 @@ class RequestPool:
         self.adapters.reconcile()
         for digest in self.adapters.take_ready():
             for sequence in self.sequences.values():
-                if sequence.start.adapter == digest and sequence.phase is Phase.WAITING:
+                if sequence.start.adapter == digest and sequence.phase is SequencePhase.WAITING:
                     self._join(sequence)
 
     def _unstick(self) -> None:
@@ -276,7 +274,7 @@ class RequestPool:
             elif not self.adapters.force_evict_pinned():
                 if self.adapters.loading:
                     return
-                newest = max(self.sequences.values(), key=lambda s: s.admitted)
+                newest = max(self.sequences.values(), key=lambda s: (s.arrived, s.admitted))
                 self._remove(newest)
                 answer = no_capacity(newest.start, self.adapters.free_pages(), "pages")
                 self.messages.append(Send(newest.owner, answer))
@@ -286,7 +284,7 @@ class RequestPool:
         """Pages and references back, at once; freed pages go to the longest paused sequence first."""
         self.scheduler.changed()
         self.departures += 1
-        joined = sequence.phase is not Phase.WAITING
+        joined = sequence.phase is not SequencePhase.WAITING
         sequence.end()
         del self.sequences[sequence.key]
         self.reservations.paused.pop(sequence.key, None)
@@ -315,7 +313,7 @@ class RequestPool:
         """Here or in flight."""
         return any(s.phase in RUNNING for s in self.sequences.values())
 
-    def _here(self, phase: Phase) -> Iterator[Sequence]:
+    def _here(self, phase: SequencePhase) -> Iterator[Sequence]:
         """Those of a phase that are not in flight, in order of admission."""
         return (s for s in self.sequences.values() if s.phase is phase and not s.in_flight)
 
@@ -327,16 +325,17 @@ class RequestPool:
         changes the part of each batch from its next turn on, so that they are equal again after a round. And no batch
         takes what those that are `free` need to be launched at all.
         """
-        here = list(self._here(Phase.DECODE))
+        here = list(self._here(SequencePhase.DECODE))
         if depth == 1:
             return here
-        running = sum(s.phase is Phase.DECODE for s in self.sequences.values())
+        running = sum(s.phase is SequencePhase.DECODE for s in self.sequences.values())
         part = min(-(-running // depth), -(-len(here) // free))
         return sorted(here, key=lambda s: s.turn)[:part]
 
     def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
         token, logprob = sampled
-        start, position = sequence.start, sequence.n_emitted
+        start, owner = sequence.start, sequence.owner
+        position = len(sequence.tokens) - len(start.prompt)
         finish: FinishReason | None = None
         tokens: tuple[int, ...] = (token,)
         if token in self.limits.eos and not start.sampling.ignore_eos:
@@ -346,13 +345,11 @@ class RequestPool:
             if len(sequence.tokens) == sequence.max_len:
                 finish = FinishReason.LENGTH
         logprobs = (logprob,) if logprob is not None and tokens else ()
-        produced = SequenceTokens(
-            start.request_id, start.epoch, position, tokens, finish, sequence.doublings, logprobs
-        )  # fmt: skip
-        owner = sequence.owner
         if (of_session := self.produced.get(owner.name)) is None:
             of_session = self.produced[owner.name] = owner, []
-        of_session[1].append(produced)
+        of_session[1].append(
+            SequenceTokens(sequence.key, start.epoch, position, tokens, finish, sequence.doublings, logprobs)
+        )
         if finish is not None:
             self._remove(sequence)
 
@@ -372,11 +369,11 @@ def check_pool(pool: RequestPool) -> None:
     assert pool.pages.holders() == set(pool.sequences)
     for sequence in pool.sequences.values():
         check_sequence(sequence)
-        assert (sequence.phase is Phase.PAUSED) == (sequence.key in pool.paused()), sequence.key
+        assert (sequence.phase is SequencePhase.PAUSED) == (sequence.key in pool.paused()), sequence.key
         assert pool.pages.tokens_of(sequence.key) == sequence.in_kv, sequence.key
         assert sequence.named_pages * pool.pages.page_tokens <= sequence.in_kv, sequence.key
     mine = Counter(s.start.adapter for s in pool.sequences.values())
-    waiting = Counter(s.start.adapter for s in pool.sequences.values() if s.phase is Phase.WAITING)
+    waiting = Counter(s.start.adapter for s in pool.sequences.values() if s.phase is SequencePhase.WAITING)
     for digest, adapter in pool.adapters.adapters.items():
         assert adapter.waiting == waiting[digest], digest
         assert adapter.running == mine[digest] - waiting[digest], digest

@@ -4,6 +4,8 @@ The shell offers a step whenever the executor can take one (`StepSlot`); the mac
 nothing to run, and takes the results as `StepDone`. Every effect of an event is there when `handle` returns.
 """
 
+from math import inf
+
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received, Send, Tick
 from weft.domain.request import Draining, SessionHello, Start, Stop
 from weft.domain.runner import Registered, Resync, RunnerOrder
@@ -52,7 +54,7 @@ class Runner:
             case StepDone():
                 self._account(event)
             case Received(peer, message):
-                self._receive(peer, message, effects)
+                self._receive(peer, message, now, effects)
             case Tick():
                 pass
             case Connected(peer, hello):
@@ -61,16 +63,8 @@ class Runner:
                 self._close(peer)
             case Drain(on):
                 self._drain(on, effects)
-            case Loaded(digest, rank, n_bytes, host_bytes, seconds):
-                self.pool.loaded(digest, rank=rank, n_bytes=n_bytes, host_bytes=host_bytes, load_cost=seconds)
-            case Fetched(digest, n_bytes, host_bytes):
-                self.pool.fetched(digest, n_bytes=n_bytes, host_bytes=host_bytes)
-            case LoadFailed(digest, reason, detail, permanent):
-                self.pool.load_failed(digest, reason, detail, permanent=permanent)
-            case FetchFailed(digest, reason, detail, permanent):
-                self.pool.fetch_failed(digest, reason, detail, permanent=permanent)
-            case FoundOnDisk(digests):
-                self.pool.adapters.on_found_on_disk(digests)
+            case Loaded() | Fetched() | LoadFailed() | FetchFailed() | FoundOnDisk():
+                self.pool.on_adapter_event(event)
         self.reporter.changed = self.reporter.changed or event.__class__ is not Tick
         self._take_effects(effects)
         if now >= self._retry_at:
@@ -86,7 +80,7 @@ class Runner:
         deadline = self.reporter.deadline()
         if self.pool.adapters.not_ready_reason():
             deadline = min(deadline, self._retry_at)
-        return None if deadline == float("inf") else deadline
+        return None if deadline == inf else deadline
 
     def check(self) -> None:
         check_pool(self.pool)
@@ -131,11 +125,11 @@ class Runner:
 
     # ---- peers
 
-    def _receive(self, peer: Peer, message: object, effects: list[Effect]) -> None:
+    def _receive(self, peer: Peer, message: object, now: float, effects: list[Effect]) -> None:
         match message:
             case Start():
                 if (gateway := self._gateways.get(peer)) is not None:
-                    self.pool.start(message, peer, gateway)
+                    self.pool.start(message, peer, gateway, now)
             case Stop(request_id, epoch):
                 self.pool.stop(request_id, epoch, peer)
             case Registered():

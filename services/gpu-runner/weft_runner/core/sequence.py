@@ -17,7 +17,7 @@ from weft_runner.core.prefix_cache import PageHashChain
 from weft_runner.core.sampling import logit_adjustments
 
 
-class Phase(Enum):
+class SequencePhase(Enum):
     WAITING = "waiting"  # admitted, pages reserved, adapter on its way
     PREFILL = "prefill"
     DECODE = "decode"
@@ -25,19 +25,19 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-RUNNING = (Phase.PREFILL, Phase.DECODE)
+RUNNING = (SequencePhase.PREFILL, SequencePhase.DECODE)
 
 
 class Sequence:
     """A request that was admitted. One owner: the request pool. `owner`: the session that started it."""
 
     __slots__ = (
-        "adjustments", "admitted", "chain", "doublings", "gateway", "in_flight", "in_kv", "key", "max_len",
+        "adjustments", "admitted", "arrived", "chain", "doublings", "gateway", "in_flight", "in_kv", "key", "max_len",
         "named_pages", "owner", "phase", "reservation_tokens", "start", "tokens", "turn",
     )  # fmt: skip
 
     def __init__(
-        self, start: Start, owner: Peer, gateway: str, *, admitted: int, max_context_tokens: int,
+        self, start: Start, owner: Peer, gateway: str, *, admitted: int, now: float, max_context_tokens: int,
         chain: PageHashChain | None = None,
     ) -> None:  # fmt: skip
         self.start, self.owner, self.gateway = start, owner, gateway
@@ -45,14 +45,20 @@ class Sequence:
         self.chain = chain
         self.named_pages = 0  # its first ones, that other sequences may find
         self.admitted = admitted
+        self.arrived = now - start.waited_s
         self.tokens: list[int] = [*start.prompt, *start.emitted]
         self.adjustments = logit_adjustments(start.sampling, start.emitted)
         self.in_kv = 0
         self.reservation_tokens = start.reservation_tokens
         self.doublings = 0
-        self.phase = Phase.WAITING
+        self.phase = SequencePhase.WAITING
         self.in_flight, self.turn = False, 0  # in a batch that is not complete yet; its number
         self.max_len = min(len(start.prompt) + start.max_tokens, max_context_tokens)
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """Prompts run in this order: the pool's queue policy decided it."""
+        return self.arrived + self.start.delay_s, self.admitted
 
     @property
     def base_len(self) -> int:
@@ -71,14 +77,14 @@ class Sequence:
 
     def reuse(self, n_tokens: int) -> None:
         """The next n tokens are in KV already: others have computed them."""
-        assert self.phase in (Phase.WAITING, Phase.PREFILL), self.phase
+        assert self.phase in (SequencePhase.WAITING, SequencePhase.PREFILL), self.phase
         assert n_tokens == 0 or n_tokens < self.pending, (n_tokens, self.pending)
         self.in_kv += n_tokens
 
     def join(self, most_tokens: int) -> None:
         """Its adapter is on the device (or it has none); that leaves room for so many tokens in KV."""
-        assert self.phase is Phase.WAITING, self.phase
-        self.phase = Phase.PREFILL
+        assert self.phase is SequencePhase.WAITING, self.phase
+        self.phase = SequencePhase.PREFILL
         self.max_len = min(self.max_len, max(most_tokens, len(self.tokens) + 1))  # the last token is never fed
 
     def launch(self, turn: int) -> None:
@@ -94,37 +100,37 @@ class Sequence:
         assert self.in_kv < in_kv <= n_known, (n_tokens, self.pending)
         self.in_kv = in_kv
         if in_kv == n_known:
-            self.phase = Phase.DECODE
+            self.phase = SequencePhase.DECODE
 
     def append(self, token: int) -> None:
         """The token chosen after everything was fed."""
         tokens = self.tokens
-        assert self.phase is Phase.DECODE, self.phase
+        assert self.phase is SequencePhase.DECODE, self.phase
         assert self.in_kv == len(tokens) < self.max_len, (self.in_kv, len(tokens), self.max_len)
         tokens.append(token)
         if self.adjustments is not None:
             self.adjustments.add(token)
 
     def pause(self) -> None:
-        assert self.phase is Phase.DECODE, self.phase
+        assert self.phase is SequencePhase.DECODE, self.phase
         assert not self.in_flight, self.key
-        self.phase = Phase.PAUSED
+        self.phase = SequencePhase.PAUSED
 
     def resume(self) -> None:
-        assert self.phase is Phase.PAUSED, self.phase
-        self.phase = Phase.DECODE
+        assert self.phase is SequencePhase.PAUSED, self.phase
+        self.phase = SequencePhase.DECODE
 
     def end(self) -> None:
-        assert self.phase is not Phase.ENDED, self.phase
-        self.phase = Phase.ENDED
+        assert self.phase is not SequencePhase.ENDED, self.phase
+        self.phase = SequencePhase.ENDED
 
 
 def check_sequence(sequence: Sequence) -> None:
     """What holds between two iterations, whatever happened."""
     assert 0 <= sequence.in_kv <= len(sequence.tokens), (sequence.in_kv, len(sequence.tokens))
     assert sequence.base_len <= len(sequence.tokens) <= max(sequence.max_len, sequence.base_len)
-    if sequence.phase in (Phase.DECODE, Phase.PAUSED):
+    if sequence.phase in (SequencePhase.DECODE, SequencePhase.PAUSED):
         assert sequence.pending == 1, sequence.pending
     assert not sequence.in_flight or sequence.phase in RUNNING, sequence.phase
-    if sequence.phase is Phase.WAITING:
+    if sequence.phase is SequencePhase.WAITING:
         assert sequence.in_kv == 0 or sequence.named_pages, sequence.in_kv

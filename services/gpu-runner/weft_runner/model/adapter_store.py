@@ -53,15 +53,6 @@ def map_tensors(path: Path) -> dict[str, torch.Tensor]:
     return {name: MappedTensor(file, info).view() for name, info in header.tensors.items()}
 
 
-def copy_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same in memory of their own."""
-    return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-
 class DeviceAdapter(Protocol):
     """An adapter in the form that an executor computes with."""
 
@@ -146,7 +137,7 @@ class HostTensors:
 
     @property
     def n_bytes(self) -> int:
-        return tensor_bytes(self.tensors)
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def complete(self) -> None:
         """It is, where the tensors are copies."""
@@ -163,4 +154,4 @@ class HostTensorStore:
 
     def copy(self: AdapterStore, tensors: Mapping[str, torch.Tensor], scales: Scales) -> HostAdapter:
         """See `AdapterStore.copy`."""
-        return HostTensors(self, copy_tensors(tensors), scales)
+        return HostTensors(self, {name: tensor.clone() for name, tensor in tensors.items()}, scales)

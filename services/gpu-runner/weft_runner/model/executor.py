@@ -13,7 +13,7 @@ from weft.domain.model.config import ModelSpec
 from weft_runner.core.sampling import SampledToken
 from weft_runner.model.adapter_store import AdapterStore
 from weft_runner.model.sampling import SamplingArgs
-from weft_runner.model.step import Step
+from weft_runner.model.step import StepInput
 
 LayerDone = Callable[[int], None]  # called with the layer's index when its keys, values and output are complete
 
@@ -30,16 +30,16 @@ class StepHandle(Protocol):
 class AsyncExecutor(Protocol):
     """An executor whose steps run while the host does something else, the next one already launched behind them."""
 
-    def launch(self, step: Step, draws: Sequence[SamplingArgs]) -> StepHandle:
+    def launch(self, step: StepInput, draws: Sequence[SamplingArgs]) -> StepHandle:
         """Run a whole step and sample; returns before the step is done."""
         ...
 
-    def can_follow(self, step: Step, draws: Sequence[SamplingArgs]) -> bool:
+    def can_follow(self, step: StepInput, draws: Sequence[SamplingArgs]) -> bool:
         """The tokens of this step of decode rows can be the input of the next one without passing through the host."""
         ...
 
-    def follow(self, step: Step, draws: Sequence[SamplingArgs]) -> StepHandle:
-        """The next step of the same rows, a position further each (`Step.advance`), on the tokens sampled last."""
+    def follow(self, step: StepInput, draws: Sequence[SamplingArgs]) -> StepHandle:
+        """The next step of the same rows, a position further each (`StepInput.advance`), on the tokens sampled last."""
         ...
 
 
@@ -54,7 +54,7 @@ class Pipelined(Protocol):
     @property
     def depth(self) -> int: ...
 
-    def launch(self, step: Step, draws: Sequence[SamplingArgs]) -> StepHandle:
+    def launch(self, step: StepInput, draws: Sequence[SamplingArgs]) -> StepHandle:
         """Run a whole step and sample; returns before the step is done. None of its rows is in a step in flight."""
         ...
 
@@ -86,14 +86,9 @@ class Executor(Protocol):
         ...
 
     def run(
-        self,
-        step: Step,
-        *,
-        first: int = 0,
-        last: int | None = None,
-        hidden: torch.Tensor | None = None,
+        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
         layer_done: LayerDone | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """Run layers [first, last) and write their keys and values to the step's pages.
 
         `hidden`: [tokens, H] of the layer before `first`; None embeds the tokens (first = 0). Returns hidden

@@ -81,18 +81,9 @@ def adapter_pairs(tensors: Mapping[str, torch.Tensor], scales: Scales, spec: Mod
     return tuple(tuple(site(layer, names) for names in SITES) for layer in range(spec.layers))
 
 
-def build_adapter(
-    tensors: Mapping[str, torch.Tensor], scales: Scales, spec: ModelSpec, dtype: torch.dtype = torch.float32
-) -> AdapterWeights:
-    """PEFT's tensors -> stacked sites. Raises AdapterInvalid as `adapter_pairs` does."""
-    return stack_adapter(adapter_pairs(tensors, scales, spec), spec, dtype)
-
-
-def stack_adapter(pairs: AdapterPairs, spec: ModelSpec, dtype: torch.dtype = torch.float32) -> AdapterWeights:
-    """The same from pairs; both of one device's part, or whole. A stage may have none: then its ranks are 0."""
-    sites = tuple(
-        tuple(_site(site, names, spec, dtype) for site, names in zip(layer, SITES, strict=True)) for layer in pairs
-    )
+def stack_adapter(pairs: AdapterPairs, spec: ModelSpec) -> AdapterWeights:
+    """Pairs -> stacked sites in fp32, of one device's part or whole. A stage may have none: then its ranks are 0."""
+    sites = tuple(tuple(_site(site, names, spec) for site, names in zip(layer, SITES, strict=True)) for layer in pairs)
     present = [site for layer in sites for site in layer if site is not None]
     return AdapterWeights(
         sites=sites,
@@ -114,16 +105,16 @@ def _pair(pair: LoraTensors[torch.Tensor], scales: Scales, spec: ModelSpec) -> L
     return LoraPair(pair.projection, a, b, scale, *spec.projection(pair.projection), rank)
 
 
-def _site(pairs: tuple[LoraPair, ...], names: tuple[str, ...], spec: ModelSpec, dtype: torch.dtype) -> LoraSite | None:
+def _site(pairs: tuple[LoraPair, ...], names: tuple[str, ...], spec: ModelSpec) -> LoraSite | None:
     by_name = {pair.projection: pair for pair in pairs}
     slices: list[LoraSlice] = []
     rank_start = out_start = 0
     for name in names:
         if (pair := by_name.get(name)) is not None:
-            b_t, begin = pair.b.to(dtype).t().contiguous(), out_start + pair.out_start
+            b_t, begin = pair.b.float().t().contiguous(), out_start + pair.out_start
             slices.append(LoraSlice(rank_start, rank_start + pair.rank, begin, begin + pair.n_out, b_t, pair.scale))
             rank_start += pair.rank
         out_start += spec.projection(name)[1]
     if not slices:
         return None
-    return LoraSite(torch.cat([pair.a.to(dtype) for pair in pairs]).t().contiguous(), tuple(slices))
+    return LoraSite(torch.cat([pair.a.float() for pair in pairs]).t().contiguous(), tuple(slices))

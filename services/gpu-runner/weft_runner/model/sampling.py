@@ -88,13 +88,8 @@ class NativeSampler:
         ]
 
 
-def uniform(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits, a pure function of its arguments."""
-    return random_bits(seed, choice, position) * 2.0**-53
-
-
 def random_bits(seed: int, choice: int, position: int) -> int:
-    """The 53 random bits of a draw."""
+    """The 53 random bits of a draw, a pure function of its arguments."""
     return _mix(_mix(_mix(seed & _MASK) ^ (choice & _MASK)) ^ (position & _MASK)) >> 11
 
 

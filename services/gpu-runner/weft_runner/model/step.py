@@ -48,7 +48,7 @@ class StepArrays:
 
 
 @dataclass(slots=True)
-class Step:
+class StepInput:
     """Flattened tokens (ORCA, section 4.3: all but attention runs on [sum L, H]) and the rows they belong to."""
 
     tokens: Sequence[int]
@@ -77,7 +77,7 @@ class Step:
         return self._arrays
 
 
-def check_step(step: Step, page_tokens: int) -> None:
+def check_step(step: StepInput, page_tokens: int) -> None:
     """Rows cover the tokens without a hole and have the pages that their context needs."""
     start = 0
     for row in step.rows:
@@ -87,7 +87,7 @@ def check_step(step: Step, page_tokens: int) -> None:
     assert start == len(step.tokens) == step.plan.rows
 
 
-def _arrays_of(step: Step) -> StepArrays:
+def _arrays_of(step: StepInput) -> StepArrays:
     offsets = np.cumsum([0, *(len(row.pages) for row in step.rows)])
     rows = [(row.start, row.end, row.position, offset) for row, offset in zip(step.rows, offsets, strict=False)]
     segments = [(segment.start, segment.end, segment.slot) for segment in step.plan.segments]

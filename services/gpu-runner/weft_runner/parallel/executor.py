@@ -4,56 +4,31 @@ Every command goes to all ranks in one order, so that they meet in the same oper
 samples. Nothing is tried again: after a step that failed on one rank the others may wait somewhere else in the model.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
 from weft.domain.model.config import ModelSpec
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.executor import Executor, LayerDone
+from weft_runner.model.executor import LayerDone
 from weft_runner.model.sampling import SamplingArgs
-from weft_runner.model.step import Step
+from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.parallel.adapters import ShardedAdapterStore
 from weft_runner.parallel.commands import Layers
-from weft_runner.parallel.worker_group import PATIENCE_S, LaunchedRanks, launch_ranks
+from weft_runner.parallel.worker_group import LaunchedRanks
 
 
 class MultiProcessExecutor:
     """What executors of several ranks have in common: all but how a step runs. Any failure of a rank ends them all."""
 
     def __init__(self, whole: ModelSpec, ranks: LaunchedRanks, adapters: ShardedAdapterStore) -> None:
-        self._whole, self._own, self._workers = whole, ranks.own, ranks.workers
-        self._ending = ranks.ending
-        self._adapters = adapters
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._whole
-
-    @property
-    def numerics_class(self) -> str:
-        return self._own.numerics_class
-
-    @property
-    def torch_threads(self) -> int:
-        return self._own.torch_threads
-
-    @property
-    def adapters(self) -> ShardedAdapterStore:
-        return self._adapters
-
-    @property
-    def page_bytes(self) -> int:
-        """On rank 0."""
-        return self._own.page_bytes
-
-    @property
-    def workers(self) -> tuple[int, ...]:
-        """Their processes."""
-        return self._workers.pids
+        self._own, self._workers, self._ending = ranks.own, ranks.workers, ranks.ending
+        self.spec, self.adapters = whole, adapters
+        self.numerics_class, self.torch_threads = ranks.own.numerics_class, ranks.own.torch_threads
+        self.page_bytes = ranks.own.page_bytes  # on rank 0
+        self.workers = ranks.workers.pids  # their processes
 
     def watch(self, on_lost: Callable[[ExecutorLost], None]) -> None:
         """`on_lost` is called, from any thread, for a rank that is lost between steps."""
@@ -71,7 +46,7 @@ class MultiProcessExecutor:
         if pages:
             self._workers.broadcast("allocate_pages", pages)
             self._own.allocate_adapter_pages(pages)
-            self._adapters.on_pages_allocated()
+            self.adapters.on_pages_allocated()
 
     def close(self) -> None:
         """The other ranks' processes have ended when this returns. Not while a step runs."""
@@ -84,7 +59,7 @@ class TensorParallelExecutor(MultiProcessExecutor):
     def __init__(self, whole: ModelSpec, ranks: LaunchedRanks) -> None:
         super().__init__(whole, ranks, ShardedAdapterStore(ranks.own.adapters, ranks.workers))
         self._group: ProcessGroup = ranks.group
-        self._sent: Step | None = None  # the workers have it too
+        self._sent: StepInput | None = None  # the workers have it too
 
     @property
     def sent_bytes(self) -> int:
@@ -92,16 +67,11 @@ class TensorParallelExecutor(MultiProcessExecutor):
         return self._group.sent_bytes
 
     def run(
-        self,
-        step: Step,
-        *,
-        first: int = 0,
-        last: int | None = None,
-        hidden: torch.Tensor | None = None,
+        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
         layer_done: LayerDone | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """See `model.executor.Executor.run`; `layer_done` speaks for rank 0. Raises ExecutorLost."""
-        last = self._whole.layers if last is None else last
+        last = self.spec.layers if last is None else last
         self._broadcast_step(step, Layers(first, last, hidden is not None))
         try:
             hidden = None if hidden is None else self._group.broadcast(hidden)
@@ -109,22 +79,10 @@ class TensorParallelExecutor(MultiProcessExecutor):
         except Exception as error:
             raise ExecutorLost(f"a step of {self._group.size} ranks failed on rank 0: {error}") from error
 
-    def _broadcast_step(self, step: Step, layers: Layers) -> None:
+    def _broadcast_step(self, step: StepInput, layers: Layers) -> None:
         """A step that the workers have is sent as its tokens and positions alone."""
         if step is self._sent:
             self._workers.broadcast("again", step.tokens, [row.position for row in step.rows], layers)
         else:
             self._workers.broadcast("run", step, layers)
             self._sent = step
-
-
-def launch_tensor_parallel(
-    whole: ModelSpec,
-    size: int,
-    settings: Mapping[str, Any],
-    make_own: Callable[[ProcessGroup], Executor],
-    stopping: Callable[[], bool],
-    patience_s: float = PATIENCE_S,
-) -> TensorParallelExecutor:
-    """See `launch_ranks`."""
-    return TensorParallelExecutor(whole, launch_ranks(size, settings, make_own, stopping, patience_s))

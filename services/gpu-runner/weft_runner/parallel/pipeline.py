@@ -7,24 +7,22 @@ that changes its owner, or a slot that is emptied, while steps are in flight is 
 and before the next.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from weft.domain.model.config import ModelSpec
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.executor import Executor, LayerDone
+from weft_runner.model.executor import LayerDone
 from weft_runner.model.sampling import SamplingArgs
-from weft_runner.model.step import Step
-from weft_runner.model.tensor_parallel import ProcessGroup
+from weft_runner.model.step import StepInput
 from weft_runner.parallel.adapters import PipelineAdapterStore
 from weft_runner.parallel.commands import Layers
 from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
-from weft_runner.parallel.worker_group import PATIENCE_S, LaunchedRanks, launch_ranks
+from weft_runner.parallel.worker_group import LaunchedRanks
 
 Sample = Callable[[torch.Tensor, Sequence[SamplingArgs]], list[SampledToken | None]]
 
@@ -58,33 +56,26 @@ class PipelineParallelExecutor(MultiProcessExecutor):
         """Of tensors by stage 0 (`model.partition`)."""
         return self._channel.sent_bytes
 
-    def launch(self, step: Step, draws: Sequence[SamplingArgs]) -> PipelineStepHandle:
+    def launch(self, step: StepInput, draws: Sequence[SamplingArgs]) -> PipelineStepHandle:
         """Returns once this stage's part is done, or launched. Raises ExecutorLost."""
         return PipelineStepHandle(self._begin(step), draws, self._own.sample)
 
     def run(
-        self,
-        step: Step,
-        *,
-        first: int = 0,
-        last: int | None = None,
-        hidden: torch.Tensor | None = None,
+        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
         layer_done: LayerDone | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """See `model.executor.Executor.run`; whole steps only, one at a time. Raises ExecutorLost."""
-        assert (first, last or self._whole.layers, hidden) == (0, self._whole.layers, None), (
-            "a stage runs its own layers"
-        )
+        assert (first, last or self.spec.layers, hidden) == (0, self.spec.layers, None), "a stage runs its own layers"
         assert layer_done is None, "no stage hears of the others' layers"
         logits = self._begin(step)
-        return torch.empty(0, self._whole.vocab_size) if logits is None else _landed(logits)
+        return torch.empty(0, self.spec.vocab_size) if logits is None else _landed(logits)
 
     def close(self) -> None:
         super().close()
         self._channel.close()
 
-    def _begin(self, step: Step) -> PendingTensor | None:
-        self._workers.broadcast("run", step, Layers(0, self._whole.layers, hidden=False))
+    def _begin(self, step: StepInput) -> PendingTensor | None:
+        self._workers.broadcast("run", step, Layers(0, self.spec.layers, hidden=False))
         try:
             self._channel.send_next(self._own.run(step))
             rows = sum(row.samples for row in step.rows)
@@ -98,17 +89,3 @@ def _landed(logits: PendingTensor) -> torch.Tensor:
         return logits.wait()
     except RuntimeError as error:
         raise ExecutorLost(f"the last stage's logits did not come: {error}") from error
-
-
-def launch_pipeline_parallel(
-    whole: ModelSpec,
-    stages: int,
-    settings: Mapping[str, Any],
-    make_own: Callable[[ProcessGroup], Executor],
-    stopping: Callable[[], bool],
-    patience_s: float = PATIENCE_S,
-) -> PipelineParallelExecutor:
-    """See `launch_ranks`."""
-    return PipelineParallelExecutor(
-        whole, launch_ranks(stages, settings, make_own, stopping, patience_s, pipelined=True)
-    )

@@ -43,7 +43,7 @@ class TorchProcessGroup:
         An operation that lasts longer than `timeout_s`, or whose peer is gone, raises RuntimeError.
         """
         self.device = device
-        self._rank, self._size, self._sent = rank, size, 0
+        self.rank, self.size, self.sent_bytes = rank, size, 0
         self._meeting_fd, self._timeout_s, self._joined = meeting_fd, timeout_s, False
         self._down: dist.ProcessGroup | None = None
 
@@ -54,7 +54,7 @@ class TorchProcessGroup:
             if pipelined:
                 self._open_way_down()
         except RuntimeError as error:
-            raise ExecutorLost(f"the {self._size} ranks of the model did not meet: {error}") from error
+            raise ExecutorLost(f"the {self.size} ranks of the model did not meet: {error}") from error
         self._joined = True
 
     def _join(self) -> None:
@@ -62,49 +62,37 @@ class TorchProcessGroup:
         path = f"/proc/self/fd/{self._meeting_fd}"
         dist.init_process_group(
             "nccl" if self.device.type == "cuda" else "gloo",
-            store=dist.FileStore(path, self._size),  # pyright: ignore[reportPrivateImportUsage]
-            rank=self._rank,
-            world_size=self._size,
+            store=dist.FileStore(path, self.size),  # pyright: ignore[reportPrivateImportUsage]
+            rank=self.rank,
+            world_size=self.size,
             timeout=timedelta(seconds=self._timeout_s),
         )
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    @property
-    def sent_bytes(self) -> int:
-        return self._sent
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
         dist.all_reduce(x)
-        self._sent += 2 * (self._size - 1) * x.nbytes // self._size
+        self.sent_bytes += 2 * (self.size - 1) * x.nbytes // self.size
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        out = x.new_empty(self._size * x.shape[0], *x.shape[1:])
+        out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
         dist.all_gather_into_tensor(out, x.contiguous())
-        self._sent += (self._size - 1) * x.nbytes
-        return out.view(self._size, *x.shape)
+        self.sent_bytes += (self.size - 1) * x.nbytes
+        return out.view(self.size, *x.shape)
 
     def gather(self, x: torch.Tensor) -> torch.Tensor | None:
-        if self._rank:
+        if self.rank:
             dist.gather(x.contiguous(), dst=0)
-            self._sent += x.nbytes
+            self.sent_bytes += x.nbytes
             return None
-        out = x.new_empty(self._size, *x.shape)
+        out = x.new_empty(self.size, *x.shape)
         dist.gather(x.contiguous(), list(out.unbind()), dst=0)
         return out
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
         dist.broadcast(x, src=0)
-        self._sent += 0 if self._rank else x.nbytes
+        self.sent_bytes += 0 if self.rank else x.nbytes
         return x
 
     # ---- from one rank to another, beside what all do together
@@ -122,13 +110,13 @@ class TorchProcessGroup:
     def send(self, x: torch.Tensor, to: int) -> Transfer:
         """Begin to."""
         x = x.contiguous()
-        self._sent += x.nbytes
-        return Transfer(x, _begun(dist.isend(x, to, group=self._way(self._rank, to))), self._timeout_s)
+        self.sent_bytes += x.nbytes
+        return Transfer(x, _begun(dist.isend(x, to, group=self._way(self.rank, to))), self._timeout_s)
 
     def receive(self, shape: tuple[int, ...], source: int) -> Transfer:
         """Begin to; fp32. Several from one rank arrive in the order in which they were sent."""
         x = torch.empty(shape, device=self.device)
-        return Transfer(x, _begun(dist.irecv(x, source, group=self._way(source, self._rank))), self._timeout_s)
+        return Transfer(x, _begun(dist.irecv(x, source, group=self._way(source, self.rank))), self._timeout_s)
 
     def _way(self, source: int, to: int) -> dist.ProcessGroup | None:
         return None if source < to else self._down

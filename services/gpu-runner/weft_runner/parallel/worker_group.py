@@ -177,9 +177,9 @@ def launch_ranks(
     settings: Mapping[str, Any],
     make_own: Callable[[ProcessGroup], Executor],
     stopping: Callable[[], bool],
-    patience_s: float,
     *,
-    pipelined: bool = False,
+    patience_s: float,
+    pipelined: bool,
 ) -> LaunchedRanks:
     """`settings`: what a worker's part is made of, and its kind of `device` (`worker.loop`).
 

@@ -9,11 +9,13 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 
+from weft.domain.request import EndReason
 from weft_runner.core.adapter_slots import MOST_SLOTS
 from weft_runner.core.events import (
     Action,
@@ -28,7 +30,7 @@ from weft_runner.core.events import (
     Unload,
 )
 from weft_runner.core.host_cache import PREFETCHES
-from weft_runner.errors import AdapterInvalid, RunnerError
+from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnusable, RunnerError
 from weft_runner.model.adapter_store import (
     AdapterFiles,
     AdapterStore,
@@ -38,7 +40,6 @@ from weft_runner.model.adapter_store import (
     Source,
     map_tensors,
 )
-from weft_runner.shell.load_results import InSlot, Report, failure, is_permanent
 
 log = logging.getLogger(__name__)
 # A download that a sequence waits for has a thread of its own, up to this number: a slow one, and the pauses between
@@ -47,12 +48,24 @@ DOWNLOADS = 256
 VERIFIED_S = 10.0  # a load this soon after the fetch does not compare the file with its digest again
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class InSlot:
+    """An adapter is ready to be put into its slot; then it is `loaded`."""
+
+    loaded: Loaded
+    slot: int
+    adapter: DeviceAdapter
+
+
+Report = Callable[[InSlot | LoadFailed | Fetched | FetchFailed], None]
+
+
 class AdapterPool:
     """The loader's threads, and what they brought: host copies, and device adapters on their way to a slot."""
 
     def __init__(self, store: AdapterStore, max_rank: int, source: Source, report: Report) -> None:
         self._store, self._max_rank, self._source, self._report = store, max_rank, source, report
-        self._ranks: dict[int, int] = {}
+        self.ranks: dict[int, int] = {}  # slot -> the largest width of its stacked sites
         self._host: dict[str, HostAdapter] = {}
         self._closed = False
         self._wanted: Counter[str] = Counter()  # being brought here: they stay on disk, whatever an older Retain names
@@ -66,11 +79,6 @@ class AdapterPool:
         self._builder = ThreadPoolExecutor(
             1, thread_name_prefix="adapter-builder", initializer=torch.set_num_threads, initargs=(1,)
         )
-
-    @property
-    def ranks(self) -> dict[int, int]:
-        """slot -> the largest width of its stacked sites."""
-        return self._ranks
 
     def execute(self, actions: Iterable[Action]) -> None:
         """Orders of the residency book, in their order. Called between two iterations by the engine's thread."""
@@ -92,7 +100,7 @@ class AdapterPool:
     def put(self, built: InSlot) -> None:
         """A built adapter takes its slot."""
         self._store.put(built.slot, built.adapter)
-        self._ranks[built.slot] = built.adapter.site_rank
+        self.ranks[built.slot] = built.adapter.site_rank
 
     def close(self) -> None:
         """No further loads; those in flight are waited for."""
@@ -104,7 +112,7 @@ class AdapterPool:
 
     def _clear(self, slot: int) -> None:
         self._store.clear(slot)
-        self._ranks.pop(slot, None)
+        self.ranks.pop(slot, None)
 
     # ---- the builder's thread, but for `_read_for` and `_fetch`
 
@@ -157,7 +165,7 @@ class AdapterPool:
 
     def _fail(self, load: Load, error: Exception) -> None:
         self._complain(load.digest, error)
-        self._report(LoadFailed(load.digest, *failure(error), permanent=is_permanent(error)))
+        self._report(LoadFailed(load.digest, *_failure(error)))
 
     def _begin_fetch(self, fetch: Fetch) -> None:
         self._want(fetch.digest)
@@ -192,7 +200,7 @@ class AdapterPool:
 
     def _fetch_failed(self, fetch: Fetch, error: Exception) -> None:
         self._complain(fetch.digest, error)
-        self._report(FetchFailed(fetch.digest, *failure(error), permanent=is_permanent(error)))
+        self._report(FetchFailed(fetch.digest, *_failure(error)))
 
     def _read(self, digest: str, files: AdapterFiles) -> None:
         """Into host memory, unless it is there."""
@@ -231,3 +239,19 @@ class AdapterPool:
             self._source.retain(kept)
         except (RunnerError, OSError):
             log.exception("tidying the adapter cache failed; the next change of desired adapters tries again")
+
+
+def _failure(error: Exception) -> tuple[EndReason, str, bool]:
+    """The reason for the waiting requests, and whether it is permanent: an artifact that is wrong stays wrong.
+
+    One that the depot lacks may come; other requests may be tried again.
+    """
+    match error:
+        case ArtifactUnknown():
+            return EndReason.UNKNOWN_ADAPTER, str(error), False
+        case ArtifactUnusable():
+            return EndReason.LOAD_FAILED, str(error), isinstance(error, AdapterInvalid)
+        case RunnerError():
+            return EndReason.INTERNAL, str(error), False
+        case _:
+            return EndReason.INTERNAL, f"{type(error).__name__}: {error}", False

@@ -13,7 +13,7 @@ from weft.artifacts.adapter_config import MAX_CONFIG_BYTES, parse_adapter_config
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import Manifest
 from weft.artifacts.errors import ArtifactError, Unavailable, UnknownDigest
-from weft.artifacts.fetch import Limits, Stopped, fetch
+from weft.artifacts.fetch import FetchLimits, Stopped, fetch
 from weft.telemetry.logs import kv
 from weft.wire.tls import Tls
 from weft_kernels.cpu.threads import cpu_quota
@@ -24,7 +24,7 @@ from weft_runner.model.weights import Files
 log = logging.getLogger(__name__)
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 # A depot that restarts ends no request: 15 s of pauses in all, while the sequences that need the adapter wait.
-PATIENCE = Limits(tries=12, timeout_s=5.0)
+PATIENCE = FetchLimits(tries=12, timeout_s=5.0)
 
 
 class DepotSource:

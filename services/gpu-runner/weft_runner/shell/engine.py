@@ -20,8 +20,7 @@ from weft_runner.core.events import AdapterPages, Effect, Event, RunnerStatus, R
 from weft_runner.core.runner import Runner
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined
-from weft_runner.shell.adapter_pool import AdapterPool
-from weft_runner.shell.load_results import InSlot
+from weft_runner.shell.adapter_pool import AdapterPool, InSlot
 from weft_runner.step.asynchronous import AsyncSteps
 from weft_runner.step.pipelined import PipelinedSteps
 from weft_runner.step.sync import StepStrategy, SyncSteps

@@ -1,9 +1,9 @@
-"""Settings and a base model on disk -> an engine."""
+"""RunnerSettings and a base model on disk -> an engine."""
 
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,7 +22,7 @@ from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.executor import Executor
 from weft_runner.model.weights import Files
 from weft_runner.parallel.executor import MultiProcessExecutor
-from weft_runner.settings import Settings
+from weft_runner.settings import RunnerSettings
 from weft_runner.shell.adapter_pool import AdapterPool
 from weft_runner.shell.engine import Engine, ExecutorFailed, Output, Posted
 from weft_runner.shell.profile import measure_profile
@@ -42,11 +42,11 @@ class EngineBundle:
     threads: int
     torch_threads: int  # of torch's operators on the engine's thread
     profile: Profile | None  # None: --profile off
-    close: Callable[[], None]  # once the engine has ended: nothing else is left running
+    close: Callable[[], None] = lambda: None  # once the engine has ended: nothing else is left running
 
 
 def build_engine(
-    settings: Settings,
+    settings: RunnerSettings,
     files: Files,
     source: Source,
     on_output: Callable[[Output], None],
@@ -74,16 +74,11 @@ def build_engine(
     runner = Runner(limits, profile.model if profile else GUESS)
     engine = Engine(runner, executor, make_adapters, on_output)
     engine.post(FoundOnDisk(source.on_disk()))
-    close = _watched(executor, engine)
-    return EngineBundle(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile, close)
-
-
-def _watched(executor: Executor, engine: Engine) -> Callable[[], None]:
-    """A rank that is lost ends the engine, also while that has nothing to do. Returns what ends the other ranks."""
-    if not isinstance(executor, MultiProcessExecutor):
-        return lambda: None
-    executor.watch(lambda error: engine.post(ExecutorFailed(error)))
-    return executor.close
+    bundle = EngineBundle(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile)
+    if isinstance(executor, MultiProcessExecutor):  # a rank that is lost ends an engine without work, too
+        executor.watch(lambda error: engine.post(ExecutorFailed(error)))
+        bundle = replace(bundle, close=executor.close)
+    return bundle
 
 
 def _profile(executor: Executor, limits: PoolLimits) -> Profile:
@@ -100,7 +95,7 @@ def _profile(executor: Executor, limits: PoolLimits) -> Profile:
     return profile
 
 
-def pool_limits(settings: Settings, spec: ModelSpec, page_bytes: int, *, keep_copies: bool = False) -> PoolLimits:
+def pool_limits(settings: RunnerSettings, spec: ModelSpec, page_bytes: int, *, keep_copies: bool = False) -> PoolLimits:
     """Adapters and KV share one budget. Host copies are kept where the device's memory is not this machine's."""
     return PoolLimits(
         total_pages=settings.kv_pages,
@@ -110,9 +105,7 @@ def pool_limits(settings: Settings, spec: ModelSpec, page_bytes: int, *, keep_co
         max_context_tokens=min(spec.max_positions, settings.kv_pages * settings.page_tokens),
         vocab_size=spec.vocab_size,
         eos=spec.eos,
-        batch=BatchLimits(
-            settings.max_prefills, settings.max_batch_tokens, float(settings.token_time_ms), settings.prefill_age
-        ),
+        batch=BatchLimits(settings.max_prefills, settings.max_batch_tokens, float(settings.token_time_ms)),
         starvation=settings.starvation,
         host_bytes=settings.host_mib << 20,
         page_bytes=page_bytes,

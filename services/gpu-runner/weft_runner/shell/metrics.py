@@ -7,10 +7,25 @@ from weft_runner.core.events import RunnerStatus
 from weft_runner.core.profile_model import Profile
 from weft_runner.shell.engine import Output
 
+_FIGURES = {  # gauges by field
+    "iterations": ("iterations", "Iterations since start"),
+    "forwards": ("forwards", "Forward passes since start"),
+    "free_pages": ("kv_pages_free", "KV pages that a newcomer can have"),
+    "used_pages": ("kv_pages_used", "KV pages that hold tokens"),
+    "adapter_pages": ("kv_pages_adapters", "KV pages of adapters in use, pinned or being loaded"),
+    "grown_pages": ("kv_pages_grown", "Pages granted in place since start"),
+    "doublings": ("reservation_doublings", "Reservations doubled since start"),
+    "draining": ("draining", "1 while the runner gives its sequences back"),
+}
+_STATUS = {
+    "paused": ("sequences_paused", "Sequences paused for want of a page"),
+    "adapters_resident": ("adapters_resident", "Adapters on the device"),
+    "adapters_known": ("adapters_known", "Adapters known"),
+}
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
 
 
-class Metrics:
+class RunnerMetrics:
     """Fed from the shell's event loop with the engine's output."""
 
     def __init__(self, registry: CollectorRegistry, model: str, total_pages: int) -> None:
@@ -30,20 +45,11 @@ class Metrics:
         self._adapters = Histogram(
             "weft_runner_batch_adapters", "Distinct adapters of an iteration", buckets=(0, *_ROWS), registry=registry
         )
-        self._iterations = gauge("iterations", "Iterations since start")
-        self._forwards = gauge("forwards", "Forward passes since start")
-        self._free = gauge("kv_pages_free", "KV pages that a newcomer can have")
-        self._used = gauge("kv_pages_used", "KV pages that hold tokens")
-        self._adapter_pages = gauge("kv_pages_adapters", "KV pages of adapters in use, pinned or being loaded")
+        self._figures = {name: gauge(*of) for name, of in _FIGURES.items()}
+        self._status = {name: gauge(*of) for name, of in _STATUS.items()}
         self._reused = counter("prefix_reused_tokens", "Tokens found in pages of earlier requests, not computed again")
         self._reused_before = 0
-        self._grown = gauge("kv_pages_grown", "Pages granted in place since start")
-        self._doublings = gauge("reservation_doublings", "Reservations doubled since start")
-        self._paused = gauge("sequences_paused", "Sequences paused for want of a page")
-        self._resident = gauge("adapters_resident", "Adapters on the device")
-        self._known = gauge("adapters_known", "Adapters known")
         self._corrupt = counter("corrupt_artifacts", "Files of the disk cache that were damaged, and fetched again")
-        self._draining = gauge("draining", "1 while the runner gives its sequences back")
         self._best_batch = gauge("best_batch_sequences", "Sequences that it runs best, as it measured at start; 0: not")
         self._step = Gauge(
             "weft_runner_profiled_step_seconds", "Iteration by rows, as measured at start", ("rows",), registry=registry
@@ -84,19 +90,12 @@ class Metrics:
 
     def _show(self, status: RunnerStatus) -> None:
         figures = status.figures
-        self._iterations.set(figures.iterations)
-        self._forwards.set(figures.forwards)
-        self._free.set(figures.free_pages)
-        self._used.set(figures.used_pages)
-        self._adapter_pages.set(figures.adapter_pages)
+        for name, gauge in self._figures.items():
+            gauge.set(getattr(figures, name))
+        for name, gauge in self._status.items():
+            gauge.set(getattr(status, name))
         self._reused.inc(figures.prefix_reused_tokens - self._reused_before)
         self._reused_before = figures.prefix_reused_tokens
-        self._grown.set(figures.grown_pages)
-        self._doublings.set(figures.doublings)
-        self._paused.set(status.paused)
-        self._resident.set(status.adapters_resident)
-        self._known.set(status.adapters_known)
-        self._draining.set(figures.draining)
         self._vllm_running.labels(self._model).set(status.running)
         self._vllm_waiting.labels(self._model).set(status.waiting)
         self._vllm_kv.labels(self._model).set(figures.used_pages / self._total_pages)

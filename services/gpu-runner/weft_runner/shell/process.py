@@ -19,12 +19,12 @@ from weft.wire.v1 import supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
 from weft_runner.errors import ArtifactUnreachable, StoppedAtStart
 from weft_runner.model.weights import Files
-from weft_runner.settings import Settings
+from weft_runner.settings import RunnerSettings
 from weft_runner.shell.depot import DepotSource
 from weft_runner.shell.engine import EngineThread, Output
 from weft_runner.shell.engine_factory import EngineBundle, build_engine
 from weft_runner.shell.identity import read_identity
-from weft_runner.shell.metrics import Metrics
+from weft_runner.shell.metrics import RunnerMetrics
 from weft_runner.shell.server import RunnerServer
 from weft_runner.shell.supervisor_link import SupervisorLink
 
@@ -34,7 +34,7 @@ REPORT_FLUSH_S = 1.0
 
 
 async def serve_runner(
-    settings: Settings,
+    settings: RunnerSettings,
     probes: Probes,
     set_not_ready: Callable[[Callable[[], str | None]], None],
     tls: Tls | None = None,
@@ -42,7 +42,7 @@ async def serve_runner(
     """Serve until SIGTERM or a bug in the engine. Returns the exit code; raises RunnerError before serving."""
     stop = stop_on_signals()
     runner = read_identity(settings.data_dir, settings.pool)
-    metrics = Metrics(REGISTRY, settings.model_name, settings.kv_pages)
+    metrics = RunnerMetrics(REGISTRY, settings.model_name, settings.kv_pages)
     source = DepotSource(
         settings.depot,
         settings.data_dir / "blobs",
@@ -73,7 +73,7 @@ async def serve_runner(
 
 
 def load(
-    settings: Settings, source: DepotSource, on_output: Callable[[Output], None], stopping: Callable[[], bool]
+    settings: RunnerSettings, source: DepotSource, on_output: Callable[[Output], None], stopping: Callable[[], bool]
 ) -> EngineBundle:
     """The base from the depot, and the engine around it. Blocking. Raises RunnerError."""
     files = fetch_base(source, settings.base_wait_s, stopping)
@@ -81,10 +81,7 @@ def load(
 
 
 def fetch_base(
-    source: DepotSource,
-    wait_s: float,
-    stopping: Callable[[], bool],
-    clock: Callable[[], float] = time.monotonic,
+    source: DepotSource, wait_s: float, stopping: Callable[[], bool], clock: Callable[[], float] = time.monotonic
 ) -> Files:
     """The base's files; a depot that is not up yet is waited for, at most `wait_s`.
 
@@ -107,10 +104,10 @@ class RunnerApp:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: RunnerSettings,
         runner: RunnerId,
         built: EngineBundle,
-        metrics: Metrics,
+        metrics: RunnerMetrics,
         stop: asyncio.Event,
         tls: Tls | None,
     ) -> None:

@@ -8,7 +8,6 @@ fitted line. Adapters are not part of it: which ones will run together is not kn
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -18,7 +17,7 @@ from weft_runner.core.admission import PoolLimits
 from weft_runner.core.profile_model import DecodeTime, PrefillTime, Profile, make_profile
 from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined
 from weft_runner.model.sampling import SamplingArgs
-from weft_runner.model.step import Step, StepRow
+from weft_runner.model.step import StepInput, StepRow
 
 BUDGET_S = 1.0
 DECODE_SHARE = 0.5  # of the budget: the rest is for prompts and long contexts
@@ -39,31 +38,21 @@ def measure_profile(executor: Executor, limits: PoolLimits, clock: Clock = time.
         executor.clear_pages(sorted(bench.touched))
 
 
-@dataclass(slots=True)
-class _Deadline:
-    """When a part of the budget is over."""
-
-    clock: Clock
-    end: float
-
-    def allows(self, ms: float) -> bool:
-        return self.clock() + ms / 1e3 <= self.end
-
-
 class _Bench:
     """Steps of scratch rows, and their times."""
 
     def __init__(self, executor: Executor, limits: PoolLimits, clock: Clock) -> None:
         self._executor, self._limits, self._clock = executor, limits, clock
+        self._end = 0.0  # of the part of the budget that is being spent
         self.touched: set[int] = set()
 
     def profile(self) -> Profile:
         limits, began = self._limits, self._clock()
         self._run_ms(self._decode_step(1, self._context(CONTEXT)))  # the first one pages weights in
-        decode = self._decode_times(_Deadline(self._clock, began + DECODE_SHARE * BUDGET_S))
-        rest = _Deadline(self._clock, began + BUDGET_S)
-        prefill = self._prefill_times(rest)
-        longer = self._longer(decode, rest)
+        self._end = began + DECODE_SHARE * BUDGET_S
+        decode = self._decode_times()
+        self._end = began + BUDGET_S
+        prefill, longer = self._prefill_times(), self._longer(decode)
         return make_profile(
             decode,
             prefill,
@@ -73,44 +62,48 @@ class _Bench:
             batches=self._executor.depth if isinstance(self._executor, Pipelined) else 1,
         )
 
-    def _decode_times(self, deadline: _Deadline) -> list[DecodeTime]:
+    def _decode_times(self) -> list[DecodeTime]:
         context, times = self._context(CONTEXT), list[DecodeTime]()
         for rows in batches(self._limits.max_sequences):
-            if times and not deadline.allows(LOUD * times[-1].ms):
+            if times and not self._allows(LOUD * times[-1].ms):
                 break
-            times.append(DecodeTime(rows, rows * context, self._best_ms(self._decode_step(rows, context), deadline)))
+            times.append(DecodeTime(rows, rows * context, self._best_ms(self._decode_step(rows, context))))
         return times
 
-    def _prefill_times(self, deadline: _Deadline) -> list[PrefillTime]:
+    def _prefill_times(self) -> list[PrefillTime]:
         times: list[PrefillTime] = []
         for tokens in sorted({min(c, self._limits.batch.max_batch_tokens, self._context(c)) for c in CHUNKS}):
             expected_ms = times[-1].ms * tokens / times[-1].tokens if times else 0.0
-            if times and not deadline.allows(expected_ms):
+            if times and not self._allows(expected_ms):
                 break
-            times.append(PrefillTime(tokens, self._best_ms(self._prefill_step(tokens), deadline)))
+            times.append(PrefillTime(tokens, self._best_ms(self._prefill_step(tokens))))
         return times
 
-    def _longer(self, decode: list[DecodeTime], deadline: _Deadline) -> DecodeTime | None:
+    def _longer(self, decode: list[DecodeTime]) -> DecodeTime | None:
         """The largest of the small batches again, with as long contexts as there are pages for."""
         same = [time for time in decode if time.rows <= LONG_ROWS][-1]
         rows, page_tokens = same.rows, self._limits.page_tokens
         context = self._context(min(LONG_CONTEXT, self._limits.total_pages // rows * page_tokens))
-        if rows * context <= same.keys or not deadline.allows(same.ms * rows * context / same.keys):
+        if rows * context <= same.keys or not self._allows(same.ms * rows * context / same.keys):
             return None
-        return DecodeTime(rows, rows * context, self._best_ms(self._decode_step(rows, context), deadline))
+        return DecodeTime(rows, rows * context, self._best_ms(self._decode_step(rows, context)))
 
     # ---- steps
 
-    def _best_ms(self, step: Step, deadline: _Deadline) -> float:
+    def _best_ms(self, step: StepInput) -> float:
         """The least of up to REPEATS runs, as long as there is time; one at least."""
         best_ms = self._run_ms(step)
         for _ in range(REPEATS - 1):
-            if not deadline.allows(best_ms):
+            if not self._allows(best_ms):
                 break
             best_ms = min(best_ms, self._run_ms(step))
         return best_ms
 
-    def _run_ms(self, step: Step) -> float:
+    def _allows(self, ms: float) -> bool:
+        """There is time for that."""
+        return self._clock() + ms / 1e3 <= self._end
+
+    def _run_ms(self, step: StepInput) -> float:
         began = self._clock()
         if isinstance(self._executor, AsyncExecutor | Pipelined):  # its `run` may return before it has run
             self._executor.launch(step, [SamplingArgs(Sampling(), row.context) for row in step.rows]).result()
@@ -120,14 +113,14 @@ class _Bench:
                 torch.cuda.synchronize()
         return max(self._clock() - began, 1e-9) * 1e3
 
-    def _decode_step(self, rows: int, context: int) -> Step:
+    def _decode_step(self, rows: int, context: int) -> StepInput:
         n_pages = self._pages_for(context)
         made = [StepRow(i, i + 1, context - 1, self._pages(i * n_pages, n_pages), samples=True) for i in range(rows)]
-        return Step(self._tokens(rows), tuple(made), SegmentPlan(rows, ()))
+        return StepInput(self._tokens(rows), tuple(made), SegmentPlan(rows, ()))
 
-    def _prefill_step(self, tokens: int) -> Step:
+    def _prefill_step(self, tokens: int) -> StepInput:
         row = StepRow(0, tokens, 0, self._pages(0, self._pages_for(tokens)), samples=True)
-        return Step(self._tokens(tokens), (row,), SegmentPlan(tokens, ()))
+        return StepInput(self._tokens(tokens), (row,), SegmentPlan(tokens, ()))
 
     def _tokens(self, count: int) -> tuple[int, ...]:
         """Different ones, so that embeddings are not one cached row."""

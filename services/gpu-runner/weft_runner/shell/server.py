@@ -18,14 +18,14 @@ from weft.domain.machine import Closed, Connected, Kind, Peer, Received
 from weft.domain.request import Ended, NoCapacity, SessionHello, SessionReady, Start
 from weft.domain.runner import RunnerOrder
 from weft.telemetry.logs import kv
-from weft.wire.codec import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
+from weft.wire.codec.session import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
 from weft.wire.errors import PeerError, peer_errors
 from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner, RunnerToGateway
 from weft_runner.core.events import Drain, RunnerStatus
 from weft_runner.shell.engine import Engine, Output
-from weft_runner.shell.metrics import Metrics
+from weft_runner.shell.metrics import RunnerMetrics
 from weft_runner.shell.supervisor_link import SupervisorLink
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ FLUSH_S = 2.0
 MAX_BACKLOG = 20_000
 
 
-class Overrun(PeerError):
+class EngineOverloaded(PeerError):
     """Gateways ask for more than the engine handles."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -54,7 +54,7 @@ class GatewaySession:
 class RunnerServer(runner_pb2_grpc.RunnerServicer):
     """Hands messages to the engine and its output to the peers. One event loop."""
 
-    def __init__(self, engine: Engine, runner: RunnerId, metrics: Metrics) -> None:
+    def __init__(self, engine: Engine, runner: RunnerId, metrics: RunnerMetrics) -> None:
         self._engine, self._runner, self._metrics = engine, runner, metrics
         self._numbers = itertools.count(1)
         self._sessions: dict[Peer, GatewaySession] = {}
@@ -104,7 +104,7 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
 
     def _take(self, session: GatewaySession, envelope: GatewayToRunner) -> None:
         if self._engine.backlog >= MAX_BACKLOG:
-            raise Overrun(f"{MAX_BACKLOG} events wait for the engine")
+            raise EngineOverloaded(f"{MAX_BACKLOG} events wait for the engine")
         message = GATEWAY_TO_RUNNER.decode(envelope)
         if isinstance(message, Start):
             log.info("request started", extra=started(message))

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received
 from weft.domain.runner import Heartbeat, Registered, RunnerOrder, RunnerReport, RunnerSpec
-from weft.wire.codec import RUNNER_TO_SUPERVISOR, SUPERVISOR_TO_RUNNER
-from weft.wire.streams import Link, Opener
+from weft.wire.codec.cluster import RUNNER_TO_SUPERVISOR, SUPERVISOR_TO_RUNNER
+from weft.wire.streams import ClientStream, Opener
 from weft.wire.v1.supervisor_pb2 import RunnerToSupervisor, SupervisorToRunner
 from weft_runner.shell.engine import Engine
 
@@ -31,7 +31,7 @@ class SupervisorLink:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine, self._spec, self._on_order, self._clock = engine, spec, on_order, clock
-        self._link: Link[RunnerToSupervisor, SupervisorToRunner] = Link(
+        self._link: ClientStream[RunnerToSupervisor, SupervisorToRunner] = ClientStream(
             "supervisor", open_stream, hello=self._hello, on_message=self._on_message, on_down=self._on_down
         )
         self._lease_s, self._sent_at = 2.0, clock()

@@ -9,7 +9,7 @@ from weft_runner.core.request_pool import RequestPool
 from weft_runner.core.sampling import SampledToken
 from weft_runner.core.sequence import Sequence as PoolSequence
 from weft_runner.model.sampling import SamplingArgs
-from weft_runner.model.step import Step, StepRow
+from weft_runner.model.step import StepInput, StepRow
 
 NOT_FINITE = "the model's output is not finite"
 
@@ -20,7 +20,7 @@ class BuiltStep:
 
     rows: tuple[Row, ...]
     sequences: tuple[PoolSequence, ...]
-    step: Step
+    step: StepInput
     sampled: tuple[PoolSequence, ...]
 
     def draws(self) -> list[SamplingArgs]:
@@ -68,7 +68,7 @@ class StepBuilder:
             tokens.extend(sequence.tokens[sequence.in_kv : sequence.in_kv + row.n_tokens])
             pages = tuple(self._pool.pages.pages_of(row.key))
             step_rows.append(StepRow(start, len(tokens), sequence.in_kv, pages, row.samples))
-        step = Step(tokens, tuple(step_rows), self._plan(rows, len(tokens)))
+        step = StepInput(tokens, tuple(step_rows), self._plan(rows, len(tokens)))
         sampled = tuple(s for row, s in zip(rows, sequences, strict=True) if row.samples)
         return BuiltStep(rows, sequences, step, sampled)
 

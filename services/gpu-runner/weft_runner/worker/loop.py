@@ -19,13 +19,13 @@ from weft_runner.errors import RunnerError
 from weft_runner.executors import ModelSource, make_partition
 from weft_runner.model.adapter_store import DeviceAdapter
 from weft_runner.model.executor import Executor
-from weft_runner.model.step import Step
+from weft_runner.model.step import StepInput
 from weft_runner.parallel.commands import BuiltShard, Layers
 from weft_runner.parallel.ipc import Channel, ChannelLost
 from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
 from weft_runner.parallel.process_group import TorchProcessGroup, device_of
 from weft_runner.parallel.shared_tensors import FixedScales, Table, open_shared
-from weft_runner.settings import Settings
+from weft_runner.settings import RunnerSettings
 
 log = logging.getLogger(__name__)
 Act = Callable[[], None]
@@ -54,7 +54,7 @@ def _start(loads: Channel, meeting_fd: int) -> "WorkerLoop":
     """
     loads.send("hello")
     start: dict[str, Any] = loads.receive()
-    settings: Settings = start["settings"]
+    settings: RunnerSettings = start["settings"]
     configure(f"rank {start['rank']}", level=settings.log_level, fmt=settings.log_format)
     torch.set_num_threads(start["threads"])
     group = TorchProcessGroup(
@@ -77,11 +77,11 @@ class TensorWork:
     def __init__(self, executor: Executor, group: TorchProcessGroup) -> None:
         self._executor, self._group = executor, group
 
-    def begin(self, step: Step, layers: Layers) -> Act:
+    def begin(self, step: StepInput, layers: Layers) -> Act:
         """The command of a step came, perhaps while an earlier one runs: what to do in its turn."""
         return partial(self.run, step, layers)
 
-    def run(self, step: Step, layers: Layers) -> None:
+    def run(self, step: StepInput, layers: Layers) -> None:
         hidden = None
         if layers.hidden:
             hidden = torch.empty(len(step.tokens), self._executor.spec.hidden_size, device=self._group.device)
@@ -99,16 +99,16 @@ class StageWork:
     def __init__(self, executor: Executor, channel: PipelineChannel, *, early: bool) -> None:
         self._executor, self._channel, self._early = executor, channel, early
 
-    def begin(self, step: Step, layers: Layers) -> Act:
+    def begin(self, step: StepInput, layers: Layers) -> Act:
         if not self._early:
             return partial(self.run, step, layers)
         return partial(self._run, step, self._channel.hidden(len(step.tokens)))
 
-    def run(self, step: Step, layers: Layers) -> None:
+    def run(self, step: StepInput, layers: Layers) -> None:
         del layers  # its own
         self._run(step, self._channel.hidden(len(step.tokens)))
 
-    def _run(self, step: Step, hidden: PendingTensor) -> None:
+    def _run(self, step: StepInput, hidden: PendingTensor) -> None:
         self._channel.send_next(self._executor.run(step, hidden=hidden.wait()))
 
 
@@ -118,7 +118,7 @@ class WorkerLoop:
     def __init__(self, executor: Executor, work: TensorWork | StageWork, patience_s: float) -> None:
         self._executor, self._work, self._patience_s = executor, work, patience_s
         self._built: dict[int, DeviceAdapter] = {}
-        self._step: Step | None = None
+        self._step: StepInput | None = None
         self._allocations, self._allocated = 0, threading.Condition()
 
     def run_steps(self, steps: Channel) -> NoReturn:
@@ -151,7 +151,7 @@ class WorkerLoop:
             case _:
                 raise AssertionError(f"no command: {command}")
 
-    def _run(self, step: Step, act: Act) -> None:
+    def _run(self, step: StepInput, act: Act) -> None:
         self._step = step
         act()
 

@@ -99,11 +99,3 @@ class ConformalCalibrators:
         self.pooled.learn(score)
         self.by_adapter.touch(adapter, lambda: ConformalCalibrator(target=self._target)).learn(score)
         return covered
-
-
-def check_calibrator(calibrator: ConformalCalibrator) -> None:
-    """The two views of a calibrator hold the same scores, within the window."""
-    assert sorted(calibrator.scores()) == calibrator._sorted, "the sorted view and the window differ"  # pyright: ignore[reportPrivateUsage]
-    assert 0 <= calibrator.prior <= len(calibrator.scores()) <= max(WINDOW, calibrator.prior), (
-        "the window is over its bound"
-    )

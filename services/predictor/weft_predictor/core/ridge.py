@@ -1,4 +1,4 @@
-"""Ridge regression on hashed features, learned outcome by outcome; `batch_fit.py` makes the same state at once.
+"""Ridge regression on hashed features, learned outcome by outcome; `training.fit_ridge` makes the same state at once.
 
 Recursive least squares with a diagonal covariance (the regression form of AROW; Crammer et al. 2009, Vaits and
 Crammer 2011): each weight carries a variance, so a rare feature learns fast and a common one settles. Measured on 8,283

@@ -102,19 +102,15 @@ class RidgeModel:
         for part in _parts(items):
             rows, buckets = self.featurizer.rows([(item.prompt_text, item.prompt_tokens) for item in part])
             for item, shared, bucket in zip(part, self.ridge.predict_rows(rows).tolist(), buckets, strict=True):
-                centre, name = self._centre(shared, item.model_name), item.model_name
-                tokens = (_tokens(self.quantile_at(centre, name, level), self.scale) for level in LEVELS)
+                centre, calibrator = self._centre(shared, item.model_name), self.calibrators.of(item.model_name)
+                scale = self.residual_scale.of(centre)
+                scores = (calibrator.bound() if level is None else calibrator.quantile(level) for level in LEVELS)
+                tokens = (_tokens(centre + scale * score, self.scale) for score in scores)
                 p10, p50, p90, p99 = accumulate(tokens, max)
                 predicted.append(Prediction(item.request_id, p50, p90, version, p10, p99, bucket))
             if any(item.request_id for item in part):
                 self.features.put([item.request_id for item in part], rows)
         return predicted
-
-    def quantile_at(self, centre: float, adapter: str, level: float | None) -> float:
-        """Log tokens below which `level` of the answers end; None: the calibrated bound."""
-        calibrator = self.calibrators.of(adapter)
-        score = calibrator.bound() if level is None else calibrator.quantile(level)
-        return centre + self.residual_scale.of(centre) * score
 
     def observe(self, outcome: Outcome) -> ObservationResult:
         """Learn an outcome, once. An answer that was cut off is a lower bound of its length, never a short answer."""

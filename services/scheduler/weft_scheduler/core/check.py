@@ -10,9 +10,10 @@ from weft.domain.ids import BASE, NEVER
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import Runner
-from weft_scheduler.core.policy.autoscaling import Contribution
-from weft_scheduler.core.policy.placement import RunnerShape, placement_score
-from weft_scheduler.core.policy.queue import Admitted, Overtaking
+from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution
+from weft_scheduler.core.policy.placement.punica import placement_score
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.queue.overtaking import Admitted, Overtaking
 from weft_scheduler.core.scheduling import PoolContext
 from weft_scheduler.core.state import State
 
@@ -86,10 +87,12 @@ def check_epochs(state: State) -> None:
 def check_queues(state: State) -> None:
     """The order of the policy; no request was overtaken more often than the bound."""
     for pool in state.pools.values():
-        orders = [request.order for request in pool.queue]
-        assert orders == sorted(orders), (pool.name, orders)
-        counts = pool.overtaking.counts
-        assert all(count <= state.config.starvation_bound for count in counts.values()), (pool.name, counts)
+        keys = [pool.queue.key_of(request) for request in pool.queue]
+        assert keys == sorted(keys), (pool.name, keys)
+        oldest = pool.queue.oldest(len(pool.queue))
+        assert [r.order for r in oldest] == sorted(r.order for r in pool.queue), (pool.name, oldest)
+        counts, bound = pool.overtaking.counts, pool.starvation_bound(state.config)
+        assert bound is None or all(count <= bound for count in counts.values()), (pool.name, counts)
         assert {r for r, count in counts.items() if count} <= {r.id for r in pool.queue}, (pool.name, counts)
 
 
@@ -103,7 +106,7 @@ def check_scheduled(state: State) -> None:
             continue
         dry, overtaking = DryRun(state, pool, None), Overtaking()
         overtaking.counts = pool.overtaking.counts
-        overtaking.schedule(pool.queue, dry, state.config.starvation_bound, state.config.window)
+        overtaking.schedule(pool.queue, dry, pool.starvation_bound(state.config), state.config.window)
         assert dry.placeable is None, (pool.name, dry.placeable)
 
 

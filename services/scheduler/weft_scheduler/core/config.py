@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class SchedulerConfig:
     """In seconds unless the name has another unit."""
 
     assign_s: float = 5.0  # an Assign neither started nor reported by then is taken back

@@ -6,14 +6,7 @@ A shell performs effects in order: a term must be durable before what follows it
 from dataclasses import dataclass
 
 from weft.domain.ids import RunnerId
-from weft.domain.machine import Close, Closed, Connected, Received, Send, Tick
-
-
-@dataclass(frozen=True, slots=True)
-class PersistTerm:
-    """Make this term durable before anything that follows."""
-
-    term: int
+from weft.domain.machine import Close, Closed, Connected, PersistTerm, Received, Send, Tick
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,7 @@ A full buffer takes no more; the gateway keeps what was not acknowledged and sen
 there is space again the streams of the gateways that were rejected are closed.
 """
 
-from dataclasses import dataclass
-
 from weft.domain.request import OutcomeReport
-
-
-@dataclass(frozen=True, slots=True)
-class BufferedOutcome:
-    """An outcome, and the gateway that waits for its acknowledgement."""
-
-    gateway: str
-    report: OutcomeReport
 
 
 class OutcomeBuffer:
@@ -22,19 +12,19 @@ class OutcomeBuffer:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.outcomes: dict[str, BufferedOutcome] = {}
+        self.outcomes: dict[str, tuple[str, OutcomeReport]] = {}  # with the gateway that waits for the acknowledgement
         self.rejected_gateways: set[str] = set()
 
     def add(self, report: OutcomeReport, gateway: str) -> bool:
         """True if it is new and has to be forwarded. A repeated one only changes who is acknowledged."""
         known = self.outcomes.get(report.request_id)
         if known is not None:
-            self.outcomes[report.request_id] = BufferedOutcome(gateway, known.report)
+            self.outcomes[report.request_id] = (gateway, known[1])
             return False
         if len(self.outcomes) >= self.limit:
             self.rejected_gateways.add(gateway)
             return False
-        self.outcomes[report.request_id] = BufferedOutcome(gateway, report)
+        self.outcomes[report.request_id] = (gateway, report)
         return True
 
     def stored(self, request_ids: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -43,7 +33,7 @@ class OutcomeBuffer:
         for request_id in request_ids:
             outcome = self.outcomes.pop(request_id, None)
             if outcome is not None:
-                acknowledged.setdefault(outcome.gateway, []).append(request_id)
+                acknowledged.setdefault(outcome[0], []).append(request_id)
         return {gateway: tuple(ids) for gateway, ids in acknowledged.items()}
 
     def take_retries(self) -> list[str]:

@@ -52,9 +52,12 @@ def on_change(state: State, peer: Peer, change: RegistryChange) -> None:
         touched |= dict.fromkeys(state.pools)
         named = {adapter.uid for adapter in change.adapters}
         _drop_adapters(state, [uid for uid in state.adapter_pool if uid not in named], touched)
-        _declare(state, state.pools.keys() - {spec.name for spec in change.pools}, touched)
+        removed = state.pools.keys() - {spec.name for spec in change.pools}
     else:
-        _declare(state, [name for name in change.removed_pools if name in state.pools], touched)
+        removed = state.pools.keys() & {*change.removed_pools}
+    for name in sorted(removed):
+        touched[name] = None
+        _set_spec(state, state.pools[name], None)
     for spec in change.pools:
         touched[spec.name] = None
         _set_spec(state, state.pool(spec.name), _implemented(state, spec))
@@ -110,13 +113,6 @@ def _delete(state: State, uid: str) -> None:
     else:
         state.published.deletions.setdefault(uid, PendingDeletion())
     state.schedule_publish()
-
-
-def _declare(state: State, removed: Iterable[str], touched: dict[str, None]) -> None:
-    """The registry has these pools no more."""
-    for name in sorted(removed):
-        touched[name] = None
-        _set_spec(state, state.pools[name], None)
 
 
 def _set_spec(state: State, pool: Pool, spec: PoolSpec | None) -> None:
@@ -202,21 +198,19 @@ def publish_desired(state: State) -> None:
     """The changes of what runners have to hold, at the end of an event: one for each pool, to all of its runners."""
     while state.desired_changed and state.registry_known:
         name, _ = state.desired_changed.popitem()
-        if name in state.pools and state.pools[name].adapters.publishable:
-            _publish_desired(state, state.pools[name])
-
-
-def _publish_desired(state: State, pool: Pool) -> None:
-    base_version, pinned = pool.adapters.version, pool.adapters.pinned
-    change = pool.adapters.publish(state.version())
-    if change is None:
-        return
-    for adapter in change.adapters:
-        state.published.mark_adapters(pool.adapters.by_digest.get(adapter.digest, ()))
-    for runner in pool.runners.values():
-        push_desired(state, pool, runner, change, base_version)
-        if pool.adapters.pinned != pinned:
-            state.update_runner(runner)  # pinned adapters take slots
+        pool = state.pools.get(name)
+        if pool is None:
+            continue
+        base_version, pinned = pool.adapters.version, pool.adapters.pinned
+        change = pool.adapters.publish(state.version)
+        if change is None:
+            continue
+        for adapter in change.adapters:
+            state.published.mark_adapters(pool.adapters.by_digest.get(adapter.digest, ()))
+        for runner in pool.runners.values():
+            push_desired(state, pool, runner, change, base_version)
+            if pool.adapters.pinned != pinned:
+                state.update_runner(runner)  # pinned adapters take slots
 
 
 def _implemented(state: State, spec: PoolSpec) -> PoolSpec:

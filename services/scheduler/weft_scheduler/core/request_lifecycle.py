@@ -23,6 +23,7 @@ def enqueue(state: State, request: Request) -> None:
 def assign(state: State, pool: Pool, request: Request, runner: Runner) -> None:
     """Place a waiting request on a runner, under a new epoch."""
     assert runner.spec is not None
+    delay_s = pool.queue.delay_s(request)
     pool.dequeue(request)
     request.assign(state.next_epoch(), Placement(runner.id))
     add_to_runners(state, pool, request)
@@ -37,6 +38,8 @@ def assign(state: State, pool: Pool, request: Request, runner: Runner) -> None:
         numerics_class=spec.numerics_class,
         rank=rank,
         adapter_bytes=size,
+        delay_s=delay_s,
+        by_page=request.by_page,
     )
     state.send_to_gateway(request.gateway, message)
     if request.numerics_class:

@@ -17,10 +17,11 @@ from weft.domain.request import (
 )
 from weft.domain.routes import ResyncRoutes
 from weft_scheduler.core.effects import Queued, Stale
-from weft_scheduler.core.model.gateway import Gateway
+from weft_scheduler.core.model.gateway import GatewayStream
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Placement, Request
-from weft_scheduler.core.policy.autoscaling import retry_after_ms
+from weft_scheduler.core.policy.autoscaling.throughput import retry_after_ms
+from weft_scheduler.core.policy.reservation.policies import ExpectedOutput
 from weft_scheduler.core.request_lifecycle import acknowledge, add_to_runners, drop, enqueue, reject, stop
 from weft_scheduler.core.scheduling import infeasible_reason, schedule_pool
 from weft_scheduler.core.state import State
@@ -30,7 +31,7 @@ from weft_scheduler.core.timers import Timer, TimerKind
 def on_connected(state: State, name: str) -> None:
     """Start from nothing: everything that it holds is submitted again."""
     on_closed(state, name)
-    gateway = state.gateways[name] = Gateway(name)
+    gateway = state.gateways[name] = GatewayStream(name)
     state.timers.set(Timer(TimerKind.RESUBMIT, name), state.now + state.config.assign_s)
     if state.routes.published:
         state.send(gateway.peer, state.routes.full())
@@ -49,13 +50,13 @@ def on_closed(state: State, name: str) -> None:
     del state.gateways[name]
 
 
-def on_resync_routes(state: State, gateway: Gateway, _: ResyncRoutes) -> None:
+def on_resync_routes(state: State, gateway: GatewayStream, _: ResyncRoutes) -> None:
     """Its route table has a gap."""
     if state.routes.published:
         state.send(gateway.peer, state.routes.full())
 
 
-def on_resubmit_complete(state: State, gateway: Gateway, _: ResubmitComplete | None = None) -> None:
+def on_resubmit_complete(state: State, gateway: GatewayStream, _: ResubmitComplete | None = None) -> None:
     """The order of its requests is known now: those held back join the queue."""
     gateway.resubmitted()
     state.timers.clear(Timer(TimerKind.RESUBMIT, gateway.id))
@@ -64,7 +65,7 @@ def on_resubmit_complete(state: State, gateway: Gateway, _: ResubmitComplete | N
         _enqueue_and_schedule(state, request)
 
 
-def on_submit(state: State, gateway: Gateway, submit: Submit) -> None:
+def on_submit(state: State, gateway: GatewayStream, submit: Submit) -> None:
     """Take a request in: reject it, adopt it where it runs, or let it wait."""
     if submit.request_id in state.requests:
         state.emit(Stale("submit", submit.request_id, "known already"))
@@ -82,9 +83,9 @@ def on_submit(state: State, gateway: Gateway, submit: Submit) -> None:
     state.requests[request.id] = request
     gateway.add(request.id, pool.name)
     pool.add(request)
-    if not request.reserved_until:
-        policy = state.reservation[pool.declared.reservation]
-        request.reserve(policy.initial_tokens(pool.name, request.adapter, submit.p90_tokens, request.max_tokens))
+    policy = state.reservation[pool.declared.reservation]
+    expected = ExpectedOutput(pool.name, request.adapter, request.max_tokens, submit.p90_tokens, submit.bucket_tokens)
+    request.reserve(policy.initial_tokens(expected), by_page=policy.by_page)
     if submit.runner is not None and request.epoch != NEVER:
         _adopt(state, pool, request, submit.runner)
     elif gateway.complete:
@@ -92,30 +93,28 @@ def on_submit(state: State, gateway: Gateway, submit: Submit) -> None:
     state.mark_dirty(pool.name)
 
 
-def on_started(state: State, gateway: Gateway, started: Started) -> None:
+def on_started(state: State, gateway: GatewayStream, started: Started) -> None:
     """The runner computes it: the Assign cannot expire any more."""
     request = _of(state, gateway, started.request_id)
     if request is None or request.epoch != started.epoch or request.phase is not Phase.ASSIGNED:
         return
     if request.runner is not None:
         gateway.started(request.runner)
-    request.started()
     acknowledge(state, request)
 
 
-def on_cancel(state: State, gateway: Gateway, cancel: Cancel) -> None:
+def on_cancel(state: State, gateway: GatewayStream, cancel: Cancel) -> None:
     request = _of(state, gateway, cancel.request_id)
     if request is not None:
         drop(state, request)
 
 
-def on_outcome(state: State, gateway: Gateway, report: OutcomeReport) -> None:
+def on_outcome(state: State, gateway: GatewayStream, report: OutcomeReport) -> None:
     """Buffer it until it is stored; learn from it; the request is over."""
     request = _of(state, gateway, report.request_id)
     if request is not None:
         pool = state.pool(request.pool)
-        policy = state.reservation[pool.declared.reservation]
-        policy.observe(report.pool, report.adapter, report.completion_tokens, report.censored)
+        state.lengths.observe(report.pool, report.adapter, report.completion_tokens, report.censored)
         pool.departures.count(state.now)
         drop(state, request)
     if state.outcomes.add(report, gateway.id):
@@ -137,6 +136,7 @@ def on_outcomes_stored(state: State, ack: OutcomeAck) -> None:
     for gateway in state.outcomes.take_retries():
         if gateway in state.gateways:
             state.emit(Close(Peer(Kind.GATEWAY, gateway), "the outcome buffer has space again"))
+            on_closed(state, gateway)  # it submits everything again, if it lives
 
 
 def drain_unknown(state: State, pool: Pool, digest: str) -> None:
@@ -155,7 +155,7 @@ def _enqueue_and_schedule(state: State, request: Request) -> None:
         reject(state, request, *infeasible)
         return
     changed = state.schedulable.pop(pool.name, None)
-    if changed is None or changed or not pool.overtaking.out_of_reach(request):
+    if changed is None or changed or not pool.overtaking.out_of_reach(pool.queue, request):
         schedule_pool(state, pool, changed)
     if request.phase is not Phase.WAITING:
         return
@@ -207,7 +207,7 @@ def _adopt(state: State, pool: Pool, request: Request, runner_id: RunnerId) -> N
         state.timers.set(timer, state.now + state.config.assign_s)
 
 
-def _of(state: State, gateway: Gateway, request_id: str) -> Request | None:
+def _of(state: State, gateway: GatewayStream, request_id: str) -> Request | None:
     """The request, if it is that gateway's."""
     request = state.requests.get(request_id)
     return request if request is not None and request.gateway == gateway.id else None

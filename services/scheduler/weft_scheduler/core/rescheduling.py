@@ -7,12 +7,13 @@ knows how many tokens were emitted; a gateway that stays silent for `assign_s` l
 """
 
 from collections import Counter
+from collections.abc import Iterable
 
 from weft.domain.ids import RunnerId
 from weft.domain.request import Failed, FailReason, Preempt, RejectReason, RunnerGone
 from weft.domain.runner import PreemptDecision
 from weft_scheduler.core.effects import Requeued, Stale
-from weft_scheduler.core.model.gateway import Avoidance, Gateway
+from weft_scheduler.core.model.gateway import Avoidance, GatewayStream
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import Runner
@@ -25,7 +26,7 @@ UNCOUNTED = frozenset({FailReason.NO_CAPACITY, FailReason.PREEMPTED})  # the sys
 LOAD_RETRY_FACTOR = 10  # a failed load is retried on the same runner after this many `avoid_s`
 
 
-def on_failed(state: State, gateway: Gateway, failed: Failed) -> None:
+def on_failed(state: State, gateway: GatewayStream, failed: Failed) -> None:
     """That epoch is over: place the request again, unless an earlier trigger did."""
     request = state.requests.get(failed.request_id)
     if request is None or request.gateway != gateway.id or request.epoch != failed.epoch:
@@ -40,7 +41,7 @@ def on_failed(state: State, gateway: Gateway, failed: Failed) -> None:
     if request.emitted_tokens > request.start_emitted_tokens:
         request.keep_class()
     release(state, request)
-    request.refused(capacity=failed.reason is FailReason.NO_CAPACITY)
+    request.failed_on(runner_id, failed.reason, failed.detail)
     _avoid_after(state, gateway, request, runner_id, failed)
     _requeue(state, request, failed.reason.value, counted=failed.reason not in UNCOUNTED)
 
@@ -83,20 +84,16 @@ def stop_requests_of(state: State, runner: Runner) -> None:
         stop(state, state.requests[request_id])
 
 
-def on_avoid_expired(state: State, request: Request) -> None:
-    """A runner that a request avoided may be used again."""
-    _set_timer(state, Timer(TimerKind.AVOIDANCE, request.id), request.avoidance)
-    state.mark_schedulable(request.pool)
-
-
-def clear_avoidance(state: State, gateway: Gateway) -> None:
-    """A runner that a gateway's requests avoided may be used again."""
-    _set_timer(state, Timer(TimerKind.GATEWAY_AVOIDANCE, gateway.id), gateway.avoidance)
-    for pool in sorted(gateway.pools):
+def on_avoid_expired(state: State, timer: Timer, avoidance: Avoidance, pools: Iterable[str]) -> None:
+    """A runner that a request, or a gateway's requests, avoided may be used again."""
+    deadline = avoidance.next_deadline(state.now)
+    if deadline is not None:
+        state.timers.set_earlier(timer, deadline)
+    for pool in sorted(pools):
         state.mark_schedulable(pool)
 
 
-def _avoid_after(state: State, gateway: Gateway, request: Request, runner_id: RunnerId, failed: Failed) -> None:
+def _avoid_after(state: State, gateway: GatewayStream, request: Request, runner_id: RunnerId, failed: Failed) -> None:
     """What the request avoids for a bounded time, by the reason of the failure."""
     config = state.config
     match failed.reason:
@@ -109,7 +106,6 @@ def _avoid_after(state: State, gateway: Gateway, request: Request, runner_id: Ru
             pause_s = config.no_capacity_s * 2 ** min(request.capacity_refusals - 1, 16)
             _avoid(state, request, runner_id, min(pause_s, config.assign_s))
         case FailReason.LOAD_FAILED:
-            request.load_failed(runner_id, failed.detail)
             _avoid(state, request, runner_id, config.avoid_s * LOAD_RETRY_FACTOR)
         case FailReason.DRAINED | FailReason.RUNNER_ERROR:
             _avoid(state, request, runner_id, config.avoid_s)
@@ -120,12 +116,6 @@ def _avoid_after(state: State, gateway: Gateway, request: Request, runner_id: Ru
 def _avoid(state: State, request: Request, runner_id: RunnerId, seconds: float) -> None:
     request.avoidance.add(runner_id, state.now + seconds)
     state.timers.set_earlier(Timer(TimerKind.AVOIDANCE, request.id), state.now + seconds)
-
-
-def _set_timer(state: State, timer: Timer, avoidance: Avoidance) -> None:
-    deadline = avoidance.next_deadline(state.now)
-    if deadline is not None:
-        state.timers.set_earlier(timer, deadline)
 
 
 def _requeue(state: State, request: Request, reason: str, *, counted: bool) -> None:

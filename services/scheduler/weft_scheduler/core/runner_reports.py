@@ -109,7 +109,10 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
         state.send(peer, Resync(runner_id))
         return
     if runner.version is None:
-        _account_adopted(state, runner)
+        for request_id in sorted(runner.owned - runner.unacked.keys()):  # gateways submitted them as running there
+            request = state.requests[request_id]
+            request.computed_by(runner.spec.numerics_class)
+            account(runner, request)
     before, interval_s, loaded = runner.figures, state.now - runner.reported_s, runner.loaded
     measured = runner.version is not None and runner.confirmed
     try:
@@ -117,15 +120,14 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
     except ReportGap:
         state.send(peer, Resync(runner_id))
         return
-    except StaleReport:
-        state.emit(Stale("report", runner_id.uuid, "older than the last one"))
-        return
-    except ReportInvalid as error:
-        state.emit(Stale("report", runner_id.uuid, f"invalid: {error}"))
+    except (StaleReport, ReportInvalid) as error:
+        state.emit(Stale("report", runner_id.uuid, str(error)))
         return
     pool = state.pool_of(runner)
     if took_over:
-        _confirm(state, pool, runner, peer.name)
+        state.timers.clear(Timer(TimerKind.RUNNER_UNREPORTED, runner_id.uuid))
+        if runner.confirm(peer.name):  # from here on it can be placed on
+            pool.confirm(runner)
     if measured and loaded and 0 < interval_s < MAX_INTERVAL_S:
         pool.autoscaler.throughput.measure(max(0, runner.figures.tokens - before.tokens), interval_s)
     for request_id in acknowledged:
@@ -215,22 +217,6 @@ def _new_incarnation(state: State, runner_id: RunnerId, present: Runner | None, 
     return state.new_runner(runner_id)
 
 
-def _confirm(state: State, pool: Pool, runner: Runner, supervisor: str) -> None:
-    """From here on it can be placed on."""
-    state.timers.clear(Timer(TimerKind.RUNNER_UNREPORTED, runner.id.uuid))
-    if runner.confirm(supervisor):
-        pool.confirm(runner)
-
-
-def _account_adopted(state: State, runner: Runner) -> None:
-    """Requests that gateways submitted as running there, before anything was known of its pages."""
-    assert runner.spec is not None
-    for request_id in sorted(runner.owned - runner.unacked.keys()):
-        request = state.requests[request_id]
-        request.computed_by(runner.spec.numerics_class)
-        account(runner, request)
-
-
 def _unconfirm(state: State, runner: Runner) -> None:
     """Nothing is placed on it; its accounts stay."""
     pool = state.pool_of(runner)
@@ -291,5 +277,5 @@ def _expect_runners(state: State) -> None:
 
 
 def _forward_outcomes(state: State) -> None:
-    for outcome in state.outcomes.outcomes.values():
-        forward_outcome(state, outcome.report)
+    for _, report in state.outcomes.outcomes.values():
+        forward_outcome(state, report)

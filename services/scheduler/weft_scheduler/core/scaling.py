@@ -3,10 +3,11 @@
 A victim is *cordoned*: nothing new is placed on it, what runs there runs on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from weft_scheduler.core.model.pool import Pool
-from weft_scheduler.core.policy.autoscaling import ReplicaBounds, VictimCandidate
+from weft_scheduler.core.policy.autoscaling.autoscaler import VictimCandidate
+from weft_scheduler.core.policy.autoscaling.demand import ReplicaBounds
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 
@@ -31,7 +32,8 @@ def scale(state: State, pool: Pool, *, at_once: bool = False) -> None:
         if deadline is not None:
             state.timers.set(Timer(TimerKind.SCALE_DOWN, pool.name), deadline)
         victims = autoscaler.surplus()
-    for uuid in autoscaler.select_victims(victims, lambda uuid: _counted(pool, uuid), lambda: _candidates(pool)):
+    present = [candidate.uuid for candidate in _candidates(pool, autoscaler.victims)]
+    for uuid in autoscaler.select_victims(victims, present, lambda: _candidates(pool, pool.runners)):
         runner = state.runners.get(uuid)
         if runner is not None and runner.cordon(uuid in autoscaler.victims):
             state.update_runner(runner)
@@ -42,12 +44,9 @@ def demand(state: State, pool: Pool) -> int:
     return pool.autoscaler.demand(pool.load(), state.config.work_s)
 
 
-def _counted(pool: Pool, uuid: str) -> bool:
-    """Whether a runner counts: one that drains is on its way already."""
-    return uuid in pool.runners and pool.runners[uuid].contribution is not None
-
-
-def _candidates(pool: Pool) -> Iterator[VictimCandidate]:
-    for uuid, runner in pool.runners.items():
-        if runner.contribution is not None:
+def _candidates(pool: Pool, uuids: Iterable[str]) -> Iterator[VictimCandidate]:
+    """Those of these runners that count: one that drains is on its way already."""
+    for uuid in uuids:
+        runner = pool.runners.get(uuid)
+        if runner is not None and runner.contribution is not None:
             yield VictimCandidate(runner.working_set, -runner.arrival, uuid)

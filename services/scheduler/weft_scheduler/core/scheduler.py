@@ -11,9 +11,9 @@ from weft.domain.request import Cancel, Failed, OutcomeReport, ResubmitComplete,
 from weft.domain.routes import RegistryChange, RegistryHello, ResyncRoutes
 from weft.domain.runner import SupervisorHello
 from weft_scheduler.core import check, registry, requests, rescheduling, runner_reports
-from weft_scheduler.core.config import Config
+from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.effects import Effect, Event, Stale
-from weft_scheduler.core.model.gateway import Gateway
+from weft_scheduler.core.model.gateway import GatewayStream
 from weft_scheduler.core.model.request import Phase
 from weft_scheduler.core.scaling import scale
 from weft_scheduler.core.scheduling import reject_infeasible, schedule_pool
@@ -21,7 +21,7 @@ from weft_scheduler.core.state import State
 from weft_scheduler.core.status import publish, publish_routes
 from weft_scheduler.core.timers import Timer, TimerKind
 
-FROM_GATEWAY: dict[type, Callable[[State, Gateway, Any], None]] = {
+FROM_GATEWAY: dict[type, Callable[[State, GatewayStream, Any], None]] = {
     Submit: requests.on_submit,
     Started: requests.on_started,
     Cancel: requests.on_cancel,
@@ -35,7 +35,7 @@ FROM_GATEWAY: dict[type, Callable[[State, Gateway, Any], None]] = {
 class Scheduler:
     """`term` is one that no scheduler has used: the caller has made it durable."""
 
-    def __init__(self, config: Config, term: int) -> None:
+    def __init__(self, config: SchedulerConfig, term: int) -> None:
         self.config = config
         self.state = State(config, term)  # for checks and metrics: to be read only
 
@@ -101,14 +101,16 @@ class Scheduler:
             case TimerKind.ASSIGN_TIMEOUT:
                 rescheduling.on_assign_timeout(state, state.requests[timer.name])
             case TimerKind.AVOIDANCE:
-                rescheduling.on_avoid_expired(state, state.requests[timer.name])
+                request = state.requests[timer.name]
+                rescheduling.on_avoid_expired(state, timer, request.avoidance, (request.pool,))
             case TimerKind.CLASS_WAIT:
                 request = state.requests[timer.name]
                 if request.phase is Phase.WAITING and request.awaited_class:
                     state.pool(request.pool).stop_awaiting_class(request)
                 state.mark_schedulable(request.pool)
             case TimerKind.GATEWAY_AVOIDANCE:
-                rescheduling.clear_avoidance(state, state.gateways[timer.name])
+                gateway = state.gateways[timer.name]
+                rescheduling.on_avoid_expired(state, timer, gateway.avoidance, gateway.pools)
             case TimerKind.RESUBMIT:
                 requests.on_resubmit_complete(state, state.gateways[timer.name])
             case TimerKind.RUNNER_UNREPORTED:

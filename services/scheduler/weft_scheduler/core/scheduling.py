@@ -7,8 +7,9 @@ from weft.domain.ids import BASE
 from weft.domain.request import RejectReason
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Request
-from weft_scheduler.core.policy.placement import PlacementRequest, RunnerShape
-from weft_scheduler.core.policy.queue import Admitted
+from weft_scheduler.core.policy.placement.punica import PlacementRequest
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.queue.overtaking import Admitted
 from weft_scheduler.core.request_lifecycle import assign, reject
 from weft_scheduler.core.state import State
 
@@ -16,7 +17,7 @@ from weft_scheduler.core.state import State
 def schedule_pool(state: State, pool: Pool, changed: Collection[str] | None) -> None:
     """Place what the pool's policies place now. `changed`: runners that have changed since the last pass; None: all."""
     if len(pool.queue):
-        bound, window = state.config.starvation_bound, state.config.window
+        bound, window = pool.starvation_bound(state.config), state.config.window
         pool.overtaking.schedule(pool.queue, PoolContext(state, pool, changed), bound, window)
 
 
@@ -81,6 +82,9 @@ class PoolContext:
 
     def has_capacity(self, closed: AbstractSet[RunnerShape]) -> bool:
         return self._pool.placement.has_capacity(closed)
+
+    def free_tokens(self) -> int:
+        return self._pool.placement.free_tokens()
 
     def _required_class(self, request: Request) -> str:
         """The numerics class that a request has to wait for; "": any will do, its own first.

@@ -4,18 +4,19 @@ from collections.abc import Iterable
 
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.lru import LruDict
-from weft.domain.machine import Kind, Peer, Send
+from weft.domain.machine import Kind, Peer, PersistTerm, Send
 from weft.domain.runner import SchedulerHello
 from weft.domain.timers import TimerQueue
-from weft_scheduler.core.config import Config
-from weft_scheduler.core.effects import Effect, PersistTerm
-from weft_scheduler.core.model.gateway import Gateway
+from weft_scheduler.core.config import SchedulerConfig
+from weft_scheduler.core.effects import Effect
+from weft_scheduler.core.model.gateway import GatewayStream
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Request
 from weft_scheduler.core.model.runner import Runner
 from weft_scheduler.core.outcome_buffer import OutcomeBuffer
 from weft_scheduler.core.policy import reservation
-from weft_scheduler.core.policy.reservation import OutputLengthStats, ReservationPolicy
+from weft_scheduler.core.policy.reservation.output_lengths import OutputLengthStats
+from weft_scheduler.core.policy.reservation.policies import ReservationPolicy
 from weft_scheduler.core.published_state import PublishedState
 from weft_scheduler.core.routes import RouteTable
 from weft_scheduler.core.timers import Timer, TimerKind
@@ -26,11 +27,11 @@ MAX_REPLACED = 20_000  # replaced incarnations remembered, twice the fleet that 
 class State:
     """One for each machine. `now` is the time of the event at hand."""
 
-    def __init__(self, config: Config, term: int) -> None:
+    def __init__(self, config: SchedulerConfig, term: int) -> None:
         self.config, self.now, self.term = config, 0.0, term
         self.counter = 0  # of epochs under this term
         self.tickets = 0
-        self.gateways: dict[str, Gateway] = {}
+        self.gateways: dict[str, GatewayStream] = {}
         self.requests: dict[str, Request] = {}
         self.runners: dict[str, Runner] = {}
         self.pools: dict[str, Pool] = {}
@@ -42,9 +43,9 @@ class State:
         self.outcomes = OutcomeBuffer(config.max_outcomes)
         self.routes = RouteTable()
         self.published = PublishedState()
-        lengths = OutputLengthStats(config.quantile, config.default_output_tokens, config.length_adapters)
+        self.lengths = OutputLengthStats(config.quantile, config.default_output_tokens, config.length_adapters)
         self.reservation: dict[str, ReservationPolicy] = {
-            name: policy(lengths) for name, policy in reservation.POLICIES.items()
+            name: policy(self.lengths) for name, policy in reservation.POLICIES.items()
         }
         # pools to schedule, in order, and the runners that have changed there; None: anything may have
         self.schedulable: dict[str, set[str] | None] = {}

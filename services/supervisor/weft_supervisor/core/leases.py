@@ -41,27 +41,26 @@ class Leases:
         """A lease for an incarnation that has not been replaced. Returns the one whose place it takes, if any."""
         assert not self.replaced(runner), f"{runner} was replaced by a newer incarnation"
         old = self.current(runner.uuid)
-        self._renew(runner, now)
+        self._expires[runner.uuid] = (now + self._lease_s, runner)
+        self._expires.move_to_end(runner.uuid)
         if old is None or old == runner:
             return None
-        self._remember(old)
+        self._replaced.touch(old.uuid, lambda: deque(maxlen=REMEMBERED)).append(old.incarnation)
         return old
 
     def renew(self, runner: RunnerId, now: float) -> bool:
         """Any message renews. False: that incarnation has no lease."""
         if not self.holds(runner):
             return False
-        self._renew(runner, now)
+        self._expires[runner.uuid] = (now + self._lease_s, runner)
+        self._expires.move_to_end(runner.uuid)
         return True
 
     def expire(self, now: float) -> list[RunnerId]:
         """The runners whose lease has run out, each given once."""
         gone: list[RunnerId] = []
-        while self._expires:
-            uuid, (expires, runner) = next(iter(self._expires.items()))
-            if expires > now:
-                break
-            del self._expires[uuid]
+        while (deadline := self.next_deadline()) is not None and deadline <= now:
+            _, (_, runner) = self._expires.popitem(last=False)
             gone.append(runner)
         return gone
 
@@ -76,16 +75,8 @@ class Leases:
             return expires
         return None
 
-    def _renew(self, runner: RunnerId, now: float) -> None:
-        self._expires[runner.uuid] = (now + self._lease_s, runner)
-        self._expires.move_to_end(runner.uuid)
-
-    def _remember(self, old: RunnerId) -> None:
-        self._replaced.touch(old.uuid, lambda: deque(maxlen=REMEMBERED)).append(old.incarnation)
-
-
-def check_leases(leases: Leases) -> None:
-    """Deadlines are in order, nobody alive has been replaced."""
-    entries = list(leases._expires.values())  # pyright: ignore[reportPrivateUsage]
-    assert entries == sorted(entries, key=lambda entry: entry[0]), "leases are out of order"
-    assert not any(leases.replaced(runner) for _, runner in entries), "a replaced incarnation holds a lease"
+    def check(self) -> None:
+        """Deadlines are in order, nobody alive has been replaced."""
+        entries = list(self._expires.values())
+        assert entries == sorted(entries, key=lambda entry: entry[0]), "leases are out of order"
+        assert not any(self.replaced(runner) for _, runner in entries), "a replaced incarnation holds a lease"

@@ -6,14 +6,13 @@ oldest sequence is never chosen while another one is there, so it always makes p
 Only an overrunner's reservation doubles; another victim keeps its own.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from weft.domain.ids import RunnerId
 from weft.domain.runner import PreemptDecision, RunnerBook
 
 
-@dataclass(frozen=True, slots=True)
-class PendingPreemption:
+class PendingPreemption(NamedTuple):
     """A victim that has been chosen and not yet been seen to leave; chosen again after `until` (seconds)."""
 
     decision: PreemptDecision
@@ -34,16 +33,16 @@ class Preemption:
         pending = self._pending.get(runner)
         if pending is None and not book.overruns:
             return None
-        leaving = pending is not None and _is_there(pending.decision, book)
+        before = (pending.decision.request_id, pending.decision.epoch) if pending is not None else None
+        victim = book.sequences.get(before[0]) if before is not None else None
+        leaving = victim is not None and (victim.request_id, victim.epoch) == before  # it is still there
         if pending is not None and leaving and now < pending.until:
             return None
         decision = select_victim(book)
         if decision is None:
             self._pending.pop(runner, None)  # it has left, or no sequence waits for its pages any more
             return None
-        before = pending.decision if pending is not None and leaving else None
-        same = before is not None and (before.request_id, before.epoch) == (decision.request_id, decision.epoch)
-        self.preempts += not same
+        self.preempts += not (leaving and before == (decision.request_id, decision.epoch))
         self._pending[runner] = PendingPreemption(decision, now + self._bound_s)
         return decision
 
@@ -65,20 +64,15 @@ class Preemption:
 
 
 def select_victim(book: RunnerBook) -> PreemptDecision | None:
-    """The newest sequence, where one is paused, no page is free and it is not alone."""
+    """The latest arrival (of equals the last one admitted), where one is paused and no page is free; never alone."""
     if book.figures.free_pages > 0 or len(book.sequences) < 2:
         return None  # free pages: the runner grants them itself; alone: no other sequence's pages would help
     paused = {(overrun.request_id, overrun.epoch): overrun for overrun in book.overruns}
     waiting = [s for s in book.sequences.values() if (s.request_id, s.epoch) in paused]
     if not waiting:
         return None
-    victim = max(book.sequences.values(), key=lambda sequence: sequence.admitted)
+    victim = max(reversed(book.sequences.values()), key=lambda sequence: sequence.arrived_ms)
     own = paused.get((victim.request_id, victim.epoch))
     reservation = own.reservation_tokens if own else victim.reservation_tokens
-    oldest = min(waiting, key=lambda sequence: sequence.admitted)
+    oldest = min(waiting, key=lambda sequence: sequence.arrived_ms)
     return PreemptDecision(book.spec.runner, victim.request_id, victim.epoch, oldest.request_id, reservation)
-
-
-def _is_there(decision: PreemptDecision, book: RunnerBook) -> bool:
-    sequence = book.sequences.get(decision.request_id)
-    return sequence is not None and sequence.epoch == decision.epoch

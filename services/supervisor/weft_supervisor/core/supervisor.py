@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from weft.domain.adapter import DesiredAdapter, DesiredChange
 from weft.domain.ids import RunnerId
-from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send, Tick
+from weft.domain.machine import Close, Closed, Connected, Kind, Peer, PersistTerm, Received, Send, Tick
 from weft.domain.runner import (
     ClusterReport,
     OrderedRunner,
@@ -30,16 +30,16 @@ from weft.domain.runner import (
     RunnerSpec,
     SchedulerHello,
 )
-from weft_supervisor.core.leases import Leases, check_leases
+from weft_supervisor.core.leases import Leases
 from weft_supervisor.core.preemption import Preemption
-from weft_supervisor.core.totals import Counters, LostCounters, Memory, summarize, violation
+from weft_supervisor.core.totals import Counters, LostCounters, PoolMemory, summarize, violation
 
 MAX_LOST = 1_000  # lost runners that a new scheduler hears of; it finds others missing by itself
 FULL_REPORTS = 8  # in a message: one of 2,000 adapters takes some 15 ms to encode and to decode
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class SupervisorConfig:
     """Times in seconds. `preempt_s`: how long a chosen victim may take to leave before one is chosen again.
 
     `merge_s`: urgent reports of several runners are merged for this long: a message costs gRPC 90 us, however small.
@@ -52,13 +52,6 @@ class Config:
 
 
 # ------------------------------------------------------------------------------------- effects beside Send and Close
-
-
-@dataclass(frozen=True, slots=True)
-class PersistTerm:
-    """A scheduler has announced a higher term than any before."""
-
-    term: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +111,7 @@ class Runner:
 class Supervisor:
     """One owner, one thread. The runners' peers are named "uuid/incarnation"; there is one scheduler."""
 
-    def __init__(self, config: Config, *, highest_term: int = 0) -> None:
+    def __init__(self, config: SupervisorConfig, *, highest_term: int = 0) -> None:
         self.config = config
         self.highest_term = highest_term
         self.leases = Leases(config.lease_s)
@@ -136,14 +129,19 @@ class Supervisor:
 
     def handle(self, event: Received | Connected | Closed | Tick, now: float) -> list[Effect]:
         """Everything that follows from `event` at `now` (seconds, monotonic)."""
-        self._extend_after_own_stall(now)
+        deadline, lease_s = self.leases.next_deadline(), self.config.lease_s
+        if deadline is not None and now - deadline > lease_s / 4:
+            # This supervisor itself stood still and has received nothing: that is no evidence against the runners.
+            self.leases.extend_all(now - deadline + lease_s / 2, now)
         effects: list[Effect] = []
         match event:
             case Received():
-                if event.peer.kind is Kind.RUNNER:
-                    self._from_runner(event.peer, event.message, now, effects)
-                else:
+                if event.peer.kind is not Kind.RUNNER:
                     self._from_scheduler(event.message, now, effects)
+                elif (runner := self._runners.get(event.peer.name)) is None or runner.book is None:
+                    pass  # a late message of an incarnation that was lost
+                elif self.leases.renew(runner.id, now) and isinstance(event.message, RunnerReport):
+                    self._report(runner, runner.book, event.message, now, effects)
             case Connected():
                 if event.peer.kind is Kind.RUNNER:
                     assert isinstance(event.hello, RunnerSpec)
@@ -155,7 +153,9 @@ class Supervisor:
                     self._scheduler, self._reports = None, {}
             case Tick():
                 for id_ in self.preemption.due(now):
-                    self._preempt(self._live(id_), now)
+                    book = self._runners[_name(id_)].book
+                    assert book is not None, "a victim without a report"
+                    self._preempt(book, now)
         if (deadline := self.leases.next_deadline()) is not None and deadline <= now:
             for id_ in self.leases.expire(now):
                 self._lose(id_, "runner lost: its lease ran out", effects)
@@ -169,7 +169,7 @@ class Supervisor:
 
     def check(self) -> None:
         """Raises AssertionError for a state that cannot be."""
-        check_leases(self.leases)
+        self.leases.check()
         self.check_runners()
 
     def check_runners(self) -> None:
@@ -195,7 +195,7 @@ class Supervisor:
         grown, doubled = self._lost_counters.sums(self.live())
         return Counters(grown, self.preemption.preempts, doubled, self._lost_counters.lost)
 
-    def memory(self) -> dict[str, Memory]:
+    def memory(self) -> dict[str, PoolMemory]:
         """Pages by pool."""
         return summarize(self.live())
 
@@ -225,13 +225,6 @@ class Supervisor:
         self._unreported_losses.pop(id_, None)
         self._runners[runner.peer.name] = runner
         return runner
-
-    def _from_runner(self, peer: Peer, message: object, now: float, effects: list[Effect]) -> None:
-        runner = self._runners.get(peer.name)
-        if runner is None or runner.book is None or not self.leases.renew(runner.id, now):
-            return  # a late message of an incarnation that was lost
-        if isinstance(message, RunnerReport):
-            self._report(runner, runner.book, message, now, effects)
 
     def _report(
         self, runner: Runner, book: RunnerBook, report: RunnerReport, now: float, effects: list[Effect]
@@ -283,17 +276,6 @@ class Supervisor:
         effects.append(LogEvent(text, id_))
         effects.append(Close(runner.peer, text))
 
-    def _live(self, id_: RunnerId) -> RunnerBook:
-        book = self._runners[_name(id_)].book
-        assert book is not None, "a victim without a report"
-        return book
-
-    def _extend_after_own_stall(self, now: float) -> None:
-        """A supervisor that itself stood still has heard of no runner: that is no evidence against the runners."""
-        deadline = self.leases.next_deadline()
-        if deadline is not None and now - deadline > self.config.lease_s / 4:
-            self.leases.extend_all(now - deadline + self.config.lease_s / 2, now)
-
     # -------------------------------------------------------------------------------------------- scheduler
 
     def _scheduler_connected(self, peer: Peer, effects: list[Effect]) -> None:
@@ -342,10 +324,8 @@ class Supervisor:
             return
         if report.full:
             self._reports[id_] = [ReportedRunner(id_, report, spec)]
-        elif (waiting := self._reports.get(id_)) is None:
-            self._reports[id_] = [ReportedRunner(id_, report)]
         else:
-            waiting.append(ReportedRunner(id_, report))
+            self._reports.setdefault(id_, []).append(ReportedRunner(id_, report))
 
     def _flush_due(self) -> float | None:
         if self._scheduler is None or not (self._reports or self._unreported_losses or self._unreported_preempts):
@@ -358,11 +338,9 @@ class Supervisor:
             return
         assert self._scheduler is not None
         unreported = self._unreported_preempts
-        report = ClusterReport(
-            reports=tuple([reported for reports in self._reports.values() for reported in reports]),
-            lost=tuple(self._unreported_losses),
-            preempts=tuple([d for d in self.preemption.pending() if d.runner in unreported]) if unreported else (),
-        )
+        preempts = [d for d in self.preemption.pending() if d.runner in unreported] if unreported else ()
+        reports = [reported for reports in self._reports.values() for reported in reports]
+        report = ClusterReport(tuple(reports), tuple(self._unreported_losses), tuple(preempts))
         effects.append(Send(self._scheduler, report))
         self._reports, self._unreported_losses, self._unreported_preempts, self._urgent = {}, {}, {}, False
         self._flushed_at = now

@@ -1,8 +1,7 @@
 """Sums over runners: pages of a pool, and counters over all incarnations that are and that were."""
 
-from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from weft.domain.ids import RunnerId
 from weft.domain.runner import RunnerBook
@@ -11,9 +10,8 @@ MAX_COUNTER = 2**64 - 1  # of a sum in a message
 MAX_LOST = 10_000  # lost incarnations kept apart, so that one that comes back counts once
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Pages of a runner or a pool: free + reserved + adapter pages = total, used <= reserved."""
+class PoolMemory(NamedTuple):
+    """Pages of a pool's runners: free + reserved + adapter pages = total, used <= reserved."""
 
     total_pages: int = 0
     free_pages: int = 0
@@ -22,30 +20,15 @@ class Memory:
     adapter_pages: int = 0
     sequences: int = 0
 
-    def __add__(self, other: "Memory") -> "Memory":
-        return Memory(
-            self.total_pages + other.total_pages,
-            self.free_pages + other.free_pages,
-            self.reserved_pages + other.reserved_pages,
-            self.used_pages + other.used_pages,
-            self.adapter_pages + other.adapter_pages,
-            self.sequences + other.sequences,
-        )
 
-
-def memory_of(book: RunnerBook) -> Memory:
-    """A runner's memory."""
-    f = book.figures
-    return Memory(
-        book.spec.total_pages, f.free_pages, book.reserved_pages, f.used_pages, f.adapter_pages, len(book.sequences)
-    )
-
-
-def summarize(books: Iterable[RunnerBook]) -> dict[str, Memory]:
+def summarize(books: Iterable[RunnerBook]) -> dict[str, PoolMemory]:
     """Memory by pool."""
-    pools: dict[str, Memory] = {}
+    pools: dict[str, PoolMemory] = {}
     for book in books:
-        pools[book.spec.pool] = pools.get(book.spec.pool, Memory()) + memory_of(book)
+        spec, f = book.spec, book.figures
+        pages = (spec.total_pages, f.free_pages, book.reserved_pages, f.used_pages, f.adapter_pages)
+        before = pools.get(spec.pool, PoolMemory())
+        pools[spec.pool] = PoolMemory(*map(sum, zip(before, (*pages, len(book.sequences)), strict=True)))
     return pools
 
 
@@ -53,18 +36,15 @@ def violation(book: RunnerBook) -> str | None:
     """The law of the page table that a runner's report breaks. The report counts all the same: the runner's table is
     the truth, and its owner has to know of it."""
     free, used, adapters = book.figures.free_pages, book.figures.used_pages, book.figures.adapter_pages
-    if free + book.reserved_pages + adapters != book.spec.total_pages:
-        return (
-            f"{free} free + {book.reserved_pages} reserved + {adapters} pages of adapters are not "
-            f"{book.spec.total_pages}"
-        )
-    if used > book.reserved_pages:
-        return f"{used} used pages are more than {book.reserved_pages} reserved"
+    reserved, total = book.reserved_pages, book.spec.total_pages
+    if free + reserved + adapters != total:
+        return f"{free} free + {reserved} reserved + {adapters} pages of adapters are not {total}"
+    if used > reserved:
+        return f"{used} used pages are more than {reserved} reserved"
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
+class Counters(NamedTuple):
     """Over all incarnations: pages grown in place, victims, reservations doubled, runners lost since the start."""
 
     grown_pages: int
@@ -78,15 +58,14 @@ class LostCounters:
 
     def __init__(self) -> None:
         self.lost = 0
-        self._last: OrderedDict[RunnerId, tuple[int, int]] = OrderedDict()  # pages grown, doublings
+        self._last: dict[RunnerId, tuple[int, int]] = {}  # pages grown, doublings; lost longest ago first
         self._folded = (0, 0)  # of incarnations that were lost long ago
 
     def keep(self, runner: RunnerId, book: RunnerBook) -> None:
         """The runner is lost."""
         self._last[runner] = (book.figures.grown_pages, book.figures.doublings)
         if len(self._last) > MAX_LOST:
-            _, (grown, doubled) = self._last.popitem(last=False)
-            self._folded = (self._folded[0] + grown, self._folded[1] + doubled)
+            self._folded = _sum([self._folded, self._last.pop(next(iter(self._last)))])
 
     def drop(self, runner: RunnerId) -> None:
         """The incarnation has come back, and reports its counters itself."""
@@ -94,9 +73,11 @@ class LostCounters:
 
     def sums(self, live: Iterable[RunnerBook]) -> tuple[int, int]:
         """Pages grown in place and reservations doubled, of these and the lost runners."""
-        grown, doubled = self._folded
-        for more_grown, more_doubled in self._last.values():
-            grown, doubled = grown + more_grown, doubled + more_doubled
-        for book in live:
-            grown, doubled = grown + book.figures.grown_pages, doubled + book.figures.doublings
+        reported = [(book.figures.grown_pages, book.figures.doublings) for book in live]
+        grown, doubled = _sum([self._folded, *self._last.values(), *reported])
         return min(grown, MAX_COUNTER), min(doubled, MAX_COUNTER)
+
+
+def _sum(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    grown, doubled = map(sum, zip(*pairs, strict=True))
+    return grown, doubled

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft_kernels.plan import plan_rows
-from weft_runner.model.step import Step, StepRow, check_step
+from weft_runner.model.step import StepInput, StepRow, check_step
 from weft_runner.parallel.commands import Layers
 from weft_runner.parallel.ipc import Channel
 from weft_runner.parallel.shared_tensors import FixedScales, RecordedScales, open_shared, share_tensors
@@ -15,7 +15,7 @@ rows_of_a_step = st.lists(
 )
 
 
-def step_of(rows: list[tuple[int, int, int | None, bool]]) -> Step:
+def step_of(rows: list[tuple[int, int, int | None, bool]]) -> StepInput:
     made: list[StepRow] = []
     slots: list[int | None] = []
     for n_tokens, position, slot, samples in rows:
@@ -23,7 +23,7 @@ def step_of(rows: list[tuple[int, int, int | None, bool]]) -> Step:
         pages = tuple(range(start, start + -(-(position + n_tokens) // 16)))
         made.append(StepRow(start, start + n_tokens, position, pages, samples))
         slots += [slot] * n_tokens
-    return Step([17 * i for i in range(len(slots))], tuple(made), plan_rows(slots, {0: 5, 1: 2, 7: 192}))
+    return StepInput([17 * i for i in range(len(slots))], tuple(made), plan_rows(slots, {0: 5, 1: 2, 7: 192}))
 
 
 @given(rows=rows_of_a_step)

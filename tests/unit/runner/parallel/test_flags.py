@@ -1,5 +1,6 @@
 """What a runner is told about splitting, what that takes, and what a lost rank is to the engine."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,13 +25,17 @@ def test_an_executor_that_computes_whole_models_is_refused_by_name(how, capsys):
 
 
 @pytest.mark.parametrize(("sees", "takes"), [(False, "reference"), (True, "cuda")])
-@pytest.mark.parametrize(("how", "maker"), [("tensor", "_sharded"), ("pipeline", "_pipelined")])
+@pytest.mark.parametrize(("how", "maker"), [("tensor", "TensorParallel"), ("pipeline", "PipelineParallel")])
 def test_auto_splits_over_gpus_wherever_there_is_one(sees, takes, how, maker, small_config, monkeypatch):
     """Too few of them for the parts is an error then: a split model on a CPU is nothing that anybody wants unasked."""
     made: list[str] = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: sees)
-    monkeypatch.setattr(f"weft_runner.executors.{maker}", lambda settings, _: made.append(settings.executor))
-    base = ModelSource(parse_spec(small_config), {}, 1, lambda: False)
+    monkeypatch.setattr("weft_runner.executors._check_gpus", lambda *_: "cuda")
+    monkeypatch.setattr(
+        "weft_runner.executors.launch_ranks", lambda _, start, *__, **___: made.append(start["settings"].executor)
+    )
+    monkeypatch.setattr(f"weft_runner.executors.{maker}Executor", lambda *_: SimpleNamespace(workers=()))
+    base = ModelSource(parse_spec(small_config | {"vocab_size": 64}), {}, 1, lambda: False)
     make_executor(settings_of(executor="auto", **{f"{how}_parallel": 2}), base)
     assert made == [takes]
 

@@ -23,7 +23,7 @@ from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.memory_estimate import MemoryLimit, estimate_memory
 from weft_runner.model.partition import layer_cost, stage_of
 from weft_runner.model.reference.adapters import TorchAdapterStore
-from weft_runner.model.step import Step, StepRow
+from weft_runner.model.step import StepInput, StepRow
 from weft_runner.model.weights import load_weights
 from weft_runner.parallel.commands import BuiltShard, Layers
 from weft_runner.parallel.pipeline_channel import PipelineChannel
@@ -160,7 +160,7 @@ class Wait:
         return self.x
 
 
-STEP = Step(
+STEP = StepInput(
     [1, 2, 3, 4, 5],
     (StepRow(0, 3, 0, (0, 1), True), StepRow(3, 4, 7, (2, 3), False), StepRow(4, 5, 0, (4,), True)),
     SegmentPlan(5, (Segment(0, 3, 1, 8),)),
@@ -214,7 +214,7 @@ class Executor:
         self.did: list[str] = []
         self.adapters = self
 
-    def run(self, step: Step, *, hidden: torch.Tensor) -> torch.Tensor:
+    def run(self, step: StepInput, *, hidden: torch.Tensor) -> torch.Tensor:
         self.did.append(f"run {len(step.tokens)}")
         return hidden
 

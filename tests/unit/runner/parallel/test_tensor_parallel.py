@@ -13,7 +13,7 @@ from weft_runner.model.lora import DOWN, GATE_UP, OUT, QKV
 from weft_runner.model.partition import Partition
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
-from weft_runner.model.step import Step, StepRow
+from weft_runner.model.step import StepInput, StepRow
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup, TensorParallel
 from weft_runner.model.weights import load_weights
 
@@ -81,12 +81,12 @@ def model(request: Any, tmp_path: Any, new_world: Any, small_config: dict[str, A
     return world
 
 
-def step_of(ranks: dict[int, int]) -> Step:
+def step_of(ranks: dict[int, int]) -> StepInput:
     """Four prompts and a base row between them, each on pages of its own."""
     slots = [0] * 3 + [1] * 2 + [None] * 2 + [2] * 1 + [3] * 4
     ends = (3, 5, 7, 8, 12)
     rows = [StepRow(start, end, 0, (i,), True) for i, (start, end) in enumerate(zip((0, *ends), ends, strict=False))]
-    return Step([7 * i % 61 for i in range(len(slots))], tuple(rows), plan_rows(slots, ranks))
+    return StepInput([7 * i % 61 for i in range(len(slots))], tuple(rows), plan_rows(slots, ranks))
 
 
 @pytest.mark.parametrize("size", [2, 4])

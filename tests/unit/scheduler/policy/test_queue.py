@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from weft.domain.request import Assign, FailReason, Reject, RejectReason, ResubmitComplete
 from weft_scheduler.core.model.request import Phase
-from weft_scheduler.core.policy.placement import RunnerShape
-from weft_scheduler.core.policy.queue import Admitted, Fcfs, Overtaking, SortedQueue, sorted_queue
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.queue import POLICIES, sorted_queue
+from weft_scheduler.core.policy.queue.overtaking import Admitted, Overtaking
+from weft_scheduler.core.policy.queue.sorted_queue import SortedQueue
+from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
 
 SMALL, LARGE = RunnerShape(8, 10), RunnerShape(8, 100)
 
@@ -31,13 +34,21 @@ class Waiting:
 
     @property
     def order(self) -> tuple[float, int]:
-        return 0.0, self.name
+        return float(self.name), self.name
+
+    @property
+    def queued_tokens(self) -> int:
+        return self.size
+
+    @property
+    def expected_work(self) -> float:
+        return float(self.size)
 
 
 class Room:
     """Two runners, each of one shape, with so much room left."""
 
-    def __init__(self, queue: Fcfs[Waiting], small: int, large: int) -> None:
+    def __init__(self, queue: WaitingQueue[Waiting], small: int, large: int) -> None:
         self.queue, self.free, self.admitted = queue, {SMALL: small, LARGE: large}, list[int]()
 
     def admit(self, request: Waiting, closed: AbstractSet[RunnerShape]) -> Admitted | None:
@@ -58,27 +69,31 @@ class Room:
     def changed_for(self, request: Waiting) -> bool:
         return True
 
+    def free_tokens(self) -> int:
+        return max(self.free.values())
+
     def has_capacity(self, closed: AbstractSet[RunnerShape]) -> bool:
         return any(free for shape, free in self.free.items() if shape not in closed)
 
 
-def queue_of(*sizes: int) -> Fcfs[Waiting]:
-    queue: Fcfs[Waiting] = Fcfs()
+def queue_of(*sizes: int, policy: str = "fcfs", aging_s: float = 3.0) -> WaitingQueue[Waiting]:
+    """One request a second, of these sizes."""
+    queue: WaitingQueue[Waiting] = POLICIES[policy](aging_s)
     for name, size in enumerate(sizes):
         queue.push(Waiting(name, size))
     return queue
 
 
 def schedule(
-    queue: Fcfs[Waiting], overtaking: Overtaking, small: int, large: int, bound: int = 2, window: int = 64
+    queue: WaitingQueue[Waiting], overtaking: Overtaking, small: int, large: int, bound: int = 2, window: int = 64
 ) -> list[int]:
     room = Room(queue, small, large)
     overtaking.schedule(queue, room, bound, window)
     return room.admitted
 
 
-def overtaken(queue: Fcfs[Waiting], overtaking: Overtaking) -> list[int]:
-    return [overtaking.counts[r.id] for r in queue]
+def overtaken(queue: WaitingQueue[Waiting], overtaking: Overtaking) -> list[int]:
+    return [overtaking.counts[r.id] for r in queue.oldest(99)]
 
 
 def test_what_fits_is_admitted_in_order() -> None:
@@ -110,14 +125,15 @@ def test_no_more_than_the_window_is_passed_at_all() -> None:
 
 
 @given(
+    policy=st.sampled_from(sorted(POLICIES)),
     sizes=st.lists(st.integers(1, 60), max_size=12),
     passes=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 60)), max_size=8),
     bound=st.integers(0, 3),
 )
 def test_nobody_is_passed_more_often_than_the_bound(
-    sizes: list[int], passes: list[tuple[int, int]], bound: int
+    policy: str, sizes: list[int], passes: list[tuple[int, int]], bound: int
 ) -> None:
-    queue, overtaking = queue_of(*sizes), Overtaking()
+    queue, overtaking = queue_of(*sizes, policy=policy), Overtaking()
     waiting = {r.name: r for r in queue}
     shapes = Room(queue, 0, 0).placeable_shapes
     passed = dict.fromkeys(waiting, 0)
@@ -125,7 +141,7 @@ def test_nobody_is_passed_more_often_than_the_bound(
         room = Room(queue, small, large)
         before = room.free.copy()
         overtaking.schedule(queue, room, bound, 64)
-        for name in room.admitted:
+        for name in room.admitted:  # overtaken are those that a pass leaves behind
             ran_on = {s for s in shapes(waiting[name]) if before[s] != room.free[s]}
             for earlier in [r for r in queue if r.name < name and ran_on <= shapes(r)]:
                 passed[earlier.name] += len(ran_on) == 1
@@ -133,12 +149,57 @@ def test_nobody_is_passed_more_often_than_the_bound(
     assert all(passed[name] <= bound for name in passed)
 
 
-@given(sizes=st.lists(st.integers(1, 100), min_size=1, max_size=15), bound=st.integers(0, 4))
-def test_when_room_keeps_coming_everybody_is_admitted(sizes: list[int], bound: int) -> None:
-    queue, overtaking = queue_of(*sizes), Overtaking()
+@given(
+    policy=st.sampled_from(sorted(POLICIES)),
+    sizes=st.lists(st.integers(1, 100), min_size=1, max_size=15),
+    bound=st.integers(0, 4),
+)
+def test_when_room_keeps_coming_everybody_is_admitted(policy: str, sizes: list[int], bound: int) -> None:
+    queue, overtaking = queue_of(*sizes, policy=policy), Overtaking()
     for _ in range(len(sizes)):
         schedule(queue, overtaking, 10, 100, bound)
     assert not len(queue)
+
+
+@pytest.mark.parametrize(
+    ("policy", "sizes", "free", "admitted"),
+    [
+        ("fcfs", (30, 10, 60, 20), 120, [0, 1, 2, 3]),
+        ("fcfs", (30, 10, 60, 20), 35, [0]),
+        ("s3", (30, 10, 60, 20), 120, [2, 0, 3, 1]),  # the largest first
+        ("s3", (30, 10, 60, 20), 35, [0]),  # the largest that fits
+        ("s3", (30, 10, 60, 20), 55, [0, 3]),  # what is left is filled by the next that fits
+        ("s3", (20, 20, 10), 40, [0, 1]),  # equals by age
+        ("shortest", (30, 10, 60, 20), 120, [1, 0, 3, 2]),  # arrival + 3 s * size / 60: 1.5, 1.5, 5, 4
+        ("shortest", (30, 10, 60, 20), 35, [1, 3]),
+        (
+            "shortest",
+            (60, 60, 60, 60, 1),
+            121,
+            [0, 1, 4],
+        ),  # at 4.05 before 5 and 6: it passes those of the last 3 s only
+    ],
+)
+def test_the_order_of_a_policy(policy: str, sizes: tuple[int, ...], free: int, admitted: list[int]) -> None:
+    assert schedule(queue_of(*sizes, policy=policy), Overtaking(), 0, free, bound=99) == admitted
+
+
+def test_s3_offers_what_fits_however_many_do_not() -> None:
+    assert schedule(queue_of(*[50] * 9, 5, policy="s3"), Overtaking(), 0, 40, bound=99, window=2) == [9]
+
+
+@given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=12), aging_s=st.floats(0, 20))
+def test_shortest_passes_nobody_that_arrived_much_earlier(sizes: list[int], aging_s: float) -> None:
+    queue = queue_of(*sizes, policy="shortest", aging_s=aging_s)
+    admitted = schedule(queue, Overtaking(), 0, 10_000, bound=10_000)
+    for place, name in enumerate(admitted):
+        assert all(later >= name - aging_s for later in admitted[place:]), (name, admitted)
+
+
+def test_a_starved_request_that_fits_runs_at_once() -> None:
+    """Under an order of its own a policy may come to it late: the bound does not wait for that."""
+    queue, overtaking = queue_of(5, 10, 10, 10, policy="s3"), Overtaking()
+    assert schedule(queue, overtaking, 0, 50, bound=2) == [1, 2, 0, 3]
 
 
 def test_in_the_core_the_oldest_waits_for_pages_while_the_bound_lasts(new_driver: Any, picked: Any) -> None:
@@ -225,21 +286,22 @@ def test_requests_that_were_accepted_once_are_never_refused_for_a_full_queue(dri
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30)), max_size=60), st.integers(1, 4))
 def test_a_sorted_queue_is_a_sorted_list(steps: list[tuple[bool, int]], bucket: int) -> None:
-    queue: SortedQueue[Waiting] = SortedQueue()
-    model: dict[int, Waiting] = {}
+    queue, model = SortedQueue[str](), dict[int, str]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sorted_queue, "BUCKET", bucket)
-        for add, name in steps:
-            if add and name not in model:
-                model[name] = Waiting(name, 1)
-                queue.add(model[name])
-            elif not add and name in model:
-                queue.remove(model.pop(name))
-            ordered = [model[key] for key in sorted(model)]
-            assert [*queue] == ordered
-            assert [queue.at(place) for place in range(len(queue) + 1)] == [*ordered, None]
+        for add, key in steps:
+            if add and key not in model:
+                model[key] = str(key)
+                queue.add((key,), str(key))
+            elif not add and key in model:
+                queue.remove((key,))
+                del model[key]
+            assert [*queue] == [model[key] for key in sorted(model)]
+            for key in range(-1, 31):
+                above = min((k for k in model if k > key), default=None)
+                assert queue.after((key,)) == (None if above is None else ((above,), model[above]))
     with pytest.raises(KeyError):
-        queue.remove(Waiting(99, 1))
+        queue.remove((99,))
 
 
 def test_requests_that_wait_for_their_class_do_not_hold_up_those_behind_them(new_driver: Any) -> None:

@@ -6,27 +6,54 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_scheduler.core.policy.reservation import Calibrated, OutputLengthStats, double_past, remaining_tokens
+from weft_scheduler.core.policy.reservation import POLICIES
+from weft_scheduler.core.policy.reservation.output_lengths import OutputLengthStats
+from weft_scheduler.core.policy.reservation.policies import ExpectedOutput, double_past, remaining_tokens
 
 
 def lengths() -> OutputLengthStats:
     return OutputLengthStats(0.9, 256, 100)
 
 
+def reserved(policy: str, seen: OutputLengthStats, max_tokens: int, p90: int = 0, bucket: int = 0) -> int:
+    return POLICIES[policy](seen).initial_tokens(ExpectedOutput("p", "d", max_tokens, p90, bucket))
+
+
 @pytest.mark.parametrize(
-    ("p90", "max_tokens", "expected"),
-    [(30, 100, 30), (300, 100, 100), (1, 1, 1), (0, 1000, 256), (0, 100, 100)],
+    ("policy", "max_tokens", "p90", "bucket", "expected"),
+    [
+        ("calibrated", 100, 30, 205, 30),
+        ("calibrated", 100, 300, 205, 100),
+        ("calibrated", 1000, 0, 0, 90),  # the adapter's own p90
+        ("s3", 1000, 30, 205, 205),
+        ("s3", 100, 30, 205, 100),
+        ("s3", 1000, 30, 0, 30),
+        ("s3", 1000, 0, 0, 90),
+        ("constant", 1000, 30, 205, 900),  # the pool's p90
+        ("constant", 100, 30, 205, 100),
+        ("max", 1000, 30, 205, 1000),
+        ("paged", 1000, 30, 205, 1),
+    ],
 )
-def test_the_cover_is_the_calibrated_quantile_capped_by_what_is_allowed(
-    p90: int, max_tokens: int, expected: int
-) -> None:
-    assert Calibrated(lengths()).initial_tokens("p", "d", p90, max_tokens) == expected
+def test_what_a_policy_reserves(policy: str, max_tokens: int, p90: int, bucket: int, expected: int) -> None:
+    seen = lengths()
+    for tokens in range(1, 10):
+        seen.observe("p", "other", 100 * tokens, censored=False)
+    for tokens in range(1, 10):
+        seen.observe("p", "d", 10 * tokens, censored=False)
+    assert reserved(policy, seen, max_tokens, p90, bucket) == expected
 
 
-@given(p90=st.integers(1, 500))
-def test_ten_times_the_prediction_is_ten_times_the_reservation(p90: int) -> None:
-    once = Calibrated(lengths()).initial_tokens("p", "d", p90, 100_000)
-    assert Calibrated(lengths()).initial_tokens("p", "d", 10 * p90, 100_000) == 10 * once
+def test_without_any_answer_the_default_stands_in() -> None:
+    for policy in ("calibrated", "s3", "constant"):
+        assert reserved(policy, lengths(), 1000) == 256
+
+
+def test_paged_reserves_nothing_after_a_migration_either(new_driver: Any) -> None:
+    driver = new_driver().start(reservation="paged")
+    driver.runner("a")
+    assign = driver.place("r", p90_tokens=500, max_tokens=1000, emitted_tokens=300)
+    assert (assign.reservation_tokens, assign.by_page) == (1, True)
 
 
 def test_a_predictor_times_ten_reserves_ten_times_as_much_through_the_core(driver: Any) -> None:
@@ -58,19 +85,19 @@ def test_a_dead_predictor_is_replaced_by_the_adapters_own_quantile() -> None:
     for tokens in range(1, 21):
         seen.observe("p", "short", tokens, censored=False)
         seen.observe("p", "long", 10 * tokens, censored=False)
-    assert seen.quantile_tokens("p", "short") == 19  # rank ceil(0.9 * 21)
-    assert seen.quantile_tokens("p", "long") == 190
-    assert 100 < seen.quantile_tokens("p", "unseen") <= 200  # the pool's
-    assert seen.quantile_tokens("other pool", "short") == 256
+    assert seen.of_adapter("p", "short") == 19  # rank ceil(0.9 * 21)
+    assert seen.of_adapter("p", "long") == 190
+    assert 100 < seen.of_adapter("p", "unseen") <= 200  # the pool's
+    assert seen.of_adapter("other pool", "short") == 256
 
 
 def test_too_few_answers_are_no_quantile() -> None:
     seen = lengths()
     for _ in range(8):
         seen.observe("p", "d", 5, censored=False)
-    assert seen.quantile_tokens("p", "d") == 256  # 0.9 of 8 answers cannot be bounded by any of them
+    assert seen.of_adapter("p", "d") == 256  # 0.9 of 8 answers cannot be bounded by any of them
     seen.observe("p", "d", 5, censored=False)
-    assert seen.quantile_tokens("p", "d") == 5
+    assert seen.of_adapter("p", "d") == 5
 
 
 def test_a_censored_length_counts_only_where_it_is_news() -> None:
@@ -79,10 +106,10 @@ def test_a_censored_length_counts_only_where_it_is_news() -> None:
         seen.observe("p", "d", 10, censored=False)
     for _ in range(20):
         seen.observe("p", "d", 3, censored=True)
-    assert seen.quantile_tokens("p", "d") == 10
+    assert seen.of_adapter("p", "d") == 10
     for _ in range(60):
         seen.observe("p", "d", 50, censored=True)
-    assert seen.quantile_tokens("p", "d") == 50
+    assert seen.of_adapter("p", "d") == 50
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 2000), st.booleans()), max_size=80))

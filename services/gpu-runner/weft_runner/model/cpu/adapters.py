@@ -12,8 +12,8 @@ import torch
 
 from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.library import Library
-from weft_kernels.cpu.memory import Memory
-from weft_kernels.cpu.pool import Pool
+from weft_kernels.cpu.memory import MappedMemory
+from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.structs import BF16, FP32, LoraSiteStruct, LoraSliceStruct
 from weft_runner.model.adapter_store import DeviceAdapter, HostTensorStore
 from weft_runner.model.lora import SITES, LoraPair, Scales, adapter_pairs
@@ -28,7 +28,7 @@ class CpuAdapter:
     """`sites` [L * 4] point into `memory`. `site_rank` counts each projection's rank rounded up to 2."""
 
     sites: "ctypes.Array[LoraSiteStruct]"
-    memory: Memory
+    memory: MappedMemory
     rank: int
     site_rank: int
 
@@ -43,7 +43,7 @@ class CpuAdapterStore(HostTensorStore):
     def __init__(self, library: Library, spec: ModelSpec, slots: int, kind: int) -> None:
         self.table = (ctypes.c_void_p * slots)()
         self._library, self._spec, self._kind = library, spec, kind
-        self._pool: Pool = library.pool(1)  # of the builder's thread, so that packing never meets a running step
+        self._pool: ThreadPool = library.pool(1)  # of the builder's thread, so that packing never meets a running step
         self._held: dict[int, CpuAdapter] = {}
         self._sizes: dict[tuple[int, int, int], int] = {}
         self._starts = tuple(_starts(names, spec) for names in SITES)
@@ -66,7 +66,7 @@ class CpuAdapterStore(HostTensorStore):
         del pages  # memory of its own: its KV pages stay untouched
         by_site = [site for layer in adapter_pairs(tensors, scales, self._spec) for site in layer]
         n_bytes = [self._site_bytes(site) for site in by_site]
-        memory = Memory(sum(n_bytes))
+        memory = MappedMemory(sum(n_bytes))
         sites = (LoraSiteStruct * (self._spec.layers * N_SITES))()
         address = memory.address
         for index, site in enumerate(by_site):

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.library import Library
-from weft_kernels.cpu.memory import Memory
+from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.sampling import Sampler
 from weft_kernels.cpu.structs import FP32, StepStruct
 from weft_runner.core.sampling import SampledToken
@@ -23,7 +22,7 @@ from weft_runner.model.cpu.adapters import CpuAdapterStore
 from weft_runner.model.cpu.packed_weights import PackedWeights
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.sampling import NativeSampler, SamplingArgs
-from weft_runner.model.step import Step
+from weft_runner.model.step import StepInput
 
 VERSION = "1"
 # Levels that compute the same bits: fused multiply-adds and tiles follow one order (dot.h).
@@ -45,23 +44,19 @@ class CpuExecutor:
         slots: int,
     ) -> None:
         """Pack the base (`dtype`: bf16, fp32, int8 for the weights alone). Raises WeightsInvalid, StoppedAtStart."""
-        self._library, self._spec, self._dtype = library, checkpoint.spec, dtype
+        self._library, self.spec, self._dtype, self.torch_threads = library, checkpoint.spec, dtype, 1
         self._pool = library.pool(threads)
         self._base = PackedWeights(library, self._pool, checkpoint, dtype, page_tokens)
         model, spec = self._base.model, checkpoint.spec
         element = 4 if model.kind == FP32 else 2
         self.page_bytes = spec.layers * 2 * spec.kv_size * page_tokens * element
-        self._kv = Memory(pages * self.page_bytes)
+        self._kv = MappedMemory(pages * self.page_bytes)
         model.kv = self._kv.address
-        self._adapters = CpuAdapterStore(library, spec, slots, model.kind)
+        self.adapters = CpuAdapterStore(library, spec, slots, model.kind)
         self._token_sampler = NativeSampler(Sampler(library.native, library.level_number))
-        self._workspace = Memory(0)
+        self._workspace = MappedMemory(0)
         self._hidden, self._logits = torch.empty(0, spec.hidden_size), torch.empty(0, spec.vocab_size)
         self._native, self._prepared = StepStruct(), None
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._spec
 
     @property
     def numerics_class(self) -> str:
@@ -70,25 +65,12 @@ class CpuExecutor:
         tiles = level in _TILE32 or (level == "avx512_bf16" and self._dtype == "fp32")
         return f"cpu/{VERSION}/{'tile32' if tiles else level}/{self._dtype}/tp1"
 
-    @property
-    def torch_threads(self) -> int:
-        return 1
-
-    @property
-    def adapters(self) -> CpuAdapterStore:
-        return self._adapters
-
     def run(
-        self,
-        step: Step,
-        *,
-        first: int = 0,
-        last: int | None = None,
-        hidden: torch.Tensor | None = None,
+        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
         layer_done: LayerDone | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """See `model.executor.Executor.run`. What it returns is valid until the next call."""
-        last = self._spec.layers if last is None else last
+        last = self.spec.layers if last is None else last
         if step is not self._prepared:
             self._prepare(step)
         native = self._native
@@ -96,7 +78,7 @@ class CpuExecutor:
         if hidden is not None:
             self._hidden[: native.n_tokens] = hidden
         self._library.run(self._pool, self._base.model, native, layer_done)
-        if last < self._spec.layers:
+        if last < self.spec.layers:
             return self._hidden[: native.n_tokens].clone()
         return self._logits[: native.n_sampled]
 
@@ -114,7 +96,7 @@ class CpuExecutor:
         for page in pages:
             self._kv.discard(page * self.page_bytes, self.page_bytes)
 
-    def _prepare(self, step: Step) -> None:
+    def _prepare(self, step: StepInput) -> None:
         """Point the native step at this step's arrays; they stay where they are for as long as the step lives."""
         arrays, native = step.arrays, self._native
         n_tokens, n_sampled = len(arrays.tokens), len(arrays.sampled)
@@ -123,7 +105,7 @@ class CpuExecutor:
         native.n_segments, native.n_sampled = len(arrays.segments), n_sampled
         native.tokens, native.rows = _address(arrays.tokens), _address(arrays.rows)
         native.page_table, native.segments = _address(arrays.pages), _address(arrays.segments)
-        native.sampled, native.slots = _address(arrays.sampled), ctypes.addressof(self._adapters.table)
+        native.sampled, native.slots = _address(arrays.sampled), ctypes.addressof(self.adapters.table)
         native.hidden, native.logits = self._hidden.data_ptr(), self._logits.data_ptr()
         native.workspace, native.workspace_bytes = self._workspace.address, self._workspace.n_bytes
         self._prepared = step
@@ -131,12 +113,12 @@ class CpuExecutor:
     def _grow_workspace(self, n_tokens: int, n_sampled: int) -> None:
         """Buffers grow to the largest step so far."""
         if n_tokens > len(self._hidden):
-            self._hidden = torch.empty(n_tokens, self._spec.hidden_size)
+            self._hidden = torch.empty(n_tokens, self.spec.hidden_size)
         if n_sampled > len(self._logits):
-            self._logits = torch.empty(n_sampled, self._spec.vocab_size)
-        needed = self._library.workspace_bytes(self._base.model, n_tokens, self._adapters.site_rank, n_sampled)
+            self._logits = torch.empty(n_sampled, self.spec.vocab_size)
+        needed = self._library.workspace_bytes(self._base.model, n_tokens, self.adapters.site_rank, n_sampled)
         if needed > self._workspace.n_bytes:
-            self._workspace = Memory(needed)
+            self._workspace = MappedMemory(needed)
 
 
 def _address(array: "np.ndarray[tuple[int, ...], np.dtype[np.int32]]") -> int:

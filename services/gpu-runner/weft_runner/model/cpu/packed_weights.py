@@ -11,8 +11,8 @@ import torch
 from weft.domain.model.config import ModelSpec
 from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD, NORM
 from weft_kernels.cpu.library import Library
-from weft_kernels.cpu.memory import Memory
-from weft_kernels.cpu.pool import Pool
+from weft_kernels.cpu.memory import MappedMemory
+from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.structs import BF16, FP32, INT8, Layer, Matrix, ModelStruct
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.rope import inverse_frequencies
@@ -27,14 +27,16 @@ _STORED = {torch.bfloat16: BF16, torch.float32: FP32}
 class PackedWeights:
     """`model` is what the native step reads; it points into memory that lives as long as this. `kv` is set later."""
 
-    def __init__(self, library: Library, pool: Pool, checkpoint: Checkpoint, dtype: str, page_tokens: int) -> None:
+    def __init__(
+        self, library: Library, pool: ThreadPool, checkpoint: Checkpoint, dtype: str, page_tokens: int
+    ) -> None:
         """Raises WeightsInvalid (NaN or infinite numbers), StoppedAtStart."""
         self._library, self._pool, self._checkpoint = library, pool, checkpoint
         self._kind = KINDS[dtype]
         self._kept: list[object] = []
         spec = checkpoint.spec
         # One piece, in the order in which a step reads it: small matrices of their own would lie on small pages.
-        self._memory = Memory(sum(self._matrix_bytes(*shape) for shape in _matrices(spec)))
+        self._memory = MappedMemory(sum(self._matrix_bytes(*shape) for shape in _matrices(spec)))
         self._taken = 0
         layers = (Layer * spec.layers)(*(self._layer(index) for index in range(spec.layers)))
         self._kept.append(layers)
@@ -151,11 +153,7 @@ def _matrices(spec: ModelSpec) -> Iterator[tuple[int, int]]:
 
 def unsupported_reason(spec: ModelSpec) -> str:
     """What the native kernels cannot compute of this model; empty when they can."""
-    sizes = {
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "head_dim": spec.head_dim,
-    }
+    sizes = {"hidden_size": spec.hidden_size, "intermediate_size": spec.intermediate_size, "head_dim": spec.head_dim}
     odd = [f"{name} {size}" for name, size in sizes.items() if size % 16]
     if odd:
         return f"{', '.join(odd)}: the CPU kernels compute sizes that are multiples of 16"

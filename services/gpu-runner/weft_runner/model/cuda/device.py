@@ -35,9 +35,7 @@ class OnDevice(Protocol):
     def at(self) -> torch.device: ...
 
 
-def on_device(
-    method: Callable[Concatenate[S, P], T],
-) -> Callable[Concatenate[S, P], T]:
+def on_device(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """A method that launches: without gradients, and on its device whichever thread calls it."""
 
     @wraps(method)

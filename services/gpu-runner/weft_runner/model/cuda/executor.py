@@ -22,7 +22,7 @@ from weft_runner.model.cuda.cuda_graphs import CudaGraphs, Outputs, warm_up_step
 from weft_runner.model.cuda.device import on_device
 from weft_runner.model.cuda.flashinfer import FlashInfer
 from weft_runner.model.cuda.gpu_sampler import GpuSampler, GpuStepHandle, copy_to_host
-from weft_runner.model.cuda.ops import Device, TritonOps
+from weft_runner.model.cuda.ops import DeviceContext, TritonOps
 from weft_runner.model.cuda.step import DeviceStep, shape_of, slots_of, tiles_of
 from weft_runner.model.decoder import run_layers
 from weft_runner.model.executor import LayerDone
@@ -30,7 +30,7 @@ from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.partition import Partition
 from weft_runner.model.rope import cos_sin, inverse_frequencies
 from weft_runner.model.sampling import SamplingArgs, logprob
-from weft_runner.model.step import Step
+from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup, TensorParallel
 from weft_runner.model.weights import ModelWeights
 
@@ -77,16 +77,17 @@ class CudaExecutor:
         """
         group = group or SingleProcessGroup()
         part, self._tensor = part or Partition(whole, group.rank, group.size), TensorParallel(group)
-        self._spec = spec = part.local
+        self.spec = spec = part.local
         self._weights = weights
         self.at, self._dtype = weights.embedding.device, weights.embedding.dtype
         kv = KvCache(spec, sizes.pages, sizes.page_tokens, self._dtype, self.at)
-        self._store = PagedAdapterStore(part, kv, sizes.slots, sizes.max_rank)
+        self.page_bytes, self.torch_threads = kv.page_bytes, 1
+        self.adapters = PagedAdapterStore(part, kv, sizes.slots, sizes.max_rank)
         self._prompt_tile = attention.prefill_block(spec.heads, spec.kv_heads, spec.head_dim, self._dtype)
         self._flashinfer = self._library(kv) if sizes.flashinfer else None
         rotary = _rotary(spec, max(sizes.context, sizes.tokens)).to(self.at)  # also for steps that warm up
-        self._device = Device(
-            spec, part, self._tensor, kv, self._store.tables, rotary, _processors(self.at),
+        self._device = DeviceContext(
+            spec, part, self._tensor, kv, self.adapters.tables, rotary, _processors(self.at),
             torch.cuda.Stream(self.at) if sizes.beside and self.at.type == "cuda" else None,
         )  # fmt: skip
         self._token_sampler = GpuSampler(sizes.rows, spec.vocab_size, self.at)
@@ -104,44 +105,23 @@ class CudaExecutor:
             self.warm_up(sizes.tokens)
 
     @property
-    def spec(self) -> ModelSpec:
-        return self._spec
-
-    @property
     def numerics_class(self) -> str:
         """What computes alike up to the last bits: captured steps and eager ones differ in those already."""
         dtype = "bf16" if self._dtype == torch.bfloat16 else "fp32"
         attention = "/flashinfer" if self._flashinfer else ""
         return f"cuda/{VERSION}/{dtype}/tp{self._tensor.size}{attention}"
 
-    @property
-    def torch_threads(self) -> int:
-        return 1
-
-    @property
-    def adapters(self) -> PagedAdapterStore:
-        return self._store
-
-    @property
-    def page_bytes(self) -> int:
-        return self._device.kv.page_bytes
-
     @on_device
     def run(
-        self,
-        step: Step,
-        *,
-        first: int = 0,
-        last: int | None = None,
-        hidden: torch.Tensor | None = None,
+        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
         layer_done: LayerDone | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """See `model.executor.Executor.run`. What it returns is on the device, and valid until the next call."""
         self._outputs = None
-        last = self._spec.layers if last is None else last
-        whole = first == 0 and last == self._spec.layers and layer_done is None
+        last = self.spec.layers if last is None else last
+        whole = first == 0 and last == self.spec.layers and layer_done is None
         if whole and self._graphs is not None and (size := self._graphs.size_of(step)) is not None:
-            self._store.wait(slots_of(step), last - 1)
+            self.adapters.wait(slots_of(step), last - 1)
             self._outputs = self._graphs.replay(step, size)
             return self._outputs.logits[: len(step.rows)]
         return self._eager(step, first, last, hidden, layer_done)
@@ -156,10 +136,10 @@ class CudaExecutor:
     # ---- steps that run while the host does something else, see `model.executor.AsyncExecutor`
 
     @on_device
-    def launch(self, step: Step, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
+    def launch(self, step: StepInput, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
         return self._sample(self.run(step), draws)
 
-    def can_follow(self, step: Step, draws: Sequence[SamplingArgs]) -> bool:
+    def can_follow(self, step: StepInput, draws: Sequence[SamplingArgs]) -> bool:
         """A captured step whose tokens need no penalties and no log probabilities."""
         return (
             self._graphs is not None
@@ -168,7 +148,7 @@ class CudaExecutor:
         )
 
     @on_device
-    def follow(self, step: Step, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
+    def follow(self, step: StepInput, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
         assert self._graphs is not None
         assert self._tokens is not None, "nothing was launched before"
         size = self._graphs.size_of(step)
@@ -187,7 +167,7 @@ class CudaExecutor:
     def allocate_adapter_pages(self, pages: list[int]) -> None:
         """See `Executor.allocate_adapter_pages`: adapters are copied into them beside the steps that follow."""
         if pages:
-            self._store.on_pages_allocated()
+            self.adapters.on_pages_allocated()
 
     # ---- how
 
@@ -198,12 +178,12 @@ class CudaExecutor:
         Kernels are compiled for each size of chunks, with adapters also for each bucket of their number. What these
         steps compute is not read; their keys and values go to page 0, which its first owner overwrites.
         """
-        logits = torch.zeros(1, self._spec.vocab_size, device=self.at)  # of another stage
+        logits = torch.zeros(1, self.spec.vocab_size, device=self.at)  # of another stage
         for step in warm_up_steps(tokens, self._block_m, self._device.kv.page_tokens):
             for widths in (None, self._most_ranks):
                 here = self._written(step)
                 ops = TritonOps(self._device, here, self._attention(step, here), self._begun(here), widths)
-                x = run_layers(ops, self._weights, 0, self._spec.layers, None)
+                x = run_layers(ops, self._weights, 0, self.spec.layers, None)
                 if self._weights.has_head:
                     logits = self._logits(x[here.sampled])
         if self._samples:
@@ -211,24 +191,24 @@ class CudaExecutor:
             self._sample(logits, [SamplingArgs(biased, 0, logit_adjustments(biased, ()))]).result()
 
     def _eager(
-        self, step: Step, first: int, last: int, hidden: torch.Tensor | None, layer_done: LayerDone | None
+        self, step: StepInput, first: int, last: int, hidden: torch.Tensor | None, layer_done: LayerDone | None
     ) -> torch.Tensor:
         here = self._written(step)
         slots = slots_of(step)
         residual = self._embedded(here) if hidden is None else hidden.to(self.at, torch.float32, copy=True)
 
-        widths = self._store.widths(slots) if slots else []
+        widths = self.adapters.widths(slots) if slots else []
 
         def width(layer: int, site: int) -> int:
-            self._store.wait(slots, layer)
+            self.adapters.wait(slots, layer)
             return widths[layer][site]
 
         ops = TritonOps(self._device, here, self._attention(step, here), residual, width if slots else None)
         x = run_layers(ops, self._weights, first, last, layer_done)
-        ends = last == self._spec.layers and self._weights.has_head
+        ends = last == self.spec.layers and self._weights.has_head
         return self._logits(x[here.sampled]) if ends else x
 
-    def _written(self, step: Step) -> DeviceStep:
+    def _written(self, step: StepInput) -> DeviceStep:
         """An eager step on the device, in a buffer of its own."""
         tiles = tiles_of(step, self._prompt_tile)
         here = DeviceStep(shape_of(step, tiles, self._block_m(len(step.tokens))), self.at)
@@ -237,9 +217,9 @@ class CudaExecutor:
 
     @on_device
     def _library(self, kv: KvCache) -> FlashInfer:
-        return FlashInfer(kv.tensor, self._spec.heads, self._spec.windows)
+        return FlashInfer(kv.tensor, self.spec.heads, self.spec.windows)
 
-    def _attention(self, step: Step, here: DeviceStep) -> Attention:
+    def _attention(self, step: StepInput, here: DeviceStep) -> Attention:
         """Of an eager step."""
         if self._flashinfer is None:
             return self._triton(here)
@@ -262,7 +242,7 @@ class CudaExecutor:
         """What a graph holds: every row gets a token. All graphs write to the same outputs: one runs at a time."""
         widths = self._most_ranks if with_lora else None
         ops = TritonOps(self._device, step, self._triton(step), self._embedded(step), widths)
-        logits = self._logits(run_layers(ops, self._weights, 0, self._spec.layers, None))
+        logits = self._logits(run_layers(ops, self._weights, 0, self.spec.layers, None))
         outputs = Outputs(self._shared.logits[: len(logits)], self._shared.tokens[: len(logits)])
         outputs.logits.copy_(logits)
         if self._samples:
@@ -272,25 +252,25 @@ class CudaExecutor:
     def _most_ranks(self, layer: int, site: int) -> int:
         """A graph serves whichever adapters come."""
         del layer
-        return self._store.tables.layout.most_ranks(site)
+        return self.adapters.tables.layout.most_ranks(site)
 
     def _begun(self, step: DeviceStep) -> torch.Tensor:
         """What the first layer here reads; of a stage that does not begin the model, something to compute with."""
         if len(self._weights.embedding):
             return self._embedded(step)
-        return torch.zeros(step.shape.tokens, self._spec.hidden_size, device=self.at)
+        return torch.zeros(step.shape.tokens, self.spec.hidden_size, device=self.at)
 
     def _embedded(self, step: DeviceStep) -> torch.Tensor:
-        residual = self._device.new(step.shape.tokens, self._spec.hidden_size, dtype=torch.float32)
+        residual = self._device.new(step.shape.tokens, self.spec.hidden_size, dtype=torch.float32)
         fused.embed(residual, step.tokens, self._weights.embedding)
         return residual
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden [rows, H] -> logits fp32 [rows, V]: bf16 would round the two best to one number far too often."""
         if not len(x):  # a chunk of a prompt; no kernel is launched on nothing
-            return self._device.new(0, self._spec.vocab_size, dtype=torch.float32)
+            return self._device.new(0, self.spec.vocab_size, dtype=torch.float32)
         normed = self._device.new(*x.shape)
-        fused.add_norm(normed, x.contiguous(), None, self._weights.norm, self._spec.norm_eps)
+        fused.add_norm(normed, x.contiguous(), None, self._weights.norm, self.spec.norm_eps)
         head = self._weights.head.t()
         if self.at.type == "cuda" and self._dtype != torch.float32:
             return self._tensor.logits(torch.mm(normed, head, out_dtype=torch.float32))

@@ -19,7 +19,7 @@ class GpuSampler:
 
     def __init__(self, rows: int, vocab: int, at: torch.device) -> None:
         self._at = at
-        self._sampler = device.Sampler(rows, vocab, at)
+        self._sampler = device.DeviceSampler(rows, vocab, at)
         self._tokens = torch.empty(rows, dtype=torch.int32, device=at)
         self._peaks = torch.empty(rows, dtype=torch.float32, device=at)
 

@@ -25,7 +25,7 @@ from weft_runner.model.weights import LayerWeights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Device:
+class DeviceContext:
     """What all steps share: the cache, the adapters, the rotary table fp32 [positions, 2, D / 2], multiprocessors.
 
     `spec` is of this device's `part` of the model; `tensor` are the others.
@@ -49,7 +49,7 @@ class TritonOps:
 
     def __init__(
         self,
-        device: Device,
+        device: DeviceContext,
         step: DeviceStep,
         attention: Attention,
         residual: torch.Tensor,

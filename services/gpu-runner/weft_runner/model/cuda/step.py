@@ -14,7 +14,7 @@ import torch
 from weft_kernels.triton.attention import prefill_tiles
 from weft_kernels.triton.chunks import chunk_table
 from weft_kernels.triton.lora import ChunkTable
-from weft_runner.model.step import Step
+from weft_runner.model.step import StepInput
 
 Ints = npt.NDArray[np.int32]
 ALIGNED = 4  # ints: every field begins at 16 bytes
@@ -64,7 +64,7 @@ class DeviceStep:
         self.chunked = ChunkTable(views[3].view(-1, 3), shape.block_m)
         self.decodes = True  # some row may have a single token
 
-    def write(self, step: Step, tiles: Ints) -> None:
+    def write(self, step: StepInput, tiles: Ints) -> None:
         """Everything of a step, in stream order. Nothing that was written before is still being copied."""
         arrays = step.arrays
         lengths = arrays.rows[:, 1] - arrays.rows[:, 0]
@@ -82,7 +82,7 @@ class DeviceStep:
         self._turn = 0
         self._copy(self._small + arrays.pages.size)
 
-    def advance(self, step: Step, tokens: torch.Tensor | None = None) -> None:
+    def advance(self, step: StepInput, tokens: torch.Tensor | None = None) -> None:
         """The step that was written, one token further: tokens and positions alone.
 
         `tokens`: they are on the device already, where -1 stands for none (that row's result is not used).
@@ -104,7 +104,7 @@ def _pinned(n: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(n, dtype=torch.int32, pin_memory=device.type == "cuda")
 
 
-def shape_of(step: Step, tiles: Ints, block_m: int) -> Shape:
+def shape_of(step: StepInput, tiles: Ints, block_m: int) -> Shape:
     """A step's own shape, without padding."""
     arrays = step.arrays
     chunks = len(chunk_table(step.plan, block_m))
@@ -118,11 +118,11 @@ def graph_shape(rows: int, row_pages: int, block_m: int) -> Shape:
     return Shape(rows, rows, rows, 0, rows, rows * row_pages, block_m)
 
 
-def tiles_of(step: Step, block_m: int) -> Ints:
+def tiles_of(step: StepInput, block_m: int) -> Ints:
     """The tiles of the rows in prefill."""
     return prefill_tiles(step.arrays.rows, block_m)
 
 
-def slots_of(step: Step) -> Sequence[int]:
+def slots_of(step: StepInput) -> Sequence[int]:
     """The slots that a step's rows use."""
     return step.arrays.segments[:, 2].tolist()

@@ -18,7 +18,7 @@ from weft_runner.model.reference.ops import ReferenceOps
 from weft_runner.model.reference.step import StepMaker
 from weft_runner.model.rope import inverse_frequencies
 from weft_runner.model.sampling import SamplingArgs, sample
-from weft_runner.model.step import Step
+from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup, TensorParallel
 from weft_runner.model.weights import ModelWeights
 
@@ -40,33 +40,17 @@ class ReferenceExecutor:
         adapters: TorchAdapterStore,
         group: ProcessGroup | None = None,
     ) -> None:
-        self._spec, self._weights, self._kv, self._adapters = spec, weights, kv, adapters
+        self.spec, self.adapters, self._weights, self._kv = spec, adapters, weights, kv
         self._tensor = TensorParallel(group or SingleProcessGroup())
         self._steps = StepMaker(kv, inverse_frequencies(spec), frozenset(spec.windows))
-        self._torch_threads = torch.get_num_threads()
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._spec
+        self.page_bytes, self.torch_threads = kv.page_bytes, torch.get_num_threads()
 
     @property
     def numerics_class(self) -> str:
         return f"reference/{VERSION}/fp32/torch{torch.__version__.partition('+')[0]}/tp{self._tensor.size}"
 
-    @property
-    def torch_threads(self) -> int:
-        return self._torch_threads
-
-    @property
-    def adapters(self) -> TorchAdapterStore:
-        return self._adapters
-
     def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
         return sample(logits, draws)
-
-    @property
-    def page_bytes(self) -> int:
-        return self._kv.page_bytes
 
     def allocate_adapter_pages(self, pages: list[int]) -> None:
         """Their memory stays with the tensor: this executor is the oracle, not the one that serves a full machine."""
@@ -76,21 +60,16 @@ class ReferenceExecutor:
 
     @torch.inference_mode()
     def run(
-        self,
-        step: Step,
-        *,
-        first: int = 0,
-        last: int | None = None,
-        hidden: torch.Tensor | None = None,
+        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
         layer_done: LayerDone | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """See `model.executor.Executor.run`."""
-        last = self._spec.layers if last is None else last
+        last = self.spec.layers if last is None else last
         prepared = self._steps.prepare(step)
         x = F.embedding(prepared.tokens, self._weights.embedding) if hidden is None else hidden
-        ops = ReferenceOps(self._spec, self._kv, self._adapters, self._tensor, prepared, x)
+        ops = ReferenceOps(self.spec, self._kv, self.adapters, self._tensor, prepared, x)
         x = run_layers(ops, self._weights, first, last, layer_done)
-        if last < self._spec.layers or not self._weights.has_head:
+        if last < self.spec.layers or not self._weights.has_head:
             return x
         sampled = ops.norm(x[prepared.sampled], self._weights.norm)
         return self._tensor.logits(F.linear(sampled, self._weights.head))

@@ -8,7 +8,7 @@ import torch
 from weft_kernels.plan import SegmentPlan
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.rope import cos_sin
-from weft_runner.model.step import Step, StepRow
+from weft_runner.model.step import StepInput, StepRow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +51,7 @@ class StepMaker:
     def __init__(self, kv: KvCache, inverse: torch.Tensor, windows: frozenset[int]) -> None:
         self._kv, self._inverse, self._windows = kv, inverse, windows
 
-    def prepare(self, step: Step) -> PreparedStep:
+    def prepare(self, step: StepInput) -> PreparedStep:
         size = self._kv.page_tokens
         positions: list[int] = []
         pages: list[int] = []
@@ -91,7 +91,7 @@ class StepMaker:
 
         return {window: mask(window) for window in self._windows}
 
-    def _decode_rows(self, step: Step) -> DecodeRows | None:
+    def _decode_rows(self, step: StepInput) -> DecodeRows | None:
         """Page table and mask; padding points to the row's own first page, so no row ever reads another's."""
         size = self._kv.page_tokens
         rows = [row for row in step.rows if row.end - row.start == 1]

@@ -6,7 +6,7 @@ what they have to hold (pinned, or of tier Disk or Host) and what they have to r
 what that adapter carries.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -117,13 +117,11 @@ class PoolAdapters:
         """The digests that runners have to hold only since a later version."""
         return takewhile(lambda digest: self.held_since[digest] > version, reversed(self.held_since))
 
-    @property
-    def publishable(self) -> bool:
-        """Whether `publish` may find a change."""
-        return bool(self._unpublished) or not self.version
-
-    def publish(self, version: int) -> DesiredChange | None:
-        """The change since the last publication, now published under `version`; None: there is none."""
+    def publish(self, new_version: Callable[[], int]) -> DesiredChange | None:
+        """The change since the last publication, now published under a new version; None: there is none."""
+        if self.version and not self._unpublished:
+            return None
+        version = new_version()
         adapters: list[DesiredAdapter] = []
         removed: list[str] = []
         for digest in sorted(self._unpublished):

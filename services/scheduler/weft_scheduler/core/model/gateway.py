@@ -33,7 +33,7 @@ class Avoidance:
         return min(self._until.values(), default=None)
 
 
-class Gateway:
+class GatewayStream:
     """One stream of a gateway: what an earlier one carried is void."""
 
     def __init__(self, name: str) -> None:

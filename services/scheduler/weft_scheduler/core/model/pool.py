@@ -9,14 +9,18 @@ from typing import TypeVar
 
 from weft.domain.ids import BASE
 from weft.domain.routes import PoolRoute, PoolSpec, Route
-from weft_scheduler.core.config import Config
+from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.model.adapters import PoolAdapters
 from weft_scheduler.core.model.request import Request
 from weft_scheduler.core.model.runner import Runner
 from weft_scheduler.core.policy import placement, queue, reservation
-from weft_scheduler.core.policy.autoscaling import Autoscaler, Contribution, DepartureRate, PoolLoad
-from weft_scheduler.core.policy.placement import PlacementPolicy, RunnerShape
-from weft_scheduler.core.policy.queue import Overtaking, QueuePolicy
+from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, Contribution
+from weft_scheduler.core.policy.autoscaling.demand import PoolLoad
+from weft_scheduler.core.policy.autoscaling.throughput import DepartureRate
+from weft_scheduler.core.policy.placement.punica import PlacementPolicy
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.queue.overtaking import Overtaking
+from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
 
 DEFAULTS = PoolSpec("")
 POLICIES = {
@@ -35,7 +39,7 @@ class Pool:
         self.adapters = PoolAdapters()
         # requests
         self.requests: dict[str, dict[str, None]] = {}  # adapter -> ids of its requests
-        self.queue: QueuePolicy[Request] = queue.POLICIES[DEFAULTS.queue]()
+        self.queue: WaitingQueue[Request] = queue.POLICIES[DEFAULTS.queue](DEFAULTS.aging_s)
         self.overtaking = Overtaking()
         self.queued_by_adapter: Counter[str] = Counter()
         self.queued_tokens = 0
@@ -66,9 +70,14 @@ class Pool:
         """Whether there is a reason to remember it."""
         return self.spec is not None or bool(self.requests or self.runners or self.adapters.by_uid)
 
-    def drain_s(self, config: Config) -> float:
+    def drain_s(self, config: SchedulerConfig) -> float:
         """How long streams of a replaced or deleted digest may run on."""
         return self.declared.drain_s or config.drain_s
+
+    def starvation_bound(self, config: SchedulerConfig) -> int | None:
+        """How often a waiting request may be overtaken; None: the order of the queue policy bounds it."""
+        default = None if self.queue.ages else config.starvation_bound
+        return default if self.declared.starvation_bound is None else self.declared.starvation_bound
 
     def request_ids(self) -> list[str]:
         """Every request, in a fixed order."""
@@ -123,8 +132,8 @@ class Pool:
     def declare(self, spec: PoolSpec | None) -> None:
         """The registry's spec; None: the registry removes the pool. A new policy gets the pool's state."""
         before, self.spec = self.declared, spec
-        if self.declared.queue != before.queue:
-            waiting, self.queue = list(self.queue), queue.POLICIES[self.declared.queue]()
+        if (self.declared.queue, self.declared.aging_s) != (before.queue, before.aging_s):
+            waiting, self.queue = list(self.queue), queue.POLICIES[self.declared.queue](self.declared.aging_s)
             for request in waiting:
                 self.queue.push(request)
         if self.declared.placement != before.placement:

@@ -19,8 +19,9 @@ from weft.domain.runner import (
     SequenceState,
     fault_of,
 )
-from weft_scheduler.core.policy.autoscaling import Contribution
-from weft_scheduler.core.policy.placement import RunnerLoad, RunnerShape
+from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution
+from weft_scheduler.core.policy.placement.punica import RunnerLoad
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 
 
 def pages_of(tokens: int, page_tokens: int) -> int:
@@ -259,17 +260,17 @@ class Runner:
     def _check(self, report: RunnerReport) -> None:
         if report.full:
             if self.version is not None and report.version < self.version:
-                raise StaleReport
+                raise StaleReport("older than the last one")
         elif self.version is None or report.version > self.version + 1:
             raise ReportGap(f"report {report.version} after {self.version}")
         elif report.version <= self.version:
-            raise StaleReport
+            raise StaleReport("older than the last one")
         known, sequences = self.sequences, len(report.sequences)
         if not report.full and sequences:
             sequences = len(known) - len(report.ended) + len([s for s in report.sequences if s[0] not in known])
         assert self.spec is not None, self.id
         if fault := fault_of(self.spec, report.figures, sequences):
-            raise ReportInvalid(fault)
+            raise ReportInvalid(f"invalid: {fault}")
 
     def _include(self, sequence: SequenceState) -> bool:
         """Count a reported sequence. True where it acknowledges an Assign."""

@@ -1,6 +1,6 @@
 """A pool's number of runners and its scale-down victims; `README.md` in this folder has the rules."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from heapq import nsmallest
 from typing import NamedTuple
 
@@ -99,14 +99,15 @@ class Autoscaler:
         return max(0, self.capacity.runners - self.wanted_runners)
 
     def select_victims(
-        self, count: int, present: Callable[[str], bool], candidates: Callable[[], Iterable[VictimCandidate]]
+        self, count: int, present: Sequence[str], candidates: Callable[[], Iterable[VictimCandidate]]
     ) -> list[str]:
-        """Let `count` runners be victims; `present`: whether one still can be. Returns the uuids whose role changes.
+        """Let `count` runners be victims; `present`: those of now that still can be. Returns whose role changes.
 
         Victims stay victims while so many have to go (their loads fall, those of others change: the choice must not
-        follow), and the last one chosen is the first to be kept.
+        follow), and the last one chosen is the first to be kept. All runners are compared (1.1 ms for 1,000) only where
+        more have to go than before, at most once for each publication of statuses.
         """
-        victims = [uuid for uuid in self.victims if present(uuid)][:count]
+        victims = [*present[:count]]
         if len(victims) < count:
             kept = {*victims}
             others = nsmallest(count - len(kept), (c for c in candidates() if c.uuid not in kept))

@@ -1,22 +1,5 @@
 """Where a request runs. `POLICIES` names the placement policies."""
 
-from weft_scheduler.core.policy.placement.punica import (
-    PlacementPolicy,
-    PlacementRequest,
-    Punica,
-    RunnerLoad,
-    placement_score,
-)
-from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.placement.punica import PlacementPolicy, Punica
 
 POLICIES: dict[str, type[PlacementPolicy]] = {"punica": Punica}
-
-__all__ = [
-    "POLICIES",
-    "PlacementPolicy",
-    "PlacementRequest",
-    "Punica",
-    "RunnerLoad",
-    "RunnerShape",
-    "placement_score",
-]

@@ -47,6 +47,11 @@ class CapacityTreap:
     def __len__(self) -> int:
         return self._size
 
+    @property
+    def free_tokens(self) -> int:
+        """The most that a member has."""
+        return self._root.maximum if self._root is not None else 0
+
     def __iter__(self) -> Iterator[tuple[RunnerKey, int]]:
         """(key, free tokens), best first."""
         return self.descending(0)

@@ -57,6 +57,10 @@ class PlacementPolicy(Protocol):
         """Whether a runner of a shape that is not closed could take anything at all."""
         ...
 
+    def free_tokens(self) -> int:
+        """The most tokens that a runner has free."""
+        ...
+
     def loads(self) -> dict[str, RunnerEntry]:
         """The index, for checks: to be read only."""
         ...
@@ -106,6 +110,9 @@ class Punica:
 
     def has_capacity(self, closed: Container[RunnerShape]) -> bool:
         return any(shape not in closed for shape in self._index.by_shape)
+
+    def free_tokens(self) -> int:
+        return max((index.free_tokens for index in self._index.by_shape.values()), default=0)
 
     def loads(self) -> dict[str, RunnerEntry]:
         return self._index.entries

@@ -52,6 +52,11 @@ class ShapeIndex:
     def __len__(self) -> int:
         return len(self.open) + len(self.full)
 
+    @property
+    def free_tokens(self) -> int:
+        """The most that a runner has."""
+        return max(self.open.free_tokens, self.full.free_tokens)
+
     def treap(self, entry: RunnerEntry) -> CapacityTreap:
         """The one that has, or gets, that runner."""
         return self.open if entry.busy_adapters is None else self.full

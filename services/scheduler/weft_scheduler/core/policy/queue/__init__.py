@@ -1,8 +1,16 @@
 """The order in which waiting requests are offered to the placement. `POLICIES` names the queue policies."""
 
-from weft_scheduler.core.policy.queue.fcfs import Admitted, Fcfs, Overtaking, QueuedRequest, QueuePolicy
-from weft_scheduler.core.policy.queue.sorted_queue import SortedQueue
+from collections.abc import Callable, Mapping
+from typing import Any
 
-POLICIES = {"fcfs": Fcfs}
+from weft_scheduler.core.policy.queue.fcfs import Fcfs
+from weft_scheduler.core.policy.queue.s3 import S3
+from weft_scheduler.core.policy.queue.shortest import Shortest
+from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
 
-__all__ = ["POLICIES", "Admitted", "Fcfs", "Overtaking", "QueuePolicy", "QueuedRequest", "SortedQueue"]
+# by name: the policy of a pool whose requests age in so many seconds
+POLICIES: Mapping[str, Callable[[float], WaitingQueue[Any]]] = {
+    "fcfs": lambda _: Fcfs(),
+    "s3": lambda _: S3(),
+    "shortest": Shortest,
+}

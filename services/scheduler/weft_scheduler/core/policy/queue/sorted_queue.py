@@ -4,28 +4,21 @@ Adding and removing cost O(log n) comparisons and one shift within a bucket: in 
 removal at its front shifted 8 MB (0.4 ms).
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 BUCKET = 1_000
 
-
-class Ordered(Protocol):
-    """An item with a fixed place in an order while it waits."""
-
-    @property
-    def order(self) -> tuple[float, int]: ...
-
-
-Item = TypeVar("Item", bound=Ordered)
+Key = tuple[float, ...]
+Item = TypeVar("Item")
 
 
 class SortedQueue(Generic[Item]):
-    """Items by `order`, each once."""
+    """Items by a key that is fixed while an item waits; no two have the same."""
 
     def __init__(self) -> None:
-        self._buckets: list[list[Item]] = []
+        self._buckets: list[list[tuple[Key, Item]]] = []
         self._size = 0
 
     def __len__(self) -> int:
@@ -33,43 +26,44 @@ class SortedQueue(Generic[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         for bucket in self._buckets:
-            yield from bucket
+            for _, item in bucket:
+                yield item
 
-    def at(self, place: int) -> Item | None:
-        """The item at that place, None past the end. For places near the front."""
-        for bucket in self._buckets:
-            if place < len(bucket):
-                return bucket[place]
-            place -= len(bucket)
-        return None
+    def after(self, key: Key) -> tuple[Key, Item] | None:
+        """The first item with a greater key, and its key; None: there is none."""
+        number = bisect_right(self._buckets, key, key=_last)
+        if number == len(self._buckets):
+            return None
+        bucket = self._buckets[number]
+        return bucket[bisect_right(bucket, key, key=_key)]
 
-    def add(self, item: Item) -> None:
+    def add(self, key: Key, item: Item) -> None:
         self._size += 1
         if not self._buckets:
-            self._buckets.append([item])
+            self._buckets.append([(key, item)])
             return
-        number = min(bisect_left(self._buckets, item.order, key=_last), len(self._buckets) - 1)
+        number = min(bisect_left(self._buckets, key, key=_last), len(self._buckets) - 1)
         bucket = self._buckets[number]
-        insort(bucket, item, key=_order)
+        insort(bucket, (key, item), key=_key)
         if len(bucket) > 2 * BUCKET:
             self._buckets[number : number + 1] = [bucket[:BUCKET], bucket[BUCKET:]]
 
-    def remove(self, item: Item) -> None:
-        """Raises KeyError where the item does not wait."""
-        number = bisect_left(self._buckets, item.order, key=_last)
+    def remove(self, key: Key) -> None:
+        """Raises KeyError where no item has that key."""
+        number = bisect_left(self._buckets, key, key=_last)
         bucket = self._buckets[number] if number < len(self._buckets) else []
-        place = bisect_left(bucket, item.order, key=_order)
-        if place == len(bucket) or bucket[place] is not item:
-            raise KeyError(item)
+        place = bisect_left(bucket, key, key=_key)
+        if place == len(bucket) or bucket[place][0] != key:
+            raise KeyError(key)
         del bucket[place]
         self._size -= 1
         if not bucket:
             del self._buckets[number]
 
 
-def _order(item: Ordered) -> tuple[float, int]:
-    return item.order
+def _key(entry: tuple[Key, object]) -> Key:
+    return entry[0]
 
 
-def _last(bucket: list[Item]) -> tuple[float, int]:
-    return bucket[-1].order
+def _last(bucket: list[tuple[Key, Item]]) -> Key:
+    return bucket[-1][0]

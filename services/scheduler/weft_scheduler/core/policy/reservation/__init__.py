@@ -1,13 +1,20 @@
 """How many output tokens a request reserves. `POLICIES` names the reservation policies."""
 
-from weft_scheduler.core.policy.reservation.calibrated import (
+from collections.abc import Mapping
+
+from weft_scheduler.core.policy.reservation.policies import (
+    S3,
     Calibrated,
-    OutputLengthStats,
+    Constant,
+    Maximum,
+    Paged,
     ReservationPolicy,
-    double_past,
-    remaining_tokens,
 )
 
-POLICIES = {"calibrated": Calibrated}
-
-__all__ = ["POLICIES", "Calibrated", "OutputLengthStats", "ReservationPolicy", "double_past", "remaining_tokens"]
+POLICIES: Mapping[str, type[ReservationPolicy]] = {
+    "calibrated": Calibrated,
+    "constant": Constant,
+    "max": Maximum,
+    "paged": Paged,
+    "s3": S3,
+}

@@ -1,4 +1,4 @@
-"""A TLS channel whose next connection uses the certificates as they are then.
+"""Channels: keepalive and bounds of all of them, and TLS whose next connection uses the certificates as they are then.
 
 gRPC fixes a channel's credentials at its making. So a change of the files makes a new channel for the calls from then
 on; the old one lives as long as the calls that began on it.
@@ -11,9 +11,35 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from weft.wire.channel_options import CHANNEL_OPTIONS
 from weft.wire.roles import Role, dns_name
 from weft.wire.tls import Tls, TlsFiles
+
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # what one attempt may take at least, handshake and all: not a pause
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    # A peer that was scheduled anew has another address behind its name; gRPC would ask for it every 30 s only.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+]
+
+
+def _at_each_call(kind: str) -> Any:
+    """A method that makes a stub's method: which channel carries a call is decided at each call."""
+
+    def make(self: "SecureChannel", *method: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            return self.start(kind, method, kwargs, args, options)
+
+        return call
+
+    return make
 
 
 class SecureChannel(grpc.aio.Channel):
@@ -46,32 +72,21 @@ class SecureChannel(grpc.aio.Channel):
     async def channel_ready(self) -> None:
         await self._current().channel.channel_ready()
 
-    def unary_unary(self, *method: Any, **kwargs: Any) -> Any:
-        return self._later("unary_unary", method, kwargs)
+    unary_unary, unary_stream = _at_each_call("unary_unary"), _at_each_call("unary_stream")
+    stream_unary, stream_stream = _at_each_call("stream_unary"), _at_each_call("stream_stream")
 
-    def unary_stream(self, *method: Any, **kwargs: Any) -> Any:
-        return self._later("unary_stream", method, kwargs)
+    def start(self, kind: str, method: Any, kwargs: Any, args: Any, options: Any) -> Any:
+        """Begin a call of a stub's method on the channel of now."""
+        generation = self._current()
+        started = getattr(generation.channel, kind)(*method, **kwargs)(*args, **options)
+        generation.calls += 1
 
-    def stream_unary(self, *method: Any, **kwargs: Any) -> Any:
-        return self._later("stream_unary", method, kwargs)
+        def done(_: object) -> None:
+            generation.calls -= 1
+            self._close_unused(generation)
 
-    def stream_stream(self, *method: Any, **kwargs: Any) -> Any:
-        return self._later("stream_stream", method, kwargs)
-
-    def _later(self, kind: str, method: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A stub's method: which channel carries it is decided at each call."""
-
-        def done_with(generation: _Generation) -> Callable[[object], None]:
-            return lambda _: self._done(generation)
-
-        def call(*args: Any, **options: Any) -> Any:
-            generation = self._current()
-            started = getattr(generation.channel, kind)(*method, **kwargs)(*args, **options)
-            generation.calls += 1
-            started.add_done_callback(done_with(generation))
-            return started
-
-        return call
+        started.add_done_callback(done)
+        return started
 
     def _current(self) -> "_Generation":
         material = self._tls.present()
@@ -80,10 +95,6 @@ class SecureChannel(grpc.aio.Channel):
             self._close_unused(self._present)
             self._present = _Generation(material, self._open)
         return self._present
-
-    def _done(self, generation: "_Generation") -> None:
-        generation.calls -= 1
-        self._close_unused(generation)
 
     def _close_unused(self, generation: "_Generation") -> None:
         if generation in self._retired and not generation.calls:

@@ -1,0 +1,231 @@
+"""What each event costs on this machine, from live runs of known load; and the simulator with these costs.
+
+Four runs are measured: single tokens one after the other at rest, whole answers one after the other, some streams, and
+as many streams as saturate. The CPU seconds of each process are lines in what it did: requests, steps, tokens, reports,
+transactions, and how often it was woken, since a process that has nothing to do pays for being woken and a busy one
+does not. Reports, transactions and wakes are counted in a simulation of the same requests.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from weft.domain.machine import Kind, Received
+from weft_bench.fidelity_engine import EngineCosts, least_errors
+from weft_bench.fidelity_live import CLIENT, ENGINE, RUNNER, LiveRun, token_s, ttft_s
+from weft_sim.clock import Rank
+from weft_sim.hosts import Costs
+from weft_sim.process import Process
+from weft_sim.report import Served
+from weft_sim.shells import RunnerShell, SupervisorShell
+from weft_sim.simulate import WARM_S, Pool, deployment_of, simulate
+from weft_sim.stack import World
+from weft_sim.traces import TraceArrival
+
+WARM_GAP_S = 0.3  # between the requests that load each adapter
+HOPS = 6  # messages before a first token: predictor, scheduler and runner, there and back
+SWITCHES = 2  # of the interpreter's lock in a step: to the thread that sends, and back
+ROUNDS = 6  # costs change how often processes are woken, which changes costs
+LEAST_S = 1e-7  # what costs nothing is counted all the same
+BESIDE = ("supervisor", "depot", "controller")  # whose work follows reports and outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What happened in a simulated run."""
+
+    reports: int = 0
+    commits: int = 0
+    woken: Mapping[str, int] = field(default_factory=dict[str, int])
+    model_s: float = 0.0
+    cpu: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """`served`: of each request, in their order."""
+
+    served: tuple[Served, ...]
+    counted: Counted
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The simulator's deployment of one stack on this machine."""
+
+    pool: Pool
+    engine: EngineCosts
+    costs: Costs = field(default_factory=Costs)
+    delay_s: float = 0.0
+
+    def replay(self, arrivals: Sequence[TraceArrival]) -> Simulated:
+        """These requests, after one for each adapter that brings it to its slot."""
+        warm = [TraceArrival(WARM_GAP_S * i, 8, 2, i) for i in range(self.pool.adapters)]
+        lead_s = WARM_GAP_S * (len(warm) + 3)
+        trace = [*warm, *(replace(arrival, at_s=lead_s + arrival.at_s) for arrival in arrivals)]
+        deployment = deployment_of(self.pool)
+        runners = tuple(replace(plan, times=self.engine.times) for plan in deployment.runners)
+        deployment = replace(deployment, runners=runners, costs=self.costs, delay_s=self.delay_s)
+        counter = _Counter(WARM_S + lead_s - WARM_GAP_S)
+        result = simulate(self.pool, trace, deployment=deployment, attach=counter.attach)
+        return Simulated(result.figures.served[len(warm) :], counter.counted())
+
+
+class _Counter:
+    """Counts from a time on."""
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s, self._events = after_s, Counter[str]()
+        self._before: Counted | None = None
+
+    def attach(self, world: World) -> None:
+        self._world = world
+        for process in world.processes.values():
+            process.on_event = self._note
+        world.clock.after(self._after_s, Rank.LAW, self._begin)
+
+    def _begin(self) -> None:
+        self._before = self._now()
+        self._events.clear()
+
+    def _note(self, process: Process, event: object, _: float) -> None:
+        if process.kind is Kind.SUPERVISOR and isinstance(event, Received):
+            self._events[type(event.message).__name__] += 1
+
+    def _now(self) -> Counted:
+        world = self._world
+        woken = {process.kind.value: process.python.woken for process in world.processes.values()}
+        shells = [p.shell for p in world.runners.values() if isinstance(p.shell, RunnerShell)]
+        supervisor = world.supervisor.shell
+        assert isinstance(supervisor, SupervisorShell)
+        cpu = {
+            process.kind.value: process.busy_s + process.python.woken * process.costs.wake.get(process.kind, 0.0)
+            for process in world.processes.values()
+        }
+        cpu["host"] = world.supervisor.host.busy_s
+        return Counted(
+            self._events["ReceivedReport"], supervisor.commits, {**woken, CLIENT: world.client.woken},
+            sum(shell.model_s for shell in shells), cpu,
+        )  # fmt: skip
+
+    def counted(self) -> Counted:
+        now, before = self._now(), self._before or Counted()
+        woken = {name: count - before.woken.get(name, 0) for name, count in now.woken.items()}
+        cpu = {name: seconds - before.cpu.get(name, 0.0) for name, seconds in now.cpu.items()}
+        return Counted(now.reports, now.commits - before.commits, woken, now.model_s - before.model_s, cpu)
+
+
+def calibrated(model: Model, single: LiveRun, answers: LiveRun, others: Sequence[LiveRun]) -> Model:
+    """The model with costs that explain what the processes used in these runs, and with the latencies of a quiet stack.
+
+    `single`: requests for one token, `answers`: whole ones, each alone. What the time to a first token and the time per
+    token are more there than the CPU seconds on their way is the time until messages and threads are noticed.
+    """
+    model, runs = replace(model, costs=_first_guess(model.engine)), [single, answers, *others]
+    delay_s = switch_s = 0.0
+    for _ in range(ROUNDS):
+        replays = [model.replay(run.trace()) for run in runs]
+        delay_s = max(0.0, delay_s + (ttft_s(single) - _ttft_s(replays[0])) / HOPS)
+        switch_s = max(0.0, switch_s + (token_s(answers) - _token_s(replays[1])) / SWITCHES)
+        costs = _costs(model.engine, single, runs, [replay.counted for replay in replays])
+        model = replace(model, costs=replace(costs, switch=switch_s), delay_s=delay_s)
+    return model
+
+
+def _ttft_s(run: Simulated) -> float:
+    return median(one.ttft_ms for one in run.served) / 1e3
+
+
+def _token_s(run: Simulated) -> float:
+    return median(one.tpot_ms for one in run.served if one.tpot_ms is not None) / 1e3
+
+
+def _first_guess(engine: EngineCosts) -> Costs:
+    """Of no great importance: one that lets wakes be counted."""
+    return Costs(
+        events={
+            (Kind.GATEWAY, "RequestArrived"): 0.003, (Kind.GATEWAY, "Step"): 0.0001,
+            (Kind.SCHEDULER, "Submit"): 0.002, (Kind.PREDICTOR, "PredictItem"): 0.002,
+            (Kind.RUNNER, "StepDone"): engine.step_s,
+        },
+        per_item={(Kind.GATEWAY, "Step"): 0.0001, (Kind.RUNNER, "StepDone"): engine.row_s},
+        sends={"Step": 0.0001}, commit=0.003, client_request=0.0002, client_token=0.00005,
+    )  # fmt: skip
+
+
+def _costs(engine: EngineCosts, single: LiveRun, runs: Sequence[LiveRun], counted: Sequence[Counted]) -> Costs:
+    requests = [len(run.answers) for run in runs]
+    tokens, steps = [run.tokens for run in runs], [run.steps for run in runs]
+    reports, commits = [each.reports for each in counted], [each.commits for each in counted]
+
+    def woken(name: str) -> list[int]:
+        return [each.woken.get(name, 0) for each in counted]
+
+    def solve(names: Sequence[str], *columns: Sequence[float]) -> list[float]:
+        used = [max(sum(run.cpu[name] for name in names), LEAST_S) for run in runs]
+        return [max(cost, LEAST_S) for cost in least_errors(list(zip(*columns, strict=True)), used, rounds=1)]
+
+    def later(name: str) -> float:
+        """The share of a request's cost that comes after its answer has ended."""
+        assert single.after is not None
+        return min(max(single.after[name] / max(single.cpu[name], LEAST_S), 0.0), 1.0)
+
+    request, step, token, gateway_wake = solve(["gateway"], requests, steps, tokens, woken("gateway"))
+    submit, cluster, scheduler_wake = solve(["scheduler"], requests, reports, woken("scheduler"))
+    outcome, report, commit, supervisor_wake = solve(BESIDE, requests, reports, commits, woken("supervisor"))
+    predict, predictor_wake = solve(["predictor"], requests, woken("predictor"))
+    start, send = solve([RUNNER], requests, steps)
+    client, client_token, client_wake = solve([CLIENT], requests, tokens, woken(CLIENT))
+    extra_request, extra_step, extra_row = _extra(engine, runs, counted, steps, tokens)
+    learn = predict * later("predictor")
+    return Costs(
+        events={
+            (Kind.GATEWAY, "RequestArrived"): request * (1 - later("gateway")),
+            (Kind.GATEWAY, "OutcomeAck"): request * later("gateway"),
+            (Kind.GATEWAY, "Step"): step,
+            (Kind.SCHEDULER, "Submit"): submit * (1 - later("scheduler")),
+            (Kind.SCHEDULER, "OutcomeReport"): submit * later("scheduler"),
+            (Kind.SCHEDULER, "ClusterReport"): cluster,
+            (Kind.SUPERVISOR, "ReceivedReport"): report,
+            (Kind.PREDICTOR, "PredictItem"): predict - learn,
+            (Kind.RUNNER, "Start"): start + engine.prefill_s + extra_request,
+            (Kind.RUNNER, "StepDone"): engine.step_s + extra_step,
+        },
+        per_item={
+            (Kind.GATEWAY, "Step"): token,
+            (Kind.RUNNER, "StepDone"): engine.row_s + extra_row,
+        },
+        wake={
+            Kind.GATEWAY: gateway_wake,
+            Kind.SCHEDULER: scheduler_wake,
+            Kind.SUPERVISOR: supervisor_wake,
+            Kind.PREDICTOR: predictor_wake,
+        },
+        sends={"Step": send},
+        commit=commit,
+        outcome=outcome + learn,
+        client_request=client,
+        client_token=client_token,
+        client_wake=client_wake,
+    )
+
+
+def _extra(
+    engine: EngineCosts, runs: Sequence[LiveRun], counted: Sequence[Counted], steps: Sequence[float],
+    tokens: Sequence[int],
+) -> tuple[float, float, float]:  # fmt: skip
+    """What a request, a step and a row of it cost the engine's thread beside other threads, more than alone.
+
+    Known where the model computes on that thread: with more of them they count what they wait for each other.
+    """
+    if engine.threads > 1:
+        return 0.0, 0.0, 0.0
+    requests = [len(run.answers) for run in runs]
+    alone = [
+        each.model_s + engine.step_s * steps[i] + engine.row_s * tokens[i] + engine.prefill_s * requests[i]
+        for i, each in enumerate(counted)
+    ]
+    more = [max(run.cpu[ENGINE] - used, LEAST_S) for run, used in zip(runs, alone, strict=True)]
+    request, step, row = least_errors(list(zip(requests, steps, tokens, strict=True)), more, rounds=1)
+    return request, step, row

@@ -1,0 +1,179 @@
+"""Requests through a live stack: what clients saw, and the CPU seconds of each process meanwhile."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from weft_bench import sse
+from weft_bench.stack import CONTROLLER, Stack
+from weft_sim.traces import TraceArrival
+
+CLIENT, RUNNER, ENGINE = "client", "runner", "engine"  # beside gateway, scheduler, supervisor, predictor, depot
+SETTLED_S = 0.1  # after an answer: outcomes are stored, reports are through
+STEPS = "weft_runner_iterations"
+HOST = "127.0.0.1"
+
+
+class Cpu:
+    """CPU seconds of every process of a stack, as the kernel's scheduler counts them (nanoseconds).
+
+    Of the runner the first thread, which has its sockets, counts as `runner`, all others as `engine`.
+    """
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._files: dict[str, int] = {}
+        self._names: dict[str, str] = {}
+        self.find_threads()
+
+    def find_threads(self) -> None:
+        """Open what is new: a thread that starts later is not counted before the next call."""
+        for component in (*self._stack.components(), CONTROLLER):
+            pid = self._stack.pid(component)
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                path = str(task / "schedstat")
+                if path not in self._files:
+                    is_runner = component.startswith(RUNNER)
+                    self._names[path] = (RUNNER if task.name == str(pid) else ENGINE) if is_runner else component
+                    self._files[path] = os.open(path, os.O_RDONLY)
+
+    def read(self) -> dict[str, float]:
+        found = {CLIENT: time.process_time()}
+        for path, file in self._files.items():
+            try:
+                seconds = int(os.pread(file, 64, 0).split()[0]) / 1e9
+            except (OSError, IndexError):
+                continue  # a thread that has ended
+            name = self._names[path]
+            found[name] = found.get(name, 0.0) + seconds
+        return found
+
+    def close(self) -> None:
+        for file in self._files.values():
+            os.close(file)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """`cpu` and `after` (the part after answers had ended): seconds by process, without what it uses at rest.
+
+    `others`: the share of the machine that processes of other people took meanwhile.
+    """
+
+    answers: tuple[sse.Streamed, ...]
+    adapters: tuple[int, ...]
+    cpu: Mapping[str, float]
+    steps: float
+    wall_s: float
+    after: Mapping[str, float] | None = None
+    others: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return sum(answer.tokens for answer in self.answers)
+
+    @property
+    def rate(self) -> float:
+        """Requests a second."""
+        return len(self.answers) / self.wall_s
+
+    @property
+    def cores(self) -> float:
+        """How many were busy."""
+        return sum(self.cpu.values()) / self.wall_s
+
+    def trace(self) -> list[TraceArrival]:
+        """The same requests at the same times, for the simulator."""
+        first = min(answer.start for answer in self.answers)
+        return [
+            TraceArrival(answer.start - first, answer.prompt_tokens, answer.tokens, adapter, answer.stopped)
+            for answer, adapter in zip(self.answers, self.adapters, strict=True)
+        ]
+
+
+Bodies = Sequence[tuple[int, dict[str, Any]]]  # the adapter's number, and the request
+
+
+class Live:
+    """One stack under measurement. Raises RequestFailed, StackFailed."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack, self.cpu = stack, Cpu(stack)
+        self._at_rest: dict[str, float] = {}
+
+    def rest(self, seconds: float) -> None:
+        """What processes use with nothing to do."""
+        self.cpu.find_threads()
+        before = self.cpu.read()
+        time.sleep(seconds)
+        self._at_rest = {name: (used - before.get(name, 0.0)) / seconds for name, used in self.cpu.read().items()}
+
+    def closed(self, bodies: Bodies, streams: int) -> LiveRun:
+        """So many clients, each with its next request when the last has ended."""
+        return self._run(bodies, lambda found: asyncio.run(sse.run(HOST, self._stack.port, found, streams)))
+
+    def open(self, bodies: Bodies, at_s: Sequence[float]) -> LiveRun:
+        """Each request at its time."""
+        return self._run(bodies, lambda found: asyncio.run(sse.run_at(HOST, self._stack.port, found, at_s)))
+
+    def singly(self, bodies: Bodies) -> LiveRun:
+        """One request after the other, each when nothing of the one before is left to do."""
+        answers, steps, began = list[sse.Streamed](), self._steps(), time.perf_counter()
+        cpu, after = dict[str, float](), dict[str, float]()
+        for _, body in bodies:
+            readings = [self.cpu.read()]
+            since = time.perf_counter()
+            answers += asyncio.run(sse.run(HOST, self._stack.port, [body], 1))
+            readings.append(self.cpu.read())
+            ended = time.perf_counter()
+            time.sleep(SETTLED_S)
+            readings.append(self.cpu.read())
+            _add(after, readings[1], readings[2], time.perf_counter() - ended, self._at_rest)
+            _add(cpu, readings[0], readings[2], time.perf_counter() - since, self._at_rest)
+        numbers = tuple(number for number, _ in bodies)
+        time.sleep(SETTLED_S)
+        wall_s = time.perf_counter() - began
+        return LiveRun(tuple(answers), numbers, cpu, self._steps() - steps, wall_s, after)
+
+    def _run(self, bodies: Bodies, run: Callable[[list[dict[str, Any]]], list[sse.Streamed]]) -> LiveRun:
+        self.cpu.find_threads()
+        steps, before, busy_s, began = self._steps(), self.cpu.read(), _busy_s(), time.perf_counter()
+        answers = run([body for _, body in bodies])
+        wall_s = time.perf_counter() - began
+        time.sleep(3 * SETTLED_S)
+        cpu, after, elapsed_s = dict[str, float](), self.cpu.read(), time.perf_counter() - began
+        others_s = _busy_s() - busy_s - (sum(after.values()) - sum(before.values()))
+        _add(cpu, before, after, elapsed_s, self._at_rest)
+        others = max(0.0, others_s) / elapsed_s / (os.cpu_count() or 1)
+        numbers = tuple(number for number, _ in bodies)
+        return LiveRun(tuple(answers), numbers, cpu, self._steps() - steps, wall_s, others=others)
+
+    def _steps(self) -> float:
+        return self._stack.metric("runner", STEPS)
+
+
+def _busy_s() -> float:
+    """CPU seconds of all processes of this machine, and what its host took from it."""
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _add(
+    to: dict[str, float], before: Mapping[str, float], after: Mapping[str, float], seconds: float,
+    at_rest: Mapping[str, float],
+) -> None:  # fmt: skip
+    for name, used in after.items():
+        to[name] = to.get(name, 0.0) + used - before.get(name, 0.0) - seconds * at_rest.get(name, 0.0)
+
+
+def ttft_s(run: LiveRun) -> float:
+    return median(answer.first - answer.start for answer in run.answers)
+
+
+def token_s(run: LiveRun) -> float:
+    return median((one.end - one.first) / (one.tokens - 1) for one in run.answers if one.tokens > 1)

@@ -1,0 +1,80 @@
+"""How many output tokens a request reserves; `README.md` in this folder has the reasons."""
+
+from typing import ClassVar, NamedTuple
+
+from weft_scheduler.core.policy.reservation.output_lengths import OutputLengthStats
+
+
+class ExpectedOutput(NamedTuple):
+    """What is known of an answer when its request is submitted. 0: no prediction."""
+
+    pool: str
+    adapter: str
+    max_tokens: int
+    p90_tokens: int = 0
+    bucket_tokens: int = 0
+
+
+class ReservationPolicy:
+    """The first reservation of a request. One for all pools."""
+
+    by_page: ClassVar[bool] = False  # nothing is reserved: a sequence grows by a page whenever it needs one
+
+    def __init__(self, lengths: OutputLengthStats) -> None:
+        self._lengths = lengths
+
+    def initial_tokens(self, expected: ExpectedOutput) -> int:
+        """1 to `max_tokens` output tokens."""
+        raise NotImplementedError
+
+
+class Maximum(ReservationPolicy):
+    """All that the request may ever use (ORCA, section 4.2): no overruns, and the smallest batch."""
+
+    def initial_tokens(self, expected: ExpectedOutput) -> int:
+        return expected.max_tokens
+
+
+class Constant(ReservationPolicy):
+    """The running p90 of the pool's answers, whatever the prompt: what a predictor has to be better than."""
+
+    def initial_tokens(self, expected: ExpectedOutput) -> int:
+        return min(self._lengths.of_pool(expected.pool), expected.max_tokens)
+
+
+class Paged(ReservationPolicy):
+    """Nothing (Kwon et al., SOSP 2023): a page whenever one is needed; under pressure the latest arrival leaves."""
+
+    by_page: ClassVar[bool] = True
+
+    def initial_tokens(self, expected: ExpectedOutput) -> int:
+        del expected
+        return 1
+
+
+class Calibrated(ReservationPolicy):
+    """The predictor's calibrated p90; without a prediction the adapter's own running p90."""
+
+    def initial_tokens(self, expected: ExpectedOutput) -> int:
+        tokens = expected.p90_tokens or self._lengths.of_adapter(expected.pool, expected.adapter)
+        return min(tokens, expected.max_tokens)
+
+
+class S3(Calibrated):
+    """The upper edge of the predicted bucket (S3, section 3.1); without one as `Calibrated`."""
+
+    def initial_tokens(self, expected: ExpectedOutput) -> int:
+        return min(expected.bucket_tokens, expected.max_tokens) or super().initial_tokens(expected)
+
+
+def double_past(reserved_until: int, emitted_tokens: int) -> int:
+    """The position that a reservation reaches after as many doublings as it takes to pass what was emitted."""
+    reserved_until = max(1, reserved_until)
+    while reserved_until <= emitted_tokens:
+        reserved_until *= 2
+    return reserved_until
+
+
+def remaining_tokens(reserved_until: int, emitted_tokens: int, max_tokens: int) -> int:
+    """Output tokens to reserve beyond what was emitted: at least 1, never beyond `max_tokens`."""
+    return max(1, min(double_past(reserved_until, emitted_tokens), max_tokens) - emitted_tokens)

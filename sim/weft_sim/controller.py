@@ -1,0 +1,300 @@
+"""The operator in a simulation: the shipped planner and its books, on modelled objects, depot answers and processes.
+
+`Controller` is a machine: what the API server, the depot, the scheduler and the runners' processes say are events, and
+after each of them the planner plans until there is nothing left to order. `Fleet` is what outlives the operator: the
+objects as the API server keeps them, and the runners, each a process that starts after a delay and drains before it
+ends.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from weft.domain.ids import RunnerId
+from weft.domain.machine import Closed, Connected, Peer, Received, Send
+from weft.domain.routes import AdapterStatus, PoolStatus, RegistryChange
+from weft_operator.actions import (
+    Announce,
+    EnsureRunner,
+    PublishAdapter,
+    PublishPool,
+    RemoveRunner,
+    Resolve,
+    Retain,
+    SetStatus,
+    WithdrawAdapter,
+    WithdrawPool,
+)
+from weft_operator.judge import recall
+from weft_operator.observe import Desired, Observed, RunnerProcess, RunnerState
+from weft_operator.plan import Policy, known_refs, plan, wake_at
+from weft_operator.record import record
+from weft_operator.registry_client import adapter_report, adapter_spec, pool_report
+from weft_operator.resolution import Answer, heard
+from weft_operator.resources import Object, Pool, Ref, parse
+from weft_runner.core import events as rn
+from weft_runner.core.runner import Runner
+from weft_sim.clock import Rank
+from weft_sim.process import LawBroken, Process
+from weft_sim.shells import SCHEDULER, BaseShell
+
+if TYPE_CHECKING:
+    from weft_sim.stack import World
+
+START_S = 2.0  # of a runner's process: the base is loaded
+RESOLVE_S = 0.05  # for the depot to answer
+ADAPTER_BYTES = 1000
+DRAINED_S = 0.1  # between two checks of whether a runner has drained
+ROUNDS = 30  # of planning after one event: more is a planner that orders without end
+POLICY = Policy(longest_drain_s=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class DepotAnswered:
+    """The depot's answer about an object's source."""
+
+    uid: str
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerObserved:
+    """A runner's process as it is now; None: it has ended."""
+
+    pool: Ref
+    index: int
+    process: RunnerProcess | None
+
+
+@dataclass
+class Fleet:
+    """The API server's objects and the processes of runners."""
+
+    objects: dict[Ref, Object]
+    runners: dict[Ref, dict[int, RunnerProcess]] = field(default_factory=dict[Ref, dict[int, RunnerProcess]])
+    versions: Iterable[int] = field(default_factory=lambda: count(2))
+
+    @classmethod
+    def of(cls, objects: Iterable[Object]) -> "Fleet":
+        """Objects with the metadata that a server fills in."""
+        kept: dict[Ref, Object] = {}
+        for obj in objects:
+            meta = obj["metadata"]
+            filled = {"uid": f"uid-{meta['name']}", "generation": 1, "resourceVersion": "1"}
+            filled |= {"creationTimestamp": "2026-01-01T00:00:00Z"}
+            kept[Ref(obj["kind"], meta["namespace"], meta["name"])] = {**obj, "metadata": meta | filled}
+        return cls(kept)
+
+    def write_status(self, action: SetStatus) -> Object:
+        before = self.objects[action.ref]
+        assert before["metadata"]["resourceVersion"] == action.resource_version, "a status of an older version"
+        metadata = before["metadata"] | {"resourceVersion": str(next(iter(self.versions)))}
+        self.objects[action.ref] = {**before, "metadata": metadata, "status": action.status}
+        return self.objects[action.ref]
+
+
+class Controller:
+    """One process of the operator, from its start."""
+
+    def __init__(self, fleet: Fleet, now: float) -> None:
+        self._fleet = fleet
+        self.desired, self.observed = Desired(), Observed()
+        self.observed.retention.started_at = now
+        self._scheduler: Peer | None = None
+        self._wake_at: float | None = now
+        self._versions = count(1)
+        for obj in fleet.objects.values():
+            self.desired.put(parse(obj))
+        for resource in (*self.desired.pools.values(), *self.desired.adapters.values()):
+            if known := recall(resource, self.desired, self.observed):
+                self.observed.resolutions[resource.meta.uid] = known
+        self.observed.runners = {ref: dict(runners) for ref, runners in fleet.runners.items()}
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        observed, effects = self.observed, list[Any]()
+        match event:
+            case Connected(peer):
+                self._scheduler = peer
+                adapters = tuple(adapter_spec(entry) for entry in observed.adapters.values())
+                effects.append(self._change(tuple(observed.pools.values()), adapters, snapshot=True))
+            case Closed():
+                self._scheduler = None
+            case Received(message=PoolStatus() as status):
+                observed.pool_reports[status.pool] = pool_report(status)
+            case Received(message=AdapterStatus() as status):
+                if status.uid in observed.unloads:
+                    observed.unloads[status.uid] |= status.removed
+                else:
+                    observed.adapter_reports[status.uid] = adapter_report(status)
+            case DepotAnswered(uid, answer):
+                ref = self.desired.by_uid.get(uid)
+                if ref is not None and (known := observed.resolutions.get(uid)) is not None:
+                    resource = self.desired.get(ref)
+                    pool = None if isinstance(resource, Pool) or resource is None else resource.pool
+                    observed.resolutions[uid] = heard(known, answer, now, pool)
+            case RunnerObserved(ref, index, process):
+                _put(observed.runners, ref, index, process)
+            case _:
+                pass
+        for _ in range(ROUNDS):
+            actions = plan(self.desired, observed, now, POLICY)
+            if not actions:
+                break
+            for action in actions:
+                effects += self._carry_out(action)
+                record(action, observed, now)
+        else:
+            raise LawBroken(f"the operator orders without end: {plan(self.desired, observed, now, POLICY)}")
+        refs = known_refs(self.desired, observed)
+        times = [time for ref in refs if (time := wake_at(ref, self.desired, observed, now, POLICY)) is not None]
+        self._wake_at = min(times, default=None)
+        return effects
+
+    def next_deadline(self) -> float | None:
+        return self._wake_at
+
+    def check(self) -> None:
+        for ref, pool in self.desired.pools.items():
+            runners = self.observed.runners.get(ref, {})
+            most = pool.autoscaling.max if pool.autoscaling else pool.replicas or 1
+            assert sum(runner.state != "Leaving" for runner in runners.values()) <= most, "more runners than allowed"
+
+    def _carry_out(self, action: Any) -> list[Any]:
+        """Changes for the scheduler, and what the shell does."""
+        observed = self.observed
+        match action:
+            case PublishPool():
+                return [self._change((action.entry,))]
+            case WithdrawPool():
+                return [self._change(removed_pools=(str(action.ref),))]
+            case PublishAdapter():
+                return [self._change(adapters=(adapter_spec(action.entry),))]
+            case WithdrawAdapter():
+                return [self._change(removed_adapters=(action.uid,))]
+            case SetStatus():
+                self.desired.put(parse(self._fleet.write_status(action)))
+                return []
+            case EnsureRunner(pool, index, launch):
+                _put(observed.runners, pool, index, RunnerProcess(launch, "Starting", name=f"{pool.name}-{index}"))
+                return [action]
+            case RemoveRunner(pool, index):
+                _put(observed.runners, pool, index, replace(observed.runners[pool][index], state="Leaving"))
+                return [action]
+            case Resolve():
+                return [action]
+            case _:
+                assert isinstance(action, Announce | Retain), action
+                return []
+
+    def _change(
+        self, pools: Any = (), adapters: Any = (), removed_pools: Any = (), removed_adapters: Any = (), *,
+        snapshot: bool = False,
+    ) -> Send:  # fmt: skip
+        change = RegistryChange(
+            snapshot, pools, adapters, removed_pools, removed_adapters, version=next(self._versions)
+        )  # fmt: skip
+        return Send(self._scheduler or SCHEDULER, change)
+
+
+def _put(runners: dict[Ref, dict[int, RunnerProcess]], pool: Ref, index: int, process: RunnerProcess | None) -> None:
+    if process is not None:
+        runners.setdefault(pool, {})[index] = process
+    elif pool in runners:
+        runners[pool].pop(index, None)
+        if not runners[pool]:
+            del runners[pool]
+
+
+class ControllerShell(BaseShell):
+    """Depot and processes: what the operator orders takes its time."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.fleet = Fleet.of(world.deployment.objects)
+        adapters = [ref for ref in self.fleet.objects if ref.kind == "LoRAAdapter"]
+        world.contents |= {f"sha256:{ref.name}": ADAPTER_BYTES for ref in adapters}
+        self._places: dict[str, tuple[Ref, int]] = {}  # pool and index of each runner's process
+
+    def start(self, process: Process) -> Controller:
+        return Controller(self.fleet, process.now)
+
+    def perform(self, process: Process, effect: Any) -> None:
+        clock = self._world.clock
+        match effect:
+            case Resolve(ref, uid):
+                verdict = {"rank": 8, "sizeBytes": ADAPTER_BYTES}
+                resolved = DepotAnswered(uid, Answer("Fetched", f"sha256:{ref.name}", verdict))
+                clock.after(RESOLVE_S, Rank.WORK, process.post_at, process.generation, resolved)
+            case EnsureRunner(pool, index, launch):
+                name = f"{pool.name}-{index}"
+                self._places[name] = pool, index
+                _put(self.fleet.runners, pool, index, RunnerProcess(launch, "Starting", name=name))
+                clock.after(START_S, Rank.WORK, self._start, name)
+            case RemoveRunner(pool, index):
+                self._observe(f"{pool.name}-{index}", "Leaving")
+                self._leave(f"{pool.name}-{index}")
+            case _:
+                pass
+
+    def ready(self, name: str, *, ready: bool) -> None:
+        """A runner says whether requests should come to it."""
+        self._observe(name, "Ready" if ready else "Starting")
+
+    def may_start(self, name: str) -> bool:
+        """Whether a process that died is started again."""
+        return name not in self._places or self._state(name) not in ("", "Leaving")
+
+    def serves(self, name: str) -> bool:
+        return self._state(name) == "Ready"
+
+    def _state(self, name: str) -> str:
+        pool, index = self._places[name]
+        process = self.fleet.runners.get(pool, {}).get(index)
+        return process.state if process is not None else ""
+
+    def _observe(self, name: str, state: RunnerState | None) -> None:
+        """The state of a process has changed; None: it has ended."""
+        pool, index = self._places[name]
+        before = self.fleet.runners.get(pool, {}).get(index)
+        if before is None or before.state == state or (before.state == "Leaving" and state is not None):
+            return
+        after = None if state is None else replace(before, state=state)
+        _put(self.fleet.runners, pool, index, after)
+        registry = self._world.registry
+        if registry.up:
+            self._world.clock.after(
+                0.0, Rank.WORK, registry.post_at, registry.generation, RunnerObserved(pool, index, after)
+            )
+
+    def _start(self, name: str) -> None:
+        if self._state(name) != "Starting":
+            return  # it is not wanted any more
+        runner = self._world.runners.get(name)
+        if runner is None:
+            pool, template = self._places[name][0], self._world.deployment.template
+            assert template is not None
+            identity = RunnerId(f"{pool.namespace}.{name}", "")
+            spec = replace(template.spec, runner=identity, address=name, pool=str(pool), name=name)
+            runner = self._world.add_runner(replace(template, spec=spec, host=f"host-{name}"), cores=1)
+        if not runner.up:
+            runner.start()
+
+    def _leave(self, name: str) -> None:
+        """It gives its sequences back; when none is left the process ends."""
+        runner = self._world.runners.get(name)
+        if runner is None or not runner.up:
+            self._observe(name, None)
+            return
+        runner.post(rn.Drain(True))
+        self._world.clock.after(DRAINED_S, Rank.WORK, self._poll, name, runner.generation)
+
+    def _poll(self, name: str, generation: int) -> None:
+        runner = self._world.runners[name]
+        machine = runner.machine
+        if isinstance(machine, Runner) and generation == runner.generation:
+            if machine.pool.sequences or not machine.pool.draining:
+                self._world.clock.after(DRAINED_S, Rank.WORK, self._poll, name, generation)
+                return
+            runner.crash()
+        self._observe(name, None)

@@ -1,0 +1,37 @@
+"""ServingPools and LoRAAdapters as admission leaves them, every default written out: what an API server has."""
+
+from typing import Any
+
+from weft.domain.runner import RunnerSpec
+
+
+def pool_object(namespace: str, name: str, spec: RunnerSpec, **more: Any) -> dict[str, Any]:
+    """A pool whose runners are like `spec`."""
+    return _object("ServingPool", namespace, name, {
+        "model": {"name": "base", "uri": "file:base"},
+        "lora": {"maxAdapters": spec.max_adapters, "maxRank": spec.max_rank},
+        "kvCache": {"pageTokens": spec.page_tokens, "pages": spec.total_pages},
+        "parallelism": {"tensor": 1, "pipeline": 1},
+        "scheduler": {
+            "placement": "punica", "queue": "fcfs", "agingSeconds": 60, "reservation": "calibrated",
+            "maxSequences": spec.max_sequences, "maxBatchTokens": 512, "maxPrefills": 1, "tokenTimeMs": 100,
+            "maxQueue": 1000, "maxMoves": 20,
+        },
+        "drainSeconds": 60,
+        "allowedNamespaces": {"from": "All"},
+        **more,
+    })  # fmt: skip
+
+
+def adapter_object(namespace: str, name: str, pool: str, **more: Any) -> dict[str, Any]:
+    source = {"poolRef": {"namespace": namespace, "name": pool}, "source": {"uri": f"file:{name}"}, "pinned": False}
+    return _object("LoRAAdapter", namespace, name, source | more)
+
+
+def _object(kind: str, namespace: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "serving.weft.dev/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": spec,
+    }
