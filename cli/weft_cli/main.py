@@ -310,7 +310,7 @@ def delete(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def predictor(context: typer.Context) -> int:
-    """Train the length predictor: `weft predictor train DATA --out FILE`; more with `--help`."""
+    """Train the length predictor: `weft predictor train DATA --out FILE [--kind encoder]`; more with `--help`."""
     words = context.args
     if words[:1] != ["train"] and not {"-h", "--help"} & set(words):
         raise BadInput("what should the predictor do?", "weft predictor train DATA [--out FILE]")
