@@ -31,7 +31,7 @@ from weft_bench.roofline import Shape, lora_bytes
 from weft_bench.sse import Streamed
 from weft_bench.stack import Stack, quickstart
 from weft_sim.report import Served, quantile
-from weft_sim.simulate import Pool
+from weft_sim.simulate import PoolDescription
 from weft_sim.traces import poisson
 
 MODELS = ("quickstart", "m135")
@@ -69,7 +69,7 @@ class Case:
     adapters: Sequence[Path]
     sizes: Sizes
     vocab: int
-    pool: Pool
+    pool: PoolDescription
     bodies: Callable[[random.Random, int], Bodies]
 
 
@@ -96,7 +96,7 @@ def _quickstart() -> Case:
     found = sorted(path.parent for path in (quickstart() / "adapters").glob("*/adapter_config.json"))
     tenants = {"upper": "acme", "reverse-words": "acme", "initials": "globex", "digits": "globex"}
     names = [f"{tenants.get(path.name, 'initech')}/{path.name}" for path in found]
-    pool = _pool(Pool(total_pages=1024, max_sequences=32, adapters=len(found)))
+    pool = _pool(PoolDescription(total_pages=1024, max_sequences=32, adapters=len(found)))
 
     def bodies(rng: random.Random, count: int) -> Bodies:
         texts = [" ".join(rng.choices(WORDS, k=rng.randint(8, 16))) for _ in range(count)]
@@ -127,11 +127,11 @@ def _random(name: str, folder: Path, scratch: Path) -> Case:
             found.append((number, {**body, "max_tokens": rng.randint(16, 48)}))
         return found
 
-    pool = _pool(Pool(total_pages=pages_of(sizes), max_sequences=sizes.rows, adapters=ADAPTERS))
+    pool = _pool(PoolDescription(total_pages=pages_of(sizes), max_sequences=sizes.rows, adapters=ADAPTERS))
     return Case(name, manifests, files(base), adapters, sizes, shape.vocab, pool, bodies)
 
 
-def _pool(sized: Pool) -> Pool:
+def _pool(sized: PoolDescription) -> PoolDescription:
     """On this machine, with everything on its cores."""
     from weft_kernels.cpu.threads import cpu_quota
 

@@ -19,7 +19,7 @@ from weft_sim.hosts import Costs
 from weft_sim.process import Process
 from weft_sim.report import Served
 from weft_sim.shells import RunnerShell, SupervisorShell
-from weft_sim.simulate import WARM_S, Pool, deployment_of, simulate
+from weft_sim.simulate import WARM_S, PoolDescription, deployment_of, simulate
 from weft_sim.stack import World
 from weft_sim.traces import TraceArrival
 
@@ -54,7 +54,7 @@ class Simulated:
 class Model:
     """The simulator's deployment of one stack on this machine."""
 
-    pool: Pool
+    pool: PoolDescription
     engine: EngineCosts
     costs: Costs = field(default_factory=Costs)
     delay_s: float = 0.0

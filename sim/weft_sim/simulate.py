@@ -34,7 +34,7 @@ class BadPool(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PoolDescription:
     """A pool, as runners of it report themselves at start (`weft get runners -o yaml` has the figures)."""
 
     runners: int = 1
@@ -70,9 +70,9 @@ class Pool:
                 raise BadPool(f"{field.name} is {value}")
 
 
-def pool_of(path: Path | None, changes: Sequence[str] = ()) -> Pool:
+def pool_of(path: Path | None, changes: Sequence[str] = ()) -> PoolDescription:
     """The description in a TOML file, with `name=value` changes. Raises BadPool."""
-    known = {field.name: field for field in fields(Pool)}
+    known = {field.name: field for field in fields(PoolDescription)}
     values: dict[str, Any] = {}
     try:
         if path is not None:
@@ -88,19 +88,19 @@ def pool_of(path: Path | None, changes: Sequence[str] = ()) -> Pool:
             raise BadPool(f"{name} cannot be {value!r}")
         if isinstance(default, str) != isinstance(value, str) or (isinstance(default, int) and value != int(value)):
             raise BadPool(f"{name} cannot be {value!r}")
-    return Pool(**values)
+    return PoolDescription(**values)
 
 
 def example() -> str:
     """A description with every default."""
-    return "\n".join(f"{f.name} = {_toml(f.default)}" for f in fields(Pool))
+    return "\n".join(f"{f.name} = {_toml(f.default)}" for f in fields(PoolDescription))
 
 
 def _toml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def deployment_of(pool: Pool) -> Deployment:
+def deployment_of(pool: PoolDescription) -> Deployment:
     context = pool.max_context_tokens or pool.page_tokens * pool.total_pages
     runners = tuple(
         RunnerPlan(
@@ -144,7 +144,7 @@ class Result:
 
 
 def simulate(
-    pool: Pool,
+    pool: PoolDescription,
     arrivals: Sequence[TraceArrival],
     seed: int = 0,
     *,
@@ -196,7 +196,7 @@ def simulate(
     return Result(figures, clock.events, world.network.messages)
 
 
-def _arrive(world: World, pool: Pool, number: int, arrival: TraceArrival, drawn: int) -> None:
+def _arrive(world: World, pool: PoolDescription, number: int, arrival: TraceArrival, drawn: int) -> None:
     """Prompts differ from their first token on: no two share pages."""
     adapter = arrival.adapter % pool.adapters if arrival.adapter >= 0 and pool.adapters else drawn
     first = (1 + number % VOCABULARY, 1 + number // VOCABULARY % VOCABULARY)

@@ -5,10 +5,10 @@ import cProfile
 import pstats
 import time
 
-from weft_sim.simulate import Pool, simulate
+from weft_sim.simulate import PoolDescription, simulate
 from weft_sim.traces import TraceArrival
 
-POOL = Pool(runners=40, max_sequences=32, best_batch=32, cpu=False)
+POOL = PoolDescription(runners=40, max_sequences=32, best_batch=32, cpu=False)
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 128
 GAP_S = 0.0005  # between arrivals: runners are full as soon as they can be
 

@@ -27,7 +27,7 @@ from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.effects import Effect, Event
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Request
-from weft_scheduler.core.model.runner import Runner
+from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.scheduler import Scheduler
 from weft_scheduler.core.state import State
 
@@ -235,7 +235,7 @@ class Driver:
     def knows(self, request_id: str) -> bool:
         return request_id in self.core.state.requests
 
-    def record(self, uuid: str) -> Runner:
+    def record(self, uuid: str) -> RunnerAccount:
         return self.core.state.runners[uuid]
 
     def view(self, request_id: str, reservation_tokens: int = 16) -> SequenceState:

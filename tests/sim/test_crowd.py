@@ -7,7 +7,7 @@ from weft.domain.machine import Kind, Peer
 from weft.domain.routes import RegistryChange
 from weft_sim.clock import Rank
 from weft_sim.laws import ClientRequest
-from weft_sim.simulate import POOL, Pool, deployment_of
+from weft_sim.simulate import POOL, PoolDescription, deployment_of
 from weft_sim.stack import World
 
 RUNNERS = 1000
@@ -20,7 +20,9 @@ def adapter(name: str, tier: Tier = Tier.UNSPECIFIED) -> AdapterSpec:
 
 
 def test_one_adapter_more_at_a_thousand_runners_touches_only_those_that_need_it() -> None:
-    world = World(deployment_of(Pool(runners=RUNNERS, adapters=0, total_pages=64, cpu=False)), 0, check=False)
+    world = World(
+        deployment_of(PoolDescription(runners=RUNNERS, adapters=0, total_pages=64, cpu=False)), 0, check=False
+    )
     world.contents |= {f"sha256:{name}": 1 << 20 for name in ("on-demand", "on-disk")}
     clock, received = world.clock, Counter[Peer]()
     gateway_bytes = 0

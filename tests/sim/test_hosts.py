@@ -6,7 +6,7 @@ import pytest
 
 from weft_sim.clock import Clock, Rank
 from weft_sim.hosts import Host, Lane
-from weft_sim.simulate import Pool, simulate
+from weft_sim.simulate import PoolDescription, simulate
 from weft_sim.traces import TraceArrival
 
 Work = tuple[float, float, int]  # when it begins, how long it takes alone, on how many threads
@@ -64,8 +64,8 @@ def test_a_lane_does_one_thing_after_the_other() -> None:
 
 def test_steps_on_the_control_planes_cores_take_longer_and_so_do_its_events() -> None:
     arrivals = [TraceArrival(0.05 * i, 20, 20) for i in range(20)]
-    laptop = Pool(cores=2, one_host=True, threads=2, adapters=0)
-    apart = Pool(cores=2, runner_cores=2, threads=2, adapters=0)
+    laptop = PoolDescription(cores=2, one_host=True, threads=2, adapters=0)
+    apart = PoolDescription(cores=2, runner_cores=2, threads=2, adapters=0)
     slow, fast = (simulate(pool, arrivals).figures.served for pool in (laptop, apart))
     for quantity in ("ttft_ms", "tpot_ms"):
         assert sum(getattr(one, quantity) for one in slow) > 1.05 * sum(getattr(one, quantity) for one in fast)

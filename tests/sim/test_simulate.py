@@ -7,7 +7,7 @@ import pytest
 from weft_cli.main import main
 from weft_sim.clock import random_of
 from weft_sim.report import histogram, quantile
-from weft_sim.simulate import BadPool, Pool, example, pool_of, simulate
+from weft_sim.simulate import BadPool, PoolDescription, example, pool_of, simulate
 from weft_sim.traces import TraceArrival, adapter_draw, poisson
 
 TRACE = "arrival_s,prompt_tokens,output_tokens,adapter\n0,40,10,a\n0.1,30,5,b\n0.2,200,20,\n"
@@ -25,7 +25,9 @@ def test_a_trace_is_answered_and_reported(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_times_follow_the_runners_profile() -> None:
-    pool = Pool(step_ms_1=10.0, step_ms_best=25.0, best_batch=16, prefill_tokens_per_s=1000.0, adapters=0, cpu=False)
+    pool = PoolDescription(
+        step_ms_1=10.0, step_ms_best=25.0, best_batch=16, prefill_tokens_per_s=1000.0, adapters=0, cpu=False
+    )
     arrivals = [TraceArrival(float(second), 50, 11) for second in range(4)]
     for one in simulate(pool, arrivals).figures.served:
         assert one.tokens == 11
@@ -37,7 +39,11 @@ def test_more_load_waits_longer_and_more_runners_help() -> None:
     arrivals = poisson(8.0, 60, [(64, 32)], adapter_draw("skewed", 8, random_of(1)), random_of(2))
     one, three = (
         quantile(
-            [r.e2e_ms for r in simulate(Pool(runners=n, max_sequences=4, cpu=False), arrivals).figures.served], 0.9
+            [
+                r.e2e_ms
+                for r in simulate(PoolDescription(runners=n, max_sequences=4, cpu=False), arrivals).figures.served
+            ],
+            0.9,
         )
         for n in (1, 3)
     )
@@ -47,7 +53,7 @@ def test_more_load_waits_longer_and_more_runners_help() -> None:
 def test_cpu_of_the_machines_is_charged() -> None:
     arrivals = poisson(20.0, 40, [(16, 16)], adapter_draw("uniform", 0, random_of(1)), random_of(2))
     free, charged = (
-        sum(r.ttft_ms for r in simulate(Pool(adapters=0, cores=1, cpu=cpu), arrivals).figures.served)
+        sum(r.ttft_ms for r in simulate(PoolDescription(adapters=0, cores=1, cpu=cpu), arrivals).figures.served)
         for cpu in (False, True)
     )
     assert charged > free
@@ -56,8 +62,8 @@ def test_cpu_of_the_machines_is_charged() -> None:
 def test_a_description_is_read_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "pool.toml"
     path.write_text(example())
-    assert pool_of(path) == Pool()
-    assert pool_of(path, ["runners=3", 'popularity="uniform"']) == Pool(runners=3, popularity="uniform")
+    assert pool_of(path) == PoolDescription()
+    assert pool_of(path, ["runners=3", 'popularity="uniform"']) == PoolDescription(runners=3, popularity="uniform")
     for change in ("nonsense=1", "runners=-1", "runners=1.5", 'runners="x"', "cpu=1", "runners"):
         with pytest.raises(BadPool):
             pool_of(path, [change])

@@ -16,7 +16,7 @@ from weft_bench.lines import Origin
 from weft_sim.executor_model import StepTimes
 from weft_sim.hosts import Costs
 from weft_sim.report import Served
-from weft_sim.simulate import Pool
+from weft_sim.simulate import PoolDescription
 from weft_sim.traces import TraceArrival
 
 from .test_path_shape import DONE, EVENTS, HEAD, answering, chunked
@@ -72,7 +72,7 @@ def test_costs_that_explain_the_runs_give_their_times_again() -> None:
         wake={Kind.PREDICTOR: 0.002},
         commit=0.001,
     )
-    machine = Model(Pool(cores=2, one_host=True, threads=2, adapters=2), engine, told, 0.001)
+    machine = Model(PoolDescription(cores=2, one_host=True, threads=2, adapters=2), engine, told, 0.001)
     single = live_of(machine, [TraceArrival(0.4 * i, 20, 1, i % 2) for i in range(6)], alone=True)
     answers = live_of(machine, [TraceArrival(1.0 * i, 20, 20, i % 2) for i in range(4)])
     busy = [live_of(machine, [TraceArrival(gap * i, 20, 20, i % 2) for i in range(30)]) for gap in (0.05, 0.03)]

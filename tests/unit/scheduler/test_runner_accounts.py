@@ -18,7 +18,7 @@ from weft.domain.runner import (
     RunnerReport,
     SequenceState,
 )
-from weft_scheduler.core.model.runner import Runner, StaleReport, UnackedAssign, pages_of
+from weft_scheduler.core.model.runner import RunnerAccount, StaleReport, UnackedAssign, pages_of
 
 ID = RunnerId("a", "i")
 E = [Epoch(1, i) for i in range(40)]
@@ -29,8 +29,8 @@ def full(*sequences: SequenceState, version: int = 1, free: int = 100, owed: int
     return RunnerReport(version, True, RunnerFigures(free), sequences, overruns=overruns)
 
 
-def runner_with(*sequences: SequenceState, free: int = 100, owed: int = 0) -> Runner:
-    runner = Runner(ID)
+def runner_with(*sequences: SequenceState, free: int = 100, owed: int = 0) -> RunnerAccount:
+    runner = RunnerAccount(ID)
     runner.describe(replace(SPEC, runner=ID, max_sequences=64))
     runner.apply(full(*sequences, free=free, owed=owed), 0.0)
     return runner
@@ -63,7 +63,7 @@ def test_what_a_report_includes_is_counted_until_the_next_although_it_is_over() 
 def test_free_pages_are_never_negative_and_owed_ones_are_not_free() -> None:
     assert runner_with(free=5, owed=2).free_pages == 3
     assert runner_with(free=5, owed=9).free_pages == 0
-    assert Runner(ID).free_pages == 0
+    assert RunnerAccount(ID).free_pages == 0
 
 
 def test_a_report_that_does_not_follow_leaves_the_runner_as_it_was() -> None:

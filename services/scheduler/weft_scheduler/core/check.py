@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from weft.domain.ids import BASE, NEVER
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Request
-from weft_scheduler.core.model.runner import Runner
+from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution
 from weft_scheduler.core.policy.placement.punica import placement_score
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
@@ -164,7 +164,7 @@ def check_counts(state: State) -> None:
         assert gateway.pools == Counter(state.requests[r].pool for r in gateway.requests), gateway.id
 
 
-def _check_runners(pool: Pool, runners: list[Runner]) -> None:
+def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
     """The sums are the runners' contributions; victims are the runners that take nothing new, and no others."""
     contributions = [r.contribution for r in runners if r.contribution is not None]
     assert [r.contribution for r in runners] == [r.contributes(pool.adapters.pinned) for r in runners], pool.name

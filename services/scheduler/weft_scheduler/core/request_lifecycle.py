@@ -6,7 +6,7 @@ from weft.domain.request import Assign, Preempt, Reject, RejectReason
 from weft_scheduler.core.effects import Resumed
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Placement, Request
-from weft_scheduler.core.model.runner import Runner, UnackedAssign, pages_of
+from weft_scheduler.core.model.runner import RunnerAccount, UnackedAssign, pages_of
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 
@@ -20,7 +20,7 @@ def enqueue(state: State, request: Request) -> None:
     state.mark_schedulable(request.pool, ())
 
 
-def assign(state: State, pool: Pool, request: Request, runner: Runner) -> None:
+def assign(state: State, pool: Pool, request: Request, runner: RunnerAccount) -> None:
     """Place a waiting request on a runner, under a new epoch."""
     assert runner.spec is not None
     delay_s = pool.queue.delay_s(request)
@@ -60,7 +60,7 @@ def add_to_runners(state: State, pool: Pool, request: Request) -> None:
     state.mark_dirty(pool.name)
 
 
-def account(runner: Runner, request: Request) -> None:
+def account(runner: RunnerAccount, request: Request) -> None:
     """Count its pages on a runner, unless the runner's last report counts this epoch already."""
     pages = pages_of(request.footprint_tokens, runner.spec.page_tokens) if runner.spec is not None else 0
     runner.own(request.id, UnackedAssign(request.epoch, pages, request.adapter))

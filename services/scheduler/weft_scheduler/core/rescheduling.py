@@ -16,7 +16,7 @@ from weft_scheduler.core.effects import Requeued, Stale
 from weft_scheduler.core.model.gateway import Avoidance, GatewayStream
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Request
-from weft_scheduler.core.model.runner import Runner
+from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.request_lifecycle import enqueue, reject, release, stop
 from weft_scheduler.core.scheduling import infeasible_reason
 from weft_scheduler.core.state import State
@@ -75,7 +75,7 @@ def on_preempt_decision(state: State, decision: PreemptDecision) -> None:
     state.send_to_gateway(request.gateway, Preempt(request.id, request.epoch))
 
 
-def stop_requests_of(state: State, runner: Runner) -> None:
+def stop_requests_of(state: State, runner: RunnerAccount) -> None:
     """An incarnation is over: inform the gateways, await their Failed."""
     for gateway in state.gateways.values():
         gateway.runner_lost(runner.id)

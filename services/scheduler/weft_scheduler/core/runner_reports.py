@@ -25,7 +25,7 @@ from weft.domain.runner import (
 )
 from weft_scheduler.core.effects import RunnerLost, Stale
 from weft_scheduler.core.model.pool import Pool
-from weft_scheduler.core.model.runner import Runner, StaleReport
+from weft_scheduler.core.model.runner import RunnerAccount, StaleReport
 from weft_scheduler.core.request_lifecycle import account, acknowledge
 from weft_scheduler.core.requests import forward_outcome, on_outcomes_stored
 from weft_scheduler.core.rescheduling import on_preempt_decision, stop_requests_of
@@ -174,7 +174,7 @@ def on_unreported(state: State, uuid: str) -> None:
 def push_desired(
     state: State,
     pool: Pool,
-    runner: Runner,
+    runner: RunnerAccount,
     change: DesiredChange | None = None,
     base_version: int = 0,
     unknown: tuple[str, ...] = (),
@@ -204,7 +204,9 @@ def resync_all(state: State) -> None:
             state.send(state.supervisors[runner.supervisor], Resync(runner.id))
 
 
-def _new_incarnation(state: State, runner_id: RunnerId, present: Runner | None, *, known: bool) -> Runner | None:
+def _new_incarnation(
+    state: State, runner_id: RunnerId, present: RunnerAccount | None, *, known: bool
+) -> RunnerAccount | None:
     """The record of an incarnation that is not the present one; a new one ends the old one at once."""
     if state.was_replaced(runner_id):
         state.emit(Stale("report", runner_id.uuid, "that incarnation was replaced"))
@@ -217,7 +219,7 @@ def _new_incarnation(state: State, runner_id: RunnerId, present: Runner | None, 
     return state.new_runner(runner_id)
 
 
-def _unconfirm(state: State, runner: Runner) -> None:
+def _unconfirm(state: State, runner: RunnerAccount) -> None:
     """Nothing is placed on it; its accounts stay."""
     pool = state.pool_of(runner)
     runner.unconfirm()
@@ -226,7 +228,7 @@ def _unconfirm(state: State, runner: Runner) -> None:
     _update_readiness(state, pool, runner)
 
 
-def _update_readiness(state: State, pool: Pool, runner: Runner) -> None:
+def _update_readiness(state: State, pool: Pool, runner: RunnerAccount) -> None:
     """Count it among the pool's Ready runners under the desired version that it has applied, or not."""
     figures, adapters = runner.figures, pool.adapters
     if not runner.serving and (
@@ -252,7 +254,7 @@ def _mark_statuses(state: State, pool: Pool, digests: Iterable[str]) -> None:
         state.published.mark_adapters(pool.adapters.by_digest.get(digest, ()))
 
 
-def _learn_reservations(state: State, runner: Runner, report: RunnerReport) -> None:
+def _learn_reservations(state: State, runner: RunnerAccount, report: RunnerReport) -> None:
     """Reservations that the runner doubled in place."""
     for sequence in report.sequences:
         request = state.requests.get(sequence.request_id)

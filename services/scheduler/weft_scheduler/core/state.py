@@ -12,7 +12,7 @@ from weft_scheduler.core.effects import Effect
 from weft_scheduler.core.model.gateway import GatewayStream
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Request
-from weft_scheduler.core.model.runner import Runner
+from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.outcome_buffer import OutcomeBuffer
 from weft_scheduler.core.policy import reservation
 from weft_scheduler.core.policy.reservation.output_lengths import OutputLengthStats
@@ -33,7 +33,7 @@ class State:
         self.tickets = 0
         self.gateways: dict[str, GatewayStream] = {}
         self.requests: dict[str, Request] = {}
-        self.runners: dict[str, Runner] = {}
+        self.runners: dict[str, RunnerAccount] = {}
         self.pools: dict[str, Pool] = {}
         self.adapter_pool: dict[str, str] = {}  # adapter uid -> pool
         self.supervisors: dict[str, Peer] = {}  # in order of arrival
@@ -79,19 +79,19 @@ class State:
             self.pools[name] = Pool(name)
         return self.pools[name]
 
-    def pool_of(self, runner: Runner) -> Pool:
+    def pool_of(self, runner: RunnerAccount) -> Pool:
         assert runner.spec is not None
         return self.pool(runner.spec.pool)
 
-    def runner(self, runner_id: RunnerId | None) -> Runner | None:
+    def runner(self, runner_id: RunnerId | None) -> RunnerAccount | None:
         """That incarnation, if it is the present one."""
         runner = self.runners.get(runner_id.uuid) if runner_id else None
         return runner if runner is not None and runner.id == runner_id else None
 
-    def new_runner(self, runner_id: RunnerId) -> Runner:
+    def new_runner(self, runner_id: RunnerId) -> RunnerAccount:
         """The record of an incarnation that was not known."""
         self._arrivals += 1
-        runner = self.runners[runner_id.uuid] = Runner(runner_id, self._arrivals)
+        runner = self.runners[runner_id.uuid] = RunnerAccount(runner_id, self._arrivals)
         return runner
 
     def replace(self, runner_id: RunnerId) -> None:
@@ -123,7 +123,7 @@ class State:
         if timer not in self.timers:
             self.timers.set(timer, self.now + self.config.status_s)
 
-    def update_runner(self, runner: Runner, *, schedule: bool = True) -> None:
+    def update_runner(self, runner: RunnerAccount, *, schedule: bool = True) -> None:
         """After a change of a runner's accounts. `schedule`: a queued request may fit now."""
         if runner.spec is not None:
             pool = self.pool_of(runner)

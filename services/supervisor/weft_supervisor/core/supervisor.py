@@ -97,7 +97,7 @@ class Desired:
 
 
 @dataclass(slots=True)
-class Runner:
+class LeasedRunner:
     """One incarnation that holds a lease. `book` None: the scheduler believes in it, and it has not connected."""
 
     id: RunnerId
@@ -116,7 +116,7 @@ class Supervisor:
         self.highest_term = highest_term
         self.leases = Leases(config.lease_s)
         self.preemption = Preemption(config.preempt_s)
-        self._runners: dict[str, Runner] = {}  # by the name of the peer
+        self._runners: dict[str, LeasedRunner] = {}  # by the name of the peer
         self._lost: OrderedDict[RunnerId, Desired] = OrderedDict()
         self._lost_counters = LostCounters()
         # What the scheduler has not got yet.
@@ -219,15 +219,15 @@ class Supervisor:
         if (order := runner.desired.full()) is not None:
             effects.append(Send(peer, order))
 
-    def _add(self, id_: RunnerId) -> Runner:
+    def _add(self, id_: RunnerId) -> LeasedRunner:
         """An incarnation that has just got a lease, the first one or one after it was lost."""
-        runner = Runner(id_, runner_peer(id_), desired=self._lost.pop(id_, None) or Desired())
+        runner = LeasedRunner(id_, runner_peer(id_), desired=self._lost.pop(id_, None) or Desired())
         self._unreported_losses.pop(id_, None)
         self._runners[runner.peer.name] = runner
         return runner
 
     def _report(
-        self, runner: Runner, book: RunnerBook, report: RunnerReport, now: float, effects: list[Effect]
+        self, runner: LeasedRunner, book: RunnerBook, report: RunnerReport, now: float, effects: list[Effect]
     ) -> None:
         if runner.resyncing and not report.full:
             return

@@ -12,7 +12,7 @@ from weft.domain.routes import PoolRoute, PoolSpec, Route
 from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.model.adapters import PoolAdapters
 from weft_scheduler.core.model.request import Request
-from weft_scheduler.core.model.runner import Runner
+from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy import placement, queue, reservation
 from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, Contribution
 from weft_scheduler.core.policy.autoscaling.demand import PoolLoad
@@ -47,7 +47,7 @@ class Pool:
         self.departures = DepartureRate()
         self.recheck_feasible = False  # a queued request may have become infeasible
         # runners
-        self.runners: dict[str, Runner] = {}  # those that have been confirmed, by uuid
+        self.runners: dict[str, RunnerAccount] = {}  # those that have been confirmed, by uuid
         self.confirmed_shapes: Counter[RunnerShape] = Counter()
         self.accepting_shapes: Counter[RunnerShape] = Counter()  # of runners that take something new now or soon
         self.ready_shapes: Counter[RunnerShape] = Counter()
@@ -189,20 +189,20 @@ class Pool:
 
     # ------------------------------------------------------------ runners
 
-    def confirm(self, runner: Runner) -> None:
+    def confirm(self, runner: RunnerAccount) -> None:
         """A runner has been confirmed: its shape exists."""
         if not self.confirmed_shapes:
             self.recheck()
         self.runners[runner.id.uuid] = runner
         self.confirmed_shapes[runner.shape] += 1
 
-    def unconfirm(self, runner: Runner) -> None:
+    def unconfirm(self, runner: RunnerAccount) -> None:
         """A runner is not confirmed any more; its accounts stay."""
         _decrement(self.confirmed_shapes, runner.shape)
         if runner.shape not in self.confirmed_shapes:
             self.recheck()
 
-    def forget_runner(self, runner: Runner) -> None:
+    def forget_runner(self, runner: RunnerAccount) -> None:
         """It is gone: what it contributed too."""
         self.runners.pop(runner.id.uuid, None)
         self.placement.remove(runner.id.uuid)
@@ -210,7 +210,7 @@ class Pool:
         self.set_errors(runner, [*runner.errors], gone=True)
         self.autoscaler.forget(runner.id.uuid)
 
-    def update_runner(self, runner: Runner) -> bool:
+    def update_runner(self, runner: RunnerAccount) -> bool:
         """Its accounts may have changed: index it again, and count what it contributes. True where they have."""
         standing = runner.standing(self.adapters.pinned)
         if standing == runner.counted:
@@ -219,14 +219,14 @@ class Pool:
         self._index(runner)
         return True
 
-    def _index(self, runner: Runner) -> None:
+    def _index(self, runner: RunnerAccount) -> None:
         load = runner.load(self.adapters.pinned)
         if load is not None:
             self.placement.update(load)
         else:
             self.placement.remove(runner.id.uuid)
 
-    def _count(self, runner: Runner, after: Contribution | None, standing: tuple[object, ...]) -> None:
+    def _count(self, runner: RunnerAccount, after: Contribution | None, standing: tuple[object, ...]) -> None:
         before, accepted = runner.contribution, runner.accepting
         runner.count(standing, after)
         if after != before:
@@ -236,7 +236,7 @@ class Pool:
         elif accepted and not runner.accepting:
             _decrement(self.accepting_shapes, runner.shape)
 
-    def set_ready(self, runner: Runner, version: int | None) -> bool:
+    def set_ready(self, runner: RunnerAccount, version: int | None) -> bool:
         """Count it among the Ready runners with that desired version, or not. True where that has changed."""
         before = runner.ready(version)
         if before == version:
@@ -252,7 +252,7 @@ class Pool:
         self.max_context_tokens = min(contexts, default=self.max_context_tokens)
         return True
 
-    def set_errors(self, runner: Runner, digests: Iterable[str], *, gone: bool = False) -> None:
+    def set_errors(self, runner: RunnerAccount, digests: Iterable[str], *, gone: bool = False) -> None:
         """The load errors of those digests on that runner have changed."""
         for digest in digests:
             error = "" if gone else runner.errors.get(digest, "")

@@ -42,7 +42,7 @@ class StaleReport(Exception):
     """A report that is older than the last one."""
 
 
-class Runner:
+class RunnerAccount:
     """One incarnation. Without a spec it is known by name only: a gateway submitted a request that runs there."""
 
     def __init__(self, runner_id: RunnerId, arrival: int = 0) -> None:

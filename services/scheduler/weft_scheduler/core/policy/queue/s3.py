@@ -4,7 +4,7 @@ from weft_scheduler.core.policy.queue.sorted_queue import Key
 from weft_scheduler.core.policy.queue.waiting_queue import R, ReorderingQueue
 
 
-class S3(ReorderingQueue[R]):
+class DecreasingFirstFit(ReorderingQueue[R]):
     """The largest predicted KV that fits comes first: large items pack while bins are empty, small ones fill the gaps.
 
     A pass starts at the largest request that a runner has tokens for; those before it cannot be placed, and cost

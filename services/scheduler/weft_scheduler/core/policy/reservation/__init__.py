@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from weft_scheduler.core.policy.reservation.policies import (
-    S3,
+    BucketEdge,
     Calibrated,
     Constant,
     Maximum,
@@ -16,5 +16,5 @@ POLICIES: Mapping[str, type[ReservationPolicy]] = {
     "constant": Constant,
     "max": Maximum,
     "paged": Paged,
-    "s3": S3,
+    "s3": BucketEdge,
 }

@@ -60,7 +60,7 @@ class Calibrated(ReservationPolicy):
         return min(tokens, expected.max_tokens)
 
 
-class S3(Calibrated):
+class BucketEdge(Calibrated):
     """The upper edge of the predicted bucket (S3, section 3.1); without one as `Calibrated`."""
 
     def initial_tokens(self, expected: ExpectedOutput) -> int:
