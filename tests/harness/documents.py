@@ -23,7 +23,7 @@ PATTERNS = ("*.md", "docs/**/*.md", "examples/**/*.md", "charts/**/*.md")
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 PROCESSES = (
     "weft_gateway", "weft_scheduler", "weft_predictor", "weft_supervisor", "weft_depot", "weft_runner",
-    "weft_operator.kubernetes",
+    "weft_operator.kubernetes", "weft_predictor train",
 )  # fmt: skip
 OF_OTHERS = {  # flags of kubectl, helm and podman
     "all", "cascade", "create-namespace", "for", "force", "raw", "replicas", "set", "take-ownership", "timeout", "type",
@@ -98,8 +98,9 @@ def _flags(page: Path) -> set[str]:
     return set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", code))
 
 
-def _help(module: str) -> str:
-    return subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True).stdout
+def _help(command: str) -> str:
+    line = [sys.executable, "-m", *command.split(), "--help"]
+    return subprocess.run(line, capture_output=True, text=True, check=True).stdout
 
 
 def _options(command: Any) -> Iterator[str]:

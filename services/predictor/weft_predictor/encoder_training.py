@@ -158,7 +158,7 @@ class _Network:
         longest = max(len(ids) for ids, _ in examples)
         ids = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids, _ in examples])
         real = torch.tensor([[j < len(ids) for j in range(longest)] for ids, _ in examples])
-        x = self.tensors[names["words"]][ids] + self.tensors[names["positions"]][:longest]
+        x = f.embedding(ids, self.tensors[names["words"]]) + self.tensors[names["positions"]][:longest]
         if "types" in names:
             x = x + self.tensors[names["types"]][0]
         x = f.dropout(self._norm(names["embed_norm"], x), drop)

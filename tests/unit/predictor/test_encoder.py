@@ -8,6 +8,7 @@ from statistics import mean
 
 import numpy as np
 import pytest
+import torch
 
 from tests.unit.predictor.conftest import World, outcome_of, query_of, teach
 from weft_predictor import training
@@ -29,6 +30,15 @@ def parts_of(seed: int, rows: int) -> training.Split:
         AnsweredPrompt(f"{one.query.prompt_text} {i}", one.query.model_name, 8, one.tokens)
         for i, one in enumerate(answers)
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Two that spin for each other take twenty times as long on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
