@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
@@ -99,7 +99,7 @@ def build_app(
             Route("/v1/changed", changed, methods=["POST"]),
             *([] if probes else _PROBES),
         ],
-        exception_handlers={_BadRequest: _bad_request, ArtifactError: _artifact_error},
+        exception_handlers={_BadRequest: _bad_request, ArtifactError: _artifact_error, ClientDisconnect: _gone},
         lifespan=lambda _: _housekeeping(depot, probes, on_failure),
     )
 
@@ -181,6 +181,11 @@ def _to_json(operation: Operation) -> dict[str, Any]:
 def _busy(what: str, status: int, message: str) -> JSONResponse:
     metrics.TURNED_AWAY.labels(what).inc()
     return JSONResponse({"reason": "Busy", "message": message}, status, {"retry-after": "1"})
+
+
+async def _gone(_: Request, __: Exception) -> Response:
+    """A client that went away within its body is not an error of the depot; nobody reads this answer."""
+    return Response(status_code=400)
 
 
 async def _bad_request(_: Request, error: Exception) -> Response:

@@ -531,3 +531,22 @@ async def test_stopping_in_the_middle_of_a_resolve_leaves_nothing_half_done(serv
     assert served.depot.operations.find(operation).state == "Pending"  # type: ignore[union-attr]
     assert served.bench.blobs() == set()
     served.bench.check()
+
+
+async def test_a_client_that_goes_away_within_its_body_is_no_error(served: Served) -> None:
+    """An operator that is killed while it asks: before, the depot logged a traceback."""
+    parts = iter([{"type": "http.request", "body": b'{"kind"', "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive() -> Any:
+        return next(parts)
+
+    async def send(_: Any) -> None: ...
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/resolve",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    await build_app(served.depot)(scope, receive, send)
