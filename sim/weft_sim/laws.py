@@ -85,9 +85,13 @@ class Waiting:
 
 @dataclass
 class Laws:
-    """`now`: the virtual time, for messages. `bound`: of passes (None: none); `exclusive`: of a liar's pool."""
+    """`now`: the virtual time, for messages; `scheduler_now`: the scheduler's clock, which may have jumped, for ages.
+
+    `bound`: of passes; None: none.
+    """
 
     now: Callable[[], float]
+    scheduler_now: Callable[[], float]
     bound: int | None = 32
     avoid_s: float = 3.0
     requests: dict[str, ClientRequest] = field(default_factory=dict[str, ClientRequest])
@@ -219,7 +223,7 @@ class Laws:
                 known = self.waiting.get(submit.request_id)
                 if submit.epoch == NEVER and known is None:
                     fresh = submit.request_id not in self.epochs
-                    since = self.now() - submit.waited_s
+                    since = self.scheduler_now() - submit.waited_s
                     self.waiting[submit.request_id] = Waiting(peer.name, submit.pool, since, self._arrivals, fresh)
             case Received(message=Failed(request_id=request_id, reason=reason)):
                 if reason not in (FailReason.NO_CAPACITY, FailReason.PREEMPTED) and (at := event.peer.name):

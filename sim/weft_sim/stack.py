@@ -36,7 +36,9 @@ class World:
         self.clock = Clock()
         ages = any(pool.queue == "shortest" for pool in deployment.pools)  # then its order bounds who passes whom
         bound = None if ages else deployment.scheduler.starvation_bound
-        self.laws = Laws(lambda: self.clock.now, bound, deployment.scheduler.avoid_s)
+        self.laws = Laws(
+            lambda: self.clock.now, lambda: self.scheduler.now, bound, deployment.scheduler.avoid_s
+        )  # fmt: skip
         self.network = Network(
             self.clock, WireCodec(), random_of(seed, "network"),
             delay_s=deployment.delay_s, jitter_s=deployment.jitter_s,

@@ -41,7 +41,11 @@ def test_the_laws_hold(first: int) -> None:
 
 @pytest.mark.parametrize(
     "seed",
-    [29],  # the scheduler ends a gateway's stream, for outcomes that do not fit, while requests of it wait
+    [
+        29,  # the scheduler ends a gateway's stream, for outcomes that do not fit, while requests of it wait
+        43,  # and that gateway dies before it is back
+        466,  # the scheduler's clock jumps between two requests
+    ],
 )
 def test_the_laws_hold_in_what_was_found_before(seed: int) -> None:
     assert not check_seed(seed).fault
