@@ -13,6 +13,7 @@ from weft.domain.ids import RunnerId
 from weft.domain.routes import PoolSpec
 from weft.domain.runner import RunnerSpec
 from weft_gateway.core.gateway import GatewayConfig
+from weft_scheduler.core.model.pool import POLICIES
 from weft_sim.clock import Rank, random_of
 from weft_sim.deployment import Deployment, RunnerPlan
 from weft_sim.executor_model import VOCABULARY, seed_of
@@ -61,6 +62,9 @@ class PoolDescription:
     one_host: bool = False  # runners share the cores of the control plane, as on a laptop
     delay_ms: float = 0.2  # of a message between two processes
     max_queue: int = 100_000
+    queue: str = "fcfs"  # or s3, shortest: the order in which requests wait
+    aging_s: float = 60.0  # shortest: a request is passed by none that arrived more than this after it
+    reservation: str = "calibrated"  # or s3, constant, max, paged: memory set aside for an answer
     cpu: bool = True  # charge the machines' measured CPU seconds
 
     def __post_init__(self) -> None:
@@ -68,6 +72,9 @@ class PoolDescription:
             value = getattr(self, field.name)
             if isinstance(value, int | float) and value < 0:
                 raise BadPool(f"{field.name} is {value}")
+        for name in ("queue", "reservation"):
+            if (value := getattr(self, name)) not in POLICIES[name]:
+                raise BadPool(f"{name} {value!r} is none of {', '.join(POLICIES[name])}")
 
 
 def pool_of(path: Path | None, changes: Sequence[str] = ()) -> PoolDescription:
@@ -120,7 +127,18 @@ def deployment_of(pool: PoolDescription) -> Deployment:
     )  # fmt: skip
     return Deployment(
         runners=runners,
-        pools=(PoolSpec(POOL, "base", "base", max_queue=pool.max_queue, min_runners=pool.runners),),
+        pools=(
+            PoolSpec(
+                POOL,
+                "base",
+                "base",
+                max_queue=pool.max_queue,
+                min_runners=pool.runners,
+                queue=pool.queue,
+                aging_s=pool.aging_s,
+                reservation=pool.reservation,
+            ),
+        ),
         adapters=tuple(
             AdapterSpec(f"uid-{i}", "default", f"a{i}", f"default/a{i}", POOL, f"sha256:{i}", pool.rank, bytes=1 << 20)
             for i in range(pool.adapters)

@@ -35,6 +35,13 @@ def test_times_follow_the_runners_profile() -> None:
         assert 50 + 9 <= one.ttft_ms <= 50 + 9 + 10
 
 
+@pytest.mark.parametrize("policy", ['queue="s3"', 'queue="shortest"', 'reservation="paged"', 'reservation="max"'])
+def test_a_pool_is_served_under_every_policy(policy: str) -> None:
+    arrivals = [TraceArrival(0.02 * i, 20 + i, 10 + 7 * i % 90) for i in range(40)]
+    pool = pool_of(None, [policy, "total_pages=60", "max_context_tokens=300", "adapters=0", "cpu=false"])
+    assert len(simulate(pool, arrivals).figures.served) == 40
+
+
 def test_more_load_waits_longer_and_more_runners_help() -> None:
     arrivals = poisson(8.0, 60, [(64, 32)], adapter_draw("skewed", 8, random_of(1)), random_of(2))
     one, three = (
@@ -64,7 +71,7 @@ def test_a_description_is_read_and_checked(tmp_path: Path) -> None:
     path.write_text(example())
     assert pool_of(path) == PoolDescription()
     assert pool_of(path, ["runners=3", 'popularity="uniform"']) == PoolDescription(runners=3, popularity="uniform")
-    for change in ("nonsense=1", "runners=-1", "runners=1.5", 'runners="x"', "cpu=1", "runners"):
+    for change in ("nonsense=1", "runners=-1", "runners=1.5", 'runners="x"', "cpu=1", "runners", 'queue="lifo"'):
         with pytest.raises(BadPool):
             pool_of(path, [change])
 
