@@ -46,7 +46,7 @@ def sizes(world: World, seconds: float, count: int) -> list[int]:
     return found
 
 
-def test_a_pool_at_zero_wakes_grows_with_its_demand_and_goes_back_to_zero() -> None:
+def test_a_pool_scales_from_zero_with_its_demand_and_back_to_zero() -> None:
     world = World(deployment(0, 3), seed=1)
     world.start()
     assert sizes(world, 5, 0) == [0] * 5

@@ -501,7 +501,7 @@ async def half_a_body(world: World, kind: str = JSON_TYPE) -> tuple[asyncio.Stre
     return reader, writer
 
 
-async def test_a_client_that_goes_away_within_its_body_is_no_error_of_ours(
+async def test_a_client_that_disconnects_within_its_body_is_no_error_of_ours(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, writer = await half_a_body(world)

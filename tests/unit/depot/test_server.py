@@ -533,7 +533,7 @@ async def test_stopping_in_the_middle_of_a_resolve_leaves_nothing_half_done(serv
     served.bench.check()
 
 
-async def test_a_client_that_goes_away_within_its_body_is_no_error(served: Served) -> None:
+async def test_a_client_that_disconnects_within_its_body_is_no_error(served: Served) -> None:
     """An operator that is killed while it asks: before, the depot logged a traceback."""
     parts = iter([{"type": "http.request", "body": b'{"kind"', "more_body": True}, {"type": "http.disconnect"}])
 

@@ -71,7 +71,7 @@ def test_the_same_seed_trains_the_same_network_and_another_seed_another():
     assert one.weights != other.weights
 
 
-def test_training_goes_on_from_a_checkpoint(trained, folder):
+def test_training_continues_from_a_checkpoint(trained, folder):
     parts, files, _ = trained
     again, _ = train_encoder_model(parts, EncoderOptions(epochs=1, checkpoint=folder))
     assert again.tokenizer == files.tokenizer

@@ -90,7 +90,7 @@ def test_a_message_to_several_peers_is_encoded_once() -> None:
     assert one.routes.version == 7
 
 
-def test_a_table_goes_in_messages_that_a_gateways_loop_can_bear() -> None:
+def test_a_table_is_sent_in_bounded_parts() -> None:
     streams = Streams(Kind.GATEWAY)
     session = streams.open()
     session.on_message(envelope(GatewayHello("g")))

@@ -235,7 +235,9 @@ class Strict(Peer):
         super()._on_message(message)
 
 
-async def test_a_server_tells_a_peer_why_its_stream_ends_and_keeps_the_others(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_ends_one_peers_stream_with_the_reason_and_keeps_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     server = Strict()
     async with connected(server) as client:
         labels = {"peer": "gateway", "code": "INVALID_ARGUMENT"}

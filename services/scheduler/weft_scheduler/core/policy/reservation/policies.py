@@ -1,5 +1,6 @@
 """How many output tokens a request reserves; `README.md` in this folder has the reasons."""
 
+from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
 from weft_scheduler.core.policy.reservation.output_lengths import OutputLengthStats
@@ -15,7 +16,7 @@ class ExpectedOutput(NamedTuple):
     bucket_tokens: int = 0
 
 
-class ReservationPolicy:
+class ReservationPolicy(ABC):
     """The first reservation of a request. One for all pools."""
 
     by_page: ClassVar[bool] = False  # nothing is reserved: a sequence grows by a page whenever it needs one
@@ -23,9 +24,9 @@ class ReservationPolicy:
     def __init__(self, lengths: OutputLengthStats) -> None:
         self._lengths = lengths
 
+    @abstractmethod
     def initial_tokens(self, expected: ExpectedOutput) -> int:
         """1 to `max_tokens` output tokens."""
-        raise NotImplementedError
 
 
 class Maximum(ReservationPolicy):
