@@ -63,12 +63,12 @@ class Overtaking:
         """Offer those that were overtaken `bound` times (None: never so), the oldest first, then the candidates."""
         if self._closed:
             self._blocked.clear()
-        known, tried, closed = frozenset(self._blocked), set[str](), set[RunnerShape]()
+        tried, closed = set[str](), set[RunnerShape]()
         self._closed, self._reach = closed, {}
 
         def offer(request: R) -> bool:
             """Admit it if possible, and count whom it overtakes."""
-            if request.id in tried or (request.id in known and not context.changed_for(request)):
+            if request.id in tried or (request.id in self._blocked and not context.changed_for(request)):
                 return False
             tried.add(request.id)
             admitted = context.admit(request, closed)

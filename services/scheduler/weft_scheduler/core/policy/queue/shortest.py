@@ -30,8 +30,8 @@ class Shortest(ReorderingQueue[R]):
         self._sorted: list[float] = []
 
     def key(self, request: R) -> Key:
-        arrived_s, ticket = request.order
-        return (arrived_s + self.aging_s * min(1.0, request.expected_work / self._long(request.expected_work)), ticket)
+        (arrived_s, ticket), work = request.order, request.expected_work
+        return (arrived_s + self.aging_s * min(1.0, work / self._long(work)), ticket)
 
     def delay_s(self, request: R) -> float:
         return self.key_of(request)[0] - request.order[0]
