@@ -88,7 +88,7 @@ class SchedulingSpec(ApiModel):
     """With queue shortest: a request is passed by none that arrived more than this after it. 0 is fcfs."""
     starvation_bound: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] | None = None
     """How often younger requests may pass a waiting one before its runners drain for it. Default: the scheduler's own
-    (32); with queue shortest no bound but agingSeconds."""
+    (32). With queue shortest only passes out of its order count; agingSeconds bounds the others."""
     reservation: Literal["calibrated", "constant", "max", "paged", "s3"] = "calibrated"
     """Memory reserved for an answer. calibrated: the predicted p90 of its length. s3: the edge of the predicted bucket.
     constant: the p90 of the pool's answers. max: max_tokens. paged: nothing, a page whenever one is needed."""

@@ -92,7 +92,7 @@ def check_queues(state: State) -> None:
         oldest = pool.queue.oldest(len(pool.queue))
         assert [r.order for r in oldest] == sorted(r.order for r in pool.queue), (pool.name, oldest)
         counts, bound = pool.overtaking.counts, pool.starvation_bound(state.config)
-        assert bound is None or all(count <= bound for count in counts.values()), (pool.name, counts)
+        assert all(count <= bound for count in counts.values()), (pool.name, counts)
         assert {r for r, count in counts.items() if count} <= {r.id for r in pool.queue}, (pool.name, counts)
 
 

@@ -196,6 +196,15 @@ def test_shortest_passes_nobody_that_arrived_much_earlier(sizes: list[int], agin
         assert all(later >= name - aging_s for later in admitted[place:]), (name, admitted)
 
 
+def test_under_shortest_what_never_fits_is_passed_out_of_order_no_more_than_the_bound() -> None:
+    """Its turn by ageing has long come: small ones behind it would fill the runner for ever."""
+    queue, overtaking = queue_of(50, *[1] * 20, policy="shortest", aging_s=3.0), Overtaking()
+    admitted = schedule(queue, overtaking, 0, 40, bound=2)
+    assert admitted == [1, 2, 3, 4]  # 1 and 2 are before it by ageing (arrival + 0.06 s against 3 s), then two pass it
+    assert schedule(queue, overtaking, 0, 40, bound=2) == []
+    assert schedule(queue, overtaking, 0, 50, bound=2) == [0]
+
+
 def test_a_starved_request_that_fits_runs_at_once() -> None:
     """Under an order of its own a policy may come to it late: the bound does not wait for that."""
     queue, overtaking = queue_of(5, 10, 10, 10, policy="s3"), Overtaking()

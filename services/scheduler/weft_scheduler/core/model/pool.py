@@ -74,10 +74,10 @@ class Pool:
         """How long streams of a replaced or deleted digest may run on."""
         return self.declared.drain_s or config.drain_s
 
-    def starvation_bound(self, config: SchedulerConfig) -> int | None:
-        """How often a waiting request may be overtaken; None: the order of the queue policy bounds it."""
-        default = None if self.queue.ages else config.starvation_bound
-        return default if self.declared.starvation_bound is None else self.declared.starvation_bound
+    def starvation_bound(self, config: SchedulerConfig) -> int:
+        """How often a waiting request may be overtaken."""
+        declared = self.declared.starvation_bound
+        return config.starvation_bound if declared is None else declared
 
     def request_ids(self) -> list[str]:
         """Every request, in a fixed order."""

@@ -59,8 +59,8 @@ class Overtaking:
         self._reach: dict[str, Key] = {}  # lane whose window is full -> the last key that was offered
         self._closed: set[RunnerShape] = set()  # by the last pass; where there are some, the next pass offers all
 
-    def schedule(self, queue: WaitingQueue[R], context: PlacementContext[R], bound: int | None, window: int) -> None:
-        """Offer those that were overtaken `bound` times (None: never so), the oldest first, then the candidates."""
+    def schedule(self, queue: WaitingQueue[R], context: PlacementContext[R], bound: int, window: int) -> None:
+        """Offer those that were overtaken `bound` times the oldest first, then the candidates."""
         if self._closed:
             self._blocked.clear()
         tried, closed = set[str](), set[RunnerShape]()
@@ -71,22 +71,25 @@ class Overtaking:
             if request.id in tried or (request.id in self._blocked and not context.changed_for(request)):
                 return False
             tried.add(request.id)
+            key = queue.key_of(request)
             admitted = context.admit(request, closed)
             if admitted is None:
                 self._blocked.add(request.id)
                 return False
             self.forget(request.id)
-            for older in queue.oldest(window) if bound is not None else ():
+            for older in queue.oldest(window):
                 if older.order > request.order:
                     break
-                if older.id in queue and context.waits_for(older, admitted):
+                if older.id not in queue or (queue.ages and queue.key_of(older) > key):
+                    continue  # it has left, or its order lets that one pass, which ageing bounds
+                if context.waits_for(older, admitted):
                     self.counts[older.id] += 1
                     drain_for(older)
             return True
 
         def drain_for(request: R) -> None:
             """One that was overtaken too often runs now, or its runners take nothing new until it does."""
-            if bound is not None and self.counts[request.id] >= bound and not offer(request):
+            if self.counts[request.id] >= bound and not offer(request):
                 closed.update(context.placeable_shapes(request))
 
         if not context.has_capacity(closed):

@@ -49,7 +49,7 @@ class WaitingQueue(ABC, Generic[R]):
     them wait as the window has, no request behind them would be offered.
     """
 
-    ages: ClassVar[bool] = False  # the order itself bounds who passes whom: no bound unless the pool sets one
+    ages: ClassVar[bool] = False  # the order itself bounds who passes whom: only passes out of that order count
 
     def __init__(self) -> None:
         self._lanes: dict[str, SortedQueue[R]] = {}
