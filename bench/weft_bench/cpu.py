@@ -26,6 +26,7 @@ from weft_bench.cpu_loading import loading_case
 from weft_bench.cpu_machine import Machine, meter
 from weft_bench.cpu_shapes import SHAPES
 from weft_bench.cpu_slots import slots_case
+from weft_bench.cpu_swap import swap_case
 from weft_bench.cpu_textgen import textgen_case
 from weft_bench.lines import Line, Origin
 from weft_kernels.cpu.threads import cpu_quota
@@ -39,10 +40,11 @@ CASES: dict[str, Callable[[Context], Iterator[Line]]] = {
     "int8": int8_case,
     "loading": loading_case,
     "slots": slots_case,
+    "swap": swap_case,
     "textgen": textgen_case,
 }
 BRISK = ("tiny", "m135")  # the other shapes would take hours
-SERVING: dict[str, tuple[str, ...]] = {"loading": BRISK, "slots": BRISK, "textgen": BRISK}
+SERVING: dict[str, tuple[str, ...]] = {"loading": BRISK, "slots": BRISK, "swap": BRISK, "textgen": BRISK}
 
 
 def figures(

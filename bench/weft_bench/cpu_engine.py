@@ -64,7 +64,7 @@ class Subject(Player):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.engine.adapters.close()
+        self.engine.close()
 
     @property
     def executor(self) -> str:

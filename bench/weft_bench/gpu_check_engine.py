@@ -80,7 +80,7 @@ def _played(executor: Executor, source: Folders, shape: Shape, rows: int, asks: 
     try:
         player.play(asks, streams=rows)
     finally:
-        player.engine.adapters.close()
+        player.engine.close()
     return [player.texts[key] for key in sorted(player.texts, key=int)]
 
 

@@ -58,7 +58,7 @@ class DeviceSubject(Player):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.engine.adapters.close()
+        self.engine.close()
         self._gpu.sync()
 
     def file(self, number: int) -> Path:

@@ -4,9 +4,10 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -106,7 +107,7 @@ def cpu(
         str, typer.Option(help="Of tiny, small, m135, mid; separated by commas.")
     ] = "tiny,small,m135,mid",
     cases: Annotated[
-        str, typer.Option(help="Of decode, retention, batch1, prefill, whole, int8, loading, slots, textgen.")
+        str, typer.Option(help="Of decode, retention, batch1, prefill, whole, int8, loading, slots, swap, textgen.")
     ] = "decode,retention,batch1,prefill,whole,int8,loading,slots,textgen",
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds: shows that it works, not how fast.")] = False,
     executor: Annotated[str, typer.Option(help="auto, cpu or reference, as the runner's flag.")] = "auto",
@@ -252,6 +253,108 @@ def fidelity(
 
 
 @app.command()
+def s3(
+    part: Annotated[str, typer.Option(help="What to measure; default: every part. Separated by commas.")] = "",
+    traces: Annotated[str, typer.Option(help="Of LMSYS, ShareGPT, Alpaca; separated by commas.")] = "",
+    data: Data = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 1,
+    requests: Annotated[int, typer.Option(min=100, help="Of each queue.")] = 10_000,
+    quick: Annotated[bool, typer.Option("--quick", help="Few requests: shows that it works, not how well.")] = False,
+    seed: Annotated[int, typer.Option(help="Of arrivals, and of which rows are served.")] = 0,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """Scheduling with speculated output lengths (S3): queue policies, reservations, fairness, the paper's settings.
+
+    Simulated on described hardware. A queue of 10,000 requests takes half a minute to three minutes of one idle core,
+    and there are 14 of each trace; lines are kept as they are measured.
+    """
+    from weft_bench import s3 as bench
+    from weft_bench.machine import origin
+    from weft_bench.s3_lengths import TRACES
+
+    parts, pictures = among("part", part or ",".join(bench.PARTS), bench.PARTS), docs / "pictures" / "s3"
+    names = among("traces", traces or ",".join(TRACES), TRACES)
+    context = bench.Context(
+        origin("scipy"), data, names, pictures, seed, quick, requests, jobs, progress, complain
+    )  # fmt: skip
+    with failures_told():
+        keep("s3", lambda: bench.about(pictures, docs), bench.figures(context, parts), docs)
+
+
+@app.command()
+def slots(
+    quick: Annotated[bool, typer.Option("--quick", help="Few requests: shows that it works, not how well.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also runs that are there: the newest of each counts.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of arrivals, lengths and adapters.")] = 0,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """Adapters and KV in one memory without a number of slots, against the best number for each load.
+
+    Simulated with the step times that `weft bench fidelity` measured here. A run is kept once it is over: after an
+    interruption the same command goes on with those that are missing. All of it takes about ten minutes of one core.
+    """
+    from weft_bench import slots as bench
+    from weft_bench.machine import origin
+
+    raw, picture = docs / "raw" / "slots.jsonl", docs / "pictures" / "slots.svg"
+    with failures_told():
+        machine = bench.engine_of(docs / "raw" / "fidelity.jsonl")
+        known = read(raw) if raw.exists() and not again else []
+        lines = bench.figures(origin(), machine, known, seed=seed, quick=quick, bar=progress)
+        keep("slots", lambda: bench.about(read(raw), picture, docs), lines, docs)
+
+
+@app.command()
+def faults(
+    only: Annotated[
+        str, typer.Option(help="Cells by name, patterns separated by commas: 'kill runner *,* prefill'.")
+    ] = "*",
+    cells: Annotated[bool, typer.Option("--cells", help="List the cells and how many runs each has, and end.")] = False,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of each cell.")] = 3,
+    at_most: Annotated[int, typer.Option(min=1, help="Runs of this command: the next one goes on.")] = 10_000,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also runs that are there: the newest of each counts.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of the prompts and samples.")] = 0,
+    folder: Annotated[
+        Path | None, typer.Option(help="An empty folder for data and logs, which stay; default: a temporary one.")
+    ] = None,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """Processes killed and stopped, links cut and stalled, while streams run: tokens lost, repeated, wrong.
+
+    Starts its own stack on free ports. A run is kept once it is over: after an interruption the same command goes on
+    with those that are missing. A run takes 5 to 30 s; what it says does not depend on how busy the machine is.
+    """
+    from weft_bench import faults as bench
+    from weft_bench.machine import machine, origin
+    from weft_bench.through_faults import measure
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stack must not outlive this process
+    raw, patterns = docs / "raw" / "faults.jsonl", [pattern.strip() for pattern in only.split(",")]
+    if not (wanted := bench.chosen(patterns)):
+        raise typer.BadParameter(f"--only {only!r}: no cell; `weft bench faults --cells` lists them")
+    runs = bench.missing(wanted, repeat, read(raw) if raw.exists() and not again else (), machine())[:at_most]
+    if cells:
+        return typer.echo("\n".join(bench.listing(wanted, runs)))
+    with failures_told(), progress("faults", len(runs)) as advance, ExitStack() as ends:
+        data = folder or Path(ends.enter_context(TemporaryDirectory(prefix="weft-bench-")))
+        of = origin()
+
+        def keep_run(run: bench.Run) -> None:
+            append(raw, bench.lines(of, run))
+            advance(1)
+
+        try:
+            if runs:
+                asyncio.run(measure(runs, data, seed, keep_run, complain))
+        finally:
+            keep("faults", bench.__doc__ or "", (), docs, bench.page)
+
+
+@app.command()
 def check(docs: Docs = DEFAULT_DOCS) -> None:
     """List every target that the newest figures miss (unmeasured ones too); exit 1 if there is one."""
     failures = [(raw.stem, line) for raw in sorted((docs / "raw").glob("*.jsonl")) for line in missed(read(raw))]
@@ -274,15 +377,24 @@ def shape_lines(shape: str, models: Path | None, streams: int, repetitions: int,
     return measure(shape, models or cache_dir(), streams, repetitions, seed, origin("tokenizers"))
 
 
-def keep(name: str, about: str, lines: Iterable[Line], docs: Path) -> None:
-    """Append the lines as they are measured, write the page anew, show it: also of a run that fails half-way."""
+def keep(
+    name: str,
+    about: str | Callable[[], str],
+    lines: Iterable[Line],
+    docs: Path,
+    render: Callable[[str, str, Iterable[Line]], str] = page,
+) -> None:
+    """Append the lines as they are measured, write the page anew, show it: also of a run that fails half-way.
+
+    `about`: what the page says first, or what returns that once the lines are there.
+    """
     raw = docs / "raw" / f"{name}.jsonl"
     try:
         for line in lines:
             append(raw, [line])
     finally:
         if raw.exists():
-            text = page(name, about, read(raw))
+            text = render(name, about() if callable(about) else about, read(raw))
             (docs / f"{name}.md").write_text(text, encoding="utf-8")
             typer.echo(text)
 

@@ -7,23 +7,19 @@ in one temporary folder, and is gone at the end.
 import asyncio
 import contextlib
 import json
-import os
 import secrets
 import shutil
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
 from kubernetes.aio.client import ApiClient, ApiException, CoreV1Api, CustomObjectsApi
 
-from weft_bench.errors import NoResources, StackFailed
-from weft_bench.scrape import Sample, scrape, total
-from weft_bench.stack import quickstart
+from weft_bench.errors import NoResources
+from weft_bench.process import Process
+from weft_bench.scrape import Sample, total
+from weft_bench.stack import copy_adapter, quickstart
 from weft_operator.kubernetes.client import load_configuration
 from weft_operator.local.ports import PortSource
 
@@ -32,11 +28,8 @@ POOLS, ADAPTERS = "servingpools", "loraadapters"
 POOL = "bench"
 USER_AGENT = "weft-bench"
 MERGE_PATCH = "application/merge-patch+json"
-START_S, STOP_S, POLL_S = 60.0, 15.0, 0.02
 NOT_FOUND = 404
 CONNECTIONS = 16
-LOG_CHARS = 3000
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 class Cluster:
@@ -106,59 +99,6 @@ async def cluster(kubeconfig: Path) -> AsyncGenerator[Cluster]:
             await made.remove()
 
 
-class Process:
-    """One of ours, with its log and its probes."""
-
-    def __init__(self, name: str, module: str, flags: Mapping[str, object], folder: Path) -> None:
-        self.name, self.probes, self.log = name, str(flags["probes"]), folder / f"{name}.log"
-        words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
-        self.started_at = time.perf_counter()
-        with self.log.open("ab") as log:
-            self._child = subprocess.Popen([sys.executable, "-m", module, *words], stdout=log, stderr=log)
-
-    def samples(self) -> list[Sample]:
-        """Its metrics; nothing while it does not listen. Raises StackFailed when it has ended."""
-        self._require_alive()
-        try:
-            return scrape(self.probes)
-        except OSError:
-            return []
-
-    def ready(self) -> bool:
-        """Whether it answers /readyz with 200. Raises StackFailed when it has ended."""
-        self._require_alive()
-        try:
-            with urllib.request.urlopen(f"http://{self.probes}/readyz", timeout=5):
-                return True
-        except OSError:  # an HTTPError is one
-            return False
-
-    async def until(self, holds: Callable[[], bool], what: str) -> float:
-        """When it held, by asking; for what a process tells nobody of. Raises StackFailed."""
-        end = time.perf_counter() + START_S
-        while not await asyncio.to_thread(holds):
-            if time.perf_counter() > end:
-                raise StackFailed(f"not within {START_S:.0f} s: {self.name} {what}\n{self._said()}")
-            await asyncio.sleep(POLL_S)
-        return time.perf_counter()
-
-    def stop(self) -> None:
-        """SIGTERM and its end; killed when it does not end in time."""
-        self._child.terminate()
-        try:
-            self._child.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-
-    def _require_alive(self) -> None:
-        if (code := self._child.poll()) is not None:
-            raise StackFailed(f"{self.name} ended with {code}:\n{self._said()}")
-
-    def _said(self) -> str:
-        return self.log.read_text(errors="replace")[-LOG_CHARS:]
-
-
 @contextlib.asynccontextmanager
 async def stage(namespace: str, kubeconfig: Path, folder: Path) -> AsyncGenerator["Stage"]:
     """Everything started, and an operator that leads. Raises StackFailed."""
@@ -199,10 +139,7 @@ class Stage:
         """The URI of an adapter of its own: the weights of one of the quickstart's, another digest."""
         originals = sorted((self._sources / "adapters").iterdir())
         original, name = originals[number % len(originals)], f"copy-{number}"
-        (copy := self._sources / name).mkdir()
-        os.link(original / WEIGHTS, copy / WEIGHTS)
-        config = json.loads((original / CONFIG).read_text())
-        (copy / CONFIG).write_text(json.dumps({**config, "revision": f"copy {number}"}))
+        copy_adapter(original, self._sources / name, f"copy {number}")
         return f"file:{name}"
 
     def _start_operator(self) -> Process:
@@ -225,7 +162,7 @@ class Stage:
         return self._run(name, f"weft_{name}", {**flags, "data-dir": self._folder / name})
 
     def _run(self, name: str, module: str, flags: Mapping[str, object]) -> Process:
-        process = Process(name, module, {**flags, "probes": self._addresses(1)[0]}, self._folder)
+        process = Process(name, module, {**flags, "probes": (probes := self._addresses(1)[0])}, probes, self._folder)
         self._exits.callback(process.stop)
         return process
 

@@ -159,8 +159,8 @@ def _pool(sizes: Sizes) -> dict[str, Any]:
             "kvCache": {"pageTokens": PAGE_TOKENS, "pages": pages_of(sizes)},
             "scheduler": {
                 "maxSequences": sizes.rows, "maxBatchTokens": sizes.batch_tokens, "maxPrefills": sizes.prefills,
-                "tokenTimeMs": sizes.token_time_ms,
             },
+            "slo": {"tokenTimeMs": sizes.token_time_ms},
         },
     }  # fmt: skip
 

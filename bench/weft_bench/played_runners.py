@@ -132,7 +132,7 @@ def spec_of(pod: Object, address: str) -> RunnerSpec:
         page_tokens=page_tokens,
         total_pages=pages,
         max_sequences=int(flags["max-sequences"]),
-        max_adapters=int(flags["max-adapters"]),
+        max_adapters=int(flags.get("max-adapters", pages)),
         max_rank=int(flags["max-rank"]),
         max_context_tokens=pages * page_tokens,
     )

@@ -7,17 +7,23 @@ without the maximum or the baseline. `reserved / used` is S3's packing figure of
 the best constant of the fitted part. An encoder is trained from scratch for each row: with ten classes of as many
 answers each, whose probabilities the calibrated read-out turns into quantiles, and with S3's equal buckets of each
 maximum, where the likeliest bucket counts.
+
+Drift: a model of Alpaca's `random` rows meets those that were chosen for their helpfulness (`helpful45`: long answers),
+then those chosen by quality (`claude45`: short ones), and learns each outcome after its prediction. The coverage is
+that of requests 301 to 1,300 after the start of each.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 
 from weft.domain.prediction import Prediction, PredictItem
+from weft.domain.request import FinishReason, Outcome
 from weft_bench.data import find, rows
 from weft_bench.lines import Line, Origin
 from weft_predictor.core.encoder import class_of, tenths
@@ -30,6 +36,8 @@ from weft_predictor.training import EncoderOptions, Split, save_model, split, tr
 MAXIMA = (512, 1_024, 2_048)
 UNBIASED = {"random", "pr5000"}  # the other sources of the Alpaca set were chosen by length or quality
 TIMED_PROMPTS = 200
+DRIFT = ("random", "helpful45", "claude45")
+SETTLED = (300, 1_300)  # requests after the start of a drift: not those before, as many in all
 EPOCHS = 2  # the third already has a higher held-out loss on Alpaca, at every size measured
 MODELS = 8  # of the AlpacaEval matrix, evenly spaced among those that are models
 NO_MODELS = {"id", "NullModel", "gpt4_gamed"}
@@ -50,7 +58,8 @@ def _instructions(paths: Sequence[Path], *, keep: Callable[[Any], bool], adapter
         yield AnsweredPrompt(f"{raw['instruction']}\n{raw['input']}", adapter(raw), int(raw["n_in"]), int(raw["n_out"]))
 
 
-def _alpaca(paths: Sequence[Path]) -> Rows:
+def alpaca_rows(paths: Sequence[Path]) -> Rows:
+    """The rows that were not chosen by length or quality."""
     return _instructions(paths, keep=lambda row: bool(UNBIASED & set(row["src"])), adapter=lambda _: "base")
 
 
@@ -68,7 +77,7 @@ def _alpaca_eval(paths: Sequence[Path]) -> Rows:
 
 
 SETS = (
-    DataSet("Alpaca", ("alpaca_15k.jsonl.gz",), _alpaca),
+    DataSet("Alpaca", ("alpaca_15k.jsonl.gz",), alpaca_rows),
     DataSet("Dolly, a category as an adapter", ("dolly_3k.jsonl.gz",), _dolly),
     DataSet(
         "AlpacaEval, 8 models as adapters",
@@ -91,6 +100,35 @@ def figures(
         yield from _ridge(origin, data_set.name, parts)
         for size in sizes:
             yield from _encoder(origin, data_set.name, parts, size, keep / data_set.files[0].split(".")[0])
+    if alpaca := find(SETS[0].files[0], data):
+        yield from _drift(origin, alpaca)
+
+
+def _drift(origin: Origin, path: Path) -> Iterator[Line]:
+    model = train(split(_of_sources(path, {DRIFT[0]}, set())))
+    for source in DRIFT[1:]:
+        stream = list(_of_sources(path, {source}, UNBIASED))
+        Random(0).shuffle(stream)
+        begun, settled = SETTLED
+        covered = [_covered(model, row, f"{source}/{i}x") for i, row in enumerate(stream[:settled])][begun:]
+        coverage, case = float(np.mean(covered)), f"Alpaca: ridge of {DRIFT[0]}, then {source}"
+        yield origin.line(case, "coverage of p90 after the drift, at least", coverage, "share", target=">= 0.87")
+        yield origin.line(case, "coverage of p90 after the drift, at most", coverage, "share", target="<= 0.93")
+
+
+def _of_sources(path: Path, wanted: set[str], others: set[str]) -> Rows:
+    def keep(row: Any) -> bool:
+        return bool(wanted & set(row["src"])) and not others & set(row["src"])
+
+    return _instructions([path], keep=keep, adapter=lambda _: "base")
+
+
+def _covered(model: LengthModel, row: AnsweredPrompt, request_id: str) -> bool:
+    """Whether p90 held the answer, which is then learned."""
+    (predicted,) = model.predict_batch([replace(_item(row), request_id=request_id)])
+    end = Outcome(request_id, "", "", row.adapter, "", row.prompt_tokens, row.tokens, FinishReason.EOS, 0)
+    model.observe(end)
+    return row.tokens <= predicted.p90_tokens
 
 
 def network(parts: Split, size: str, tenths_of: int | None, keep: Path) -> LengthModel:

@@ -20,12 +20,21 @@ from weft_operator.local.ports import PortSource
 
 POLL_S = 0.02
 CONTROLLER = "controller"  # the process of `weft up` itself
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PATIENCE_S = 180.0  # for a stack that starts, stops or answers a command on a slow and busy machine
 
 
 def quickstart() -> Path:
     """The manifests of the quickstart in this checkout."""
     return Path(__file__).parents[2] / "examples" / "quickstart"
+
+
+def copy_adapter(original: Path, copy: Path, mark: str) -> None:
+    """An adapter with the weights of another one and a digest of its own, which follows from the mark."""
+    copy.mkdir(parents=True)
+    os.link(original / WEIGHTS, copy / WEIGHTS)
+    config = json.loads((original / CONFIG).read_text())
+    (copy / CONFIG).write_text(json.dumps({**config, "revision": mark}))
 
 
 class Stack:
@@ -39,8 +48,8 @@ class Stack:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.data_dir = data_dir
-        self._ports = PortSource(SystemRandom())
-        (self.port,) = self._ports(1)
+        self.ports = PortSource(SystemRandom())
+        (self.port,) = self.ports(1)
         self._command = [sys.executable, "-m", "weft_cli", "up", "-f", str(manifests), "--port", str(self.port)]
         self._command += ["--data-dir", str(data_dir), *arguments]
         self._environment = {**os.environ, **(environment or {}), "NO_COLOR": "1"}

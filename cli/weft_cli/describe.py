@@ -40,6 +40,11 @@ def describe_pool(obj: Object, runners: Sequence[Runner], now: float) -> list[st
         "Runners": f"{status.get('readyReplicas', 0)} ready of {obj['spec'].get('replicas', 1)} wanted",
         "Adapters": f"{adapters.get('ready', 0)} ready of {adapters.get('total', 0)}",
     }
+    if slo := status.get("slo"):
+        facts["SLO"] = (
+            f"{slo['attainedPercent']} % of requests (first token {slo['ttftPercent']} %, "
+            f"token time {slo['tokenTimePercent']} %)"
+        )
     own = [runner for runner in runners if runner.pool == ref]
     rows = [(*runner.row()[:1], *runner.row()[2:], runner.numerics_class) for runner in own]
     headers = ("RUNNER", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ADDRESS", "NUMERICS")
@@ -62,7 +67,7 @@ def describe_runner(runner: Runner) -> list[str]:
     }
     rows = [(short(at.digest), at.tier, str(at.running), at.error or at.shortfall) for at in runner.adapters]
     lines = table(("DIGEST", "TIER", "RUNNING", "NOTE"), rows) if rows else ["none"]
-    return [*_pairs(facts), "", f"Adapters ({runner.max_adapters} slots on the device):", *_indent(lines)]
+    return [*_pairs(facts), "", f"Adapters (at most {runner.max_adapters} on the device):", *_indent(lines)]
 
 
 def _head(obj: Object, now: float) -> list[str]:

@@ -352,8 +352,9 @@ def sim(
 
     A trace has columns for the arrival (arrival_s, TIMESTAMP, arrival_timestamp, timestamp), the prompt's tokens
     (prompt_tokens, ContextTokens, prompt_size, input_length) and the answer's (output_tokens, GeneratedTokens,
-    token_size, output_length), and may have one for the adapter (adapter, model). The public traces of Azure,
-    Splitwise and Mooncake are read as they are.
+    token_size, output_length), and may have others: the adapter (adapter, model), what the client asks for (max_tokens)
+    and what the predictor answers (p10_tokens, p50_tokens, p90_tokens, p99_tokens, bucket_tokens). The public traces of
+    Azure, Splitwise and Mooncake are read as they are.
     """
     from weft_cli.sim import run
 

@@ -98,7 +98,7 @@ class Runner:
             "Draining" if self.draining else str(self.ready),
             f"{self.sequences}/{self.max_sequences}",
             f"{self.used_pages}/{self.total_pages}",
-            f"{on_device}/{self.max_adapters}",
+            str(on_device),
             self.address,
         )
 

@@ -100,7 +100,6 @@ def runner_of(book: RunnerBook) -> RunnerNow:
         free_pages=figures.free_pages,
         total_pages=spec.total_pages,
         max_sequences=spec.max_sequences,
-        max_adapters=spec.max_adapters,
         sequences=tuple(
             SequenceNow((one.request_id, one.epoch.term, one.epoch.counter), one.adapter, tokens)
             for one, tokens in zip(book.sequences.values(), progress, strict=False)

@@ -35,7 +35,6 @@ class RunnerNow:
     free_pages: int
     total_pages: int
     max_sequences: int
-    max_adapters: int
     sequences: tuple[SequenceNow, ...] = ()
     on_device: frozenset[str] = frozenset()
 
@@ -110,7 +109,7 @@ def _runner_row(runner: RunnerNow, rate: float | None) -> tuple[str, ...]:
         f"{len(runner.sequences)}/{runner.max_sequences}",
         _rate(rate),
         f"{runner.free_pages}/{runner.total_pages}",
-        f"{len(runner.on_device)}/{runner.max_adapters}",
+        str(len(runner.on_device)),
     )
 
 

@@ -27,7 +27,14 @@ def pool_entry(facts: PoolFacts) -> PoolSpec | None:
         queue=pool.queue,
         aging_s=pool.aging_s,
         starvation_bound=pool.starvation_bound,
+        fair=pool.fair,
+        tenant_weights=pool.tenant_weights,
+        slo_ttft_s=pool.slo.ttft_ms / 1000 if pool.slo else 0.0,
+        slo_token_time_s=pool.slo.token_time_ms / 1000 if pool.slo else 0.0,
+        slo_reject=pool.slo is not None and pool.slo.reject,
         reservation=pool.reservation,
+        consolidation=pool.consolidation,
+        consolidation_s=pool.consolidation_s,
         created_unix_s=int(pool.meta.created),
         min_runners=facts.bounds.min,
         max_runners=facts.bounds.max,
@@ -65,10 +72,21 @@ def pool_status(facts: PoolFacts, now: float, *, pods: bool) -> dict[str, Any]:
         "readyReplicas": ready_runners(facts),
         "selector": selector(facts.pool.meta.ref) if pods else None,
         "lastScale": _last_scale(facts, now),
+        "slo": _slo(facts),
         "adapters": {"total": facts.adapters_total, "ready": facts.adapters_ready},
         "conditions": merged(before, pool_conditions(facts), generation, now),
     }
     return {name: value for name, value in status.items() if value is not None}
+
+
+def _slo(facts: PoolFacts) -> dict[str, int] | None:
+    """What the scheduler reports; what was stored while it has not reported, as after a restart."""
+    if facts.pool.slo is None:
+        return None
+    if facts.report is None or facts.report.slo is None:
+        return facts.pool.status.get("slo")
+    attained, ttft, token_time = facts.report.slo
+    return {"attainedPercent": attained, "ttftPercent": ttft, "tokenTimePercent": token_time}
 
 
 def _last_scale(facts: PoolFacts, now: float) -> dict[str, Any] | None:

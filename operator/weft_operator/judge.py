@@ -121,9 +121,9 @@ def refuse_adapter(adapter: Adapter, desired: Desired) -> Refusal | None:
     return refuse_by_name(adapter, desired) or (_refuse_pin(adapter, desired) if adapter.pinned else None)
 
 
-def pinned_max(pool: Pool) -> int:
-    """How many adapters may be pinned in this pool."""
-    return pool.max_adapters - UNPINNED_SLOTS
+def pinned_max(pool: Pool) -> int | None:
+    """How many adapters may be pinned in this pool; None: only what they take of its runners' memory bounds them."""
+    return None if pool.max_adapters is None else pool.max_adapters - UNPINNED_SLOTS
 
 
 def name_owner(model_name: str, desired: Desired) -> Pool | Adapter | None:
@@ -157,12 +157,16 @@ def refuse_by_name(adapter: Adapter, desired: Desired) -> Refusal | None:
 def _refuse_pin(adapter: Adapter, desired: Desired) -> Refusal | None:
     """Of an adapter that has its name."""
     pool = desired.pools[adapter.pool]
-    own = _precedence(adapter)
-    older = (rival for rival in desired.adapters_of(adapter.pool) if rival.pinned and _precedence(rival) < own)
-    if sum(1 for _ in islice(accepted_by_name(older, desired), pinned_max(pool))) < pinned_max(pool):
+    most, own = pinned_max(pool), _precedence(adapter)
+    if most is None:
         return None
-    bound = f"ServingPool {adapter.pool} with lora.maxAdapters {pool.max_adapters} pins at most {pinned_max(pool)}"
-    return Refusal("NoSlots", f"{bound} adapters, and older ones are there; unpin one, or raise lora.maxAdapters")
+    older = (rival for rival in desired.adapters_of(adapter.pool) if rival.pinned and _precedence(rival) < own)
+    if sum(1 for _ in islice(accepted_by_name(older, desired), most)) < most:
+        return None
+    bound = f"ServingPool {adapter.pool} with lora.maxAdapters {pool.max_adapters} pins at most {most}"
+    return Refusal(
+        "NoSlots", f"{bound} adapters, and older ones are there; unpin one, or raise or unset lora.maxAdapters"
+    )
 
 
 def base_of(pool: Pool, desired: Desired, observed: Observed) -> Good | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-from weft.domain.routes import PoolSpec
+from weft.domain.routes import PoolSpec, SloAttainment
 from weft_operator.resolution import Resolution
 from weft_operator.resources import Adapter, Object, Pool, Ref, Tier, holds
 from weft_operator.retention import Retention
@@ -28,7 +28,7 @@ class Launch:
     page_tokens: int
     kv_pages: int
     max_sequences: int
-    max_adapters: int
+    max_adapters: int | None
     max_rank: int
     max_batch_tokens: int
     max_prefills: int
@@ -136,6 +136,7 @@ class PoolReport:
     victims: tuple[str, ...] = ()  # names of runners that should go, the first one first
     max_runners: int = 0  # of the PoolSpec that this answers
     load: PoolLoad = field(default=PoolLoad(), compare=False)
+    slo: SloAttainment | None = None  # changes once a minute at most
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def launch_flags(launch: Launch) -> dict[str, str | int]:
         "page-tokens": launch.page_tokens,
         "kv-pages": launch.kv_pages,
         "max-sequences": launch.max_sequences,
-        "max-adapters": launch.max_adapters,
+        **({} if launch.max_adapters is None else {"max-adapters": launch.max_adapters}),
         "max-rank": launch.max_rank,
         "max-batch-tokens": launch.max_batch_tokens,
         "max-prefills": launch.max_prefills,

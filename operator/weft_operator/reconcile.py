@@ -11,7 +11,7 @@ The controller may be fed (`on_*`) long before `run()`: one that waits for its t
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TypeVar
 
 from weft.telemetry.logs import kv
@@ -35,6 +35,7 @@ from weft_operator.actions import (
     WithdrawPool,
 )
 from weft_operator.budget import Budget
+from weft_operator.clock import Clock, unix_clock
 from weft_operator.depot_work import DepotWork
 from weft_operator.errors import ChildRefused, NoEffect, OperatorError
 from weft_operator.judge import recall
@@ -66,7 +67,7 @@ class Controller:
         registry: Registry,
         *,
         policy: Policy,
-        clock: Callable[[], float] = time.time,
+        clock: Clock | None = None,
         meter: Meter | None = None,
     ) -> None:
         self.desired, self.observed = Desired(policy.pool_namespaces), Observed()
@@ -74,7 +75,7 @@ class Controller:
         self._meter = meter or NoMeter()
         self._first: set[Ref] = set()
         self._backend, self._registry = backend, registry
-        self._policy, self._clock = policy, clock
+        self._policy, self._clock = policy, (clock := clock or unix_clock())
         self._queue = Queue(clock)
         self._failures: dict[Ref, int] = {}
         self._budget = Budget()

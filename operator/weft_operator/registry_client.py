@@ -168,6 +168,7 @@ def pool_report(status: PoolStatus) -> PoolReport:
         wanted_runners=status.wanted_runners,
         victims=status.victims,
         max_runners=status.max_runners,
+        slo=status.slo,
         load=PoolLoad(
             running=status.running,
             queued=status.queued,

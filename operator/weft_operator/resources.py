@@ -16,6 +16,7 @@ Object = Mapping[str, Any]
 API_VERSION = "serving.weft.dev/v1alpha1"
 FINALIZER = "serving.weft.dev/unload"
 DEFAULT_GROUP = "runners"
+TOKEN_TIME_MS = 100  # of a pool without objectives: prompts are chunked to keep to it all the same
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -74,6 +75,15 @@ class Autoscaling:
 
 
 @dataclass(frozen=True, slots=True)
+class Slo:
+    """Objectives, in milliseconds. `ttft_ms` 0: none. `reject`: who cannot get its first token in time."""
+
+    ttft_ms: int
+    token_time_ms: int
+    reject: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """Runners of one kind. `template` is the whole one that holds: the group's own, else the pool's."""
 
@@ -98,7 +108,7 @@ class Pool:
     autoscaling: Autoscaling | None
     template: Object
     groups: tuple[Group, ...]
-    max_adapters: int
+    max_adapters: int | None  # None: as many as pages hold
     max_rank: int
     page_tokens: int
     kv_pages: int
@@ -114,7 +124,12 @@ class Pool:
     queue: str
     aging_s: float
     starvation_bound: int | None
+    fair: bool
+    tenant_weights: tuple[tuple[str, int], ...]
+    slo: Slo | None
     reservation: str
+    consolidation: str
+    consolidation_s: float
     drain_s: float
     allowed: Literal["Same", "All", "List"]
     allowed_names: tuple[str, ...]
@@ -163,6 +178,7 @@ def parse_adapter(obj: Object) -> Adapter:
 def parse_pool(obj: Object) -> Pool:
     """An admitted ServingPool -> its value."""
     meta, spec = parse_meta(obj), obj["spec"]
+    slo, fairness = _slo(spec.get("slo")), spec["scheduler"]["fairness"]
     model, lora, cache, scheduler = spec["model"], spec["lora"], spec["kvCache"], spec["scheduler"]
     parallelism, allowed = spec["parallelism"], spec["allowedNamespaces"]
     return Pool(
@@ -177,14 +193,14 @@ def parse_pool(obj: Object) -> Pool:
         autoscaling=_autoscaling(spec.get("autoscaling")),
         template=spec.get("template") or {},
         groups=_groups(spec),
-        max_adapters=lora["maxAdapters"],
+        max_adapters=lora.get("maxAdapters"),
         max_rank=lora["maxRank"],
         page_tokens=cache["pageTokens"],
         kv_pages=cache["pages"],
         max_sequences=scheduler["maxSequences"],
         max_batch_tokens=scheduler["maxBatchTokens"],
         max_prefills=scheduler["maxPrefills"],
-        token_time_ms=scheduler["tokenTimeMs"],
+        token_time_ms=slo.token_time_ms if slo else TOKEN_TIME_MS,
         tensor_parallel=parallelism["tensor"],
         pipeline_parallel=parallelism["pipeline"],
         max_queue=scheduler["maxQueue"],
@@ -193,7 +209,12 @@ def parse_pool(obj: Object) -> Pool:
         queue=scheduler["queue"],
         aging_s=float(scheduler["agingSeconds"]),
         starvation_bound=scheduler.get("starvationBound"),
+        fair=fairness["mode"] == "Tenant",
+        tenant_weights=tuple(sorted((fairness.get("weights") or {}).items())),
+        slo=slo,
         reservation=scheduler["reservation"],
+        consolidation=scheduler["consolidation"],
+        consolidation_s=float(scheduler["consolidationSeconds"]),
         drain_s=float(spec["drainSeconds"]),
         allowed=allowed["from"],
         allowed_names=tuple(allowed.get("names") or ()),
@@ -229,6 +250,10 @@ def _autoscaling(spec: Object | None) -> Autoscaling | None:
     if spec is None:
         return None
     return Autoscaling(spec["minReplicas"], spec["maxReplicas"], float(spec["idleSeconds"]), float(spec["wakeSeconds"]))
+
+
+def _slo(spec: Object | None) -> Slo | None:
+    return Slo(spec.get("ttftMs", 0), spec["tokenTimeMs"], spec["admission"] == "Reject") if spec is not None else None
 
 
 def _groups(spec: Object) -> tuple[Group, ...]:

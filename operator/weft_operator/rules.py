@@ -85,9 +85,10 @@ def _adapter_objections(adapter: Adapter, pool: Pool, desired: Desired) -> Itera
     if adapter.max_rank is not None and adapter.max_rank > pool.max_rank:
         message = f"ServingPool {ref} takes ranks up to {pool.max_rank}, not {adapter.max_rank}"
         yield Objection(Reason.RANK_TOO_LARGE, "spec.maxRank", message)
-    if adapter.pinned:
+    most = pinned_max(pool)
+    if adapter.pinned and most is not None:
         others = _accepted(pool, desired, lambda other: other.pinned and other.meta.ref != adapter.meta.ref)
-        if len(others) >= pinned_max(pool):
+        if len(others) >= most:
             known = [other for other in others if other.meta.ref.namespace == namespace]  # of others no names are told
             yield Objection("NoSlots", "spec.pinned", _full(pool, known))
 
@@ -113,7 +114,7 @@ def _review_pool(new: Pool, old: Pool | None, desired: Desired) -> Review:
     found = (
         *(_renamed(new, desired) if new.model_name != old.model_name else ()),
         *(_asserted(new, desired) if new.model_name != old.model_name else ()),
-        *(_fewer_slots(new, desired) if new.max_adapters < old.max_adapters else ()),
+        *(_fewer_slots(new, desired) if _lowered(new.max_adapters, old.max_adapters) else ()),
         *(_smaller_rank(new, desired) if new.max_rank < old.max_rank else ()),
     )
     return Review(found, tuple(_no_longer_permitted(new, desired)))
@@ -133,9 +134,13 @@ def _asserted(new: Pool, desired: Desired) -> Iterator[Objection]:
         yield Objection(Reason.BASE_MISMATCH, "spec.model.name", message)
 
 
+def _lowered(new: int | None, old: int | None) -> bool:
+    return new is not None and (old is None or new < old)
+
+
 def _fewer_slots(new: Pool, desired: Desired) -> Iterator[Objection]:
-    pinned = _accepted(new, desired, lambda adapter: adapter.pinned)
-    if len(pinned) > pinned_max(new):
+    most, pinned = pinned_max(new), _accepted(new, desired, lambda adapter: adapter.pinned)
+    if most is not None and len(pinned) > most:
         yield Objection("NoSlots", "spec.lora.maxAdapters", _full(new, pinned))
 
 
@@ -187,7 +192,7 @@ def _taken(new: Pool | Adapter, holder: Pool | Adapter) -> str:
 def _full(pool: Pool, pinned: list[Adapter]) -> str:
     bound = f"lora.maxAdapters {pool.max_adapters} pins at most {pinned_max(pool)}: one slot is never pinned"
     taken = f" (pinned: {_named(pinned)})" if pinned else ""
-    return f"ServingPool {pool.meta.ref} with {bound}{taken}; unpin one, or raise lora.maxAdapters"
+    return f"ServingPool {pool.meta.ref} with {bound}{taken}; unpin one, or raise or unset lora.maxAdapters"
 
 
 def _named(adapters: Iterable[Adapter]) -> str:

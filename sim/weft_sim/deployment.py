@@ -23,10 +23,12 @@ class RunnerPlan:
     max_batch_tokens: int = 512
     max_prefills: int = 1
     depth: int = 1  # steps in flight at a time
-    page_bytes: int = 0  # of a page, where adapters live in pages
+    swap_page_bytes: int = 0  # of a page's KV, where it can be swapped to host memory
+    host_bytes: int = 1 << 30  # for KV and adapters
     times: StepTimes | None = None  # measured ones; None: what the specification's profile says
     token_time_ms: float = inf
     threads: int = 0  # of its host's cores that a step takes; 0: it runs on a device of its own
+    stages: int = 1  # devices that hold a part of the layers each: a step passes them one after the other
 
 
 @dataclass(frozen=True)

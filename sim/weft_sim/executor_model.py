@@ -54,10 +54,15 @@ def extend(chain: int, token: int, key: int) -> int:
     return mixed ^ (mixed >> 29)
 
 
+def ends(seed: int, position: int) -> bool:
+    """Whether the token at an absolute position is the end of its sequence."""
+    output_tokens = seed & LENGTH_MASK
+    return output_tokens > 0 and position - ((seed >> LENGTH_BITS) & LENGTH_MASK) >= output_tokens
+
+
 def sample(chain: int, seed: int, choice: int, position: int) -> int:
     """The token at an absolute position, after the chain before it."""
-    output_tokens = seed & LENGTH_MASK
-    if output_tokens and position - ((seed >> LENGTH_BITS) & LENGTH_MASK) >= output_tokens:
+    if ends(seed, position):
         return EOS
     mixed = (chain ^ (seed * SECOND) ^ ((choice + 1) * PRIME) ^ position) * SECOND & MASK
     return 1 + (mixed >> 40) % VOCABULARY
@@ -81,6 +86,8 @@ def answer(prompt: Sequence[int], adapter: str, seed: int, choice: int, max_toke
 class StepTimes:
     """ms of a step: of any, of a decode row, a prompt token, a key that rows attend to, an adapter in the batch.
 
+    `page_copy_ms`: of a page of KV to host memory, or back, beside the steps.
+
     `curve`, where it was measured, is used instead of the first three: (tokens, ms), the fewest first, with lines
     between them. A few rows cost hardly more than one while weights stream, which no line through the origin says.
     """
@@ -91,6 +98,7 @@ class StepTimes:
     key_ms: float = 0.0
     adapter_ms: float = 0.0
     curve: tuple[tuple[float, float], ...] = ()
+    page_copy_ms: float = 0.1
 
     @classmethod
     def of(cls, spec: RunnerSpec) -> "StepTimes":
@@ -116,18 +124,29 @@ class StepTimes:
 
 
 class Device:
-    """The memory of one runner: pages of chains, slots of adapters. Computing a row reads and writes both."""
+    """The memory of one runner: pages of chains, slots of adapters. Computing a row reads and writes both.
+
+    `host`: copies of pages, by the number of the swap.
+    """
 
     def __init__(self, page_tokens: int) -> None:
         self.page_tokens = page_tokens
         self.slots: dict[int, str] = {}  # digest of the adapter in each slot in use
         self._keys: dict[str, int] = {"": 0}
         self._pages: dict[int, list[int]] = {}
+        self.host: dict[int, list[list[int]]] = {}
 
     def clear(self, pages: Iterable[int]) -> None:
         """They change hands: what was in them is gone."""
         for page in pages:
             self._pages.pop(page, None)
+
+    def copy_out(self, number: int, pages: Iterable[int]) -> None:
+        self.host[number] = [list(self._pages.get(page, ())) for page in pages]
+
+    def copy_in(self, number: int, first: int, pages: Iterable[int]) -> None:
+        copies = self.host.pop(number)[first:]
+        self._pages.update((page, copy) for page, copy in zip(pages, copies, strict=True))
 
     def load(self, slot: int, adapter: str) -> None:
         self.slots[slot] = adapter

@@ -5,7 +5,7 @@ a client reads against the undisturbed answer, assignments against epochs, repor
 against what clients saw. `settled` holds once faults are over and every client has its answer.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,8 @@ from weft.domain.request import (
 )
 from weft.domain.runner import ReportGap, RunnerBook, RunnerReport, RunnerSpec
 from weft.wire.codec.scheduling import outcome_from_bytes
+from weft_scheduler.core.effects import Consolidated
+from weft_scheduler.core.policy.consolidation.consolidation import MAX_CONSOLIDATIONS
 from weft_sim.executor_model import answer, text_of
 from weft_sim.process import LawBroken, Process
 
@@ -77,6 +79,7 @@ class Waiting:
 
     gateway: str
     pool: str
+    tenant: str
     since: float
     number: int
     fresh: bool = True  # nothing has happened to it yet
@@ -87,13 +90,14 @@ class Waiting:
 class Laws:
     """`now`: the virtual time, for messages; `scheduler_now`: the scheduler's clock, which may have jumped, for ages.
 
-    `bound`: of passes; None: none.
+    `bound`: of passes by requests of the same tenant; None: none. `fair` False: all requests are one tenant's.
     """
 
     now: Callable[[], float]
     scheduler_now: Callable[[], float]
     bound: int | None = 32
     avoid_s: float = 3.0
+    fair: bool = True
     requests: dict[str, ClientRequest] = field(default_factory=dict[str, ClientRequest])
     excused: set[str] = field(default_factory=set[str])  # died with their gateway
     stored: dict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
@@ -105,6 +109,7 @@ class Laws:
     terms: list[int] = field(default_factory=list[int])
     liars: set[Peer] = field(default_factory=set[Peer])
     starts: dict[tuple[str, Epoch], Peer] = field(default_factory=dict[tuple[str, Epoch], Peer])
+    consolidations: Counter[str] = field(default_factory=Counter[str])  # of requests, by the present scheduler
     complete: set[str] = field(default_factory=set[str])  # gateways that have submitted again all that they hold
     _arrivals: int = 0
 
@@ -224,7 +229,9 @@ class Laws:
                 if submit.epoch == NEVER and known is None:
                     fresh = submit.request_id not in self.epochs
                     since = self.scheduler_now() - submit.waited_s
-                    self.waiting[submit.request_id] = Waiting(peer.name, submit.pool, since, self._arrivals, fresh)
+                    tenant = submit.namespace if self.fair else ""
+                    waiting = Waiting(peer.name, submit.pool, tenant, since, self._arrivals, fresh)
+                    self.waiting[submit.request_id] = waiting
             case Received(message=Failed(request_id=request_id, reason=reason)):
                 if reason not in (FailReason.NO_CAPACITY, FailReason.PREEMPTED) and (at := event.peer.name):
                     self.lost_at[at] = self.now()
@@ -238,6 +245,8 @@ class Laws:
             case _:
                 pass
         for effect in effects:
+            if type(effect) is Consolidated:
+                self._consolidated(effect)
             if type(effect) is Close and effect.peer.kind is Kind.GATEWAY:
                 self._gateway_closed(effect.peer.name)
             if type(effect) is not Send:
@@ -267,13 +276,25 @@ class Laws:
         for request_id, waiting in self.waiting.items():
             quiet = self.now() - self.lost_at.get(waiting.gateway, -1e9) > self.avoid_s
             older = (waiting.since, waiting.number) < (taken.since, taken.number)
-            here = waiting.pool == taken.pool and waiting.gateway in self.complete
+            same = (waiting.pool, waiting.tenant) == (taken.pool, taken.tenant)
+            here = same and waiting.gateway in self.complete
             if here and waiting.fresh and taken.fresh and older and quiet:
                 waiting.passes += 1
                 if self.bound is not None and waiting.passes > self.bound:
                     raise LawBroken(f"{request_id} has been passed {waiting.passes} times, the bound is {self.bound}")
 
+    def _consolidated(self, effect: Consolidated) -> None:
+        """A runner is emptied: a bounded number of times for each request, and while none waits."""
+        here = [(r, w) for r, w in self.waiting.items() if w.pool == effect.pool and w.gateway in self.complete]
+        if queued := [request_id for request_id, _ in here]:
+            raise LawBroken(f"{effect.runner.uuid} is emptied while {', '.join(queued)} wait")
+        self.consolidations.update(effect.request_ids)
+        for request_id in effect.request_ids:
+            if self.consolidations[request_id] > MAX_CONSOLIDATIONS:
+                raise LawBroken(f"{request_id} is migrated by consolidation {self.consolidations[request_id]} times")
+
     def scheduler_died(self) -> None:
+        self.consolidations.clear()
         self.waiting.clear()
         self.complete.clear()
 

@@ -14,8 +14,9 @@ def pool_object(namespace: str, name: str, spec: RunnerSpec, **more: Any) -> dic
         "parallelism": {"tensor": 1, "pipeline": 1},
         "scheduler": {
             "placement": "punica", "queue": "fcfs", "agingSeconds": 60, "reservation": "calibrated",
-            "maxSequences": spec.max_sequences, "maxBatchTokens": 512, "maxPrefills": 1, "tokenTimeMs": 100,
-            "maxQueue": 1000, "maxMoves": 20,
+            "consolidation": "autoscaled", "consolidationSeconds": 10,
+            "maxSequences": spec.max_sequences, "maxBatchTokens": 512, "maxPrefills": 1,
+            "maxQueue": 1000, "maxMoves": 20, "fairness": {"mode": "Tenant"},
         },
         "drainSeconds": 60,
         "allowedNamespaces": {"from": "All"},

@@ -17,6 +17,7 @@ class Served:
     tpot_ms: float | None
     e2e_ms: float
     tokens: int
+    tenant: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def served(requests: Iterable[ClientRequest]) -> tuple[Served, ...]:
             tokens = len(request.text) // 2
             between = (request.ended_at - first) * 1e3 / (tokens - 1) if tokens > 1 else None
             ttft, e2e = (first - request.arrived) * 1e3, (request.ended_at - request.arrived) * 1e3
-            found.append(Served(ttft, between, e2e, tokens))
+            found.append(Served(ttft, between, e2e, tokens, request.namespace))
     return tuple(found)
 
 

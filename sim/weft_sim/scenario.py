@@ -8,12 +8,13 @@ from pathlib import Path
 from weft.domain.adapter import AdapterSpec, Tier
 from weft.domain.ids import RunnerId
 from weft.domain.machine import TICK, Received
+from weft.domain.prediction import Prediction
 from weft.domain.routes import PoolSpec, RegistryChange
 from weft.domain.runner import Heartbeat, RunnerSpec
 from weft_scheduler.core.config import SchedulerConfig
 from weft_sim.clock import Rank, random_of
 from weft_sim.deployment import Deployment, RunnerPlan
-from weft_sim.executor_model import VOCABULARY, seed_of
+from weft_sim.executor_model import VOCABULARY, StepTimes, seed_of
 from weft_sim.faults import Fault, Liar, What, draw
 from weft_sim.laws import ClientRequest
 from weft_sim.objects import adapter_object, pool_object
@@ -30,7 +31,7 @@ SETTLED_EVERY_S = 0.25
 QUIET_S = 6.0  # and then nothing is under way any more: longer than a runner waits between attempts (RETRY_S)
 MOST_RUNNERS = 3  # of an autoscaled pool
 LOG = 40  # latest events that a failure shows
-FAILURES = frozenset({"queue_full", "too_many_migrations", "adapter_failed"})
+FAILURES = frozenset({"queue_full", "slo_unattainable", "too_many_migrations", "adapter_failed"})
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ def scenario(seed: int) -> Scenario:
     lies = seed % 8 == 5
     page_tokens, slots = chance.choice((2, 4, 8)), chance.choice((2, 3))
     total_pages = chance.choice((64, 96, 160, 256)) // page_tokens
+    swap = random_of(seed, "swap")  # most host memories hold a sequence or two; copies are fast, or as slow as prefill
+    swap_page_bytes = swap.choice((0, 100, 100))
+    if swap_page_bytes and total_pages >= 16:
+        total_pages //= 2
     count = chance.randint(1, 4)
     adapters = tuple(
         AdapterSpec(
@@ -68,12 +73,18 @@ def scenario(seed: int) -> Scenario:
             numerics_class=chance.choice(("class-a", "class-a", "class-b")), best_batch=chance.choice((2, 4, 8)),
             step_ms_1=20.0, step_ms_best=26.0, prefill_tokens_per_s=2000.0,
         )  # fmt: skip
-        return RunnerPlan(
-            spec, f"host-{name}", chance.choice((8, 16, 64)), chance.choice((1, 2)), chance.choice((1, 1, 2)),
-            chance.choice((0, 500)),
+        plan = RunnerPlan(
+            spec, f"host-{name}", chance.choice((8, 16, 64)), chance.choice((1, 2)), chance.choice((1, 1, 2))
         )  # fmt: skip
+        return replace(plan, spec=replace(spec, page_bytes=chance.choice((0, 500))))
 
-    runners = [runner(f"runner-{i}", POOL) for i in range(count)]
+    def swapping(plan: RunnerPlan) -> RunnerPlan:
+        times = replace(StepTimes.of(plan.spec), page_copy_ms=page_tokens * swap.choice((0.01, 0.01, 0.3)))
+        host_bytes = swap.choice((400, 3_000, 100_000))
+        depth = 1 if swap_page_bytes else plan.depth  # stages swap nothing
+        return replace(plan, swap_page_bytes=swap_page_bytes, host_bytes=host_bytes, times=times, depth=depth)
+
+    runners = [swapping(runner(f"runner-{i}", POOL)) for i in range(count)]
     if lies:
         runners.append(runner("liar", LIARS_POOL))
     policies = random_of(seed, "policies")
@@ -81,7 +92,13 @@ def scenario(seed: int) -> Scenario:
         PoolSpec(
             POOL, "base", "base", max_queue=100, max_migrations=20,
             queue=policies.choice(("fcfs", "s3", "shortest")), aging_s=policies.choice((0.5, 5.0)),
-            reservation=policies.choice(("calibrated", "constant", "max", "paged", "s3")),
+            reservation=policies.choice(("calibrated", "constant", "max", "paged", "pooled", "s3")),
+            consolidation=policies.choice(("always", "autoscaled", "never")),
+            consolidation_s=policies.choice((0.05, 0.3)),
+            shared_all=True, fair=policies.random() < 0.8,
+            tenant_weights=policies.choice(((), (("acme", 3),), (("blue", 5),))),
+            slo_ttft_s=policies.choice((0.0, 0.5)), slo_token_time_s=policies.choice((0.0, 0.03)),
+            slo_reject=policies.random() < 0.5,
         )
     ]  # fmt: skip
     if lies:
@@ -103,7 +120,7 @@ def scenario(seed: int) -> Scenario:
             max_outcomes=chance.choice((4, 1000)),
         ),
     )
-    requests = tuple(_requests(chance, deployment, lies))
+    requests = tuple(_requests(chance, random_of(seed, "tenants"), deployment, lies))
     if autoscaled := seed % 8 == 3:
         deployment = _autoscaled(deployment, seed)
     cancels = tuple(
@@ -128,6 +145,7 @@ def _autoscaled(deployment: Deployment, seed: int) -> Deployment:
     pool = pool_object(
         "acme", "p", template.spec, autoscaling=scaling | {"idleSeconds": 2.0, "wakeSeconds": 60.0}
     )  # fmt: skip
+    pool["spec"]["scheduler"] |= {"consolidationSeconds": deployment.pools[0].consolidation_s}
     adapters = [
         adapter_object("acme", adapter.name, "p", tier=adapter.tier.name.capitalize())
         if adapter.tier is not Tier.UNSPECIFIED
@@ -141,9 +159,12 @@ def _autoscaled(deployment: Deployment, seed: int) -> Deployment:
 
 
 def _requests(
-    chance: random.Random, deployment: Deployment, lies: bool
+    chance: random.Random, tenants: random.Random, deployment: Deployment, lies: bool
 ) -> list[tuple[float, list[ClientRequest], int]]:
-    """Bursts of short requests; prompts of one tenant share beginnings, so that pages are shared."""
+    """Bursts of short requests; prompts share beginnings, so that those of one tenant share pages.
+
+    One tenant of three floods the others, whose requests are for the base.
+    """
     found: list[tuple[float, list[ClientRequest], int]] = []
     capacity = deployment.runners[0].spec.max_context_tokens
     openings = [[chance.randint(1, VOCABULARY) for _ in range(24)] for _ in range(2)]
@@ -158,6 +179,7 @@ def _requests(
         adapter = chance.choice(deployment.adapters).model_name if deployment.adapters and not evil else "base"
         stops = (chr(33 + chance.randrange(94)),) if chance.random() < 0.08 else ()
         model = "evil-base" if evil else adapter if chance.random() < 0.8 else "base"
+        tenant = tenants.choice(("acme", "blue", "green")) if model == "base" else "evil" if evil else "acme"
         gateway, answers = f"gateway-{chance.randrange(deployment.gateways)}", chance.choice((1, 1, 1, 2))
         most_output = (
             capacity - 2 * deployment.runners[0].spec.page_tokens - len(prompt) - 1
@@ -169,7 +191,7 @@ def _requests(
                 [
                     ClientRequest(
                         f"r{number}/{choice}" if answers > 1 else f"r{number}", f"r{number}", gateway,
-                        "evil" if evil else "acme", model, tuple(prompt), most, seed_of(draw_, len(prompt), output),
+                        tenant, model, tuple(prompt), most, seed_of(draw_, len(prompt), output),
                         choice, stops, trusted=not evil,
                     )
                     for choice in range(answers)
@@ -203,7 +225,8 @@ class Run:
         clock.run(until=clock.now + WARM_S)
         begin = clock.now
         for at_s, answers, p90 in self.plan.requests:
-            clock.at(begin + at_s, Rank.ARRIVAL, world.submit, answers[0].request_id, answers, p90)
+            predicted = Prediction("", p90 // 2, p90, "drawn", p90 // 4, 2 * p90)
+            clock.at(begin + at_s, Rank.ARRIVAL, world.submit, answers[0].request_id, answers, predicted)
         for at_s, request_id in self.plan.cancels:
             clock.at(begin + at_s, Rank.ARRIVAL, world.cancel, request_id)
         for fault in self.plan.faults:
@@ -218,6 +241,9 @@ class Run:
         deleted = any(fault.what is What.DELETE for fault in self.plan.faults)
         allowed = FAILURES | {"model_not_found"} if deleted else FAILURES
         laws.settled([process.peer for process in world.serving()], allowed)
+        for process in world.serving():
+            if isinstance(shell := process.shell, RunnerShell) and shell.device.host:
+                raise LawBroken(f"{process.name} still holds {sorted(shell.device.host)} in host memory")
         self._store_is_complete()
         return world.trace_hash
 

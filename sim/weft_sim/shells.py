@@ -1,12 +1,11 @@
 """What stands around each machine in the simulator: disks, devices, clients. One class for each kind of process."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weft.domain.ids import RunnerId
 from weft.domain.machine import Closed, Connected, Kind, Machine, Peer, PersistTerm, Received, Send
-from weft.domain.prediction import Prediction, PredictItem
+from weft.domain.prediction import PredictItem
 from weft.domain.request import EndReason, GatewayHello, Outcome, OutcomeAck, OutcomeReport, Sampling, SessionHello
 from weft.domain.routes import AdapterStatus, Keys, PoolStatus, RegistryChange, Route
 from weft.domain.runner import RunnerSpec, SupervisorHello
@@ -14,7 +13,8 @@ from weft.wire.codec.scheduling import outcome_bytes, outcome_from_bytes
 from weft_gateway.core import events as gw
 from weft_gateway.core.gateway import Gateway
 from weft_gateway.core.routes import Principal
-from weft_predictor.core.length_model import Arrays
+from weft_predictor.core.length_model import Arrays, LengthModel
+from weft_predictor.core.replayed_lengths import ReplayedLengths
 from weft_predictor.core.ridge_model import RidgeModel
 from weft_runner.core import events as rn
 from weft_runner.core.admission import PoolLimits
@@ -25,7 +25,7 @@ from weft_runner.core.step_time_model import StepModel
 from weft_scheduler.core.scheduler import Scheduler
 from weft_sim.clock import Rank
 from weft_sim.deployment import Deployment, RunnerPlan
-from weft_sim.executor_model import EOS, VOCABULARY, Device, StepTimes, bytes_of
+from weft_sim.executor_model import EOS, VOCABULARY, Device, StepTimes, bytes_of, ends
 from weft_sim.hosts import Lane
 from weft_sim.laws import ClientRequest
 from weft_sim.process import LawBroken, Process
@@ -40,6 +40,7 @@ TOKENIZER_S = 0.05  # for a gateway's tokenizer to come
 SLOW = 10.0  # a slow runner's steps take so many times as long
 COMMIT_S = 0.002  # of an outcome
 SAMPLED = [SampledToken(token) for token in range(VOCABULARY + 1)]
+ALIKE = SAMPLED[1], SAMPLED[EOS]
 
 
 class RegistryMachine:
@@ -214,7 +215,7 @@ class RunnerShell(BaseShell):
         self.times = plan.times or StepTimes.of(plan.spec)
         self.slow_until = self.failing_until = self.full_until = 0.0
         self.busy_s = self.model_s = self._ended_at = 0.0  # with and without what slows it on its host
-        self.steps = self.rows = 0
+        self.steps = self.rows = self.prompt_tokens = self.swaps = 0
         self._on_disk: dict[str, None] = {}
 
     def start(self, process: Process) -> Machine[Any, Any]:
@@ -223,7 +224,9 @@ class RunnerShell(BaseShell):
         process.peer = Peer(Kind.RUNNER, f"{identity.uuid}/{identity.incarnation}")
         self._world.laws.registered(process.peer, spec)
         self.device = Device(spec.page_tokens)
-        self._in_flight, self._idle_at, self._offering = 0, 0.0, False
+        self._in_flight, self._idle_at, self._last_end, self._offering = 0, 0.0, 0.0, False
+        self._built_at = 0.0
+        self._copying: dict[int, rn.SwapOut | rn.SwapIn] = {}
         self._model = Lane(process.host, self.plan.threads)
         times = self.times
         limits = PoolLimits(
@@ -232,7 +235,8 @@ class RunnerShell(BaseShell):
             BatchLimits(
                 self.plan.max_prefills, max(self.plan.max_batch_tokens, spec.max_sequences), self.plan.token_time_ms
             ),
-            page_bytes=self.plan.page_bytes,
+            page_bytes=spec.page_bytes, swap_page_bytes=self.plan.swap_page_bytes,
+            host_bytes=self.plan.host_bytes,
         )  # fmt: skip
         model = StepModel(times.base_ms, times.row_ms, times.key_ms, max(times.prompt_token_ms, 1e-3))
         self.machine = Runner(limits, model)
@@ -264,7 +268,11 @@ class RunnerShell(BaseShell):
         match effect:
             case rn.RunStep():
                 self._run(process, effect)
-            case rn.Load() | rn.Fetch():
+            case rn.Load():  # one thread builds them, one after the other
+                clock = self._world.clock
+                self._built_at = max(clock.now, self._built_at) + self._world.deployment.load_s
+                clock.at(self._built_at, Rank.WORK, self._loaded, process, process.generation, effect)
+            case rn.Fetch():
                 clock = self._world.clock
                 clock.after(self._world.deployment.load_s, Rank.WORK, self._loaded, process, process.generation, effect)
             case rn.RunnerStatus() if self._world.controller is not None:
@@ -273,6 +281,11 @@ class RunnerShell(BaseShell):
                 self.device.unload(effect.slot)
             case rn.AdapterPages():
                 self.device.clear(effect.pages)
+            case rn.SwapOut() | rn.SwapIn():
+                self._swap(process, effect)
+            case rn.DropSwap():
+                self._copying.pop(effect.number, None)
+                self.device.host.pop(effect.number, None)
             case rn.Retain():
                 self._on_disk = {digest: None for digest in self._on_disk if digest in effect.digests}
             case _:
@@ -281,6 +294,36 @@ class RunnerShell(BaseShell):
     def stopped(self, process: Process) -> None:
         if self._world.controller is not None:
             self._world.controller.ready(process.name, ready=False)
+
+    def _swap(self, process: Process, order: rn.SwapOut | rn.SwapIn) -> None:
+        """What a copy reads, it reads at its end; what it writes is not there before its end, and not what was."""
+        clock = self._world.clock
+        seconds = self.times.page_copy_ms * len(order.pages) / 1e3 * (SLOW if clock.now < self.slow_until else 1.0)
+        self._copying[order.number] = order
+        if isinstance(order, rn.SwapIn):
+            self.device.clear(order.pages)
+        copied = (self._swapped, process, process.generation, order, clock.now)
+        if self.plan.threads:
+            process.host.run(seconds, 1, *copied)
+        else:
+            clock.after(seconds, Rank.WORK, *copied)
+
+    def _swapped(
+        self, process: Process, generation: int, order: rn.SwapOut | rn.SwapIn, began: float
+    ) -> None:  # fmt: skip
+        now = self._world.clock.now
+        if generation != process.generation or not process.up or self._copying.get(order.number) is not order:
+            return
+        del self._copying[order.number]
+        if now < self.failing_until:
+            process.post(rn.SwapFailed(order.number, "no memory"))
+            return
+        if isinstance(order, rn.SwapOut):
+            self.device.copy_out(order.number, order.pages)
+            self.swaps += 1
+        else:
+            self.device.copy_in(order.number, order.first, order.pages)
+        process.post(rn.SwapDone(order.number, len(order.pages), now - began))
 
     def _run(self, process: Process, step: rn.RunStep) -> None:
         """A device runs steps one after the other; on the host's cores they compete with everything else there."""
@@ -293,16 +336,30 @@ class RunnerShell(BaseShell):
         self.model_s += seconds
         self.steps += 1
         self.rows += len(batch.rows)
+        self.prompt_tokens += batch.prompt_tokens
         self._in_flight += 1
         done = (process, process.generation, step, self._compute(step), clock.now)
         if self.plan.threads:
             self._model.run(seconds, self._step_done, *done)
         else:
-            self._idle_at = max(clock.now, self._idle_at) + seconds
-            clock.at(self._idle_at, Rank.WORK, self._step_done, *done)
+            stage_s = seconds / self.plan.stages
+            begins = max(clock.now, self._idle_at)  # at the first stage
+            self._idle_at = begins + stage_s
+            self._last_end = max(begins + seconds, self._last_end + stage_s)
+            clock.at(self._last_end, Rank.WORK, self._step_done, *done)
 
     def _compute(self, step: rn.RunStep) -> dict[str, SampledToken]:
-        """The step's tokens. Steps are computed in the order of their launch, so it may be done at the launch."""
+        """The step's tokens. Steps are computed in the order of their launch, so it may be done at the launch.
+
+        Where no law compares them, tokens are all alike but for the last of an answer.
+        """
+        if not self._world.watched:
+            of_rows = zip(step.batch.rows, step.sequences, strict=True)
+            return {
+                row.key: ALIKE[ends(sequence.start.sampling.seed, sequence.in_kv + row.n_tokens)]
+                for row, sequence in of_rows
+                if row.samples
+            }
         device, pool, tokens = self.device, self.machine.pool, dict[str, SampledToken]()
         device.clear(step.clear_pages)
         compute, pages_of = device.row, pool.pages.pages_of
@@ -478,23 +535,10 @@ class GatewayShell(BaseShell):
         self._world.laws.gateway_died(process.name)
 
 
-class ReplayedLengths:
-    """A length model that answers what a scenario has drawn: see `World.predictions`. It learns nothing."""
-
-    def __init__(self, predictions: dict[str, int]) -> None:
-        self._predictions = predictions
-
-    def predict_batch(self, items: Sequence[PredictItem]) -> list[Prediction]:
-        p90s = [(item.request_id, self._predictions.get(item.request_id, 0)) for item in items]
-        return [Prediction(request_id, p90 // 2, p90, "replayed", p90 // 4, 2 * p90) for request_id, p90 in p90s]
-
-    def observe(self, outcome: Outcome) -> None: ...
-
-
 class PredictorMachine:
     """The predictor's two calls of its length model as a machine."""
 
-    def __init__(self, model: RidgeModel | ReplayedLengths) -> None:
+    def __init__(self, model: LengthModel) -> None:
         self.model = model
 
     def handle(self, event: Any, now: float) -> list[Any]:

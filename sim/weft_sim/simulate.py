@@ -3,7 +3,7 @@
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from weft.domain.ids import RunnerId
 from weft.domain.routes import PoolSpec
 from weft.domain.runner import RunnerSpec
 from weft_gateway.core.gateway import GatewayConfig
+from weft_runner.core.adapter_slots import MOST_SLOTS
 from weft_scheduler.core.model.pool import POLICIES
 from weft_sim.clock import Rank, random_of
 from weft_sim.deployment import Deployment, RunnerPlan
@@ -51,7 +52,9 @@ class PoolDescription:
     step_ms_best: float = 30.0  # an iteration of best_batch sequences
     prefill_tokens_per_s: float = 2000.0
     adapters: int = 8
-    slots: int = 8  # adapters on a device at a time
+    slots: int = 0  # adapters on a device at a time; 0: as many as its pages hold
+    page_kib: float = 0.0  # of a KV page, for KV and adapters alike; 0: adapters have memory of their own
+    adapter_mib: float = 1.0
     rank: int = 16
     load_ms: float = 50.0  # an adapter from disk to the device
     popularity: str = "skewed"  # of adapters, where the trace names none: identical, distinct, uniform, skewed
@@ -64,7 +67,10 @@ class PoolDescription:
     max_queue: int = 100_000
     queue: str = "fcfs"  # or s3, shortest: the order in which requests wait
     aging_s: float = 60.0  # shortest: a request is passed by none that arrived more than this after it
-    reservation: str = "calibrated"  # or s3, constant, max, paged: memory set aside for an answer
+    reservation: str = "calibrated"  # or pooled, s3, constant, max, paged: memory set aside for an answer
+    consolidation: str = "never"  # or always: a lightly loaded runner is emptied by migration
+    consolidation_s: float = 10.0  # at most one in this time
+    fair: bool = True  # the namespaces of callers share the pool by virtual token counters
     cpu: bool = True  # charge the machines' measured CPU seconds
 
     def __post_init__(self) -> None:
@@ -72,7 +78,7 @@ class PoolDescription:
             value = getattr(self, field.name)
             if isinstance(value, int | float) and value < 0:
                 raise BadPool(f"{field.name} is {value}")
-        for name in ("queue", "reservation"):
+        for name in ("queue", "reservation", "consolidation"):
             if (value := getattr(self, name)) not in POLICIES[name]:
                 raise BadPool(f"{name} {value!r} is none of {', '.join(POLICIES[name])}")
 
@@ -109,13 +115,15 @@ def _toml(value: Any) -> str:
 
 def deployment_of(pool: PoolDescription) -> Deployment:
     context = pool.max_context_tokens or pool.page_tokens * pool.total_pages
+    slots = pool.slots or min(pool.total_pages, MOST_SLOTS)
     runners = tuple(
         RunnerPlan(
             RunnerSpec(
                 RunnerId(f"default.{number:04}", ""), f"runner-{number}", POOL, pool.page_tokens, pool.total_pages,
-                pool.max_sequences, pool.slots, max(pool.rank, 1), context, name=f"runner-{number}",
+                pool.max_sequences, slots, max(pool.rank, 1), context, name=f"runner-{number}",
                 numerics_class="simulated", best_batch=pool.best_batch, step_ms_1=pool.step_ms_1,
                 step_ms_best=pool.step_ms_best, prefill_tokens_per_s=pool.prefill_tokens_per_s,
+                page_bytes=int(pool.page_kib * 1024),
             ),
             "control" if pool.one_host else f"host-{number}",
             pool.max_batch_tokens,
@@ -137,10 +145,23 @@ def deployment_of(pool: PoolDescription) -> Deployment:
                 queue=pool.queue,
                 aging_s=pool.aging_s,
                 reservation=pool.reservation,
+                consolidation=pool.consolidation,
+                consolidation_s=pool.consolidation_s,
+                shared_all=True,
+                fair=pool.fair,
             ),
         ),
         adapters=tuple(
-            AdapterSpec(f"uid-{i}", "default", f"a{i}", f"default/a{i}", POOL, f"sha256:{i}", pool.rank, bytes=1 << 20)
+            AdapterSpec(
+                f"uid-{i}",
+                "default",
+                f"a{i}",
+                f"default/a{i}",
+                POOL,
+                f"sha256:{i}",
+                pool.rank,
+                bytes=int(pool.adapter_mib * (1 << 20)),
+            )
             for i in range(pool.adapters)
         ),
         gateways=pool.gateways,
@@ -170,15 +191,19 @@ def simulate(
     timeline: Timeline | None = None,
     deployment: Deployment | None = None,
     attach: Callable[[World], None] | None = None,
+    awaited: Callable[[TraceArrival], bool] = lambda _: True,
 ) -> Result:
-    """Every arrival of the trace, to the last answer.
+    """Every arrival of the trace, to the last answer that is `awaited`.
 
     `deployment`: what is described beyond the pool; None: the pool's. `attach` is given the world before it starts.
 
     On one core of an Intel Xeon 40 runners that step every iteration with 32 sequences serve some 150 requests of 128
     tokens a second (`check` False): about 27 Python functions a token, three quarters of them the shipped machines'.
     """
-    world = World(deployment or deployment_of(pool), seed, check=check, watch=check, timeline=timeline)
+    deployment = deployment or deployment_of(pool)
+    if any(arrival.predicted is not None for arrival in arrivals):
+        deployment = replace(deployment, replayed_lengths=True)
+    world = World(deployment, seed, check=check, watch=check, timeline=timeline)
     if attach is not None:
         attach(world)
     world.start()
@@ -189,11 +214,11 @@ def simulate(
     adapters = islice(drawn, len(arrivals))
     for number, (arrival, other) in enumerate(zip(arrivals, adapters, strict=True)):
         clock.at(begin + arrival.at_s, Rank.ARRIVAL, _arrive, world, pool, number, arrival, other)
-    left = Counter(answers=len(arrivals))
+    left = {str(number) for number, arrival in enumerate(arrivals) if awaited(arrival)}
 
-    def ended(_: ClientRequest) -> None:
-        left["answers"] -= 1
-        if not left["answers"]:
+    def ended(request: ClientRequest) -> None:
+        left.discard(request.id)
+        if not left:
             clock.stop()
 
     world.on_end = ended
@@ -221,9 +246,12 @@ def _arrive(world: World, pool: PoolDescription, number: int, arrival: TraceArri
     prompt = (*first, *(3,) * (arrival.prompt_tokens - 2))[: arrival.prompt_tokens]
     digest = f"sha256:{adapter}" if adapter >= 0 else ""
     tokens = arrival.output_tokens
-    most, seed = (tokens + 1, seed_of(number, len(prompt), tokens)) if arrival.stops else (tokens, number << 40)
+    if arrival.stops or arrival.max_tokens > tokens:
+        most, seed = max(tokens + 1, arrival.max_tokens), seed_of(number, len(prompt), tokens)
+    else:
+        most, seed = tokens, number << 40
     request = ClientRequest(
-        f"{number}", f"{number}", f"gateway-{number % pool.gateways}", "default",
+        f"{number}", f"{number}", f"gateway-{number % pool.gateways}", arrival.tenant,
         f"default/a{adapter}" if digest else "base", prompt, most, seed,
     )  # fmt: skip
-    world.submit(request.id, [request])
+    world.submit(request.id, [request], arrival.predicted)

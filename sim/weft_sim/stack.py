@@ -1,10 +1,12 @@
 """A deployment as one run: hosts, processes, streams and clients."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
 from weft.domain.machine import Kind, Peer
+from weft.domain.prediction import Prediction
 from weft.domain.request import GatewayHello
 from weft.domain.runner import SupervisorHello
 from weft_gateway.core import events as gw
@@ -37,7 +39,8 @@ class World:
         ages = any(pool.queue == "shortest" for pool in deployment.pools)  # then its order bounds who passes whom
         bound = None if ages else deployment.scheduler.starvation_bound
         self.laws = Laws(
-            lambda: self.clock.now, lambda: self.scheduler.now, bound, deployment.scheduler.avoid_s
+            lambda: self.clock.now, lambda: self.scheduler.now, bound, deployment.scheduler.avoid_s,
+            all(pool.fair for pool in deployment.pools),
         )  # fmt: skip
         self.network = Network(
             self.clock, WireCodec(), random_of(seed, "network"),
@@ -50,7 +53,7 @@ class World:
         self.processes: dict[str, Process] = {}
         self.clients: dict[str, ClientRequest] = {}
         self.contents = {adapter.digest: adapter.bytes for adapter in deployment.adapters}  # at the depot
-        self.predictions: dict[str, int] = {}  # p90 by request
+        self.predictions: dict[str, Prediction] = {}  # that are replayed, by request
         self.on_end: Callable[[ClientRequest], None] | None = None
         self.on_event: Callable[[Process, object, float], None] | None = None  # of processes that are made from now on
         self.watched, self._check = watch, check
@@ -107,12 +110,13 @@ class World:
         controller = self.controller
         return [r for r in self.runners.values() if r.up and (controller is None or controller.serves(r.name))]
 
-    def submit(self, request_id: str, answers: list[ClientRequest], p90_tokens: int = 0) -> None:
+    def submit(self, request_id: str, answers: list[ClientRequest], predicted: Prediction | None = None) -> None:
         """A client's request reaches its gateway; a gateway that is down refuses the connection."""
         gateway = self.processes[answers[0].gateway]
         if not gateway.up:
             return
-        self.predictions[request_id] = p90_tokens
+        if predicted is not None:
+            self.predictions[request_id] = replace(predicted, request_id=request_id)
         for request in answers:
             request.arrived = self.clock.now
             self.clients[request.id] = request

@@ -5,11 +5,13 @@ import gzip
 import io
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import IO
+
+from weft.domain.prediction import Prediction
 
 
 class TraceError(Exception):
@@ -20,7 +22,9 @@ class TraceError(Exception):
 class TraceArrival:
     """One request of a trace. `adapter`: index of the adapter it names, -1: the base.
 
-    `stops`: the model ends the answer, which takes one step more; else it is as long as was asked for.
+    `stops`: the model ends the answer, which takes one step more; else it is as long as was asked for. `max_tokens`:
+    what the client asks for, if that is more than the answer has. `predicted`: what the predictor answers. `tenant`:
+    the namespace of its caller.
     """
 
     at_s: float
@@ -28,6 +32,9 @@ class TraceArrival:
     output_tokens: int
     adapter: int = -1
     stops: bool = False
+    max_tokens: int = 0
+    predicted: Prediction | None = None
+    tenant: str = "default"
 
 
 # The names that public traces give to their columns (Azure 2023 and 2024, Splitwise, Vidur, BurstGPT, our own).
@@ -51,6 +58,7 @@ OUTPUTS = (
     "out_tokens",
 )
 ADAPTERS = ("adapter", "model", "client")
+PREDICTED = ("p10_tokens", "p50_tokens", "p90_tokens", "p99_tokens", "bucket_tokens")  # with p90 all count, absent as 0
 
 
 def read(path: Path) -> list[TraceArrival]:
@@ -68,12 +76,28 @@ def read(path: Path) -> list[TraceArrival]:
             start = at_s if start is None else start
             name = next((str(row[column]) for column in ADAPTERS if row.get(column)), "")
             adapter = names.setdefault(name, len(names)) if name else -1
-            arrivals.append(TraceArrival(at_s - start, max(1, int(prompt)), max(1, int(output)), adapter))
+            arrivals.append(
+                TraceArrival(
+                    at_s - start,
+                    max(1, int(prompt)),
+                    max(1, int(output)),
+                    adapter,
+                    max_tokens=int(row.get("max_tokens") or 0),
+                    predicted=_predicted(row),
+                )
+            )
         except (KeyError, ValueError) as error:
             raise TraceError(f"{path.name}, line {number}: {error}") from None
     if not arrivals:
         raise TraceError(f"{path.name} has no requests")
     return sorted(arrivals, key=lambda arrival: arrival.at_s)
+
+
+def _predicted(row: Mapping[str, str]) -> Prediction | None:
+    if not row.get("p90_tokens"):
+        return None
+    p10, p50, p90, p99, bucket = (int(float(row.get(column) or 0)) for column in PREDICTED)
+    return Prediction("", p50, p90, "trace", p10, p99, bucket)
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, books, crowd, emitted, finished, listed, load
+from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, crowd, emitted, finished, load
 from harness.installation import NAMESPACE, Installation
 from harness.quickstart import Case, sure_cases
 from harness.waiting import eventually
+from weft_bench.reports import books, listed
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
 ATTEMPTS = 20  # rounds in which the moment to strike may come

@@ -15,9 +15,10 @@ import httpx2
 import psutil
 import pytest
 
-from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, crowd, emitted, finished, load, runners
+from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, crowd, emitted, finished, load
 from harness.quickstart import Case, copy_manifests, sure_cases
 from harness.waiting import PATIENCE_S, eventually
+from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")

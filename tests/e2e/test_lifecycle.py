@@ -9,10 +9,11 @@ import httpx2
 import pytest
 import yaml
 
-from harness.crowd import SLOW, assert_undisturbed, crowd, finished, runners
+from harness.crowd import SLOW, assert_undisturbed, crowd, finished
 from harness.quickstart import Case, adapter_manifest, copy_manifests, sure_cases, tasks
 from harness.waiting import PATIENCE_S, eventually
 from weft.domain.adapter import Tier
+from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
 PROMPT = "Seven foxes met 3 wolves"

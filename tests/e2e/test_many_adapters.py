@@ -10,11 +10,11 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
-from harness.crowd import runners
 from harness.quickstart import QUICKSTART, adapter_manifest, copy_manifests
 from harness.waiting import PATIENCE_S, eventually
 from weft.domain.adapter import Tier
 from weft_bench.load import run
+from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
 COUNT = 150

@@ -1,14 +1,15 @@
-"""Predictions far too short in a pool far too small: sequences grow, are preempted, are doubled; the texts stay."""
+"""Predictions far too short in a pool far too small: sequences grow, are swapped, are doubled; the texts stay."""
 
 from collections.abc import Iterator
 
 import grpc.aio
 import pytest
 
-from harness.crowd import assert_undisturbed, finished, listed, runners
+from harness.crowd import assert_undisturbed, finished
 from harness.quickstart import copy_manifests, sure_cases
 from harness.waiting import eventually
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
+from weft_bench.reports import listed, runners
 from weft_bench.stack import Stack
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
@@ -29,8 +30,11 @@ async def test_a_third_of_the_requests_overrun_and_every_text_is_the_same(small:
     assert_undisturbed(await finished(small.url, cases, "overrun"))
     async with grpc.aio.insecure_channel(small.address("supervisor")) as channel:
         answer = await listed(AdminStub(channel))
-    counters = {name: getattr(answer, name) for name in ("grows", "preempts", "doublings")}
+    counters = {name: getattr(answer, name) for name in ("grows", "doublings")}
+    for direction in ("out", "in"):
+        counters[direction] = small.metric("runner", "weft_runner_swapped_bytes_total", direction=direction)
     assert all(count > 0 for count in counters.values()), counters
+    assert counters["in"] <= counters["out"]
     assert small.metric("gateway", "weft_gateway_overrun_requests_total") >= 0.3 * len(cases)
 
     async def idle() -> bool:

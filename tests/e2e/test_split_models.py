@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from harness.crowd import Crowd, Watched, assert_undisturbed, emitted, load, runners
+from harness.crowd import Crowd, Watched, assert_undisturbed, emitted, load
 from harness.quickstart import Case, copy_manifests, sure_cases
 from harness.waiting import PATIENCE_S, eventually
+from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")

@@ -93,6 +93,12 @@ _URI = "write file:PATH, pvc:CLAIM/PATH, hf:ORG/NAME or s3://BUCKET/PREFIX"
 _ENDPOINT = "write http://HOST[:PORT] or https://HOST[:PORT], without a path"
 _LABEL = "only lower-case letters, digits and '-' inside are allowed"
 _MODEL_NAME = "only letters, digits and . _ : / - inside are allowed"
+
+
+def _weights(**weights: int) -> Manifest:
+    return pool(scheduler={"fairness": {"weights": weights}})
+
+
 _NAMES = "names is given with from: List, and only then"
 _RESERVED = "are the operator's own"
 _S3 = "s3://bucket/adapters/upper"
@@ -215,7 +221,7 @@ BAD: tuple[Bad, ...] = (
     Bad("idle for no time", "spec.autoscaling.idleSeconds", "too small", scaled(idleSeconds=0)),
     Bad("held for a day", "spec.autoscaling.wakeSeconds", "too large", scaled(wakeSeconds=86_400)),
     Bad("no slot", "spec.lora.maxAdapters", "too small", pool(lora={"maxAdapters": 0})),
-    Bad("slots beyond the limit", "spec.lora.maxAdapters", "too large", pool(lora={"maxAdapters": 257})),
+    Bad("slots beyond the limit", "spec.lora.maxAdapters", "too large", pool(lora={"maxAdapters": 4097})),
     Bad("a page of nothing", "spec.kvCache.pageTokens", "too small", pool(kvCache={"pageTokens": 0})),
     Bad("an unknown order", "spec.scheduler.queue", "one of", pool(scheduler={"queue": "lifo"})),
     Bad("an unknown placement", "spec.scheduler.placement", "one of", pool(scheduler={"placement": "random"})),
@@ -228,7 +234,10 @@ BAD: tuple[Bad, ...] = (
     Bad("a model in no part", "spec.parallelism.tensor", "too small", pool(parallelism={"tensor": 0})),
     Bad("a stage for each token", "spec.parallelism.pipeline", "too large", pool(parallelism={"pipeline": 65})),
     Bad("both ways to split", "spec.parallelism.pipeline", "exclude", pool(parallelism={"tensor": 2, "pipeline": 2})),
-    Bad("a token in no time", "spec.scheduler.tokenTimeMs", "too small", pool(scheduler={"tokenTimeMs": 0})),
+    Bad("a token in no time", "spec.slo.tokenTimeMs", "too small", pool(slo={"tokenTimeMs": 0})),
+    Bad("too late without a time", "spec.slo.admission", "needs ttftMs", pool(slo={"admission": "Reject"})),
+    Bad("a tenant without a share", "spec.scheduler.fairness.weights.a", "too small", _weights(a=0)),
+    Bad("a weight of no namespace", "spec.scheduler.fairness.weights", "no namespace", _weights(A_b=1)),
     Bad("no prompt at all", "spec.scheduler.maxPrefills", "too small", pool(scheduler={"maxPrefills": 0})),
     Bad("drained at once", "spec.drainSeconds", "too small", pool(drainSeconds=0)),
     Bad("an unknown sharing", "spec.allowedNamespaces.from", "one of", pool(allowedNamespaces={"from": "Some"})),

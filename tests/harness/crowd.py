@@ -6,14 +6,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import grpc.aio
 import openai
 
 from harness.quickstart import Case
 from harness.waiting import PATIENCE_S
 from weft.domain.runner import RunnerBook
-from weft.wire.codec.cluster import read_reported
-from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
 
 # Kernels in plain C++: a quickstart answer takes seconds instead of 40 ms, so that there is a middle to strike in.
 SLOW = {"WEFT_CPU_LEVEL": "portable"}
@@ -138,20 +135,6 @@ def emitted(runner: RunnerBook, made: Crowd) -> list[tuple[Watched, int]]:
         for watched in made.streams
         if request_id.startswith(f"{watched.request_id}-")
     ]
-
-
-async def runners(supervisor: str) -> list[RunnerBook]:
-    """The supervisor's runners."""
-    async with grpc.aio.insecure_channel(supervisor) as channel:
-        return books(await listed(supervisor_pb2_grpc.AdminStub(channel)))
-
-
-async def listed(admin: supervisor_pb2_grpc.AdminStub) -> supervisor_pb2.ListRunnersResponse:
-    return await admin.ListRunners(supervisor_pb2.ListRunnersRequest(), timeout=PATIENCE_S, wait_for_ready=True)
-
-
-def books(answer: supervisor_pb2.ListRunnersResponse) -> list[RunnerBook]:
-    return [RunnerBook.of(read_reported(one)) for one in answer.runners]
 
 
 def assert_undisturbed(streams: Sequence[Watched]) -> None:

@@ -13,13 +13,13 @@ from harness.cluster import tools
 from harness.cluster.api import is_so
 from harness.cluster.node import Node
 from harness.cluster.values import copy_sources, node_values
-from harness.crowd import books, listed
 from harness.quickstart import QUICKSTART, ROOT
 from harness.waiting import eventually
 from weft.domain.runner import RunnerBook
 from weft.wire.streams import channel
 from weft.wire.tls import Role, Tls
 from weft.wire.v1 import supervisor_pb2_grpc
+from weft_bench.reports import books, listed
 from weft_bench.scrape import scrape, total
 
 NAMESPACE = "weft-system"

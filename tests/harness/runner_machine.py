@@ -37,7 +37,7 @@ def state_of(pool: RequestPool) -> Any:
         SimpleNamespace(
             request_id=key,
             reserved_pages=pool.pages.reserved_by(key),
-            used_pages=pool.pages.used_by(key),
+            used_pages=pool.pages.used_by(key) if key in pool.pages.holders() else 0,
             waiting=sequence.phase is SequencePhase.WAITING,
         )
         for key, sequence in pool.sequences.items()
@@ -51,6 +51,6 @@ def state_of(pool: RequestPool) -> Any:
         adapters_known=len(pool.adapters.adapters),
         overruns=[
             Overrun(key, pool.sequences[key].start.epoch, wanted, pool.sequences[key].reservation_tokens)
-            for key, wanted in pool.reservations.paused.items()
+            for key, wanted in pool.overruns().items()
         ],
     )

@@ -63,9 +63,11 @@ def adapter(digest: str, pool: str = POOL, rank: int = 8, **fields: Any) -> Adap
     return AdapterSpec(namespace="acme", name=digest, pool=pool, digest=digest, rank=rank, **values)
 
 
-def sequence(request_id: str, epoch: Epoch, digest: str = "", reservation: int = 16) -> SequenceState:
+def sequence(
+    request_id: str, epoch: Epoch, digest: str = "", reservation: int = 16, pages: int = 1
+) -> SequenceState:  # fmt: skip
     """A sequence as a runner reports it."""
-    return SequenceState(request_id, epoch, "g", digest, 0, reservation, 0)
+    return SequenceState(request_id, epoch, "g", digest, pages, reservation, 0)
 
 
 class ReportedState:

@@ -329,7 +329,7 @@ def make_driver() -> Iterator[Callable[..., Driver]]:
 
     yield make
     for driver in made:
-        driver.engine.adapters.close()
+        driver.engine.close()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from harness.cluster.control_plane import ControlPlane
 from harness.waiting import PATIENCE_S
-from weft_bench import operator_cases, operator_stage
+from weft_bench import operator_cases, process
 from weft_bench.lines import missed
 from weft_bench.operator import Size
 from weft_bench.through_operator import measure
@@ -25,7 +25,7 @@ def test_a_small_benchmark_measures_everything_and_leaves_nothing_behind(
     for limit in ("CONVERGE_S", "CHANGE_S", "SETTLE_S"):
         monkeypatch.setattr(operator_cases, limit, PATIENCE_S)
     for limit in ("START_S", "STOP_S"):
-        monkeypatch.setattr(operator_stage, limit, PATIENCE_S)
+        monkeypatch.setattr(process, limit, PATIENCE_S)
     lines = asyncio.run(measure(control_plane.kubeconfig, control_plane.audit_log, Size(1, 2), 1.0, no_bar))
     values = {(line.case.partition(": ")[2], line.metric): line.value for line in lines}
     assert [line for line in lines if line.value is None] == []

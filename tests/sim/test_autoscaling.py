@@ -39,7 +39,7 @@ def sizes(world: World, seconds: float, count: int) -> list[int]:
             f"r{number}", f"r{number}", "gateway-0", "acme", f"acme/a{number % 2}", (number + 1, 2, 3), 40, number << 40
         )
         at_s = begin + (number - first) / count
-        clock.at(at_s, Rank.ARRIVAL, world.submit, request.id, [request], 40)
+        clock.at(at_s, Rank.ARRIVAL, world.submit, request.id, [request])
     for second in range(int(seconds)):
         clock.run(until=begin + second + 1.0)
         found.append(sum(runner.up for runner in world.runners.values()))

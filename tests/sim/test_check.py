@@ -90,7 +90,7 @@ def test_a_restart_of_the_scheduler_in_full_flight_migrates_nothing_and_keeps_th
         request = ClientRequest(
             f"r{number}", f"r{number}", "gateway-0", "acme", "base", (number + 1, 2, 3), 40, 1 << 40
         )
-        clock.at(clock.now + number / 100, Rank.ARRIVAL, world.submit, request.id, [request], 16)
+        clock.at(clock.now + number / 100, Rank.ARRIVAL, world.submit, request.id, [request])
     clock.run(until=clock.now + 0.5)
     before = _places(world)
     assert before[0]

@@ -66,9 +66,10 @@ def starved_request(patch: pytest.MonkeyPatch) -> None:
     """Overtaking is not counted."""
     schedule = Overtaking.schedule
 
-    def patched(self: Overtaking, *arguments: Any) -> None:
+    def patched(self: Overtaking[Any], *arguments: Any) -> None:
         schedule(self, *arguments)
         self.counts.clear()
+        self._starved.clear()
 
     patch.setattr(Overtaking, "schedule", patched)
 

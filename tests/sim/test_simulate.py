@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from weft.domain.prediction import Prediction
 from weft_cli.main import main
 from weft_sim.clock import random_of
 from weft_sim.report import histogram, quantile
 from weft_sim.simulate import BadPool, PoolDescription, example, pool_of, simulate
+from weft_sim.stack import World
 from weft_sim.traces import TraceArrival, adapter_draw, poisson
 
 TRACE = "arrival_s,prompt_tokens,output_tokens,adapter\n0,40,10,a\n0.1,30,5,b\n0.2,200,20,\n"
@@ -35,11 +37,27 @@ def test_times_follow_the_runners_profile() -> None:
         assert 50 + 9 <= one.ttft_ms <= 50 + 9 + 10
 
 
-@pytest.mark.parametrize("policy", ['queue="s3"', 'queue="shortest"', 'reservation="paged"', 'reservation="max"'])
+@pytest.mark.parametrize(
+    "policy", ['queue="s3"', 'queue="shortest"', 'reservation="paged"', 'reservation="pooled"', 'reservation="max"']
+)
 def test_a_pool_is_served_under_every_policy(policy: str) -> None:
     arrivals = [TraceArrival(0.02 * i, 20 + i, 10 + 7 * i % 90) for i in range(40)]
     pool = pool_of(None, [policy, "total_pages=60", "max_context_tokens=300", "adapters=0", "cpu=false"])
     assert len(simulate(pool, arrivals).figures.served) == 40
+
+
+@pytest.mark.parametrize(("mode", "emptied"), [("always", 1), ("never", 0)])
+def test_consolidation_empties_a_runner_and_every_law_holds(mode: str, emptied: int) -> None:
+    pool = PoolDescription(
+        runners=2, max_sequences=4, best_batch=4, adapters=2, cpu=False, consolidation=mode, consolidation_s=1.0
+    )
+    arrivals = [TraceArrival(0.001 * i, 20, 200 if i % 4 == 0 else 10, i % 2) for i in range(8)]  # four fill a runner
+    worlds: list[World] = []
+    figures = simulate(pool, arrivals, check=True, attach=worlds.append).figures
+    laws = worlds[0].laws
+    assert len(figures.served) == 8
+    assert sum(laws.consolidations.values()) == emptied
+    assert min(figures.utilization.values()) < 0.7 or not emptied
 
 
 def test_more_load_waits_longer_and_more_runners_help() -> None:
@@ -86,3 +104,26 @@ def test_quantiles_and_bars() -> None:
     assert quantile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.5
     assert histogram([1.0, 1.0, 2.0], 2) == "1 |█▄| 2"
     assert histogram([1.0, 1.0]) == ""
+
+
+def test_watched_or_not_times_are_the_same() -> None:
+    pool = PoolDescription(max_sequences=4, total_pages=64, reservation="paged", adapters=2, cpu=False)
+    arrivals = [TraceArrival(0.01 * i, 20, 5 + 9 * (i % 7), i % 2, stops=i % 3 == 0, max_tokens=90) for i in range(30)]
+    watched, plain = (simulate(pool, arrivals, check=check).figures for check in (True, False))
+    assert watched.served == plain.served
+    assert sorted(one.tokens for one in plain.served) == sorted(one.output_tokens for one in arrivals)
+
+
+def test_predictions_of_the_trace_decide_what_is_reserved_and_who_is_first() -> None:
+    pool = PoolDescription(max_sequences=1, adapters=0, cpu=False, queue="shortest", aging_s=100.0)
+
+    def ended(first: int, second: int) -> list[float]:
+        predicted = [Prediction("", tokens, tokens, "", tokens, tokens) for tokens in (10, first, second)]
+        lengths = zip((10, first, second), predicted, strict=True)
+        arrivals = [TraceArrival(0.01 * i, 8, n, max_tokens=99, predicted=p) for i, (n, p) in enumerate(lengths)]
+        return [one.ttft_ms for one in simulate(pool, arrivals).figures.served]
+
+    _, long, short = ended(60, 5)
+    assert short < long
+    _, early, late = ended(5, 60)
+    assert early < late

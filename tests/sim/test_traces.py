@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from weft.domain.prediction import Prediction
 from weft_sim.clock import random_of
 from weft_sim.traces import TraceArrival, TraceError, adapter_draw, poisson, read
 
@@ -36,6 +37,14 @@ def test_our_own_format_names_adapters(tmp_path: Path) -> None:
         "arrival_s,prompt_tokens,output_tokens,adapter\n0,1,1,b\n1,1,1,a\n2,1,1,b\n3,1,1,\n"
     )
     assert [arrival.adapter for arrival in read(tmp_path / "own.csv")] == [0, 1, 0, -1]
+
+
+def test_our_own_format_has_limits_and_predictions(tmp_path: Path) -> None:
+    columns = "arrival_s,prompt_tokens,output_tokens,max_tokens,p10_tokens,p50_tokens,p90_tokens,p99_tokens"
+    (tmp_path / "own.csv").write_text(f"{columns}\n0,1,9,99,2,8,20,50\n1,1,9,,,,,\n")
+    first, second = read(tmp_path / "own.csv")
+    assert (first.max_tokens, first.predicted) == (99, Prediction("", 8, 20, "trace", 2, 50))
+    assert (second.max_tokens, second.predicted) == (0, None)
 
 
 @pytest.mark.parametrize(

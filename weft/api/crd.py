@@ -78,6 +78,7 @@ _POOL_COLUMNS = [
     _column("Adapters", ".status.adapters.ready", "integer", description="Adapters that clients can call."),
     _column("Available", _condition("Available", "status"), description="Whether it serves."),
     _column("Reason", _condition("Available", "reason"), description="Why, or why not."),
+    _column("SLO", ".status.slo.attainedPercent", "integer", description="Percent that met spec.slo.", wide=True),
     _column("Digest", ".status.baseDigest", description="The identity of the base model.", wide=True),
     _AGE,
 ]
@@ -136,7 +137,7 @@ def _structural(schema: Json, definitions: dict[str, Json]) -> Json:
         fields = cast("dict[str, Json]", out["properties"])
         out["properties"] = {name: _structural(field, definitions) for name, field in fields.items()}
         if isinstance(default := out.get("default"), dict):  # whole: the API server checks it by the rules as it stands
-            out["default"] = {k: v for k, v in cast("Json", default).items() if v is not None}
+            out["default"] = _without_nulls(cast("Json", default))
     values = out.pop("additionalProperties", False)
     if isinstance(values, dict):
         out["additionalProperties"] = _structural(cast("Json", values), definitions)
@@ -167,6 +168,12 @@ def _inlined(schema: Json, definitions: dict[str, Json]) -> Json:
     if "const" in out:
         out["enum"] = [out.pop("const")]
     return out
+
+
+def _without_nulls(values: Json) -> Json:
+    """What is unset is absent, also inside: `null` is no value of any field."""
+    kept = {key: value for key, value in values.items() if value is not None}
+    return {key: _without_nulls(cast("Json", v)) if isinstance(v, dict) else v for key, v in kept.items()}
 
 
 _ORDER = ("description", "type", "format", "default", "enum", "minimum", "maximum", "minLength", "maxLength", "pattern")

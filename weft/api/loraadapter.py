@@ -50,7 +50,7 @@ class LoRAAdapterSpec(ApiModel):
     """Asserts that no module's rank is larger; else RankTooLarge."""
     pinned: Annotated[bool, Field(strict=True)] = False
     """Keeps the adapter on the device of every runner of the pool, so that no request waits for it to load. A pool
-    takes one less of them than its lora.maxAdapters."""
+    that sets lora.maxAdapters takes one less of them."""
     tier: Literal["Remote", "Disk", "Host"] = "Remote"
     """The least that every ready runner holds it in: Host (memory), Disk, or Remote (fetched when first asked for)."""
 

@@ -1,10 +1,22 @@
 """ServingPool: a base model, the runners that serve it, and how requests are scheduled on them."""
 
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from weft.api.fields import ApiModel, DigestText, Label, ModelName, Rule, Timestamp, Uri, unique_names
+from weft.api.fields import (
+    LABEL_PATTERN,
+    PATTERN_HELP,
+    ApiModel,
+    DigestText,
+    Label,
+    ModelName,
+    Rule,
+    Timestamp,
+    Uri,
+    unique_names,
+)
 from weft.api.meta import Conditions, Resource, is_empty
 from weft.api.source import Artifact
 from weft.api.template import MAX_RUNNERS, RunnerGroup, RunnerTemplate
@@ -34,8 +46,9 @@ class PoolModel(Artifact):
 class LoRASettings(ApiModel):
     """What adapters may need of a runner."""
 
-    max_adapters: Annotated[int, Field(strict=True, ge=1, le=256)] = 8
-    """Adapters that are on the device of one runner at the same time. Many more can be served: they take turns."""
+    max_adapters: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
+    """The most adapters that are on the device of one runner at the same time; unset: as many as its pages hold beside
+    the sequences. Many more can be served: they take turns."""
     max_rank: Annotated[int, Field(strict=True, ge=1, le=256)] = 64
     """The largest rank of any module of any adapter."""
 
@@ -67,6 +80,50 @@ class Parallelism(ApiModel):
     """The layers in so many stages, with as many batches in flight. For models that do not fit otherwise."""
 
 
+Weight = Annotated[int, Field(strict=True, ge=1, le=1000)]
+
+
+class Fairness(ApiModel):
+    """How the namespaces whose requests wait share the pool."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "weights",
+            f"no namespace; {PATTERN_HELP[LABEL_PATTERN]}",
+            f"!has(self.weights) || self.weights.all(key, size(key) <= 63 && key.matches(r'{LABEL_PATTERN}'))",
+            lambda fairness: all(len(key) <= 63 and re.match(LABEL_PATTERN, key) for key in fairness.weights or {}),
+        ),
+    )
+
+    mode: Literal["Tenant", "None"] = "Tenant"
+    """Tenant: the namespace that was served least is next (virtual token counter, OSDI 2024), and the queue's order
+    holds inside it. None: the queue's order holds for all requests, whosever they are."""
+    weights: Annotated[dict[str, Weight], Field(max_length=256)] | None = None
+    """Shares of namespaces relative to each other; 1 for those that are not named."""
+
+
+class ServiceLevelObjectives(ApiModel):
+    """Within what times requests should be answered."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "admission",
+            "admission Reject needs ttftMs: without it no request comes too late",
+            "self.admission == 'Queue' || has(self.ttftMs)",
+            lambda slo: slo.admission == "Queue" or slo.ttft_ms is not None,
+        ),
+    )
+
+    ttft_ms: Annotated[int, Field(strict=True, ge=1, le=3_600_000)] | None = None
+    """Milliseconds from a request's arrival to its first token. Autoscaling wants runners enough for it."""
+    token_time_ms: Annotated[int, Field(strict=True, ge=1, le=60_000)] = 100
+    """Milliseconds from token to token of each running sequence: prompts are processed in chunks that keep to it, and
+    a runner takes no more sequences than its measured steps allow for it. S3's reader needs a token each 187."""
+    admission: Literal["Queue", "Reject"] = "Queue"
+    """Reject: a request that by estimate waits longer than ttftMs is answered 429 at once, with a retry-after. Queue:
+    it waits."""
+
+
 class SchedulingSpec(ApiModel):
     """Who runs where, and when."""
 
@@ -89,20 +146,26 @@ class SchedulingSpec(ApiModel):
     starvation_bound: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] | None = None
     """How often younger requests may pass a waiting one before its runners drain for it. Default: the scheduler's own
     (32). With queue shortest only passes out of its order count; agingSeconds bounds the others."""
-    reservation: Literal["calibrated", "constant", "max", "paged", "s3"] = "calibrated"
+    fairness: Fairness = Fairness()
+    """How the namespaces whose requests wait share the pool."""
+    reservation: Literal["calibrated", "constant", "max", "paged", "pooled", "s3"] = "calibrated"
     """Memory reserved for an answer. calibrated: the predicted p90 of its length. s3: the edge of the predicted bucket.
-    constant: the p90 of the pool's answers. max: max_tokens. paged: nothing, a page whenever one is needed."""
+    constant: the p90 of the pool's answers. max: max_tokens. paged: nothing, a page whenever one is needed. pooled: as
+    paged on the runner, and as many are admitted as are expected to fit together, with a margin for their sum."""
+    consolidation: Literal["autoscaled", "always", "never"] = "autoscaled"
+    """When requests of a lightly loaded runner migrate to fuller ones, so that it becomes idle (Punica, section 5.3).
+    autoscaled: while the pool has more runners than minReplicas. always: also where no runner can be released."""
+    consolidation_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 10
+    """At most one runner is emptied in this time; sequences that should end within it are left alone."""
     max_sequences: Annotated[int, Field(strict=True, ge=1, le=1024)] = 32
     """Sequences in one batch of one runner."""
     max_batch_tokens: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 512
     """Tokens of one iteration of one runner; longer prompts are processed in chunks."""
     max_prefills: Annotated[int, Field(strict=True, ge=1, le=1024)] = 1
     """Prompts that one iteration of one runner works on."""
-    token_time_ms: Annotated[int, Field(strict=True, ge=1, le=60_000)] = 100
-    """Milliseconds within which each running sequence should get its next token: prompts are processed in chunks that
-    keep to it, and placement prefers runners that do."""
     max_queue: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1000
-    """Requests that may wait; more are answered 429 with a computed retry-after."""
+    """Requests that may wait; more are answered 429 with a computed retry-after. A namespace that has less than its
+    share of them waiting is still accepted."""
     max_moves: Annotated[int, Field(strict=True, ge=1, le=1000)] = 8
     """Changes of the runner of one request before it fails; NoRoom and preemption do not count."""
 
@@ -202,6 +265,8 @@ class ServingPoolSpec(ApiModel):
     """How one runner splits the model; as many GPUs have to be in the template's resources."""
     scheduler: SchedulingSpec = SchedulingSpec()
     """Who runs where, and when."""
+    slo: ServiceLevelObjectives | None = None
+    """Within what times requests should be answered; status.slo has how many were. Unset: no attainment is measured."""
     drain_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 300
     """How long streams may finish on a runner that is drained, or on an adapter that is replaced or deleted."""
     allowed_namespaces: AllowedNamespaces = AllowedNamespaces()
@@ -230,6 +295,20 @@ class AdapterCounts(ApiModel):
     """Those that clients can call."""
 
 
+Percent = Annotated[int, Field(strict=True, ge=0, le=100)]
+
+
+class SloStatus(ApiModel):
+    """Percent of the requests finished in about five minutes that met the objectives; written once a minute at most."""
+
+    attained_percent: Percent
+    """Both objectives."""
+    ttft_percent: Percent
+    """ttftMs."""
+    token_time_percent: Percent
+    """tokenTimeMs."""
+
+
 class ServingPoolStatus(ApiModel):
     """What is observed."""
 
@@ -251,6 +330,8 @@ class ServingPoolStatus(ApiModel):
     """The newest change of the wanted number of runners."""
     adapters: AdapterCounts | None = None
     """Adapters that refer to the pool."""
+    slo: SloStatus | None = None
+    """Requests that met spec.slo."""
     conditions: Conditions = ()
     """Accepted, Fetched, Available, Progressing."""
 

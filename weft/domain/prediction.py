@@ -16,6 +16,7 @@ class PredictItem:
     model_name: str  # the base's for the base
     prompt_tokens: int
     max_tokens: int
+    namespace: str = ""  # of the caller; "" when keys are off
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ class RejectReason(Enum):
     TOO_MANY_MIGRATIONS = "too_many_migrations"
     ADAPTER_FAILED = "adapter_failed"
     UNKNOWN_ADAPTER = "unknown_adapter"
+    SLO_UNATTAINABLE = "slo_unattainable"  # its first token would come later than the pool's objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class Start:
     waited_s: float = 0.0  # since it arrived at the gateway: a duration, as clocks differ
     delay_s: float = 0.0  # of its Assign
     by_page: bool = False
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +247,7 @@ class Cancel:
     """The request's client is gone."""
 
     request_id: str
+    emitted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +277,7 @@ class Assign:
     decode: RunnerId | None = None
     delay_s: float = 0.0  # what the queue policy adds to its arrival: the runner's prompts run in that order
     by_page: bool = False  # nothing is reserved ahead: it grows by a page at a time
+    leaves: bool = False  # where it outruns its reservation and no page is free it is preempted itself (S3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +346,8 @@ class OutcomeReport:
     completion_tokens: int
     censored: bool
     record: bytes  # an encoded Outcome
+    ttft_ms: int = 0  # 0: no token came
+    total_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

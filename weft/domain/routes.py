@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from weft.domain.adapter import AdapterSpec
 
@@ -34,6 +34,18 @@ class PoolSpec:
     max_context_tokens: int = 0  # what its runners will have; 0: not known
     starvation_bound: int | None = None  # how often a waiting request may be overtaken; None: the scheduler's own
     aging_s: float = 60.0  # queue "shortest": a request is passed by none that arrived more than this after it
+    consolidation: str = "autoscaled"
+    consolidation_s: float = 10.0  # its period
+    fair: bool = True  # namespaces share the pool by virtual token counters
+    tenant_weights: tuple[tuple[str, int], ...] = ()  # namespace, share; 1 for those that are not named
+    slo_ttft_s: float = 0.0  # objectives; 0: none
+    slo_token_time_s: float = 0.0
+    slo_reject: bool = False  # who cannot get a token within `slo_ttft_s` is rejected at once
+
+    @property
+    def has_slo(self) -> bool:
+        """Whether attainment is measured."""
+        return bool(self.slo_ttft_s or self.slo_token_time_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +71,14 @@ class RegistryChange:
     version: int = 0
 
 
+class SloAttainment(NamedTuple):
+    """Percent of the requests finished in about the last five minutes that met the pool's objectives."""
+
+    attained: int  # both
+    ttft: int
+    token_time: int
+
+
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
     """From the scheduler to the registry, when it changed."""
@@ -73,6 +93,7 @@ class PoolStatus:
     total_pages: int = 0
     reserved_pages: int = 0
     demand_runners: int = 0  # what running and waiting requests would fill, whatever the bounds
+    slo: SloAttainment | None = None  # None: no objectives, or no request yet
 
 
 @dataclass(frozen=True, slots=True)

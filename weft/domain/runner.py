@@ -7,6 +7,8 @@ from typing import NamedTuple
 from weft.domain.adapter import AdapterState, DesiredChange
 from weft.domain.ids import Epoch, RunnerId
 
+KV_SHARE = 4  # one adapter, and all pinned ones together, leave one page in so many to sequences
+
 
 @dataclass(frozen=True, slots=True)
 class RunnerSpec:
@@ -18,7 +20,7 @@ class RunnerSpec:
     page_tokens: int
     total_pages: int
     max_sequences: int
-    max_adapters: int  # device slots
+    max_adapters: int  # on the device at a time: what its pages could hold, or a bound that was set
     max_rank: int
     max_context_tokens: int  # min(model, total_pages * page_tokens)
     base_digest: str = ""
@@ -28,17 +30,35 @@ class RunnerSpec:
     step_ms_1: float = 0.0  # an iteration of one sequence
     step_ms_best: float = 0.0  # an iteration of best_batch sequences
     prefill_tokens_per_s: float = 0.0
+    page_bytes: int = 0  # of a page, for KV and adapters alike; 0: adapters have memory of their own
 
     @property
     def good_sequences(self) -> int:
         """The batch that it runs well, of the `max_sequences` that it takes."""
         return min(self.best_batch or self.max_sequences, self.max_sequences)
 
+    @property
+    def kv_pages(self) -> int:
+        """Pages that no adapter takes from sequences for good: what an idle runner has free at least."""
+        return max(1, self.total_pages // KV_SHARE)
+
+    def sequences_within(self, token_time_s: float) -> int:
+        """The largest batch whose steps take no longer, by the measured ones; 0 s, or not measured: `max_sequences`.
+
+        Steps grow by the same time with each sequence between 1 and `best_batch`, and on beyond it.
+        """
+        if not token_time_s or self.best_batch < 2 or self.step_ms_best <= self.step_ms_1:
+            return self.max_sequences
+        row_ms = (self.step_ms_best - self.step_ms_1) / (self.best_batch - 1)
+        more = (1000 * token_time_s - self.step_ms_1) / row_ms
+        return max(1, min(1 + int(more), self.max_sequences))
+
 
 class SequenceState(NamedTuple):
     """A sequence on a runner. `arrived_ms`: at its gateway, on the runner's clock; the newest has the highest.
 
-    `reserved_pages`: a page that several sequences read counts for the one that has held it longest.
+    `reserved_pages`: a page that several sequences read counts for the one that has held it longest; 0: its KV is in
+    the runner's host memory, or others own all that it reads.
     """
 
     request_id: str
@@ -57,6 +77,7 @@ class Overrun(NamedTuple):
     epoch: Epoch
     wanted_pages: int  # beyond those that it has
     reservation_tokens: int
+    leaves: bool = False  # it is the victim itself (S3)
 
 
 class RunnerFigures(NamedTuple):

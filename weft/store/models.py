@@ -82,16 +82,3 @@ class TermRow(Base):
 
     role: Mapped[str] = mapped_column(String(32), primary_key=True)
     term: Mapped[int] = mapped_column(BigInteger)
-
-
-class ModelVersionRow(Base):
-    """A length model as it did in service: how many answers it predicted, how many its p90 covered."""
-
-    __tablename__ = "model_versions"
-
-    version: Mapped[str] = mapped_column(String(64), primary_key=True)
-    first_seen_unix_ms: Mapped[int] = mapped_column(BigInteger)
-    last_seen_unix_ms: Mapped[int] = mapped_column(BigInteger)
-    outcomes: Mapped[int] = mapped_column(BigInteger)
-    uncensored: Mapped[int] = mapped_column(BigInteger)
-    covered_p90: Mapped[int] = mapped_column(BigInteger)

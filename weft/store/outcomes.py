@@ -1,4 +1,4 @@
-"""Outcomes, and the usage and model rows that follow from them: one transaction, every outcome counted once."""
+"""Outcomes, and the usage that follows from them: one transaction, every outcome counted once."""
 
 import hashlib
 from collections import defaultdict
@@ -7,11 +7,11 @@ from dataclasses import asdict
 from datetime import UTC, date, datetime
 from typing import Any
 
-from sqlalchemy import String, case, delete
+from sqlalchemy import String, delete
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from weft.domain.request import FinishReason, Outcome
-from weft.store.models import ModelVersionRow, OutcomeRow, UsageRow
+from weft.store.models import OutcomeRow, UsageRow
 from weft.store.transactions import insert_into, transact
 
 MAX_BATCH = 500  # 19 columns x 500 rows stay below the 32,766 parameters of a statement
@@ -35,14 +35,13 @@ async def record(engine: AsyncEngine, outcomes: Sequence[Outcome], *, now_unix_m
         new = await _insert_outcomes(connection, ordered, now_unix_ms)
         fresh = [outcome for outcome in ordered if outcome.request_id in new]
         await _add_usage(connection, fresh)
-        await _add_model_versions(connection, fresh)
         return new
 
     return await transact(engine, write)
 
 
 async def forget(engine: AsyncEngine, *, before_unix_ms: int) -> int:
-    """Delete outcomes stored before; usage and model rows stay. Returns how many went.
+    """Delete outcomes stored before; usage stays. Returns how many went.
 
     By the time of storing, not of finishing: a gateway with a wrong clock must not have its outcomes counted twice.
     """
@@ -89,37 +88,7 @@ async def _add_usage(connection: AsyncConnection, outcomes: Iterable[Outcome]) -
         )
 
 
-async def _add_model_versions(connection: AsyncConnection, outcomes: Iterable[Outcome]) -> None:
-    rows: dict[str, dict[str, Any]] = {}
-    for outcome in outcomes:
-        if version := model_family(outcome.model_version):
-            seen = outcome.finished_unix_ms
-            first = {"version": version, "first_seen_unix_ms": seen, "last_seen_unix_ms": seen}
-            row = rows.setdefault(version, first | dict.fromkeys(_VERSION_SUMS, 0))
-            row["first_seen_unix_ms"] = min(row["first_seen_unix_ms"], seen)
-            row["last_seen_unix_ms"] = max(row["last_seen_unix_ms"], seen)
-            row["outcomes"] += 1
-            row["uncensored"] += not outcome.censored
-            row["covered_p90"] += not outcome.censored and outcome.completion_tokens <= outcome.predicted_p90_tokens
-    if rows:
-        insert = insert_into(connection, ModelVersionRow, [rows[version] for version in sorted(rows)])
-        sums = {name: getattr(ModelVersionRow, name) + insert.excluded[name] for name in _VERSION_SUMS}
-        known, new = ModelVersionRow.last_seen_unix_ms, insert.excluded["last_seen_unix_ms"]
-        last = case((known > new, known), else_=new)  # greatest() and max() are spelled differently
-        await connection.execute(
-            insert.on_conflict_do_update(
-                index_elements=[ModelVersionRow.version], set_={**sums, "last_seen_unix_ms": last}
-            )
-        )
-
-
-def model_family(model_version: str) -> str:
-    """The fitted model behind a version: "ridge-1a2b3c4d+120" (120 outcomes learned since) -> "ridge-1a2b3c4d"."""
-    return _fit_key(model_version.partition("+")[0], _FAMILY_CHARS)
-
-
 _USAGE_SUMS = ("requests", "prompt_tokens", "completion_tokens")
-_VERSION_SUMS = ("outcomes", "uncensored", "covered_p90")
 
 
 def _fitted(outcome: Outcome) -> Outcome:
@@ -144,8 +113,7 @@ def _fit_key(text: str, width: int) -> str:
 
 _COLUMNS = {"adapter": "adapter_digest", "finish": "finish_reason", "migrations": "moves"}  # where it is not the name
 _MAX_INT = 2**63 - 1
-_KEYS = frozenset(("request_id", "namespace", "model_name", "model_version"))  # rows are found and summed by these
-_FAMILY_CHARS = 64  # of `model_versions.version`
+_KEYS = frozenset(("request_id", "namespace", "model_name"))  # rows are found and summed by these
 _LAST_DAY_MS = 253_402_300_799_000  # 9999-12-31T23:59:59Z, the last that a date can hold
 _WIDTHS = {c.name: c.type.length or 0 for c in OutcomeRow.__table__.columns if isinstance(c.type, String)}
 

@@ -42,6 +42,11 @@ class Layout:
         """Elements of the longest row, whole units."""
         return max(units(max(site.n_in, *site.widths)) for site in self.sites) * UNIT
 
+    @property
+    def entry_bytes(self) -> int:
+        """Of an adapter's entry in the tables."""
+        return 4 * self.layers * 2 * (len(self.sites) * HEADER + self.projections * self.max_rank)
+
     def first(self, site: int) -> int:
         """The site's place among the projections."""
         return sum(len(shape.widths) for shape in self.sites[:site])

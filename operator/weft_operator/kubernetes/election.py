@@ -10,11 +10,11 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from weft.telemetry.logs import kv
+from weft_operator.clock import Clock, since_boot
 from weft_operator.errors import NoEffect
 from weft_operator.kubernetes.client import Api
 from weft_operator.kubernetes.errors import KubernetesError, LeadershipLost
@@ -24,13 +24,6 @@ from weft_operator.kubernetes.resources import LEASES
 from weft_operator.resources import Object
 
 log = logging.getLogger(__name__)
-
-Clock = Callable[[], float]
-
-
-def since_boot() -> float:
-    """Seconds that also pass while this process, or the whole machine, is stopped."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def new_identity() -> str:

@@ -128,6 +128,7 @@ class Internal(ApiError):
 
 _STATUS: Mapping[str, type[ApiError]] = {
     "queue_full": Overloaded,
+    "slo_unattainable": Overloaded,
     "rate_limit_exceeded": Overloaded,
     "too_large": BadRequest,
     "model_not_found": BadRequest,

@@ -14,6 +14,7 @@ from weft.domain.model.config import ModelSpec
 from weft.telemetry.logs import kv
 from weft_kernels.cpu.errors import LevelUnusable, NativeUnavailable
 from weft_kernels.cpu.library import load
+from weft_runner.core.adapter_slots import MOST_SLOTS
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
@@ -129,13 +130,15 @@ def _check_gpu(settings: RunnerSettings, found: Gpu, part: Partition) -> None:
         reason = reason or flashinfer.unsupported_reason(part.local.head_dim, settings.dtype, real=found.is_real)
     if reason:
         raise GpuUnavailable(reason)
-    from weft_runner.model.cuda.cuda_graphs import sizes  # not where torch comes without Triton
+    from weft_runner.model.cuda.adapters import layout_of  # not where torch comes without Triton
+    from weft_runner.model.cuda.cuda_graphs import sizes
 
     kind, pages, context = f"cuda {settings.dtype}", settings.kv_pages, _context(settings, part.whole)
     beside = device_workspace(
         part.local, kind, rows=settings.max_sequences, tokens=settings.max_batch_tokens, context=context,
         page_tokens=settings.page_tokens, recorded=sizes(settings.max_sequences) if found.is_real else (),
     )  # fmt: skip
+    beside += _cuda_slots(settings, part) * layout_of(part, settings.max_rank).entry_bytes
     beside += flashinfer.workspace_bytes(part.local.windows) if library else 0
     needed = estimate_memory(part.local, kind, kv_pages=pages, page_tokens=settings.page_tokens, workspace_bytes=beside)
     check_memory(needed, found.available if found.is_real else available_memory())
@@ -151,7 +154,7 @@ def _cuda_part(
     sizes = Sizes(
         pages=settings.kv_pages,
         page_tokens=settings.page_tokens,
-        slots=settings.max_adapters,
+        slots=_cuda_slots(settings, part),
         max_rank=settings.max_rank,
         rows=settings.max_sequences,
         context=_context(settings, base.spec),
@@ -166,6 +169,20 @@ def _cuda_part(
             f"the weights fit, and what steps work on does not: ask for fewer --kv-pages ({settings.kv_pages}), "
             f"--max-sequences ({settings.max_sequences}) or --max-batch-tokens ({settings.max_batch_tokens}): {error}"
         ) from error
+
+
+def _slots(settings: RunnerSettings) -> int:
+    """Adapters that may be on the device: as many as its pages could hold, where no bound is set."""
+    return settings.max_adapters or min(settings.kv_pages, MOST_SLOTS)
+
+
+def _cuda_slots(settings: RunnerSettings, part: Partition) -> int:
+    """The same, where each takes an entry in tables: never fewer than a batch may need."""
+    from weft_runner.model.cuda.adapters import slots_beside  # not where torch comes without Triton
+
+    element_bytes = DTYPES[settings.dtype].itemsize
+    beside = slots_beside(part, settings.kv_pages, settings.page_tokens, settings.max_rank, element_bytes)
+    return settings.max_adapters or min(MOST_SLOTS, max(settings.max_sequences, beside))
 
 
 def _context(settings: RunnerSettings, spec: ModelSpec) -> int:
@@ -188,7 +205,7 @@ def _cpu(settings: RunnerSettings, base: ModelSource) -> Executor:
         threads=base.threads,
         pages=settings.kv_pages,
         page_tokens=settings.page_tokens,
-        slots=settings.max_adapters,
+        slots=_slots(settings),
     )
 
 
@@ -220,7 +237,7 @@ def _reference_part(
 ) -> ReferenceExecutor:
     weights = load_weights(base.files, base.spec, stopping=base.stopping, part=part)
     kv_cache = KvCache(part.local, settings.kv_pages, settings.page_tokens)
-    adapters = TorchAdapterStore(base.spec, settings.max_adapters, part)
+    adapters = TorchAdapterStore(base.spec, _slots(settings), part)
     return ReferenceExecutor(part.local, weights, kv_cache, adapters, group)
 
 

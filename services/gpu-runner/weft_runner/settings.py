@@ -90,12 +90,14 @@ class RunnerSettings:
     page_tokens: int = _number("tokens of a KV page", 16, 1, 256)
     kv_pages: int = _number("KV pages in all", 1024, 1, 1 << 20)
     max_sequences: int = _number("sequences admitted at a time", 32, 1, 1024)
-    max_adapters: int = _number("adapters on the device at a time", 8, 1, MOST_SLOTS)
+    max_adapters: int = _number("adapters on the device at a time (0: as many as pages hold)", 0, 0, MOST_SLOTS)
     max_rank: int = _number("largest rank of an adapter", 64, 1, 256)
     max_batch_tokens: int = _number("tokens of an iteration; longer prompts are chunked", 512, 1, 1 << 20)
     max_prefills: int = _number("prompts that an iteration works on", 1, 1, 1024)
     starvation: int = _number("times a waiting adapter is passed before a slot is kept for it", 16, 1, 1 << 20)
-    host_mib: int = _number("host memory for adapters that left the device", 1024, 1, 1 << 24)
+    host_mib: int = _number(
+        "host memory for adapters that left the device and KV of preempted sequences", 1024, 1, 1 << 24
+    )
     log_level: str = _flag("", "INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     log_format: str = _flag("", "text", choices=("text", "json"))
 

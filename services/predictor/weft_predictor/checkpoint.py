@@ -4,6 +4,7 @@ import asyncio
 import io
 import logging
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +19,10 @@ from weft_predictor.errors import CorruptModel
 from weft_predictor.server import PredictorServer
 
 M = TypeVar("M")
+# What numpy, zipfile and a model's own reading raise for bytes that are none.
+UNREADABLE = (
+    ValueError, LookupError, TypeError, EOFError, ArithmeticError, RuntimeError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 MAX_FILE_BYTES = 512 << 20
 log = logging.getLogger(__name__)
 
@@ -35,9 +40,13 @@ def load(path: Path, read: Callable[[Arrays], M]) -> M:
     if path.stat().st_size > MAX_FILE_BYTES:
         raise CorruptModel(f"{path}: larger than {MAX_FILE_BYTES} bytes")
     try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+        raw = io.BytesIO(path.read_bytes())
+        with zipfile.ZipFile(raw) as packed:
+            if (size := sum(member.file_size for member in packed.infolist())) > MAX_FILE_BYTES:
+                raise CorruptModel(f"{path}: {size} bytes of arrays, the limit is {MAX_FILE_BYTES}")
+        with np.load(raw, allow_pickle=False) as file:
             return read({name: file[name] for name in file.files})
-    except (ValueError, KeyError, TypeError, EOFError, IndexError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise CorruptModel(f"{path}: {error}") from error
 
 

@@ -2,10 +2,8 @@
 
 import asyncio
 import logging
-import secrets
 import sys
 from functools import partial
-from pathlib import Path
 
 import grpc.aio
 
@@ -16,11 +14,13 @@ from weft.telemetry.probes import Probes
 from weft.wire.serving import serve, stop_on_signals
 from weft.wire.tls import load_tls
 from weft.wire.v1.predictor_pb2_grpc import add_PredictorServicer_to_server
-from weft_predictor.checkpoint import Checkpointer, load
+from weft_predictor import metrics
+from weft_predictor.checkpoint import Checkpointer
 from weft_predictor.core.length_model import LengthModel
-from weft_predictor.core.ridge_model import RidgeModel
-from weft_predictor.encoder_files import encoder_of, read_files, read_model
-from weft_predictor.errors import CorruptModel
+from weft_predictor.core.promotion import PromotedModel, PromotionDecision
+from weft_predictor.core.replayed_lengths import ReplayedLengths
+from weft_predictor.errors import PredictorError
+from weft_predictor.models import SAVED, ModelWatch, first_models
 from weft_predictor.server import PredictorServer
 from weft_predictor.settings import PredictorSettings
 
@@ -39,41 +39,49 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with lock_data_dir(settings.data_dir, "predictor"):
             asyncio.run(_run(settings))
-    except (CannotStart, OSError, CorruptModel) as error:
+    except (CannotStart, OSError, PredictorError) as error:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
         return EXIT_CANNOT_START
     return 0
 
 
-def first_model(path: Path, trained: Path | None) -> LengthModel:
-    """The saved model, else the trained one, else a cold one.
+def offer(model: PromotedModel, candidate: LengthModel) -> None:
+    """In the thread that owns the model: have a candidate judged."""
+    metrics.MODELS.labels("offered").inc()
+    log.info("model offered", extra=kv(candidate=candidate.version, served=model.version))
+    model.offer(candidate)
 
-    A saved model that is damaged, or of another encoder, is set aside under a name that is logged; a trained one that
-    was asked for and cannot be read is an error (CorruptModel, FileNotFoundError).
-    """
-    features = encoder_of(read_files(trained)) if trained and trained.is_dir() else None
-    try:
-        return load(path, partial(RidgeModel.load, featurizer=features))
-    except FileNotFoundError:
-        log.info("no saved model yet", extra=kv(path=path))
-    except CorruptModel as error:
-        aside = path.with_name(f"{path.name}.corrupt")
-        path.replace(aside)
-        log.error("saved model damaged or of another encoder: set aside", extra=kv(error=error, aside=aside))
-    return read_model(trained) if trained else RidgeModel.cold(f"ridge-{secrets.token_hex(4)}")
+
+def report(decision: PromotionDecision) -> None:
+    """Say what became of a candidate."""
+    metrics.MODELS.labels(decision.result).inc()
+    figures = kv(served=decision.served, gain=round(decision.gain, 4), judged=decision.judged)
+    log.info(f"model {decision.result}", extra=kv(candidate=decision.candidate) | figures)
+
+
+async def _watch(settings: PredictorSettings, server: PredictorServer, model: PromotedModel) -> None:
+    if settings.model is None or isinstance(model.served, ReplayedLengths):
+        return
+    await ModelWatch(
+        settings.model, settings.watch_seconds, lambda found: server.in_turn(partial(offer, model, found))
+    ).run()
 
 
 async def _run(settings: PredictorSettings) -> None:
     stop, tls = stop_on_signals(), load_tls(settings.tls_dir, "predictor")
-    path = settings.data_dir / "model.npz"
-    model = first_model(path, settings.model)
-    model.scale = settings.scale
+    served, candidate = first_models(settings.data_dir, settings.model)
+    served.scale = settings.scale
+    model = PromotedModel(served, report)
+    if candidate:
+        offer(model, candidate)
     server = PredictorServer(model)
+    path = settings.data_dir / SAVED
     checkpointer = Checkpointer(server, path, outcomes=settings.save_outcomes, seconds=settings.save_seconds)
     log.info("model ready", extra=kv(version=model.version))
     probes = Probes(settings.probes, lambda: "draining" if stop.is_set() else None)
     probes.start()
     saving = asyncio.create_task(checkpointer.run())
+    watching = asyncio.create_task(_watch(settings, server, model))
 
     async def drain() -> None:
         server.close_streams()
@@ -85,6 +93,7 @@ async def _run(settings: PredictorSettings) -> None:
     try:
         await serve(register, listen=settings.listen, names=names, stop=stop, probes=probes, drain=drain, tls=tls)
     finally:
+        watching.cancel()
         checkpointer.close()
         await saving
         server.close()

@@ -17,5 +17,10 @@ OUTCOMES = Counter(
 COVERAGE = Gauge(
     "weft_predictor_coverage_ratio", "Share of the latest 1,000 outcomes that the p90 covered (target 0.9)"
 )
+MODELS = Counter(
+    "weft_predictor_models_total",
+    "Models offered beside the served one, promoted or dropped on outcomes that neither had seen, and refused files",
+    ["result"],
+)
 SAVES = Counter("weft_predictor_saves_total", "Model saves", ["result"])
 ADAPTERS = Gauge("weft_predictor_adapters", "Adapters with an offset of their own")

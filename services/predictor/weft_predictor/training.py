@@ -23,7 +23,7 @@ from weft_predictor.core.conformal import ConformalCalibrators
 from weft_predictor.core.encoder import deciles, tenths
 from weft_predictor.core.features import Features, Featurizer, HashedGrams
 from weft_predictor.core.length_model import TARGET, LengthModel
-from weft_predictor.core.offsets import Offsets, shrunk_median
+from weft_predictor.core.offsets import Group, Offsets, shrunk_median
 from weft_predictor.core.residual_scale import ResidualScale
 from weft_predictor.core.ridge import RIDGE, VARIANCE_FLOOR, Ridge
 from weft_predictor.core.ridge_model import COLD_SCALE, DIM, RidgeModel
@@ -151,7 +151,7 @@ def fit_and_calibrate(featurizer: Featurizer, rows: Sequence[AnsweredPrompt], pr
     calibrators = ConformalCalibrators(target=TARGET)
     model = RidgeModel(family, ridge, offsets, ResidualScale.cold(COLD_SCALE), calibrators, featurizer=featurizer)
     _calibrate(model, shared, rows)
-    for group in (calibrators.pooled, *calibrators.by_adapter.values()):
+    for group in (calibrators.pooled, *calibrators.by_group.values()):
         group.level = TARGET  # rows in no order have no drift to follow: plain split conformal
     return model
 
@@ -242,12 +242,16 @@ def _calibrate(model: RidgeModel, shared: Sequence[float], rows: Sequence[Answer
     """Offsets first, then the scale of the residuals around them, then the scores in units of that scale."""
     target = [float(np.log(row.tokens)) for row in rows]
     for row, real, base in zip(rows, target, shared, strict=True):
-        model.offsets.learn(row.adapter, real - base)
-    centres = [base + model.offsets.of(row.adapter) for row, base in zip(rows, shared, strict=True)]
+        model.offsets.learn(_group(row), real - base)
+    centres = [base + model.offsets.of(_group(row)) for row, base in zip(rows, shared, strict=True)]
     for real, centre in zip(target, centres, strict=True):
         model.residual_scale.learn(centre, real - centre)
     for row, real, centre in zip(rows, target, centres, strict=True):
-        model.calibrators.learn(row.adapter, (real - centre) / model.residual_scale.of(centre))
+        model.calibrators.learn(_group(row), (real - centre) / model.residual_scale.of(centre))
+
+
+def _group(row: AnsweredPrompt) -> Group:
+    return "", row.adapter
 
 
 def _features(row: AnsweredPrompt, featurizer: Featurizer) -> Features:

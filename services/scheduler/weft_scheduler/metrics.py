@@ -1,10 +1,12 @@
 """The scheduler's metrics. Labels are bounded: reasons, results and pools."""
 
+from contextlib import suppress
+
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from weft.domain.machine import Send
 from weft.domain.request import Assign, Preempt, Reject
-from weft_scheduler.core.effects import Effect, Queued, Requeued, Resumed, RunnerLost, Stale
+from weft_scheduler.core.effects import Consolidated, Effect, Judged, Queued, Requeued, Resumed, RunnerLost, Stale
 from weft_scheduler.core.state import State
 
 PLACEMENT_BUCKETS_S = (20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 20e-3, 0.1)
@@ -24,7 +26,8 @@ class SchedulerMetrics:
         self.migrations = counter("migrations_total", "Requests that left a runner and were queued again", "reason")
         self.resumed = counter("resumed_total", "Requests with tokens on a runner again, by numerics class", "classes")
         self.rejects = counter("rejects_total", "Requests refused or ended", "reason")
-        self.preempts = counter("preempts_total", "Victims preempted")
+        self.preempts = counter("preempts_total", "Sequences ordered off their runners")
+        self.consolidations = counter("consolidations_total", "Requests migrated by consolidation", "pool")
         self.stale = counter("stale_total", "Events that changed nothing any more", "event")
         self.runners_lost = counter("runners_lost_total", "Runner incarnations that ended")
         self.placement = Histogram(
@@ -40,6 +43,20 @@ class SchedulerMetrics:
             gauge("ready_runners", "Runners that are Ready", "pool"),
             gauge("wanted_runners", "Runners wanted", "pool"),
             gauge("victims", "Runners that take nothing new and should go", "pool"),
+            gauge("waiting_tenants", "Namespaces whose requests wait", "pool"),
+            gauge("fairness_spread_tokens", "Difference of the virtual token counters of waiting tenants", "pool"),
+        )
+        self.slo_requests = Counter(
+            "weft_slo_requests_total",
+            "Finished requests of pools with objectives, by whether the first token and the others came in time",
+            ("pool", "ttft", "token_time"),
+            registry=registry,
+        )
+        self.slo_attainment = Gauge(
+            "weft_slo_attainment_ratio",
+            "Share of the requests finished in about five minutes that met both objectives",
+            ("pool",),
+            registry=registry,
         )
         self.gateways = gauge("gateways", "Gateways connected")
         self.supervisors = gauge("supervisors", "Supervisors connected")
@@ -61,6 +78,11 @@ class SchedulerMetrics:
                 self.migrations.labels(effect.reason).inc()
             case Resumed():
                 self.resumed.labels("same" if effect.from_class == effect.to_class else "across").inc()
+            case Consolidated():
+                self.consolidations.labels(effect.pool).inc(len(effect.request_ids))
+            case Judged():
+                met = ("met" if effect.ttft_met else "missed", "met" if effect.token_time_met else "missed")
+                self.slo_requests.labels(effect.pool, *met).inc()
             case Stale():
                 self.stale.labels(effect.event).inc()
             case RunnerLost():
@@ -75,10 +97,15 @@ class SchedulerMetrics:
         self.supervisors.set(len(state.supervisors))
         for name, pool in state.pools.items():
             wanted, victims = pool.autoscaler.wanted_runners, len(pool.autoscaler.victims)
+            counters = pool.queue.counters
             values = (len(pool.queue), pool.running, pool.ready_runners, wanted, victims)
+            values += (len(counters), counters.spread)
             for gauge, value in zip(self.of_pools, values, strict=True):
                 gauge.labels(name).set(value)
+            if pool.declared.has_slo and (attainment := pool.attainment.percents()) is not None:
+                self.slo_attainment.labels(name).set(attainment.attained / 100)
         for name in self._pools - state.pools.keys():
-            for gauge in self.of_pools:
-                gauge.remove(name)
+            for gauge in (*self.of_pools, self.slo_attainment):
+                with suppress(KeyError):  # a pool without objectives has no attainment
+                    gauge.remove(name)
         self._pools = set(state.pools)

@@ -24,7 +24,17 @@ from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1 import scheduler_pb2_grpc as rpc
 from weft_scheduler.core.check import OWNERSHIP, size
 from weft_scheduler.core.config import SchedulerConfig
-from weft_scheduler.core.effects import Effect, Event, Queued, Requeued, Resumed, RunnerLost, Stale
+from weft_scheduler.core.effects import (
+    Consolidated,
+    Effect,
+    Event,
+    Judged,
+    Queued,
+    Requeued,
+    Resumed,
+    RunnerLost,
+    Stale,
+)
 from weft_scheduler.core.scheduler import Scheduler
 from weft_scheduler.errors import SupersededRegistry
 from weft_scheduler.metrics import SchedulerMetrics
@@ -169,6 +179,8 @@ class Server(rpc.SchedulerServicer):
             case PersistTerm():
                 self._terms.write(effect.term)
                 log.info("term raised", extra=kv(term=effect.term))
+            case Judged():
+                pass  # counted
             case _:
                 _log(effect)
 
@@ -186,7 +198,7 @@ async def _serve_stream(requests: Any, context: Any, session: Session, kind: str
             log.info("stream ended", extra=about)
 
 
-def _log(effect: Queued | Requeued | Resumed | Stale | RunnerLost) -> None:
+def _log(effect: Queued | Requeued | Resumed | Consolidated | Stale | RunnerLost) -> None:
     match effect:
         case Queued() | Requeued():
             about = kv(request_id=effect.request_id, pool=effect.pool, reason=effect.reason)
@@ -198,6 +210,9 @@ def _log(effect: Queued | Requeued | Resumed | Stale | RunnerLost) -> None:
             before, now = effect.from_class, effect.to_class
             about = kv(request_id=effect.request_id, runner=effect.runner.uuid, from_class=before, to_class=now)
             log.log(logging.DEBUG if before == now else logging.INFO, "request resumed at a runner", extra=about)
+        case Consolidated():
+            about = kv(pool=effect.pool, runner=effect.runner.uuid, requests=len(effect.request_ids))
+            log.info("lightly loaded runner emptied", extra=about)
         case RunnerLost():
             log.info("runner lost", extra=kv(runner=effect.runner.uuid, reason=effect.reason))
         case Stale():

@@ -243,13 +243,13 @@ async def test_what_an_older_version_wrote_gets_the_defaults_of_fields_that_it_d
     path = tmp_path / "objects.json"
     async with kept(path) as (store, keeper):
         pool = pool_object()
-        del pool["spec"]["parallelism"], pool["spec"]["scheduler"]["tokenTimeMs"]
+        del pool["spec"]["parallelism"], pool["spec"]["scheduler"]["fairness"]
         _, written = store.apply(pool)
         await keeper.committed()
     (read,) = open_store(path, clock, as_served).objects()
     assert read["metadata"] == written["metadata"]
     assert read["spec"]["parallelism"] == {"tensor": 1, "pipeline": 1}
-    assert read["spec"]["scheduler"] == {**written["spec"]["scheduler"], "tokenTimeMs": 100}
+    assert read["spec"]["scheduler"] == {**written["spec"]["scheduler"], "fairness": {"mode": "Tenant"}}
     assert parse(read)
 
 

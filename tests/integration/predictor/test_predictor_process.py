@@ -1,23 +1,27 @@
 """The predictor as its operator meets it: a process with flags, signals and files."""
 
+import asyncio
 import signal
 import socket
 import subprocess
 import sys
 import urllib.request
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from harness.ports import free_port
 from harness.processes import started
-from harness.waiting import PATIENCE_S
+from harness.waiting import PATIENCE_S, eventually
 from weft.wire.streams import channel
 from weft.wire.v1 import common_pb2
 from weft.wire.v1 import predictor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorStub
+from weft_predictor.checkpoint import save
 from weft_predictor.core.encoder import tenths
+from weft_predictor.core.ridge_model import RidgeModel
 from weft_predictor.encoder_files import write_files
 from weft_predictor.encoder_training import files_of, from_scratch
 from weft_predictor.main import main
@@ -84,7 +88,7 @@ async def test_a_damaged_model_is_set_aside_and_service_starts_and_the_data_dire
         assert "is in use by another predictor" in refusal
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=PATIENCE_S)
-    assert "saved model damaged or of another encoder: set aside" in log
+    assert "saved model set aside" in log
     assert {file.name for file in tmp_path.iterdir()} == {"lock", "model.npz.corrupt"}
 
 
@@ -136,3 +140,23 @@ def test_an_encoder_that_cannot_be_read_ends_the_start_with_2_and_the_reason(tmp
         _, log = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
     assert "model_type is 'gpt2', not distilbert or bert" in log
+
+
+async def test_a_model_that_is_mounted_later_is_offered_and_a_damaged_one_refused_while_service_goes_on(tmp_path):
+    mounted, port, probes = tmp_path / "mounted.npz", free_port(), free_port()
+    save(mounted, RidgeModel.cold("first", dim=1 << 10).save())
+
+    async def counted(result: str) -> bool:
+        return f'weft_predictor_models_total{{result="{result}"}} 1.0' in await asyncio.to_thread(
+            get, probes, "/metrics"
+        )
+
+    with predictor(tmp_path / "data", port, probes, "--model", str(mounted), "--watch-seconds", "0.05"):
+        async with channel(f"127.0.0.1:{port}") as opened:
+            stub = PredictorStub(opened)
+            assert (await ask(stub)).model_version == "first+0"
+            save(mounted, RidgeModel.cold("second", dim=1 << 10).save())
+            await eventually(partial(counted, "offered"))
+            mounted.write_bytes(b"PK half a model")
+            await eventually(partial(counted, "refused"))
+            assert (await ask(stub)).model_version == "first+0"

@@ -16,7 +16,6 @@ from harness.processes import started
 from weft.domain.request import FinishReason, Outcome
 from weft.store import migrate, outcomes
 from weft.store.database import open_database
-from weft.store.outcomes import model_family
 
 DAY = 86_400_000
 NOW = 1_700_000_000_500
@@ -96,13 +95,12 @@ async def test_requests_that_differ_only_beyond_the_column_are_two(engine):
     assert (await stored.count(engine), row.requests) == (4, 4)
 
 
-@pytest.mark.parametrize(("name", "width"), [("namespace", 253), ("model_name", 512), ("model_version", 64)])
+@pytest.mark.parametrize(("name", "width"), [("namespace", 253), ("model_name", 512)])
 async def test_no_key_of_a_sum_is_cut(engine, name, width):
     rows = [outcome(end, **{name: "n" * width + end}) for end in "ab"]
     await record(engine, rows)
-    table, column = ("model_versions", "version") if name == "model_version" else ("usage", name)
     async with engine.connect() as connection:
-        keys = (await connection.exec_driver_sql(f"SELECT {column} FROM {table}")).scalars().all()
+        keys = (await connection.exec_driver_sql(f"SELECT {name} FROM usage")).scalars().all()
     assert len(set(keys)) == 2
     assert max(map(len, keys)) <= width
 
@@ -114,26 +112,6 @@ async def test_old_outcomes_go_by_the_time_they_were_stored_and_usage_stays(engi
     assert await record(engine, [outcome("new")], now_unix_ms=101) == set()
     assert await stored.count(engine) == 1
     assert sum(row.requests for row in await stored.usage(engine)) == 2
-
-
-async def test_model_versions_count_what_their_bound_covered(engine):
-    await record(
-        engine,
-        [
-            outcome("a", completion_tokens=9),
-            outcome("b", completion_tokens=10, model_version="ridge-ab+8"),
-            outcome("c", completion_tokens=2, censored=True),
-            outcome("d", model_version=""),
-        ],
-    )
-    async with engine.connect() as connection:
-        rows = await connection.exec_driver_sql("SELECT version, outcomes, uncensored, covered_p90 FROM model_versions")
-        assert rows.fetchall() == [("ridge-ab", 3, 2, 1)]
-
-
-def test_a_model_family_is_the_version_without_what_was_learned_since():
-    assert model_family("ridge-ab+120x10") == "ridge-ab"
-    assert model_family("") == ""
 
 
 events = st.lists(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 1000)), max_size=6), max_size=12)
@@ -158,7 +136,7 @@ def upgraded(url):
 
 async def agrees_with_a_dictionary(engine, batches) -> None:
     async with engine.begin() as connection:
-        for table in ("outcomes", "usage", "model_versions"):
+        for table in ("outcomes", "usage"):
             await connection.exec_driver_sql(f"DELETE FROM {table}")
     model: dict[str, int] = {}
     for batch in batches:

@@ -30,7 +30,7 @@ def runner(
     draining: bool = False,
     on_device: frozenset[str] = frozenset(),
 ) -> RunnerNow:
-    return RunnerNow((name, incarnation), name, pool, ready, draining, tokens, 60, 64, 8, 4, sequences, on_device)
+    return RunnerNow((name, incarnation), name, pool, ready, draining, tokens, 60, 64, 8, sequences, on_device)
 
 
 def test_rates_are_tokens_over_the_time_between_two_looks() -> None:
@@ -153,7 +153,6 @@ def test_a_report_of_a_runner_is_read_whole() -> None:
         60,
         64,
         8,
-        4,
         (SequenceNow(("r", 1, 2), UPPER, 9),),
         frozenset({UPPER}),
     )

@@ -11,6 +11,7 @@ from weft_gateway.errors import ApiError, Overloaded, from_failure
     ("code", "status", "retry"),
     [
         ("queue_full", 429, "true"),
+        ("slo_unattainable", 429, "true"),
         ("rate_limit_exceeded", 429, "true"),
         ("no_runner_available", 503, "true"),
         ("no_scheduler", 503, "true"),

@@ -205,7 +205,7 @@ def test_a_prediction_is_made_once_for_all_answers_and_a_late_one_counts_no_more
     shell.feed(RequestArrived("r"), ModelResolved("r", "team/base", 2))
     request = PreparedRequest("r", "c", "acme", TABLE.routes[0], (1, 2), "text", 9, Sampling(), bytes_of, 0, n=2)
     assert sent(shell.feed(RequestReady(request)), PredictItem) == [
-        PredictItem("r", "text", "team/base", "acme/x", 2, 9)
+        PredictItem("r", "text", "team/base", "acme/x", 2, 9, "acme")
     ]
     submits = sent(shell.wait(0.05), Submit)
     assert [(one.request_id, one.p50_tokens) for one in submits if isinstance(one, Submit)] == [("r/0", 0), ("r/1", 0)]

@@ -26,7 +26,7 @@ def test_defaults_are_written_out_so_that_the_planner_need_not_know_them() -> No
     admitted = admit(pool(), lambda _: None)
     found = parse(with_server_fields(admitted))
     assert isinstance(found, Pool)
-    assert (found.max_adapters, found.page_tokens, found.max_queue, found.drain_s) == (8, 16, 1000, 300.0)
+    assert (found.max_adapters, found.page_tokens, found.max_queue, found.drain_s) == (None, 16, 1000, 300.0)
     assert (found.allowed, found.replicas, found.model_name) == ("Same", None, "one")
 
 
@@ -40,7 +40,7 @@ def test_a_status_in_a_manifest_is_not_taken() -> None:
         (adapter(sourc={"uri": "x"}), "spec.sourc"),
         (adapter(maxRank=0), "spec.maxRank"),
         (adapter(pinned="yes"), "spec.pinned"),
-        (pool(lora={"maxAdapters": 257}), "spec.lora.maxAdapters"),
+        (pool(lora={"maxAdapters": 4097}), "spec.lora.maxAdapters"),
         (pool(scheduler={"queue": "lifo"}), "spec.scheduler.queue"),
         (pool() | {"metadata": {"name": "Big"}}, "metadata.name"),
         (pool() | {"kind": "Pod"}, "kind"),

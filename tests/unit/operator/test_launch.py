@@ -11,18 +11,19 @@ from weft_runner.settings import parse_settings
 ADDRESSES = {"listen": "h:1", "probes": "h:2", "supervisor": "h:3", "depot": "http://h:4", "data-dir": "/var/lib/weft"}
 
 
-def pool_of(parallelism: dict[str, int] | None = None, **scheduler: int) -> Pool:
+def pool_of(parallelism: dict[str, int] | None = None, token_time_ms: int = 100, **scheduler: int) -> Pool:
     """A pool with these words in its scheduler block, as a server holds it."""
     manifest = pool_object()
     manifest["metadata"] |= {"uid": "u", "generation": 1, "resourceVersion": "1"}
     manifest["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     manifest["spec"]["scheduler"] |= scheduler
     manifest["spec"]["parallelism"] |= parallelism or {}
+    manifest["spec"]["slo"] = {"tokenTimeMs": token_time_ms, "admission": "Queue"}
     return parse_pool(manifest)
 
 
 def test_a_runner_is_told_all_that_the_scheduler_block_of_its_pool_says_of_it():
-    flags = launch_flags(launch(pool_of(maxSequences=7, maxBatchTokens=99, maxPrefills=3, tokenTimeMs=45), BASE))
+    flags = launch_flags(launch(pool_of(token_time_ms=45, maxSequences=7, maxBatchTokens=99, maxPrefills=3), BASE))
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | flags).items()])
     told = (settings.max_sequences, settings.max_batch_tokens, settings.max_prefills, settings.token_time_ms)
     assert told == (7, 99, 3, 45)
@@ -53,4 +54,4 @@ def test_a_runner_is_told_the_name_that_its_base_is_served_under():
 
 def test_another_token_time_is_another_launch():
     """Runners are replaced when it changes: they chunk by it, and have measured their best batch against it."""
-    assert launch(pool_of(tokenTimeMs=45), BASE) != launch(pool_of(tokenTimeMs=46), BASE)
+    assert launch(pool_of(token_time_ms=45), BASE) != launch(pool_of(token_time_ms=46), BASE)

@@ -80,7 +80,7 @@ def outcome_of(answer: Answer, request_id: str = "", **fields: Any) -> Outcome:
     return Outcome(
         request_id=request_id or query.request_id,
         pool=query.pool,
-        namespace="",
+        namespace=query.namespace,
         model_name=query.model_name,
         adapter="",
         prompt_tokens=query.prompt_tokens,

@@ -1,4 +1,5 @@
 import io
+import json
 import pickle
 import zipfile
 
@@ -6,10 +7,10 @@ import numpy as np
 import pytest
 
 from tests.unit.predictor.conftest import check_calibrator, teach
-from weft_predictor.checkpoint import load, save
+from weft_predictor.checkpoint import UNREADABLE, load, save
 from weft_predictor.core.ridge_model import RidgeModel
 from weft_predictor.errors import CorruptModel
-from weft_predictor.main import first_model
+from weft_predictor.models import first_models
 
 DIM = 1 << 14
 
@@ -76,10 +77,20 @@ def test_a_damaged_file_is_named_set_aside_and_replaced_by_a_cold_model(how, mod
     path.write_bytes(damage(path.read_bytes(), how))
     with pytest.raises(CorruptModel, match=r"model\.npz"):
         load(path, RidgeModel.load)
-    fresh = first_model(path, None)
+    fresh = first_models(tmp_path, None)[0]
     assert fresh.learned == 0
     assert [file.name for file in tmp_path.iterdir()] == ["model.npz.corrupt"]
-    assert "saved model damaged or of another encoder: set aside" in caplog.text
+    assert "saved model set aside" in caplog.text
+
+
+def test_a_file_of_another_version_is_named_set_aside_and_answers_are_given(model, world, tmp_path):
+    save(tmp_path / "model.npz", {**model.save(), "meta": np.frombuffer(b'{"layout": 99}', np.uint8)})
+    with pytest.raises(CorruptModel, match="layout 99, this version reads 2"):
+        load(tmp_path / "model.npz", RidgeModel.load)
+    fresh = first_models(tmp_path, None)[0]
+    assert (tmp_path / "model.npz.corrupt").exists()
+    (answer,) = fresh.predict_batch([next(iter(world(2).answers(1))).query])
+    assert 0 < answer.p50_tokens <= answer.p99_tokens
 
 
 @pytest.mark.parametrize(
@@ -88,13 +99,36 @@ def test_a_damaged_file_is_named_set_aside_and_replaced_by_a_cold_model(how, mod
         {"weight": np.zeros(1000, np.float32)},
         {"weight": np.full(DIM, np.nan, np.float32)},
         {"spread_scale": np.zeros(3)},
+        {"variance": np.zeros(DIM, np.float32)},
+        {"spread_scale": np.full(20, -1.0)},
         {"meta": np.frombuffer(b'{"layout": 99}', np.uint8)},
+        {"meta": np.frombuffer(b"[]", np.uint8)},
         {"group_lengths": np.array([5])},
     ],
 )
 def test_arrays_that_are_no_model_are_refused(change, model):
-    with pytest.raises((CorruptModel, ValueError, KeyError)):
+    with pytest.raises((CorruptModel, *UNREADABLE)):
         RidgeModel.load({**model.save(), **change})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("layout", 1), ("learned", -1), ("base", float("nan")), ("groups", [[None, float("nan"), 0, 0]]), ("own", 7)],
+)
+def test_a_model_with_poisoned_numbers_or_of_another_layout_is_refused(name, value, model):
+    arrays = dict(model.save())
+    meta = json.loads(arrays["meta"].tobytes()) | {name: value}
+    arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
+    with pytest.raises((CorruptModel, *UNREADABLE)):
+        RidgeModel.load(arrays)
+
+
+def test_arrays_that_unpack_beyond_the_bound_are_refused_unread(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "model.npz", weight=np.zeros(1 << 16))
+    assert (tmp_path / "model.npz").stat().st_size < 10_000
+    monkeypatch.setattr("weft_predictor.checkpoint.MAX_FILE_BYTES", 100_000)
+    with pytest.raises(CorruptModel, match="bytes of arrays"):
+        load(tmp_path / "model.npz", dict)
 
 
 def test_nothing_is_ever_unpickled(tmp_path):
@@ -114,6 +148,6 @@ def test_nothing_is_ever_unpickled(tmp_path):
 
 def test_a_trained_model_is_the_start_where_none_was_saved(model, tmp_path):
     save(tmp_path / "trained.npz", model.save())
-    assert first_model(tmp_path / "model.npz", tmp_path / "trained.npz").version == model.version
+    assert first_models(tmp_path / "data", tmp_path / "trained.npz")[0].version == model.version
     with pytest.raises(FileNotFoundError):
-        first_model(tmp_path / "model.npz", tmp_path / "missing.npz")
+        first_models(tmp_path / "data", tmp_path / "missing.npz")

@@ -14,6 +14,7 @@ from weft_predictor.core.conformal import (
     ConformalCalibrators,
 )
 
+ODD = ("", "odd")
 score = st.floats(-20, 20)
 
 
@@ -62,19 +63,30 @@ def test_without_drift_coverage_is_90_percent_from_the_start(seed):
 def test_an_adapter_answers_for_itself_once_it_has_scores_enough():
     groups, rng = ConformalCalibrators(), Random(1)
     for i in range(OWN_SCORES):
-        assert groups.of("odd") is groups.pooled
-        groups.learn("odd", 10 + rng.random())
-        groups.learn(f"other-{i % 7}", rng.random())
-    assert groups.of("odd") is groups.by_adapter["odd"]
-    assert groups.of("odd").quantile(0.5) > 10
-    assert groups.of("never seen") is groups.pooled
+        assert groups.of(ODD) is groups.pooled
+        groups.learn(ODD, 10 + rng.random())
+        groups.learn(("", f"other-{i % 7}"), rng.random())
+    assert groups.of(ODD) is groups.by_group[ODD]
+    assert groups.of(ODD).quantile(0.5) > 10
+    assert groups.of(("", "never seen")) is groups.pooled
 
 
 def test_calibrators_are_bounded_and_the_oldest_is_dropped():
     groups = ConformalCalibrators(max_adapters=2)
     for adapter in ("a", "b", "a", "c"):
-        groups.learn(adapter, 1.0)
-    assert list(groups.by_adapter) == ["a", "c"]
+        groups.learn(("", adapter), 1.0)
+    assert list(groups.by_group) == [("", "a"), ("", "c")]
+
+
+def test_a_tenant_without_scores_enough_is_answered_by_its_adapter_and_one_with_enough_by_itself_alone():
+    groups = ConformalCalibrators()
+    for _ in range(OWN_SCORES):
+        groups.learn(("acme", "base"), 1.0)
+    assert groups.of(("globex", "base")) is groups.by_group["", "base"]
+    for _ in range(OWN_SCORES):
+        groups.learn(("globex", "base"), 9.0, shared=False)
+    assert groups.of(("globex", "base")).quantile(0.5) == 9.0
+    assert groups.of(("acme", "base")).quantile(0.99) == groups.of(("", "base")).quantile(0.99) == 1.0
 
 
 @given(st.lists(score, min_size=20, max_size=100), score)

@@ -18,7 +18,7 @@ from weft_predictor.core.ridge_model import RidgeModel
 from weft_predictor.datasets import AnsweredPrompt
 from weft_predictor.encoder_files import CALIBRATION, encoder_of, read_files, read_model
 from weft_predictor.errors import CorruptModel
-from weft_predictor.main import first_model
+from weft_predictor.models import first_models
 from weft_predictor.training import EncoderOptions, promote, split, train_encoder_model
 
 OPTIONS = EncoderOptions(epochs=4)
@@ -122,9 +122,9 @@ def test_outcomes_survive_a_restart_but_not_another_encoder(folder, trained, tmp
     for answer in World(Random(7)).answers(5):
         teach(model, answer)
     save(path, model.save())
-    assert first_model(path, folder).version == model.version
-    assert first_model(path, None).version.startswith("ridge-"), "a ridge cannot read an encoder's weights"
-    assert "of another encoder: set aside" in caplog.text
+    assert first_models(path.parent, folder)[0].version == model.version
+    assert first_models(path.parent, None)[0].version.startswith("ridge-"), "a ridge cannot read an encoder's weights"
+    assert "saved model set aside" in caplog.text
     assert not path.exists()
     assert model.observe(outcome_of(answer)).lesson == "duplicate"
 

@@ -202,7 +202,7 @@ def test_an_outcome_without_features_teaches_offset_and_calibration_and_not_the_
     answers = here.answers(800, adapter="acme/plain", drift=4.0)
     hits = [model.observe(gone(model, answer)) for answer in answers]
     assert {result.lesson for result in hits} == {"partial"}
-    assert model.offsets.of("acme/plain") - model.offsets.of("acme/brief") > math.log(4.0)
+    assert model.offsets.of(("", "acme/plain")) - model.offsets.of(("", "acme/brief")) > math.log(4.0)
     assert mean(result.covered for result in hits[300:]) == pytest.approx(0.9, abs=0.04)
     assert (model.ridge.weight == weight).all()
     assert model.version != version
@@ -286,7 +286,7 @@ def test_an_outcome_of_a_scaled_prediction_is_measured_against_the_plain_one(wor
     for answer in here.answers(100):
         for model in (plain, scaled):
             assert model.observe(gone(model, answer)).lesson == "partial"
-    assert scaled.offsets.of("acme/plain") == pytest.approx(plain.offsets.of("acme/plain"), abs=0.05)
+    assert scaled.offsets.of(("", "acme/plain")) == pytest.approx(plain.offsets.of(("", "acme/plain")), abs=0.05)
 
 
 def test_an_outcome_that_arrives_again_teaches_once(world):
@@ -294,3 +294,48 @@ def test_an_outcome_that_arrives_again_teaches_once(world):
     assert teach(model, answer).lesson == "learned"
     assert teach(model, answer).lesson == "duplicate"
     assert model.learned == 1
+
+
+def of_tenant(answers, tenant: str):
+    return (replace(answer, query=replace(answer.query, namespace=tenant)) for answer in answers)
+
+
+@pytest.mark.parametrize("tokens", [1, 100_000, None])
+def test_a_flood_of_one_tenant_moves_no_prediction_of_another_with_outcomes_enough(tokens, world):
+    """One token, a hundred thousand, or short answers where others have long ones, on the adapter of all."""
+    here, model = world(21), cold()
+    for tenant in ("acme", "globex"):
+        for answer in of_tenant(here.answers(150, adapter="acme/plain"), tenant):
+            teach(model, answer)
+    asked = [replace(here.query("acme/plain"), request_id="", namespace="acme") for _ in range(50)]
+    new = [replace(query, namespace="new") for query in asked]
+    before, at_first = ([p.p90_tokens for p in model.predict_batch(items)] for items in (asked, new))
+    for answer in of_tenant(here.answers(1_500, adapter="acme/plain"), "flood"):
+        lie = tokens or (5_000 if here.median(answer.query) < 100 else 1)
+        teach(model, replace(answer, tokens=lie))
+    assert [p.p90_tokens for p in model.predict_batch(asked)] == before
+    assert model.predict_batch([replace(asked[0], namespace="flood")])[0].p90_tokens != before[0]
+    assert [p.p90_tokens for p in model.predict_batch(new)] == at_first, "nor those of a tenant without outcomes"
+
+
+@pytest.mark.parametrize("tokens", [-5, 0, float("nan"), float("inf"), 10**30])
+def test_a_poisoned_length_is_an_outcome_within_bounds(tokens, world):
+    model = taught(world(22), 200)
+    query = query_of("name something about birds", "acme/plain")
+    before = predict(model, query).p50_tokens
+    result = model.observe(replace(outcome_of(Answer(query, 1)), completion_tokens=tokens))
+    assert result.lesson == "learned"
+    answer = predict(model, query)
+    assert 1 <= answer.p10_tokens <= answer.p50_tokens <= answer.p90_tokens <= answer.p99_tokens < 2**31
+    assert 0.25 < answer.p50_tokens / before < 4.0, "three scales of a model that is young"
+
+
+def test_a_clock_that_jumps_teaches_nothing_else(world):
+    """A model has no clock, and reads none in an outcome."""
+    models = [cold(), cold()]
+    for i, answer in enumerate(world(23).answers(100)):
+        for model, when in zip(models, (0, (-1) ** i * 2**60), strict=True):
+            predict(model, answer.query)
+            model.observe(replace(outcome_of(answer), finished_unix_ms=when))
+    first, second = (model.save() for model in models)
+    assert all((first[name] == second[name]).all() for name in first)

@@ -284,6 +284,20 @@ PagedMachine.TestCase.settings = settings(stateful_step_count=40)
 test_pages_of_adapters_balance_and_everybody_who_waits_is_served_in_the_end = PagedMachine.TestCase
 
 
+def test_who_is_being_copied_to_host_memory_keeps_nobody_behind_it_waiting():
+    pages = PageTable(12, 1)
+    h = Harness(slots=3, starvation=2, host_bytes=120, keep_copies=False, pages=pages, page_bytes=10)
+    assert pages.reserve("kv", 7) is not None
+    h.enter("a4")
+    h.fetch()
+    h.enter("a0")
+    h.fetch()
+    assert not h.loading, "a4 needs 6 of 5 free pages, a0 is behind it"
+    h.book.apply(DesiredChange(1, False, (desired("a4", tier=Tier.HOST),), ()))
+    h.settle()
+    assert [load.digest for load in h.loading] == ["a0"]
+
+
 def test_a_cold_adapter_is_not_starved_by_adapters_that_never_fall_idle():
     h = Harness(slots=2, starvation=5)
     for digest in ("hot1", "hot2"):

@@ -132,6 +132,18 @@ def test_who_leaves_while_a_step_is_in_flight_is_not_heard_of_again_and_the_othe
     assert len(cuda.answer("leaves")) == 3
 
 
+def test_a_sequence_that_was_in_host_memory_goes_on_as_the_references(pair_of):
+    """Three pages for two sequences of two pages each."""
+    cuda, reference = pair = pair_of(total_pages=3, swap_page_bytes=1)
+    for driver in pair:
+        for key, prompt in (("old", [5, 9] * 7), ("new", [7, 8] * 7)):
+            driver.post(driver.request(key, prompt, 12, reservation_tokens=1, sampling=GREEDY))
+        driver.finish()
+        check_pool(driver.pool)
+        assert driver.pool.swap.in_bytes == driver.pool.swap.out_bytes > 0
+    assert [cuda.answer(key) for key in ("old", "new")] == [reference.answer(key) for key in ("old", "new")]
+
+
 def test_a_prompt_in_chunks_beside_decode_is_the_references(pair_of):
     """A chunk that is not the last has no token: nothing is sampled in its step when it is alone."""
     cuda, reference = pair = pair_of(batch=BatchLimits(max_batch_tokens=9))

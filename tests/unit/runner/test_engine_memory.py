@@ -201,7 +201,7 @@ class Store(HostTensorStore):
         self.given: list[Any] = []
         self.threads: set[str] = set()
 
-    page_bytes = 0
+    page_bytes, slots = 0, 8
 
     def needs(self, tensors: Any, scales: Any) -> int:
         del tensors, scales

@@ -188,3 +188,19 @@ def test_a_file_that_is_measured_for_a_sequence_stays_on_disk_and_is_not_missing
     assert fetch.measure
     assert book.adapters["a"].nearest_tier is Tier.DISK
     assert not book.not_ready_reason()
+
+
+def test_kv_takes_no_room_of_adapters_with_a_tier_and_they_come_back_when_it_has_gone():
+    book = AdapterManager(1, host_bytes=40)
+    book.apply(whole(*host("a", "b")))
+    fetch_all(book)
+    assert not book.host.reserve_kv(21, "")
+    assert book.host.reserve_kv(20, "")
+    book.apply(whole(*host("a", "b", "c")))
+    fetch_all(book)
+    assert book.adapters["c"].degraded_reason
+    book.host.release_kv(20)
+    book.reconcile()
+    assert fetch_all(book) == ["c"]
+    assert not book.adapters["c"].degraded_reason
+    assert set(book.host.held) == {"a", "b", "c"}

@@ -18,7 +18,20 @@ from weft.domain.ids import Epoch
 from weft.domain.request import Ended, EndReason, NoCapacity, SequenceTokens
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import BatchLimits
-from weft_runner.core.events import Fetch, Fetched, FetchFailed, Load, Loaded, LoadFailed, Unload
+from weft_runner.core.events import (
+    Fetch,
+    Fetched,
+    FetchFailed,
+    Load,
+    Loaded,
+    LoadFailed,
+    SwapDone,
+    SwapFailed,
+    SwapIn,
+    SwapOut,
+    Unload,
+)
+from weft_runner.core.kv_swap import MOST_SWAPS
 from weft_runner.core.request_pool import RequestPool, check_pool
 from weft_runner.core.sampling import SampledToken
 
@@ -35,6 +48,7 @@ LIMITS = PoolLimits(
     page_bytes=10,
     keep_copies=False,
 )
+SWAPPING = replace(LIMITS, swap_page_bytes=10, host_bytes=60, keep_copies=True)  # six pages of KV, or adapters
 SIZES = {
     "": 0,
     "a": 5,
@@ -54,6 +68,8 @@ class Device:
         self.places: dict[int, list[tuple | None]] = {page: [None] * P for page in range(limits.total_pages)}
         self.loading: list[Load | Fetch] = []
         self.in_slots: dict[int, str] = {}
+        self.copies: list[SwapOut | SwapIn] = []  # under way
+        self.host: dict[int, list[list[tuple | None]]] = {}
 
     def written(self, key: str, position: int) -> tuple:
         """What a sequence would write there: it follows from its text so far and its adapter, and is its tenant's."""
@@ -84,6 +100,9 @@ class Device:
         self.execute()
 
     def execute(self) -> None:
+        for drop in self.pool.swap.take_drops():
+            self.copies = [copy for copy in self.copies if copy.number != drop.number]
+            self.host.pop(drop.number, None)
         for action in self.pool.adapters.take_actions():
             match action:
                 case Fetch():
@@ -97,6 +116,10 @@ class Device:
                     pass
         for page in self.pool.pages.take_new_adapter_pages():
             self.places[page] = [None] * P
+        for copy in self.pool.swap.take_copies():
+            self.copies.append(copy)
+            for page in copy.pages if isinstance(copy, SwapIn) else ():
+                self.places[page] = [("half copied",)] * P
 
     def load(self, index: int = 0, fails: EndReason | None = None) -> None:
         order = self.loading.pop(index)
@@ -110,11 +133,26 @@ class Device:
             self.pool.on_adapter_event(LoadFailed(order.digest, fails, "broken", permanent=False))
         else:
             self.in_slots[order.slot] = order.digest
-            self.pool.on_adapter_event(Loaded(order.digest, 1, SIZES[order.digest], None, 1.0))
+            host_bytes = SIZES[order.digest] if order.to_host else None
+            self.pool.on_adapter_event(Loaded(order.digest, 1, SIZES[order.digest], host_bytes, 1.0))
+        self.execute()
+
+    def copy(self, index: int = 0, *, fails: bool = False) -> None:
+        """A copy ends: what it reads and writes is read and written as late as can be."""
+        match self.copies.pop(index):
+            case SwapOut(number, pages) if not fails:
+                self.host[number] = [list(self.places[page]) for page in pages]
+            case SwapIn(number, first, pages) if not fails:
+                for page, places in zip(pages, self.host.pop(number)[first:], strict=True):
+                    self.places[page] = places
+            case SwapOut(number, pages) | SwapIn(number, _, pages):
+                pass
+        self.pool.on_swap_event(SwapFailed(number, "full") if fails else SwapDone(number, len(pages), 1e-9))
         self.execute()
 
     def check(self) -> None:
         check_pool(self.pool)
+        assert self.host.keys() <= {swap.number for swap in self.pool.swap.by_key.values()}, "left in host memory"
         state = state_of(self.pool)
         reserved = sum(s.reserved_pages for s in state.sequences)
         assert state.free_pages + state.adapter_pages + reserved == state.total_pages
@@ -133,9 +171,11 @@ TEXTS = st.sampled_from([(1,) * 4, (1,) * 9, (1,) * 13 + (2,), (1,) * 13 + (3, 3
 class MemoryMachine(RuleBasedStateMachine):
     """Two tenants and one without a salt, adapters of all sizes, growth, victims, lost owners, failures."""
 
+    limits = LIMITS
+
     def __init__(self) -> None:
         super().__init__()
-        self.device = Device()
+        self.device = Device(self.limits)
         self.pool = self.device.pool
         self.counter = self.drawn = 0
         self.live: dict[str, Epoch] = {}
@@ -183,6 +223,12 @@ class MemoryMachine(RuleBasedStateMachine):
         self.device.load(-1 if last else 0, fails)
         self.hear()
 
+    @precondition(lambda self: self.device.copies)
+    @rule(fails=st.sampled_from([False, False, False, True]), last=st.booleans())
+    def copy(self, fails: bool, last: bool) -> None:
+        self.device.copy(-1 if last else 0, fails=fails)
+        self.hear()
+
     @rule(wanted=st.lists(DESIRED, unique_by=lambda d: d.digest))
     def desire(self, wanted: list[DesiredAdapter]) -> None:
         removed = [d for d in SIZES if d and d not in {item.digest for item in wanted}]
@@ -223,13 +269,20 @@ class MemoryMachine(RuleBasedStateMachine):
         """Nobody runs, nothing is on its way: then a victim is named, or the next choice makes room."""
         self.device.step(iter([1] * 5)) if not self.pool.runnable else None
         self.hear()
-        if self.pool.sequences and not self.pool.runnable and not self.device.loading:
+        if self.pool.sequences and not (self.pool.runnable or self.device.loading or self.device.copies):
             assert self.pool.paused()
             assert len(self.pool.sequences) > 1, "alone, and without a page: it would wait for ever"
 
 
-MemoryMachine.TestCase.settings = settings(stateful_step_count=40)
+class SwappingMachine(MemoryMachine):
+    """The same where preempted sequences go to host memory, which adapters need, too."""
+
+    limits = SWAPPING
+
+
+MemoryMachine.TestCase.settings = SwappingMachine.TestCase.settings = settings(stateful_step_count=40)
 test_every_book_balances_and_every_page_holds_what_its_readers_would_write = MemoryMachine.TestCase
+test_so_they_do_where_sequences_are_swapped = SwappingMachine.TestCase
 
 
 def test_a_pinned_adapter_that_made_way_is_loaded_again_as_soon_as_its_pages_are_free():
@@ -265,10 +318,16 @@ WANTS = st.lists(
 )
 
 
-@given(WANTS, st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(TOLD)), max_size=3, unique_by=lambda p: p[0]))
-def test_adapters_and_sequences_do_not_starve_each_other(wants, pinned):
+@given(
+    WANTS,
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(TOLD)), max_size=3, unique_by=lambda p: p[0]),
+    st.sampled_from((0, 40, 400)),
+    st.sampled_from((LIMITS, SWAPPING)),
+    st.booleans(),
+)
+def test_adapters_and_sequences_do_not_starve_each_other(wants, pinned, host_bytes, limits, leaves):
     """All at once: whoever is told NoCapacity asks again, the newest leaves where the supervisor would name it."""
-    device = Device(replace(LIMITS, max_context_tokens=48))
+    device = Device(replace(limits, max_context_tokens=48, host_bytes=host_bytes))
     pool = device.pool
     pool.apply(whole(*(desired(digest, n_bytes=announced, pinned=True) for digest, announced in pinned)))
     todo, answers, counter = dict(enumerate(wants)), {str(i): [] for i in range(len(wants))}, 0
@@ -286,16 +345,21 @@ def test_adapters_and_sequences_do_not_starve_each_other(wants, pinned):
                         cache_salt=salt,
                         emitted=tuple(answers[str(i)]),
                         reservation_tokens=reservation,
+                        leaves=leaves,
                     ),
                     session(),
                     "g",
                     0.0,
                 )
         device.step(iter([5] * 5))
+        if device.copies and turn % 4 == 0:
+            device.copy()
         if device.loading and turn % 3 == 0:
             device.load()
         if state_of(pool).overruns and state_of(pool).free_pages == 0 and len(pool.sequences) > 1:
-            newest = max(pool.sequences.values(), key=lambda s: s.admitted)
+            newest = max(
+                (s for s in pool.sequences.values() if pool.pages.reserved_by(s.key)), key=lambda s: s.admitted
+            )
             pool.stop(newest.key, newest.start.epoch, newest.owner)
         for event in flat(pool.take_messages()):
             assert not isinstance(event, Ended)
@@ -305,6 +369,7 @@ def test_adapters_and_sequences_do_not_starve_each_other(wants, pinned):
                 if event.finish is not None:
                     del todo[int(event.request_id)]
         device.check()
+        assert all(sequence.swaps <= MOST_SWAPS for sequence in pool.sequences.values())
         if not todo:
             break
     assert not todo, "everybody is served"

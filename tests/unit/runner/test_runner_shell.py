@@ -40,16 +40,16 @@ FLAGS = [
 
 def test_the_defaults_are_those_of_the_contract(small_config):
     settings = parse_settings(FLAGS)
-    assert (settings.page_tokens, settings.kv_pages, settings.max_sequences, settings.max_adapters) == (16, 1024, 32, 8)
+    assert (settings.page_tokens, settings.kv_pages, settings.max_sequences, settings.max_adapters) == (16, 1024, 32, 0)
     assert (settings.max_rank, settings.max_batch_tokens, settings.max_prefills) == (64, 512, 1)
     assert (settings.executor, settings.dtype, settings.advertise) == ("auto", "bf16", settings.listen)
     assert (settings.token_time_ms, settings.profile) == (100, True)
     assert parse_settings([*FLAGS, "--profile=off"]).profile is False
-    limits = pool_limits(settings, parse_spec(small_config), page_bytes=1024)
+    limits = pool_limits(settings, parse_spec(small_config), page_bytes=1024, slots=8)
     assert limits.max_context_tokens == 256, "the model's, below what the pages hold"
     assert limits.batch == BatchLimits(1, 512, 100.0)
     few = parse_settings([*FLAGS, "--kv-pages=3"])
-    assert pool_limits(few, parse_spec(small_config), 1024).max_context_tokens == 48
+    assert pool_limits(few, parse_spec(small_config), 1024, slots=8).max_context_tokens == 48
 
 
 def test_a_runner_is_called_by_its_name_or_its_hosts():
@@ -173,7 +173,7 @@ def test_adapters_on_demand_survive_a_restart_within_the_bound_least_recently_us
     built.engine.post(Received(Peer(Kind.SUPERVISOR, "s"), RunnerOrder(whole(desired(digests[3], tier=Tier.DISK)))))
     built.engine.beat()
     wait_until(lambda: len(source.on_disk()) < 4, "the disk is tidied")
-    built.engine.adapters.close()
+    built.engine.close()
     asked = len(depot.requests)
     assert set(source.on_disk()) == {digests[0], digests[2], digests[3]}
     source.adapter(digests[0])

@@ -20,7 +20,7 @@ def enter(request: Request, phase: Phase) -> None:
 
 
 def request_in(phase: Phase) -> Request:
-    request = Request("r", "g", "acme/p", "", 16, 100, 0, 0.0, 1)
+    request = Request("r", "g", "acme/p", "acme", "", 16, 100, 0, 0.0, 1)
     for step in WAY[phase]:
         enter(request, step)
     return request

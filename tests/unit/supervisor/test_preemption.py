@@ -66,6 +66,20 @@ def test_of_those_that_arrived_together_the_one_admitted_last_leaves():
     assert chosen.request_id == "b"
 
 
+def test_one_whose_kv_is_in_host_memory_already_is_not_chosen_for_it_has_no_pages():
+    chosen = select_victim(book(sequence("a", 1), sequence("b", 2), sequence("swapped", 3, pages=0), paused="a"))
+    assert chosen is not None
+    assert chosen.request_id == "b"
+    assert select_victim(book(sequence("a", 1), sequence("swapped", 3, pages=0), paused="a")) is None
+
+
+def test_an_overrunner_that_leaves_is_the_victim_itself_and_doubles():
+    overruns = (Overrun("a", EPOCH, 1, 32, leaves=True),)
+    chosen = select_victim(book(sequence("a", 1), sequence("b", 2), overruns=overruns))
+    assert chosen is not None
+    assert (chosen.request_id, chosen.for_request_id, chosen.reservation_tokens) == ("a", "a", 32)
+
+
 def test_an_overrunner_that_is_alone_is_left_alone():
     assert select_victim(book(sequence("a", 1), paused="a")) is None
 

@@ -15,6 +15,7 @@ from weft.domain.adapter import Tier
 from weft.domain.ids import MAX_TERM, NEVER, Epoch, RunnerId
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import EndReason, FinishReason, Outcome, SequenceTokens, Step, Submit
+from weft.domain.routes import PoolSpec, SloAttainment
 from weft.domain.runner import ClusterReport, ReportedRunner, RunnerReport, RunnerSpec
 from weft.wire.codec import cluster, registry, scheduling, session
 from weft.wire.codec.cluster import read_report, read_spec, received_report
@@ -74,6 +75,10 @@ def _allowed(value: Any) -> Any:
         return dataclasses.replace(value, max_context_tokens=1)
     if isinstance(value, Submit) and value.runner is None:
         return dataclasses.replace(value, epoch=NEVER, reservation_tokens=0, start_emitted_tokens=0)
+    if isinstance(value, PoolSpec):
+        return dataclasses.replace(value, tenant_weights=tuple(sorted(dict(value.tenant_weights).items())))
+    if isinstance(value, SloAttainment):
+        return SloAttainment(*[min(100, share) for share in value])
     if isinstance(value, SequenceTokens):
         return value._replace(doublings=value.doublings % 64)
     if isinstance(value, ReportedRunner) and value.spec is not None:
@@ -150,7 +155,7 @@ def test_hostile_bytes_are_an_error_of_their_sender(name: str, data: st.DataObje
     assert isinstance(message, direction.messages)
 
 
-ITEM = PredictItem("r", "text", "ns/p", "m", 4, 100)
+ITEM = PredictItem("r", "text", "ns/p", "m", 4, 100, "ns")
 
 
 @given(st.lists(ONES, min_size=4, max_size=4).map(sorted), ONES)

@@ -59,6 +59,7 @@ from weft.wire.v1 import supervisor_pb2 as spb
 MAX_REPORT_BYTES = 16 << 20  # ten thousand adapters with a long error each; a gRPC message takes 64 MiB
 MAX_FORWARDED_BYTES = 16 << 10  # a change of 64 sequences has 7 KiB
 MAX_CAPACITY = 1 << 16  # sequences, slots, tokens of a page
+MAX_PAGE_BYTES = 1 << 40
 
 TIER = {
     Tier.UNSPECIFIED: spb.AdapterState.TIER_UNSPECIFIED,
@@ -79,7 +80,7 @@ def fill_spec(spec: RunnerSpec, m: spb.RunnerHello) -> None:
     m.page_tokens, m.total_pages, m.max_sequences = spec.page_tokens, spec.total_pages, spec.max_sequences
     m.max_adapters, m.max_rank, m.max_context_tokens = spec.max_adapters, spec.max_rank, spec.max_context_tokens
     m.name, m.best_batch, m.step_ms_1, m.step_ms_best = spec.name, spec.best_batch, spec.step_ms_1, spec.step_ms_best
-    m.prefill_tokens_per_s = spec.prefill_tokens_per_s
+    m.prefill_tokens_per_s, m.page_bytes = spec.prefill_tokens_per_s, spec.page_bytes
 
 
 def read_spec(m: spb.RunnerHello) -> RunnerSpec:
@@ -103,6 +104,7 @@ def read_spec(m: spb.RunnerHello) -> RunnerSpec:
         step_ms_1=m.step_ms_1,
         step_ms_best=m.step_ms_best,
         prefill_tokens_per_s=m.prefill_tokens_per_s,
+        page_bytes=number(m.page_bytes, who + "page_bytes", MAX_PAGE_BYTES),
     )
     if spec.max_context_tokens > spec.total_pages * spec.page_tokens:
         raise PeerError(f"{who}max_context_tokens {spec.max_context_tokens} are more than its pages hold")
@@ -144,8 +146,9 @@ def fill_report(report: RunnerReport, m: spb.RunnerReport) -> None:
         m.removed_adapters.extend(report.removed_adapters)
     for o in report.overruns:
         overrun = m.overruns.add(
-            request_id=o.request_id, wanted_pages=o.wanted_pages, reservation_tokens=o.reservation_tokens
-        )
+            request_id=o.request_id, wanted_pages=o.wanted_pages, reservation_tokens=o.reservation_tokens,
+            leaves=o.leaves,
+        )  # fmt: skip
         fill_epoch(o.epoch, overrun.epoch)
     if report.progress:
         m.progress.extend(report.progress)
@@ -230,6 +233,7 @@ def _overrun(m: spb.Overrun) -> Overrun:
         epoch(m.epoch),
         number(m.wanted_pages, "wanted_pages", MAX_PAGES),
         number(m.reservation_tokens, "reservation_tokens", MAX_TOKENS),
+        m.leaves,
     )
 
 

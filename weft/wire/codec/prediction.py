@@ -26,6 +26,7 @@ def predict_request(items: Sequence[PredictItem]) -> pb.PredictRequest:
             adapter=item.model_name,
             prompt_tokens=item.prompt_tokens,
             max_tokens=item.max_tokens,
+            namespace=item.namespace,
         )
     return request
 
@@ -59,6 +60,7 @@ def predict_items(request: pb.PredictRequest) -> list[PredictItem]:
             text(item.adapter, "a model's name", MAX_MODEL),
             item.prompt_tokens,
             item.max_tokens,
+            text(item.namespace, "a namespace"),
         )
         for item in request.items
     ]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from weft.domain.adapter import AdapterSpec, Tier
-from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus, RegistryChange
+from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus, RegistryChange, SloAttainment
 from weft.wire.codec.cluster import TIER, TIERS
 from weft.wire.codec.direction import Direction, Entry
 from weft.wire.codec.values import (
@@ -23,6 +23,11 @@ from weft.wire.v1 import scheduler_pb2 as pb
 
 MAX_RUNNERS = 1 << 20
 MAX_SECONDS = 1 << 31
+MAX_TENANTS, MAX_WEIGHT = 256, 1000  # as the schema's
+# fields that the message names otherwise
+OTHERWISE = (
+    "name", "idle_s", "drain_s", "aging_s", "consolidation_s", "slo_ttft_s", "slo_token_time_s", "tenant_weights",
+)  # fmt: skip
 
 
 def fill_registry_change(change: RegistryChange, m: pb.RegistryToScheduler) -> None:
@@ -30,9 +35,18 @@ def fill_registry_change(change: RegistryChange, m: pb.RegistryToScheduler) -> N
     m.removed_pools.extend(change.removed_pools)
     m.removed_adapter_uids.extend(change.removed_adapters)
     for pool in change.pools:
-        same = same_named(pool, "name", "idle_s", "drain_s", "aging_s")
-        seconds = {"idle_s": round(pool.idle_s), "drain_s": round(pool.drain_s), "aging_ms": round(1000 * pool.aging_s)}
-        m.pools.add(pool=pool.name, **seconds, **same)
+        same = same_named(pool, *OTHERWISE)
+        m.pools.add(
+            pool=pool.name,
+            idle_s=round(pool.idle_s),
+            drain_s=round(pool.drain_s),
+            aging_ms=round(1000 * pool.aging_s),
+            consolidation_ms=round(1000 * pool.consolidation_s),
+            slo_ttft_ms=round(1000 * pool.slo_ttft_s),
+            slo_token_time_ms=round(1000 * pool.slo_token_time_s),
+            tenant_weights=dict(pool.tenant_weights),
+            **same,
+        )
     for adapter in change.adapters:
         m.adapters.add(tier=TIER[adapter.tier], **same_named(adapter, "tier"))
 
@@ -73,6 +87,23 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         max_context_tokens=number(m.max_context_tokens, f"pool {name}: max_context_tokens", MAX_TOKENS),
         starvation_bound=m.starvation_bound if m.HasField("starvation_bound") else None,
         aging_s=number(m.aging_ms, f"pool {name}: aging_ms", MAX_WAITED_MS) / 1000,
+        consolidation=text(m.consolidation, f"pool {name}: consolidation") or "autoscaled",
+        consolidation_s=number(m.consolidation_ms, f"pool {name}: consolidation_ms", MAX_WAITED_MS) / 1000 or 10.0,
+        fair=m.fair if m.HasField("fair") else True,
+        tenant_weights=_weights(m, name),
+        slo_ttft_s=number(m.slo_ttft_ms, f"pool {name}: slo_ttft_ms", MAX_WAITED_MS) / 1000,
+        slo_token_time_s=number(m.slo_token_time_ms, f"pool {name}: slo_token_time_ms", MAX_WAITED_MS) / 1000,
+        slo_reject=m.slo_reject,
+    )
+
+
+def _weights(m: pb.PoolDesired, name: str) -> tuple[tuple[str, int], ...]:
+    number(len(m.tenant_weights), f"pool {name}: the number of weights", MAX_TENANTS)
+    return tuple(
+        [
+            (named(tenant, f"pool {name}: a tenant"), number(weight, f"pool {name}: a weight", MAX_WEIGHT, least=1))
+            for tenant, weight in sorted(m.tenant_weights.items())
+        ]
     )
 
 
@@ -96,7 +127,13 @@ def _adapter(m: pb.AdapterDesired) -> AdapterSpec:
     )
 
 
-def _fill_status(status: PoolStatus | AdapterStatus, m: Any) -> None:
+def _fill_pool_status(status: PoolStatus, m: Any) -> None:
+    m.MergeFrom(type(m)(**same_named(status, "slo")))
+    if status.slo is not None:
+        m.slo.attained, m.slo.ttft, m.slo.token_time = status.slo
+
+
+def _fill_adapter_status(status: AdapterStatus, m: Any) -> None:
     m.MergeFrom(type(m)(**same_named(status)))
 
 
@@ -112,7 +149,12 @@ def _pool_status(m: pb.PoolStatus) -> PoolStatus:
         total_pages=m.total_pages,
         reserved_pages=m.reserved_pages,
         demand_runners=m.demand_runners,
+        slo=_attainment(m.slo) if m.HasField("slo") else None,
     )
+
+
+def _attainment(m: pb.SloAttainment) -> SloAttainment:
+    return SloAttainment(*[number(share, "a percentage", 100) for share in (m.attained, m.ttft, m.token_time)])
 
 
 def _adapter_status(m: pb.AdapterStatus) -> AdapterStatus:
@@ -147,6 +189,6 @@ REGISTRY_TO_SCHEDULER = RegistryDirection()
 SCHEDULER_TO_REGISTRY: Direction[pb.SchedulerToRegistry, PoolStatus | AdapterStatus] = Direction(
     pb.SchedulerToRegistry,
     "scheduler",
-    Entry("pool", PoolStatus, _fill_status, _pool_status),
-    Entry("adapter", AdapterStatus, _fill_status, _adapter_status),
+    Entry("pool", PoolStatus, _fill_pool_status, _pool_status),
+    Entry("adapter", AdapterStatus, _fill_adapter_status, _adapter_status),
 )

@@ -64,6 +64,7 @@ _REJECTED = {
     RejectReason.TOO_MANY_MIGRATIONS: pb.Reject.TOO_MANY_MIGRATIONS,
     RejectReason.ADAPTER_FAILED: pb.Reject.ADAPTER_FAILED,
     RejectReason.UNKNOWN_ADAPTER: pb.Reject.UNKNOWN_ADAPTER,
+    RejectReason.SLO_UNATTAINABLE: pb.Reject.SLO_UNATTAINABLE,
 }
 _REJECT_REASONS = inverted(_REJECTED)
 
@@ -139,11 +140,11 @@ def _failed(m: pb.Failed) -> Failed:
 
 
 def _fill_cancel(cancel: Cancel, m: pb.Cancel) -> None:
-    m.request_id = cancel.request_id
+    m.request_id, m.emitted_tokens = cancel.request_id, cancel.emitted_tokens
 
 
 def _cancel(m: pb.Cancel) -> Cancel:
-    return Cancel(named(m.request_id, "a request id"))
+    return Cancel(named(m.request_id, "a request id"), number(m.emitted_tokens, "emitted_tokens", MAX_TOKENS))
 
 
 def _fill_started(started: Started, m: pb.Started) -> None:
@@ -158,6 +159,7 @@ def _started(m: pb.Started) -> Started:
 def fill_outcome_report(report: OutcomeReport, m: pb.OutcomeReport) -> None:
     m.request_id, m.pool, m.adapter_digest = report.request_id, report.pool, report.adapter
     m.completion_tokens, m.censored, m.record = report.completion_tokens, report.censored, report.record
+    m.ttft_ms, m.total_ms = report.ttft_ms, report.total_ms
 
 
 def outcome_report(m: pb.OutcomeReport) -> OutcomeReport:
@@ -170,6 +172,8 @@ def outcome_report(m: pb.OutcomeReport) -> OutcomeReport:
         number(m.completion_tokens, "completion_tokens", MAX_TOKENS),
         m.censored,
         m.record,
+        number(m.ttft_ms, "ttft_ms", MAX_WAITED_MS),
+        number(m.total_ms, "total_ms", MAX_WAITED_MS),
     )
 
 
@@ -246,7 +250,7 @@ def _fill_assign(assign: Assign, m: pb.Assign) -> None:
     fill_epoch(assign.epoch, m.epoch)
     fill_runner_id(assign.runner, m.runner)
     m.numerics_class, m.adapter_rank, m.adapter_bytes = assign.numerics_class, assign.rank, assign.adapter_bytes
-    m.delay_ms, m.by_page = round(1000 * assign.delay_s), assign.by_page
+    m.delay_ms, m.by_page, m.leaves = round(1000 * assign.delay_s), assign.by_page, assign.leaves
     if assign.decode is not None:
         fill_runner_id(assign.decode, m.decode_runner)
 
@@ -264,6 +268,7 @@ def _assign(m: pb.Assign) -> Assign:
         decode=runner_id(m.decode_runner) if m.HasField("decode_runner") else None,
         delay_s=number(m.delay_ms, "delay_ms", MAX_WAITED_MS) / 1000,
         by_page=m.by_page,
+        leaves=m.leaves,
     )
 
 

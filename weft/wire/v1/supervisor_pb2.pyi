@@ -19,7 +19,7 @@ class RunnerToSupervisor(_message.Message):
     def __init__(self, hello: _Optional[_Union[RunnerHello, _Mapping]] = ..., report: _Optional[_Union[RunnerReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class RunnerHello(_message.Message):
-    __slots__ = ("runner", "address", "pool", "base_digest", "numerics_class", "page_tokens", "total_pages", "max_sequences", "max_adapters", "max_rank", "max_context_tokens", "name", "best_batch", "step_ms_1", "step_ms_best", "prefill_tokens_per_s")
+    __slots__ = ("runner", "address", "pool", "base_digest", "numerics_class", "page_tokens", "total_pages", "max_sequences", "max_adapters", "max_rank", "max_context_tokens", "name", "best_batch", "step_ms_1", "step_ms_best", "prefill_tokens_per_s", "page_bytes")
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class RunnerHello(_message.Message):
     STEP_MS_1_FIELD_NUMBER: _ClassVar[int]
     STEP_MS_BEST_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     runner: _common_pb2.RunnerId
     address: str
     pool: str
@@ -52,7 +53,8 @@ class RunnerHello(_message.Message):
     step_ms_1: float
     step_ms_best: float
     prefill_tokens_per_s: float
-    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., numerics_class: _Optional[str] = ..., page_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_adapters: _Optional[int] = ..., max_rank: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., name: _Optional[str] = ..., best_batch: _Optional[int] = ..., step_ms_1: _Optional[float] = ..., step_ms_best: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ...) -> None: ...
+    page_bytes: int
+    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., numerics_class: _Optional[str] = ..., page_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_adapters: _Optional[int] = ..., max_rank: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., name: _Optional[str] = ..., best_batch: _Optional[int] = ..., step_ms_1: _Optional[float] = ..., step_ms_best: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., page_bytes: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()
@@ -169,16 +171,18 @@ class AdapterState(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., tier: _Optional[_Union[AdapterState.Tier, str]] = ..., running: _Optional[int] = ..., bytes: _Optional[int] = ..., loading: _Optional[bool] = ..., error: _Optional[str] = ..., rank: _Optional[int] = ..., shortfall: _Optional[str] = ...) -> None: ...
 
 class Overrun(_message.Message):
-    __slots__ = ("request_id", "epoch", "wanted_pages", "reservation_tokens")
+    __slots__ = ("request_id", "epoch", "wanted_pages", "reservation_tokens", "leaves")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WANTED_PAGES_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: _common_pb2.Epoch
     wanted_pages: int
     reservation_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., wanted_pages: _Optional[int] = ..., reservation_tokens: _Optional[int] = ...) -> None: ...
+    leaves: bool
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., wanted_pages: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., leaves: _Optional[bool] = ...) -> None: ...
 
 class SupervisorToRunner(_message.Message):
     __slots__ = ("registered", "order", "resync")

@@ -147,6 +147,7 @@ class Admission:
             model_name=request.route.model_name,
             prompt_tokens=len(request.prompt),
             max_tokens=request.max_tokens,
+            namespace=request.namespace,
         )
         return [Send(PREDICTOR, item)]
 

@@ -363,8 +363,16 @@ class Gateway:
         except Exception as error:  # noqa: BLE001 (the shell logs it; the client gets its end all the same)
             effects += [events.RequestFailed(request_id, error), Send(SCHEDULER, Cancel(request_id))]
         else:
-            tokens, censored = outcome.completion_tokens, outcome.censored
-            report = OutcomeReport(request_id, outcome.pool, outcome.adapter, tokens, censored, record)
+            report = OutcomeReport(
+                request_id,
+                outcome.pool,
+                outcome.adapter,
+                outcome.completion_tokens,
+                outcome.censored,
+                record,
+                0 if ttft_s is None else max(1, outcome.ttft_ms),
+                outcome.total_ms,
+            )
             self.outcomes[request_id] = report
             effects.append(Send(SCHEDULER, report))
         if len(self.outcomes) > self.config.max_unacked:

@@ -52,6 +52,10 @@ _REJECTED = {
     RejectReason.UNKNOWN_POOL: ("model_not_found", "The model's pool does not exist any more."),
     RejectReason.TOO_MANY_MIGRATIONS: ("too_many_migrations", "The request was migrated too many times."),
     RejectReason.ADAPTER_FAILED: ("adapter_failed", "No runner could load the model's adapter."),
+    RejectReason.SLO_UNATTAINABLE: (
+        "slo_unattainable",
+        "The model's pool is too busy to answer within its objective for the first token.",
+    ),
     RejectReason.UNKNOWN_ADAPTER: ("model_not_found", "The model was deleted while the request waited."),
 }
 
@@ -227,6 +231,7 @@ class RequestStream:
             waited_s=now - self.arrived,
             delay_s=assign.delay_s,
             by_page=assign.by_page,
+            leaves=assign.leaves,
         )
         return [*effects, Send(runner_peer(assign.runner), start)]
 
@@ -256,7 +261,7 @@ class RequestStream:
         """The end from outside: stop the runner, cancel at the scheduler."""
         effects: list[StreamEffect] = [self._stop(self.running)] if self.running else []
         if not scheduler_knows:
-            effects.append(Send(SCHEDULER, Cancel(self.request_id)))
+            effects.append(Send(SCHEDULER, Cancel(self.request_id, len(self.tokens))))
         self._finish(end)
         return effects
 

@@ -66,6 +66,7 @@ class Adapter:
     slot: int | None = None
     running: int = 0  # sequences that have joined
     waiting: int = 0  # sequences that have not
+    swapped: int = 0  # sequences that had, whose KV is in host memory: they need it again
     overtaken: int = 0  # how often a sequence of another adapter joined while this one was ready for a slot
     load_cost: float = 0.0
     value: float = 0.0  # to keep it in its slot, see `adapter_slots.py`
@@ -101,14 +102,19 @@ class Adapter:
         """Whether a report lists it: otherwise it is idle, on disk or in the depot."""
         reasons = self.error or self.degraded_reason or self.unpinned_reason
         return bool(
-            self.slot is not None or self.copy is not HostCopy.NONE or self.in_transfer or self.waiting or reasons
+            self.slot is not None
+            or self.copy is not HostCopy.NONE
+            or self.in_transfer
+            or self.waiting
+            or self.swapped
+            or reasons
         )
 
     def report(self) -> AdapterState:
         return AdapterState(
             self.digest,
             self.nearest_tier,
-            running=self.running + self.waiting,
+            running=self.running + self.waiting + self.swapped,
             bytes=self.n_bytes,
             rank=self.rank,
             loading=self.in_transfer,
@@ -131,5 +137,6 @@ def check_adapter(adapter: Adapter) -> None:
     assert (adapter.slot is not None) == (adapter.resident or adapter.state is LoadState.LOADING), adapter
     assert adapter.running >= 0, adapter
     assert adapter.waiting >= 0, adapter
+    assert adapter.swapped >= 0, adapter
     assert adapter.running == 0 or adapter.resident, adapter
     assert adapter.desired or not adapter.degraded_reason, adapter

@@ -89,6 +89,29 @@ class AdapterManager:
         self._changed(adapter)
         self.reconcile()
 
+    def swap_out(self, digest: str) -> None:
+        """A sequence that had joined has its KV in host memory: the adapter may leave the device, not the runner."""
+        adapter = self.adapters[digest]
+        adapter.running, adapter.swapped = adapter.running - 1, adapter.swapped + 1
+        check_adapter(adapter)
+        self._changed(adapter)
+        self.reconcile()
+
+    def swap_in(self, digest: str) -> bool:
+        """That sequence comes back. As `acquire`."""
+        self.adapters[digest].swapped -= 1
+        return self.acquire(digest)
+
+    def release_swapped(self, digest: str) -> None:
+        """That sequence is over."""
+        self.adapters[digest].swapped -= 1
+        self._changed(self.adapters[digest])
+        self.reconcile()
+
+    def pages_to_load(self, digests: Iterable[str]) -> int:
+        """What those that are not on the device take there."""
+        return sum(self.slots.need(a) for a in map(self.adapters.get, digests) if a is not None and a.slot is None)
+
     def take_ready(self) -> list[str]:
         """Digests whose waiting sequences join now; they count as running already."""
         ready, self._ready = self._ready, []
@@ -278,12 +301,17 @@ class AdapterManager:
         if self.queue:
             missing = {*self.missing_pinned()}  # a pinned adapter waits for itself
             self.queue = {d: a for d, a in self.queue.items() if a.waiting or d in missing}
+        if self.prefetcher.beside_kv and not self.host.kv_bytes:
+            self.prefetcher.plan()
         if self._removed or (len(self._on_demand) > MOST_ON_DEMAND and self.desired_version is not None):
             self._forget()
         self._assign_slots()
         self._drain_and_reopen()
-        for adapter in self.prefetcher.next_fetches():
+        fetches = self.prefetcher.next_fetches()
+        for adapter in fetches:
             self._fetch(adapter, urgent=False)
+        if any(adapter.digest in self.queue for adapter in fetches):
+            self._assign_slots()  # one that is being copied now keeps nobody behind it waiting
 
     # ---- how
 
@@ -291,6 +319,7 @@ class AdapterManager:
         self.actions.append(action)
 
     def _changed(self, adapter: Adapter) -> None:
+        self.slots.update(adapter)
         self.dirty[adapter.digest] = adapter
 
     def _get_or_add(self, digest: str) -> Adapter:
@@ -330,7 +359,8 @@ class AdapterManager:
 
     def _protect(self) -> None:
         """Pinned adapters, in their order: all slots but one, and no more pages than one adapter may hold."""
-        for adapter in self._protected:
+        before = self._protected
+        for adapter in before:
             adapter.protected = False
         left, self._protected = self.slots.most_pages, []
         for index, adapter in enumerate(self._pinned.values()):
@@ -345,6 +375,8 @@ class AdapterManager:
                 adapter.protected = True
                 self._protected.append(adapter)
                 left -= need
+        for adapter in (*before, *self._protected):
+            self.slots.update(adapter)
 
     def _enqueue_pinned(self) -> None:
         for digest in self.missing_pinned():
@@ -416,6 +448,7 @@ class AdapterManager:
             self._reopen(max(draining, key=lambda a: a.running))
         while len(self.slots.draining()) < aged and (adapter := self.slots.next_to_drain()) is not None:
             adapter.advance(LoadState.DRAINING)
+            self._changed(adapter)
 
     def _reopen(self, adapter: Adapter) -> None:
         adapter.advance(LoadState.RESIDENT)
@@ -460,7 +493,7 @@ class AdapterManager:
 
 
 def _is_idle(adapter: Adapter) -> bool:
-    return not (adapter.running or adapter.waiting or adapter.in_transfer)
+    return not (adapter.running or adapter.waiting or adapter.swapped or adapter.in_transfer)
 
 
 def check_adapters(manager: AdapterManager) -> None:

@@ -1,20 +1,23 @@
-"""Device slots and the pages behind them: which adapter holds one, which may be evicted, and what that would free.
+"""Adapters on the device and their pages: which adapter has them, which may be evicted, and what that would free.
 
 An adapter of n bytes holds ceil(n / page_bytes) pages from the start of its load: its true rank, no padding and no slot
-of a fixed size. A page that is reserved for tokens is never taken for an adapter. Unused adapters are evicted, the
-least valuable first: cost-aware LRU by size (GreedyDual-Size, Cao and Irani 1997: value = clock + cost of another load
-/ pages, clock = value of the adapter that was evicted last), so that an adapter which is expensive to load stays longer
-and none stays for ever. Pinned adapters stay, unless nothing else can run (`pinned_too`).
+of a fixed size (S-LoRA's unified paging, arXiv 2311.03285, section 5.1). A slot is an index that steps name it by, and
+costs nothing worth a bound: as many adapters are here as pages hold, unless people set fewer. A page that is reserved
+for tokens is never taken for an adapter. Unused adapters are evicted, the least valuable first: cost-aware LRU by size
+(GreedyDual-Size, Cao and Irani 1997: value = clock + cost of another load / pages, clock = value of the adapter that
+was evicted last), so that an adapter which is expensive to load stays longer and none stays for ever. Pinned adapters
+stay, unless nothing else can run (`pinned_too`).
 """
 
 from collections.abc import Callable
+from heapq import heappop, heappush
 
+from weft.domain.runner import KV_SHARE
 from weft_runner.core.adapter import Adapter, LoadState
 from weft_runner.core.events import Action, Unload
 from weft_runner.core.page_table import PageTable
 
-MOST_SLOTS = 256  # of any runner
-KV_SHARE = 4  # an adapter leaves one page in so many to sequences, or it is refused
+MOST_SLOTS = 4096  # of any runner: beyond it the books of idle adapters would cost more than their memory is worth
 
 
 class AdapterSlots:
@@ -33,6 +36,13 @@ class AdapterSlots:
     ) -> None:
         self.slots, self.pages, self.page_bytes = slots, pages, page_bytes
         self.by_slot: dict[int, Adapter] = {}
+        self._free_slots: list[int] = []  # below the highest that was ever used; a heap
+        self._by_state: dict[LoadState, dict[str, Adapter]] = {
+            state: {} for state in (LoadState.LOADING, LoadState.DRAINING)
+        }
+        self._unused: dict[str, Adapter] = {}  # may be evicted; `update` keeps these books
+        self._unused_pages = {False: 0, True: 0}  # by whether they are protected
+        self._counted: dict[str, tuple[bool, int]] = {}  # of `_unused`: as it is counted there
         self._order, self._changed = order, changed
         self._clock = 0.0
 
@@ -48,32 +58,54 @@ class AdapterSlots:
 
     @property
     def loading(self) -> bool:
-        return any(adapter.state is LoadState.LOADING for adapter in self.by_slot.values())
+        return bool(self._by_state[LoadState.LOADING])
 
     def draining(self) -> list[Adapter]:
-        return [adapter for adapter in self.by_slot.values() if adapter.state is LoadState.DRAINING]
+        return list(self._by_state[LoadState.DRAINING].values())
+
+    def update(self, adapter: Adapter) -> None:
+        """An adapter's state, its users or its protection have changed: count it anew."""
+        digest = adapter.digest
+        for state, adapters in self._by_state.items():
+            if adapter.state is state:
+                adapters[digest] = adapter
+            else:
+                adapters.pop(digest, None)
+        if (counted := self._counted.pop(digest, None)) is not None:
+            protected, n_pages = counted
+            self._unused_pages[protected] -= n_pages
+            del self._unused[digest]
+        if _is_unused(adapter):
+            counted = self._counted[digest] = adapter.protected, self.pages.n_adapter_pages(digest)
+            self._unused_pages[counted[0]] += counted[1]
+            self._unused[digest] = adapter
 
     def evictable_pages(self, *besides: str, pinned_too: bool = False) -> int:
         """Pages that unused adapters hold."""
-        unused = self._unused(pinned_too=pinned_too)
-        return sum(self.pages.n_adapter_pages(adapter.digest) for adapter in unused if adapter.digest not in besides)
+        beside = [counted for digest in besides if (counted := self._counted.get(digest)) is not None]
+        n_pages = self._unused_pages[False] + (self._unused_pages[True] if pinned_too else 0)
+        return n_pages - sum(n for protected, n in beside if pinned_too or not protected)
 
     def on_use(self, adapter: Adapter) -> None:
         adapter.value = self._clock + adapter.load_cost / max(1, self.pages.n_adapter_pages(adapter.digest))
 
     def assign(self, adapter: Adapter, *, pinned_too: bool = False) -> bool:
         """Give it a slot and its pages, evicting what that takes. False: not enough may be evicted, nothing changed."""
-        need, unused = self.need(adapter), self._unused(pinned_too=pinned_too)
-        available = self.pages.free_pages + sum(self.pages.n_adapter_pages(a.digest) for a in unused)
-        if need > available or (len(self.by_slot) == self.slots and not unused):
+        need = self.need(adapter)
+        if need > self.pages.free_pages + self.evictable_pages(pinned_too=pinned_too):
             return False
-        evictions = iter(self._in_eviction_order(unused))
-        while len(self.by_slot) == self.slots or need > self.pages.free_pages:
-            self._evict(next(evictions))
+        if len(self.by_slot) == self.slots or need > self.pages.free_pages:
+            evictions = self._in_eviction_order(pinned_too=pinned_too)
+            if len(self.by_slot) == self.slots and not evictions:
+                return False
+            for evicted in evictions:
+                self._evict(evicted)
+                if len(self.by_slot) < self.slots and need <= self.pages.free_pages:
+                    break
         allocated = self.pages.allocate_adapter(adapter.digest, need)
         assert allocated, "enough pages were freed"
         adapter.advance(LoadState.LOADING)
-        adapter.slot = next(slot for slot in range(self.slots) if slot not in self.by_slot)
+        adapter.slot = heappop(self._free_slots) if self._free_slots else len(self.by_slot)
         self.by_slot[adapter.slot] = adapter
         self._changed(adapter)
         return True
@@ -82,10 +114,9 @@ class AdapterSlots:
         """Free n pages. False: all unused adapters together hold too few, and none was evicted."""
         if n_pages <= self.pages.free_pages:
             return True
-        unused = [adapter for adapter in self._unused(pinned_too=pinned_too) if adapter.digest not in besides]
-        if n_pages > self.pages.free_pages + sum(self.pages.n_adapter_pages(a.digest) for a in unused):
+        if n_pages > self.pages.free_pages + self.evictable_pages(*besides, pinned_too=pinned_too):
             return False
-        evictions = iter(self._in_eviction_order(unused))
+        evictions = iter(self._in_eviction_order(*besides, pinned_too=pinned_too))
         while n_pages > self.pages.free_pages:
             self._evict(next(evictions))
         return True
@@ -108,6 +139,18 @@ class AdapterSlots:
         ]
         return min(candidates, key=lambda a: (a.running, a.value), default=None)
 
+    def check_books(self) -> None:
+        """What is counted is what counting gives; free slots and taken ones are those up to the highest."""
+        assert sorted([*self._free_slots, *self.by_slot]) == list(range(len(self._free_slots) + len(self.by_slot)))
+        for state, adapters in self._by_state.items():
+            assert adapters == {a.digest: a for a in self.by_slot.values() if a.state is state}, (state, adapters)
+        unused = {a.digest: a for a in self.by_slot.values() if _is_unused(a)}
+        assert self._unused == unused, (self._unused, unused)
+        for digest, counted in self._counted.items():
+            assert counted == (unused[digest].protected, self.pages.n_adapter_pages(digest)), (digest, counted)
+        for protected, n_pages in self._unused_pages.items():
+            assert n_pages == sum(n for kind, n in self._counted.values() if kind is protected), self._counted
+
     def _evict(self, adapter: Adapter) -> None:
         self._clock = max(self._clock, adapter.value)
         self.unload(adapter)
@@ -115,15 +158,14 @@ class AdapterSlots:
     def _vacate(self, adapter: Adapter) -> None:
         assert adapter.slot is not None, adapter
         del self.by_slot[adapter.slot]
+        heappush(self._free_slots, adapter.slot)
         self.pages.free_adapter(adapter.digest)
         adapter.slot = None
         self._changed(adapter)
 
-    def _unused(self, *, pinned_too: bool) -> list[Adapter]:
-        return [a for a in self.by_slot.values() if _is_unused(a) and (pinned_too or not a.protected)]
-
-    def _in_eviction_order(self, unused: list[Adapter]) -> list[Adapter]:
+    def _in_eviction_order(self, *besides: str, pinned_too: bool) -> list[Adapter]:
         """Draining adapters first, then the least valuable; pinned ones last."""
+        unused = [a for a in self._unused.values() if (pinned_too or not a.protected) and a.digest not in besides]
         return sorted(unused, key=lambda a: (a.protected, a.state is not LoadState.DRAINING, a.value, a.slot))
 
 
@@ -142,3 +184,4 @@ def check_slots(slots: AdapterSlots) -> None:
     for adapter in taken.values():
         assert slots.pages.n_adapter_pages(adapter.digest) == slots.need(adapter) <= slots.most_pages, adapter
         assert not (adapter.state is LoadState.DRAINING and adapter.protected and adapter.running), adapter
+    slots.check_books()

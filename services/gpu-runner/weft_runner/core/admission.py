@@ -15,7 +15,8 @@ class PoolLimits:
     """What the runner has. `max_context_tokens` = min(model, total_pages * page_tokens).
 
     `page_bytes`: of a page, for adapters that live in pages; 0: they have memory of their own. `keep_copies`: device
-    memory is not this machine's, so that a copy in host memory makes the next load shorter.
+    memory is not this machine's, so that a copy in host memory makes the next load shorter. `swap_page_bytes`: of a
+    page's KV, where it can be copied to host memory and back; 0: it cannot.
     """
 
     total_pages: int
@@ -30,6 +31,7 @@ class PoolLimits:
     host_bytes: int = 1 << 30
     page_bytes: int = 0
     keep_copies: bool = True
+    swap_page_bytes: int = 0
 
     def context_beside(self, n_pages: int) -> int:
         """The longest sequence where something else holds so many pages."""

@@ -95,8 +95,25 @@ class StepDone(NamedTuple):
     ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class SwapDone:
+    """A copy of so many pages to host memory or back is complete. A dropped one is not reported."""
+
+    number: int
+    pages: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SwapFailed:
+    """A copy ended early: there was no memory for it."""
+
+    number: int
+    detail: str
+
+
 AdapterEvent = Fetched | FetchFailed | Loaded | LoadFailed | FoundOnDisk
-Event = Connected | Received | Closed | Tick | AdapterEvent | Drain | StepSlot | StepDone
+Event = Connected | Received | Closed | Tick | AdapterEvent | Drain | StepSlot | StepDone | SwapDone | SwapFailed
 
 # ---------------------------------------------------------------- effects
 
@@ -155,6 +172,30 @@ class AdapterPages:
     pages: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class SwapOut:
+    """Copy these pages to host memory, beside the steps. They are not written to, and have no other owner meanwhile."""
+
+    number: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    """Copy what is in host memory under that number, from its page `first` on, to these pages, beside the steps."""
+
+    number: int
+    first: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropSwap:
+    """That number's host memory is free. A copy that is under way has ended when what follows is done."""
+
+    number: int
+
+
 class RunStep(NamedTuple):
     """Run a batch: `sequences` are those of its rows, in order; `clear_pages` have changed hands and are cleared first.
 
@@ -176,10 +217,15 @@ class RunnerStatus:
     running: int
     waiting: int
     paused: int
+    swapped: int  # sequences whose KV is in host memory, or on the way there or back
+    swapped_pages: int  # of KV in host memory
+    swap_out_bytes: int  # since start
+    swap_in_bytes: int
     adapters_resident: int
     adapters_known: int
     not_ready: str
 
 
 Action = Load | Unload | DropHost | Retain | Fetch
-Effect = Send | Action | AdapterPages | RunStep | RunnerStatus
+SwapAction = SwapOut | SwapIn | DropSwap
+Effect = Send | Action | SwapAction | AdapterPages | RunStep | RunnerStatus

@@ -1,6 +1,8 @@
-"""Adapter copies in host memory, and the adapters that a Ready runner holds on disk or in host memory unasked.
+"""Host memory: copies of adapters, KV of sequences; and which adapters a Ready runner holds on disk or there unasked.
 
-`HostCache` is a byte budget: least recently used out first, protected copies never. `TierPrefetcher` decides which
+`HostCache` is one byte budget for both. Copies of adapters leave for KV and for each other, least recently used first,
+protected ones never; one whose sequences have their KV here is dropped for other adapters only, and last. KV is of
+living sequences and leaves with them. `TierPrefetcher` decides which
 copies are protected and fetches what is missing, a few at a time. Where the budget cannot hold all adapters of tier
 Host, those that are there stay, then the order of the list decides; the others are degraded: they are kept on disk,
 say why, and the runner does not wait for more. A failed fetch is tried again and waited for, unless the artifact itself
@@ -24,13 +26,33 @@ class HostCache:
         self.budget_bytes = budget_bytes
         self.held: OrderedDict[str, Adapter] = OrderedDict()  # least recently used first
         self.protected: set[str] = set()
-        self.held_bytes = 0
+        self.held_bytes = self.kv_bytes = 0
         self._order, self._changed = order, changed
 
     def fits(self, adapter: Adapter) -> bool:
         """Whether its copy fits beside the protected ones."""
         others = (a.host_bytes for digest, a in self.held.items() if digest in self.protected and a is not adapter)
-        return sum(others) + adapter.host_bytes <= self.budget_bytes
+        return sum(others) + adapter.host_bytes <= self.budget_bytes - self.kv_bytes
+
+    def reserve_kv(self, n_bytes: int, adapter: str) -> bool:
+        """Set memory aside for KV of a sequence of that adapter. False: all that may leave for it is too little."""
+        free_bytes = self.budget_bytes - self.held_bytes - self.kv_bytes
+        leaving: list[Adapter] = []
+        for digest, copy in self.held.items() if free_bytes < n_bytes else ():
+            if free_bytes >= n_bytes:
+                break
+            if digest not in self.protected and digest != adapter and not copy.swapped:
+                leaving.append(copy)
+                free_bytes += copy.host_bytes
+        if free_bytes < n_bytes:
+            return False
+        for copy in leaving:
+            self.drop(copy)
+        self.kv_bytes += n_bytes
+        return True
+
+    def release_kv(self, n_bytes: int) -> None:
+        self.kv_bytes -= n_bytes
 
     def hold(self, adapter: Adapter, host_bytes: int) -> None:
         """Its copy is complete; less recently used copies are dropped for it."""
@@ -57,8 +79,9 @@ class HostCache:
 
     def trim(self) -> None:
         """Back into the budget, as far as protected copies and the newest allow."""
-        over, newest, dropped = self.held_bytes - self.budget_bytes, next(reversed(self.held), None), list[Adapter]()
-        for digest, adapter in self.held.items() if over > 0 else ():
+        over, newest = self.held_bytes + self.kv_bytes - self.budget_bytes, next(reversed(self.held), None)
+        dropped: list[Adapter] = []
+        for digest, adapter in sorted(self.held.items(), key=lambda item: item[1].swapped > 0) if over > 0 else ():
             if over <= 0:
                 break
             if digest != newest and digest not in self.protected:
@@ -77,6 +100,7 @@ class TierPrefetcher:
         self._missing: dict[str, Adapter] = {}
         self._queue: deque[Adapter] = deque()
         self._fetching: dict[str, Adapter] = {}
+        self.beside_kv = False  # an adapter was degraded while KV was in host memory: plan again when that has gone
 
     def set_target(self, adapter: Adapter) -> None:
         """Its desired tier may have changed; `plan` follows, once for all."""
@@ -89,8 +113,9 @@ class TierPrefetcher:
 
     def plan(self) -> None:
         """Which copies are protected, by the sizes that are known; then fetch what is missing."""
+        self.beside_kv = False
         wanted = [adapter for adapter in self.targets.values() if adapter.tier is Tier.HOST]
-        left, protected = self._host.budget_bytes, set[str]()
+        left, protected = self._host.budget_bytes - self._host.kv_bytes, set[str]()
         for adapter in sorted(wanted, key=lambda a: a.copy is not HostCopy.HELD):
             n_bytes = adapter.host_bytes or adapter.n_bytes
             if n_bytes > left:
@@ -157,7 +182,7 @@ class TierPrefetcher:
         return not adapter.on_disk
 
     def _degrade(self, adapter: Adapter, n_bytes: int) -> None:
-        budget = self._host.budget_bytes
+        budget, self.beside_kv = self._host.budget_bytes, self.beside_kv or self._host.kv_bytes > 0
         self._set_degraded(adapter, f"kept on disk: {n_bytes} bytes do not fit into the {budget} bytes of host memory")
 
     def _set_degraded(self, adapter: Adapter, reason: str) -> None:
@@ -167,12 +192,14 @@ class TierPrefetcher:
 
 
 def check_host_cache(host: HostCache) -> None:
-    """Protected copies are within the budget; at most one copy is beyond it, and that one is not protected."""
+    """Protected copies and KV are within the budget; at most one copy is beyond it, and that one is not protected."""
     sizes = {digest: adapter.host_bytes for digest, adapter in host.held.items()}
     assert all(adapter.copy is HostCopy.HELD for adapter in host.held.values()), host.held
     assert host.held_bytes == sum(sizes.values())
-    assert sum(size for digest, size in sizes.items() if digest in host.protected) <= host.budget_bytes
-    assert host.held_bytes <= host.budget_bytes or sum(digest not in host.protected for digest in sizes) == 1, sizes
+    protected = sum(size for digest, size in sizes.items() if digest in host.protected)
+    assert 0 <= host.kv_bytes <= host.budget_bytes - protected, (host.kv_bytes, protected)
+    beyond = host.held_bytes + host.kv_bytes > host.budget_bytes
+    assert not beyond or sum(digest not in host.protected for digest in sizes) == 1, sizes
 
 
 def check_prefetcher(prefetcher: TierPrefetcher, adapters: Iterable[Adapter]) -> None:

@@ -132,8 +132,9 @@ class PageTable:
         return self._allocations[key].pages
 
     def reserved_by(self, key: str) -> int:
-        """Pages that are counted for this sequence."""
-        return self._allocations[key].owned
+        """Pages that are counted for this sequence; none of one that is in host memory."""
+        allocation = self._allocations.get(key)
+        return 0 if allocation is None else allocation.owned
 
     def held_by(self, key: str) -> int:
         """Pages that it reads or writes, whichever sequence owns them."""

@@ -97,10 +97,7 @@ class Reporter:
             ended=ended,
             adapters=reported,
             removed_adapters=removed,
-            overruns=[
-                Overrun(key, pool.sequences[key].start.epoch, wanted, pool.sequences[key].reservation_tokens)
-                for key, wanted in pool.reservations.paused.items()
-            ],
+            overruns=[_overrun(pool.sequences[key], wanted) for key, wanted in pool.overruns().items()],
             progress=[sequence.in_kv for sequence in pool.sequences.values()],
         )
         self._forget_changes()
@@ -128,10 +125,19 @@ class Reporter:
         waiting = sum(sequence.phase is SequencePhase.WAITING for sequence in pool.sequences.values())
         return RunnerStatus(
             pool.figures(ready=not not_ready),
-            len(pool.sequences) - waiting,
+            len(pool.sequences) - waiting - len(pool.swap.by_key),
             waiting,
             len(pool.reservations.paused),
+            len(pool.swap.by_key),
+            pool.swap.host_pages,
+            pool.swap.out_bytes,
+            pool.swap.in_bytes,
             sum(adapter.resident for adapter in pool.adapters.slots.by_slot.values()),
             len(pool.adapters.adapters),
             not_ready,
         )
+
+
+def _overrun(sequence: Sequence, wanted_pages: int) -> Overrun:
+    start = sequence.start
+    return Overrun(start.request_id, start.epoch, wanted_pages, sequence.reservation_tokens, start.leaves)

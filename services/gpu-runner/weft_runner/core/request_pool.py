@@ -11,18 +11,29 @@ from collections.abc import Iterator, Mapping
 from weft.domain.adapter import DesiredChange
 from weft.domain.ids import Epoch
 from weft.domain.machine import Peer, Send
+from weft.domain.preemption import latest_arrival
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, SequenceTokens, Start, Step
 from weft.domain.runner import RunnerFigures
 from weft_runner.core.adapter_manager import AdapterManager, check_adapters
 from weft_runner.core.admission import HighestEpochs, PoolLimits, ended, first_pages, no_capacity, refusal
 from weft_runner.core.batch import Batch, Candidate
 from weft_runner.core.batch_scheduler import BatchScheduler
-from weft_runner.core.events import AdapterEvent, Fetched, FetchFailed, FoundOnDisk, Loaded, LoadFailed
+from weft_runner.core.events import (
+    AdapterEvent,
+    Fetched,
+    FetchFailed,
+    FoundOnDisk,
+    Loaded,
+    LoadFailed,
+    SwapDone,
+    SwapFailed,
+)
+from weft_runner.core.kv_swap import MOST_SWAPS, KvSwap, SwappedKv, check_swap
 from weft_runner.core.page_table import PageTable, check_page_table
 from weft_runner.core.prefix_reuse import PrefixReuse
 from weft_runner.core.reservation import Reservations
 from weft_runner.core.sampling import SampledToken
-from weft_runner.core.sequence import RUNNING, Sequence, SequencePhase, check_sequence
+from weft_runner.core.sequence import RUNNING, SWAPPING, Sequence, SequencePhase, check_sequence
 from weft_runner.core.step_time_model import GUESS, StepModel
 
 
@@ -43,6 +54,8 @@ class RequestPool:
             page_bytes=limits.page_bytes,
         )
         self.reservations = Reservations(self.pages, self.adapters.slots)
+        self.swap = KvSwap(self.adapters.host, limits.swap_page_bytes)
+        self.stuck = True  # no swap helps those that are paused: the supervisor names a victim
         self.epochs = HighestEpochs()
         self.sequences: dict[str, Sequence] = {}
         self.draining = False
@@ -119,6 +132,25 @@ class RequestPool:
         if fault or adapters.prefetcher.idle or not isinstance(event, Fetched):
             self.urgent = True
 
+    def on_swap_event(self, event: SwapDone | SwapFailed) -> None:
+        """A copy to host memory or back has ended. Where it failed the sequence is scheduled again, and recomputed."""
+        if isinstance(event, SwapFailed):
+            if (failed := self.swap.of_number(event.number)) is not None:
+                self._give_back(failed.sequence)
+            return
+        swap = self.swap.on_copied(event.number, event.pages, event.seconds)
+        if swap is None:
+            return
+        sequence = swap.sequence
+        if sequence.phase is SequencePhase.SWAP_OUT:
+            sequence.swapped_out()
+            self.pages.release(sequence.key)
+            if sequence.start.adapter:
+                self.adapters.swap_out(sequence.start.adapter)
+        else:
+            self._resume(swap)
+        self._settle()
+
     # ---- steps
 
     @property
@@ -136,9 +168,13 @@ class RequestPool:
         for sequence in self._here(SequencePhase.PREFILL):
             self.reuse.extend(sequence)
         self._settle()
+        overrun = False
         for sequence in list(self._here(SequencePhase.DECODE)):
             if self.pages.is_full(sequence.key) and not self.reservations.grow(sequence):
-                self.urgent = self.adapters.page_debt = True
+                overrun = self.adapters.page_debt = True
+        if self.reservations.paused:
+            overrun, self.stuck = overrun or not self.stuck, depth > 1 or not self._swap_out()
+            self.urgent |= overrun and self.stuck
         self._unstick()
         decoding, again = self._decoding(depth, free), depth == 1 and not self.reservations.paused
         return self.scheduler.schedule(
@@ -190,7 +226,7 @@ class RequestPool:
         return urgent
 
     def figures(self, *, ready: bool) -> RunnerFigures:
-        pages, free_pages = self.pages, max(0, self.adapters.free_pages())
+        pages, free_pages = self.pages, max(0, self.adapters.free_pages() - self.owed_pages())
         return RunnerFigures(
             free_pages=free_pages,
             used_pages=pages.used_pages,
@@ -216,7 +252,7 @@ class RequestPool:
         if fault := adapters.infeasible_reason(digest):
             return ended(start, EndReason.LOAD_FAILED, fault)
         context = limits.context_beside(adapters.pages_beside(digest, announced=False))
-        free_pages = adapters.free_pages(digest, alone=not self.sequences)
+        free_pages = adapters.free_pages(digest, alone=not self.sequences) - self.owed_pages()
         if (answer := refusal(start, limits, context, free_pages)) is not None:
             return answer
         if len(self.sequences) >= limits.max_sequences:
@@ -259,44 +295,148 @@ class RequestPool:
         """Pages or slots may have come free: first for paused sequences, then for adapters that sequences wait for."""
         self.reservations.serve_paused(self.sequences)
         self.adapters.page_debt = bool(self.reservations.paused)
+        self._swap_in()
         self.adapters.reconcile()
         for digest in self.adapters.take_ready():
             for sequence in self.sequences.values():
-                if sequence.start.adapter == digest and sequence.phase is SequencePhase.WAITING:
+                if sequence.start.adapter != digest:
+                    continue
+                if sequence.phase is SequencePhase.WAITING:
                     self._join(sequence)
+                elif sequence.phase is SequencePhase.SWAP_IN:
+                    self.swap.by_key[sequence.key].adapter_there = True
+                    self._resume(self.swap.by_key[sequence.key])
 
     def _unstick(self) -> None:
-        """No sequence runs and no adapter loads: pinned adapters are evicted, then the newest waiting sequence ends."""
-        while self.sequences and not self._any_running and not self.adapters.slots.loading:
+        """No sequence runs, none is copied and no adapter loads: pinned adapters are evicted, then the newest ends."""
+        while (
+            self.sequences and not self._any_running and not self.adapters.slots.loading and not self.swap.moving
+        ):  # fmt: skip
             if self.reservations.paused:
                 if not self.adapters.slots.evict_for(1, pinned_too=True):
                     return  # the supervisor names a victim
-            elif not self.adapters.force_evict_pinned():
+            elif not self.adapters.force_evict_pinned() and not self._swap_in(pinned_too=True):
                 if self.adapters.loading:
                     return
-                newest = max(self.sequences.values(), key=lambda s: (s.arrived, s.admitted))
-                self._remove(newest)
-                answer = no_capacity(newest.start, self.adapters.free_pages(), "pages")
-                self.messages.append(Send(newest.owner, answer))
+                here = [s for s in self.sequences.values() if s.phase is not SequencePhase.SWAPPED]
+                self._give_back(latest_arrival(here or self.sequences.values(), _arrived))
             self._settle()
+
+    # ---- swap
+
+    def overruns(self) -> dict[str, int]:
+        """Paused sequences, and pages that they want, where the supervisor has to name a victim."""
+        return self.reservations.paused if self.stuck else {}
+
+    def owed_pages(self) -> int:
+        """What sequences in host memory, and adapters that went with them, want before any newcomer."""
+        out = self.swap.returning()
+        adapters = {swap.sequence.start.adapter for swap in out}
+        return sum(swap.wanted_pages for swap in out) + self.adapters.pages_to_load(adapters) if out else 0
+
+    def _swap_out(self) -> bool:
+        """Begin to free pages for those that are paused, or wait for some. False: recomputing is better, or is left."""
+        if self.swap.leaving:
+            return True
+        here = [s for s in self.sequences.values() if s.phase not in (SequencePhase.SWAPPED, SequencePhase.SWAP_IN)]
+        if len(here) < 2:
+            return self.swap.moving
+        victim = next((s for s in map(self.sequences.__getitem__, self.reservations.paused) if s.start.leaves), None)
+        if victim is None:
+            again = [s for s in here if s.swaps < MOST_SWAPS]
+            victim = latest_arrival(again or here, _arrived)
+        return self._swap_out_one(victim)
+
+    def _swap_out_one(self, victim: Sequence) -> bool:
+        if victim.phase is SequencePhase.WAITING:
+            return False  # nothing was computed
+        pages = self.pages.pages_of(victim.key)
+        wanted = len(pages) + self.reservations.paused.get(victim.key, 0)
+        if victim.swaps + 1 >= MOST_SWAPS:
+            wanted = max(wanted, self.pages.pages_for(victim.max_len))
+        kv_pages = pages[: self.pages.pages_for(victim.in_kv)]
+        recompute_ms = self.scheduler.step_time.prefill_ms(victim.in_kv)
+        if not self.swap.swap_out(victim, kv_pages, wanted, recompute_ms):
+            return False
+        self.reservations.paused.pop(victim.key, None)
+        self.scheduler.changed()
+        return True
+
+    def _swap_in(self, *, pinned_too: bool = False) -> bool:
+        """Bring back those that left, the earliest arrival first, as far as pages are free. True: one is on its way."""
+        begun = False
+        for swap in self.swap.returning():
+            if self.reservations.paused or not self._swap_in_one(swap, pinned_too=pinned_too):
+                break
+            begun = True
+        return begun
+
+    def _swap_in_one(self, swap: SwappedKv, *, pinned_too: bool) -> bool:
+        sequence, pages, adapters = swap.sequence, self.pages, self.adapters
+        start = sequence.start
+        shared = self.reuse.find(sequence.chain, sequence.tokens)[: sequence.in_kv // pages.page_tokens]
+        taken = pages.free_pages - pages.free_beside(shared) + swap.wanted_pages - len(shared)
+        to_load = adapters.pages_to_load([start.adapter])
+        if taken + to_load > adapters.free_pages(start.adapter, alone=pinned_too):
+            return False
+        evicted = adapters.slots.evict_for(taken + to_load, start.adapter, pinned_too=pinned_too)
+        held = pages.reserve(sequence.key, swap.wanted_pages, shared)
+        assert evicted, "free pages were checked"
+        assert held is not None, "pages were freed"
+        pages.fill(sequence.key, sequence.in_kv)
+        copied = held[len(shared) : swap.kv_pages]
+        self.reservations.overwritten(copied)
+        self.reservations.granted(held[swap.kv_pages :])
+        sequence.named_pages = len(shared)
+        self.swap.swap_in(swap, copied)
+        swap.adapter_there = not start.adapter or adapters.swap_in(start.adapter)
+        return True
+
+    def _resume(self, swap: SwappedKv) -> None:
+        """It runs on, once both its KV and its adapter are there."""
+        if swap.copied and swap.adapter_there:
+            self.scheduler.changed()
+            self.swap.forget(swap.sequence.key)
+            swap.sequence.swapped_in()
+            self.reuse.publish(swap.sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """It cannot run here now: it is scheduled again, and computed once more."""
+        self._remove(sequence)
+        answer = no_capacity(sequence.start, self.adapters.free_pages(), "pages")
+        self.messages.append(Send(sequence.owner, answer))
 
     def _remove(self, sequence: Sequence, *, forget: bool = False) -> None:
         """Pages and references back, at once; freed pages go to the longest paused sequence first."""
         self.scheduler.changed()
         self.departures += 1
-        joined = sequence.phase is not SequencePhase.WAITING
+        joined, swapped = self._has_joined(sequence), sequence.phase is SequencePhase.SWAPPED
         sequence.end()
         del self.sequences[sequence.key]
         self.reservations.paused.pop(sequence.key, None)
-        self.pages.release(sequence.key, forget=forget)
-        if sequence.start.adapter:
+        self.swap.forget(sequence.key)
+        if swapped:
+            self.pages.dirty[sequence.key] = None
+        else:
+            self.pages.release(sequence.key, forget=forget)
+        if sequence.start.adapter and swapped:
+            self.adapters.release_swapped(sequence.start.adapter)
+        elif sequence.start.adapter:
             self.adapters.release(sequence.start.adapter, joined=joined)
         self._settle()
         self.urgent = True
 
+    def _has_joined(self, sequence: Sequence) -> bool:
+        """It counts among those that run with its adapter."""
+        if sequence.phase is SequencePhase.SWAP_IN:
+            return self.swap.by_key[sequence.key].adapter_there
+        return sequence.phase not in (SequencePhase.WAITING, SequencePhase.SWAPPED)
+
     def _end_all_of(self, digest: str, reason: EndReason, detail: str) -> None:
+        """Not those in host memory, which do not want it now."""
         for sequence in [s for s in self.sequences.values() if s.start.adapter == digest]:
-            self._end(sequence, reason, detail)
+            if sequence.phase is not SequencePhase.SWAPPED:
+                self._end(sequence, reason, detail)
 
     def _end(self, sequence: Sequence, reason: EndReason, detail: str, *, forget: bool = False) -> None:
         start = sequence.start
@@ -362,21 +502,30 @@ def _candidate(sequence: Sequence) -> Candidate:
     return Candidate(sequence.key, sequence.start.adapter, sequence.pending)
 
 
+def _arrived(sequence: Sequence) -> float:
+    return sequence.arrived
+
+
 def check_pool(pool: RequestPool) -> None:
     """Every book balances and agrees with the sequences. Cheap enough for an idle loop."""
     check_page_table(pool.pages)
     check_adapters(pool.adapters)
-    assert pool.pages.holders() == set(pool.sequences)
+    check_swap(pool.swap)
+    here = {key for key, sequence in pool.sequences.items() if sequence.phase is not SequencePhase.SWAPPED}
+    assert pool.pages.holders() == here
     for sequence in pool.sequences.values():
         check_sequence(sequence)
         assert (sequence.phase is SequencePhase.PAUSED) == (sequence.key in pool.paused()), sequence.key
-        assert pool.pages.tokens_of(sequence.key) == sequence.in_kv, sequence.key
+        assert (sequence.phase in SWAPPING) == (sequence.key in pool.swap.by_key), sequence.key
+        assert sequence.key not in here or pool.pages.tokens_of(sequence.key) == sequence.in_kv, sequence.key
         assert sequence.named_pages * pool.pages.page_tokens <= sequence.in_kv, sequence.key
     mine = Counter(s.start.adapter for s in pool.sequences.values())
-    waiting = Counter(s.start.adapter for s in pool.sequences.values() if s.phase is SequencePhase.WAITING)
+    joined = Counter(s.start.adapter for s in pool.sequences.values() if pool._has_joined(s))  # pyright: ignore[reportPrivateUsage]
+    swapped = Counter(s.start.adapter for s in pool.sequences.values() if s.phase is SequencePhase.SWAPPED)
     for digest, adapter in pool.adapters.adapters.items():
-        assert adapter.waiting == waiting[digest], digest
-        assert adapter.running == mine[digest] - waiting[digest], digest
+        assert adapter.running == joined[digest], digest
+        assert adapter.swapped == swapped[digest], digest
+        assert adapter.waiting == mine[digest] - joined[digest] - swapped[digest], digest
     if pool.paused():
         assert pool.pages.free_pages == 0, "a free page while a sequence waits for one"
         assert pool.adapters.slots.evictable_pages() == 0, "an unused adapter while a sequence waits for a page"

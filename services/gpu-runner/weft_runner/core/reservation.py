@@ -62,6 +62,11 @@ class Reservations:
         """These changed hands."""
         self._granted.extend(pages)
 
+    def overwritten(self, pages: list[int]) -> None:
+        """These are copied to as a whole: clearing one before the next step would take what is copied."""
+        if self._granted:
+            self._granted = [page for page in self._granted if page not in pages]
+
     def take_granted(self) -> list[int]:
         """Pages that changed hands since the last call: cleared before anything is written to them."""
         granted, self._granted = self._granted, []

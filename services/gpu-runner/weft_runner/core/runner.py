@@ -24,6 +24,8 @@ from weft_runner.core.events import (
     RunStep,
     StepDone,
     StepSlot,
+    SwapDone,
+    SwapFailed,
 )
 from weft_runner.core.reporter import Reporter
 from weft_runner.core.request_pool import RequestPool, check_pool
@@ -65,6 +67,8 @@ class Runner:
                 self._drain(on, effects)
             case Loaded() | Fetched() | LoadFailed() | FetchFailed() | FoundOnDisk():
                 self.pool.on_adapter_event(event)
+            case SwapDone() | SwapFailed():
+                self.pool.on_swap_event(event)
         self.reporter.changed = self.reporter.changed or event.__class__ is not Tick
         self._take_effects(effects)
         if now >= self._retry_at:
@@ -172,7 +176,11 @@ class Runner:
         pool = self.pool
         if pool.messages or pool.produced:
             effects.extend(pool.take_messages())
+        if pool.swap.drops:
+            effects.extend(pool.swap.take_drops())
         if pool.adapters.actions:
             if pages := pool.pages.take_new_adapter_pages():
                 effects.append(AdapterPages(pages))
             effects.extend(pool.adapters.take_actions())
+        if pool.swap.copies:
+            effects.extend(pool.swap.take_copies())

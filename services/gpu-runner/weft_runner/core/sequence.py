@@ -1,6 +1,7 @@
 """One sequence on its way through a runner. Each transition asserts the phase that it leaves.
 
     WAITING --adapter on the device--> PREFILL --all tokens in KV--> DECODE <--> PAUSED      any --> ENDED
+    PREFILL, DECODE, PAUSED --> SWAP_OUT --> SWAPPED --> SWAP_IN --> PREFILL, DECODE
 
 Where several batches are in flight at a time a running sequence is in one of them at most, and its phase stays until
 that batch is complete: only its end does not wait.
@@ -22,10 +23,14 @@ class SequencePhase(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
     PAUSED = "paused"  # at a page boundary for want of a page
+    SWAP_OUT = "swap out"  # its KV is being copied to host memory; its pages are its own until then
+    SWAPPED = "swapped"  # its KV is in host memory alone
+    SWAP_IN = "swap in"  # it has pages again, and its KV or its adapter is on the way to the device
     ENDED = "ended"
 
 
 RUNNING = (SequencePhase.PREFILL, SequencePhase.DECODE)
+SWAPPING = (SequencePhase.SWAP_OUT, SequencePhase.SWAPPED, SequencePhase.SWAP_IN)
 
 
 class Sequence:
@@ -33,7 +38,7 @@ class Sequence:
 
     __slots__ = (
         "adjustments", "admitted", "arrived", "chain", "doublings", "gateway", "in_flight", "in_kv", "key", "max_len",
-        "named_pages", "owner", "phase", "reservation_tokens", "start", "tokens", "turn",
+        "named_pages", "owner", "phase", "reservation_tokens", "start", "swaps", "tokens", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -50,7 +55,7 @@ class Sequence:
         self.adjustments = logit_adjustments(start.sampling, start.emitted)
         self.in_kv = 0
         self.reservation_tokens = start.reservation_tokens
-        self.doublings = 0
+        self.doublings = self.swaps = 0
         self.phase = SequencePhase.WAITING
         self.in_flight, self.turn = False, 0  # in a batch that is not complete yet; its number
         self.max_len = min(len(start.prompt) + start.max_tokens, max_context_tokens)
@@ -119,6 +124,29 @@ class Sequence:
     def resume(self) -> None:
         assert self.phase is SequencePhase.PAUSED, self.phase
         self.phase = SequencePhase.DECODE
+
+    def swap_out(self) -> None:
+        """Its pages are about to be another sequence's."""
+        assert self.phase in (*RUNNING, SequencePhase.PAUSED), self.phase
+        assert not self.in_flight, self.key
+        assert self.in_kv, self.key
+        self.phase = SequencePhase.SWAP_OUT
+        self.swaps += 1
+
+    def swapped_out(self) -> None:
+        """It has no page any more."""
+        assert self.phase is SequencePhase.SWAP_OUT, self.phase
+        self.phase, self.named_pages = SequencePhase.SWAPPED, 0
+
+    def swap_in(self) -> None:
+        """It has pages for its KV again."""
+        assert self.phase is SequencePhase.SWAPPED, self.phase
+        self.phase = SequencePhase.SWAP_IN
+
+    def swapped_in(self) -> None:
+        """Its KV and its adapter are on the device."""
+        assert self.phase is SequencePhase.SWAP_IN, self.phase
+        self.phase = SequencePhase.DECODE if self.pending == 1 else SequencePhase.PREFILL
 
     def end(self) -> None:
         assert self.phase is not SequencePhase.ENDED, self.phase

@@ -45,6 +45,10 @@ class StepTimeEstimator:
         """What such a step is expected to take."""
         return self.decode * self.model.decode_ms(rows, keys) + self.prompt * self.model.token_ms * prompt_tokens
 
+    def prefill_ms(self, tokens: int) -> float:
+        """What computing so many tokens of prompts is expected to take."""
+        return self.prompt * self.model.token_ms * tokens
+
     def learn(self, rows: int, keys: int, prompt_tokens: int, measured_ms: float) -> None:
         """A step took so long. What a mixed step took beyond its decode rows is its prompt's.
 

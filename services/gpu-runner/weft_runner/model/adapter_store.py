@@ -97,10 +97,14 @@ class AdapterStore(Protocol):
     """An executor's adapters by slot. The builder's thread calls `needs`, `build` and `copy`, the engine's the others.
 
     `page_bytes`: adapters live in pages of this size, allocated by the page table; 0: they have memory of their own.
+    `slots`: how many it has a place for.
     """
 
     @property
     def page_bytes(self) -> int: ...
+
+    @property
+    def slots(self) -> int: ...
 
     def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales, /) -> int:
         """The bytes that `build` will take on the device, exactly. Raises AdapterInvalid."""

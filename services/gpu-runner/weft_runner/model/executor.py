@@ -12,6 +12,7 @@ import torch
 from weft.domain.model.config import ModelSpec
 from weft_runner.core.sampling import SampledToken
 from weft_runner.model.adapter_store import AdapterStore
+from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
 
@@ -83,6 +84,11 @@ class Executor(Protocol):
     @property
     def page_bytes(self) -> int:
         """Of one KV page, for all layers."""
+        ...
+
+    @property
+    def kv_memory(self) -> KvMemory | None:
+        """For copies of KV to host memory and back; None: the pages are spread over several processes."""
         ...
 
     def run(

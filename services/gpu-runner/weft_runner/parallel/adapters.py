@@ -47,6 +47,10 @@ class ShardedAdapterStore(HostTensorStore):
     def page_bytes(self) -> int:
         return self._own.page_bytes
 
+    @property
+    def slots(self) -> int:
+        return self._own.slots
+
     def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> int:
         """See `AdapterStore.needs`; on each rank."""
         return self._own.needs(tensors, scales)

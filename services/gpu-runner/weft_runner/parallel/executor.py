@@ -28,6 +28,7 @@ class MultiProcessExecutor:
         self.spec, self.adapters = whole, adapters
         self.numerics_class, self.torch_threads = ranks.own.numerics_class, ranks.own.torch_threads
         self.page_bytes = ranks.own.page_bytes  # on rank 0
+        self.kv_memory = None
         self.workers = ranks.workers.pids  # their processes
 
     def watch(self, on_lost: Callable[[ExecutorLost], None]) -> None:

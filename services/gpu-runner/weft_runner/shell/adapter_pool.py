@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 
 from weft.domain.request import EndReason
-from weft_runner.core.adapter_slots import MOST_SLOTS
 from weft_runner.core.events import (
     Action,
     DropHost,
@@ -40,11 +39,13 @@ from weft_runner.model.adapter_store import (
     Source,
     map_tensors,
 )
+from weft_runner.shell.load_pacer import lower_priority
 
 log = logging.getLogger(__name__)
 # A download that a sequence waits for has a thread of its own, up to this number: a slow one, and the pauses between
 # its tries, delay no other adapter. Threads are made when they are needed.
 DOWNLOADS = 256
+READS = 16  # files compared with their digests at a time: more would only take turns on the cores
 VERIFIED_S = 10.0  # a load this soon after the fetch does not compare the file with its digest again
 
 
@@ -73,12 +74,10 @@ class AdapterPool:
         self._to_retain: frozenset[str] | None = None
         self._downloads = ThreadPoolExecutor(DOWNLOADS, thread_name_prefix="adapter-download")
         self._prefetches = ThreadPoolExecutor(PREFETCHES, thread_name_prefix="adapter-prefetch")
-        self._reads = ThreadPoolExecutor(MOST_SLOTS, thread_name_prefix="adapter-read")  # each has a slot
+        self._reads = ThreadPoolExecutor(READS, thread_name_prefix="adapter-read", initializer=lower_priority)
         self._fetched: dict[str, tuple[AdapterFiles, float, float]] = {}  # for a sequence; when, and seconds
         # One thread of torch's too: its workers spin after each operator, on cores that the running step needs.
-        self._builder = ThreadPoolExecutor(
-            1, thread_name_prefix="adapter-builder", initializer=torch.set_num_threads, initargs=(1,)
-        )
+        self._builder = ThreadPoolExecutor(1, thread_name_prefix="adapter-builder", initializer=_begin_building)
 
     def execute(self, actions: Iterable[Action]) -> None:
         """Orders of the residency book, in their order. Called between two iterations by the engine's thread."""
@@ -239,6 +238,11 @@ class AdapterPool:
             self._source.retain(kept)
         except (RunnerError, OSError):
             log.exception("tidying the adapter cache failed; the next change of desired adapters tries again")
+
+
+def _begin_building() -> None:
+    torch.set_num_threads(1)
+    lower_priority()
 
 
 def _failure(error: Exception) -> tuple[EndReason, str, bool]:

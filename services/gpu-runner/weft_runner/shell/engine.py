@@ -16,17 +16,30 @@ from dataclasses import dataclass, field
 import torch
 
 from weft.domain.machine import TICK, Send
-from weft_runner.core.events import AdapterPages, Effect, Event, RunnerStatus, RunStep, StepDone, StepSlot
+from weft_runner.core.events import (
+    AdapterPages,
+    DropSwap,
+    Effect,
+    Event,
+    RunnerStatus,
+    RunStep,
+    StepDone,
+    StepSlot,
+    SwapIn,
+    SwapOut,
+)
 from weft_runner.core.runner import Runner
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined
 from weft_runner.shell.adapter_pool import AdapterPool, InSlot
+from weft_runner.shell.kv_swapper import KvSwapper
 from weft_runner.step.asynchronous import AsyncSteps
 from weft_runner.step.pipelined import PipelinedSteps
 from weft_runner.step.sync import StepStrategy, SyncSteps
 
 log = logging.getLogger(__name__)
 CHECKED_PAGES = 1 << 16  # an idle engine checks the machine; sorting more pages than this would delay the next event
+STEPPING_S = 0.05  # so soon after a step another one is likely
 CHECK_S = 1.0  # between two checks: one of thousands of adapters takes milliseconds
 
 
@@ -71,13 +84,19 @@ class Engine:
         self.adapters = make_adapters(self.post)  # results of loads come back to this engine's queue
         self.steps = make_steps(runner, executor, self.adapters, lambda: not self._events.empty())
         self._output = Output()
-        self._busy_s, self._check_at = 0.0, 0.0
+        self._busy_s, self._check_at, self._stepped_at = 0.0, 0.0, -STEPPING_S
+        self._swaps: KvSwapper | None = None
         self._stopping = False
         self.busy_since: float | None = None  # monotonic, while the model runs: a forward that never ends shows
 
     def post(self, event: Posted) -> None:
         """Queue an event. Any thread."""
         self._events.put(event)
+
+    @property
+    def stepping(self) -> bool:
+        """Steps follow each other now. Any thread."""
+        return self.busy_since is not None or self._clock() - self._stepped_at < STEPPING_S
 
     @property
     def backlog(self) -> int:
@@ -98,6 +117,7 @@ class Engine:
         done = self.steps.advance(self._schedule)
         self.busy_since = None
         if done is not None:
+            self._stepped_at = self._clock()
             self._execute(self.runner.handle(done, self._clock()))
             self._output.done, self._output.busy_s = done, self._busy_s + self._clock() - began
             self._busy_s = 0.0
@@ -155,9 +175,25 @@ class Engine:
                     step = effect
                 case AdapterPages(pages):
                     self.executor.allocate_adapter_pages(pages)
+                case SwapOut() | SwapIn() | DropSwap():
+                    self._swapper().execute(effect)
                 case action:
                     self.adapters.execute((action,))
         return step
+
+    def _swapper(self) -> KvSwapper:
+        """Made when the first sequence is swapped."""
+        if self._swaps is None:
+            memory = self.executor.kv_memory
+            assert memory is not None, "an executor that swaps nothing"
+            self._swaps = KvSwapper(memory, self.post)
+        return self._swaps
+
+    def close(self) -> None:
+        """No further loads and copies; those in flight are waited for."""
+        if self._swaps is not None:
+            self._swaps.close()
+        self.adapters.close()
 
     def _flush(self) -> None:
         output = self._output
@@ -201,4 +237,4 @@ class EngineThread:
             log.exception("the engine failed")
             self._on_failure(error)
         finally:
-            self._engine.adapters.close()
+            self._engine.close()

@@ -19,12 +19,14 @@ from weft_runner.core.step_time_model import GUESS
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.adapter_store import Source
 from weft_runner.model.checkpoint import read_spec
+from weft_runner.model.cpu.adapters import CpuAdapterStore
 from weft_runner.model.executor import Executor
 from weft_runner.model.weights import Files
 from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.adapter_pool import AdapterPool
 from weft_runner.shell.engine import Engine, ExecutorFailed, Output, Posted
+from weft_runner.shell.load_pacer import LoadPacer
 from weft_runner.shell.profile import measure_profile
 
 log = logging.getLogger(__name__)
@@ -63,7 +65,11 @@ def build_engine(
     )
     torch.set_num_threads(min(threads, MOST_TORCH_THREADS))
     executor = make_executor(settings, ModelSource(spec, files, threads, stopping))
-    limits = pool_limits(settings, spec, executor.page_bytes, keep_copies=executor.adapters.page_bytes > 0)
+    adapters = executor.adapters
+    limits = pool_limits(
+        settings, spec, executor.page_bytes, slots=adapters.slots, keep_copies=adapters.page_bytes > 0,
+        swaps=executor.kv_memory is not None,
+    )  # fmt: skip
 
     def make_adapters(post: Callable[[Posted], None]) -> AdapterPool:
         return AdapterPool(executor.adapters, settings.max_rank, source, post)
@@ -73,6 +79,8 @@ def build_engine(
     profile = _profile(executor, limits) if settings.profile else None
     runner = Runner(limits, profile.model if profile else GUESS)
     engine = Engine(runner, executor, make_adapters, on_output)
+    if isinstance(adapters, CpuAdapterStore):
+        adapters.pace = LoadPacer(lambda: engine.stepping)
     engine.post(FoundOnDisk(source.on_disk()))
     bundle = EngineBundle(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile)
     if isinstance(executor, MultiProcessExecutor):  # a rank that is lost ends an engine without work, too
@@ -95,13 +103,19 @@ def _profile(executor: Executor, limits: PoolLimits) -> Profile:
     return profile
 
 
-def pool_limits(settings: RunnerSettings, spec: ModelSpec, page_bytes: int, *, keep_copies: bool = False) -> PoolLimits:
-    """Adapters and KV share one budget. Host copies are kept where the device's memory is not this machine's."""
+def pool_limits(
+    settings: RunnerSettings, spec: ModelSpec, page_bytes: int, *, slots: int, keep_copies: bool = False,
+    swaps: bool = False,
+) -> PoolLimits:  # fmt: skip
+    """Adapters and KV share one budget here, and one in host memory.
+
+    Copies of adapters are kept there where the device's memory is not this machine's; `swaps`: KV goes there, too.
+    """
     return PoolLimits(
         total_pages=settings.kv_pages,
         page_tokens=settings.page_tokens,
         max_sequences=settings.max_sequences,
-        max_adapters=settings.max_adapters,
+        max_adapters=slots,
         max_context_tokens=min(spec.max_positions, settings.kv_pages * settings.page_tokens),
         vocab_size=spec.vocab_size,
         eos=spec.eos,
@@ -110,6 +124,7 @@ def pool_limits(settings: RunnerSettings, spec: ModelSpec, page_bytes: int, *, k
         host_bytes=settings.host_mib << 20,
         page_bytes=page_bytes,
         keep_copies=keep_copies,
+        swap_page_bytes=page_bytes if swaps else 0,
     )
 
 

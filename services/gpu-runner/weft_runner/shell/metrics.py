@@ -19,6 +19,8 @@ _FIGURES = {  # gauges by field
 }
 _STATUS = {
     "paused": ("sequences_paused", "Sequences paused for want of a page"),
+    "swapped": ("swapped_sequences", "Sequences whose KV is in host memory, or on the way there or back"),
+    "swapped_pages": ("swapped_pages", "KV pages in host memory"),
     "adapters_resident": ("adapters_resident", "Adapters on the device"),
     "adapters_known": ("adapters_known", "Adapters known"),
 }
@@ -49,6 +51,8 @@ class RunnerMetrics:
         self._status = {name: gauge(*of) for name, of in _STATUS.items()}
         self._reused = counter("prefix_reused_tokens", "Tokens found in pages of earlier requests, not computed again")
         self._reused_before = 0
+        self._swapped = counter("swapped_bytes", "Bytes of KV copied to host memory (out) and back (in)", "direction")
+        self._swapped_before = {"out": 0, "in": 0}
         self._corrupt = counter("corrupt_artifacts", "Files of the disk cache that were damaged, and fetched again")
         self._best_batch = gauge("best_batch_sequences", "Sequences that it runs best, as it measured at start; 0: not")
         self._step = Gauge(
@@ -96,6 +100,9 @@ class RunnerMetrics:
             gauge.set(getattr(status, name))
         self._reused.inc(figures.prefix_reused_tokens - self._reused_before)
         self._reused_before = figures.prefix_reused_tokens
+        for direction, n_bytes in (("out", status.swap_out_bytes), ("in", status.swap_in_bytes)):
+            self._swapped.labels(direction).inc(n_bytes - self._swapped_before[direction])
+            self._swapped_before[direction] = n_bytes
         self._vllm_running.labels(self._model).set(status.running)
         self._vllm_waiting.labels(self._model).set(status.waiting)
         self._vllm_kv.labels(self._model).set(figures.used_pages / self._total_pages)

@@ -204,4 +204,5 @@ class RunnerApp:
             step_ms_1=profile.step_ms_1 if profile else 0.0,
             step_ms_best=profile.step_ms_best if profile else 0.0,
             prefill_tokens_per_s=profile.prefill_tokens_per_s if profile else 0.0,
+            page_bytes=limits.page_bytes,
         )

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from statistics import NormalDist
 
 from weft.domain.lru import LruDict
+from weft_predictor.core.offsets import Group
 
 WINDOW = 1_000
 STEP = 0.02
@@ -81,21 +82,33 @@ class ConformalCalibrator:
 
 
 class ConformalCalibrators:
-    """One per adapter once it has scores enough, and the pooled one for all others. Bounded: the oldest are dropped."""
+    """One per tenant's adapter once it has scores enough, else the adapter's, else the pooled one.
+
+    Bounded: the oldest are dropped.
+    """
 
     def __init__(self, *, target: float = 0.9, max_adapters: int = MAX_ADAPTERS) -> None:
         self.pooled = ConformalCalibrator(target=target)
-        self.by_adapter: LruDict[str, ConformalCalibrator] = LruDict(max_adapters)
+        self.by_group: LruDict[Group, ConformalCalibrator] = LruDict(max_adapters)
         self._target = target
 
-    def of(self, adapter: str) -> ConformalCalibrator:
-        """The calibrator that answers for an adapter now."""
-        own = self.by_adapter.get(adapter)
-        return own if own is not None and len(own) >= OWN_SCORES else self.pooled
+    def of(self, group: Group) -> ConformalCalibrator:
+        """The calibrator that answers for a tenant's adapter now."""
+        for key in (group, ("", group[1])):
+            own = self.by_group.get(key)
+            if own is not None and len(own) >= OWN_SCORES:
+                return own
+        return self.pooled
 
-    def learn(self, adapter: str, score: float) -> bool:
-        """Teach the adapter's and the pooled one. Returns whether the one that answers had covered the score."""
-        covered = score <= self.of(adapter).bound()
-        self.pooled.learn(score)
-        self.by_adapter.touch(adapter, lambda: ConformalCalibrator(target=self._target)).learn(score)
+    def learn(self, group: Group, score: float, *, shared: bool = True) -> bool:
+        """Teach the group's one, and (`shared`) the adapter's and the pooled one.
+
+        Returns whether the one that answers had covered the score.
+        """
+        covered = score <= self.of(group).bound()
+        if shared:
+            self.pooled.learn(score)
+        for key in dict.fromkeys((("", group[1]), group)):
+            if shared or key[0]:
+                self.by_group.touch(key, lambda: ConformalCalibrator(target=self._target)).learn(score)
         return covered

@@ -22,6 +22,7 @@ from weft_predictor.errors import CorruptModel
 Array = NDArray[np.float32]
 SQRT_HALF = np.float32(math.sqrt(0.5))
 LAYER_NORM_EPS = np.float32(1e-12)
+MAX_LOGIT = 1e4
 LEAST_LOG = -10.0  # log probabilities are cut there, and divided by it: all features are within 0 and 1
 # Ours -> Hugging Face's, of each architecture; `embed`: summed at each position, `layer`: once a layer.
 NAMES: dict[str, dict[str, str]] = {
@@ -187,6 +188,7 @@ class EncoderClasses:
     def log_probabilities(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """[prompts, classes]"""
         logits = np.array([self._encoder.logits(self._tokenize(text[:MAX_CHARS])) for text in texts])
+        logits = np.clip(np.nan_to_num(logits, nan=0.0), -MAX_LOGIT, MAX_LOGIT)  # what overflows says nothing
         shifted = logits.reshape(len(texts), self._classes).astype(np.float64)
         shifted -= shifted.max(1, keepdims=True, initial=-np.inf)
         return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))

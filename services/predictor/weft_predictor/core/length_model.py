@@ -21,10 +21,13 @@ class ObservationResult:
     learned: everything. partial: offset and calibration of its adapter; the prompt's features were gone.
     Nothing: censored (a lower bound far below what is usual), unknown (neither features nor a prediction of this
     model, or one too long ago), duplicate (the same request id before). `covered`: whether p90 held; None: nothing.
+    `loss`: the quantile losses of the p50 and p90 that the model had for the prompt before, in log tokens; None for an
+    answer that cannot be judged (cut off, or features gone).
     """
 
     lesson: Lesson
     covered: bool | None = None
+    loss: float | None = None
 
 
 class LengthModel(Protocol):
@@ -52,7 +55,7 @@ class LengthModel(Protocol):
 
     @property
     def adapters(self) -> int:
-        """Adapters with an offset of their own."""
+        """Adapters, and adapters of a tenant, with an offset of their own."""
         ...
 
     def predict_batch(self, items: Sequence[PredictItem]) -> list[Prediction]:

@@ -1,7 +1,8 @@
 """What an adapter adds to the shared model: its median residual, shrunk by n / (n + k).
 
 An offset per adapter explains as much of the length as a good prompt model does, and needs no gradient step; the median
-because residuals of log length have long tails, the shrinkage because a cold adapter knows little of itself.
+because residuals of log length have long tails, the shrinkage because a cold adapter knows little of itself. A tenant's
+own window of an adapter (or of the base, which tenants share) is shrunk towards the adapter's offset of its beginning.
 """
 
 from collections import deque
@@ -13,67 +14,71 @@ from weft.domain.lru import LruDict
 WINDOW = 64  # latest residuals of an adapter: a drift has passed through after as many outcomes
 SHRINK_K = 8.0
 MAX_ADAPTERS = 10_000
+Group = tuple[str, str]  # tenant and adapter; the tenant "": all of them, or keys are off
 HISTORY = 8  # offsets of the past, each of eight changes: together of a whole window
 
 
 class _Window:
-    """The latest residuals of an adapter and their shrunk median. `history`: every eighth offset of the past."""
+    """The latest residuals of a group and their median. `history`: every eighth offset of the past."""
 
-    __slots__ = ("changes", "forgotten", "history", "offset", "residuals")
+    __slots__ = ("changes", "forgotten", "history", "offset", "prior", "residuals")
 
-    def __init__(self) -> None:
-        self.residuals: deque[float] = deque(maxlen=WINDOW)
+    def __init__(self, prior: float = 0.0, residuals: Iterable[float] = ()) -> None:
+        self.residuals: deque[float] = deque(residuals, maxlen=WINDOW)
         self.history: deque[tuple[int, float]] = deque(maxlen=HISTORY)  # (changed at, the offset until then)
-        self.changes, self.offset = 0, 0.0
+        self.changes, self.prior = 0, prior
+        self.offset = shrunk_median(self.residuals, prior)
         self.forgotten = -1  # the end of what `history` has dropped
 
-    def extend(self, residuals: Iterable[float], now: int) -> None:
+    def append(self, residual: float, now: int) -> None:
         if self.changes % HISTORY == 0:
             if len(self.history) == HISTORY:
                 self.forgotten = self.history[0][0]
             self.history.append((now, self.offset))
-        self.residuals.extend(residuals)
-        self.changes, self.offset = self.changes + 1, shrunk_median(self.residuals)
+        self.residuals.append(residual)
+        self.changes, self.offset = self.changes + 1, shrunk_median(self.residuals, self.prior)
 
 
 class Offsets:
-    """Residuals of log length by adapter. Bounded: the adapter without outcomes for the longest time is dropped."""
+    """Residuals of log length by group. Bounded: the group without outcomes for the longest time is dropped."""
 
     def __init__(self, max_adapters: int = MAX_ADAPTERS) -> None:
-        self._windows: LruDict[str, _Window] = LruDict(max_adapters)
+        self._windows: LruDict[Group, _Window] = LruDict(max_adapters)
 
     def __len__(self) -> int:
         return len(self._windows)
 
-    def of(self, adapter: str) -> float:
-        """The offset of an adapter in log tokens; 0 for one never seen."""
-        window = self._windows.get(adapter)
+    def of(self, group: Group) -> float:
+        """The offset of a tenant's adapter in log tokens, else the adapter's; 0 for one never seen."""
+        window = self._windows.get(group) or self._windows.get(("", group[1]))
         return window.offset if window else 0.0
 
-    def before(self, adapter: str, then: int) -> float | None:
+    def before(self, group: Group, then: int) -> float | None:
         """About the offset of an adapter when the model had learned `then` outcomes; None: it is forgotten."""
-        window = self._windows.get(adapter)
+        window = self._windows.get(group)
         if window is None or then > window.forgotten:
             past = (offset for changed_at, offset in window.history if changed_at >= then) if window else ()
-            return next(iter(past), self.of(adapter))
+            return next(iter(past), self.of(group))
         return None
 
-    def learn(self, adapter: str, residual: float, now: int = 0) -> None:
-        """One more residual (log length minus the shared model's answer). `now`: outcomes learned before."""
-        self._windows.touch(adapter, _Window).extend((residual,), now)
+    def learn(self, group: Group, residual: float, now: int = 0) -> None:
+        """One more residual (log length minus the ridge's answer). `now`: outcomes learned before."""
+        self._windows.touch(group, lambda: _Window(self.of(group))).append(residual, now)
 
-    def items(self) -> Iterable[tuple[str, list[float]]]:
-        """Adapter and residuals, oldest first: the part of the checkpoint."""
-        return ((adapter, list(window.residuals)) for adapter, window in self._windows.items())
+    def items(self) -> Iterable[tuple[Group, list[float]]]:
+        """Group and residuals, oldest first: with `prior` the part of the checkpoint."""
+        return ((group, list(window.residuals)) for group, window in self._windows.items())
 
-    def restore(self, adapter: str, residuals: Iterable[float]) -> None:
-        """Put back what `items` returned."""
-        window = self._windows.touch(adapter, _Window)
-        window.residuals.extend(residuals)
-        window.offset = shrunk_median(window.residuals)
+    def prior(self, group: Group) -> float:
+        """What the offset of a group with a window is shrunk towards."""
+        return self._windows[group].prior
+
+    def restore(self, group: Group, residuals: Iterable[float], prior: float) -> None:
+        """Put back what `items` and `prior` returned."""
+        self._windows[group] = _Window(prior, residuals)
 
 
-def shrunk_median(residuals: Iterable[float], k: float = SHRINK_K) -> float:
-    """median * n / (n + k); 0 for none."""
+def shrunk_median(residuals: Iterable[float], prior: float = 0.0) -> float:
+    """(median * n + prior * k) / (n + k)."""
     values = list(residuals)
-    return median(values) * len(values) / (len(values) + k) if values else 0.0
+    return (median(values) * len(values) + prior * SHRINK_K) / (len(values) + SHRINK_K) if values else prior

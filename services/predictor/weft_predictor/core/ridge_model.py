@@ -3,20 +3,27 @@
 The features are hashed grams (the default, `features.py`), or what an encoder says of the prompt (S3's form,
 `encoder.py`); all the rest is the same.
 
-    log length  ~  ridge(features)  +  offset(adapter)          = centre
+    log length  ~  ridge(features)  +  offset(group)            = centre
     error       =  (log length - centre) / scale(centre)        = score
-    p10 ... p99 =  exp(centre + scale(centre) * quantile of the adapter's scores)
+    p10 ... p99 =  exp(centre + scale(centre) * quantile of the group's scores)
 
 An outcome is first scored against the model as it is, then learned (prequential), so the coverage that the model
 reports is honest. An outcome names its request; `FeatureCache` has the features of that request's prompt. Where they
 are gone, the prediction that the request was scheduled with gives its centre back: the adapter's offset and
 calibration learn from it, the ridge does not.
+
+A group is a tenant's adapter. A tenant has groups of its own, and from its first outcome a ridge of its own, so that no
+flood of another moves its predictions. What is shared (the first ridge, the groups of all tenants of an adapter, the
+pooled one) is what a tenant begins with. It learns while one tenant is the only one that has ever taught; with a second
+it stays as it is, for a young ridge follows twenty outcomes anywhere, whoever sends them. One outcome teaches a ridge
+at most MAX_ERROR scales (Huber 1964).
 """
 
 import json
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -30,7 +37,7 @@ from weft_predictor.core.conformal import WINDOW, ConformalCalibrator, Conformal
 from weft_predictor.core.feature_cache import FeatureCache
 from weft_predictor.core.features import MAX_CHARS, Features, Featurizer, HashedGrams
 from weft_predictor.core.length_model import TARGET, Arrays, ObservationResult
-from weft_predictor.core.offsets import Offsets
+from weft_predictor.core.offsets import Group, Offsets
 from weft_predictor.core.residual_scale import OCTAVES, ResidualScale
 from weft_predictor.core.ridge import Ridge
 from weft_predictor.errors import CorruptModel
@@ -43,8 +50,35 @@ MAX_LOG_TOKENS = math.log(1e6)
 COVERAGE_WINDOW = 1_000
 PART_CHARS = 4_096  # of a batch that is computed at once: more leaves the cache, and is slower
 MAX_SEEN = 20_000  # request ids of outcomes: an outcome that arrives again does not teach twice
-LAYOUT = 1  # of a checkpoint
+MAX_OWN = 64  # tenants with a ridge of their own, of 1 MiB; others are answered by the shared one and own offsets
+MAX_ERROR = 3.0  # scales: 2 % of Alpaca's answers are farther off
+LAYOUT = 2  # of a checkpoint
 _CUT_OFF = (FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """A ridge, and how far off its predictions are by their length."""
+
+    ridge: Ridge
+    scale: ResidualScale
+
+    def copy(self) -> "Regression":
+        ridge, scale = self.ridge, self.scale
+        return Regression(
+            Ridge(ridge.weight.copy(), ridge.variance.copy(), ridge.base),
+            ResidualScale(scale.scale.copy(), scale.count.copy()),
+        )
+
+    def learn(self, x: Features, real: float, offset: float) -> float:
+        """Learn a log length. Returns what the ridge said before."""
+        base = self.ridge.predict(x)
+        centre = min(max(base + offset, 0.0), MAX_LOG_TOKENS)
+        bound = MAX_ERROR * self.scale.of(centre)
+        error = min(max(real - centre, -bound), bound)
+        self.scale.learn(centre, error)
+        self.ridge.learn(x, centre + error - offset)
+        return base
 
 
 class RidgeModel:
@@ -64,9 +98,13 @@ class RidgeModel:
     ) -> None:
         self.family, self.learned = family, learned
         self.featurizer = featurizer or HashedGrams(len(ridge.weight))
-        self.ridge, self.offsets, self.residual_scale = ridge, offsets, residual_scale
+        self.ridge, self.offsets, self.residual_scale = ridge, offsets, residual_scale  # shared by all tenants
         self.calibrators = calibrators
         self.hits: deque[bool] = deque(maxlen=COVERAGE_WINDOW)
+        self._teacher: str | None = None  # of what is shared: the first tenant
+        self._shared_learns = True
+        self._shared = Regression(ridge, residual_scale)
+        self._own: LruDict[str, Regression] = LruDict(MAX_OWN)
         self.features = FeatureCache()
         self._seen: LruDict[str, None] = LruDict(MAX_SEEN)
 
@@ -101,9 +139,12 @@ class RidgeModel:
         predicted, version = list[Prediction](), self.version
         for part in _parts(items):
             rows, buckets = self.featurizer.rows([(item.prompt_text, item.prompt_tokens) for item in part])
-            for item, shared, bucket in zip(part, self.ridge.predict_rows(rows).tolist(), buckets, strict=True):
-                centre, calibrator = self._centre(shared, item.model_name), self.calibrators.of(item.model_name)
-                scale = self.residual_scale.of(centre)
+            regressions = {item.namespace: self._regression(item.namespace) for item in part}
+            predicted_rows = {id(one): one.ridge.predict_rows(rows).tolist() for one in regressions.values()}
+            for row, (item, bucket) in enumerate(zip(part, buckets, strict=True)):
+                group, regression = (item.namespace, item.model_name), regressions[item.namespace]
+                centre = self._centre(predicted_rows[id(regression)][row], group)
+                calibrator, scale = self.calibrators.of(group), regression.scale.of(centre)
                 scores = (calibrator.bound() if level is None else calibrator.quantile(level) for level in LEVELS)
                 tokens = (_tokens(centre + scale * score, self.scale) for score in scores)
                 p10, p50, p90, p99 = accumulate(tokens, max)
@@ -117,45 +158,59 @@ class RidgeModel:
         if outcome.request_id in self._seen:
             return ObservationResult("duplicate")
         self._seen[outcome.request_id] = None
-        adapter, x = outcome.model_name, self.features.take(outcome.request_id)
-        if x is not None:
-            shared = self.ridge.predict(x)
-        elif (known := self._shared_of(outcome)) is not None:
-            shared = known
-        else:
+        group, x = (outcome.namespace, outcome.model_name), self.features.take(outcome.request_id)
+        regression = self._regression(outcome.namespace)
+        base = regression.ridge.predict(x) if x is not None else self._base_of(outcome, group)
+        if base is None:
             return ObservationResult("unknown")
-        centre = self._centre(shared, adapter)
-        score = (math.log(max(outcome.completion_tokens, 1)) - centre) / self.residual_scale.of(centre)
+        centre = self._centre(base, group)
+        scale = regression.scale.of(centre)
+        score = (_log_tokens(outcome.completion_tokens) - centre) / scale
         censored = outcome.censored or outcome.finish in _CUT_OFF
-        if censored and (score := self.calibrators.of(adapter).impute_censored(score)) is None:
+        if censored and (score := self.calibrators.of(group).impute_censored(score)) is None:
             return ObservationResult("censored")
-        covered = self._learn(x, adapter, shared, score)
-        return ObservationResult("partial" if x is None else "learned", covered)
-
-    def _learn(self, x: Features | None, adapter: str, shared: float, score: float) -> bool:
-        centre = self._centre(shared, adapter)
-        residual = score * self.residual_scale.of(centre)
-        covered = self.calibrators.learn(adapter, score)
-        if x is not None:
-            self.residual_scale.learn(centre, residual)
-            self.ridge.learn(x, centre + residual - self.offsets.of(adapter))
-        self.offsets.learn(adapter, centre + residual - shared, self.learned)
+        self._teacher = outcome.namespace if self._teacher is None else self._teacher
+        self._shared_learns &= outcome.namespace == self._teacher
+        loss = self._loss(group, score) * scale if x is not None and not censored else None
+        covered = self.calibrators.learn(group, score, shared=self._shared_learns)
+        self._learn(x, group, base, centre + scale * score)
         self.hits.append(covered)
         self.learned += 1
-        return covered
+        return ObservationResult("partial" if x is None else "learned", covered, loss)
 
-    def _shared_of(self, outcome: Outcome) -> float | None:
+    def _learn(self, x: Features | None, group: Group, base: float, real: float) -> None:
+        """`base`: what the tenant's ridge says; it learns where it knows the prompt. `real`: log tokens."""
+        tenant, adapter = group
+        if self._shared_learns:
+            shared = base if x is None else self._shared.learn(x, real, self.offsets.of(("", adapter)))
+            self.offsets.learn(("", adapter), real - shared, self.learned)
+        if tenant:
+            if x is not None:
+                base = self._own.touch(tenant, self._shared.copy).learn(x, real, self.offsets.of(group))
+            self.offsets.learn(group, real - base, self.learned)
+
+    def _regression(self, tenant: str) -> "Regression":
+        """The one that answers for a tenant now."""
+        return self._own.get(tenant, self._shared)
+
+    def _loss(self, group: Group, score: float) -> float:
+        """The quantile losses of p50 and p90 together, in scales."""
+        calibrator = self.calibrators.of(group)
+        beyond = ((0.5, score - calibrator.quantile(0.5)), (TARGET, score - calibrator.bound()))
+        return sum(max(level * by, (level - 1.0) * by) for level, by in beyond)
+
+    def _base_of(self, outcome: Outcome, group: Group) -> float | None:
         """The ridge's part of the prediction that a request was scheduled with; None: it cannot be known.
 
         It is taken out of the offset of then, not of now: else the error that some requests in flight have taught is
         taught once more by each of the others, and the offset runs away.
         """
         then = self._learned_at(outcome.model_version)
-        offset = self.offsets.before(outcome.model_name, then) if then is not None else None
+        offset = self.offsets.before(group, then) if then is not None else None
         if offset is None or not outcome.predicted_p50_tokens:
             return None
         p50_tokens = outcome.predicted_p50_tokens / self.scale - 0.5  # it was rounded up
-        return self._centre_of_median(math.log(max(p50_tokens, 0.5)), outcome.model_name) - offset
+        return self._centre_of_median(math.log(max(p50_tokens, 0.5)), group) - offset
 
     def _learned_at(self, version: str) -> int | None:
         """The outcomes learned at a version of this model under the same scale; None: another model's version."""
@@ -163,17 +218,17 @@ class RidgeModel:
         ours = family == self.family and learned.isdecimal() and version.endswith(self._scale_suffix)
         return int(learned[:18]) if ours else None
 
-    def _centre(self, shared: float, adapter: str) -> float:
-        return min(max(shared + self.offsets.of(adapter), 0.0), MAX_LOG_TOKENS)
+    def _centre(self, base: float, group: Group) -> float:
+        return min(max(base + self.offsets.of(group), 0.0), MAX_LOG_TOKENS)
 
-    def _centre_of_median(self, log_p50: float, adapter: str) -> float:
+    def _centre_of_median(self, log_p50: float, group: Group) -> float:
         """The centre whose predicted median this was: the fixed point of centre = median - scale(centre) * score.
 
         The median score is near 0 and the scale changes little within an octave, so a few rounds settle it.
         """
-        score, centre = self.calibrators.of(adapter).quantile(0.5), log_p50
+        score, centre, scale = self.calibrators.of(group).quantile(0.5), log_p50, self._regression(group[0]).scale
         for _ in range(4):
-            centre = min(max(log_p50 - self.residual_scale.of(centre) * score, 0.0), MAX_LOG_TOKENS)
+            centre = min(max(log_p50 - scale.of(centre) * score, 0.0), MAX_LOG_TOKENS)
         return centre
 
     # ---- the checkpoint: plain arrays
@@ -183,7 +238,7 @@ class RidgeModel:
         `variance` [dim], the residual scale, and the windows of offsets and calibrators as one array each with their
         lengths.
         """
-        groups = {"": self.calibrators.pooled, **self.calibrators.by_adapter}
+        groups = {None: self.calibrators.pooled, **self.calibrators.by_group}
         offsets = dict(self.offsets.items())
         meta = {
             "layout": LAYOUT,
@@ -191,7 +246,11 @@ class RidgeModel:
             "features": self.featurizer.name,
             "learned": self.learned,
             "base": self.ridge.base,
-            "offset_adapters": list(offsets),
+            "offset_groups": list(offsets),
+            "offset_priors": [self.offsets.prior(group) for group in offsets],
+            "teacher": self._teacher,
+            "shared_learns": self._shared_learns,
+            "own": list(self._own),
             "groups": [[name, group.level, group.prior, group.draws] for name, group in groups.items()],
         }
         return {
@@ -200,39 +259,59 @@ class RidgeModel:
             "variance": self.ridge.variance.copy(),
             "spread_scale": self.residual_scale.scale.copy(),
             "spread_count": self.residual_scale.count.copy(),
+            "own_weight": _stack([own.ridge.weight for own in self._own.values()], len(self.ridge.weight)),
+            "own_variance": _stack([own.ridge.variance for own in self._own.values()], len(self.ridge.weight)),
+            "own_spread_scale": _stack([own.scale.scale for own in self._own.values()], OCTAVES),
+            "own_spread_count": _stack([own.scale.count for own in self._own.values()], OCTAVES),
             "hits": np.array(self.hits, dtype=np.bool_),
             **_pack("offset", offsets.values()),
             **_pack("group", (group.scores() for group in groups.values())),
         }
 
+    @staticmethod
+    def features_of(arrays: Arrays) -> str:
+        """The name of the features that a saved model reads. Raises KeyError, ValueError."""
+        return str(json.loads(arrays["meta"].tobytes())["features"])
+
     @classmethod
     def load(cls, arrays: Arrays, featurizer: Featurizer | None = None) -> "RidgeModel":
         """The model of `save`, which had the same features. Raises CorruptModel (or KeyError, ValueError) otherwise."""
         meta = json.loads(arrays["meta"].tobytes())
-        if (name := meta.get("features", "")) != (featurizer.name if featurizer else ""):
-            raise CorruptModel(f"it reads the features of {name or 'hashed grams'}")
         if meta["layout"] != LAYOUT:
             raise CorruptModel(f"layout {meta['layout']}, this version reads {LAYOUT}")
+        if (name := meta["features"]) != (featurizer.name if featurizer else ""):
+            raise CorruptModel(f"it reads the features of {name or 'hashed grams'}")
         dim = len(arrays["weight"])
         if dim & (dim - 1):
             raise CorruptModel(f"{dim} weights are not a power of two")
-        weight, variance = (_vector(arrays, name, dim).astype(np.float32) for name in ("weight", "variance"))
         offsets = Offsets()
-        for adapter, window in zip(meta["offset_adapters"], _unpack("offset", arrays), strict=True):
-            offsets.restore(adapter, window)
+        windows = zip(meta["offset_groups"], meta["offset_priors"], _unpack("offset", arrays), strict=True)
+        for group, prior, window in windows:
+            offsets.restore(_group(group), window, float(prior))
         calibrators = ConformalCalibrators(target=TARGET)
         for (name, level, prior, draws), window in zip(meta["groups"], _unpack("group", arrays), strict=True):
-            if not 0 < len(window) <= WINDOW + prior:
-                raise CorruptModel(f"a group of {len(window)} scores")
+            if (
+                not 0 <= prior <= len(window) <= WINDOW + prior
+                or not window
+                or not TARGET / 2 <= level <= 1.0
+                or draws < 0
+            ):
+                raise CorruptModel(f"a group of {len(window)} scores, {prior} made up, at level {level}")
             group = ConformalCalibrator(window, target=TARGET, prior=prior)
             group.level, group.draws = level, draws
-            if name:
-                calibrators.by_adapter[name] = group
-            else:
+            if name is None:
                 calibrators.pooled = group
-        scale = ResidualScale(_vector(arrays, "spread_scale", OCTAVES), _vector(arrays, "spread_count", OCTAVES))
-        ridge = Ridge(weight, variance, float(meta["base"]))
-        model = cls(str(meta["family"]), ridge, offsets, scale, calibrators, int(meta["learned"]), featurizer)
+            else:
+                calibrators.by_group[_group(name)] = group
+        base, learned = float(meta["base"]), int(meta["learned"])
+        if not math.isfinite(base) or learned < 0:
+            raise CorruptModel(f"base {base}, {learned} outcomes")
+        shared = _regression(arrays, "", base, dim)
+        model = cls(str(meta["family"]), shared.ridge, offsets, shared.scale, calibrators, learned, featurizer)
+        model._teacher = None if meta["teacher"] is None else str(meta["teacher"])
+        model._shared_learns = bool(meta["shared_learns"])
+        for row, tenant in enumerate(meta["own"]):
+            model._own[str(tenant)] = _regression(arrays, "own_", base, dim, row)
         model.hits = deque((bool(hit) for hit in arrays["hits"]), maxlen=COVERAGE_WINDOW)
         return model
 
@@ -249,6 +328,16 @@ def _parts(items: Iterable[PredictItem]) -> Iterator[list[PredictItem]]:
         yield part
 
 
+def _group(names: Any) -> Group:
+    tenant, adapter = names
+    return str(tenant), str(adapter)
+
+
+def _log_tokens(tokens: float) -> float:
+    """Of a length that may be anything: at least one token (also for no number), at most what can be predicted."""
+    return min(math.log(tokens), MAX_LOG_TOKENS) if tokens >= 1 else 0.0
+
+
 def _tokens(log_tokens: float, scale: float) -> int:
     """Whole tokens, at least 1, rounded up; bounded so that it fits the wire whatever the scale."""
     return max(1, math.ceil(min(math.exp(min(log_tokens, MAX_LOG_TOKENS)) * scale, 2**31 - 1)))
@@ -262,13 +351,26 @@ def _pack(name: str, windows: Iterable[list[float]]) -> dict[str, NDArray[Any]]:
 
 def _unpack(name: str, arrays: Mapping[str, NDArray[Any]]) -> list[list[float]]:
     lengths = arrays[f"{name}_lengths"]
-    values = _vector(arrays, f"{name}_values", int(lengths.sum()))
+    values = _vector(arrays[f"{name}_values"], f"{name}_values", int(lengths.sum()))
     ends = np.cumsum(lengths)
     return [values[end - length : end].tolist() for end, length in zip(ends, lengths, strict=True)]
 
 
-def _vector(arrays: Mapping[str, NDArray[Any]], name: str, length: int) -> NDArray[Any]:
-    vector = arrays[name]
-    if vector.shape != (length,) or not np.isfinite(vector).all():
-        raise CorruptModel(f"{name} is not {length} finite numbers")
+def _stack(rows: list[NDArray[Any]], columns: int) -> NDArray[Any]:
+    return np.stack(rows) if rows else np.zeros((0, columns))
+
+
+def _regression(arrays: Arrays, prefix: str, base: float, dim: int, row: int | None = None) -> Regression:
+    def vector(name: str, length: int, *, positive: bool = True) -> NDArray[Any]:
+        found = arrays[prefix + name]
+        return _vector(found if row is None else found[row], prefix + name, length, positive=positive)
+
+    weight, variance = vector("weight", dim, positive=False), vector("variance", dim)
+    scale = ResidualScale(vector("spread_scale", OCTAVES).copy(), vector("spread_count", OCTAVES).copy())
+    return Regression(Ridge(weight.astype(np.float32), variance.astype(np.float32), base), scale)
+
+
+def _vector(vector: NDArray[Any], name: str, length: int, *, positive: bool = False) -> NDArray[Any]:
+    if vector.shape != (length,) or not np.isfinite(vector).all() or (positive and not (vector > 0).all()):
+        raise CorruptModel(f"{name} is not {length} {'positive' if positive else 'finite'} numbers")
     return vector

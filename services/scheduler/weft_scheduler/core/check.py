@@ -11,9 +11,10 @@ from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution
+from weft_scheduler.core.policy.consolidation.consolidation import MAX_CONSOLIDATIONS
 from weft_scheduler.core.policy.placement.punica import placement_score
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
-from weft_scheduler.core.policy.queue.overtaking import Admitted, Overtaking
+from weft_scheduler.core.policy.queue.overtaking import Admitted
 from weft_scheduler.core.scheduling import PoolContext
 from weft_scheduler.core.state import State
 
@@ -32,9 +33,11 @@ def check_all(state: State) -> None:
     check_one_place(state)
     check_nothing_lost(state)
     check_epochs(state)
+    check_consolidation(state)
     check_queues(state)
     check_scheduled(state)
     check_accounts(state)
+    check_pooled(state)
     check_placement_index(state)
     check_counts(state)
     check_adapters(state)
@@ -84,13 +87,27 @@ def check_epochs(state: State) -> None:
     assert len(given) == len(set(given)), "two requests under one epoch"
 
 
+def check_consolidation(state: State) -> None:
+    """Consolidation has migrated no request more often than its bound."""
+    for request in state.requests.values():
+        assert request.consolidations <= MAX_CONSOLIDATIONS, request
+
+
 def check_queues(state: State) -> None:
     """The order of the policy; no request was overtaken more often than the bound."""
     for pool in state.pools.values():
-        keys = [pool.queue.key_of(request) for request in pool.queue]
-        assert keys == sorted(keys), (pool.name, keys)
-        oldest = pool.queue.oldest(len(pool.queue))
-        assert [r.order for r in oldest] == sorted(r.order for r in pool.queue), (pool.name, oldest)
+        waiting, counters = pool.queue, pool.queue.counters
+        tenants = [*waiting.tenants()]
+        assert [counters.key_of(t) for t in tenants] == sorted(counters.key_of(t) for t in tenants), pool.name
+        assert {*tenants} == {waiting.tenant_of(request) for request in waiting}, (pool.name, tenants)
+        assert counters.waiting_weight == sum(counters.weight(t) for t in tenants), pool.name
+        for tenant in tenants:
+            of_tenant = [*waiting.of_tenant(tenant)]
+            assert all(waiting.tenant_of(request) == tenant for request in of_tenant), (pool.name, tenant)
+            keys = [waiting.key_of(request) for request in of_tenant]
+            assert keys == sorted(keys), (pool.name, tenant, keys)
+            oldest = waiting.oldest(tenant, len(of_tenant))
+            assert [r.order for r in oldest] == sorted(r.order for r in of_tenant), (pool.name, oldest)
         counts, bound = pool.overtaking.counts, pool.starvation_bound(state.config)
         assert all(count <= bound for count in counts.values()), (pool.name, counts)
         assert {r for r, count in counts.items() if count} <= {r.id for r in pool.queue}, (pool.name, counts)
@@ -104,9 +121,8 @@ def check_scheduled(state: State) -> None:
     for pool in state.pools.values():
         if not len(pool.queue):
             continue
-        dry, overtaking = DryRun(state, pool, None), Overtaking()
-        overtaking.counts = pool.overtaking.counts
-        overtaking.schedule(pool.queue, dry, pool.starvation_bound(state.config), state.config.window)
+        dry = DryRun(state, pool, None)
+        pool.overtaking.copy().schedule(pool.queue, dry, pool.starvation_bound(state.config), state.config.window)
         assert dry.placeable is None, (pool.name, dry.placeable)
 
 
@@ -125,7 +141,7 @@ class DryRun(PoolContext):
 def check_accounts(state: State) -> None:
     """A runner's unacknowledged Assigns are of requests it owns, and its busy slots those of its sequences."""
     for runner in state.runners.values():
-        assert runner.unacked_pages == sum(a.pages for a in runner.unacked.values()), runner.id
+        assert runner.unacked_pages == sum(a.pages + a.adapter_pages for a in runner.unacked.values()), runner.id
         for request_id, assign in runner.unacked.items():
             assert request_id in runner.owned, (runner.id, request_id)
             assert assign.epoch == state.requests[request_id].epoch, (runner.id, request_id)
@@ -134,6 +150,26 @@ def check_accounts(state: State) -> None:
         )
         del used[BASE]
         assert runner.active == dict(used), (runner.id, runner.active, used)
+
+
+def check_pooled(state: State) -> None:
+    """The expected use of a runner's sequences is the sum of theirs, and of what it has no others are counted."""
+    for runner in state.runners.values():
+        if runner.pooled is None:
+            continue
+        runner.pooled.check()
+        for request_id, member in runner.pooled.members.items():
+            assign, sequence = runner.unacked.get(request_id), runner.sequences.get(request_id)
+            assert assign or sequence, (runner.id, request_id)
+            pages = assign.pages if assign is not None else sequence.reserved_pages if sequence is not None else 0
+            assert member.held_pages == pages, (runner.id, request_id)
+    for request in state.requests.values():
+        for runner_id in request.placement.runners if request.placement is not None else ():
+            runner = state.runner(runner_id)
+            if request.forecast is not None and runner is not None and runner.spec is not None:
+                known = request.id in runner.unacked or runner.includes(request.id, request.epoch)
+                members = runner.pooled.members if runner.pooled is not None else {}
+                assert not known or request.id in members, (runner.id, request.id)
 
 
 def check_placement_index(state: State) -> None:
@@ -146,7 +182,7 @@ def check_placement_index(state: State) -> None:
             if load is not None and entry is not None:
                 score = placement_score(load.working_set, load.good_sequences)
                 assert (entry.shape, entry.key.score) == (load.shape, score), (pool.name, load, entry)
-                assert (entry.free_tokens, entry.busy_adapters) == load[4:], (pool.name, load, entry)
+                assert (entry.free_tokens, entry.busy_adapters, entry.full) == load[4:], (pool.name, load, entry)
         assert indexed.keys() <= pool.runners.keys(), (pool.name, indexed)
 
 
@@ -155,9 +191,14 @@ def check_counts(state: State) -> None:
     for pool in state.pools.values():
         requests = [state.requests[r] for r in pool.request_ids()]
         assert pool.running == sum(r.placed for r in requests), pool.name
+        assert pool.present_weight == sum(pool.queue.counters.weight(tenant) for tenant in pool.tenants), pool.name
+        assert dict(pool.running_of) == dict(Counter(r.tenant for r in requests if r.placed)), pool.name
+        assert dict(pool.tenants) == dict(Counter(r.tenant for r in requests)), pool.name
         assert all(state.requests[r].adapter == a for a, ids in pool.requests.items() for r in ids), pool.name
         waiting = list(pool.queue)
         assert dict(pool.queued_by_adapter) == dict(Counter(r.adapter for r in waiting)), pool.name
+        assert pool.queued_work == sum(r.queued_work for r in waiting), pool.name
+        assert pool.queued_prompt_tokens == sum(r.prompt_tokens for r in waiting), pool.name
         assert pool.queued_tokens == sum(r.queued_tokens for r in waiting), pool.name
         _check_runners(pool, [*pool.runners.values()])
     for gateway in state.gateways.values():

@@ -39,6 +39,24 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class Consolidated:
+    """For logs and metrics: these requests are ordered off a lightly loaded runner."""
+
+    pool: str
+    runner: RunnerId
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """For metrics: a request of a pool with objectives has finished, within them or not."""
+
+    pool: str
+    ttft_met: bool
+    token_time_met: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Stale:
     """For logs and metrics: an event that changes nothing any more."""
 
@@ -56,4 +74,4 @@ class RunnerLost:
 
 
 Event = Connected | Received | Closed | Tick
-Effect = Send | Close | PersistTerm | Queued | Requeued | Resumed | Stale | RunnerLost
+Effect = Send | Close | PersistTerm | Queued | Requeued | Resumed | Consolidated | Judged | Stale | RunnerLost

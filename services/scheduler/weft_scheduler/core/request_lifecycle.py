@@ -23,7 +23,8 @@ def enqueue(state: State, request: Request) -> None:
 def assign(state: State, pool: Pool, request: Request, runner: RunnerAccount) -> None:
     """Place a waiting request on a runner, under a new epoch."""
     assert runner.spec is not None
-    delay_s = pool.queue.delay_s(request)
+    delay_s = pool.delay_s(request, state.now)
+    pool.charge(request, runner)
     pool.dequeue(request)
     request.assign(state.next_epoch(), Placement(runner.id))
     add_to_runners(state, pool, request)
@@ -40,6 +41,7 @@ def assign(state: State, pool: Pool, request: Request, runner: RunnerAccount) ->
         adapter_bytes=size,
         delay_s=delay_s,
         by_page=request.by_page,
+        leaves=request.leaves,
     )
     state.send_to_gateway(request.gateway, message)
     if request.numerics_class:
@@ -52,18 +54,26 @@ def add_to_runners(state: State, pool: Pool, request: Request) -> None:
     for runner_id in request.placement.runners:
         runner = state.runner(runner_id)
         if runner is not None:
-            account(runner, request)
+            account(runner, request, pool)
             state.update_runner(runner, schedule=False)
     runner = state.runner(request.runner)
     request.computed_by(runner.spec.numerics_class if runner is not None and runner.spec is not None else "")
-    pool.count_running(1)
+    pool.count_running(request, 1)
     state.mark_dirty(pool.name)
 
 
-def account(runner: RunnerAccount, request: Request) -> None:
-    """Count its pages on a runner, unless the runner's last report counts this epoch already."""
-    pages = pages_of(request.footprint_tokens, runner.spec.page_tokens) if runner.spec is not None else 0
-    runner.own(request.id, UnackedAssign(request.epoch, pages, request.adapter))
+def account(runner: RunnerAccount, request: Request, pool: Pool) -> None:
+    """Count its pages on a runner, and its adapter's, unless the runner's last report counts this epoch already."""
+    pages = with_adapter = 0
+    if runner.spec is not None:
+        tokens, adapter = request.reserved_tokens, request.adapter
+        pages = with_adapter = pages_of(tokens, runner.spec.page_tokens)
+        if adapter != BASE and adapter not in runner.busy_adapters(pool.adapters.pinned):
+            both = runner.shape.tokens_with_adapter(tokens, pool.adapters.size(adapter)[1])
+            with_adapter = pages_of(both, runner.spec.page_tokens)
+    runner.own(request.id, UnackedAssign(request.epoch, pages, request.adapter, with_adapter - pages))
+    if request.forecast is not None:
+        runner.expect(request.id, request.forecast, request.emitted_tokens)
 
 
 def acknowledge(state: State, request: Request) -> None:
@@ -81,7 +91,7 @@ def stop(state: State, request: Request) -> None:
 def release(state: State, request: Request) -> None:
     """Off its runners. What their reports include stays counted until the next ones."""
     state.timers.clear(Timer(TimerKind.ASSIGN_TIMEOUT, request.id))
-    state.pool(request.pool).count_running(-1)
+    state.pool(request.pool).count_running(request, -1)
     for runner_id in request.release().runners:
         runner = state.runner(runner_id)
         if runner is not None:
@@ -89,9 +99,13 @@ def release(state: State, request: Request) -> None:
             state.update_runner(runner)
 
 
-def drop(state: State, request: Request) -> None:
-    """It is over, or its gateway is gone: nothing of it remains but what its runners report."""
+def drop(state: State, request: Request, output_tokens: int = 0) -> None:
+    """It is over, or its gateway is gone: nothing of it remains but what its runners report.
+
+    `output_tokens`: of its answer, where its gateway has sent them.
+    """
     pool = state.pool(request.pool)
+    pool.settle(request, max(output_tokens, request.emitted_tokens))
     if request.phase is Phase.WAITING:
         pool.dequeue(request)
     if request.placed:
@@ -104,7 +118,7 @@ def drop(state: State, request: Request) -> None:
         state.timers.set(timer, max(state.now, draining.grace_until))
     del state.requests[request.id]
     state.gateways[request.gateway].remove(request.id, pool.name)
-    state.mark_schedulable(pool.name, ())
+    state.mark_schedulable(pool.name, () if request.tenant in pool.tenants else None)
 
 
 def reject(state: State, request: Request, reason: RejectReason, message: str, retry_after_ms: int = 0) -> None:

@@ -16,11 +16,11 @@ from weft.domain.request import (
     Submit,
 )
 from weft.domain.routes import ResyncRoutes
-from weft_scheduler.core.effects import Queued, Stale
+from weft_scheduler.core.effects import Judged, Queued, Stale
 from weft_scheduler.core.model.gateway import GatewayStream
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Placement, Request
-from weft_scheduler.core.policy.autoscaling.throughput import retry_after_ms
+from weft_scheduler.core.policy.autoscaling.throughput import bounded_retry_ms, retry_after_ms
 from weft_scheduler.core.policy.reservation.policies import ExpectedOutput
 from weft_scheduler.core.request_lifecycle import acknowledge, add_to_runners, drop, enqueue, reject, stop
 from weft_scheduler.core.scheduling import infeasible_reason, schedule_pool
@@ -85,7 +85,7 @@ def on_submit(state: State, gateway: GatewayStream, submit: Submit) -> None:
     pool.add(request)
     policy = state.reservation[pool.declared.reservation]
     expected = ExpectedOutput(pool.name, request.adapter, request.max_tokens, submit.p90_tokens, submit.bucket_tokens)
-    request.reserve(policy.initial_tokens(expected), by_page=policy.by_page)
+    request.reserve(policy.initial_tokens(expected), by_page=policy.by_page, leaves=policy.leaves, pooled=policy.pooled)
     if submit.runner is not None and request.epoch != NEVER:
         _adopt(state, pool, request, submit.runner)
     elif gateway.complete:
@@ -106,7 +106,7 @@ def on_started(state: State, gateway: GatewayStream, started: Started) -> None:
 def on_cancel(state: State, gateway: GatewayStream, cancel: Cancel) -> None:
     request = _of(state, gateway, cancel.request_id)
     if request is not None:
-        drop(state, request)
+        drop(state, request, cancel.emitted_tokens)
 
 
 def on_outcome(state: State, gateway: GatewayStream, report: OutcomeReport) -> None:
@@ -115,8 +115,13 @@ def on_outcome(state: State, gateway: GatewayStream, report: OutcomeReport) -> N
     if request is not None:
         pool = state.pool(request.pool)
         state.lengths.observe(report.pool, report.adapter, report.completion_tokens, report.censored)
+        if request.forecast is not None:
+            pool.margin.ended()
         pool.departures.count(state.now)
-        drop(state, request)
+        if pool.declared.has_slo:
+            met = pool.judge(report.ttft_ms / 1000, report.completion_tokens, report.total_ms / 1000, state.now)
+            state.emit(Judged(pool.name, *met))
+        drop(state, request, report.completion_tokens)
     if state.outcomes.add(report, gateway.id):
         forward_outcome(state, report)
 
@@ -159,15 +164,28 @@ def _enqueue_and_schedule(state: State, request: Request) -> None:
         schedule_pool(state, pool, changed)
     if request.phase is not Phase.WAITING:
         return
-    limit = pool.declared.max_queue if pool.spec is not None else 0
-    if not request.admitted_before and 0 < limit < len(pool.queue):
+    if not request.admitted_before and pool.full_for(pool.queue.tenant_of(request)):
         after_ms = retry_after_ms(len(pool.queue), pool.departures.per_s(state.now))
         message = f"{len(pool.queue) - 1} requests wait for {pool.name}"
         reject(state, request, RejectReason.QUEUE_FULL, message, after_ms)
         return
+    if pool.declared.slo_reject and not request.admitted_before and _rejected_for_slo(state, pool, request):
+        return
     if pool.autoscaler.victims:
         state.mark_schedulable(pool.name, ())  # one that should have gone may be needed again
     state.emit(Queued(request.id, pool.name, "no runner has capacity"))
+
+
+def _rejected_for_slo(state: State, pool: Pool, request: Request) -> bool:
+    """Reject a request that would get its first token too late."""
+    objective_s = pool.declared.slo_ttft_s
+    left_s = objective_s - (state.now - request.arrived_s)
+    wait_s = pool.first_token_s(request, left_s)
+    if wait_s <= left_s:
+        return False
+    message = f"It would come in about {wait_s:.1f} s; the objective is {objective_s:g} s."
+    reject(state, request, RejectReason.SLO_UNATTAINABLE, message, bounded_retry_ms(wait_s - left_s))
+    return True
 
 
 def _unknown(state: State, submit: Submit, newcomer: bool) -> tuple[RejectReason, str] | None:
@@ -194,14 +212,16 @@ def _adopt(state: State, pool: Pool, request: Request, runner_id: RunnerId) -> N
         state.timers.set(unreported, state.now + state.config.absent_s)
     if runner is None or runner.id != runner_id:
         request.adopt(Placement(runner_id), Phase.STOPPING)
-        pool.count_running(1)
+        pool.count_running(request, 1)
         stop(state, request)
         state.send_to_gateway(request.gateway, RunnerGone(runner_id))
         return
     produced = request.emitted_tokens > request.start_emitted_tokens
     acknowledged = produced or runner.includes(request.id, request.epoch)
     request.adopt(Placement(runner_id), Phase.RUNNING if acknowledged else Phase.ASSIGNED)
+    pool.charge(request, runner)
     add_to_runners(state, pool, request)
+    state.mark_schedulable(pool.name, ())  # another tenant may be next
     if not acknowledged:
         timer = Timer(TimerKind.ASSIGN_TIMEOUT, request.id)
         state.timers.set(timer, state.now + state.config.assign_s)

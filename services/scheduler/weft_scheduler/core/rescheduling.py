@@ -17,6 +17,7 @@ from weft_scheduler.core.model.gateway import Avoidance, GatewayStream
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import RunnerAccount
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.request_lifecycle import enqueue, reject, release, stop
 from weft_scheduler.core.scheduling import infeasible_reason
 from weft_scheduler.core.state import State
@@ -71,6 +72,7 @@ def on_preempt_decision(state: State, decision: PreemptDecision) -> None:
         state.emit(Stale("preempt", decision.request_id, "not running there under that epoch"))
         return
     request.reserve_again(decision.reservation_tokens)
+    state.pool(request.pool).overran(request)
     stop(state, request)
     state.send_to_gateway(request.gateway, Preempt(request.id, request.epoch))
 
@@ -140,7 +142,7 @@ def _fails_everywhere(state: State, pool: Pool, request: Request) -> bool:
     """Whether every present runner that could take it has failed to load its adapter."""
     if not request.load_failures:
         return False
-    failed: Counter[tuple[int, int, str]] = Counter()
+    failed: Counter[RunnerShape] = Counter()
     for runner_id in request.load_failures:
         runner = state.runner(runner_id)
         if runner is not None and runner.confirmed:

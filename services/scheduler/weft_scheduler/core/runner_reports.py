@@ -112,7 +112,7 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
         for request_id in sorted(runner.owned - runner.unacked.keys()):  # gateways submitted them as running there
             request = state.requests[request_id]
             request.computed_by(runner.spec.numerics_class)
-            account(runner, request)
+            account(runner, request, state.pool(request.pool))
     before, interval_s, loaded = runner.figures, state.now - runner.reported_s, runner.loaded
     measured = runner.version is not None and runner.confirmed
     try:
@@ -255,12 +255,14 @@ def _mark_statuses(state: State, pool: Pool, digests: Iterable[str]) -> None:
 
 
 def _learn_reservations(state: State, runner: RunnerAccount, report: RunnerReport) -> None:
-    """Reservations that the runner doubled in place."""
+    """Reservations that the runner doubled in place; a sequence that it swapped to host memory has no page."""
     for sequence in report.sequences:
         request = state.requests.get(sequence.request_id)
         if request is not None and request.epoch == sequence.epoch and request.runner == runner.id:
             acknowledge(state, request)
             request.grown(sequence.reservation_tokens)
+            if not sequence.reserved_pages:
+                state.pool(request.pool).overran(request)
 
 
 def _unknown_digests(state: State, pool: Pool, report: RunnerReport) -> tuple[str, ...]:

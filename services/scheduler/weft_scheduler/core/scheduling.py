@@ -7,7 +7,7 @@ from weft.domain.ids import BASE
 from weft.domain.request import RejectReason
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Request
-from weft_scheduler.core.policy.placement.punica import PlacementRequest
+from weft_scheduler.core.policy.placement.punica import PlacementRequest, RunnerLoad
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.queue.overtaking import Admitted
 from weft_scheduler.core.request_lifecycle import assign, reject
@@ -48,13 +48,22 @@ class PoolContext:
         self._state, self._pool, self._all = state, pool, changed is None
         runners = [pool.runners[uuid] for uuid in changed or () if uuid in pool.runners]
         loads = [load for runner in runners if (load := runner.load(pool.adapters.pinned)) is not None]
-        self._free_tokens = max((load.free_tokens for load in loads), default=0)
-        self._open = any(load.busy_adapters is None for load in loads)
-        self._adapters = {adapter for load in loads for adapter in (BASE, *(load.busy_adapters or ()))}
+        self._loads = loads
 
     def changed_for(self, request: Request) -> bool:
-        fits = request.queued_tokens <= self._free_tokens and (self._open or request.adapter in self._adapters)
-        return self._all or fits
+        return self._all or any(self._may_fit(load, request) for load in self._loads)
+
+    def _may_fit(self, load: RunnerLoad, request: Request) -> bool:
+        tokens, adapter = request.queued_tokens, request.adapter
+        if tokens > load.free_tokens:
+            return False
+        if adapter == BASE or adapter in load.busy_adapters:
+            return True
+        size = self._pool.adapters.size(adapter)[1]
+        return not load.full and load.shape.tokens_with_adapter(tokens, size) <= load.free_tokens
+
+    def holds_back(self, tenant: str) -> bool:
+        return self._pool.holds_back(tenant)
 
     def admit(self, request: Request, closed: AbstractSet[RunnerShape]) -> Admitted | None:
         uuid = self.place(request, closed)
@@ -100,10 +109,12 @@ class PoolContext:
         return computed_by if waits else ""
 
     def _ask(self, request: Request, numerics_class: str) -> PlacementRequest:
+        rank, n_bytes = self._pool.adapters.size(request.adapter)
         return PlacementRequest(
             adapter=request.adapter,
-            rank=self._pool.adapters.rank(request.adapter),
-            footprint_tokens=request.footprint_tokens,
+            rank=rank,
+            adapter_bytes=n_bytes,
+            footprint_tokens=request.queued_tokens,
             context_tokens=request.context_tokens,
             numerics_class=numerics_class,
             avoid=self._avoided(request),

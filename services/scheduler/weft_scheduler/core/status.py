@@ -1,6 +1,7 @@
 """What registries are sent of pools and adapters, and gateways of routes: only what changed, gathered for a while."""
 
 from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus
+from weft_scheduler.core.consolidation import expect
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.published_state import PendingDeletion
 from weft_scheduler.core.scaling import demand, scale
@@ -57,6 +58,7 @@ def _publish_pool(state: State, name: str) -> None:
     pool = state.pools.get(name)
     if pool is not None:
         scale(state, pool)
+        expect(state, pool)
     if pool is None or pool.spec is None:
         state.published.pools.pop(name, None)
         return
@@ -68,6 +70,9 @@ def _publish_pool(state: State, name: str) -> None:
 
 def _pool_status(state: State, pool: Pool, spec: PoolSpec) -> PoolStatus:
     capacity = pool.autoscaler.capacity.sum
+    attainment, next_s = pool.published_slo(state.now, state.config.slo_status_s)
+    if next_s > state.now and attainment != pool.attainment.percents():
+        state.timers.set(Timer(TimerKind.SLO_STATUS, pool.name), next_s)
     return PoolStatus(
         pool=pool.name,
         ready_runners=pool.ready_runners,
@@ -80,6 +85,7 @@ def _pool_status(state: State, pool: Pool, spec: PoolSpec) -> PoolStatus:
         total_pages=capacity.total_pages,
         reserved_pages=capacity.reserved_pages,
         demand_runners=demand(state, pool),
+        slo=attainment,
     )
 
 

@@ -11,11 +11,13 @@ class TimerKind(StrEnum):
     ASSIGN_TIMEOUT = "assign_timeout"  # request: not started, or stopping while its gateway is silent
     AVOIDANCE = "avoidance"  # request: a runner that it avoids may be used again
     CLASS_WAIT = "class_wait"  # request: it need not wait for its numerics class any longer
+    CONSOLIDATION = "consolidation"  # pool: a lightly loaded runner may be emptied
     FIRST_ROUTES = "first_routes"  # the route table is published without the keys
     GATEWAY_AVOIDANCE = "gateway_avoidance"  # gateway: a runner that its requests avoid may be used again
     RESUBMIT = "resubmit"  # gateway: it counts as complete
     RUNNER_UNREPORTED = "runner_unreported"  # runner uuid: no supervisor reports it
     SCALE_DOWN = "scale_down"  # pool: a surplus has lasted long enough
+    SLO_STATUS = "slo_status"  # pool: its attainment may be published again
     STARTUP_GRACE = "startup_grace"  # the cluster has had the time to report itself
     STATUS = "status"  # gathered statuses are published
 

@@ -1,7 +1,8 @@
 """An overrun without free pages: which sequence leaves (S3, section 3.4; Punica, section 5.3).
 
-Growth in place is the runner's. What is left here is a runner with a paused sequence and not one free page: its newest
-sequence leaves (it may be the overrunner), one at a time, until a report shows it gone or `bound_s` has passed. The
+Growth in place is the runner's, and so is a swap to its host memory. What is left here is a runner with a paused
+sequence, not one free page and no swap that helps: its newest sequence leaves (it may be the overrunner, and under
+reservation policy s3 it is), one at a time, until a report shows it gone or `bound_s` has passed. The
 oldest sequence is never chosen while another one is there, so it always makes progress, then the next: it terminates.
 Only an overrunner's reservation doubles; another victim keeps its own.
 """
@@ -9,6 +10,7 @@ Only an overrunner's reservation doubles; another victim keeps its own.
 from typing import NamedTuple
 
 from weft.domain.ids import RunnerId
+from weft.domain.preemption import latest_arrival
 from weft.domain.runner import PreemptDecision, RunnerBook
 
 
@@ -64,14 +66,19 @@ class Preemption:
 
 
 def select_victim(book: RunnerBook) -> PreemptDecision | None:
-    """The latest arrival (of equals the last one admitted), where one is paused and no page is free; never alone."""
-    if book.figures.free_pages > 0 or len(book.sequences) < 2:
+    """The latest arrival, or an overrunner that leaves itself, where one is paused and no page is free; never alone.
+
+    A sequence without pages of its own is in host memory: its leaving would help nobody.
+    """
+    here = [sequence for sequence in book.sequences.values() if sequence.reserved_pages]
+    if book.figures.free_pages > 0 or len(here) < 2:
         return None  # free pages: the runner grants them itself; alone: no other sequence's pages would help
     paused = {(overrun.request_id, overrun.epoch): overrun for overrun in book.overruns}
     waiting = [s for s in book.sequences.values() if (s.request_id, s.epoch) in paused]
     if not waiting:
         return None
-    victim = max(reversed(book.sequences.values()), key=lambda sequence: sequence.arrived_ms)
+    leaving = [sequence for sequence in waiting if paused[sequence.request_id, sequence.epoch].leaves]
+    victim = latest_arrival(leaving or here, lambda sequence: sequence.arrived_ms)
     own = paused.get((victim.request_id, victim.epoch))
     reservation = own.reservation_tokens if own else victim.reservation_tokens
     oldest = min(waiting, key=lambda sequence: sequence.arrived_ms)

@@ -24,7 +24,8 @@ class EngineBundle:
 class Own(HostTensorStore):
     """Rank 0's store."""
 
-    slots: dict[int, Any] = field(default_factory=dict)
+    held: dict[int, Any] = field(default_factory=dict)
+    slots: int = 8
     error: Exception | None = None
     page_bytes: int = 64
 
@@ -38,10 +39,10 @@ class Own(HostTensorStore):
         return EngineBundle()
 
     def put(self, slot: int, adapter: Any) -> None:
-        self.slots[slot] = adapter
+        self.held[slot] = adapter
 
     def clear(self, slot: int) -> None:
-        self.slots.pop(slot, None)
+        self.held.pop(slot, None)
 
 
 @dataclass
@@ -91,9 +92,9 @@ def test_all_build_it_before_any_has_it_in_a_slot(store, own, workers):
     adapter = store.build(TENSORS, Halves(), (5, 6))
     assert (adapter.rank, adapter.site_rank, adapter.n_bytes) == (2, 4, 100)
     store.put(3, adapter)
-    assert isinstance(own.slots[3], EngineBundle)
+    assert isinstance(own.held[3], EngineBundle)
     store.clear(3)
-    assert own.slots == {}
+    assert own.held == {}
     (build, _, scales, number, pages, allocations), *rest = workers.told
     assert (build, scales, pages, allocations) == ("build", {"m": 0.5}, (5, 6), 0)
     assert rest == [("replies",), ("put", 3, number, []), ("clear", 3)]

@@ -1,5 +1,6 @@
 """How many runners a load asks for, and for how long: a pure function and its memory."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -50,6 +51,16 @@ def test_it_asks_for(name: str) -> None:
     load, fills, asks = CASES[name]
     assert demand_runners(PoolLoad(**load), UNIT, WORK_S) == fills
     assert desired_runners(PoolLoad(**load), UNIT, WORK_S) == asks
+
+
+def test_prompts_that_wait_are_computed_within_the_objective() -> None:
+    waiting, unit = (
+        {"running": 4, "queued": 1, "queued_prompt_tokens": 6000},
+        replace(UNIT, prefill_tokens_per_s=1000.0),
+    )
+    assert desired_runners(PoolLoad(**waiting), unit, WORK_S) == 2
+    assert desired_runners(PoolLoad(**waiting, ttft_s=2.0), unit, WORK_S) == 1 + 3
+    assert desired_runners(PoolLoad(**waiting, ttft_s=2.0), UNIT, WORK_S) == 2, "prefill was not measured"
 
 
 def test_before_any_runner_has_told_what_it_holds_one_is_asked_for() -> None:

@@ -24,6 +24,8 @@ def others(n: int, *digests: str) -> tuple[SequenceState, ...]:
     return tuple(sequence(f"other{i}", Epoch(1, 0), digests[i] if i < len(digests) else "", 8) for i in range(n))
 
 
+PAGED = {"page_bytes": 1600}  # of 16 tokens, of which an adapter takes 20
+
 # runners: uuid -> (sequences, free pages, digests that run there, extra state)
 CASES: dict[str, tuple[dict[str, tuple[int, int, tuple[str, ...], dict[str, Any]]], dict[str, Any], str | None]] = {
     "the largest working set": ({"a": (1, 50, (), {}), "b": (3, 50, (), {}), "c": (2, 50, (), {})}, {}, "b"),
@@ -49,6 +51,21 @@ CASES: dict[str, tuple[dict[str, tuple[int, int, tuple[str, ...], dict[str, Any]
         {"digest": "sha256:1"},
         None,
     ),
+    "not where its adapter's pages are short": (
+        {"a": (1, 50, ("sha256:2",), PAGED), "b": (2, 5, ("sha256:2",), PAGED)},
+        {"digest": "sha256:1"},
+        "a",
+    ),
+    "where its adapter is busy no page is needed for it": (
+        {"a": (1, 50, ("sha256:2",), PAGED), "b": (2, 5, ("sha256:1",), PAGED)},
+        {"digest": "sha256:1"},
+        "b",
+    ),
+    "an adapter is never so large that an idle runner lacks its pages": (
+        {"a": (0, 25, (), PAGED)},
+        {"digest": "sha256:large"},
+        "a",
+    ),
     "not above a runner's rank": (
         {"a": (0, 50, (), {}), "b": (2, 50, (), {"max_rank": 4})},
         {"digest": "sha256:1"},
@@ -65,23 +82,26 @@ CASES: dict[str, tuple[dict[str, tuple[int, int, tuple[str, ...], dict[str, Any]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_places(name: str, driver: Any, picked: Callable[..., Any]) -> None:
+def test_it_places(name: str, driver: Any, picked: Callable[..., Any], adapter_of: Callable[..., AdapterSpec]) -> None:
     runners, request, expected = CASES[name]
-    driver.start(*DIGESTS)
+    driver.start()
+    sized = (adapter_of(digest, bytes=20 * 1600) for digest in DIGESTS)
+    driver.change(RegistryChange(False, adapters=(*sized, adapter_of("sha256:large", bytes=1 << 30))))
     for uuid, (busy, free, digests, state) in runners.items():
         driver.runner(uuid, *others(busy, *digests), free=free, **state)
     assigns = picked(driver.submit("r", **request), Assign)
     assert [a.runner.uuid for a in assigns] == ([expected] if expected else [])
 
 
-SHAPES = [RunnerShape(8, 100), RunnerShape(64, 100), RunnerShape(64, 1000)]
+SHAPES = [RunnerShape(8, 100), RunnerShape(64, 100), RunnerShape(64, 1000, token_bytes=10, kv_tokens=30)]
 FLEET = st.dictionaries(
     st.sampled_from("abcdefghij"),
     st.tuples(
         st.integers(0, 3),
         st.integers(1, 40),
         st.sampled_from(SHAPES),
-        st.none() | st.lists(st.sampled_from(DIGESTS), min_size=2, max_size=2, unique=True).map(tuple),
+        st.lists(st.sampled_from(DIGESTS), max_size=2, unique=True).map(tuple),
+        st.booleans(),
     ),
 )
 
@@ -107,27 +127,42 @@ def test_the_index_finds_what_a_plain_search_finds(
     compared: int,
 ) -> None:
     policy = Punica()
-    for uuid, (working_set, free, shape, slots) in fleet.items():
-        policy.update(RunnerLoad(uuid, shape, 0, 9, 1, None))  # an earlier load of it
-        policy.update(RunnerLoad(uuid, shape, working_set, 9, free, slots))
+    for uuid, (working_set, free, shape, busy, full) in fleet.items():
+        policy.update(RunnerLoad(uuid, shape, 0, 9, 1, (), False))  # an earlier load of it
+        policy.update(RunnerLoad(uuid, shape, working_set, 9, free, busy, full))
 
     def takes(uuid: str) -> bool:
-        _, free, shape, slots = fleet[uuid]
-        admits = slots is None or digest in ("", *slots)
-        fits = free >= room and shape.max_rank >= rank and shape.max_context_tokens >= context
+        _, free, shape, busy, full = fleet[uuid]
+        admits = not full or digest in ("", *busy)
+        needed = room if digest in ("", *busy) else shape.tokens_with_adapter(room, 100)
+        fits = free >= needed and shape.max_rank >= rank and shape.max_context_tokens >= context
         return admits and fits and uuid not in avoid and shape not in closed
 
     expected = max(((fleet[uuid][0], uuid) for uuid in fleet if takes(uuid)), default=(0, None))[1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner_index, "MAX_COMPARED", compared)  # more holders: full runners are visited in order
-        assert policy.place(PlacementRequest(digest, rank, room, context, avoid), closed) == expected
-    assert policy.has_capacity(closed) == any(shape not in closed for _, _, shape, _ in fleet.values())
+        assert policy.place(PlacementRequest(digest, rank, room, context, avoid, adapter_bytes=100), closed) == expected
+    assert policy.has_capacity(closed) == any(one[2] not in closed for one in fleet.values())
+
+
+def test_an_assign_that_is_not_reported_counts_its_adapters_pages_once(
+    driver: Any, picked: Callable[..., list[Any]], adapter_of: Callable[..., AdapterSpec]
+) -> None:
+    """100 pages: two adapters of 40 and their sequences of two or three leave no room for a third adapter."""
+    driver.start()
+    driver.change(
+        RegistryChange(False, adapters=tuple(adapter_of(f"sha256:{i}", bytes=20 * 1600) for i in range(1, 4)))
+    )
+    driver.runner("a", page_bytes=1600, max_adapters=9, max_sequences=9, free=50)
+    placed = {f"sha256:{i}": bool(picked(driver.submit(f"r{i}", f"sha256:{i}"), Assign)) for i in (1, 2, 3)}
+    assert list(placed.values()) == [True, True, False]
+    assert picked(driver.submit("again", "sha256:1"), Assign), "it needs no page for its adapter"
 
 
 def test_full_runners_leave_no_rest_behind() -> None:
     policy = Punica()
-    policy.update(RunnerLoad("a", SHAPES[0], 1, 9, 5, ("sha256:1",)))
-    policy.update(RunnerLoad("a", SHAPES[0], 1, 9, 7, ("sha256:1",)))
+    policy.update(RunnerLoad("a", SHAPES[0], 1, 9, 5, ("sha256:1",), True))
+    policy.update(RunnerLoad("a", SHAPES[0], 1, 9, 7, ("sha256:1",), True))
     policy.remove("a")
     policy.remove("a")
     assert not policy.loads()

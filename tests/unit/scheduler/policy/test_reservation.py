@@ -33,6 +33,7 @@ def reserved(policy: str, seen: OutputLengthStats, max_tokens: int, p90: int = 0
         ("constant", 100, 30, 205, 100),
         ("max", 1000, 30, 205, 1000),
         ("paged", 1000, 30, 205, 1),
+        ("pooled", 1000, 30, 205, 30),
     ],
 )
 def test_what_a_policy_reserves(policy: str, max_tokens: int, p90: int, bucket: int, expected: int) -> None:
@@ -54,6 +55,13 @@ def test_paged_reserves_nothing_after_a_migration_either(new_driver: Any) -> Non
     driver.runner("a")
     assign = driver.place("r", p90_tokens=500, max_tokens=1000, emitted_tokens=300)
     assert (assign.reservation_tokens, assign.by_page) == (1, True)
+
+
+def test_only_under_s3_the_overrunner_itself_leaves(new_driver: Any) -> None:
+    for policy in ("s3", "calibrated"):
+        driver = new_driver().start(reservation=policy)
+        driver.runner("a")
+        assert driver.place("r", p90_tokens=5, max_tokens=9).leaves == (policy == "s3")
 
 
 def test_a_predictor_times_ten_reserves_ten_times_as_much_through_the_core(driver: Any) -> None:

@@ -5,7 +5,7 @@ each other in one piece of memory, in the order in which a step reads them.
 """
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,10 +38,14 @@ class CpuAdapter:
 
 
 class CpuAdapterStore(HostTensorStore):
-    """The AdapterStore of the native executor. `table`: slot -> address of its sites, which a step reads."""
+    """The AdapterStore of the native executor. `table`: slot -> address of its sites, which a step reads.
+
+    `pace` is called after each site that was packed, with its bytes: it may make the builder's thread wait.
+    """
 
     def __init__(self, library: Library, spec: ModelSpec, slots: int, kind: int) -> None:
         self.table = (ctypes.c_void_p * slots)()
+        self.pace: Callable[[int], None] = lambda _: None
         self._library, self._spec, self._kind = library, spec, kind
         self._pool: ThreadPool = library.pool(1)  # of the builder's thread, so that packing never meets a running step
         self._held: dict[int, CpuAdapter] = {}
@@ -56,6 +60,10 @@ class CpuAdapterStore(HostTensorStore):
     @property
     def page_bytes(self) -> int:
         return 0
+
+    @property
+    def slots(self) -> int:
+        return len(self.table)
 
     def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> int:
         """See `AdapterStore.needs`."""
@@ -73,6 +81,7 @@ class CpuAdapterStore(HostTensorStore):
             if site:
                 sites[index] = self._pack_site(site, self._starts[index % N_SITES], address)
                 address += n_bytes[index]
+                self.pace(n_bytes[index])
         rank = max(pair.rank for site in by_site for pair in site)
         widest = max(sum(_even(pair.rank) for pair in site) for site in by_site)
         return CpuAdapter(sites, memory, rank=rank, site_rank=widest)

@@ -24,6 +24,8 @@ from weft_runner.model.lora import SITES, LoraPair, Scales, adapter_pairs
 from weft_runner.model.partition import Partition
 from weft_runner.model.tensor_parallel import ROW_SITES
 
+TABLE_SHARE = 32  # m135 with ranks to 64: room for adapters down to rank 6, in 3 % of the pages' memory at the most
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PagedAdapter:
@@ -92,6 +94,10 @@ class PagedAdapterStore:
     @property
     def page_bytes(self) -> int:
         return self._kv.page_bytes
+
+    @property
+    def slots(self) -> int:
+        return self.tables.slots
 
     def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> int:
         """See `AdapterStore.needs`: whole pages."""
@@ -207,6 +213,15 @@ def layout_of(part: Partition, max_rank: int) -> Layout:
         return SiteShape(n_in // part.size if site in ROW_SITES else n_in, tuple(o.stop - o.start for o in outputs))
 
     return Layout(part.local.layers, tuple(shape(site, names) for site, names in enumerate(SITES)), max_rank)
+
+
+def slots_beside(part: Partition, pages: int, page_tokens: int, max_rank: int, element_bytes: int) -> int:
+    """As many adapters as pages could hold, as far as the tables stay a small part of the pages' memory.
+
+    The same for every part of a model that is split: both follow its layers.
+    """
+    kv_bytes = pages * element_bytes * part.local.layers * 2 * part.local.kv_heads * page_tokens * part.whole.head_dim
+    return min(pages, kv_bytes // TABLE_SHARE // layout_of(part, max_rank).entry_bytes)
 
 
 def unsupported_in_pages(part: Partition, page_tokens: int, max_rank: int) -> str:

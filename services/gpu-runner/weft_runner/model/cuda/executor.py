@@ -27,6 +27,7 @@ from weft_runner.model.cuda.step import DeviceStep, shape_of, slots_of, tiles_of
 from weft_runner.model.decoder import run_layers
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.kv_memory import kv_memory
 from weft_runner.model.partition import Partition
 from weft_runner.model.rope import cos_sin, inverse_frequencies
 from weft_runner.model.sampling import SamplingArgs, logprob
@@ -82,6 +83,7 @@ class CudaExecutor:
         self.at, self._dtype = weights.embedding.device, weights.embedding.dtype
         kv = KvCache(spec, sizes.pages, sizes.page_tokens, self._dtype, self.at)
         self.page_bytes, self.torch_threads = kv.page_bytes, 1
+        self.kv_memory = kv_memory(kv)
         self.adapters = PagedAdapterStore(part, kv, sizes.slots, sizes.max_rank)
         self._prompt_tile = attention.prefill_block(spec.heads, spec.kv_heads, spec.head_dim, self._dtype)
         self._flashinfer = self._library(kv) if sizes.flashinfer else None

@@ -15,7 +15,7 @@ class TorchAdapterStore(HostTensorStore):
     """An `AdapterStore`. `sites(layer, site)` is what the kernels index by slot. `part`: of the model, if not all."""
 
     def __init__(self, spec: ModelSpec, slots: int, part: Partition | None = None) -> None:
-        self._part = part or Partition(spec)
+        self._part, self.slots = part or Partition(spec), slots
         self._table: list[list[list[LoraSite | None]]] = [[[None] * slots for _ in SITES] for _ in self._part.layers]
 
     def sites(self, layer: int, site: int) -> Sequence[LoraSite | None]:

@@ -13,6 +13,7 @@ from weft_runner.core.sampling import SampledToken
 from weft_runner.model.decoder import run_layers
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.kv_memory import kv_memory
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.ops import ReferenceOps
 from weft_runner.model.reference.step import StepMaker
@@ -44,6 +45,7 @@ class ReferenceExecutor:
         self._tensor = TensorParallel(group or SingleProcessGroup())
         self._steps = StepMaker(kv, inverse_frequencies(spec), frozenset(spec.windows))
         self.page_bytes, self.torch_threads = kv.page_bytes, torch.get_num_threads()
+        self.kv_memory = kv_memory(kv)
 
     @property
     def numerics_class(self) -> str:

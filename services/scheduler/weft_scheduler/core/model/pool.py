@@ -3,12 +3,13 @@
 Only the methods here write the fields; each policy owns its own index.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import TypeVar
 
 from weft.domain.ids import BASE
-from weft.domain.routes import PoolRoute, PoolSpec, Route
+from weft.domain.routes import PoolRoute, PoolSpec, Route, SloAttainment
 from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.model.adapters import PoolAdapters
 from weft_scheduler.core.model.request import Request
@@ -17,16 +18,24 @@ from weft_scheduler.core.policy import placement, queue, reservation
 from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, Contribution
 from weft_scheduler.core.policy.autoscaling.demand import PoolLoad
 from weft_scheduler.core.policy.autoscaling.throughput import DepartureRate
+from weft_scheduler.core.policy.consolidation.consolidation import MODES
 from weft_scheduler.core.policy.placement.punica import PlacementPolicy
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.queue.overtaking import Overtaking
+from weft_scheduler.core.policy.queue.token_counters import TokenCounters
 from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
+from weft_scheduler.core.policy.reservation.pooled import Margin
+from weft_scheduler.core.policy.slo.attainment import Attainment
 
+LOAD_BYTES_PER_S = 1 << 30  # of a cold adapter, as its tenant is charged: a disk or a network of 10 Gbit/s
+HEADROOM = 16  # one of so many places is left for tenants that run less than their share
+BEYOND_SHARE_S = 10.0  # prompts of tenants within their share that arrive so much later are computed before
 DEFAULTS = PoolSpec("")
 POLICIES = {
     "placement": placement.POLICIES,
     "queue": queue.POLICIES,
     "reservation": reservation.POLICIES,
+    "consolidation": MODES,
 }
 
 
@@ -39,12 +48,19 @@ class Pool:
         self.adapters = PoolAdapters()
         # requests
         self.requests: dict[str, dict[str, None]] = {}  # adapter -> ids of its requests
-        self.queue: WaitingQueue[Request] = queue.POLICIES[DEFAULTS.queue](DEFAULTS.aging_s)
-        self.overtaking = Overtaking()
+        self.tenants: Counter[str] = Counter()  # of its requests
+        self.present_weight = 0  # of those tenants
+        self.queue = _queue(DEFAULTS)
+        self.overtaking = Overtaking[Request]()
         self.queued_by_adapter: Counter[str] = Counter()
-        self.queued_tokens = 0
+        self.queued_tokens = self.queued_work = self.queued_prompt_tokens = 0
         self.running = 0  # requests on runners
+        self.running_of: Counter[str] = Counter()  # by tenant
         self.departures = DepartureRate()
+        self.attainment = Attainment()
+        self._slo_published: SloAttainment | None = None
+        self._slo_published_s = -math.inf
+        self.margin = Margin()  # of pooled admission
         self.recheck_feasible = False  # a queued request may have become infeasible
         # runners
         self.runners: dict[str, RunnerAccount] = {}  # those that have been confirmed, by uuid
@@ -100,6 +116,8 @@ class Pool:
             reserved_tokens=self.autoscaler.capacity.sum.reserved_tokens,
             queued_tokens=self.queued_tokens,
             busy_slots=self.autoscaler.capacity.sum.busy_slots,
+            queued_prompt_tokens=self.queued_prompt_tokens,
+            ttft_s=self.declared.slo_ttft_s,
             queued_adapters=len(waiting) - sum(a in waiting for a in (BASE, *self.adapters.pinned)) if waiting else 0,
         )
 
@@ -132,8 +150,15 @@ class Pool:
     def declare(self, spec: PoolSpec | None) -> None:
         """The registry's spec; None: the registry removes the pool. A new policy gets the pool's state."""
         before, self.spec = self.declared, spec
-        if (self.declared.queue, self.declared.aging_s) != (before.queue, before.aging_s):
-            waiting, self.queue = list(self.queue), queue.POLICIES[self.declared.queue](self.declared.aging_s)
+        if self.declared.slo_token_time_s != before.slo_token_time_s:
+            for runner in self.runners.values():
+                runner.limit(self.declared.slo_token_time_s)
+                self.update_runner(runner)
+        if (self.declared.slo_ttft_s, self.declared.slo_token_time_s) != (before.slo_ttft_s, before.slo_token_time_s):
+            self.attainment, self._slo_published, self._slo_published_s = Attainment(), None, -math.inf
+        if _order(self.declared) != _order(before):
+            waiting, self.queue = list(self.queue), _queue(self.declared)
+            self.present_weight = sum(map(self.queue.counters.weight, self.tenants))
             for request in waiting:
                 self.queue.push(request)
         if self.declared.placement != before.placement:
@@ -144,10 +169,16 @@ class Pool:
     # ------------------------------------------------------------ requests
 
     def add(self, request: Request) -> None:
+        self.tenants[request.tenant] += 1
+        if self.tenants[request.tenant] == 1:
+            self.present_weight += self.queue.counters.weight(request.tenant)
         self.requests.setdefault(request.adapter, {})[request.id] = None
 
     def remove(self, request: Request) -> bool:
         """Forget a request. True where it was the last one of its adapter."""
+        _decrement(self.tenants, request.tenant)
+        if request.tenant not in self.tenants:
+            self.present_weight -= self.queue.counters.weight(request.tenant)
         ids = self.requests[request.adapter]
         del ids[request.id]
         if not ids:
@@ -158,15 +189,107 @@ class Pool:
         self.queue.push(request)
         self.queued_by_adapter[request.adapter] += 1
         self.queued_tokens += request.queued_tokens
+        self.queued_work += request.queued_work
+        self.queued_prompt_tokens += request.prompt_tokens
 
     def dequeue(self, request: Request) -> None:
         """Raises KeyError where it does not wait."""
         self.queue.remove(request)
         self.overtaking.forget(request.id)
         self.queued_tokens -= request.queued_tokens
+        self.queued_work -= request.queued_work
+        self.queued_prompt_tokens -= request.prompt_tokens
         self.queued_by_adapter[request.adapter] -= 1
         if not self.queued_by_adapter[request.adapter]:
             del self.queued_by_adapter[request.adapter]
+
+    def charge(self, request: Request, runner: RunnerAccount) -> None:
+        """Its tenant is charged for what a request that comes to a runner is expected to cost, and for a cold load."""
+        more = max(0.0, request.predicted_cost - request.charged)
+        request.charge(request.charged + more)
+        if not runner.has_adapter(request.adapter):
+            load_s = self.adapters.size(request.adapter)[1] / LOAD_BYTES_PER_S
+            more += load_s * self.autoscaler.throughput.per_s()
+        self.queue.counters.charge(self.queue.tenant_of(request), more)
+
+    def settle(self, request: Request, output_tokens: int) -> None:
+        """A request that was on a runner is over: its tenant is charged for what was computed, and no prediction."""
+        if request.charged:
+            more = request.charge(request.cost_of(output_tokens))
+            self.queue.counters.charge(self.queue.tenant_of(request), more)
+
+    def delay_s(self, request: Request, now: float) -> float:
+        """What the arrival of a request that leaves the queue is delayed by, in the order of prompts.
+
+        The prompts of a tenant that runs more than its share come after those that others bring within a while: else
+        each of those waited for the prompts that a flood has on the runner already.
+        """
+        alone = not self.queue.fair or len(self.tenants) == 1
+        beyond = not alone and self._beyond_share(request.tenant)
+        return self.queue.delay_s(request, now, alone=alone) + beyond * BEYOND_SHARE_S
+
+    def holds_back(self, tenant: str) -> bool:
+        """Whether a tenant that runs more than its share leaves the last places to others that are there.
+
+        Where another waits, too, that is so unless its own turn is next. Else a flood would fill every place, and each
+        request of another tenant would wait for one.
+        """
+        counters = self.queue.counters
+        if len(self.tenants) < 2 or not self.queue.fair or (len(counters) > 1 and counters.is_next(tenant)):
+            return False
+        capacity = self.autoscaler.capacity.sum
+        free, free_tokens = capacity.sequences - self.running, capacity.kv_tokens - capacity.reserved_tokens
+        if free > capacity.sequences // HEADROOM and free_tokens > capacity.kv_tokens // HEADROOM:
+            return False
+        return self._beyond_share(tenant)
+
+    def _beyond_share(self, tenant: str) -> bool:
+        """Whether it runs more sequences than its share, by weight, among the tenants that are there."""
+        sequences, weight = self.autoscaler.capacity.sum.sequences, self.queue.counters.weight(tenant)
+        return self.running_of[tenant] * self.present_weight > sequences * weight
+
+    def full_for(self, tenant: str) -> bool:
+        """Whether more wait than may, and more of this tenant than its share of the bound by weight."""
+        limit, counters = self.declared.max_queue if self.spec is not None else 0, self.queue.counters
+        if not 0 < limit < len(self.queue):
+            return False
+        share = limit * counters.weight(tenant) / max(1, counters.waiting_weight)
+        return not self.queue.fair or len(self.queue.of_tenant(tenant)) > share
+
+    def first_token_s(self, request: Request, limit_s: float) -> float:
+        """In how many seconds a waiting request gets its first token, by estimate; 0: nothing was measured yet.
+
+        Ahead of it is what its tenant has before it, at the tenant's share of what runners compute; never more than
+        all that waits. Counting ends beyond `limit_s`.
+        """
+        per_s = self.autoscaler.throughput.per_s() * sum(self.accepting_shapes.values())
+        if not per_s:
+            return 0.0
+        tenant, counters = self.queue.tenant_of(request), self.queue.counters
+        share = counters.weight(tenant) / counters.waiting_weight
+        ahead = request.queued_work
+        for other in self.queue.of_tenant(tenant):
+            if other is request or ahead > limit_s * per_s * share:
+                break
+            ahead += other.queued_work
+        return min(ahead / share, self.queued_work) / per_s
+
+    def judge(self, ttft_s: float, tokens: int, total_s: float, now: float) -> tuple[bool, bool]:
+        """A request has finished: whether its first token and the others came in time. `ttft_s` 0: none came."""
+        spec = self.declared
+        ttft_met = 0 < ttft_s <= (spec.slo_ttft_s or ttft_s)
+        token_s = (total_s - ttft_s) / (tokens - 1) if tokens > 1 else 0.0
+        met = ttft_met, token_s <= (spec.slo_token_time_s or token_s)
+        self.attainment.count(*met, now)
+        return met
+
+    def published_slo(self, now: float, period_s: float) -> tuple[SloAttainment | None, float]:
+        """The attainment for its status, at most one in a period, and when the next one may follow."""
+        if not self.declared.has_slo:
+            return None, now
+        if now >= self._slo_published_s + period_s and (percents := self.attainment.percents()) is not None:
+            self._slo_published_s, self._slo_published = now, percents
+        return self._slo_published, self._slo_published_s + period_s
 
     def stop_awaiting_class(self, request: Request) -> None:
         """A queued request has waited long enough for its numerics class; it keeps its place by age."""
@@ -174,9 +297,17 @@ class Pool:
         request.stop_awaiting_class()
         self.queue.push(request)
 
-    def count_running(self, by: int) -> None:
-        """So many more requests are on runners."""
+    def count_running(self, request: Request, by: int) -> None:
+        """It is on a runner (1), or was (-1)."""
         self.running += by
+        self.running_of[request.tenant] += by
+        if not self.running_of[request.tenant]:
+            del self.running_of[request.tenant]
+
+    def overran(self, request: Request) -> None:
+        """A request has lost its memory to others; only its first time counts."""
+        if request.preempted() and request.forecast is not None:
+            self.margin.overran()
 
     def recheck(self) -> None:
         """Queued requests may have become infeasible."""
@@ -193,6 +324,7 @@ class Pool:
         """A runner has been confirmed: its shape exists."""
         if not self.confirmed_shapes:
             self.recheck()
+        runner.limit(self.declared.slo_token_time_s)
         self.runners[runner.id.uuid] = runner
         self.confirmed_shapes[runner.shape] += 1
 
@@ -212,6 +344,7 @@ class Pool:
 
     def update_runner(self, runner: RunnerAccount) -> bool:
         """Its accounts may have changed: index it again, and count what it contributes. True where they have."""
+        runner.settle(self.margin.deviations)
         standing = runner.standing(self.adapters.pinned)
         if standing == runner.counted:
             return False
@@ -271,6 +404,16 @@ class Pool:
             version = self.runners[uuid].ready_version if uuid in self.runners else None
             count += version is not None and version >= since
         return count
+
+
+def _order(spec: PoolSpec) -> tuple[object, ...]:
+    """What a queue is made of."""
+    return spec.queue, spec.aging_s, spec.fair, spec.tenant_weights
+
+
+def _queue(spec: PoolSpec) -> WaitingQueue[Request]:
+    counters = TokenCounters(dict(spec.tenant_weights)) if spec.fair else None
+    return WaitingQueue(queue.POLICIES[spec.queue](spec.aging_s), counters)
 
 
 K = TypeVar("K")

@@ -13,6 +13,7 @@ from weft.domain.request import FailReason, Submit
 from weft_scheduler.core.model.gateway import Avoidance
 from weft_scheduler.core.policy.length_distribution import LengthDistribution
 from weft_scheduler.core.policy.reservation.policies import remaining_tokens
+from weft_scheduler.core.policy.reservation.pooled import UseForecast
 
 LEVELS = (0.1, 0.5, 0.9, 0.99)  # of the predicted quantiles
 PROMPT_TOKENS = 8  # of a prompt cost as much as one of the answer (A100, 7B: 0.1 ms beside 0.4 to 1 ms at batch 32)
@@ -60,16 +61,21 @@ class Request:
     id: str
     gateway: str
     pool: str
+    tenant: str  # the namespace of its caller
     adapter: str
     prompt_tokens: int
     max_tokens: int
     emitted_tokens: int
     arrived_s: float  # on this process's clock: now - waited
     ticket: int  # breaks ties of `arrived_s`
-    quantiles: tuple[tuple[float, int], ...] = ()  # predicted: (level, tokens)
+    quantiles: tuple[tuple[float, int], ...] = ()  # of its answer: (level, tokens)
     migrations: int = 0
+    consolidations: int = 0  # migrations that consolidation ordered: they count for no failure
     reserved_until: int = 0
     by_page: bool = False  # it reserves nothing ahead
+    forecast: UseForecast | None = None  # of its memory, where admission is pooled
+    overran: bool = False  # it was preempted for want of memory
+    leaves: bool = False  # it is the victim of its own overrun
     start_emitted_tokens: int = 0  # emitted when the present epoch was assigned
     epoch: Epoch = NEVER  # the highest it was assigned under
     placement: Placement | None = None
@@ -78,10 +84,12 @@ class Request:
     same_class_until: float = 0.0  # from then on any class will do; 0: it has not waited since it ran
     capacity_refusals: int = 0  # NoCapacity answers in a row
     queued_tokens: int = 0  # as its pool counts it, while it waits
+    queued_work: int = 0  # tokens that it has to compute, too
     avoidance: Avoidance = field(default_factory=Avoidance)
     load_failures: dict[RunnerId, str] = field(default_factory=dict[RunnerId, str])
     admitted_before: bool = False  # was accepted once: never answered QUEUE_FULL
     awaited_class: str = ""  # while it waits: the class that it may have to wait for
+    charged: float = 0.0  # to its tenant, in output tokens; 0: it was on no runner
     _phase: Phase = field(default=Phase.UNPLACED, init=False)
 
     @classmethod
@@ -94,6 +102,7 @@ class Request:
             id=submit.request_id,
             gateway=gateway,
             pool=submit.pool,
+            tenant=submit.namespace,
             adapter=submit.adapter,
             prompt_tokens=submit.prompt_tokens,
             max_tokens=submit.max_tokens,
@@ -139,22 +148,51 @@ class Request:
     @property
     def reservation_tokens(self) -> int:
         """Output tokens to reserve beyond those emitted."""
-        if self.by_page:
-            return 1
-        return remaining_tokens(self.reserved_until, self.emitted_tokens, self.max_tokens)
+        return self._reservation_after(self.emitted_tokens)
 
     @property
-    def footprint_tokens(self) -> int:
-        """Tokens that its pages have to hold: prompt, emitted, reservation."""
+    def reserved_tokens(self) -> int:
+        """Tokens that its pages have to hold on a runner: prompt, emitted, reservation."""
         return self.prompt_tokens + self.emitted_tokens + self.reservation_tokens
 
     @property
+    def footprint_tokens(self) -> int:
+        """Tokens that a runner needs free for it: what is reserved, or the most that it is expected to use."""
+        return self.footprint_after(self.emitted_tokens)
+
+    def footprint_after(self, emitted: int) -> int:
+        """The same once so many tokens are emitted."""
+        reserved = self.prompt_tokens + emitted + self._reservation_after(emitted)
+        if self.forecast is None:
+            return reserved
+        return max(reserved, self.forecast.use(emitted).peak_tokens(0.0))
+
+    def expected_remaining(self, emitted: int) -> float:
+        """Tokens of the answer still to come after so many."""
+        return LengthDistribution(self.quantiles).expected_remaining(emitted, self.max_tokens)
+
+    def _reservation_after(self, emitted: int) -> int:
+        return 1 if self.by_page else remaining_tokens(self.reserved_until, emitted, self.max_tokens)
+
+    @property
     def expected_work(self) -> float:
-        """What it is expected to cost yet, in output tokens; without a prediction its reservation is the p90."""
-        reserved = self.reserved_until
-        lengths = LengthDistribution(self.quantiles or ((0.5, reserved // 2), (0.9, reserved)))
+        """What it is expected to cost yet, in output tokens."""
         context = self.prompt_tokens + self.emitted_tokens
-        return lengths.expected_remaining(self.emitted_tokens, self.max_tokens) + context / PROMPT_TOKENS
+        return self.expected_remaining(self.emitted_tokens) + context / PROMPT_TOKENS
+
+    @property
+    def predicted_cost(self) -> float:
+        """What the whole request is expected to cost, in output tokens: the p50, or half of its reservation."""
+        return self.cost_of(max(self.emitted_tokens, self._median_tokens))
+
+    @property
+    def _median_tokens(self) -> int:
+        p50 = next((tokens for level, tokens in self.quantiles if level == 0.5), self.reserved_until // 2)
+        return min(p50, self.max_tokens)
+
+    def cost_of(self, output_tokens: int) -> float:
+        """What it costs with an answer of so many tokens, in output tokens."""
+        return self.prompt_tokens / PROMPT_TOKENS + output_tokens
 
     # ------------------------------------------------------------ transitions
 
@@ -165,6 +203,7 @@ class Request:
             self.same_class_until = now + same_class_s
         self.awaited_class = self.numerics_class if now < self.same_class_until else ""
         self.queued_tokens = self.footprint_tokens
+        self.queued_work = self.prompt_tokens + max(self.emitted_tokens + 1, self._median_tokens)
 
     def stop_awaiting_class(self) -> None:
         """Any class will do; only while it is out of the queue's order."""
@@ -205,13 +244,20 @@ class Request:
 
     # ------------------------------------------------------------ what is learned of it
 
-    def reserve(self, tokens: int, *, by_page: bool) -> None:
-        """The first reservation, in output tokens; one that it has from before stays."""
-        self.reserved_until, self.by_page = self.reserved_until or tokens, by_page
+    def reserve(self, tokens: int, *, by_page: bool, leaves: bool, pooled: bool) -> None:
+        """The first reservation, in output tokens; one that it has from before stays. Without a prediction: the p90."""
+        self.reserved_until, self.by_page, self.leaves = self.reserved_until or tokens, by_page, leaves
+        self.quantiles = self.quantiles or ((0.5, self.reserved_until // 2), (0.9, self.reserved_until))
+        self.forecast = UseForecast(self.prompt_tokens, self.max_tokens, self.quantiles) if pooled else None
 
     def reserve_again(self, tokens: int) -> None:
         """The supervisor's reservation for its next epoch, counted from the start of this one."""
         self.reserved_until = max(1, self.start_emitted_tokens + tokens)
+
+    def preempted(self) -> bool:
+        """It leaves for want of memory. True where that is the first time."""
+        first, self.overran = not self.overran, True
+        return first
 
     def grown(self, tokens: int) -> None:
         """Its runner reports that reservation, from the start of this epoch on: it may have doubled it in place."""
@@ -221,6 +267,11 @@ class Request:
     def emitted(self, tokens: int) -> None:
         """So many tokens of the answer were streamed."""
         self.emitted_tokens = max(self.emitted_tokens, tokens)
+
+    def charge(self, cost: float) -> float:
+        """Its tenant is charged so much in all. Returns by how much that is more than before."""
+        more, self.charged = cost - self.charged, cost
+        return more
 
     def computed_by(self, numerics_class: str) -> None:
         """The class of the runner of its present epoch."""
@@ -233,6 +284,10 @@ class Request:
     def migrated(self) -> None:
         """One more of its bounded migrations."""
         self.migrations += 1
+
+    def consolidated(self) -> None:
+        """One more of its bounded migrations by consolidation."""
+        self.consolidations += 1
 
     def failed_on(self, runner_id: RunnerId, reason: FailReason, detail: str) -> None:
         """Its epoch failed there: what counts refusals in a row, and knows why its adapter could not be loaded."""

@@ -5,7 +5,7 @@ an Assign counts until it is one of them. Pages that paused sequences wait for a
 goes to the overrunner first. Only the methods here write the fields.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from weft.domain.adapter import AdapterState, Tier
@@ -22,6 +22,7 @@ from weft.domain.runner import (
 from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution
 from weft_scheduler.core.policy.placement.punica import RunnerLoad
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.reservation.pooled import PooledUse, UseForecast
 
 
 def pages_of(tokens: int, page_tokens: int) -> int:
@@ -36,6 +37,7 @@ class UnackedAssign:
     epoch: Epoch
     pages: int
     adapter: str
+    adapter_pages: int = 0  # that its adapter will take
 
 
 class StaleReport(Exception):
@@ -55,16 +57,19 @@ class RunnerAccount:
         self.spec: RunnerSpec | None = None
         self.shape = RunnerShape(0, 0)  # of the spec
         self.good_sequences = 0  # of the spec
+        self.most_sequences = 0  # that are placed on it: of the spec, and within its pool's token time
         self.version: int | None = None  # of the last report
         self.figures = RunnerFigures(ready=False)
         self.overdue_pages = 0  # that paused sequences wait for
         self.reported_s = 0.0
         self.sequences: dict[str, SequenceState] = {}
+        self.progress: Sequence[int] = ()  # tokens in KV of each of `sequences`, in their order
         self.adapters: dict[str, AdapterState] = {}  # on the device, loading, or with an error
         self.errors: dict[str, str] = {}  # digest -> why its last load failed
         self.active: dict[str, int] = {}  # adapter -> sequences, reported and unacknowledged: its busy slots
         self.unacked: dict[str, UnackedAssign] = {}
         self.unacked_pages = 0
+        self.pooled: PooledUse | None = None  # of the sequences that are admitted by their expected use
         self.owned: set[str] = set()  # requests placed here
         self.contribution: Contribution | None = None  # to its pool, from its first report on until it drains
         self.accepting = False  # counted by its pool: it takes something new now or soon
@@ -88,13 +93,24 @@ class RunnerAccount:
 
     @property
     def free_pages(self) -> int:
-        """Pages that an Assign may count on; never negative."""
-        return max(0, self.figures.free_pages - self.overdue_pages - self.unacked_pages)
+        """Whole pages that an Assign may count on."""
+        return self.free_tokens // self.spec.page_tokens if self.spec else 0
 
     @property
     def free_tokens(self) -> int:
-        """The longest sequence that fits: n tokens need ceil(n / P) pages, so they fit iff n <= free_pages * P."""
-        return self.free_pages * self.spec.page_tokens if self.spec else 0
+        """The longest sequence that fits: n tokens need ceil(n / P) pages, so they fit iff n <= free_pages * P.
+
+        Where sequences are admitted by their expected use also no more than what the highest expected sum leaves, of
+        the pages that they have and those that are free. Never negative.
+        """
+        if self.spec is None:
+            return 0
+        page_tokens, free_pages = self.spec.page_tokens, self.figures.free_pages - self.unacked_pages
+        free_tokens = (free_pages - self.overdue_pages) * page_tokens
+        if self.pooled is not None:
+            left = (free_pages + self.pooled.held_pages) * page_tokens - self.pooled.peak_tokens
+            free_tokens = min(free_tokens, left)
+        return max(0, free_tokens)
 
     @property
     def working_set(self) -> int:
@@ -115,8 +131,17 @@ class RunnerAccount:
         sequence = self.sequences.get(request_id)
         return sequence is not None and sequence.epoch == epoch
 
+    def in_kv(self) -> Iterator[tuple[str, int]]:
+        """Each reported sequence and the tokens that it had in KV."""
+        return zip(self.sequences, self.progress or [0] * len(self.sequences), strict=False)
+
+    def has_adapter(self, digest: str) -> bool:
+        """Whether nothing is loaded for one more sequence of it: it is on the device, or on its way for another."""
+        state = self.adapters.get(digest)
+        return digest == BASE or digest in self.active or (state is not None and state.tier is Tier.DEVICE)
+
     def busy_adapters(self, pinned: Sequence[str]) -> tuple[str, ...]:
-        """Adapters whose slots no other can get: in use, or pinned. A runner protects all its slots but one."""
+        """Adapters whose pages no other can get: in use, or pinned. A runner protects all its slots but one."""
         if self._busy is None or self._busy_pinned is not pinned:
             assert self.spec is not None
             protected = pinned[: max(0, self.spec.max_adapters - 1)]
@@ -129,16 +154,17 @@ class RunnerAccount:
             return ()
         figures = self.figures
         flags = (self.confirmed, self.serving, self.cordoned, figures.draining, self.version is None)
-        return (self.free_pages, self.working_set, self.busy_adapters(pinned), len(pinned), flags)
+        sequences = self.working_set, self.most_sequences
+        return (self.free_tokens, sequences, self.busy_adapters(pinned), len(pinned), flags)
 
     def load(self, pinned: Sequence[str]) -> RunnerLoad | None:
         """What placement indexes; None where nothing fits."""
         spec, free_tokens, working_set = self.spec, self.free_tokens, self.working_set
-        if spec is None or not self.placeable or not free_tokens or working_set >= spec.max_sequences:
+        if spec is None or not self.placeable or not free_tokens or working_set >= self.most_sequences:
             return None
         busy = self.busy_adapters(pinned)
-        full = busy if len(busy) >= spec.max_adapters else None
-        return RunnerLoad(self.id.uuid, self.shape, working_set, self.good_sequences, free_tokens, full)
+        full = len(busy) >= spec.max_adapters
+        return RunnerLoad(self.id.uuid, self.shape, working_set, self.good_sequences, free_tokens, busy, full)
 
     def contributes(self, pinned: Sequence[str]) -> Contribution | None:
         """What it adds to its pool: nothing before its first report, nor while it drains."""
@@ -156,6 +182,7 @@ class RunnerAccount:
             len(self.busy_adapters(pinned)) - protected,
             spec.total_pages * serves,
             reserved * serves,
+            int(spec.prefill_tokens_per_s),
         )
 
     def serves(self, held: Iterable[tuple[str, bool, Tier]], version: int) -> bool:
@@ -178,8 +205,16 @@ class RunnerAccount:
     def describe(self, spec: RunnerSpec) -> None:
         """What does not change while it lives; only the first one counts."""
         if self.spec is None:
-            self.spec, self.good_sequences = spec, spec.good_sequences
-            self.shape = RunnerShape(spec.max_rank, spec.max_context_tokens, spec.numerics_class)
+            self.spec, self.good_sequences, self.most_sequences = spec, spec.good_sequences, spec.max_sequences
+            token_bytes, kv_tokens = spec.page_bytes // spec.page_tokens, spec.kv_pages * spec.page_tokens
+            self.shape = RunnerShape(
+                spec.max_rank, spec.max_context_tokens, spec.numerics_class, token_bytes, kv_tokens * bool(token_bytes)
+            )
+
+    def limit(self, token_time_s: float) -> None:
+        """Its steps should not take longer; 0: no such objective."""
+        assert self.spec is not None, self.id
+        self.most_sequences = self.spec.sequences_within(token_time_s)
 
     def confirm(self, supervisor: str) -> bool:
         """Its first full report on that supervisor's present stream. True where it was not confirmed."""
@@ -223,16 +258,33 @@ class RunnerAccount:
         self.owned.add(request_id)
         if self.spec is not None and not self.includes(request_id, assign.epoch):
             self.unacked[request_id] = assign
-            self.unacked_pages += assign.pages
+            self.unacked_pages += assign.pages + assign.adapter_pages
             self._count(assign.adapter, 1)
+
+    def expect(self, request_id: str, forecast: UseForecast, emitted_tokens: int) -> None:
+        """A request that is placed here is admitted by what it is expected to use."""
+        if self.spec is not None:
+            self.pooled = self.pooled or PooledUse(self.spec.page_tokens)
+            assign = self.unacked.get(request_id)
+            pages = assign.pages if assign is not None else self.sequences[request_id].reserved_pages
+            self.pooled.add(request_id, forecast, emitted_tokens, pages)
+
+    def settle(self, deviations: float) -> None:
+        """Before its load counts: the peak of what is expected, with that margin."""
+        if self.pooled is not None:
+            self.pooled.settle(deviations)
+            if not self.pooled.members:
+                self.pooled = None
 
     def disown(self, request_id: str) -> None:
         """A request has left. What a report includes stays counted until the next: the runner's book is the truth."""
         self.owned.discard(request_id)
         assign = self.unacked.pop(request_id, None)
         if assign is not None:
-            self.unacked_pages -= assign.pages
+            self.unacked_pages -= assign.pages + assign.adapter_pages
             self._count(assign.adapter, -1)
+            if self.pooled is not None:
+                self.pooled.remove(request_id)
 
     def apply(self, report: RunnerReport, now: float) -> tuple[list[str], list[str]]:
         """Take a report over. Returns (requests whose Assign it acknowledges, adapters whose error has changed).
@@ -246,12 +298,15 @@ class RunnerAccount:
             for assign in self.unacked.values():
                 self._count(assign.adapter, 1)
         self.version, self.figures, self.reported_s = report.version, report.figures, now
+        self.progress = report.progress
         self.overdue_pages = sum([overrun.wanted_pages for overrun in report.overruns]) if report.overruns else 0
         for request_id in report.ended:
             ended = self.sequences.pop(request_id, None)
             if ended is not None:
                 self._count(ended.adapter, -1)
         acknowledged = [s.request_id for s in report.sequences if self._include(s)] if report.sequences else []
+        if self.pooled is not None:
+            self._follow(self.pooled, report)
         changed = self._apply_adapters(report) if report.adapters or report.removed_adapters else []
         if report.full:
             changed = [d for d in {**errors, **self.errors} if errors.get(d) != self.errors.get(d)]
@@ -285,9 +340,22 @@ class RunnerAccount:
         if assign is None or sequence.epoch < assign.epoch:
             return False
         del self.unacked[sequence.request_id]
-        self.unacked_pages -= assign.pages
+        self.unacked_pages -= assign.pages + assign.adapter_pages
         self._count(assign.adapter, -1)
         return True
+
+    def _follow(self, pooled: PooledUse, report: RunnerReport) -> None:
+        """The expected use of its sequences, as of a report that has been applied but for this."""
+        unacked = self.unacked
+        for request_id in [*pooled.members] if report.full else report.ended:
+            if request_id not in self.sequences and request_id not in unacked:
+                pooled.remove(request_id)
+        for sequence in report.sequences:
+            if sequence.request_id not in unacked:
+                pooled.hold(sequence.request_id, sequence.reserved_pages)
+        for request_id, kv_tokens in zip(self.sequences, report.progress, strict=False):
+            if request_id not in unacked:
+                pooled.progress(request_id, kv_tokens)
 
     def _apply_adapters(self, report: RunnerReport) -> list[str]:
         """Keep those that matter here. Returns the digests whose error has changed."""

@@ -25,6 +25,7 @@ class Contribution(NamedTuple):
     busy_slots: int = 0
     total_pages: int = 0
     reserved_pages: int = 0
+    prefill_tokens_per_s: int = 0  # as measured at its start
 
 
 class VictimCandidate(NamedTuple):
@@ -57,6 +58,7 @@ class PoolCapacity:
             total[4] + plus[4] - minus[4],
             total[5] + plus[5] - minus[5],
             total[6] + plus[6] - minus[6],
+            total[7] + plus[7] - minus[7],
         )
 
     def mean(self, tokens_per_s: float) -> RunnerCapacity | None:
@@ -64,7 +66,8 @@ class PoolCapacity:
         if not self.runners:
             return None
         n, total = self.runners, self.sum
-        return RunnerCapacity(total.sequences / n, total.kv_tokens / n, total.slots / n, tokens_per_s)
+        prefill = total.prefill_tokens_per_s / n
+        return RunnerCapacity(total.sequences / n, total.kv_tokens / n, total.slots / n, tokens_per_s, prefill)
 
 
 class Autoscaler:

@@ -13,18 +13,22 @@ MAX_RUNNERS = 1_000_000  # a pool whose runners compute next to nothing wants no
 class RunnerCapacity:
     """What one runner of the pool holds; of sequences as many as it runs well (its best batch).
 
-    `tokens_per_s`: what it computes when loaded; 0: not measured yet.
+    `tokens_per_s`: what it computes when loaded, `prefill_tokens_per_s`: of prompts alone; 0: not measured yet.
     """
 
     sequences: float
     kv_tokens: float
     slots: float  # for adapters that are not pinned
     tokens_per_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLoad:
-    """What a pool has to do. `queued_tokens`: what queued requests have to compute and hold, by prediction."""
+    """What a pool has to do. `queued_tokens`: what queued requests have to compute and hold, by prediction.
+
+    `ttft_s`: within it their prompts should be computed; 0: no objective.
+    """
 
     running: int = 0
     queued: int = 0
@@ -32,6 +36,8 @@ class PoolLoad:
     queued_tokens: int = 0
     busy_slots: int = 0
     queued_adapters: int = 0  # different ones that queued requests need
+    queued_prompt_tokens: int = 0
+    ttft_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +74,14 @@ def _filled(load: PoolLoad, capacity: RunnerCapacity | None) -> float:
 
 
 def _pressure(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) -> float:
-    """Runners that queued requests need: slots for their adapters, and their work done within `work_s`."""
+    """Runners that queued requests need: slots for their adapters, their work done within `work_s`, prompts in time."""
     if capacity is None or not load.queued:
         return 0.0
     slots = (load.busy_slots + load.queued_adapters) / capacity.slots if load.queued_adapters else 0.0
     work = load.queued_tokens / (capacity.tokens_per_s * work_s) if capacity.tokens_per_s else 0.0
-    return max(slots, load.running / capacity.sequences + work)
+    in_time = capacity.prefill_tokens_per_s * load.ttft_s
+    prompts = load.queued_prompt_tokens / in_time if in_time else 0.0
+    return max(slots, load.running / capacity.sequences + max(work, prompts))
 
 
 def _ceil(runners: float) -> int:

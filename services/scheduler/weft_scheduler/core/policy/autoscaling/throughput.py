@@ -49,4 +49,9 @@ def retry_after_ms(queued: int, departures_per_s: float) -> int:
     """
     if departures_per_s <= 1e-6:
         return UNKNOWN_RETRY_MS
-    return min(MAX_RETRY_MS, max(MIN_RETRY_MS, math.ceil(1000 * (queued / 2) / departures_per_s)))
+    return bounded_retry_ms((queued / 2) / departures_per_s)
+
+
+def bounded_retry_ms(seconds: float) -> int:
+    """So many milliseconds, within 1 s to 60 s."""
+    return min(MAX_RETRY_MS, max(MIN_RETRY_MS, math.ceil(1000 * seconds)))

@@ -12,7 +12,10 @@ from weft_scheduler.core.policy.placement.runner_index import RunnerEntry, Runne
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """What a request needs: `footprint_tokens` now (prompt, emitted, reservation), `context_tokens` at the most."""
+    """What a request needs: `footprint_tokens` now (prompt, emitted, reservation), `context_tokens` at the most.
+
+    `adapter_bytes`: what its adapter takes where it is not busy yet.
+    """
 
     adapter: str
     rank: int
@@ -21,6 +24,7 @@ class PlacementRequest:
     avoid: Container[str] = ()  # uuids of runners
     skip_limit: int = 64
     numerics_class: str = ""  # of the runner; "": any
+    adapter_bytes: int = 0
 
 
 class RunnerLoad(NamedTuple):
@@ -31,7 +35,8 @@ class RunnerLoad(NamedTuple):
     working_set: int  # sequences that it has or was assigned
     good_sequences: int  # the batch that it runs well
     free_tokens: int
-    busy_adapters: tuple[str, ...] | None  # of its slots, where all are busy
+    busy_adapters: tuple[str, ...]  # in use, or pinned
+    full: bool  # it takes no other adapters
 
 
 class PlacementPolicy(Protocol):
@@ -83,7 +88,7 @@ class Punica:
 
     def update(self, runner: RunnerLoad) -> None:
         key = RunnerKey(placement_score(runner.working_set, runner.good_sequences), runner.uuid)
-        entry = RunnerEntry(runner.shape, key, runner.free_tokens, runner.busy_adapters)
+        entry = RunnerEntry(runner.shape, key, runner.free_tokens, runner.busy_adapters, runner.full)
         self._index.update(runner.uuid, entry)
 
     def remove(self, uuid: str) -> None:
@@ -95,7 +100,10 @@ class Punica:
         for shape in index.by_shape:
             if shape in closed or not shape.fits(request.rank, request.context_tokens, request.numerics_class):
                 continue
-            key = index.best(shape, request.adapter, request.footprint_tokens, request.avoid, request.skip_limit)
+            key = index.best(
+                shape, request.adapter, request.footprint_tokens, request.avoid, request.skip_limit,
+                adapter_bytes=request.adapter_bytes,
+            )  # fmt: skip
             if key is not None and (found is None or key > found):
                 found = key
         return found.uuid if found is not None else None

@@ -1,16 +1,18 @@
 """A pool's placeable runners, indexed so that a decision does not iterate them.
 
-Runners of one shape (the same maximum rank, context and numerics class) share an index. A runner with a free device
-slot takes any adapter: it is in `open`. One whose slots are all busy takes only the adapters that hold them, and the
-base: it is in `full`, and among the holders of these adapters. So a change of a runner costs O(log runners), however
-many slots it has, and a decision searches two treaps for each shape.
+Runners of one shape (the same maximum rank, context, numerics class and memory) share an index. Adapters and KV share
+their pages: a request whose adapter is busy on a runner (a *holder*) needs pages for its tokens alone, any other also
+those that its adapter will take. Where the number of adapters is bounded and reached (`full`), a runner takes only
+what its busy adapters serve, and the base. So a change of a runner costs O(log runners), unless other adapters are
+busy than before, and a decision searches two treaps for each shape.
 
-Of the holders of an adapter either all are compared, or the full runners are visited in placement order until a holder
-comes: with k holders among n full runners one of the two ends after about sqrt(n) steps. A treap for each adapter
-answers in O(log k), but then each report of a full runner costs as many changes as it has slots: 1.6 ms at 64 of them.
+Of the holders of an adapter either all are compared, or the runners are visited in placement order until a holder
+comes: with k holders among n runners one of the two ends after about sqrt(n) steps. A treap for each adapter answers
+in O(log k), but then each report of a runner costs as many changes as it has busy adapters: 1.6 ms at 64 of them.
 """
 
 from collections.abc import Collection, Container
+from heapq import merge
 from typing import NamedTuple
 
 from weft.domain.ids import BASE
@@ -20,25 +22,39 @@ MAX_COMPARED = 32  # holders: comparing so many costs 10 us
 
 
 class RunnerShape(NamedTuple):
-    """What a runner can hold at all, and the class in which it computes."""
+    """What a runner can hold at all, and the class in which it computes.
+
+    `token_bytes`: of a token's KV, in units of which adapters take memory; 0: they have memory of their own.
+    `kv_tokens`: what an idle runner has free at least, whatever is pinned.
+    """
 
     max_rank: int
     max_context_tokens: int
     numerics_class: str = ""
+    token_bytes: int = 0
+    kv_tokens: int = 0
 
     def fits(self, rank: int, context_tokens: int, numerics_class: str = "") -> bool:
         """Whether such a request could run there. `numerics_class` "": any class will do."""
         large_enough = rank <= self.max_rank and context_tokens <= self.max_context_tokens
         return large_enough and numerics_class in ("", self.numerics_class)
 
+    def tokens_with_adapter(self, footprint_tokens: int, adapter_bytes: int) -> int:
+        """What a request needs where its adapter is not busy yet; never so much that an idle runner lacks it."""
+        if not self.token_bytes:
+            return footprint_tokens
+        both = footprint_tokens - -adapter_bytes // self.token_bytes
+        return max(footprint_tokens, min(both, self.kv_tokens))
+
 
 class RunnerEntry(NamedTuple):
-    """A placeable runner. `busy_adapters`: None while a slot is free, else the adapters that hold the slots."""
+    """A placeable runner. `busy_adapters`: in use, or pinned; `full`: it takes no others."""
 
     shape: RunnerShape
     key: RunnerKey
     free_tokens: int
-    busy_adapters: tuple[str, ...] | None
+    busy_adapters: tuple[str, ...]
+    full: bool
 
 
 class ShapeIndex:
@@ -47,7 +63,7 @@ class ShapeIndex:
     def __init__(self) -> None:
         self.open = CapacityTreap()
         self.full = CapacityTreap()
-        self.holders: dict[str, set[str]] = {}  # adapter -> uuids of full runners with it in a slot
+        self.holders: dict[str, set[str]] = {}  # adapter -> uuids of runners where it is busy
 
     def __len__(self) -> int:
         return len(self.open) + len(self.full)
@@ -59,10 +75,10 @@ class ShapeIndex:
 
     def treap(self, entry: RunnerEntry) -> CapacityTreap:
         """The one that has, or gets, that runner."""
-        return self.open if entry.busy_adapters is None else self.full
+        return self.full if entry.full else self.open
 
     def hold(self, uuid: str, before: Collection[str], after: Collection[str]) -> None:
-        """A full runner had those adapters in its slots, and has these."""
+        """Those adapters were busy on a runner, and now these are."""
         for adapter in {*before}.difference(after):
             holders = self.holders[adapter]
             holders.discard(uuid)
@@ -98,20 +114,22 @@ class RunnerIndex:
             if before is not None:
                 index.treap(before).drop(before.key)
             treap.put(key, free_tokens, priority_of(uuid))
-        held = before.busy_adapters if before is not None else None
+        held = before.busy_adapters if before is not None else ()
         if entry.busy_adapters is not held:
-            index.hold(uuid, held or (), entry.busy_adapters or ())
+            index.hold(uuid, held, entry.busy_adapters)
         self.entries[uuid] = entry
 
     def best(
-        self, shape: RunnerShape, adapter: str, free_tokens: int, avoid: Container[str], skip_limit: int
-    ) -> RunnerKey | None:
-        """The preferred runner of a shape that can admit `adapter` and has so many tokens free."""
+        self, shape: RunnerShape, adapter: str, free_tokens: int, avoid: Container[str], skip_limit: int,
+        *, adapter_bytes: int = 0,
+    ) -> RunnerKey | None:  # fmt: skip
+        """The preferred runner of a shape with so many tokens free, and room for `adapter` unless it is busy there."""
         index = self.by_shape[shape]
-        key = index.open.best(free_tokens, avoid, skip_limit)
         if adapter == BASE:
+            key = index.open.best(free_tokens, avoid, skip_limit)
             other = index.full.best(free_tokens, avoid, skip_limit)
         else:
+            key = index.open.best(shape.tokens_with_adapter(free_tokens, adapter_bytes), avoid, skip_limit)
             other = self._best_holder(index, index.holders.get(adapter, ()), free_tokens, avoid)
         return max(key, other) if key is not None and other is not None else key or other
 
@@ -119,7 +137,8 @@ class RunnerIndex:
         self, index: ShapeIndex, holders: Collection[str], free_tokens: int, avoid: Container[str]
     ) -> RunnerKey | None:
         if len(holders) > MAX_COMPARED:
-            for visited, (key, _) in enumerate(index.full.descending(free_tokens)):
+            in_order = merge(*(treap.descending(free_tokens) for treap in (index.open, index.full)), reverse=True)
+            for visited, (key, _) in enumerate(in_order):
                 if key.uuid in holders and key.uuid not in avoid:
                     return key
                 if visited > len(holders):
@@ -135,6 +154,6 @@ class RunnerIndex:
         del self.entries[uuid]
         index = self.by_shape[entry.shape]
         index.treap(entry).drop(entry.key)
-        index.hold(uuid, entry.busy_adapters or (), ())
+        index.hold(uuid, entry.busy_adapters, ())
         if not len(index):
             del self.by_shape[entry.shape]

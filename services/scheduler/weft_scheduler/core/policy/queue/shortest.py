@@ -6,13 +6,13 @@ from collections import deque
 from typing import ClassVar
 
 from weft_scheduler.core.policy.queue.sorted_queue import Key
-from weft_scheduler.core.policy.queue.waiting_queue import R, ReorderingQueue
+from weft_scheduler.core.policy.queue.waiting_queue import QueuedRequest, QueuePolicy
 
 SAMPLE = 1_000  # requests whose work is the scale of "long"
 LONG = 0.99  # the share of them that is at most as long
 
 
-class Shortest(ReorderingQueue[R]):
+class Shortest(QueuePolicy):
     """By arrival plus `aging_s` times the share of a long request's work that it has.
 
     All requests age at the same rate, so the order of two never changes while they wait, and the key is fixed. A
@@ -24,17 +24,16 @@ class Shortest(ReorderingQueue[R]):
     ages: ClassVar[bool] = True
 
     def __init__(self, aging_s: float) -> None:
-        super().__init__()
         self.aging_s = aging_s
         self._sample: deque[float] = deque()
         self._sorted: list[float] = []
 
-    def key(self, request: R) -> Key:
+    def key(self, request: QueuedRequest) -> Key:
         (arrived_s, ticket), work = request.order, request.expected_work
         return (arrived_s + self.aging_s * min(1.0, work / self._long(work)), ticket)
 
-    def delay_s(self, request: R) -> float:
-        return self.key_of(request)[0] - request.order[0]
+    def delay_s(self, request: QueuedRequest, key: Key) -> float:
+        return key[0] - request.order[0]
 
     def _long(self, work: float) -> float:
         """The work of a long request, this one among the latest."""

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 BUCKET = 1_000
 
 Key = tuple[float, ...]
+FIRST: Key = (-float("inf"),)  # before every key
 Item = TypeVar("Item")
 
 
@@ -36,6 +37,10 @@ class SortedQueue(Generic[Item]):
             return None
         bucket = self._buckets[number]
         return bucket[bisect_right(bucket, key, key=_key)]
+
+    def last(self) -> tuple[Key, Item] | None:
+        """The item with the greatest key; None: there is none."""
+        return self._buckets[-1][-1] if self._buckets else None
 
     def add(self, key: Key, item: Item) -> None:
         self._size += 1

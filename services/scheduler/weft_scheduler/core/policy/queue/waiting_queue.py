@@ -1,22 +1,24 @@
-"""What every queue policy is: waiting requests in the policy's order, and by age."""
+"""The waiting requests of a pool: the tenant with the smallest counter is next, the queue policy orders inside it."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import merge
 from itertools import islice
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from weft_scheduler.core.policy.queue.sorted_queue import Key, SortedQueue
-
-FIRST: Key = (-float("inf"),)  # before every key
+from weft_scheduler.core.policy.queue.sorted_queue import FIRST, Key, SortedQueue
+from weft_scheduler.core.policy.queue.token_counters import TokenCounters
 
 
 class QueuedRequest(Protocol):
-    """What a queue policy has to know of a request. All of it is fixed while the request waits."""
+    """What a queue has to know of a request. All of it is fixed while the request waits."""
 
     @property
     def id(self) -> str: ...
+
+    @property
+    def tenant(self) -> str: ...
 
     @property
     def order(self) -> tuple[float, int]:
@@ -42,21 +44,14 @@ class QueuedRequest(Protocol):
 R = TypeVar("R", bound=QueuedRequest)
 
 
-class WaitingQueue(ABC, Generic[R]):
-    """The waiting requests of one pool. A policy is the key that they are ordered by.
+class QueuePolicy(ABC):
+    """An order of waiting requests: a key that is fixed while a request waits. One object for all tenants of a pool."""
 
-    Requests that wait for a numerics class have a lane of their own, and a window of their own: else, once as many of
-    them wait as the window has, no request behind them would be offered.
-    """
-
+    by_age: ClassVar[bool] = False  # the order is that of age
     ages: ClassVar[bool] = False  # the order itself bounds who passes whom: only passes out of that order count
 
-    def __init__(self) -> None:
-        self._lanes: dict[str, SortedQueue[R]] = {}
-        self._keys: dict[str, Key] = {}
-
     @abstractmethod
-    def key(self, request: R) -> Key:
+    def key(self, request: QueuedRequest) -> Key:
         """Its place in the policy's order: the smaller is offered first; no two requests have the same."""
 
     def first(self, free_tokens: int) -> Key:
@@ -64,39 +59,51 @@ class WaitingQueue(ABC, Generic[R]):
         del free_tokens
         return FIRST
 
-    def delay_s(self, request: R) -> float:
-        """What the policy adds to its arrival: a runner computes prompts in the order of the sum."""
-        del request
+    def delay_s(self, request: QueuedRequest, key: Key) -> float:
+        """What the policy adds to the arrival of a request with that key."""
+        del request, key
         return 0.0
 
+
+class TenantQueue(Generic[R]):
+    """The waiting requests of one tenant. `keys`: of all waiting requests, by id.
+
+    Requests that wait for a numerics class have a lane of their own, and a window of their own: else, once as many of
+    them wait as the window has, no request behind them would be offered.
+    """
+
+    def __init__(self, policy: QueuePolicy, keys: Mapping[str, Key]) -> None:
+        self._policy, self._keys = policy, keys
+        self._lanes: dict[str, SortedQueue[R]] = {}
+        self._by_age: SortedQueue[R] | None = None if policy.by_age else SortedQueue()
+        self._size = 0
+        self._latest = (-float("inf"), 0.0)  # of those that left in order: arrival with the policy's delay, the lag
+
     def __len__(self) -> int:
-        return len(self._keys)
+        return self._size
 
     def __iter__(self) -> Iterator[R]:
-        """Every waiting request, in the policy's order."""
-        return merge(*self._lanes.values(), key=self.key_of)
+        """In the policy's order."""
+        return merge(*self._lanes.values(), key=lambda request: self._keys[request.id])
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._keys
+    def add(self, request: R) -> None:
+        self._lanes.setdefault(request.awaited_class, SortedQueue()).add(self._keys[request.id], request)
+        self._size += 1
+        if self._by_age is not None:
+            self._by_age.add(request.order, request)
 
-    def key_of(self, request: R) -> Key:
-        """The key that it waits by. Raises KeyError where it does not wait."""
-        return self._keys[request.id]
-
-    def push(self, request: R) -> None:
-        key = self._keys[request.id] = self.key(request)
-        self._lanes.setdefault(request.awaited_class, SortedQueue()).add(key, request)
-
-    def remove(self, request: R) -> None:
-        """Raises KeyError where it does not wait."""
+    def remove(self, request: R, key: Key) -> None:
         lane = self._lanes[request.awaited_class]
-        lane.remove(self._keys.pop(request.id))
+        lane.remove(key)
+        self._size -= 1
         if not len(lane):
             del self._lanes[request.awaited_class]
+        if self._by_age is not None:
+            self._by_age.remove(request.order)
 
     def oldest(self, limit: int) -> list[R]:
-        """At most so many of them, by age: here the policy's order."""
-        return list(islice(self, limit))
+        """At most so many of them, by age."""
+        return list(islice(self if self._by_age is None else self._by_age, limit))
 
     def candidates(self, window: int, free_tokens: Callable[[], int]) -> Iterator[R]:
         """Requests to offer, in the policy's order: each is removed or stays before the next is taken.
@@ -106,7 +113,7 @@ class WaitingQueue(ABC, Generic[R]):
         """
         passed, stayed = dict[str, Key](), Counter[str]()
         while True:
-            first, found = self.first(free_tokens()), list[tuple[Key, R, str]]()
+            first, found = self._policy.first(free_tokens()), list[tuple[Key, R, str]]()
             for name, lane in self._lanes.items():
                 entry = lane.after(max(first, passed.get(name, FIRST))) if stayed[name] < window else None
                 if entry is not None:
@@ -118,21 +125,121 @@ class WaitingQueue(ABC, Generic[R]):
             yield request
             stayed[name] += request.id in self._keys
 
+    def lag_s(self, due: float, now: float) -> float:
+        """How far the tenant's turn is behind its requests' own order: since `due` for one that leaves in order.
 
-class ReorderingQueue(WaitingQueue[R]):
-    """One whose order is not that of age."""
+        One that leaves later than those behind it keeps its distance to them.
+        """
+        latest, lag = self._latest
+        if due >= latest:
+            lag = max(0.0, now - due)
+            self._latest = due, lag
+        return lag
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._by_age: SortedQueue[R] = SortedQueue()
+
+class WaitingQueue(Generic[R]):
+    """All waiting requests of a pool. `counters`: of tenants; None: all requests are one tenant's."""
+
+    def __init__(self, policy: QueuePolicy, counters: TokenCounters | None = None) -> None:
+        self.policy, self.fair = policy, counters is not None
+        self.counters = counters if counters is not None else TokenCounters({})
+        self.frontier: Key | None = None  # the last pass ended at this tenant; None: it reached all of them
+        self._keys: dict[str, Key] = {}
+        self._tenants: dict[str, TenantQueue[R]] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[R]:
+        """Every waiting request, tenant by tenant, in the policy's order."""
+        for tenant in self.tenants():
+            yield from self._tenants[tenant]
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._keys
+
+    def tenant_of(self, request: R) -> str:
+        """Whose turn it waits for."""
+        return request.tenant if self.fair else ""
+
+    def tenants(self) -> Iterator[str]:
+        """Those that wait, the next one first."""
+        key = FIRST
+        while (entry := self.counters.after(key)) is not None:
+            key, tenant = entry
+            yield tenant
+
+    def of_tenant(self, tenant: str) -> TenantQueue[R]:
+        """Raises KeyError where none of its requests waits."""
+        return self._tenants[tenant]
+
+    def key_of(self, request: R) -> Key:
+        """The key that it waits by. Raises KeyError where it does not wait."""
+        return self._keys[request.id]
 
     def push(self, request: R) -> None:
-        super().push(request)
-        self._by_age.add(request.order, request)
+        self._keys[request.id] = self.policy.key(request)
+        tenant = self.tenant_of(request)
+        if tenant not in self._tenants:
+            self._tenants[tenant] = TenantQueue(self.policy, self._keys)
+            self.counters.enter(tenant)
+        self._tenants[tenant].add(request)
 
     def remove(self, request: R) -> None:
-        super().remove(request)
-        self._by_age.remove(request.order)
+        """Raises KeyError where it does not wait."""
+        tenant = self.tenant_of(request)
+        self._tenants[tenant].remove(request, self._keys.pop(request.id))
+        if not len(self._tenants[tenant]):
+            del self._tenants[tenant]
+            self.counters.leave(tenant)
 
-    def oldest(self, limit: int) -> list[R]:
-        return list(islice(self._by_age, limit))
+    def oldest(self, tenant: str, limit: int) -> list[R]:
+        """At most so many of a tenant's, by age."""
+        return self._tenants[tenant].oldest(limit) if tenant in self._tenants else []
+
+    def share(self, window: int) -> int:
+        """How many requests of one tenant may stay in a pass in which `window` may."""
+        return max(1, window // max(1, len(self._tenants)))
+
+    def turns(
+        self,
+        window: int,
+        free_tokens: Callable[[], int],
+        first: Callable[[str], Iterable[R]],
+        skipped: Callable[[str], bool],
+    ) -> Iterator[R]:
+        """Requests to offer: each is removed, and its tenant charged, or stays before the next is taken.
+
+        Always the next one of the tenant with the smallest counter that has one, and is not `skipped`: of those that
+        `first` names, then in the policy's order. At most `window` tenants have none left before the iteration ends.
+        """
+        share, cursor, ended = self.share(window), FIRST, 0
+        begun: dict[str, Iterator[R]] = {}
+        while (entry := self.counters.after(cursor)) is not None and ended < window:
+            key, tenant = entry
+            if tenant not in begun:
+                begun[tenant] = self._turn(tenant, share, free_tokens, first)
+            request = next(begun[tenant], None) if not skipped(tenant) else None
+            if request is None:
+                cursor, ended = key, ended + 1
+            else:
+                yield request
+        self.frontier = cursor if entry is not None else None
+
+    def _turn(
+        self, tenant: str, share: int, free_tokens: Callable[[], int], first: Callable[[str], Iterable[R]]
+    ) -> Iterator[R]:
+        yield from (request for request in first(tenant) if request.id in self._keys)
+        if tenant in self._tenants:
+            yield from self._tenants[tenant].candidates(share, free_tokens)
+
+    def delay_s(self, request: R, now: float, *, alone: bool) -> float:
+        """What its arrival is delayed by: a runner computes prompts in the order of the sum.
+
+        The policy's delay; unless its tenant is alone in the pool also what the tenant's turn is behind, so that the
+        order of prompts of different tenants is that of their turns: else the old requests of a flood came first.
+        """
+        policy_s = self.policy.delay_s(request, self.key_of(request))
+        if alone:
+            return policy_s
+        return policy_s + self._tenants[self.tenant_of(request)].lag_s(request.order[0] + policy_s, now)

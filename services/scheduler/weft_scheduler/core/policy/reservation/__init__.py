@@ -8,6 +8,7 @@ from weft_scheduler.core.policy.reservation.policies import (
     Constant,
     Maximum,
     Paged,
+    Pooled,
     ReservationPolicy,
 )
 
@@ -16,5 +17,6 @@ POLICIES: Mapping[str, type[ReservationPolicy]] = {
     "constant": Constant,
     "max": Maximum,
     "paged": Paged,
+    "pooled": Pooled,
     "s3": BucketEdge,
 }

@@ -20,6 +20,8 @@ class ReservationPolicy(ABC):
     """The first reservation of a request. One for all pools."""
 
     by_page: ClassVar[bool] = False  # nothing is reserved: a sequence grows by a page whenever it needs one
+    pooled: ClassVar[bool] = False  # admission is by the expected use of a runner's sequences together
+    leaves: ClassVar[bool] = False  # who outruns its reservation is preempted, not the latest arrival
 
     def __init__(self, lengths: OutputLengthStats) -> None:
         self._lengths = lengths
@@ -61,8 +63,20 @@ class Calibrated(ReservationPolicy):
         return min(tokens, expected.max_tokens)
 
 
+class Pooled(Calibrated):
+    """Nothing on the runner; the scheduler admits by what all sequences are expected to use (`pooled.py`)."""
+
+    by_page: ClassVar[bool] = True
+    pooled: ClassVar[bool] = True
+
+
 class BucketEdge(Calibrated):
-    """The upper edge of the predicted bucket (S3, section 3.1); without one as `Calibrated`."""
+    """The upper edge of the predicted bucket (S3, section 3.1); without one as `Calibrated`.
+
+    A sequence that outruns it is preempted itself, and comes back with twice the reservation (S3, section 3.4).
+    """
+
+    leaves: ClassVar[bool] = True
 
     def initial_tokens(self, expected: ExpectedOutput) -> int:
         return min(expected.bucket_tokens, expected.max_tokens) or super().initial_tokens(expected)

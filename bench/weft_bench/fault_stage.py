@@ -1,0 +1,286 @@
+"""The stack that `weft bench faults` strikes, and its moments.
+
+Two runners of the quickstart's base with the slowest kernels, so that a phase lasts long enough to strike in it.
+Streams go through a gateway of our own, which dials every peer through `links`. What a phase waits for is reported by
+the runners: how many tokens of a sequence are in KV, whether an adapter is loading, whether KV is in host memory.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import grpc.aio
+import yaml
+
+from weft.domain.runner import RunnerBook
+from weft.wire.v1.supervisor_pb2_grpc import AdminStub
+from weft_bench.errors import StackFailed
+from weft_bench.fault_streams import Ask, Stream, Streams, Token
+from weft_bench.links import Links
+from weft_bench.path import WORDS
+from weft_bench.process import Process
+from weft_bench.reports import books, listed
+from weft_bench.scrape import scrape, total
+from weft_bench.stack import Stack, copy_adapter, quickstart
+
+PATIENCE_S, POLL_S = 180.0, 0.01
+RUNNERS, SEQUENCES, STREAMS, LATE = 2, 16, 10, 2
+MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
+COLD_OF = "upper"  # what every cold adapter computes
+SLOW = {"WEFT_CPU_LEVEL": "portable"}
+# Long prompts come in small chunks, and none is found in the prefix cache: there are more of them than its pages hold.
+# As many streams as fit take more pages than there are: nothing is reserved, and the latest are swapped out.
+POOL = {
+    "replicas": RUNNERS,
+    "kvCache": {"pages": 320},
+    "scheduler": {"maxSequences": SEQUENCES, "maxBatchTokens": 24, "reservation": "paged"},
+}
+DECODE_TOKENS, LONG_TOKENS, COLD_TOKENS = 400, 24, 24
+LONG_CHARS, LONG_ASKS, LONG_STREAMS = 900, 24, 4
+LEFT_TOKENS = 64  # of a prompt, at the least, when it is struck
+TROUBLE = ("an invariant does not hold", "Traceback (most recent call last)")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The phase is on now. `runner`: the component where it is; `depot`: the process that waits for the strike."""
+
+    runner: str
+    depot: int | None = None
+
+    def release(self, struck: int | None = None) -> None:
+        """Let the depot go on, unless it is itself what was `struck`."""
+        if self.depot not in (None, struck):
+            os.kill(self.depot, signal.SIGCONT)
+
+
+class Stage:
+    """The stack, the gateway with its links, and the undisturbed answers. Made by `stage()`."""
+
+    def __init__(self, stack: Stack, gateway: Process, links: Links, admin: AdminStub, seed: int, cold: int) -> None:
+        self.stack, self.gateway, self.links, self._admin = stack, gateway, links, admin
+        rng = random.Random(seed)
+        self._decode = [_ask(rng, n, 40, DECODE_TOKENS) for n in range(RUNNERS * SEQUENCES)]
+        self.late = [_ask(rng, n, 40, COLD_TOKENS) for n in range(8)]
+        self._long = [_ask(rng, n, LONG_CHARS, LONG_TOKENS) for n in range(LONG_ASKS)]
+        self._cold = [replace(_ask(rng, n, 40, COLD_TOKENS), model=f"acme/{COLD_OF}") for n in range(LATE)]
+        self._next_long, self._cold_models = 0, iter(range(cold))
+        self.answers: dict[Ask, list[Token]] = {}
+
+    # ------------------------------------------------------------------------------------------- answers
+
+    async def record(self) -> None:
+        """The answers of an undisturbed run. Raises StackFailed."""
+        asks = [*self._decode, *self.late, *self._cold, *self._long]
+        async with Streams(self.url, "quiet") as streams:
+            streams.start(asks)
+        if failed := [f"{stream.request_id}: {stream.error}" for stream in streams.all if stream.error]:
+            raise StackFailed("without any fault: " + "; ".join(failed))
+        self.answers = {stream.ask: stream.tokens for stream in streams.all}
+
+    def expected(self, ask: Ask) -> list[Token]:
+        """A cold adapter is a copy of one that has answered."""
+        return self.answers[replace(ask, model=f"acme/{COLD_OF}") if ask.model.startswith("acme/cold-") else ask]
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.gateway.probes}"
+
+    # ------------------------------------------------------------------------------------------- moments
+
+    async def in_decode(self, streams: Streams) -> Moment | None:
+        """Every stream has tokens and none has ended."""
+        running = streams.start(self._decode[:STREAMS])
+        await streams.until(lambda: all(len(stream.tokens) >= 5 or stream.ended for stream in running))
+        if any(stream.ended for stream in running):
+            return None
+        busiest = max(await self.runners(), key=lambda book: len(book.sequences))
+        return Moment(busiest.spec.name)
+
+    async def in_prefill(self, streams: Streams) -> Moment | None:
+        """A long prompt is in KV in part, beside streams that have tokens."""
+        if await self.in_decode(streams) is None:
+            return None
+        asked = [self._long[(self._next_long + n) % LONG_ASKS] for n in range(LONG_STREAMS)]
+        self._next_long += LONG_STREAMS
+        prompts = streams.start(asked)
+
+        def begun(book: RunnerBook) -> bool:
+            progress = dict(zip(book.sequences, book.progress, strict=False))
+            return any(
+                0 < progress[key] < len(prompt.ask.prompt) - LEFT_TOKENS
+                for prompt in prompts
+                if not prompt.tokens
+                for key in _sequences(book, prompt)
+                if key in progress
+            )
+
+        return await self._until_reported(begun, prompts)
+
+    async def in_loading(self, streams: Streams) -> Moment | None:
+        """An adapter that no runner has is being loaded, beside streams that have tokens.
+
+        The depot stands still meanwhile, and goes on after the strike.
+        """
+        if await self.in_decode(streams) is None:
+            return None
+        depot = self.stack.pid("depot")
+        os.kill(depot, signal.SIGSTOP)
+        model = f"acme/cold-{next(self._cold_models)}"
+        waiting = streams.start([replace(ask, model=model) for ask in self._cold])
+
+        def loading(book: RunnerBook) -> bool:
+            wanted = {book.sequences[key].adapter for stream in waiting for key in _sequences(book, stream)}
+            return any(digest in book.adapters and book.adapters[digest].loading for digest in wanted)
+
+        try:
+            moment = await self._until_reported(loading, waiting)
+        except BaseException:
+            os.kill(depot, signal.SIGCONT)
+            raise
+        assert moment is not None, "streams ended without their adapter"
+        return replace(moment, depot=depot)
+
+    async def in_swapping(self, streams: Streams) -> Moment | None:
+        """KV of a sequence is in host memory, or on its way there or back."""
+        running = streams.start(self._decode)
+        probes = {name: self.stack.components()[name]["probes"] for name in self.stack.names("runner")}
+        while not any(stream.ended for stream in running):
+            for name, address in probes.items():
+                if total(await asyncio.to_thread(scrape, address), "weft_runner_swapped_sequences"):
+                    return Moment(name)
+            await asyncio.sleep(POLL_S)
+        return None
+
+    async def _until_reported(self, holds: Callable[[RunnerBook], bool], streams: Sequence[Stream]) -> Moment | None:
+        """The moment in which a runner's report says so. None: the streams ended without."""
+        while not all(stream.ended for stream in streams):
+            for book in await self.runners():
+                if holds(book):
+                    return Moment(book.spec.name)
+            await asyncio.sleep(POLL_S)
+        return None
+
+    def peer(self, component: str) -> str:
+        """Where a component serves its peers, HOST:PORT."""
+        return self.stack.components()[component]["listen"]
+
+    async def runners(self) -> list[RunnerBook]:
+        return books(await listed(self._admin))
+
+    # ------------------------------------------------------------------------------------------- after a strike
+
+    async def healthy(self, streams: Streams, replaced: int | None) -> None:
+        """Everything is ready again, idle and stored. `replaced`: the process that was killed. Raises StackFailed."""
+        await self.ready(replaced)
+        await self._eventually(self._idle, "idle again")
+        await self._eventually(lambda: self._stored(streams), "an outcome of each stream")
+
+    async def ready(self, replaced: int | None) -> None:
+        """Every component and every runner is ready. Raises StackFailed."""
+        await self._eventually(lambda: self._ready(replaced), "ready")
+
+    async def _ready(self, replaced: int | None) -> bool:
+        components = self.stack.components().values()
+        if any(one["phase"] != "Ready" or one["pid"] in (None, replaced) for one in components):
+            return False
+        reported = await self.runners()
+        return len(reported) == RUNNERS and all(one.figures.ready and not one.figures.draining for one in reported)
+
+    async def _idle(self) -> bool:
+        samples = await asyncio.to_thread(self.gateway.samples)
+        left = total(samples, "weft_gateway_outcomes_unacked") + total(samples, "weft_gateway_in_flight")
+        return not left and not any(book.sequences for book in await self.runners())
+
+    async def _stored(self, streams: Streams) -> bool:
+        path = self.stack.data_dir / "supervisor" / "weft.sqlite"
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=PATIENCE_S)) as store:
+            count = "SELECT count(*) FROM outcomes WHERE request_id LIKE ?"
+            return store.execute(count, (f"{streams.name}-%",)).fetchone()[0] == len(streams.all)
+
+    async def _eventually(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
+        end = time.perf_counter() + PATIENCE_S
+        while not await holds():
+            if time.perf_counter() > end:
+                raise StackFailed(f"not within {PATIENCE_S:.0f} s: {what}; {self.stack.data_dir} has the logs")
+            await asyncio.sleep(5 * POLL_S)
+
+    @contextlib.contextmanager
+    def no_trouble(self) -> Generator[None]:
+        """Raises StackFailed where a log of the block says that an invariant broke, or shows a traceback."""
+        logs = [*(self.stack.data_dir / "logs").glob("*.log"), self.gateway.log]
+        sizes = {log: log.stat().st_size for log in logs}
+        yield
+        for log, size in sizes.items():
+            said = log.read_bytes()[size:].decode(errors="replace") if log.stat().st_size >= size else ""
+            for line in said.splitlines():
+                if any(word in line for word in TROUBLE):
+                    raise StackFailed(f"{log}: {line}")
+
+
+def _sequences(book: RunnerBook, stream: Stream) -> Iterator[str]:
+    return (key for key in book.sequences if key.startswith(f"{stream.request_id}-"))
+
+
+def _ask(rng: random.Random, number: int, chars: int, max_tokens: int) -> Ask:
+    """In turn greedy and sampled, in turn over the models."""
+    words = " ".join(rng.choices(WORDS, k=chars // 3))[:chars]
+    return Ask(MODELS[number % len(MODELS)], words, max_tokens, float(number // len(MODELS) % 2), rng.getrandbits(32))
+
+
+@contextlib.asynccontextmanager
+async def stage(folder: Path, seed: int, cold: int) -> AsyncGenerator[Stage]:
+    """A stack in `folder` with `cold` adapters that no runner has, and the answers of an undisturbed run."""
+    manifests = _manifests(folder / "manifests", cold)
+    with Stack(manifests, folder / "data", environment=SLOW) as stack:
+        await asyncio.to_thread(stack.wait_for_models)
+        supervisor = grpc.aio.insecure_channel(stack.address("supervisor"))
+        async with Links() as links, _gateway(stack, links, folder) as gateway, supervisor as channel:
+            made = Stage(stack, gateway, links, AdminStub(channel), seed, cold)
+            await made.ready(None)
+            await made.record()
+            yield made
+
+
+@contextlib.asynccontextmanager
+async def _gateway(stack: Stack, links: Links, folder: Path) -> AsyncGenerator[Process]:
+    """A second gateway of the stack, whose peers are behind links."""
+    depot = await links.forward(stack.address("depot").removeprefix("http://"))
+    (port,) = stack.ports(1)
+    address = f"127.0.0.1:{port}"
+    flags = {"http": address, "depot": f"http://{depot}", "data-dir": folder / "gateway"}
+    flags |= {peer: stack.address(peer) for peer in ("scheduler", "predictor")}
+    made = Process(
+        "gateway", "weft_gateway", flags, address, folder, words=["--no-auth"], environment=links.environment
+    )
+    try:
+        await made.until(made.ready, "ready")
+        yield made
+    finally:
+        await asyncio.to_thread(made.stop)
+
+
+def _manifests(folder: Path, cold: int) -> Path:
+    """The quickstart with two runners, and copies of an adapter that differ in their digest alone."""
+    shutil.copytree(quickstart(), folder)
+    pool = yaml.safe_load((folder / "01-pool.yaml").read_text())
+    pool["spec"] |= POOL
+    (folder / "01-pool.yaml").write_text(yaml.safe_dump(pool))
+    adapters = list(yaml.safe_load_all((folder / "acme.yaml").read_text()))
+    for number in range(cold):
+        name = f"cold-{number}"
+        copy_adapter(folder / "adapters" / COLD_OF, folder / "adapters" / name, name)
+        metadata, spec = {"name": name, "namespace": "acme"}, adapters[0]["spec"]
+        adapters.append(
+            adapters[0] | {"metadata": metadata, "spec": spec | {"source": {"uri": f"file:adapters/{name}"}}}
+        )
+    (folder / "acme.yaml").write_text(yaml.safe_dump_all(adapters))
+    return folder

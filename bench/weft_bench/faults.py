@@ -1,0 +1,152 @@
+"""`weft bench faults`: processes killed and stopped, links cut and stalled, while streams run.
+
+A stack of its own: two runners of the quickstart's base on the CPU. Streams, greedy and sampled, go
+through a gateway whose connections to its peers can be cut. A fault strikes in the phase that its cell names, which
+runners' reports show: *decode* (every stream has tokens, none has ended), *prefill* (beside them a long prompt is in
+KV in part), *loading* (beside them an adapter that no runner has is on its way; the depot stands still until the
+strike), *swapping* (more streams than their KV has pages for, and that of one is in host memory or on its way there or
+back). The runner that is struck is the one where the phase is. *streams* ran at that moment, over all runs.
+
+- *kill*: SIGKILL; whatever ended is started again. *stop*: SIGSTOP, and SIGCONT after 10 s.
+- *cut*: every connection of the gateway to that peer is reset in the middle of a message. *stall*: for 10 s no byte
+  passes, and the connections stay.
+
+Two requests more are sent right after the strike, and another every 2 s of a stop or stall. Every token and its log
+probability are compared with those of the same request without a fault: *lost*, *repeated* and *wrong* are tokens,
+*failed* are streams that ended with an error. *longest gap* is the longest time without a token, of each stream that
+ended after the strike; of a request that was sent meanwhile, also its time to the first token. A run counts once
+everything is ready and idle again, the store has one outcome of each stream, and no log says that an invariant broke.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from itertools import groupby, product
+
+from weft_bench.fault_streams import Difference
+from weft_bench.lines import Line, Origin, newest
+from weft_bench.path import percentile
+
+PROCESSES = ("runner", "scheduler", "supervisor", "predictor", "depot")
+LINKED = ("runner", "scheduler", "predictor")
+LEAST_STREAMS = 8  # that run when a fault strikes
+PHASES = ("decode", "prefill", "loading", "swapping")
+NOT_AVAILABLE = {  # cells that the issue of faults names and that cannot be struck, and why
+    "* link to depot *": "a gateway that has a pool's tokenizer has no connection to the depot",
+}
+TOKENS = ("lost", "repeated", "wrong")
+STRUCK, FAILED, GAP_P50, GAP_MAX, HEALTHY = (
+    "streams",
+    "failed",
+    "longest gap p50",
+    "longest gap",
+    "ready and idle again",
+)
+HEAD = (
+    "| cell | runs | streams | lost | repeated | wrong | failed | longest gap p50, s | max, s | idle again after, s |\n"
+    "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A fault at a process or a link, in a phase."""
+
+    fault: str  # kill, stop; cut, stall
+    target: str
+    phase: str
+
+    @property
+    def lasts(self) -> bool:
+        return self.fault in ("stop", "stall")
+
+    @property
+    def is_link(self) -> bool:
+        return self.fault in ("cut", "stall")
+
+    def __str__(self) -> str:
+        return f"{self.fault} {'link to ' if self.is_link else ''}{self.target} {self.phase}"
+
+
+CELLS = [
+    *(Cell(*of) for of in product(("kill", "stop"), PROCESSES, PHASES)),
+    *(Cell(*of) for of in product(("cut", "stall"), LINKED, PHASES)),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one strike did. `struck`: streams that ran then. `gaps_s`: the longest gap of each that ended after it."""
+
+    cell: Cell
+    number: int
+    struck: int
+    difference: Difference
+    failed: int
+    gaps_s: tuple[float, ...]
+    healthy_s: float
+
+
+def chosen(patterns: Sequence[str]) -> list[Cell]:
+    """The cells whose name one of the patterns matches: `kill runner *`, `* prefill`."""
+    return [cell for cell in CELLS if any(fnmatch(str(cell), pattern) for pattern in patterns)]
+
+
+def missing(cells: Iterable[Cell], repeat: int, lines: Iterable[Line], machine: str) -> list[tuple[Cell, int]]:
+    """Runs that no line tells of, the first of each cell before the second of any."""
+    there = {line.case for line in lines if line.machine == machine and line.metric == HEALTHY}
+    wanted = ((cell, number) for number in range(1, repeat + 1) for cell in cells)
+    return [(cell, number) for cell, number in wanted if _case(cell, number) not in there]
+
+
+def listing(cells: Iterable[Cell], runs: Sequence[tuple[Cell, int]]) -> Iterator[str]:
+    """A line for each cell, with its missing runs, and one for each that cannot be struck."""
+    for cell in cells:
+        yield f"{cell}: {sum(cell == one for one, _ in runs)} runs are missing"
+    for pattern, why in NOT_AVAILABLE.items():
+        yield f"{pattern}: not available: {why}"
+
+
+def lines(origin: Origin, run: Run) -> Iterator[Line]:
+    """The figures of one run."""
+    case = _case(run.cell, run.number)
+    yield origin.line(case, STRUCK, run.struck, "streams", target=f">= {LEAST_STREAMS}")
+    for metric in TOKENS:
+        yield origin.line(case, metric, getattr(run.difference, metric), "tokens", target="<= 0")
+    yield origin.line(case, FAILED, run.failed, "streams", target="<= 0")
+    yield origin.line(case, GAP_P50, percentile(run.gaps_s, 50), "s")
+    yield origin.line(case, GAP_MAX, max(run.gaps_s), "s")
+    yield origin.line(case, HEALTHY, run.healthy_s, "s")
+
+
+def page(name: str, about: str, lines: Iterable[Line]) -> str:
+    """The page: a row for each cell, of its newest runs."""
+    parts = [f"# Benchmark: {name}", about.strip()]
+    current = sorted(newest(lines), key=lambda line: line.machine)
+    for machine, of_machine in groupby(current, key=lambda line: line.machine):
+        found = list(of_machine)
+        dates = sorted(line.date[:10] for line in found)
+        told = f"{dates[0]} to {dates[-1]}, `weft bench faults`, {found[-1].versions}"
+        parts += [f"## {machine}", told, "\n".join([HEAD, *_rows(found)])]
+    parts.append("Not struck:\n\n" + "\n".join(f"- `{cells}`: {why}." for cells, why in NOT_AVAILABLE.items()))
+    parts.append(f"Raw lines: `docs/benchmarks/raw/{name}.jsonl`. This page is written by `weft bench {name}`.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(lines: Sequence[Line]) -> Iterator[str]:
+    for cell in CELLS:
+        of_cell = [line for line in lines if line.case.rpartition(", run ")[0] == str(cell)]
+        if not of_cell:
+            continue
+        by_metric = {
+            metric: [line.value for line in of_cell if line.metric == metric and line.value is not None]
+            for metric in (STRUCK, *TOKENS, FAILED, GAP_P50, GAP_MAX, HEALTHY)
+        }
+        sums = [f"{sum(by_metric[metric]):.0f}" for metric in (STRUCK, *TOKENS, FAILED)]
+        p50, longest, healthy = percentile(by_metric[GAP_P50], 50), max(by_metric[GAP_MAX]), max(by_metric[HEALTHY])
+        runs = str(len(by_metric[HEALTHY]))
+        yield "| " + " | ".join([str(cell), runs, *sums, *(f"{s:.2f}" for s in (p50, longest, healthy))]) + " |"
+
+
+def _case(cell: Cell, number: int) -> str:
+    return f"{cell}, run {number}"

@@ -1,0 +1,124 @@
+"""Prompts, answers and predictions of public traces, for `weft bench s3`.
+
+A prediction is a distribution, and never learned from the requests that are served. Where a trace stores a class or a
+score for each prompt, its rows are parted at random: the lengths of one part, class by class, are what the other part's
+requests are predicted to be.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import kendalltau
+
+from weft.domain.prediction import Prediction, PredictItem
+from weft_bench.data import rows
+from weft_bench.predict import alpaca_rows
+from weft_predictor.training import split, train
+
+LEVELS = (0.1, 0.5, 0.9, 0.99)
+PROMPT_TOKENS = 70  # of LMSYS, whose trace has none: the mean that its authors state
+TAU = 0.50  # of the noisy predictions of ShareGPT, as learned rankings of chat reach it
+SCORE_CLASSES = 20
+TAU_SAMPLE = 4_000
+TOO_NOISY = 8.0  # standard deviations of the log length
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A request of a trace. Tokens; `output_tokens` without the end."""
+
+    prompt_tokens: int
+    output_tokens: int
+    predicted: Prediction
+
+    def exactly(self) -> "Answered":
+        """Predicted by an oracle."""
+        tokens = self.output_tokens + 1
+        return Answered(
+            self.prompt_tokens, self.output_tokens, Prediction("", tokens, tokens, "oracle", tokens, tokens, tokens)
+        )
+
+
+def lmsys(file: Callable[[str], Path], seed: int) -> list[Answered]:
+    """LMSYS chats of vicuna-13b, with the five classes that a BERT predicted (Qiu et al., 2404.08509)."""
+    found = [
+        (int(row["pred_5class"]), int(row["output_tokens"])) for row in rows(file("ssjf_lmsys_predictions.csv.gz"))
+    ]
+    return _by_class([(label, PROMPT_TOKENS, tokens) for label, tokens in found], seed)
+
+
+def sharegpt(file: Callable[[str], Path], seed: int) -> list[Answered]:
+    """ShareGPT conversations; a score is the log length with so much noise that Kendall's tau is 0.50."""
+    found = [
+        (int(row["num_prefill_tokens"]), int(row["num_decode_tokens"]))
+        for row in rows(file("sharegpt_8k_lengths.csv.gz"))
+    ]
+    tokens = np.array([output for _, output in found], dtype=float)
+    scores = noisy(np.log(tokens), TAU, np.random.default_rng(seed))
+    edges = np.quantile(scores, np.linspace(0, 1, SCORE_CLASSES + 1)[1:-1])
+    labels = np.searchsorted(edges, scores)
+    return _by_class([(int(label), *lengths) for label, lengths in zip(labels, found, strict=True)], seed)
+
+
+def alpaca(file: Callable[[str], Path], seed: int) -> list[Answered]:
+    """Alpaca's unbiased rows as our own ridge predicts them, trained on the other 80 %."""
+    del seed
+    parts = split(alpaca_rows([file("alpaca_15k.jsonl.gz")]))
+    model = train(parts)
+    items = [PredictItem("", row.prompt, "", row.adapter, row.prompt_tokens, 0) for row in parts.measure]
+    predictions = model.predict_batch(items)
+    return [
+        Answered(row.prompt_tokens, max(1, row.tokens - 1), predicted)
+        for row, predicted in zip(parts.measure, predictions, strict=True)
+    ]
+
+
+TRACES: Mapping[str, Callable[[Callable[[str], Path], int], list[Answered]]] = {
+    "LMSYS": lmsys,
+    "ShareGPT": sharegpt,
+    "Alpaca": alpaca,
+}
+
+
+def tau_of(served: Sequence[Answered]) -> float:
+    """Kendall's tau of the predicted median and the length."""
+    some = served[:TAU_SAMPLE]
+    return _tau([one.predicted.p50_tokens for one in some], [one.output_tokens for one in some])
+
+
+def noisy(values: NDArray[np.float64], tau: float, chance: np.random.Generator) -> NDArray[np.float64]:
+    """The values with normal noise, as strong as brings their rank correlation down to `tau`."""
+    noise, low, high = chance.standard_normal(len(values)), 0.0, TOO_NOISY
+    some = chance.permutation(len(values))[:TAU_SAMPLE]
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        reached = _tau(values[some], values[some] + middle * noise[some])
+        low, high = (middle, high) if reached > tau else (low, middle)
+    return values + high * noise
+
+
+def _tau(a: ArrayLike, b: ArrayLike) -> float:
+    tau: Any = kendalltau(a, b)
+    return float(tau.statistic)
+
+
+def _by_class(found: Sequence[tuple[int, int, int]], seed: int) -> list[Answered]:
+    """From (class, prompt, output): one half, in random order, predicted from the other half."""
+    order = random.Random(f"{seed}/halves").sample(found, len(found))
+    half = len(order) // 2
+    lengths: defaultdict[int, list[int]] = defaultdict(list)
+    for label, _, tokens in order[:half]:
+        lengths[label].append(tokens + 1)
+    predicted = {label: _distribution(known) for label, known in lengths.items()}
+    return [Answered(prompt, tokens, predicted[label]) for label, prompt, tokens in order[half:]]
+
+
+def _distribution(tokens: Sequence[int]) -> Prediction:
+    p10, p50, p90, p99 = (max(1, round(float(level))) for level in np.quantile(tokens, LEVELS))
+    return Prediction("", p50, p90, "classes", p10, p99)

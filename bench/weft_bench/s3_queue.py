@@ -1,0 +1,174 @@
+"""Queue: latency a token under `fcfs`, `s3` and `shortest`
+
+Requests arrive at random (Poisson) at 1.0, 1.3 and 1.6 times what `fcfs` sustains, until all of them are answered.
+A request's latency a token is its end-to-end latency over its output tokens; the mean counts each request once. The
+tail is the p99 of the longest decile of answers: those that `shortest` lets others pass. `agingSeconds` is given as a
+multiple of the span of arrivals: 0 is the order of `fcfs`, without end that of shortest job first. `max_tokens` is
+2,048 for all. The server is a described one: 32 sequences, 9 ms a step of one and 12 ms of 32, 20,000 prompt tokens/s,
+memory for all. Traces: LMSYS with the classes that a BERT predicted, ShareGPT with noise at a Kendall tau of 0.50,
+Alpaca with our ridge. Targets are set for 10,000 requests.
+"""
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+from weft_bench import charts
+from weft_bench.lines import Line
+from weft_bench.s3 import Context
+from weft_bench.s3_lengths import TRACES, Answered, tau_of
+from weft_sim.report import Served, quantile
+from weft_sim.simulate import PoolDescription, simulate
+from weft_sim.traces import TraceArrival
+
+QUICK_REQUESTS, TARGET_REQUESTS = 300, 10_000
+CAPACITY_REQUESTS = 2_000  # all at once, for what fcfs sustains
+LOADS = (1.6, 1.3, 1.0)
+AGINGS = (1.0, 1 / 2, 2.0, 1 / 4, math.inf, 1 / 8)
+LIGHTER_AGINGS = (1.0, 1 / 2)  # at the loads that have no target
+ENDLESS_S = 1e9
+MAX_TOKENS = 2_048
+TARGET_LOAD = 1.6
+TARGETS = {"LMSYS": 4.0, "ShareGPT": 2.0, "Alpaca": 2.0}
+MOST_TAIL = 1.2
+LOWER, LONGER = "times lower than fcfs", "longest decile's p99 latency a token, of fcfs's"
+DEFAULT_AGING = 1.0  # what the targets are set at
+POOL = PoolDescription(
+    page_tokens=16, total_pages=20_480, max_sequences=32, max_batch_tokens=2_048, best_batch=32, step_ms_1=9.0,
+    step_ms_best=12.0, prefill_tokens_per_s=20_000.0, adapters=0, cpu=False,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One simulated run. `aging`: of the span of arrivals."""
+
+    trace: str
+    load: float
+    queue: str
+    aging: float
+    arrivals: tuple[TraceArrival, ...]
+
+    @property
+    def policy(self) -> str:
+        return f"shortest, aging {label(self.aging)}" if self.queue == "shortest" else self.queue
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one cell. ms a token; `ttft_ms`: the median."""
+
+    mean: float
+    tail: float
+    p99: float
+    ttft_ms: float
+    tokens_per_s: float
+
+
+def run(context: Context) -> Iterator[Line]:
+    """Every trace at every load."""
+    requests = QUICK_REQUESTS if context.quick else context.requests
+    with ProcessPoolExecutor(context.jobs) as pool:
+        for name in context.traces:
+            served = TRACES[name](context.file, context.seed)
+            case = f"queue, {name}, {requests:,} requests"
+            yield context.origin.line(case, "Kendall tau of the predictions", tau_of(served), "")
+            chance = random.Random(f"{context.seed}/{name}")
+            drawn = chance.choices(served, k=requests)
+            rate = pool.submit(capacity, drawn[: min(len(drawn), CAPACITY_REQUESTS)]).result()
+            yield context.origin.line(case, "capacity of fcfs", rate, "requests/s")
+            cells = list(_cells(name, drawn, rate, chance))
+            with context.bar(case, len(cells)) as advanced:
+                fcfs: Outcome | None = None
+                for cell, outcome in zip(cells, pool.map(outcome_of, cells), strict=True):
+                    fcfs = outcome if cell.queue == "fcfs" or fcfs is None else fcfs
+                    yield from _lines(context, cell, outcome, fcfs)
+                    advanced(1)
+
+
+def label(aging: float) -> str:
+    """Of the span of arrivals."""
+    return "without end" if math.isinf(aging) else f"1/{1 / aging:g}" if 0 < aging < 1 else f"{aging:g}"
+
+
+def capacity(drawn: Sequence[Answered]) -> float:
+    """Requests a second that fcfs ends while its batch is full."""
+    ends = sorted(one.e2e_ms for one in simulate(POOL, [_arrival(0.0, one) for one in drawn]).figures.served)
+    low, high = len(ends) // 10, len(ends) * 8 // 10
+    return (high - low) / (ends[high] - ends[low]) * 1e3
+
+
+def _cells(name: str, drawn: Sequence[Answered], rate: float, chance: random.Random) -> Iterator[Cell]:
+    """`fcfs` first at every load."""
+    gaps = [chance.expovariate(1.0) for _ in drawn]
+    for load in LOADS:
+        at_s, arrivals = 0.0, list[TraceArrival]()
+        for gap, one in zip(gaps, drawn, strict=True):
+            at_s += gap / (rate * load)
+            arrivals.append(_arrival(at_s, one))
+        yield Cell(name, load, "fcfs", 0.0, tuple(arrivals))
+        for aging in AGINGS if load == TARGET_LOAD else LIGHTER_AGINGS:
+            yield Cell(name, load, "shortest", aging, tuple(arrivals))
+        if load == TARGET_LOAD:
+            yield Cell(name, load, "s3", 0.0, tuple(arrivals))
+
+
+def _arrival(at_s: float, one: Answered) -> TraceArrival:
+    return TraceArrival(
+        at_s, one.prompt_tokens, one.output_tokens, max_tokens=MAX_TOKENS, predicted=one.predicted, stops=True
+    )
+
+
+def outcome_of(cell: Cell) -> Outcome:
+    """Simulate it."""
+    aging_s = ENDLESS_S if math.isinf(cell.aging) else cell.aging * cell.arrivals[-1].at_s
+    figures = simulate(replace(POOL, queue=cell.queue, aging_s=aging_s), cell.arrivals).figures
+    assert not figures.failures, figures.failures
+    return summary(figures.served, figures.tokens_per_s)
+
+
+def summary(served: Sequence[Served], tokens_per_s: float) -> Outcome:
+    each = [one.e2e_ms / one.tokens for one in served]
+    longest = sorted(served, key=lambda one: one.tokens)[-max(1, len(served) // 10) :]
+    tail = quantile([one.e2e_ms / one.tokens for one in longest], 0.99)
+    ttft = quantile([one.ttft_ms for one in served], 0.5)
+    return Outcome(sum(each) / len(each), tail, quantile(each, 0.99), ttft, tokens_per_s)
+
+
+def _lines(context: Context, cell: Cell, outcome: Outcome, fcfs: Outcome) -> Iterator[Line]:
+    case = f"queue, {cell.trace}, {len(cell.arrivals):,} requests, load {cell.load:g}, {cell.policy}"
+    full = cell.load == TARGET_LOAD and len(cell.arrivals) >= TARGET_REQUESTS
+    aimed = full and cell.queue == "shortest" and cell.aging == DEFAULT_AGING
+    line = context.origin.line
+    yield line(case, "mean latency a token", outcome.mean, "ms", baseline=fcfs.mean)
+    lower, longer = (f">= {TARGETS[cell.trace]:g}", f"<= {MOST_TAIL:g}") if aimed else (None, None)
+    yield line(case, LOWER, fcfs.mean / outcome.mean, "x", target=lower)
+    yield line(case, "p99 latency a token, longest decile", outcome.tail, "ms", baseline=fcfs.tail)
+    yield line(case, LONGER, outcome.tail / fcfs.tail, "x", target=longer)
+    yield line(case, "p99 latency a token", outcome.p99, "ms", baseline=fcfs.p99)
+    yield line(case, "median TTFT", outcome.ttft_ms, "ms", baseline=fcfs.ttft_ms)
+    yield line(case, "tokens", outcome.tokens_per_s, "1/s", baseline=fcfs.tokens_per_s)
+
+
+def pictures(lines: Sequence[Line]) -> dict[str, str]:
+    """For each load: how much lower the mean is, against what the longest answers pay."""
+    ratios = {(line.case, line.metric): line.value for line in lines if line.value is not None}
+    series: defaultdict[str, dict[str, list[charts.Point]]] = defaultdict(dict)
+    for (case, metric), lower in ratios.items():
+        part, *words = case.split(", ", 4)
+        if part == "queue" and metric == LOWER and words[-1].startswith("shortest"):
+            trace, requests, load, policy = words
+            points = series[load].setdefault(f"{trace}, {requests}", [charts.Point(1.0, 1.0, "fcfs")])
+            points.append(charts.Point(ratios[case, LONGER], lower, policy.removeprefix("shortest, aging ")))
+    return {
+        load.replace(" ", "-"): charts.curves(
+            f"shortest against fcfs, {load} times its capacity, by agingSeconds / span of arrivals",
+            LONGER,
+            "mean latency a token, " + LOWER,
+            {trace: sorted(points, key=lambda point: point.y) for trace, points in found.items()},
+        )
+        for load, found in series.items()
+    }

@@ -1,0 +1,109 @@
+"""Run cells of `weft bench faults` on a stack of our own."""
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from weft_bench.errors import StackFailed
+from weft_bench.fault_stage import LATE, Moment, Stage, stage
+from weft_bench.fault_streams import Difference, Streams, difference
+from weft_bench.faults import LEAST_STREAMS, Cell, Run
+
+LASTS_S, EVERY_S = 10.0, 2.0  # of a stop or stall; between two requests meanwhile
+ATTEMPTS = 5  # rounds in which the moment to strike may come
+Aim = Callable[[Stage, Streams], Awaitable[Moment | None]]
+AIMS: Mapping[str, Aim] = {
+    "decode": Stage.in_decode,
+    "prefill": Stage.in_prefill,
+    "loading": Stage.in_loading,
+    "swapping": Stage.in_swapping,
+}
+
+
+async def measure(
+    runs: Sequence[tuple[Cell, int]], folder: Path, seed: int, keep: Callable[[Run], None], say: Callable[[str], None]
+) -> None:
+    """Each run in turn; `keep` gets it when it is over. Raises StackFailed."""
+    cold = ATTEMPTS * sum(cell.phase == "loading" for cell, _ in runs)
+    say("recording the answers of an undisturbed run")
+    async with stage(folder, seed, cold) as made:
+        for cell, number in runs:
+            keep(await _run(made, cell, number, say))
+
+
+async def _run(made: Stage, cell: Cell, number: int, say: Callable[[str], None]) -> Run:
+    for attempt in range(ATTEMPTS):
+        name = f"{str(cell).replace(' ', '-')}-{number}-{attempt}"
+        with made.no_trouble():
+            run = await _attempt(made, cell, number, name, say)
+        if run is not None:
+            return run
+    raise StackFailed(f"{cell}: no moment to strike in {ATTEMPTS} rounds")
+
+
+async def _attempt(made: Stage, cell: Cell, number: int, name: str, say: Callable[[str], None]) -> Run | None:
+    """None: the moment did not come."""
+    killed, struck_at = None, 0.0
+    async with Streams(made.url, name) as streams:
+        moment = await AIMS[cell.phase](made, streams)
+        running = sum(not stream.ended for stream in streams.all)
+        if moment is not None and running < LEAST_STREAMS:
+            moment.release()
+            moment = None
+        if moment is not None:
+            struck_at = time.perf_counter()
+            killed = await _strike(made, cell, moment, streams)
+    over_at = time.perf_counter()
+    await made.healthy(streams, killed)
+    if moment is None:
+        return None
+    total = Difference()
+    for stream in streams.all:
+        found = difference(made.expected(stream.ask), stream.tokens, failed=bool(stream.error))
+        if found != Difference() or stream.error:
+            say(f"{cell}: {stream.request_id}: {found} {stream.error}")
+        total += found
+    gaps_s = tuple(stream.gap_s(struck_at) for stream in streams.all if (stream.ended or 0.0) > struck_at)
+    failed = sum(bool(stream.error) for stream in streams.all)
+    return Run(cell, number, running, total, failed, gaps_s, time.perf_counter() - over_at)
+
+
+async def _strike(made: Stage, cell: Cell, moment: Moment, streams: Streams) -> int | None:
+    """The fault from its beginning to its end, and requests meanwhile. Returns the process that was killed."""
+    component = moment.runner if cell.target == "runner" else cell.target
+    address, pid = made.peer(component), made.stack.pid(component)
+    if cell.is_link and not made.links.count(address):
+        raise StackFailed(f"{cell}: the gateway has no connection to {component}")
+    late = iter(made.late)
+    with _lasting(made, cell, address, pid):
+        if cell.fault == "kill":
+            os.kill(pid, signal.SIGKILL)
+        elif cell.fault == "cut":
+            await made.links.cut(address)
+        moment.release(pid)
+        streams.start(itertools.islice(late, LATE))
+        for _ in range(round(LASTS_S / EVERY_S) if cell.lasts else 0):
+            await asyncio.sleep(EVERY_S)
+            streams.start([next(late)])
+    return pid if cell.fault == "kill" else None
+
+
+@contextmanager
+def _lasting(made: Stage, cell: Cell, address: str, pid: int) -> Generator[None]:
+    """A process that stands still, or a link, for the length of the block."""
+    if cell.fault == "stop":
+        os.kill(pid, signal.SIGSTOP)
+    elif cell.fault == "stall":
+        made.links.stall(address)
+    try:
+        yield
+    finally:
+        if cell.fault == "stop":
+            os.kill(pid, signal.SIGCONT)
+        elif cell.fault == "stall":
+            made.links.resume(address)

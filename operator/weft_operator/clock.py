@@ -1,0 +1,23 @@
+"""Time for the planner: of the calendar, and yet even, whatever is done to the machine's wall clock."""
+
+import time
+from collections.abc import Callable
+
+Clock = Callable[[], float]
+_EVEN = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the first one is Linux's
+
+
+def since_boot() -> float:
+    """Seconds that also pass while this process, or the whole machine, is stopped."""
+    return time.clock_gettime(_EVEN)
+
+
+def unix_clock(wall: Clock = time.time, even: Clock = since_boot) -> Clock:
+    """Unix seconds: what the wall clock says now, and from here on what passes.
+
+    Pauses, back-offs and drains end at times of this clock. With the wall clock itself each would last an hour longer
+    when that is set back by an hour, and would be over at once when it is set forward. Times in statuses follow the
+    wall clock again after a restart.
+    """
+    offset_s = wall() - even()
+    return lambda: offset_s + even()

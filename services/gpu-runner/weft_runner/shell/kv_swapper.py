@@ -1,0 +1,94 @@
+"""KV pages to host memory and back, beside running steps: one thread, in slices.
+
+A slice ends within some ten microseconds on a CPU, so that the engine's thread, which drops a copy whose sequence has
+ended, waits for no more than that.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft_runner.core.events import DropSwap, SwapAction, SwapDone, SwapFailed, SwapIn, SwapOut
+from weft_runner.model.kv_memory import KvMemory
+
+log = logging.getLogger(__name__)
+SLICE_BYTES = 256 << 10
+SPARE_BYTES = 64 << 20  # of host pages that are kept for the next copy: touching new memory takes as long as copying
+
+
+@dataclass(slots=True, eq=False)
+class HostPages:
+    """One sequence's pages in host memory. `lock`: held while a slice is copied."""
+
+    pages: list[Any] = field(default_factory=list[Any])
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    dropped: bool = False
+
+
+class KvSwapper:
+    """Executes the pool's orders; `report` takes results, from the copying thread."""
+
+    def __init__(self, memory: KvMemory, report: Callable[[SwapDone | SwapFailed], None]) -> None:
+        self._memory, self._report = memory, report
+        self._copies: dict[int, HostPages] = {}  # of the engine's thread
+        self._spare: deque[Any] = deque(maxlen=max(1, SPARE_BYTES // memory.page_bytes))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-swap")
+
+    def execute(self, action: SwapAction) -> None:
+        """Called between two iterations by the engine's thread."""
+        match action:
+            case SwapOut(number):
+                copy = self._copies[number] = HostPages()
+                self._thread.submit(self._run, copy, action, self._memory.fence())
+            case SwapIn(number):
+                self._thread.submit(self._run, self._copies[number], action, self._memory.fence())
+            case DropSwap(number) if (copy := self._copies.pop(number, None)) is not None:
+                copy.dropped = True
+                with copy.lock:  # no slice after the present one
+                    pass
+                self._spare.extend(copy.pages)
+            case _:
+                pass
+
+    def close(self) -> None:
+        """What is being copied ends early."""
+        for number in list(self._copies):
+            self.execute(DropSwap(number))
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, copy: HostPages, order: SwapOut | SwapIn, fence: Any) -> None:
+        began = time.perf_counter()
+        try:
+            done = self._copy(copy, order, fence)
+        except Exception as error:  # whatever it is, the sequence must not wait for ever
+            log.warning("a copy of %d pages of KV failed", len(order.pages), exc_info=error)
+            self._report(SwapFailed(order.number, f"{type(error).__name__}: {error}"))
+        else:
+            if done:
+                self._report(SwapDone(order.number, len(order.pages), time.perf_counter() - began))
+
+    def _copy(self, copy: HostPages, order: SwapOut | SwapIn, fence: Any) -> bool:
+        """False: it was dropped."""
+        memory, out = self._memory, isinstance(order, SwapOut)
+        transfer = memory.copy_out if out else memory.copy_in
+        first = 0 if isinstance(order, SwapOut) else order.first
+        for index, page in enumerate(order.pages, first):
+            for begin in range(0, memory.page_bytes, SLICE_BYTES):
+                with copy.lock:
+                    if copy.dropped:
+                        return False
+                    if index == len(copy.pages):
+                        copy.pages.append(self._host_page())
+                    transfer(page, slice(begin, min(begin + SLICE_BYTES, memory.page_bytes)), copy.pages[index], fence)
+        return True
+
+    def _host_page(self) -> Any:
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return self._memory.host_page()

@@ -1,0 +1,128 @@
+"""Which model serves: the saved one, the mounted one, a replayed one, a cold one; and what is mounted later."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+from weft.telemetry.logs import kv
+from weft_predictor import metrics
+from weft_predictor.checkpoint import load
+from weft_predictor.core import replayed_lengths
+from weft_predictor.core.features import Featurizer
+from weft_predictor.core.length_model import Arrays, LengthModel
+from weft_predictor.core.replayed_lengths import ReplayedLengths
+from weft_predictor.core.ridge_model import RidgeModel
+from weft_predictor.encoder_files import CALIBRATION, CONFIG, TOKENIZER, WEIGHTS, encoder_of, read_files, read_model
+from weft_predictor.errors import BadData, CorruptModel, PredictorError
+
+REPLAY = "replay:"
+MAX_REPLAY_BYTES = 1 << 30
+SAVED = "model.npz"  # in the data directory
+NETWORKS = "networks"  # in the data directory: encoders that were retrained here, by name
+log = logging.getLogger(__name__)
+
+
+def first_models(data_dir: Path, mounted: Path | None) -> tuple[LengthModel, LengthModel | None]:
+    """The model that serves, and one that it is to be compared with.
+
+    The saved model serves, else the mounted one, else a cold one; a mounted one of another fit than the saved one is
+    its candidate. A saved model that cannot be read is set aside under a name that is logged. A mounted one that cannot
+    be read is an error where nothing else is there to serve (CorruptModel, BadData, OSError), else logged.
+    """
+    if mounted is not None and str(mounted).startswith(REPLAY):
+        return read_replay(Path(str(mounted).removeprefix(REPLAY))), None
+    path, refused = data_dir / SAVED, None
+    try:
+        trained = read_model(mounted) if mounted else None
+    except (PredictorError, OSError) as error:
+        trained, refused = None, error
+    try:
+        saved = load(path, partial(_read_saved, mounted=trained, networks=data_dir / NETWORKS))
+    except FileNotFoundError:
+        log.info("no saved model yet", extra=kv(path=path))
+    except CorruptModel as error:
+        aside = path.with_name(f"{path.name}.corrupt")
+        path.replace(aside)
+        log.error("saved model set aside", extra=kv(error=error, aside=aside))
+    else:
+        if refused:
+            refuse(mounted, refused)
+        return saved, trained if trained and trained.family != saved.family else None
+    if refused:
+        raise refused
+    return trained or RidgeModel.cold(f"ridge-{secrets.token_hex(4)}"), None
+
+
+def read_replay(path: Path) -> ReplayedLengths:
+    """Predictions of a file of JSON lines. Raises BadData, OSError."""
+    if (size := path.stat().st_size) > MAX_REPLAY_BYTES:
+        raise BadData(f"{path}: {size} bytes, the limit is {MAX_REPLAY_BYTES}")
+    try:
+        with path.open("rb") as lines:
+            return ReplayedLengths(replayed_lengths.parse(lines))
+    except BadData as error:
+        raise BadData(f"{path}, {error}") from error
+
+
+def refuse(path: Path | None, error: Exception) -> None:
+    """A mounted model that cannot be read: what serves goes on serving."""
+    metrics.MODELS.labels("refused").inc()
+    log.error("mounted model refused", extra=kv(path=path, error=type(error).__name__, detail=error))
+
+
+class ModelWatch:
+    """Reads a mounted model again when its files have changed and offers it as a candidate."""
+
+    def __init__(self, path: Path, seconds: float, offer: Callable[[LengthModel], Awaitable[None]]) -> None:
+        self._path, self._seconds, self._offer = path, seconds, offer
+        self._read = self._seen = _files(path)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(self._seconds)
+            await self.check_files()
+
+    async def check_files(self) -> None:
+        """Files that are as they were at the last check, and not as they were read, are read: they are whole."""
+        found = _files(self._path)
+        settled, self._seen = found == self._seen, found
+        if not settled or found == self._read:
+            return
+        self._read = found
+        try:
+            model = await asyncio.to_thread(read_model, self._path)
+        except (PredictorError, OSError) as error:
+            refuse(self._path, error)
+        else:
+            await self._offer(model)
+
+
+def _files(path: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of change of each file of a model that is there."""
+    found = list[tuple[str, int, int]]()
+    for name in (CONFIG, TOKENIZER, WEIGHTS, CALIBRATION) if path.is_dir() else ("",):
+        with contextlib.suppress(FileNotFoundError):
+            status = (path / name).stat()
+            found.append((name, status.st_size, status.st_mtime_ns))
+    return found
+
+
+def _read_saved(arrays: Arrays, *, mounted: RidgeModel | None, networks: Path) -> RidgeModel:
+    return RidgeModel.load(arrays, _features_of(arrays, mounted, networks))
+
+
+def _features_of(arrays: Arrays, mounted: RidgeModel | None, networks: Path) -> Featurizer | None:
+    """What a saved model reads of a prompt: the mounted network, or one that was retrained here. None: hashed grams."""
+    name = RidgeModel.features_of(arrays)
+    if not name:
+        return None
+    if mounted is not None and mounted.featurizer.name == name:
+        return mounted.featurizer
+    if Path(name).name != name or not (networks / name).is_dir():
+        raise CorruptModel(f"its network, {name}, is neither mounted nor among those retrained here")
+    return encoder_of(read_files(networks / name))

@@ -1,0 +1,110 @@
+"""Consolidation at work: once a period a pool's lightly loaded runner is emptied, where that is worth its migrations.
+
+A migration is a preemption that the policy chose: the gateway stops the sequence, reports the exact number of tokens,
+and the request is placed again by the pool's own policies, in its numerics class. So it can fail in no new way.
+"""
+
+from collections.abc import Sequence
+
+from weft.domain.request import Preempt
+from weft_scheduler.core.effects import Consolidated
+from weft_scheduler.core.model.pool import Pool
+from weft_scheduler.core.model.request import Phase
+from weft_scheduler.core.model.runner import RunnerAccount
+from weft_scheduler.core.policy.consolidation.consolidation import (
+    ConsolidationRunner,
+    RunningSequence,
+    plan_migrations,
+)
+from weft_scheduler.core.request_lifecycle import stop
+from weft_scheduler.core.scaling import demand
+from weft_scheduler.core.state import State
+from weft_scheduler.core.timers import Timer, TimerKind
+
+
+def expect(state: State, pool: Pool) -> None:
+    """Let a pool where something runs be consolidated within a period."""
+    timer = Timer(TimerKind.CONSOLIDATION, pool.name)
+    if timer not in state.timers and pool.running and _releases(pool):
+        state.timers.set(timer, state.now + pool.declared.consolidation_s)
+
+
+def consolidate(state: State, pool: Pool) -> None:
+    """Order the migrations that empty one runner, if the pool is in balance: nothing waits, and it does not grow."""
+    expect(state, pool)
+    growing = demand(state, pool) > pool.autoscaler.capacity.runners
+    if not _releases(pool) or len(pool.queue) or growing:
+        return
+    runners = [found for runner in pool.runners.values() if (found := _runner(runner, pool)) is not None]
+    planned = plan_migrations(runners, lambda uuid: _sequences(state, pool, uuid), pool.declared.consolidation_s)
+    if planned is None:
+        return
+    uuid, request_ids = planned
+    for request_id in request_ids:
+        request = state.requests[request_id]
+        request.consolidated()
+        stop(state, request)
+        state.send_to_gateway(request.gateway, Preempt(request_id, request.epoch))
+    state.emit(Consolidated(pool.name, state.runners[uuid].id, tuple(request_ids)))
+
+
+def _releases(pool: Pool) -> bool:
+    """Whether an idle runner is of use: it can be released, or the pool wants it idle."""
+    spec, runners = pool.declared, pool.autoscaler.capacity.runners
+    return runners > 1 and (
+        spec.consolidation == "always" or (spec.consolidation == "autoscaled" and runners > spec.min_runners)
+    )
+
+
+def _runner(runner: RunnerAccount, pool: Pool) -> ConsolidationRunner | None:
+    spec, pinned = runner.spec, pool.adapters.pinned
+    if spec is None or not runner.confirmed or runner.figures.draining:
+        return None
+    return ConsolidationRunner(
+        uuid=runner.id.uuid,
+        shape=runner.shape,
+        accepts=runner.placeable,
+        working_set=runner.working_set,
+        good_sequences=runner.good_sequences,
+        free_tokens=runner.free_tokens,
+        total_tokens=spec.total_pages * spec.page_tokens,
+        page_tokens=spec.page_tokens,
+        busy_adapters=frozenset(runner.busy_adapters(pinned)),
+        slots=spec.max_adapters,
+        step_s=_step_s(runner),
+        prefill_tokens_per_s=spec.prefill_tokens_per_s,
+    )
+
+
+def _step_s(runner: RunnerAccount) -> float:
+    """An iteration of its present batch, on the line through the two that it has measured."""
+    spec = runner.spec
+    assert spec is not None
+    row_ms = (spec.step_ms_best - spec.step_ms_1) / max(1, runner.good_sequences - 1)
+    return (spec.step_ms_1 + row_ms * max(0, runner.working_set - 1)) / 1000
+
+
+def _sequences(state: State, pool: Pool, uuid: str) -> Sequence[RunningSequence] | None:
+    """What runs there; None where something has just come or is about to leave."""
+    runner = pool.runners[uuid]
+    if runner.unacked or runner.overdue_pages or len(runner.owned) != len(runner.sequences):
+        return None
+    found: list[RunningSequence] = []
+    for request_id, in_kv in runner.in_kv():
+        request = state.requests.get(request_id)
+        if request is None or request.phase is not Phase.RUNNING or request.runner != runner.id:
+            return None
+        emitted = max(request.emitted_tokens, in_kv - request.prompt_tokens)
+        found.append(
+            RunningSequence(
+                request_id,
+                request.adapter,
+                pool.adapters.rank(request.adapter),
+                request.context_tokens,
+                request.prompt_tokens + emitted,
+                request.footprint_after(emitted),
+                request.expected_remaining(emitted),
+                request.consolidations,
+            )
+        )
+    return found

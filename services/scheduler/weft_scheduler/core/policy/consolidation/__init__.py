@@ -1,0 +1,1 @@
+"""Which running requests migrate so that a lightly loaded runner becomes idle."""

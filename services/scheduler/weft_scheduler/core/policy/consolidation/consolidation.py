@@ -1,0 +1,122 @@
+"""Consolidation by migration (Punica, section 5.3); this folder's `README.md` has the rules and the reasons."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+
+MODES = ("autoscaled", "always", "never")
+MAX_CONSOLIDATIONS = 2  # migrations of one request by consolidation
+MAX_SOURCES = 4  # runners that one period tries to empty; it empties one
+GAIN_FACTOR = 4.0  # a runner-second of recomputation has to save so many: its streams pause, and it slows a full batch
+
+
+class RunningSequence(NamedTuple):
+    """A sequence of a runner that could be emptied."""
+
+    request_id: str
+    adapter: str  # "": the base
+    rank: int
+    max_tokens: int  # prompt and answer at the most
+    context_tokens: int  # prompt and answer so far: what a migration computes again
+    footprint_tokens: int  # those and what is reserved beyond
+    remaining_tokens: float  # expected
+    migrated: int  # times, by consolidation
+
+
+@dataclass(frozen=True, slots=True)
+class ConsolidationRunner:
+    """A runner of the pool, as the policy sees it. `accepts`: something may be placed on it."""
+
+    uuid: str
+    shape: RunnerShape
+    accepts: bool
+    working_set: int
+    good_sequences: int  # the batch that it runs well
+    free_tokens: int
+    total_tokens: int
+    page_tokens: int
+    busy_adapters: frozenset[str]  # of its slots
+    slots: int
+    step_s: float  # an iteration of its present batch; 0: not measured
+    prefill_tokens_per_s: float  # 0: not measured
+
+    @property
+    def lightly_loaded(self) -> bool:
+        """At most half full, of sequences and of memory, and not idle."""
+        few = 0 < 2 * self.working_set <= self.good_sequences
+        return few and 2 * self.free_tokens >= self.total_tokens
+
+
+def plan_migrations(
+    runners: Sequence[ConsolidationRunner],
+    sequences_of: Callable[[str], Sequence[RunningSequence] | None],
+    period_s: float,
+) -> tuple[str, list[str]] | None:
+    """The runner to empty and the requests that leave it; None: nothing is worth it.
+
+    `sequences_of` a runner is None where some of it cannot migrate now. Runners that take nothing new are emptied
+    first, then the least loaded.
+    """
+    lightly_loaded = [runner for runner in runners if runner.lightly_loaded]
+    lightly_loaded.sort(key=lambda runner: (runner.accepts, runner.working_set, runner.uuid))
+    for source in lightly_loaded[:MAX_SOURCES]:
+        sequences = sequences_of(source.uuid)
+        if sequences and (leaving := _leaving(source, sequences, runners, period_s)):
+            return source.uuid, [sequence.request_id for sequence in leaving]
+    return None
+
+
+def _leaving(
+    source: ConsolidationRunner,
+    sequences: Sequence[RunningSequence],
+    runners: Iterable[ConsolidationRunner],
+    period_s: float,
+) -> list[RunningSequence]:
+    """The sequences that outlast the period, where all of them fit elsewhere and that is worth their recomputation."""
+    if not source.step_s or not source.prefill_tokens_per_s:
+        return []
+    ends_s = {sequence.request_id: sequence.remaining_tokens * source.step_s for sequence in sequences}
+    leaving = [sequence for sequence in sequences if ends_s[sequence.request_id] > period_s]
+    if not leaving or any(sequence.migrated >= MAX_CONSOLIDATIONS for sequence in leaving):
+        return []
+    saved_s = max(ends_s.values()) - max((ends_s[s.request_id] for s in sequences if s not in leaving), default=0.0)
+    computed_s = sum(sequence.context_tokens for sequence in leaving) / source.prefill_tokens_per_s
+    if saved_s < GAIN_FACTOR * computed_s:
+        return []
+    others = [r for r in runners if r.accepts and (_order(r) > _order(source) or not source.accepts)]
+    spare = [_SpareCapacity(runner) for runner in sorted(others, key=_order, reverse=True)]
+    for sequence in sorted(leaving, key=lambda s: (-s.footprint_tokens, s.request_id)):
+        if not any(target.take(sequence, source.shape.numerics_class) for target in spare):
+            return []
+    return leaving
+
+
+def _order(runner: ConsolidationRunner) -> tuple[int, str]:
+    """As placement prefers them: so what leaves a runner is not placed there again."""
+    return runner.working_set, runner.uuid
+
+
+class _SpareCapacity:
+    """What a runner can still take below its best batch, while a plan fills it."""
+
+    def __init__(self, runner: ConsolidationRunner) -> None:
+        self._runner = runner
+        self._sequences = runner.good_sequences - runner.working_set
+        self._free_pages = runner.free_tokens // runner.page_tokens
+        self._adapters = {*runner.busy_adapters}
+
+    def take(self, sequence: RunningSequence, numerics_class: str) -> bool:
+        """Count the sequence here. False where it does not fit."""
+        runner, adapter = self._runner, sequence.adapter
+        pages = -(-sequence.footprint_tokens // runner.page_tokens)
+        slot = not adapter or adapter in self._adapters or len(self._adapters) < runner.slots
+        fits = runner.shape.fits(sequence.rank, sequence.max_tokens, numerics_class)
+        if not (fits and slot and self._sequences > 0 and pages <= self._free_pages):
+            return False
+        self._sequences -= 1
+        self._free_pages -= pages
+        if adapter:
+            self._adapters.add(adapter)
+        return True

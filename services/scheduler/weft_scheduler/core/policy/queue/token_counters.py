@@ -1,0 +1,90 @@
+"""Virtual token counters: whose turn it is (VTC: Sheng et al., OSDI 2024, algorithm 2).
+
+A counter is the service that a tenant has received, divided by its weight. The waiting tenant with the smallest one is
+served next. One that begins to wait is lifted to the smallest of those that wait, less a burst: who was idle has no
+other credit. (VTC has no burst. Without one, requests that come together take turns with those of a flood, although
+their tenant has used little of its share.) So the service of two tenants that both wait all the time differs by a
+bounded amount.
+"""
+
+from collections.abc import Mapping
+
+from weft.domain.lru import LruDict
+from weft_scheduler.core.policy.queue.sorted_queue import FIRST, Key, SortedQueue
+
+BURST_TOKENS = 2_000  # some eight answers
+MAX_IDLE = 100_000  # tenants remembered that do not wait: one that is forgotten is lifted as a new one
+
+
+class TokenCounters:
+    """The counters of one pool, in output tokens. `weights`: of tenants; 1 for those that are not named."""
+
+    def __init__(self, weights: Mapping[str, int], burst_tokens: float = BURST_TOKENS) -> None:
+        self._weights, self._burst_tokens = weights, burst_tokens
+        self._waiting: SortedQueue[str] = SortedQueue()  # (counter, turn) -> tenant
+        self._keys: dict[str, Key] = {}
+        self._idle = LruDict[str, float](MAX_IDLE)
+        self._last = 0.0  # the counter of the tenant that left an empty queue behind
+        self._turns = 0
+        self.waiting_weight = 0
+
+    def __len__(self) -> int:
+        """Tenants that wait."""
+        return len(self._keys)
+
+    def weight(self, tenant: str) -> int:
+        return self._weights.get(tenant, 1)
+
+    def counter(self, tenant: str) -> float:
+        """Its service by weight, and what it was lifted by."""
+        return self._keys[tenant][0] if tenant in self._keys else self._idle.get(tenant, 0.0)
+
+    def key_of(self, tenant: str) -> Key:
+        """The place of a tenant that waits. Raises KeyError where it does not."""
+        return self._keys[tenant]
+
+    def after(self, key: Key) -> tuple[Key, str] | None:
+        """The waiting tenant with the next greater key, and that key; None: there is none."""
+        return self._waiting.after(key)
+
+    def is_next(self, tenant: str) -> bool:
+        """Whether no other waiting tenant has a smaller counter."""
+        first = self._waiting.after(FIRST)
+        return first is not None and first[1] == tenant
+
+    @property
+    def spread(self) -> float:
+        """By how much the counters of waiting tenants differ."""
+        first, last = self._waiting.after(FIRST), self._waiting.last()
+        return last[0][0] - first[0][0] if first is not None and last is not None else 0.0
+
+    def enter(self, tenant: str) -> None:
+        """It begins to wait."""
+        first = self._waiting.after(FIRST)
+        least = (first[0][0] if first is not None else self._last) - self._burst_tokens / self.weight(tenant)
+        self._turns += 1
+        self._put(tenant, (max(self._idle.pop(tenant, 0.0), least), self._turns))
+        self.waiting_weight += self.weight(tenant)
+
+    def leave(self, tenant: str) -> None:
+        """None of its requests waits any more."""
+        key = self._keys.pop(tenant)
+        self._waiting.remove(key)
+        self._idle[tenant] = key[0]
+        self.waiting_weight -= self.weight(tenant)
+        if not self._keys:
+            self._last = key[0]
+
+    def charge(self, tenant: str, tokens: float) -> None:
+        """It receives so much service; negative: it was charged for more than it received."""
+        by = tokens / self.weight(tenant)
+        key = self._keys.get(tenant)
+        if key is None:
+            self._idle[tenant] = self._idle.get(tenant, 0.0) + by
+            return
+        self._waiting.remove(key)
+        self._put(tenant, (key[0] + by, key[1]))
+
+    def _put(self, tenant: str, key: Key) -> None:
+        self._keys[tenant] = key
+        self._waiting.add(key, tenant)

@@ -1,0 +1,1 @@
+"""A pool's service level objectives: how many requests met them, and which could not."""

@@ -1,0 +1,140 @@
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from harness.waiting import soon
+from weft_bench.fault_streams import Difference, Token, difference
+from weft_bench.faults import CELLS, Cell, Run, chosen, lines, missing, page
+from weft_bench.lines import Line, Origin
+from weft_bench.links import Links
+
+ORIGIN = Origin("weft bench faults", "a machine", "Python")
+CELL = Cell("kill", "runner", "decode")
+
+
+def tokens(text: str) -> list[Token]:
+    return [Token(char, -1.0) for char in text]
+
+
+@pytest.mark.parametrize(
+    ("got", "expected"),
+    [
+        ("abcdef", Difference()),
+        ("abef", Difference(lost=2)),
+        ("abcbcdef", Difference(repeated=2)),
+        ("abXdef", Difference(wrong=1)),
+        ("", Difference(lost=6)),
+        ("abcdefef", Difference(repeated=2)),
+    ],
+)
+def test_each_token_that_differs_is_counted_as_what_it_is(got: str, expected: Difference) -> None:
+    assert difference(tokens("abcdef"), tokens(got)) == expected
+
+
+def test_another_log_probability_is_a_wrong_token() -> None:
+    assert difference(tokens("ab"), [Token("a", -1.0), Token("b", -1.5)]) == Difference(wrong=1)
+
+
+def test_of_a_stream_that_failed_only_what_it_has_counts() -> None:
+    assert difference(tokens("abcdef"), tokens("abc"), failed=True) == Difference()
+    assert difference(tokens("abcdef"), tokens("abd"), failed=True) == Difference(wrong=1)
+
+
+def run_of(number: int, **fields: int) -> list[Line]:
+    return list(lines(ORIGIN, Run(CELL, number, 10, Difference(**fields), 0, (0.5, 1.5), 2.0)))
+
+
+def test_what_is_missing_begins_with_the_first_run_of_every_cell() -> None:
+    assert missing(CELLS, 2, (), "a machine")[: len(CELLS)] == [(cell, 1) for cell in CELLS]
+    there = [*run_of(1), *run_of(3)]
+    assert missing([CELL], 3, there, "a machine") == [(CELL, 2)]
+    assert missing([CELL], 1, there, "another machine") == [(CELL, 1)]
+    assert missing([CELL], 2, run_of(1)[:-1], "a machine") == [(CELL, 1), (CELL, 2)], "a run that was cut off"
+
+
+def test_cells_are_chosen_by_patterns_of_their_names() -> None:
+    assert chosen(["kill runner decode"]) == [CELL]
+    assert {cell.phase for cell in chosen(["* prefill"])} == {"prefill"}
+    assert chosen(["cut link to runner *"]) == [
+        cell for cell in CELLS if cell.fault == "cut" and cell.target == "runner"
+    ]
+    assert not chosen(["kill gateway *"])
+
+
+def test_the_page_adds_up_the_newest_runs_of_a_cell() -> None:
+    text = page("faults", "About.", [*run_of(1, lost=7), *run_of(1, lost=1), *run_of(2, wrong=2)])
+    assert "| kill runner decode | 2 | 20 | 1 | 0 | 2 | 0 | 0.50 | 1.50 | 2.00 |" in text
+    assert "`* link to depot *`" in text
+
+
+class Peer:
+    """Sends what it is told to, and keeps what it reads."""
+
+    def __init__(self) -> None:
+        self.writers: list[asyncio.StreamWriter] = []
+        self.joined = asyncio.Event()
+
+    async def listen(self) -> str:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()[:2]
+        return f"{host}:{port}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        self.joined.set()
+        while data := await reader.read(100):
+            writer.write(data)
+
+
+async def dialled(links: Links, target: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """As gRPC dials through a proxy."""
+    host, _, port = links.environment["grpc_proxy"].removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
+    assert (await soon(reader.readuntil(b"\r\n\r\n"))).startswith(b"HTTP/1.1 200")
+    return reader, writer
+
+
+async def echoed(ends: tuple[asyncio.StreamReader, asyncio.StreamWriter], data: bytes) -> bytes:
+    ends[1].write(data)
+    return await soon(ends[0].readexactly(len(data)))
+
+
+async def test_a_cut_lets_half_of_a_message_through_and_the_next_connection_is_whole() -> None:
+    async with Links() as links:
+        peer = Peer()
+        target = await peer.listen()
+        ends = await dialled(links, target)
+        assert await echoed(ends, b"hello") == b"hello"
+        cutting = asyncio.create_task(links.cut(target))
+        await asyncio.sleep(0)
+        peer.writers[0].write(b"12345678")
+        assert await read_all(ends[0]) == b"1234"
+        await soon(cutting)
+        assert not links.count(target)
+        assert await echoed(await dialled(links, target), b"again") == b"again"
+
+
+async def read_all(reader: asyncio.StreamReader) -> bytes:
+    """Up to the reset."""
+    read: Sequence[bytes] = []
+    try:
+        while data := await soon(reader.read(100)):
+            read = [*read, data]
+    except ConnectionResetError:
+        return b"".join(read)
+    raise AssertionError("it was closed in order")
+
+
+async def test_a_stalled_link_passes_nothing_until_it_goes_on_and_then_everything() -> None:
+    async with Links() as links:
+        peer, other = Peer(), Peer()
+        target, elsewhere = await peer.listen(), await other.listen()
+        ends, beside = await dialled(links, target), await dialled(links, elsewhere)
+        links.stall(target)
+        echo = asyncio.create_task(echoed(ends, b"late"))
+        assert await echoed(beside, b"beside") == b"beside"
+        assert not echo.done()
+        links.resume(target)
+        assert await soon(echo) == b"late"

@@ -1,0 +1,38 @@
+"""`weft bench s3 --part reservations`: cells, and what is compared."""
+
+import pytest
+
+from weft.domain.prediction import Prediction
+from weft_bench.s3_lengths import Answered
+from weft_bench.s3_reservations import LEVELS, POLICIES, Cell, at_equal_overruns, cells_of, outcome_of
+from weft_scheduler.core.policy.reservation import POLICIES as SHIPPED
+
+DRAWN = [Answered(16, 20 + 10 * (i % 9), Prediction("", 60, 80, "", 20, 120)) for i in range(60)]
+
+
+def test_every_policy_that_ships_is_measured_and_only_the_oracle_knows_the_length() -> None:
+    cells = dict(cells_of("LMSYS", DRAWN))
+    assert {*SHIPPED} <= {cell.policy for cell in cells.values()}
+    assert len(cells) == len(POLICIES) + len(LEVELS)
+    exact = {name for name, cell in cells.items() if cell.arrivals[0].predicted != cells["max"].arrivals[0].predicted}
+    assert exact == {"oracle", "pooled, oracle"}
+    predicted = cells["s3"].arrivals[0].predicted
+    assert predicted is not None
+    assert predicted.bucket_tokens == 102, "60 of 512 tokens fall into the second of ten buckets"
+
+
+def test_a_cell_shows_what_its_policy_costs() -> None:
+    arrivals = dict(cells_of("LMSYS", DRAWN))["paged"].arrivals
+    found = {policy: outcome_of(Cell(policy, 0, 40, arrivals)) for policy in ("max", "calibrated", "paged", "pooled")}
+    assert found["max"].sequences < found["calibrated"].sequences < found["pooled"].sequences
+    assert found["max"].overran == found["max"].preempted == 0.0
+    assert found["calibrated"].overran > 0.0, "two of nine answers are longer than the p90 that they have"
+    assert found["paged"].preempted > found["pooled"].preempted
+    assert found["paged"].recomputed > found["max"].recomputed == pytest.approx(0.0, abs=0.02)
+
+
+def test_throughput_at_equal_overruns_lies_between_the_constants_that_were_simulated() -> None:
+    constants = {0.2: 600.0, 0.1: 500.0, 0.0: 300.0}
+    assert at_equal_overruns(constants, 0.15) == pytest.approx(550.0)
+    assert at_equal_overruns(constants, 0.05) == pytest.approx(400.0)
+    assert at_equal_overruns(constants, 0.5) == 600.0

@@ -1,0 +1,377 @@
+"""KV in host memory: who leaves, when it comes back, and that its answer is the one of an undisturbed run."""
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.runner_machine import flat, session, start_of, state_of
+from harness.waiting import wait_until
+from weft.domain.ids import Epoch
+from weft.domain.request import Ended, NoCapacity, Sampling
+from weft_kernels.cpu.errors import NativeUnavailable
+from weft_kernels.cpu.library import load
+from weft_runner.core.admission import PoolLimits
+from weft_runner.core.batch import BatchLimits
+from weft_runner.core.events import DropSwap, Fetched, Loaded, SwapDone, SwapFailed, SwapIn, SwapOut, Unload
+from weft_runner.core.kv_swap import MOST_SWAPS
+from weft_runner.core.request_pool import RequestPool, check_pool
+from weft_runner.core.sampling import SampledToken
+from weft_runner.core.sequence import SequencePhase
+from weft_runner.model.checkpoint import open_checkpoint
+from weft_runner.model.cpu.executor import CpuExecutor
+from weft_runner.model.kv_memory import LocalKvMemory
+from weft_runner.shell.kv_swapper import KvSwapper
+
+PAGE = 10  # bytes
+LIMITS = PoolLimits(
+    total_pages=8, page_tokens=4, max_sequences=5, max_adapters=2, max_context_tokens=32, vocab_size=99,
+    batch=BatchLimits(max_prefills=2, max_batch_tokens=32), host_bytes=100, swap_page_bytes=PAGE,
+)  # fmt: skip
+
+
+def begin(pool: RequestPool, key: str, arrived: float, prompt: int = 8, **fields: Any) -> None:
+    fields = {"max_tokens": 20, "reservation_tokens": 1, **fields}
+    start = start_of(key, round(arrived), (1,) * prompt, **fields)
+    pool.start(start, session(), "g", arrived)
+
+
+def step(pool: RequestPool) -> None:
+    batch = pool.schedule()
+    if batch.rows:
+        pool.account(batch, {row.key: SampledToken(5) for row in batch.rows if row.samples}, {})
+    check_pool(pool)
+
+
+def copies(pool: RequestPool) -> list[SwapOut | SwapIn]:
+    return pool.swap.take_copies()
+
+
+def copied(pool: RequestPool, order: SwapOut | SwapIn, seconds: float = 1e-9) -> None:
+    pool.on_swap_event(SwapDone(order.number, len(order.pages), seconds))
+    check_pool(pool)
+
+
+def until_one_leaves(pool: RequestPool) -> SwapOut:
+    for _ in range(40):
+        step(pool)
+        if found := copies(pool):
+            assert isinstance(found[0], SwapOut)
+            return found[0]
+    raise AssertionError("nobody left")
+
+
+def two(limits: PoolLimits = LIMITS, **fields: Any) -> RequestPool:
+    """Of eight pages the old one has three, and grows."""
+    pool = RequestPool(limits)
+    begin(pool, "old", 1, **fields)
+    begin(pool, "new", 2, reservation_tokens=12, **fields)
+    return pool
+
+
+def refused(pool: RequestPool) -> list[str]:
+    return [message.request_id for message in flat(pool.take_messages()) if isinstance(message, NoCapacity)]
+
+
+def phase(pool: RequestPool, key: str) -> SequencePhase:
+    return pool.sequences[key].phase
+
+
+def test_the_latest_arrival_goes_to_host_memory_and_comes_back_when_its_pages_are_free():
+    pool = two()
+    order = until_one_leaves(pool)
+    assert phase(pool, "new") is SequencePhase.SWAP_OUT
+    assert phase(pool, "old") is SequencePhase.PAUSED, "no page has another owner before its copy is complete"
+    assert not state_of(pool).overruns, "nobody has to be moved"
+    assert len(order.pages) == pool.pages.pages_for(pool.sequences["new"].in_kv)
+    copied(pool, order)
+    assert (phase(pool, "new"), phase(pool, "old")) == (SequencePhase.SWAPPED, SequencePhase.DECODE)
+    assert pool.sequences["new"].reservation_tokens == 12, "the overrunner's doubles, not the victim's"
+    assert pool.adapters.host.kv_bytes == PAGE * len(order.pages)
+    while "old" in pool.sequences:
+        step(pool)
+    (back,) = copies(pool)
+    assert back == SwapIn(order.number, 0, tuple(pool.pages.pages_of("new")[: len(order.pages)]))
+    assert phase(pool, "new") is SequencePhase.SWAP_IN
+    copied(pool, back)
+    assert phase(pool, "new") is SequencePhase.DECODE
+    assert pool.swap.take_drops() == [DropSwap(order.number)]
+    assert (pool.adapters.host.kv_bytes, pool.swap.by_key) == (0, {})
+    while pool.sequences:
+        step(pool)
+    assert sum(len(m.tokens) for m in flat(pool.take_messages())) == 40
+
+
+def test_no_newcomer_gets_the_pages_that_a_swapped_sequence_waits_for():
+    pool = two()
+    copied(pool, until_one_leaves(pool))
+    assert pool.pages.free_pages > 0
+    assert state_of(pool).free_pages == 0, "and the scheduler is told so"
+    begin(pool, "late", 3, prompt=1)
+    assert refused(pool) == ["late"]
+    assert "late" not in pool.sequences
+
+
+def test_under_s3_the_overrunner_itself_leaves_and_wants_twice_its_reservation():
+    pool = RequestPool(LIMITS)
+    begin(pool, "old", 1, leaves=True, reservation_tokens=5)
+    begin(pool, "new", 2, leaves=True, reservation_tokens=12, prompt=3)
+    order = until_one_leaves(pool)
+    assert phase(pool, "old") is SequencePhase.SWAP_OUT
+    assert phase(pool, "new") is SequencePhase.DECODE
+    assert pool.sequences["old"].reservation_tokens == 12
+    copied(pool, order)
+    assert pool.swap.by_key["old"].wanted_pages == pool.pages.pages_for(8 + 12)
+
+
+@pytest.mark.parametrize(
+    ("why", "limits", "seconds"),
+    [
+        ("host memory is full", replace(LIMITS, host_bytes=2 * PAGE), 0.0),
+        ("recomputing is cheaper", LIMITS, 100.0),
+        ("this executor swaps nothing", replace(LIMITS, swap_page_bytes=0), 0.0),
+    ],
+)
+def test_where_no_swap_helps_the_supervisor_names_a_victim(why, limits, seconds):
+    pool = two(limits)
+    if seconds:
+        for _ in range(100):
+            pool.on_swap_event(SwapDone(0, 1, seconds))  # of one that has ended: how fast it was counts
+    while not pool.paused():
+        step(pool)
+    assert not copies(pool), why
+    assert [overrun.request_id for overrun in state_of(pool).overruns] == [pool.paused()[0]]
+    assert pool.take_report_now()
+
+
+@pytest.mark.parametrize("when", [SequencePhase.SWAP_OUT, SequencePhase.SWAPPED, SequencePhase.SWAP_IN])
+@pytest.mark.parametrize("how", ["stop", "close", "drain", "higher epoch"])
+def test_whatever_ends_a_swapped_sequence_frees_both_sides_at_once(when, how):
+    pool = two()
+    order = until_one_leaves(pool)
+    if when is not SequencePhase.SWAP_OUT:
+        copied(pool, order)
+    if when is SequencePhase.SWAP_IN:
+        pool.stop("old", Epoch(1, 1), session())
+    assert phase(pool, "new") is when
+    match how:
+        case "stop":
+            pool.stop("new", Epoch(1, 2), session())
+        case "close":
+            pool.session_closed(session())
+        case "drain":
+            pool.drain(on=True)
+        case _:
+            begin(pool, "new", 3, prompt=1)
+    check_pool(pool)
+    assert pool.adapters.host.kv_bytes == 0
+    assert DropSwap(order.number) in pool.swap.take_drops()
+    assert order.number not in [copy.number for copy in copies(pool)], "a copy that has not begun never does"
+    pool.on_swap_event(SwapDone(order.number, 1, 1.0))  # it had ended already
+    check_pool(pool)
+    if how in ("close", "drain"):
+        assert pool.pages.free_pages == 8
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_copy_that_fails_gives_its_sequence_back_to_be_recomputed(back):
+    pool = two()
+    order = until_one_leaves(pool)
+    if back:
+        copied(pool, order)
+        pool.stop("old", Epoch(1, 1), session())
+    pool.on_swap_event(SwapFailed(order.number, "no memory"))
+    check_pool(pool)
+    assert "new" not in pool.sequences
+    assert refused(pool) == ["new"]
+    assert pool.adapters.host.kv_bytes == 0
+
+
+def test_one_request_is_swapped_a_bounded_number_of_times_and_then_has_all_its_pages():
+    pool = two(max_tokens=24)
+    pool.sequences["new"].swaps = MOST_SWAPS - 1
+    copied(pool, until_one_leaves(pool))
+    assert pool.swap.by_key["new"].wanted_pages == 8
+    while "old" in pool.sequences:
+        step(pool)
+    copied(pool, copies(pool)[0])
+    assert pool.pages.held_by("new") == 8
+
+
+def joined(pool: RequestPool, digest: str, host_bytes: int = 30) -> None:
+    pool.on_adapter_event(Fetched(digest, 20, None))
+    pool.on_adapter_event(Loaded(digest, 1, 20, host_bytes, 1.0))
+    pool.adapters.take_actions()
+
+
+def test_an_adapter_may_leave_the_device_with_its_sequence_and_comes_back_with_it():
+    pool = RequestPool(replace(LIMITS, page_bytes=PAGE, total_pages=9))
+    begin(pool, "old", 1, max_tokens=24)
+    begin(pool, "new", 2, adapter="a", adapter_bytes=20)
+    joined(pool, "a")
+    order = until_one_leaves(pool)
+    copied(pool, order)
+    assert pool.owed_pages() == pool.swap.by_key["new"].wanted_pages, "its adapter is still there"
+    while "old" in pool.sequences and Unload(0) not in pool.adapters.actions:
+        step(pool)
+    assert pool.owed_pages() == pool.swap.by_key["new"].wanted_pages + 2
+    while "old" in pool.sequences:
+        step(pool)
+    copied(pool, copies(pool)[0])
+    assert phase(pool, "new") is SequencePhase.SWAP_IN, "its KV waits for its adapter"
+    joined(pool, "a")
+    assert phase(pool, "new") is SequencePhase.DECODE
+    check_pool(pool)
+
+
+def test_copies_of_adapters_leave_host_memory_for_kv_but_for_the_one_that_the_kv_needs():
+    pool = RequestPool(replace(LIMITS, max_adapters=3, host_bytes=100))
+    for digest in ("other", "a"):
+        begin(pool, digest, 1, prompt=1, max_tokens=1, adapter=digest)
+        joined(pool, digest, host_bytes=40)
+        while pool.sequences:
+            step(pool)
+    begin(pool, "old", 1)
+    begin(pool, "new", 2, adapter="a")
+    assert set(pool.adapters.host.held) == {"other", "a"}
+    copied(pool, until_one_leaves(pool))
+    assert set(pool.adapters.host.held) == {"a"}
+    assert pool.adapters.host.kv_bytes == 40
+    assert not pool.adapters.host.reserve_kv(40, ""), "KV without its adapter is of no use"
+
+
+def test_pages_that_others_still_read_are_read_again_instead_of_being_copied_back():
+    pool = RequestPool(replace(LIMITS, total_pages=8))
+    for arrived, key in enumerate(("old", "new"), 1):
+        begin(pool, key, arrived, cache_salt="t", prompt=9, max_tokens=16)
+        step(pool)
+    order = until_one_leaves(pool)
+    copied(pool, order)
+    assert len(order.pages) >= 3
+    pool.stop("old", Epoch(1, 1), session())
+    (back,) = copies(pool)
+    assert isinstance(back, SwapIn)
+    assert (back.first, back.pages) == (len(order.pages), ()), "they are in the prefix cache"
+
+
+# ---- copies
+
+
+class Slow(LocalKvMemory):
+    """A copy waits at its second page."""
+
+    def __init__(self, pages: Any) -> None:
+        super().__init__(pages)
+        self.reached, self.go, self.count = threading.Event(), threading.Event(), 0
+
+    def copy_out(self, page: int, part: slice, host: Any, fence: None) -> None:
+        self.count += 1
+        if self.count == 2:
+            self.reached.set()
+            assert self.go.wait(10)
+        super().copy_out(page, part, host, fence)
+
+
+def test_a_drop_ends_a_copy_that_is_under_way_before_anything_else_is_done():
+    memory = Slow(np.arange(80, dtype=np.uint8).reshape(8, 10))
+    reports: list[Any] = []
+    swapper = KvSwapper(memory, reports.append)
+    swapper.execute(SwapOut(1, (0, 1, 2, 3)))
+    assert memory.reached.wait(10)
+    copy = swapper._copies[1]
+    dropping = threading.Thread(target=swapper.execute, args=(DropSwap(1),))
+    dropping.start()
+    wait_until(lambda: copy.dropped, "the copy is dropped")
+    memory.go.set()
+    dropping.join(10)
+    swapper.execute(SwapOut(2, (5,)))
+    swapper.execute(SwapIn(2, 0, (6,)))
+    swapper._thread.shutdown(wait=True)
+    assert memory.count == 3, "the page that was being copied, the one before it, and the other sequence's"
+    assert [(report.number, report.pages) for report in reports] == [(2, 1), (2, 1)]
+    assert memory._pages[6].tolist() == list(range(50, 60))
+
+
+def test_what_is_copied_out_and_back_is_the_same_bytes_in_slices(monkeypatch):
+    monkeypatch.setattr("weft_runner.shell.kv_swapper.SLICE_BYTES", 7)
+    drawn = np.random.default_rng(1).integers(0, 256, (6, 24), dtype=np.uint8)
+    memory, reports = LocalKvMemory(drawn.copy()), []
+    swapper = KvSwapper(memory, reports.append)
+    swapper.execute(SwapOut(1, (4, 1, 3)))
+    swapper.execute(SwapIn(1, 1, (0, 5)))
+    swapper._thread.shutdown(wait=True)
+    assert [type(report) for report in reports] == [SwapDone, SwapDone]
+    assert np.array_equal(memory._pages, drawn[[1, 1, 2, 3, 4, 3]])
+
+
+# ---- answers
+
+
+GREEDY = Sampling(ignore_eos=True)
+
+
+def asked(driver: Any, count: int, adapters: list[str], tokens: int = 60) -> list[Any]:
+    drawn = random.Random(3)
+    return [
+        driver.request(
+            f"r{i}", drawn.choices(range(3, 60), k=drawn.randint(5, 30)), tokens, adapters[i % len(adapters)],
+            reservation_tokens=3, cache_salt="t",
+            sampling=GREEDY if i % 2 else Sampling(temperature=1.0, top_p=0.9, seed=i, ignore_eos=True),
+        )
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def answers_of(make: Callable[..., Any], adapters: list[str], **limits: Any) -> tuple[dict[str, list[int]], Any]:
+    driver = make(max_sequences=6, **limits)
+    requests = asked(driver, 6, adapters)
+    driver.post(*requests)
+    driver.finish(5000)
+    assert not [event for event in driver.events if isinstance(event, Ended | NoCapacity)]
+    return {request.request_id: driver.answer(request.request_id) for request in requests}, driver
+
+
+def test_swapped_sequences_answer_as_undisturbed_ones_do(drive, world):
+    world.write_adapter("a", seed=1)
+    world.write_adapter("b", seed=2)
+    adapters = ["a", "b", ""]
+    undisturbed, _ = answers_of(drive, adapters, total_pages=200)
+    swapped, driver = answers_of(drive, adapters, total_pages=64, swap_page_bytes=1, page_tokens=4)
+    assert driver.pool.swap.out_bytes > 0
+    assert driver.pool.swap.in_bytes > 0
+    assert max(o.status.swapped for o in driver.outputs if o.status) > 0
+    assert swapped == undisturbed
+
+
+def native(files: Any, spec: Any, limits: PoolLimits) -> CpuExecutor:
+    return CpuExecutor(
+        load(), open_checkpoint(files, spec), threads=1, pages=limits.total_pages, page_tokens=limits.page_tokens,
+        slots=limits.max_adapters,
+    )  # fmt: skip
+
+
+def test_on_the_cpu_executor_they_do_so_too(make_driver, new_world, small_config, tmp_path):
+    try:
+        load()
+    except NativeUnavailable as unavailable:
+        pytest.skip(f"the native library cannot be built here: {unavailable.reason}")
+    wide = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
+    world = new_world(tmp_path / "native", {**small_config, **wide})
+    world.write_base()
+    for seed, name in enumerate("ab"):
+        world.write_adapter(name, seed=seed)
+
+    def make(**limits: Any) -> Any:
+        return make_driver(world, make_executor=native, page_tokens=16, **limits)
+
+    adapters = ["a", "b", ""]
+    undisturbed, _ = answers_of(make, adapters, total_pages=64)
+    swapped, driver = answers_of(make, adapters, total_pages=14, swap_page_bytes=1)
+    assert driver.pool.swap.in_bytes > 0
+    beside = [o for o in driver.outputs if o.done is not None and o.status and o.status.swapped]
+    assert beside, "steps ran while sequences were in host memory"
+    assert swapped == undisturbed

@@ -1,0 +1,101 @@
+"""A pool's objectives: who met them, who cannot, and what a runner takes for them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.scheduler_driver import SPEC, Driver
+from weft.domain.request import Assign, OutcomeReport, Reject, RejectReason
+from weft.domain.routes import PoolStatus, SloAttainment
+from weft_scheduler.core.effects import Judged
+from weft_scheduler.core.policy.slo.attainment import TAU_S, Attainment
+
+
+def test_the_share_is_of_what_finished_lately_and_stays_while_nothing_does() -> None:
+    attainment = Attainment()
+    assert attainment.percents() is None
+    for met in (True, True, True, False):
+        attainment.count(met, True, 0.0)
+    assert attainment.percents() == SloAttainment(75, 75, 100)
+    for number in range(50):
+        attainment.count(True, number % 2 == 0, 40 * TAU_S)
+    assert attainment.percents() == SloAttainment(50, 100, 50)
+
+
+@pytest.mark.parametrize(
+    ("measured", "token_time_s", "sequences"),
+    [
+        ((1, 20.0, 20.0), 0.05, 32),  # nothing is known of more than one sequence
+        ((16, 20.0, 50.0), 0.0, 32),  # no objective
+        ((16, 20.0, 50.0), 0.05, 16),
+        ((16, 20.0, 50.0), 0.06, 21),  # 2 ms a sequence, on beyond the best batch
+        ((16, 20.0, 50.0), 0.01, 1),  # one sequence has to run
+        ((16, 20.0, 50.0), 9.0, 32),
+    ],
+)
+def test_a_runner_takes_what_its_steps_allow(
+    measured: tuple[int, float, float], token_time_s: float, sequences: int
+) -> None:
+    best, first, last = measured
+    spec = replace(SPEC, max_sequences=32, best_batch=best, step_ms_1=first, step_ms_best=last)
+    assert spec.sequences_within(token_time_s) == sequences
+
+
+def test_a_batch_ends_where_the_token_time_would(driver: Driver, picked: Any) -> None:
+    driver.start(slo_token_time_s=0.03)
+    driver.runner("a", max_sequences=4, best_batch=2, step_ms_1=20.0, step_ms_best=25.0)
+    placed = [bool(picked(driver.submit(f"r{number}"), Assign)) for number in range(4)]
+    assert placed == [True, True, True, False]
+    driver.registry()
+    assert driver.request("r3").placed, "without the objective it takes all that it can"
+
+
+def measured(driver: Driver, tokens_per_s: int = 100) -> None:
+    """One full runner, of so many tokens a second."""
+    driver.runner("a", max_sequences=1)
+    driver.place("running")
+    driver.pool().autoscaler.throughput.measure(10 * tokens_per_s, 10.0)
+
+
+def test_who_cannot_be_served_in_time_is_rejected_at_once_with_a_time(driver: Driver, picked: Any) -> None:
+    driver.start(slo_ttft_s=1.0, slo_reject=True)
+    measured(driver)
+    predicted = {"prompt_tokens": 16, "p10_tokens": 1, "p50_tokens": 34, "p90_tokens": 60}
+    for number in range(2):  # 50 tokens each: after 0.5 s and after 1 s
+        assert not picked(driver.submit(f"r{number}", **predicted), Reject)
+    (reject,) = picked(driver.submit("late", **predicted), Reject)
+    assert (reject.reason, reject.retry_after_ms) == (RejectReason.SLO_UNATTAINABLE, 1000)
+    assert not picked(driver.submit("accepted", emitted_tokens=1, **predicted), Reject), "it was accepted before"
+    assert not picked(driver.submit("another", namespace="other", **predicted), Reject), "its share is free"
+
+
+@pytest.mark.parametrize("spec", [{"slo_ttft_s": 1.0}, {}])
+def test_without_admission_by_objective_everybody_waits(driver: Driver, picked: Any, spec: dict[str, float]) -> None:
+    driver.start(**spec)
+    measured(driver)
+    assert not any(picked(driver.submit(f"r{number}", p90_tokens=90), Reject) for number in range(20))
+
+
+def test_before_anything_was_measured_nobody_is_rejected(driver: Driver, picked: Any) -> None:
+    driver.start(slo_ttft_s=0.001, slo_reject=True)
+    assert not picked(driver.submit("r"), Reject)
+
+
+def test_attainment_is_counted_at_once_and_published_once_a_minute(driver: Driver, picked: Any) -> None:
+    driver.start(slo_ttft_s=1.0, slo_token_time_s=0.1)
+    driver.runner("a")
+
+    def finish(request_id: str, ttft_ms: int, total_ms: int) -> list[Any]:
+        driver.place(request_id)
+        return driver.gateway_sends(OutcomeReport(request_id, "acme/p", "", 11, False, b"r", ttft_ms, total_ms))
+
+    assert picked(finish("r0", 900, 1900), Judged) == [Judged("acme/p", True, True)]
+    published = [status.slo for status in picked(driver.wait(1.0), PoolStatus)]
+    assert published[-1] == SloAttainment(100, 100, 100)
+    assert picked(finish("r1", 1100, 1200), Judged) == [Judged("acme/p", False, True)]
+    assert picked(finish("r2", 100, 1200), Judged) == [Judged("acme/p", True, False)]
+    assert {status.slo for status in picked(driver.wait(50.0), PoolStatus)} <= {SloAttainment(100, 100, 100)}
+    published = [status.slo for status in picked(driver.wait(20.0), PoolStatus)]
+    assert {*published} == {SloAttainment(33, 66, 66)}
+    assert not picked(driver.wait(600.0), PoolStatus), "nothing is written while nothing changes"

@@ -1,0 +1,98 @@
+"""A lightly loaded runner is emptied: the orders, their bounds, and what stands against them."""
+
+from typing import Any
+
+import pytest
+
+from weft.domain.request import Assign, FailReason, Preempt
+from weft_scheduler.core.effects import Consolidated
+
+MEASURED = {
+    "step_ms_1": 40.0,
+    "step_ms_best": 52.0,
+    "prefill_tokens_per_s": 2000.0,
+    "max_sequences": 8,
+    "numerics_class": "class-a",
+}
+LONG = {"max_tokens": 1000, "p90_tokens": 900}
+
+
+def uuid_of(driver: Any, request_id: str) -> str:
+    return driver.request(request_id).runner.uuid
+
+
+def report(driver: Any) -> None:
+    """Every runner reports what it was assigned."""
+    for uuid in ("a", "b"):
+        owned = sorted(driver.record(uuid).owned)
+        driver.runner(uuid, *[driver.view(r, 900) for r in owned], free=1000 - 60 * len(owned))
+
+
+@pytest.fixture
+def spread(driver: Any) -> Any:
+    """Runner b has three sequences, runner a one."""
+    driver.start(consolidation="always", consolidation_s=2.0, min_runners=2, max_runners=2)
+    for uuid in ("a", "b"):
+        driver.runner(uuid, total_pages=1000, max_context_tokens=16000, **MEASURED)
+    driver.place("r0", **LONG)
+    driver.runner("b", driver.view("r0", 900), free=0)
+    driver.place("lonely", **LONG)
+    driver.runner("b", driver.view("r0", 900), free=940)
+    driver.runner("a", driver.view("lonely", 900), free=940)
+    assert (uuid_of(driver, "r0"), uuid_of(driver, "lonely")) == ("b", "a")
+    for n in (1, 2):
+        driver.place(f"r{n}", **LONG)
+    report(driver)
+    return driver
+
+
+def test_the_lonely_request_migrates_and_its_failures_are_not_counted(spread: Any, picked: Any) -> None:
+    effects = spread.wait(3.0)
+    (emptied,) = picked(effects, Consolidated)
+    (preempt,) = picked(effects, Preempt)
+    assert (emptied.runner.uuid, preempt.request_id) == ("a", "lonely")
+    spread.runner("a", free=1000)
+    (assign,) = picked(spread.failed("lonely", FailReason.PREEMPTED, 40), Assign)
+    assert (assign.runner.uuid, spread.request("lonely").migrations) == ("b", 0)
+    report(spread)
+    assert not picked(spread.wait(60.0), Consolidated), "there is nothing left to empty"
+
+
+def test_a_request_migrates_a_bounded_number_of_times(spread: Any, picked: Any) -> None:
+    for _ in range(2):
+        assert picked(spread.wait(3.0), Consolidated)
+        spread.runner("b", *[spread.view(f"r{n}", 900) for n in range(3)], free=0)
+        spread.runner("a", free=1000)
+        (assign,) = picked(spread.failed("lonely", FailReason.PREEMPTED, 40), Assign)
+        assert assign.runner.uuid == "a", "b has filled up meanwhile"
+        report(spread)
+    assert not picked(spread.wait(60.0), Consolidated)
+
+
+def test_nothing_migrates_while_a_request_waits(spread: Any, picked: Any) -> None:
+    spread.submit("large", prompt_tokens=15000, max_tokens=500, p90_tokens=500)
+    assert not picked(spread.wait(60.0), Consolidated)
+
+
+def test_nothing_migrates_where_something_has_just_come(spread: Any, picked: Any) -> None:
+    spread.runner("b", *[spread.view(f"r{n}", 900) for n in range(3)], free=0)
+    spread.place("new", **LONG)
+    spread.runner("b", *[spread.view(f"r{n}", 900) for n in range(3)], free=820)
+    assert not picked(spread.wait(4.0), Consolidated)
+
+
+@pytest.mark.parametrize(
+    ("mode", "least", "expected"),
+    [("always", 2, True), ("autoscaled", 2, False), ("autoscaled", 1, True), ("never", 1, False)],
+)
+def test_a_pool_says_when(spread: Any, picked: Any, mode: str, least: int, expected: bool) -> None:
+    spread.registry(consolidation=mode, min_runners=least, max_runners=2)
+    assert bool(picked(spread.wait(25.0), Consolidated)) is expected
+
+
+def test_an_idle_pool_has_no_deadline(spread: Any) -> None:
+    for request_id in ("r0", "r1", "r2", "lonely"):
+        spread.outcome(request_id)
+    report(spread)
+    spread.wait(200.0)
+    assert spread.core.next_deadline() is None
