@@ -54,47 +54,43 @@ def in_the_middle(streams: list[Watched]) -> bool:
     return all(len(w.text) >= 5 and w.share < 0.8 for w in streams)
 
 
-async def wait_for_two_ready_runners(stack: Stack) -> None:
+async def wait_for_two_ready_runners(stack: Stack, struck: int | None = None) -> None:
     async def two() -> bool:
-        """A runner that was killed stays in the supervisor's list until its lease ends, or it is back."""
+        """A runner that was struck stays in the supervisor's list until its lease ends, or it is back."""
         found = [stack.components()[name] for name in stack.names("runner")]
-        alive = all(one["phase"] == "Ready" and psutil.pid_exists(one["pid"]) for one in found)
+        alive = all(one["phase"] == "Ready" and one["pid"] != struck and psutil.pid_exists(one["pid"]) for one in found)
         listed = await runners(stack.address("supervisor"))
         return alive and sum(r.figures.ready and not r.figures.draining for r in listed) == 2
 
     await eventually(two)
 
 
-async def strike(stack: Stack, made: Crowd, signum: int) -> list[Watched]:
-    """Send a signal to a runner with 8 streams or more, each with at least 5 and less than 80 % of its tokens.
-
-    The report must say less than 60 %: the rest is for what was generated since. Returns the runner's streams; none
-    when all streams ended without such a moment (the clients were too slow to start together).
-    """
+async def strike(stack: Stack, made: Crowd, signum: int) -> int:
+    """Send a signal to a runner that has 8 streams or more between their first token and 80 % of their tokens."""
     pids = {stack.components()[name]["listen"]: stack.pid(name) for name in stack.names("runner")}
-    while made.running:
+    struck = 0
+
+    async def now() -> bool:
+        nonlocal struck
         for runner in await runners(stack.address("supervisor")):
-            victims = emitted(runner, made)
-            if len(victims) >= 8 and all(5 <= n < 0.6 * len(w.case.expect) for w, n in victims):
-                os.kill(pids[runner.spec.address], signum)
-                return [watched for watched, _ in victims]
-    return []
+            if sum(0 < n < 0.8 * len(w.case.expect) for w, n in emitted(runner, made)) >= 8:
+                os.kill(struck := pids[runner.spec.address], signum)
+                return True
+        return False
+
+    await eventually(now)
+    return struck
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "drain"])
-async def test_a_runner_goes_and_its_streams_go_on_elsewhere(pair: Stack, cases: list[Case], signum: int) -> None:
+async def test_a_runner_goes_and_its_streams_continue_elsewhere(pair: Stack, cases: list[Case], signum: int) -> None:
+    """Clients ask again and again: on a slow machine the streams of a report may have ended before the signal comes."""
     await wait_for_two_ready_runners(pair)
-    assert_undisturbed(await finished(pair.url, cases, f"quiet-{int(signum)}"))  # and both runners are warm
-    for attempt in range(ATTEMPTS):
-        before = pair.metric("scheduler", "weft_scheduler_migrations_total")
-        async with crowd(pair.url, cases, f"runner-{int(signum)}-{attempt}") as made:
-            victims = await strike(pair, made, signum)
-        assert_undisturbed(list(made.streams))
-        moved = pair.metric("scheduler", "weft_scheduler_migrations_total") - before
-        if victims and moved:  # else they ended before the blow fell
-            return
-        await wait_for_two_ready_runners(pair)
-    pytest.fail(f"no moment to strike in {ATTEMPTS} rounds")
+    before = pair.metric("scheduler", "weft_scheduler_migrations_total")
+    async with asyncio.timeout(3 * PATIENCE_S), load(pair.url, cases, f"runner-{int(signum)}", width=24) as made:
+        while pair.metric("scheduler", "weft_scheduler_migrations_total") == before:
+            await wait_for_two_ready_runners(pair, struck=await strike(pair, made, signum))
+    assert_undisturbed(made.streams)
 
 
 @pytest.mark.parametrize("component", ["scheduler", "supervisor", "predictor", "depot"])

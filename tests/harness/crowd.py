@@ -129,10 +129,11 @@ def emitted(runner: RunnerBook, made: Crowd) -> list[tuple[Watched, int]]:
     From the runner's own report: what a client has read lags behind what was generated.
     """
     tokens = zip(runner.sequences, runner.progress, strict=False)
+    running = [watched for watched in made.streams if watched.finish is None]
     return [
         (watched, count - len(watched.case.prompt) - 2)  # the prompt stands between <s> and <sep>
         for request_id, count in tokens
-        for watched in made.streams
+        for watched in running
         if request_id.startswith(f"{watched.request_id}-")
     ]
 
