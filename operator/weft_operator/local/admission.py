@@ -16,6 +16,8 @@ from weft_operator.observe import Desired
 from weft_operator.resources import Object, Ref, parse
 from weft_operator.rules import review
 
+OLDER_TOKEN_TIME_MS = 100  # default of scheduler.tokenTimeMs
+
 
 class Admission:
     """Judges by all objects of a store. Called as `admit`; the same turn of the loop has to store what it returns."""
@@ -66,7 +68,22 @@ def as_served(obj: Object) -> Object:
 
     Raises ManifestError where this version takes it no more.
     """
-    return {**obj, "spec": _stored(obj).to_dict()["spec"]}
+    converted = _converted(obj)
+    return {**obj, "spec": _stored(converted).to_dict()["spec"]}
+
+
+def _converted(obj: Object) -> Object:
+    """With the fields of today's versions: a pool's `scheduler.tokenTimeMs` became `slo.tokenTimeMs`.
+
+    Older versions wrote its default out. A default that nobody chose is no objective.
+    """
+    scheduler = obj["spec"].get("scheduler")
+    if obj["kind"] != "ServingPool" or not isinstance(scheduler, dict) or "tokenTimeMs" not in scheduler:
+        return obj
+    spec = {**obj["spec"], "scheduler": {name: value for name, value in scheduler.items() if name != "tokenTimeMs"}}
+    if scheduler["tokenTimeMs"] != OLDER_TOKEN_TIME_MS:
+        spec.setdefault("slo", {"tokenTimeMs": scheduler["tokenTimeMs"]})
+    return {**obj, "spec": spec}
 
 
 def _stored(obj: Object) -> Any:

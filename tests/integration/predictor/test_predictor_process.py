@@ -142,7 +142,7 @@ def test_an_encoder_that_cannot_be_read_ends_the_start_with_2_and_the_reason(tmp
     assert "model_type is 'gpt2', not distilbert or bert" in log
 
 
-async def test_a_model_that_is_mounted_later_is_offered_and_a_damaged_one_refused_while_service_goes_on(tmp_path):
+async def test_a_model_that_is_mounted_later_is_offered_and_a_damaged_one_refused_while_the_service_answers(tmp_path):
     mounted, port, probes = tmp_path / "mounted.npz", free_port(), free_port()
     save(mounted, RidgeModel.cold("first", dim=1 << 10).save())
 

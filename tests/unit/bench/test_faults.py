@@ -127,7 +127,7 @@ async def read_all(reader: asyncio.StreamReader) -> bytes:
     raise AssertionError("it was closed in order")
 
 
-async def test_a_stalled_link_passes_nothing_until_it_goes_on_and_then_everything() -> None:
+async def test_a_stalled_link_passes_nothing_until_it_is_released_and_then_everything() -> None:
     async with Links() as links:
         peer, other = Peer(), Peer()
         target, elsewhere = await peer.listen(), await other.listen()

@@ -95,7 +95,7 @@ def test_a_flood_of_one_tenant_is_at_most_half_of_what_is_judged():
     assert not judge.better
 
 
-def test_a_model_that_knows_the_prompts_replaces_a_cold_one_and_goes_on_learning(world, decisions):
+def test_a_model_that_knows_the_prompts_replaces_a_cold_one_and_continues_to_learn(world, decisions):
     here = world(4)
     trained = RidgeModel.cold("trained", dim=DIM)
     judged(trained, here.answers(1_500))

@@ -132,7 +132,7 @@ def test_who_leaves_while_a_step_is_in_flight_is_not_heard_of_again_and_the_othe
     assert len(cuda.answer("leaves")) == 3
 
 
-def test_a_sequence_that_was_in_host_memory_goes_on_as_the_references(pair_of):
+def test_a_sequence_that_was_in_host_memory_continues_as_the_references(pair_of):
     """Three pages for two sequences of two pages each."""
     cuda, reference = pair = pair_of(total_pages=3, swap_page_bytes=1)
     for driver in pair:

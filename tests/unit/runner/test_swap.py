@@ -81,7 +81,7 @@ def phase(pool: RequestPool, key: str) -> SequencePhase:
     return pool.sequences[key].phase
 
 
-def test_the_latest_arrival_goes_to_host_memory_and_comes_back_when_its_pages_are_free():
+def test_the_latest_arrival_is_swapped_to_host_memory_and_comes_back_when_its_pages_are_free():
     pool = two()
     order = until_one_leaves(pool)
     assert phase(pool, "new") is SequencePhase.SWAP_OUT

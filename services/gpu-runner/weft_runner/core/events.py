@@ -106,7 +106,7 @@ class SwapDone:
 
 @dataclass(frozen=True, slots=True)
 class SwapFailed:
-    """A copy ended early: there was no memory for it."""
+    """A copy ended early: no memory, or another failure that `detail` names."""
 
     number: int
     detail: str

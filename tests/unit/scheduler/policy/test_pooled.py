@@ -29,7 +29,7 @@ def test_a_forecast_begins_with_what_is_held_and_ends_with_the_limit() -> None:
     assert all(mean == 0 for mean, steps in zip(use.means, HORIZONS, strict=True) if steps >= 512)
 
 
-def test_an_answer_that_has_outlived_most_is_expected_to_go_on() -> None:
+def test_an_answer_that_has_outlived_most_is_expected_to_continue() -> None:
     forecast = UseForecast(100, 4096, CHAT)
     young, old = forecast.use(0), forecast.use(800)
     assert old.means[4] / 1029 > 0.7 > young.means[4] / 229, "the share that lives 128 steps later"
