@@ -91,7 +91,7 @@ class Fairness(ApiModel):
             "weights",
             f"no namespace; {PATTERN_HELP[LABEL_PATTERN]}",
             f"!has(self.weights) || self.weights.all(key, size(key) <= 63 && key.matches(r'{LABEL_PATTERN}'))",
-            lambda fairness: all(len(key) <= 63 and re.match(LABEL_PATTERN, key) for key in fairness.weights or {}),
+            lambda fairness: all(len(key) <= 63 and re.fullmatch(LABEL_PATTERN, key) for key in fairness.weights or {}),
         ),
     )
 
