@@ -15,7 +15,7 @@ import httpx2
 import psutil
 import pytest
 
-from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, crowd, emitted, finished, load
+from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, emitted, finished, load
 from harness.quickstart import Case, copy_manifests, sure_cases
 from harness.waiting import PATIENCE_S, eventually
 from weft_bench.reports import runners
@@ -23,7 +23,7 @@ from weft_bench.stack import Stack
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
 SEED = 20
-ATTEMPTS = 5  # rounds in which the moment to strike may come
+KILLS = 5  # of gateways
 
 
 @pytest.fixture(scope="module")
@@ -49,31 +49,32 @@ def cases() -> list[Case]:
     return sure_cases(MODELS, 20, seed=SEED)
 
 
-def in_the_middle(streams: list[Watched]) -> bool:
-    """Each has at least 5 and less than 80 % of its tokens."""
-    return all(len(w.text) >= 5 and w.share < 0.8 for w in streams)
+async def wait_for_runners(stack: Stack, struck: int | None = None) -> None:
+    """Until every runner is ready. `struck`: the process that one of them is no more."""
+    names = stack.names("runner")
 
-
-async def wait_for_two_ready_runners(stack: Stack, struck: int | None = None) -> None:
-    async def two() -> bool:
+    async def ready() -> bool:
         """A runner that was struck stays in the supervisor's list until its lease ends, or it is back."""
-        found = [stack.components()[name] for name in stack.names("runner")]
+        found = [stack.components()[name] for name in names]
         alive = all(one["phase"] == "Ready" and one["pid"] != struck and psutil.pid_exists(one["pid"]) for one in found)
         listed = await runners(stack.address("supervisor"))
-        return alive and sum(r.figures.ready and not r.figures.draining for r in listed) == 2
+        return alive and sum(r.figures.ready and not r.figures.draining for r in listed) == len(names)
 
-    await eventually(two)
+    await eventually(ready)
 
 
-async def strike(stack: Stack, made: Crowd, signum: int) -> int:
-    """Send a signal to a runner that has 8 streams or more between their first token and 80 % of their tokens."""
+async def strike(stack: Stack, made: Crowd, signum: int, streams: int) -> int:
+    """Send a signal to a runner with so many streams or more between their first token and 80 % of their tokens.
+
+    Returns its process. On a slow machine the streams of a report may have ended before the signal comes.
+    """
     pids = {stack.components()[name]["listen"]: stack.pid(name) for name in stack.names("runner")}
     struck = 0
 
     async def now() -> bool:
         nonlocal struck
         for runner in await runners(stack.address("supervisor")):
-            if sum(0 < n < 0.8 * len(w.case.expect) for w, n in emitted(runner, made)) >= 8:
+            if sum(0 < n < 0.8 * len(w.case.expect) for w, n in emitted(runner, made)) >= streams:
                 os.kill(struck := pids[runner.spec.address], signum)
                 return True
         return False
@@ -84,18 +85,24 @@ async def strike(stack: Stack, made: Crowd, signum: int) -> int:
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "drain"])
 async def test_a_runner_goes_and_its_streams_continue_elsewhere(pair: Stack, cases: list[Case], signum: int) -> None:
-    """Clients ask again and again: on a slow machine the streams of a report may have ended before the signal comes."""
-    await wait_for_two_ready_runners(pair)
-    before = pair.metric("scheduler", "weft_scheduler_migrations_total")
-    async with asyncio.timeout(3 * PATIENCE_S), load(pair.url, cases, f"runner-{int(signum)}", width=24) as made:
-        while pair.metric("scheduler", "weft_scheduler_migrations_total") == before:
-            await wait_for_two_ready_runners(pair, struck=await strike(pair, made, signum))
+    await wait_for_runners(pair)
+    await struck_until_streams_migrate(pair, cases, f"runner-{int(signum)}", signum, width=24, streams=8)
+
+
+async def struck_until_streams_migrate(
+    stack: Stack, cases: list[Case], name: str, signum: int, width: int, streams: int
+) -> None:
+    """Strike a runner under continuing load, again where nothing ran any more; all texts are as without."""
+    before = stack.metric("scheduler", "weft_scheduler_migrations_total")
+    async with asyncio.timeout(3 * PATIENCE_S), load(stack.url, cases, name, width) as made:
+        while stack.metric("scheduler", "weft_scheduler_migrations_total") == before:
+            await wait_for_runners(stack, await strike(stack, made, signum, streams))
     assert_undisturbed(made.streams)
 
 
 @pytest.mark.parametrize("component", ["scheduler", "supervisor", "predictor", "depot"])
 async def test_a_control_plane_process_is_killed_and_comes_back(pair: Stack, cases: list[Case], component: str) -> None:
-    await wait_for_two_ready_runners(pair)
+    await wait_for_runners(pair)
     async with load(pair.url, cases, component, width=28) as made:  # more than fit at once: some wait
         await made.until(lambda: sum(bool(w.text) for w in made.streams) >= 8)
         killed = pair.pid(component)
@@ -110,7 +117,7 @@ async def test_a_control_plane_process_is_killed_and_comes_back(pair: Stack, cas
 
 
 async def test_outcomes_reach_the_store_though_the_supervisor_was_away(pair: Stack, cases: list[Case]) -> None:
-    await wait_for_two_ready_runners(pair)
+    await wait_for_runners(pair)
     os.kill(pair.pid("supervisor"), signal.SIGKILL)
     streams = await finished(pair.url, cases[:4], "away")
     assert_undisturbed(streams)
@@ -121,16 +128,8 @@ async def test_outcomes_reach_the_store_though_the_supervisor_was_away(pair: Sta
     await eventually(acknowledged)
 
 
-async def test_the_only_runner_dies_and_held_streams_go_on_when_it_is_back(lone: Stack, cases: list[Case]) -> None:
-    runner = lone.pid(lone.names("runner")[0])
-    for attempt in range(ATTEMPTS):
-        async with crowd(lone.url, cases[:8], f"only-{attempt}") as made:
-            if struck := await made.until(lambda made=made: in_the_middle(list(made.streams))):
-                os.kill(runner, signal.SIGKILL)
-        assert_undisturbed(list(made.streams))
-        if struck:
-            return
-    pytest.fail(f"no moment to strike in {ATTEMPTS} rounds")
+async def test_the_only_runner_dies_and_held_streams_continue_when_it_is_back(lone: Stack, cases: list[Case]) -> None:
+    await struck_until_streams_migrate(lone, cases, "only", signal.SIGKILL, width=8, streams=4)
 
 
 async def cut_by_a_kill(stack: Stack, case: Case) -> None:
@@ -170,7 +169,7 @@ async def test_a_killed_gateways_streams_are_given_up_and_the_next_one_answers_i
 ) -> None:
     lone.wait_for_models()
     given_up = 0
-    for case, other in pairwise(cases[: ATTEMPTS + 1]):
+    for case, other in pairwise(cases[: KILLS + 1]):
         before = lone.metric("runner", "weft_runner_tokens_total")
         await cut_by_a_kill(lone, case)
         answer = await first_answer(lone.url, other)
@@ -192,15 +191,12 @@ async def test_with_no_runner_in_time_streams_fail_with_a_named_error(
     manifests = copy_manifests(tmp_path_factory.mktemp("m"))
     hold = {**SLOW, "WEFT_GATEWAY__HOLD_SECONDS": "0.1"}  # far less than any runner needs to start
     with Stack(manifests, tmp_path_factory.mktemp("w"), environment=hold) as stack:
-        for attempt in range(ATTEMPTS):
-            stack.wait_for_models()
-            async with crowd(stack.url, cases[:8], f"hold-{attempt}") as made:
-                runner = stack.pid(stack.names("runner")[0])
-                if await made.until(lambda made=made: in_the_middle(list(made.streams))):
-                    os.kill(runner, signal.SIGKILL)
-            broken = [w for w in made.streams if w.error]
-            assert {w.error.code for w in broken if w.error} <= {"no_runner_available"}
-            assert all(w.case.expect.startswith(w.text) for w in broken)
-            if broken:  # else they ended before the blow fell
-                return
-    pytest.fail(f"no moment to strike in {ATTEMPTS} rounds")
+        broken: list[Watched] = []
+        async with asyncio.timeout(3 * PATIENCE_S):
+            while not broken:  # else they had ended before the signal came
+                stack.wait_for_models()
+                async with load(stack.url, cases, "hold", width=8) as made:
+                    await strike(stack, made, signal.SIGKILL, streams=4)
+                broken = [w for w in made.streams if w.error]
+                assert {w.error.code for w in broken if w.error} <= {"no_runner_available"}
+                assert all(w.case.expect.startswith(w.text) for w in broken)
