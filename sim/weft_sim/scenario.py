@@ -47,65 +47,11 @@ class Scenario:
 
 def scenario(seed: int) -> Scenario:
     """The scenario of a seed. Every fourth has no faults, every eighth a runner that lies, every eighth an operator."""
-    chance = random_of(seed, "scenario")
-    lies = seed % 8 == 5
-    page_tokens, slots = chance.choice((2, 4, 8)), chance.choice((2, 3))
-    total_pages = chance.choice((64, 96, 160, 256)) // page_tokens
-    swap = random_of(seed, "swap")  # most host memories hold a sequence or two; copies are fast, or as slow as prefill
-    swap_page_bytes = swap.choice((0, 100, 100))
-    if swap_page_bytes and total_pages >= 16:
-        total_pages //= 2
-    count = chance.randint(1, 4)
-    adapters = tuple(
-        AdapterSpec(
-            f"uid-{i}", "acme", f"a{i}", f"acme/a{i}", POOL, f"sha256:{i}", 8, bytes=1000,
-            pinned=i == 0 and chance.random() < 0.2,
-            tier=chance.choice((Tier.UNSPECIFIED, Tier.UNSPECIFIED, Tier.HOST, Tier.DISK)),
-        )
-        for i in range(chance.randint(0, 5))
-    )  # fmt: skip
-
-    def runner(name: str, pool: str) -> RunnerPlan:
-        spec = RunnerSpec(
-            RunnerId(f"{pool.partition('/')[0]}.{name}", ""), name, pool, page_tokens, total_pages,
-            max_sequences=chance.choice((2, 4, 8)), max_adapters=slots, max_rank=64,
-            max_context_tokens=page_tokens * total_pages, name=name,
-            numerics_class=chance.choice(("class-a", "class-a", "class-b")), best_batch=chance.choice((2, 4, 8)),
-            step_ms_1=20.0, step_ms_best=26.0, prefill_tokens_per_s=2000.0,
-        )  # fmt: skip
-        plan = RunnerPlan(
-            spec, f"host-{name}", chance.choice((8, 16, 64)), chance.choice((1, 2)), chance.choice((1, 1, 2))
-        )  # fmt: skip
-        return replace(plan, spec=replace(spec, page_bytes=chance.choice((0, 500))))
-
-    def swapping(plan: RunnerPlan) -> RunnerPlan:
-        times = replace(StepTimes.of(plan.spec), page_copy_ms=page_tokens * swap.choice((0.01, 0.01, 0.3)))
-        host_bytes = swap.choice((400, 3_000, 100_000))
-        depth = 1 if swap_page_bytes else plan.depth  # stages swap nothing
-        return replace(plan, swap_page_bytes=swap_page_bytes, host_bytes=host_bytes, times=times, depth=depth)
-
-    runners = [swapping(runner(f"runner-{i}", POOL)) for i in range(count)]
-    if lies:
-        runners.append(runner("liar", LIARS_POOL))
-    policies = random_of(seed, "policies")
-    pools = [
-        PoolSpec(
-            POOL, "base", "base", max_queue=100, max_migrations=20,
-            queue=policies.choice(("fcfs", "s3", "shortest")), aging_s=policies.choice((0.5, 5.0)),
-            reservation=policies.choice(("calibrated", "constant", "max", "paged", "pooled", "s3")),
-            consolidation=policies.choice(("always", "autoscaled", "never")),
-            consolidation_s=policies.choice((0.05, 0.3)),
-            shared_all=True, fair=policies.random() < 0.8,
-            tenant_weights=policies.choice(((), (("acme", 3),), (("blue", 5),))),
-            slo_ttft_s=policies.choice((0.0, 0.5)), slo_token_time_s=policies.choice((0.0, 0.03)),
-            slo_reject=policies.random() < 0.5,
-        )
-    ]  # fmt: skip
-    if lies:
-        pools.append(PoolSpec(LIARS_POOL, "base", "evil-base", max_queue=100))
+    chance, lies = random_of(seed, "scenario"), seed % 8 == 5
+    adapters, runners = _adapters_and_runners(chance, random_of(seed, "swap"), lies)
     deployment = Deployment(
-        runners=tuple(runners),
-        pools=tuple(pools),
+        runners=runners,
+        pools=_pools(random_of(seed, "policies"), lies),
         adapters=adapters,
         gateways=chance.randint(1, 2),
         hosts={"control": 2, **{plan.host: 1 for plan in runners}},
@@ -121,22 +67,94 @@ def scenario(seed: int) -> Scenario:
         ),
     )
     requests = tuple(_requests(chance, random_of(seed, "tenants"), deployment, lies))
-    if autoscaled := seed % 8 == 3:
+    if seed % 8 == 3:
         deployment = _autoscaled(deployment, seed)
     cancels = tuple(
         (at + chance.uniform(0.0, 2.0), answers[0].request_id) for at, answers, _ in requests if chance.random() < 0.06
     )
+    faults = _faults(chance, deployment, 0 if seed % 4 == 0 else chance.randint(2, 8))
+    return Scenario(seed, deployment, requests, cancels, faults)
+
+
+def _adapters_and_runners(
+    chance: random.Random, swap: random.Random, lies: bool
+) -> tuple[tuple[AdapterSpec, ...], tuple[RunnerPlan, ...]]:
+    """One to four runners of one page size, of which some swap, and one that lies; adapters between none and five."""
+    page_tokens, slots = chance.choice((2, 4, 8)), chance.choice((2, 3))
+    total_pages = chance.choice((64, 96, 160, 256)) // page_tokens
+    swap_page_bytes = swap.choice((0, 100, 100))
+    if swap_page_bytes and total_pages >= 16:
+        total_pages //= 2
+    count = chance.randint(1, 4)
+    adapters = tuple(
+        AdapterSpec(
+            f"uid-{i}", "acme", f"a{i}", f"acme/a{i}", POOL, f"sha256:{i}", 8, bytes=1000,
+            pinned=i == 0 and chance.random() < 0.2,
+            tier=chance.choice((Tier.UNSPECIFIED, Tier.UNSPECIFIED, Tier.HOST, Tier.DISK)),
+        )
+        for i in range(chance.randint(0, 5))
+    )  # fmt: skip
+    pages = (page_tokens, total_pages)
+    runners = [
+        _swapping(swap, _runner(chance, f"runner-{i}", POOL, pages, slots), swap_page_bytes) for i in range(count)
+    ]
+    if lies:
+        runners.append(_runner(chance, "liar", LIARS_POOL, pages, slots))
+    return adapters, tuple(runners)
+
+
+def _runner(chance: random.Random, name: str, pool: str, pages: tuple[int, int], slots: int) -> RunnerPlan:
+    """`pages`: tokens of each, and how many."""
+    page_tokens, total_pages = pages
+    spec = RunnerSpec(
+        RunnerId(f"{pool.partition('/')[0]}.{name}", ""), name, pool, page_tokens, total_pages,
+        max_sequences=chance.choice((2, 4, 8)), max_adapters=slots, max_rank=64,
+        max_context_tokens=page_tokens * total_pages, name=name,
+        numerics_class=chance.choice(("class-a", "class-a", "class-b")), best_batch=chance.choice((2, 4, 8)),
+        step_ms_1=20.0, step_ms_best=26.0, prefill_tokens_per_s=2000.0,
+    )  # fmt: skip
+    plan = RunnerPlan(
+        spec, f"host-{name}", chance.choice((8, 16, 64)), chance.choice((1, 2)), chance.choice((1, 1, 2))
+    )  # fmt: skip
+    return replace(plan, spec=replace(spec, page_bytes=chance.choice((0, 500))))
+
+
+def _swapping(swap: random.Random, plan: RunnerPlan, swap_page_bytes: int) -> RunnerPlan:
+    """Most host memories hold a sequence or two; copies are fast, or as slow as prefill."""
+    page_copy_ms = plan.spec.page_tokens * swap.choice((0.01, 0.01, 0.3))
+    times = replace(StepTimes.of(plan.spec), page_copy_ms=page_copy_ms)
+    host_bytes = swap.choice((400, 3_000, 100_000))
+    depth = 1 if swap_page_bytes else plan.depth  # stages swap nothing
+    return replace(plan, swap_page_bytes=swap_page_bytes, host_bytes=host_bytes, times=times, depth=depth)
+
+
+def _pools(policies: random.Random, lies: bool) -> tuple[PoolSpec, ...]:
+    pool = PoolSpec(
+        POOL, "base", "base", max_queue=100, max_migrations=20,
+        queue=policies.choice(("fcfs", "s3", "shortest")), aging_s=policies.choice((0.5, 5.0)),
+        reservation=policies.choice(("calibrated", "constant", "max", "paged", "pooled", "s3")),
+        consolidation=policies.choice(("always", "autoscaled", "never")),
+        consolidation_s=policies.choice((0.05, 0.3)),
+        shared_all=True, fair=policies.random() < 0.8,
+        tenant_weights=policies.choice(((), (("acme", 3),), (("blue", 5),))),
+        slo_ttft_s=policies.choice((0.0, 0.5)), slo_token_time_s=policies.choice((0.0, 0.03)),
+        slo_reject=policies.random() < 0.5,
+    )  # fmt: skip
+    return (pool, PoolSpec(LIARS_POOL, "base", "evil-base", max_queue=100)) if lies else (pool,)
+
+
+def _faults(chance: random.Random, deployment: Deployment, count: int) -> tuple[Fault, ...]:
+    """So many of processes, and the lies of the runner that lies."""
     names = ["scheduler", "supervisor", "predictor", *(f"gateway-{i}" for i in range(deployment.gateways))]
-    honest = [plan.spec.address for plan in runners if plan.spec.pool == POOL]
-    if autoscaled:
+    honest = [plan.spec.address for plan in deployment.runners if plan.spec.pool == POOL]
+    if deployment.objects:
         honest = [f"p-{index}" for index in range(MOST_RUNNERS)]
         names += ["registry", *honest]
-    else:
-        names += [plan.spec.address for plan in runners]
-    faults = draw(chance, names, honest, 0 if seed % 4 == 0 else chance.randint(2, 8), SPAN_S)
-    if lies:
+    names += [plan.spec.address for plan in deployment.runners]
+    faults = draw(chance, names, honest, count, SPAN_S)
+    if any(plan.spec.pool == LIARS_POOL for plan in deployment.runners):
         faults.append(Fault(0.0, What.LIE, "liar", SPAN_S + 2.0))
-    return Scenario(seed, deployment, requests, cancels, tuple(faults))
+    return tuple(faults)
 
 
 def _autoscaled(deployment: Deployment, seed: int) -> Deployment:

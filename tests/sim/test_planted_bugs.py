@@ -69,7 +69,7 @@ def starved_request(patch: pytest.MonkeyPatch) -> None:
     def patched(self: Overtaking[Any], *arguments: Any) -> None:
         schedule(self, *arguments)
         self.counts.clear()
-        self._starved.clear()
+        self.starved.clear()
 
     patch.setattr(Overtaking, "schedule", patched)
 

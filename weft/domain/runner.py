@@ -1,5 +1,6 @@
 """A runner: its specification, and its state as reports that carry what changed."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -42,16 +43,16 @@ class RunnerSpec:
         """Pages that no adapter takes from sequences for good: what an idle runner has free at least."""
         return max(1, self.total_pages // KV_SHARE)
 
-    def sequences_within(self, token_time_s: float) -> int:
-        """The largest batch whose steps take no longer, by the measured ones; 0 s, or not measured: `max_sequences`.
+    def step_s(self, sequences: int) -> float:
+        """An iteration of so many sequences, on the line through the two that were measured; 0: none was."""
+        row_ms = (self.step_ms_best - self.step_ms_1) / max(1, self.best_batch - 1)
+        return (self.step_ms_1 + row_ms * max(0, sequences - 1)) / 1000
 
-        Steps grow by the same time with each sequence between 1 and `best_batch`, and on beyond it.
-        """
+    def sequences_within(self, token_time_s: float) -> int:
+        """The largest batch whose steps take no longer, by the measured ones; 0 s, or not measured: `max_sequences`."""
         if not token_time_s or self.best_batch < 2 or self.step_ms_best <= self.step_ms_1:
             return self.max_sequences
-        row_ms = (self.step_ms_best - self.step_ms_1) / (self.best_batch - 1)
-        more = (1000 * token_time_s - self.step_ms_1) / row_ms
-        return max(1, min(1 + int(more), self.max_sequences))
+        return max(1, bisect_right(range(1, self.max_sequences + 1), token_time_s, key=self.step_s))
 
 
 class SequenceState(NamedTuple):

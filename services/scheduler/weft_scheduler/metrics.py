@@ -102,7 +102,7 @@ class SchedulerMetrics:
             values += (len(counters), counters.spread)
             for gauge, value in zip(self.of_pools, values, strict=True):
                 gauge.labels(name).set(value)
-            if pool.declared.has_slo and (attainment := pool.attainment.percents()) is not None:
+            if pool.declared.has_slo and (attainment := pool.service_level.attainment.percents()) is not None:
                 self.slo_attainment.labels(name).set(attainment.attained / 100)
         for name in self._pools - state.pools.keys():
             for gauge in (*self.of_pools, self.slo_attainment):

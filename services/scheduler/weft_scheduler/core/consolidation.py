@@ -71,17 +71,9 @@ def _runner(runner: RunnerAccount, pool: Pool) -> ConsolidationRunner | None:
         page_tokens=spec.page_tokens,
         busy_adapters=frozenset(runner.busy_adapters(pinned)),
         slots=spec.max_adapters,
-        step_s=_step_s(runner),
+        step_s=spec.step_s(runner.working_set),
         prefill_tokens_per_s=spec.prefill_tokens_per_s,
     )
-
-
-def _step_s(runner: RunnerAccount) -> float:
-    """An iteration of its present batch, on the line through the two that it has measured."""
-    spec = runner.spec
-    assert spec is not None
-    row_ms = (spec.step_ms_best - spec.step_ms_1) / max(1, runner.good_sequences - 1)
-    return (spec.step_ms_1 + row_ms * max(0, runner.working_set - 1)) / 1000
 
 
 def _sequences(state: State, pool: Pool, uuid: str) -> Sequence[RunningSequence] | None:

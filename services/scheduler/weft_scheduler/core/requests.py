@@ -119,7 +119,8 @@ def on_outcome(state: State, gateway: GatewayStream, report: OutcomeReport) -> N
             pool.margin.ended()
         pool.departures.count(state.now)
         if pool.declared.has_slo:
-            met = pool.judge(report.ttft_ms / 1000, report.completion_tokens, report.total_ms / 1000, state.now)
+            ttft_s, total_s = report.ttft_ms / 1000, report.total_ms / 1000
+            met = pool.service_level.judge(ttft_s, report.completion_tokens, total_s, state.now)
             state.emit(Judged(pool.name, *met))
         drop(state, request, report.completion_tokens)
     if state.outcomes.add(report, gateway.id):

@@ -70,8 +70,8 @@ def _publish_pool(state: State, name: str) -> None:
 
 def _pool_status(state: State, pool: Pool, spec: PoolSpec) -> PoolStatus:
     capacity = pool.autoscaler.capacity.sum
-    attainment, next_s = pool.published_slo(state.now, state.config.slo_status_s)
-    if next_s > state.now and attainment != pool.attainment.percents():
+    attainment, next_s = pool.service_level.published(state.now, state.config.slo_status_s)
+    if next_s > state.now and attainment != pool.service_level.attainment.percents():
         state.timers.set(Timer(TimerKind.SLO_STATUS, pool.name), next_s)
     return PoolStatus(
         pool=pool.name,

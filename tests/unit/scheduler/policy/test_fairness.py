@@ -1,13 +1,14 @@
 """Whose turn it is: virtual token counters."""
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.waiting_request import WaitingRequest
 from weft.domain.request import Assign, Cancel, Reject, RejectReason
 from weft.domain.routes import RegistryChange
 from weft_scheduler.core.model.pool import BEYOND_SHARE_S
@@ -20,40 +21,15 @@ from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
 SHAPE = RunnerShape(8, 1000)
 
 
-@dataclass(eq=False)
-class Waiting:
-    name: int
-    tenant: str
-    size: int
-    left: int = 0  # tokens still to compute, once it runs
-    awaited_class: str = ""
-
-    @property
-    def id(self) -> str:
-        return str(self.name)
-
-    @property
-    def order(self) -> tuple[float, int]:
-        return float(self.name), self.name
-
-    @property
-    def queued_tokens(self) -> int:
-        return self.size
-
-    @property
-    def expected_work(self) -> float:
-        return float(self.size)
-
-
 class Server:
     """One runner with so many tokens of memory; each running request computes a token a step (VTC, section 2)."""
 
-    def __init__(self, queue: WaitingQueue[Waiting], tokens: int, bound: int = 1_000_000) -> None:
-        self.queue, self.free, self.running = queue, tokens, list[Waiting]()
-        self.overtaking, self.bound = Overtaking[Waiting](), bound
+    def __init__(self, queue: WaitingQueue[WaitingRequest], tokens: int, bound: int = 1_000_000) -> None:
+        self.queue, self.free, self.running = queue, tokens, list[WaitingRequest]()
+        self.overtaking, self.bound = Overtaking[WaitingRequest](), bound
         self.served: dict[str, int] = {}
 
-    def admit(self, request: Waiting, closed: AbstractSet[RunnerShape]) -> Admitted | None:
+    def admit(self, request: WaitingRequest, closed: AbstractSet[RunnerShape]) -> Admitted | None:
         if SHAPE in closed or request.size > self.free:
             return None
         self.free -= request.size
@@ -63,16 +39,16 @@ class Server:
         self.running.append(request)
         return Admitted(SHAPE, "")
 
-    def waits_for(self, request: Waiting, admitted: Admitted) -> bool:
+    def waits_for(self, request: WaitingRequest, admitted: Admitted) -> bool:
         return True
 
-    def placeable_shapes(self, request: Waiting) -> AbstractSet[RunnerShape]:
+    def placeable_shapes(self, request: WaitingRequest) -> AbstractSet[RunnerShape]:
         return {SHAPE}
 
     def holds_back(self, tenant: str) -> bool:
         return False
 
-    def changed_for(self, request: Waiting) -> bool:
+    def changed_for(self, request: WaitingRequest) -> bool:
         return True
 
     def free_tokens(self) -> int:
@@ -81,7 +57,7 @@ class Server:
     def has_capacity(self, closed: AbstractSet[RunnerShape]) -> bool:
         return self.free > 0 and SHAPE not in closed
 
-    def step(self) -> list[Waiting]:
+    def step(self) -> list[WaitingRequest]:
         """Admit, then a token for each running request. Returns those that end."""
         self.overtaking.schedule(self.queue, self, self.bound, 64)
         for request in self.running:
@@ -95,9 +71,9 @@ class Server:
 
 def queue_of(*waiting: tuple[str, int], policy: str = "fcfs", weights: dict[str, int] | None = None) -> Any:
     """One request a second, of these tenants and sizes."""
-    queue = WaitingQueue[Waiting](POLICIES[policy](3.0), TokenCounters(weights or {}, burst_tokens=0))
+    queue = WaitingQueue[WaitingRequest](POLICIES[policy](3.0), TokenCounters(weights or {}, burst_tokens=0))
     for name, (tenant, size) in enumerate(waiting):
-        queue.push(Waiting(name, tenant, size))
+        queue.push(WaitingRequest(name, size, tenant))
     return queue
 
 

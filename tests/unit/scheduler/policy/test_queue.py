@@ -1,13 +1,13 @@
 """Who may pass whom."""
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.waiting_request import WaitingRequest
 from weft.domain.request import Assign, FailReason, Reject, RejectReason, ResubmitComplete
 from weft_scheduler.core.model.request import Phase
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
@@ -19,40 +19,13 @@ from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
 SMALL, LARGE = RunnerShape(8, 10), RunnerShape(8, 100)
 
 
-@dataclass(eq=False)
-class Waiting:
-    name: int
-    size: int
-    tenant: str = ""
-
-    @property
-    def id(self) -> str:
-        return str(self.name)
-
-    @property
-    def awaited_class(self) -> str:
-        return ""
-
-    @property
-    def order(self) -> tuple[float, int]:
-        return float(self.name), self.name
-
-    @property
-    def queued_tokens(self) -> int:
-        return self.size
-
-    @property
-    def expected_work(self) -> float:
-        return float(self.size)
-
-
 class Room:
     """Two runners, each of one shape, with so much room left."""
 
-    def __init__(self, queue: WaitingQueue[Waiting], small: int, large: int) -> None:
+    def __init__(self, queue: WaitingQueue[WaitingRequest], small: int, large: int) -> None:
         self.queue, self.free, self.admitted = queue, {SMALL: small, LARGE: large}, list[int]()
 
-    def admit(self, request: Waiting, closed: AbstractSet[RunnerShape]) -> Admitted | None:
+    def admit(self, request: WaitingRequest, closed: AbstractSet[RunnerShape]) -> Admitted | None:
         for shape in self.placeable_shapes(request):
             if shape not in closed and self.free[shape] >= request.size:
                 self.free[shape] -= request.size
@@ -61,16 +34,16 @@ class Room:
                 return Admitted(shape, "")
         return None
 
-    def waits_for(self, request: Waiting, admitted: Admitted) -> bool:
+    def waits_for(self, request: WaitingRequest, admitted: Admitted) -> bool:
         return admitted.shape in self.placeable_shapes(request)
 
-    def placeable_shapes(self, request: Waiting) -> AbstractSet[RunnerShape]:
+    def placeable_shapes(self, request: WaitingRequest) -> AbstractSet[RunnerShape]:
         return {shape for shape in (SMALL, LARGE) if shape.max_context_tokens >= request.size}
 
     def holds_back(self, tenant: str) -> bool:
         return False
 
-    def changed_for(self, request: Waiting) -> bool:
+    def changed_for(self, request: WaitingRequest) -> bool:
         return True
 
     def free_tokens(self) -> int:
@@ -80,17 +53,17 @@ class Room:
         return any(free for shape, free in self.free.items() if shape not in closed)
 
 
-def queue_of(*sizes: int, policy: str = "fcfs", aging_s: float = 3.0) -> WaitingQueue[Waiting]:
+def queue_of(*sizes: int, policy: str = "fcfs", aging_s: float = 3.0) -> WaitingQueue[WaitingRequest]:
     """One request a second, of these sizes."""
-    queue = WaitingQueue[Waiting](POLICIES[policy](aging_s))
+    queue = WaitingQueue[WaitingRequest](POLICIES[policy](aging_s))
     for name, size in enumerate(sizes):
-        queue.push(Waiting(name, size))
+        queue.push(WaitingRequest(name, size))
     return queue
 
 
 def schedule(
-    queue: WaitingQueue[Waiting],
-    overtaking: Overtaking[Waiting],
+    queue: WaitingQueue[WaitingRequest],
+    overtaking: Overtaking[WaitingRequest],
     small: int,
     large: int,
     bound: int = 2,
@@ -101,16 +74,16 @@ def schedule(
     return room.admitted
 
 
-def overtaken(queue: WaitingQueue[Waiting], overtaking: Overtaking[Waiting]) -> list[int]:
+def overtaken(queue: WaitingQueue[WaitingRequest], overtaking: Overtaking[WaitingRequest]) -> list[int]:
     return [overtaking.counts[r.id] for r in queue.oldest("", 99)]
 
 
 def test_what_fits_is_admitted_in_order() -> None:
-    assert schedule(queue_of(1, 2, 3), Overtaking[Waiting](), 0, 10) == [0, 1, 2]
+    assert schedule(queue_of(1, 2, 3), Overtaking[WaitingRequest](), 0, 10) == [0, 1, 2]
 
 
 def test_a_blocked_request_is_passed_up_to_the_bound_and_then_closes_its_runners() -> None:
-    queue, overtaking = queue_of(50, 1, 1, 1, 1), Overtaking[Waiting]()
+    queue, overtaking = queue_of(50, 1, 1, 1, 1), Overtaking[WaitingRequest]()
     assert schedule(queue, overtaking, 0, 40, bound=2) == [1, 2]
     assert overtaken(queue, overtaking) == [2, 0, 0]
     assert schedule(queue, overtaking, 0, 40, bound=2) == []  # nothing behind it, although it fits
@@ -119,18 +92,18 @@ def test_a_blocked_request_is_passed_up_to_the_bound_and_then_closes_its_runners
 
 
 def test_runners_that_could_never_take_it_stay_open_and_are_no_passes() -> None:
-    queue, overtaking = queue_of(50, 1, 1, 1, 1), Overtaking[Waiting]()
+    queue, overtaking = queue_of(50, 1, 1, 1, 1), Overtaking[WaitingRequest]()
     assert schedule(queue, overtaking, 10, 0, bound=2) == [1, 2, 3, 4]
     assert overtaken(queue, overtaking) == [0]
 
 
 def test_a_bound_of_zero_is_strict_order() -> None:
-    assert schedule(queue_of(50, 1), Overtaking[Waiting](), 0, 40, bound=0) == []
+    assert schedule(queue_of(50, 1), Overtaking[WaitingRequest](), 0, 40, bound=0) == []
 
 
 def test_no_more_than_the_window_is_passed_at_all() -> None:
-    assert schedule(queue_of(50, 50, 1), Overtaking[Waiting](), 0, 40, window=2) == []
-    assert schedule(queue_of(50, 50, 1), Overtaking[Waiting](), 0, 40, window=3) == [2]
+    assert schedule(queue_of(50, 50, 1), Overtaking[WaitingRequest](), 0, 40, window=2) == []
+    assert schedule(queue_of(50, 50, 1), Overtaking[WaitingRequest](), 0, 40, window=3) == [2]
 
 
 @given(
@@ -142,7 +115,7 @@ def test_no_more_than_the_window_is_passed_at_all() -> None:
 def test_nobody_is_passed_more_often_than_the_bound(
     policy: str, sizes: list[int], passes: list[tuple[int, int]], bound: int
 ) -> None:
-    queue, overtaking = queue_of(*sizes, policy=policy), Overtaking[Waiting]()
+    queue, overtaking = queue_of(*sizes, policy=policy), Overtaking[WaitingRequest]()
     waiting = {r.name: r for r in queue}
     shapes = Room(queue, 0, 0).placeable_shapes
     passed = dict.fromkeys(waiting, 0)
@@ -166,7 +139,7 @@ def test_nobody_is_passed_more_often_than_the_bound(
     bound=st.integers(0, 4),
 )
 def test_when_room_keeps_coming_everybody_is_admitted(policy: str, sizes: list[int], bound: int) -> None:
-    queue, overtaking = queue_of(*sizes, policy=policy), Overtaking[Waiting]()
+    queue, overtaking = queue_of(*sizes, policy=policy), Overtaking[WaitingRequest]()
     for _ in range(len(sizes)):
         schedule(queue, overtaking, 10, 100, bound)
     assert not len(queue)
@@ -192,24 +165,24 @@ def test_when_room_keeps_coming_everybody_is_admitted(policy: str, sizes: list[i
     ],
 )
 def test_the_order_of_a_policy(policy: str, sizes: tuple[int, ...], free: int, admitted: list[int]) -> None:
-    assert schedule(queue_of(*sizes, policy=policy), Overtaking[Waiting](), 0, free, bound=99) == admitted
+    assert schedule(queue_of(*sizes, policy=policy), Overtaking[WaitingRequest](), 0, free, bound=99) == admitted
 
 
 def test_s3_offers_what_fits_however_many_do_not() -> None:
-    assert schedule(queue_of(*[50] * 9, 5, policy="s3"), Overtaking[Waiting](), 0, 40, bound=99, window=2) == [9]
+    assert schedule(queue_of(*[50] * 9, 5, policy="s3"), Overtaking[WaitingRequest](), 0, 40, bound=99, window=2) == [9]
 
 
 @given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=12), aging_s=st.floats(0, 20))
 def test_shortest_passes_nobody_that_arrived_much_earlier(sizes: list[int], aging_s: float) -> None:
     queue = queue_of(*sizes, policy="shortest", aging_s=aging_s)
-    admitted = schedule(queue, Overtaking[Waiting](), 0, 10_000, bound=10_000)
+    admitted = schedule(queue, Overtaking[WaitingRequest](), 0, 10_000, bound=10_000)
     for place, name in enumerate(admitted):
         assert all(later >= name - aging_s for later in admitted[place:]), (name, admitted)
 
 
 def test_under_shortest_what_never_fits_is_passed_out_of_order_no_more_than_the_bound() -> None:
     """Its turn by ageing has long come: small ones behind it would fill the runner for ever."""
-    queue, overtaking = queue_of(50, *[1] * 20, policy="shortest", aging_s=3.0), Overtaking[Waiting]()
+    queue, overtaking = queue_of(50, *[1] * 20, policy="shortest", aging_s=3.0), Overtaking[WaitingRequest]()
     admitted = schedule(queue, overtaking, 0, 40, bound=2)
     assert admitted == [1, 2, 3, 4]  # 1 and 2 are before it by ageing (arrival + 0.06 s against 3 s), then two pass it
     assert schedule(queue, overtaking, 0, 40, bound=2) == []
@@ -218,7 +191,7 @@ def test_under_shortest_what_never_fits_is_passed_out_of_order_no_more_than_the_
 
 def test_a_starved_request_that_fits_runs_at_once() -> None:
     """Under an order of its own a policy may come to it late: the bound does not wait for that."""
-    queue, overtaking = queue_of(5, 10, 10, 10, policy="s3"), Overtaking[Waiting]()
+    queue, overtaking = queue_of(5, 10, 10, 10, policy="s3"), Overtaking[WaitingRequest]()
     assert schedule(queue, overtaking, 0, 50, bound=2) == [1, 2, 0, 3]
 
 

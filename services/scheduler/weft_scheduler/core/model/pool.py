@@ -3,13 +3,12 @@
 Only the methods here write the fields; each policy owns its own index.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import TypeVar
 
 from weft.domain.ids import BASE
-from weft.domain.routes import PoolRoute, PoolSpec, Route, SloAttainment
+from weft.domain.routes import PoolRoute, PoolSpec, Route
 from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.model.adapters import PoolAdapters
 from weft_scheduler.core.model.request import Request
@@ -25,7 +24,7 @@ from weft_scheduler.core.policy.queue.overtaking import Overtaking
 from weft_scheduler.core.policy.queue.token_counters import TokenCounters
 from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
 from weft_scheduler.core.policy.reservation.pooled import Margin
-from weft_scheduler.core.policy.slo.attainment import Attainment
+from weft_scheduler.core.policy.slo.attainment import ServiceLevel
 
 LOAD_BYTES_PER_S = 1 << 30  # of a cold adapter, as its tenant is charged: a disk or a network of 10 Gbit/s
 HEADROOM = 16  # one of so many places is left for tenants that run less than their share
@@ -57,9 +56,7 @@ class Pool:
         self.running = 0  # requests on runners
         self.running_of: Counter[str] = Counter()  # by tenant
         self.departures = DepartureRate()
-        self.attainment = Attainment()
-        self._slo_published: SloAttainment | None = None
-        self._slo_published_s = -math.inf
+        self.service_level = _service_level(DEFAULTS)
         self.margin = Margin()  # of pooled admission
         self.recheck_feasible = False  # a queued request may have become infeasible
         # runners
@@ -155,7 +152,7 @@ class Pool:
                 runner.limit(self.declared.slo_token_time_s)
                 self.update_runner(runner)
         if (self.declared.slo_ttft_s, self.declared.slo_token_time_s) != (before.slo_ttft_s, before.slo_token_time_s):
-            self.attainment, self._slo_published, self._slo_published_s = Attainment(), None, -math.inf
+            self.service_level = _service_level(self.declared)
         if _order(self.declared) != _order(before):
             waiting, self.queue = list(self.queue), _queue(self.declared)
             self.present_weight = sum(map(self.queue.counters.weight, self.tenants))
@@ -273,23 +270,6 @@ class Pool:
                 break
             ahead += other.queued_work
         return min(ahead / share, self.queued_work) / per_s
-
-    def judge(self, ttft_s: float, tokens: int, total_s: float, now: float) -> tuple[bool, bool]:
-        """A request has finished: whether its first token and the others came in time. `ttft_s` 0: none came."""
-        spec = self.declared
-        ttft_met = 0 < ttft_s <= (spec.slo_ttft_s or ttft_s)
-        token_s = (total_s - ttft_s) / (tokens - 1) if tokens > 1 else 0.0
-        met = ttft_met, token_s <= (spec.slo_token_time_s or token_s)
-        self.attainment.count(*met, now)
-        return met
-
-    def published_slo(self, now: float, period_s: float) -> tuple[SloAttainment | None, float]:
-        """The attainment for its status, at most one in a period, and when the next one may follow."""
-        if not self.declared.has_slo:
-            return None, now
-        if now >= self._slo_published_s + period_s and (percents := self.attainment.percents()) is not None:
-            self._slo_published_s, self._slo_published = now, percents
-        return self._slo_published, self._slo_published_s + period_s
 
     def stop_awaiting_class(self, request: Request) -> None:
         """A queued request has waited long enough for its numerics class; it keeps its place by age."""
@@ -414,6 +394,10 @@ def _order(spec: PoolSpec) -> tuple[object, ...]:
 def _queue(spec: PoolSpec) -> WaitingQueue[Request]:
     counters = TokenCounters(dict(spec.tenant_weights)) if spec.fair else None
     return WaitingQueue(queue.POLICIES[spec.queue](spec.aging_s), counters)
+
+
+def _service_level(spec: PoolSpec) -> ServiceLevel:
+    return ServiceLevel(spec.slo_ttft_s, spec.slo_token_time_s)
 
 
 K = TypeVar("K")

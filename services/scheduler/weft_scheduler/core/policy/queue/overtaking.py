@@ -60,18 +60,18 @@ class Overtaking(Generic[R]):
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._starved: dict[str, R] = {}  # by id: those that were overtaken `bound` times
-        self._blocked: set[str] = set()  # ids that the last passes found blocked
-        self._reach: dict[tuple[str, str], Key] = {}  # tenant and lane whose window is full -> the last key offered
-        self._frontier: Key | None = None  # the last pass reached no tenant behind it
-        self._skipped: set[str] = set()  # tenants that were held back: what changed meanwhile is not known
-        self._closed: set[RunnerShape] = set()  # by the last pass; where there are some, the next pass offers all
+        self.starved: dict[str, R] = {}  # by id: those that were overtaken `bound` times
+        self.blocked: set[str] = set()  # ids that the last passes found blocked
+        self.reach: dict[tuple[str, str], Key] = {}  # tenant and lane whose window is full -> the last key offered
+        self.frontier: Key | None = None  # the last pass reached no tenant behind it
+        self.skipped: set[str] = set()  # tenants that were held back: what changed meanwhile is not known
+        self.closed: set[RunnerShape] = set()  # by the last pass; where there are some, the next pass offers all
 
     def copy(self) -> "Overtaking[R]":
         """With the same counts; every request is offered again."""
         same = Overtaking[R]()
         same.counts = self.counts.copy()
-        same._starved = self._starved.copy()
+        same.starved = self.starved.copy()
         return same
 
     def schedule(self, queue: WaitingQueue[R], context: PlacementContext[R], bound: int, window: int) -> None:
@@ -82,101 +82,130 @@ class Overtaking(Generic[R]):
         """
         while True:
             waiting = len(queue)
-            self._offer_all(queue, context, bound, window)
-            if not self._closed or not queue.fair or len(queue) == waiting:
+            _Pass(self, queue, context, bound, window).run()
+            if not self.closed or not queue.fair or len(queue) == waiting:
                 return
-
-    def _offer_all(self, queue: WaitingQueue[R], context: PlacementContext[R], bound: int, window: int) -> None:
-        if self._closed:
-            self._blocked.clear()
-        tried, closed, stayed = set[str](), set[RunnerShape](), dict[str, R]()
-        self._closed, self._reach, self._frontier = closed, {}, None
-        again = set[str]()  # tenants that were held back before this pass
-        counted, reach = Counter[tuple[str, str]](), dict[tuple[str, str], Key]()
-
-        def offer(request: R) -> bool:
-            """Admit it if possible, and count whom it overtakes."""
-            tenant = queue.tenant_of(request)
-            known = request.id in self._blocked and tenant not in again
-            if request.id in tried or (known and not context.changed_for(request)):
-                return False
-            tried.add(request.id)
-            key = queue.key_of(request)
-            admitted = context.admit(request, closed)
-            if admitted is None:
-                self._blocked.add(request.id)
-                return False
-            self.forget(request.id)
-            for older in queue.oldest(tenant, window):
-                if older.order > request.order:
-                    break
-                if queue.policy.ages and older.id in queue and queue.key_of(older) > key:
-                    continue  # its order lets that one pass, which ageing bounds
-                overtaken(older, admitted)
-            for other in stayed.values() if queue.fair else ():
-                if queue.tenant_of(other) != tenant:
-                    overtaken(other, admitted)
-            return True
-
-        def overtaken(request: R, by: Admitted) -> None:
-            if request.id in queue and context.waits_for(request, by):
-                self.counts[request.id] += 1
-                if self.counts[request.id] >= bound:
-                    self._starved[request.id] = request
-                    drain_for(request)
-
-        def drain_for(request: R) -> None:
-            """One that was overtaken too often runs now, or its runners take nothing new until it does."""
-            if not offer(request):
-                closed.update(context.placeable_shapes(request))
-
-        def skipped(tenant: str) -> bool:
-            if context.holds_back(tenant):
-                self._skipped.add(tenant)
-                return True
-            if tenant in self._skipped:
-                self._skipped.remove(tenant)
-                again.add(tenant)
-            return False
-
-        def starved(tenant: str) -> list[R]:
-            if bound == 0:
-                return queue.oldest(tenant, window)
-            mine = [request for request in self._starved.values() if queue.tenant_of(request) == tenant]
-            return sorted(mine, key=lambda request: request.order)
-
-        share = queue.share(window)
-        if not context.has_capacity(closed):
-            return
-        for request in queue.turns(window, context.free_tokens, starved, skipped):
-            if bound == 0 or request.id in self._starved:
-                drain_for(request)
-            else:
-                offer(request)
-            if request.id in queue:
-                stayed[request.id] = request
-                lane = queue.tenant_of(request), request.awaited_class
-                counted[lane] += 1
-                if counted[lane] == share:
-                    reach[lane] = queue.key_of(request)
-            if not context.has_capacity(closed):
-                return
-        self._frontier = queue.frontier
-        if bound and not self._starved:  # those are offered out of their order
-            self._reach = reach
 
     def out_of_reach(self, queue: WaitingQueue[R], request: R) -> bool:
         """Whether a request that has just been queued is behind all that a pass would offer."""
         tenant = queue.tenant_of(request)
-        last = self._reach.get((tenant, request.awaited_class))
+        last = self.reach.get((tenant, request.awaited_class))
         if last is not None and queue.key_of(request) > last:
             return True
-        return self._frontier is not None and queue.counters.key_of(tenant) > self._frontier
+        return self.frontier is not None and queue.counters.key_of(tenant) > self.frontier
 
     def forget(self, request_id: str) -> None:
         """It waits no longer."""
         self.counts.pop(request_id, None)
-        self._starved.pop(request_id, None)
-        self._blocked.discard(request_id)
-        self._reach.clear()
-        self._frontier = None
+        self.starved.pop(request_id, None)
+        self.blocked.discard(request_id)
+        self.reach.clear()
+        self.frontier = None
+
+
+class _Pass(Generic[R]):
+    """One pass over a queue. `kept`: what one pass leaves for the next."""
+
+    def __init__(
+        self, kept: Overtaking[R], queue: WaitingQueue[R], context: PlacementContext[R], bound: int, window: int
+    ) -> None:
+        self._kept, self._queue, self._context, self._bound, self._window = kept, queue, context, bound, window
+        if kept.closed:
+            kept.blocked.clear()
+        self._closed = kept.closed = set[RunnerShape]()
+        kept.reach, kept.frontier = {}, None
+        self._tried = set[str]()  # ids
+        self._stayed = dict[str, R]()  # by id: offered, and still in the queue
+        self._again = set[str]()  # tenants that were held back before this pass
+        self._share = queue.share(window)
+        self._counted = Counter[tuple[str, str]]()  # tenant and lane -> those that stayed
+        self._reach = dict[tuple[str, str], Key]()
+
+    def run(self) -> None:
+        queue, context = self._queue, self._context
+        if not context.has_capacity(self._closed):
+            return
+        for request in queue.turns(self._window, context.free_tokens, self._first, self._skips):
+            if self._bound == 0 or request.id in self._kept.starved:
+                self._drain_for(request)
+            else:
+                self._offer(request)
+            if request.id in queue:
+                self._stays(request)
+            if not context.has_capacity(self._closed):
+                return
+        self._kept.frontier = queue.frontier
+        if self._bound and not self._kept.starved:  # those are offered out of their order
+            self._kept.reach = self._reach
+
+    def _first(self, tenant: str) -> list[R]:
+        """Those of a tenant that are offered before the others: overtaken `bound` times, by age."""
+        if self._bound == 0:
+            return self._queue.oldest(tenant, self._window)
+        starved = self._kept.starved.values()
+        return sorted((r for r in starved if self._queue.tenant_of(r) == tenant), key=lambda r: r.order)
+
+    def _skips(self, tenant: str) -> bool:
+        """Whether a tenant is held back now; one that was, and is no more, is offered from its beginning."""
+        if self._context.holds_back(tenant):
+            self._kept.skipped.add(tenant)
+            return True
+        if tenant in self._kept.skipped:
+            self._kept.skipped.remove(tenant)
+            self._again.add(tenant)
+        return False
+
+    def _drain_for(self, request: R) -> None:
+        """One that was overtaken too often runs now, or its runners take nothing new until it does."""
+        if not self._offer(request):
+            self._closed.update(self._context.placeable_shapes(request))
+
+    def _offer(self, request: R) -> bool:
+        """Admit it if possible, and count whom it overtakes."""
+        if not self._may_fit(request):
+            return False
+        self._tried.add(request.id)
+        key = self._queue.key_of(request)
+        admitted = self._context.admit(request, self._closed)
+        if admitted is None:
+            self._kept.blocked.add(request.id)
+            return False
+        self._kept.forget(request.id)
+        self._overtakes(request, key, admitted)
+        return True
+
+    def _may_fit(self, request: R) -> bool:
+        """Whether it was not tried yet, and was not blocked before, or something changed for it."""
+        if request.id in self._tried:
+            return False
+        known = request.id in self._kept.blocked and self._queue.tenant_of(request) not in self._again
+        return not known or self._context.changed_for(request)
+
+    def _overtakes(self, request: R, key: Key, admitted: Admitted) -> None:
+        """Count an admitted request's passes: of older ones of its tenant, and of tenants whose turn came before."""
+        queue, tenant = self._queue, self._queue.tenant_of(request)
+        for older in queue.oldest(tenant, self._window):
+            if older.order > request.order:
+                break
+            if queue.policy.ages and older.id in queue and queue.key_of(older) > key:
+                continue  # its order lets that one pass, which ageing bounds
+            self._count(older, admitted)
+        for other in self._stayed.values() if queue.fair else ():
+            if queue.tenant_of(other) != tenant:
+                self._count(other, admitted)
+
+    def _count(self, overtaken: R, by: Admitted) -> None:
+        counts = self._kept.counts
+        if overtaken.id in self._queue and self._context.waits_for(overtaken, by):
+            counts[overtaken.id] += 1
+            if counts[overtaken.id] >= self._bound:
+                self._kept.starved[overtaken.id] = overtaken
+                self._drain_for(overtaken)
+
+    def _stays(self, request: R) -> None:
+        """It was offered and waits on: the last one of a full window is how far its lane is offered."""
+        self._stayed[request.id] = request
+        lane = self._queue.tenant_of(request), request.awaited_class
+        self._counted[lane] += 1
+        if self._counted[lane] == self._share:
+            self._reach[lane] = self._queue.key_of(request)

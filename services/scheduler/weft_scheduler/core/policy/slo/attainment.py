@@ -1,4 +1,4 @@
-"""The share of requests that met a pool's objectives."""
+"""A pool's objectives, and the share of requests that met them."""
 
 import math
 
@@ -27,3 +27,29 @@ class Attainment:
         if not finished:
             return None
         return SloAttainment(*[math.floor(100 * met / finished + 1e-9) for met in self._counts[1:]])
+
+
+class ServiceLevel:
+    """Objectives (0: none), and their attainment, which is published at most once in a period."""
+
+    def __init__(self, ttft_s: float, token_time_s: float) -> None:
+        self._ttft_s, self._token_time_s = ttft_s, token_time_s
+        self.attainment = Attainment()
+        self._published: SloAttainment | None = None
+        self._published_s = -math.inf
+
+    def judge(self, ttft_s: float, tokens: int, total_s: float, now: float) -> tuple[bool, bool]:
+        """A request has finished: whether its first token and the others came in time. `ttft_s` 0: none came."""
+        ttft_met = 0 < ttft_s <= (self._ttft_s or ttft_s)
+        token_s = (total_s - ttft_s) / (tokens - 1) if tokens > 1 else 0.0
+        met = ttft_met, token_s <= (self._token_time_s or token_s)
+        self.attainment.count(*met, now)
+        return met
+
+    def published(self, now: float, period_s: float) -> tuple[SloAttainment | None, float]:
+        """The attainment for the pool's status, and when a new one may follow."""
+        if not (self._ttft_s or self._token_time_s):
+            return None, now
+        if now >= self._published_s + period_s and (percents := self.attainment.percents()) is not None:
+            self._published_s, self._published = now, percents
+        return self._published, self._published_s + period_s
