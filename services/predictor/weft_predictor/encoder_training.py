@@ -1,4 +1,4 @@
-"""Trains an encoder that classifies prompts by the length of their answer, with torch, which nothing else here needs.
+"""Trains an encoder that classifies prompts by the length of their answer, in numpy.
 
 From scratch, or from a folder with a checkpoint. The same seed gives the same network on the same machine. Measured on
 6,200 Alpaca prompts: two to four passes are enough, the third or fourth already learns single prompts by heart.
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from weft_predictor.core.encoder import NAMES, Array, EncoderShape, class_of
+from weft_predictor.core.encoder_gradients import EncoderLoss, Examples, Parameters
 from weft_predictor.core.features import MAX_CHARS
 from weft_predictor.encoder_files import ACTIVATION, BUCKETS_KEY, FIELDS, SIZES, EncoderFiles, parse, tokenize_with
 from weft_predictor.errors import BadData
@@ -25,7 +26,6 @@ BATCH, WEIGHT_DECAY, DROPOUT = 32, 0.05, 0.2
 FROM_SCRATCH, FINE_TUNED = 5e-4, 5e-5  # learning rates
 WARM_UP_STEPS, MAX_EPOCHS, PATIENCE = 100, 8, 2
 INITIAL_STD = 0.02
-Examples = Sequence[tuple[Sequence[int], int]]  # token ids and the class
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,35 +95,36 @@ def train_encoder(
 ) -> dict[str, Array]:  # fmt: skip
     """The weights with the least held-out loss; ends after PATIENCE epochs without a better one.
 
-    `batches` is passed each epoch's batches and shows how far it is. Raises BadData without torch.
+    `batches` is passed each epoch's batches and shows how far it is. Raises BadData for a checkpoint without a tensor.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise BadData(f"training an encoder needs torch, serving it does not: pip install torch ({error})") from error
-    torch.manual_seed(seed)
-    network = _Network(start, torch)
-    parameters = list(network.tensors.values())
-    optimizer: Any = torch.optim.AdamW(parameters, lr=start.learning_rate, weight_decay=WEIGHT_DECAY)
-    steps, best, bad = 0, (math.inf, dict(start.weights)), 0
+    for name, dims in tensors_of(start.shape):
+        if (found := start.weights.get(name)) is None or found.shape != dims:
+            raise BadData(f"the checkpoint has no {name} of {'x'.join(map(str, dims))}")
+    parameters = Parameters(start.weights)
+    steps, best, bad = 0, (math.inf, parameters.copy()), 0
     warm_up = min(WARM_UP_STEPS, len(fit) // BATCH)
     for epoch in range(epochs):
-        chunks = _batches(fit, np.random.default_rng((seed, epoch)))
+        rng = np.random.default_rng((seed, epoch))
+        loss = EncoderLoss(start.shape, parameters, rng, DROPOUT)
+        chunks = _batches(fit, rng)
         for chunk in batches(chunks):
             done = steps / (epochs * len(chunks))
-            optimizer.param_groups[0]["lr"] = start.learning_rate * min(1.0, (steps + 1) / max(warm_up, 1), 1.05 - done)
-            optimizer.zero_grad()
-            network.loss(chunk, training=True).backward()
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
+            parameters.clear()
+            loss.forward(chunk)[1]()
+            rate = start.learning_rate * min(1.0, (steps + 1) / max(warm_up, 1), 1.05 - done)
+            parameters.step(rate, WEIGHT_DECAY)
             steps += 1
-        with torch.inference_mode():
-            loss = sum(float(network.loss(part)) * len(part) for part in _batches(held_out)) / len(held_out)
-        if loss < best[0]:
-            best, bad = (loss, {name: t.detach().numpy().copy() for name, t in network.tensors.items()}), 0
+        if (now := held_out_loss(start.shape, parameters, held_out)) < best[0]:
+            best, bad = (now, parameters.copy()), 0
         elif (bad := bad + 1) >= PATIENCE:
             break
     return best[1]
+
+
+def held_out_loss(shape: EncoderShape, parameters: Parameters, held_out: Examples) -> float:
+    """The mean cross entropy, without dropout."""
+    loss = EncoderLoss(shape, parameters)
+    return sum(loss.forward(part)[0] * len(part) for part in _batches(held_out)) / len(held_out)
 
 
 def files_of(start: InitialEncoder, weights: Mapping[str, Array]) -> EncoderFiles:
@@ -139,51 +140,6 @@ def files_of(start: InitialEncoder, weights: Mapping[str, Array]) -> EncoderFile
         BUCKETS_KEY: list(shape.edges),
     } | {field: numbers[name] for name, (field, _) in FIELDS[shape.kind].items()}
     return EncoderFiles((json.dumps(config, indent=2) + "\n").encode(), _safetensors(weights), start.tokenizer)
-
-
-class _Network:
-    """The forward pass of `core/encoder.py`, on padded batches and with gradients."""
-
-    def __init__(self, start: InitialEncoder, torch: Any) -> None:
-        self.shape, self._torch, self._f = start.shape, torch, torch.nn.functional
-        self.tensors: dict[str, Any] = {}
-        for name, dims in tensors_of(start.shape):
-            if (found := start.weights.get(name)) is None or found.shape != dims:
-                raise BadData(f"the checkpoint has no {name} of {'x'.join(map(str, dims))}")
-            self.tensors[name] = torch.tensor(found).requires_grad_()
-
-    def loss(self, examples: Examples, *, training: bool = False) -> Any:
-        torch, f, names, shape = self._torch, self._f, NAMES[self.shape.kind], self.shape
-        drop = DROPOUT if training else 0.0
-        longest = max(len(ids) for ids, _ in examples)
-        ids = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids, _ in examples])
-        real = torch.tensor([[j < len(ids) for j in range(longest)] for ids, _ in examples])
-        x = f.embedding(ids, self.tensors[names["words"]]) + self.tensors[names["positions"]][:longest]
-        if "types" in names:
-            x = x + self.tensors[names["types"]][0]
-        x = f.dropout(self._norm(names["embed_norm"], x), drop)
-        for i in range(shape.layers):
-            at = f"{names['layer']}.{i}."
-            q, k, v = (
-                self._dense(at + names[part], x).unflatten(-1, (shape.heads, -1)).transpose(1, 2)
-                for part in ("query", "key", "value")
-            )
-            mixed = f.scaled_dot_product_attention(q, k, v, attn_mask=real[:, None, None, :], dropout_p=drop)
-            mixed = self._dense(at + names["out"], mixed.transpose(1, 2).flatten(-2))
-            x = self._norm(at + names["attention_norm"], x + f.dropout(mixed, drop))
-            up = f.gelu(self._dense(at + names["up"], x))
-            x = self._norm(at + names["output_norm"], x + f.dropout(self._dense(at + names["down"], up), drop))
-        pooled = self._dense(names["pool"], x[:, 0])
-        pooled = torch.tanh(pooled) if shape.kind == "bert" else torch.relu(pooled)
-        logits = self._dense("classifier", f.dropout(pooled, drop))
-        return f.cross_entropy(logits, torch.tensor([label for _, label in examples]))
-
-    def _dense(self, name: str, x: Any) -> Any:
-        return self._f.linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
-
-    def _norm(self, name: str, x: Any) -> Any:
-        weight, bias = self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"]
-        return self._f.layer_norm(x, weight.shape, weight, bias, eps=1e-12)
 
 
 def _batches(examples: Examples, rng: np.random.Generator | None = None) -> list[Examples]:

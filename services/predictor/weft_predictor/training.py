@@ -18,6 +18,7 @@ from scipy import sparse
 from scipy.sparse.linalg import lsqr
 
 from weft.domain.prediction import PredictItem
+from weft_predictor import encoder_training
 from weft_predictor.checkpoint import save
 from weft_predictor.core.conformal import ConformalCalibrators
 from weft_predictor.core.encoder import deciles, tenths
@@ -114,8 +115,6 @@ def train_encoder_model(
     parts: Split, options: EncoderOptions, progress: TextIO | None = None
 ) -> tuple[EncoderFiles, RidgeModel]:
     """The S3 form: a network that classifies, and a ridge that reads its classes, fitted on rows it has not seen."""
-    from weft_predictor import encoder_training  # with torch
-
     prompts, tokens = [row.prompt for row in parts.fit], [row.tokens for row in parts.fit]
     if options.checkpoint is not None:
         start = encoder_training.from_files(read_files(options.checkpoint))
@@ -283,7 +282,7 @@ def _parser() -> argparse.ArgumentParser:
         "--kind",
         choices=("ridge", "encoder"),
         default="ridge",
-        help="ridge: hashed words, no torch, seconds (default); encoder: S3's transformer, needs torch, minutes",
+        help="ridge: hashed words, seconds (default); encoder: S3's transformer, minutes",
     )
     encoder = parser.add_argument_group("of --kind encoder")
     encoder.add_argument("--size", choices=SIZES, default="1.5M", help="parameters of a network from scratch (1.5M)")

@@ -8,7 +8,6 @@ from statistics import mean
 
 import numpy as np
 import pytest
-import torch
 
 from tests.unit.predictor.conftest import World, outcome_of, query_of, teach
 from weft_predictor import training
@@ -30,15 +29,6 @@ def parts_of(seed: int, rows: int) -> training.Split:
         AnsweredPrompt(f"{one.query.prompt_text} {i}", one.query.model_name, 8, one.tokens)
         for i, one in enumerate(answers)
     )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Two that spin for each other take twenty times as long on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -198,11 +188,3 @@ def test_the_command_writes_a_folder_that_it_measured(tmp_path, capsys):
     assert json.loads((out / "config.json").read_text())["weft_bucket_tokens"][0] == 100
     read = partial(RidgeModel.load, featurizer=encoder_of(read_files(out)))
     assert load(out / CALIBRATION, read).version == read_model(out).version
-
-
-def test_training_without_torch_says_what_to_install(monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps({"prompt": f"p {i}", "n_out": 1 + i % 9}) + "\n" for i in range(700)))
-    assert training.main([str(data), "--kind", "encoder"]) == 1
-    assert "pip install torch" in capsys.readouterr().err

@@ -97,7 +97,8 @@ class _Norm:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    qkv: _Dense  # [dim, 3 dim]
+    query: _Dense
+    key_value: _Dense  # [dim, 2 dim]
     out: _Dense
     attention_norm: _Norm
     up: _Dense
@@ -129,9 +130,10 @@ class Encoder:
 
         def layer(i: int) -> _Layer:
             at = f"{names['layer']}.{i}."
-            parts = [dense(at + names[part], d, d) for part in ("query", "key", "value")]
+            key, value = (dense(at + names[part], d, d) for part in ("key", "value"))
             return _Layer(
-                _Dense(np.hstack([p.weight for p in parts]), np.concatenate([p.bias for p in parts])),
+                dense(at + names["query"], d, d),
+                _Dense(np.hstack([key.weight, value.weight]), np.concatenate([key.bias, value.bias])),
                 dense(at + names["out"], d, d),
                 norm(at + names["attention_norm"]),
                 dense(at + names["up"], d, shape.hidden),
@@ -153,18 +155,20 @@ class Encoder:
         ids = ids[: self.shape.positions]
         x = self._embed_norm(self._words[np.asarray(ids)] + self._positions[: len(ids)])
         for layer in self._layers:
-            x = layer.attention_norm(x + layer.out(self._attend(layer.qkv(x))))
+            rows = x[:1] if layer is self._layers[-1] else x  # of the last layer, the first position alone is pooled
+            x = layer.attention_norm(rows + layer.out(self._attend(layer.query(rows), layer.key_value(x))))
             x = layer.output_norm(x + layer.down(self._gelu(layer.up(x))))
         pooled = self._pool(x[0])
         pooled = np.tanh(pooled) if self.shape.kind == "bert" else np.maximum(pooled, 0)
         return self._classify(pooled)
 
-    def _attend(self, qkv: Array) -> Array:
-        s, heads, d = len(qkv), self.shape.heads, self.shape.dim
-        q, k, v = qkv.reshape(s, 3, heads, d // heads).transpose(1, 2, 0, 3)  # each [heads, s, d_h]
+    def _attend(self, query: Array, key_value: Array) -> Array:
+        heads, d = self.shape.heads, self.shape.dim
+        q = query.reshape(-1, heads, d // heads).transpose(1, 0, 2)  # [heads, rows, d_h]
+        k, v = key_value.reshape(-1, 2, heads, d // heads).transpose(1, 2, 0, 3)  # each [heads, s, d_h]
         scores = q @ k.transpose(0, 2, 1) * np.float32((d // heads) ** -0.5)
         scores = np.exp(scores - scores.max(-1, keepdims=True))
-        return (scores / scores.sum(-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(s, d)
+        return (scores / scores.sum(-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(-1, d)
 
     def _gelu(self, x: Array) -> Array:
         return np.float32(0.5) * x * (1 + self._erf(x * SQRT_HALF))
